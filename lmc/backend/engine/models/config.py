@@ -1,0 +1,210 @@
+"""What a model is: its shape, its position encoding and its end tokens, read from `config.json` or GGUF metadata."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lmc.errors import ModelLoadError
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # what models/llama.py computes; SmolLM2 is a llama
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the trained context (names as in transformers' config.json).
+
+    "factors" divides each frequency by its own factor: how GGUF writes llama3 scaling.
+    """
+
+    kind: Literal["linear", "llama3", "factors"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+    factors: tuple[float, ...] = ()
+
+    def apply(self, inv_freq: list[float]) -> list[float]:
+        """The stretched inverse frequencies (llama3: Meta's smooth interpolation by wavelength)."""
+        if self.kind == "linear":
+            return [f / self.factor for f in inv_freq]
+        if self.kind == "factors":
+            return [f / factor for f, factor in zip(inv_freq, self.factors, strict=True)]
+        return [self._llama3(f) for f in inv_freq]
+
+    def _llama3(self, freq: float) -> float:
+        turns = self.original_max_position * freq / (2 * math.pi)  # rotations over the trained context
+        if turns < self.low_freq_factor:
+            return freq / self.factor
+        if turns > self.high_freq_factor:
+            return freq
+        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        return (1 - smooth) * freq / self.factor + smooth * freq
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder of the Llama family. Sizes in elements; `max_context` in tokens."""
+
+    architecture: str
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    max_context: int
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        sizes = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "hidden_size", "intermediate_size")
+        for name in (*sizes, "vocab_size", "max_context"):
+            if getattr(self, name) <= 0:
+                raise ModelLoadError(f"model config: {name} is {getattr(self, name)}, expected a positive number")
+        if self.num_heads % self.num_kv_heads:
+            raise ModelLoadError(
+                f"model config: {self.num_heads} heads are not a multiple of {self.num_kv_heads} key/value heads"
+            )
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token over all layers, at 4 bytes an element."""
+        return 2 * self.num_layers * self.kv_size * 4
+
+    def inv_freq(self) -> list[float]:
+        """Rotary inverse frequencies, [head_dim / 2], scaling applied."""
+        plain = [self.rope_theta ** -(2 * i / self.head_dim) for i in range(self.head_dim // 2)]
+        return self.rope_scaling.apply(plain) if self.rope_scaling else plain
+
+
+def from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] | None = None) -> ModelConfig:
+    """From the content of `config.json`; `generation_config.json`'s end tokens win. `where` names the file in errors."""
+    kind = str(raw.get("model_type", "?"))
+    if kind not in FAMILIES:
+        raise ModelLoadError(f"{where}: model_type {kind!r} is not supported; supported: {', '.join(FAMILIES)}")
+    for flag in ("mlp_bias", "use_mrope"):
+        if raw.get(flag):
+            raise ModelLoadError(f"{where}: {flag} is not supported")
+    if raw.get("quantization_config"):
+        raise ModelLoadError(f"{where}: quantized safetensors are not supported; use the unquantized weights or a GGUF")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ModelLoadError(f"{where}: hidden_act {raw['hidden_act']!r} is not supported; supported: silu")
+    try:
+        heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+        eos = (generation or {}).get("eos_token_id", raw.get("eos_token_id"))
+        uses_window = raw.get("use_sliding_window", kind == "mistral")
+        rope = _rope_parameters(raw)
+        return ModelConfig(
+            architecture=kind,
+            num_layers=int(raw["num_hidden_layers"]),
+            num_heads=heads,
+            num_kv_heads=int(raw.get("num_key_value_heads") or heads),
+            head_dim=int(raw.get("head_dim") or hidden // heads),
+            hidden_size=hidden,
+            intermediate_size=int(raw["intermediate_size"]),
+            vocab_size=int(raw["vocab_size"]),
+            max_context=int(raw.get("max_position_embeddings", 2048)),
+            rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
+            rope_scaling=_hf_scaling(rope, where, int(raw.get("max_position_embeddings", 2048))),
+            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            qkv_bias=kind == "qwen2" or bool(raw.get("attention_bias", False)),
+            o_bias=kind != "qwen2" and bool(raw.get("attention_bias", False)),
+            qk_norm=kind == "qwen3",
+            sliding_window=raw.get("sliding_window") if uses_window else None,
+            eos_token_ids=_ids(eos),
+            bos_token_id=raw.get("bos_token_id"),
+        )
+    except KeyError as missing:
+        raise ModelLoadError(f"{where}: {missing.args[0]!r} is missing; is this a causal language model?") from None
+
+
+def _ids(value: int | list[int] | None) -> tuple[int, ...]:
+    return () if value is None else (value,) if isinstance(value, int) else tuple(value)
+
+
+def _rope_parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """transformers 5 writes `rope_parameters`, 4 wrote `rope_scaling` beside `rope_theta`."""
+    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+
+
+def _hf_scaling(rope: Mapping[str, Any], where: str, max_position: int) -> RopeScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling("linear", float(rope["factor"]))
+    if kind == "llama3":
+        return RopeScaling(
+            "llama3",
+            float(rope["factor"]),
+            float(rope["low_freq_factor"]),
+            float(rope["high_freq_factor"]),
+            int(rope.get("original_max_position_embeddings", max_position)),
+        )
+    raise ModelLoadError(f"{where}: rope scaling {kind!r} is not supported; supported: linear, llama3")
+
+
+def from_gguf(meta: Mapping[str, Any], where: str, *, tied: bool, vocab_size: int, biased: bool) -> ModelConfig:
+    """From GGUF metadata. What GGUF tells only by its tensors is passed in: a tied head, biases, the vocabulary."""
+    arch = str(meta.get("general.architecture", "?"))
+    if arch not in FAMILIES:
+        raise ModelLoadError(f"{where}: architecture {arch!r} is not supported; supported: {', '.join(FAMILIES)}")
+
+    def get(key: str, default: Any = None) -> Any:
+        value = meta.get(f"{arch}.{key}", default)
+        if value is None:
+            raise ModelLoadError(f"{where}: the metadata lacks {arch}.{key}")
+        return value
+
+    heads, hidden = int(get("attention.head_count")), int(get("embedding_length"))
+    eos = [meta.get(f"tokenizer.ggml.{key}") for key in ("eos_token_id", "eot_token_id")]
+    return ModelConfig(
+        architecture=arch,
+        num_layers=int(get("block_count")),
+        num_heads=heads,
+        num_kv_heads=int(get("attention.head_count_kv", heads)),
+        head_dim=int(get("attention.key_length", hidden // heads)),
+        hidden_size=hidden,
+        intermediate_size=int(get("feed_forward_length")),
+        vocab_size=vocab_size,
+        max_context=int(get("context_length")),
+        rope_theta=float(get("rope.freq_base", 10000.0)),
+        rope_scaling=_gguf_scaling(get, where),
+        norm_eps=float(get("attention.layer_norm_rms_epsilon")),
+        tie_embeddings=tied,
+        qkv_bias=biased,
+        qk_norm=arch == "qwen3",
+        sliding_window=meta.get(f"{arch}.attention.sliding_window"),
+        eos_token_ids=tuple(dict.fromkeys(int(e) for e in eos if e is not None)),
+        bos_token_id=meta.get("tokenizer.ggml.bos_token_id"),
+    )
+
+
+def _gguf_scaling(get: Any, where: str) -> RopeScaling | None:
+    kind = get("rope.scaling.type", "none")
+    if kind == "none":
+        return None  # llama3 scaling comes as the tensor rope_freqs.weight
+    if kind == "linear":
+        return RopeScaling("linear", float(get("rope.scaling.factor")))
+    raise ModelLoadError(f"{where}: rope scaling {kind!r} is not supported; supported: linear, llama3")

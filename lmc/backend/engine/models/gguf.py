@@ -1,0 +1,273 @@
+"""GGUF: a reader of the file format (mmap, struct) and the dequantization of its tensors to float32.
+
+The format: magic, version, counts, key/value metadata, tensor infos, aligned tensor data
+(github.com/ggml-org/ggml, docs/gguf.md). Everything a file claims is checked against its size.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lmc.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    import torch
+
+MAGIC = b"GGUF"
+BLOCK = 32  # weights per quantized block
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+# ggml type: (name, weights per block, bytes per block)
+_TYPES = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 8: ("Q8_0", 32, 34)}  # fmt: skip
+_UNSUPPORTED = {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 20: "IQ4_NL", 23: "IQ4_XS"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies. `shape` is row-major, as torch has it (GGUF writes the innermost size first)."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    offset: int  # bytes from the start of the file
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """An open file: its metadata and where its tensors are. The mapping lives as long as this object."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    buffer: mmap.mmap
+    header_size: int  # bytes before the tensor data
+
+    def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The tensor's bytes as stored."""
+        info = self.tensors[name]
+        return np.frombuffer(self.buffer, np.uint8, info.nbytes, info.offset)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor in float32."""
+        import torch
+
+        info = self.tensors[name]
+        raw = self.raw(name).copy()  # the mapping is read-only and torch tensors are not
+        return _DEQUANTIZE[info.kind](torch.from_numpy(raw)).reshape(info.shape)
+
+
+def read(path: Path) -> GgufFile:
+    """Opens a GGUF file; a damaged or foreign one raises ModelLoadError with the offset where it stops making sense."""
+    try:
+        with path.open("rb") as file:
+            if path.stat().st_size < 24:
+                raise ModelLoadError(f"{path}: not a GGUF file: {path.stat().st_size} bytes is too short")
+            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return _Reader(path, buffer).file()
+
+
+class _Reader:
+    """A cursor over the header."""
+
+    def __init__(self, path: Path, buffer: mmap.mmap) -> None:
+        self.path, self.buffer, self.at = path, buffer, 0
+
+    def fail(self, what: str, remedy: str = "the file is damaged: download it again") -> ModelLoadError:
+        return ModelLoadError(f"{self.path}: byte {self.at}: {what}; {remedy}")
+
+    def take(self, size: int) -> bytes:
+        if self.at + size > len(self.buffer):
+            raise self.fail(f"{size} bytes are expected, but the file ends at byte {len(self.buffer)}")
+        self.at += size
+        return self.buffer[self.at - size : self.at]
+
+    def scalar(self, code: str) -> Any:
+        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
+
+    def text(self) -> str:
+        start = self.at
+        try:
+            return self.take(self.scalar("Q")).decode("utf-8")
+        except UnicodeDecodeError:
+            self.at = start
+            raise self.fail("a string that is not UTF-8") from None
+
+    def value(self, kind: int) -> Any:
+        if kind in _SCALARS:
+            return self.scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            return self.array()
+        raise self.fail(f"unknown value type {kind}")
+
+    def array(self) -> list[Any]:
+        kind, count = self.scalar("I"), self.scalar("Q")
+        if kind in _SCALARS:
+            code = "<" + _SCALARS[kind]
+            return np.frombuffer(self.take(count * struct.calcsize(code)), code).tolist()
+        if count > len(self.buffer) - self.at:
+            raise self.fail(f"an array of {count} items does not fit the file")
+        if kind == _STRING:
+            return self.strings(count)
+        raise self.fail(f"arrays of type {kind} are not supported", "convert the model again with a current llama.cpp")
+
+    def strings(self, count: int) -> list[str]:
+        """The hot loop: a vocabulary has 10⁵ strings."""
+        buffer, at, unpack, found = self.buffer, self.at, struct.Struct("<Q").unpack_from, []
+        try:
+            for _ in range(count):
+                end = at + 8 + unpack(buffer, at)[0]
+                if end > len(buffer):
+                    raise struct.error
+                found.append(buffer[at + 8 : end].decode("utf-8"))
+                at = end
+        except struct.error:
+            self.at = at
+            raise self.fail("a string runs past the end of the file") from None
+        except UnicodeDecodeError:
+            self.at = at
+            raise self.fail("a string that is not UTF-8") from None
+        self.at = at
+        return found
+
+    def file(self) -> GgufFile:
+        if (magic := self.take(4)) != MAGIC:
+            self.at = 0
+            raise self.fail(f"not a GGUF file: it starts with {magic!r}", "expected b'GGUF'")
+        version = self.scalar("I")
+        if version not in (2, 3):
+            self.at = 4
+            remedy = "big-endian files are not supported" if version & 0xFFFF == 0 else "supported: 2 and 3"
+            raise self.fail(f"GGUF version {version}", remedy)
+        num_tensors, num_keys = self.scalar("Q"), self.scalar("Q")
+        if max(num_tensors, num_keys) > len(self.buffer):
+            raise self.fail(f"{num_tensors} tensors and {num_keys} keys do not fit the file")
+        metadata = {self.text(): self.value(self.scalar("I")) for _ in range(num_keys)}
+        found = [self.tensor_info() for _ in range(num_tensors)]
+        alignment = int(metadata.get("general.alignment", 32))
+        start = -(-self.at // alignment) * alignment
+        tensors = {t.name: self.placed(t, start) for t in found}
+        return GgufFile(self.path, metadata, tensors, self.buffer, start)
+
+    def tensor_info(self) -> TensorInfo:
+        name, dims = self.text(), self.scalar("I")
+        if not 1 <= dims <= 4:
+            raise self.fail(f"tensor {name!r} has {dims} dimensions")
+        shape = tuple(self.scalar("Q") for _ in range(dims))[::-1]
+        code, offset = self.scalar("I"), self.scalar("Q")
+        if code not in _TYPES:
+            kind = _UNSUPPORTED.get(code, f"type {code}")
+            supported = ", ".join(name for name, _, _ in _TYPES.values())
+            raise self.fail(
+                f"tensor {name!r} is quantized as {kind}, which is not supported",
+                f"requantize the model to Q8_0 or Q4_0 (supported: {supported}) or use its safetensors",
+            )
+        kind, per_block, block_bytes = _TYPES[code]
+        count = int(np.prod(shape, dtype=object))
+        if shape[-1] % per_block:
+            raise self.fail(f"tensor {name!r}: rows of {shape[-1]} are not whole {kind} blocks of {per_block}")
+        return TensorInfo(name, shape, kind, offset, count // per_block * block_bytes)
+
+    def placed(self, info: TensorInfo, start: int) -> TensorInfo:
+        begin = start + info.offset
+        if begin + info.nbytes > len(self.buffer):
+            self.at = begin
+            raise self.fail(
+                f"tensor {info.name!r} needs bytes {begin}–{begin + info.nbytes}, but the file ends at "
+                f"byte {len(self.buffer)}",
+                "the file is truncated: download it again",
+            )
+        return TensorInfo(info.name, info.shape, info.kind, begin, info.nbytes)
+
+
+# -- blocks (ggml-common.h): all scales are float16, all arithmetic float32 -----------------------------------------
+
+
+def _half(raw: torch.Tensor) -> torch.Tensor:
+    """Two bytes a row → float32 [rows, 1]."""
+    import torch
+
+    return raw.contiguous().view(torch.float16).float()
+
+
+def nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """[blocks, 16] uint8 → [blocks, 32] uint8: low nibbles are the first 16 weights, high nibbles the last 16."""
+    import torch
+
+    return torch.cat((packed & 15, packed >> 4), dim=1)
+
+
+def _f32(raw: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return raw.view(torch.float32)
+
+
+def _f16(raw: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return raw.view(torch.float16).float()
+
+
+def _bf16(raw: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return raw.view(torch.bfloat16).float()
+
+
+def q8_0(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales [blocks, 1] float32 and weights [blocks, 32] int8 of w = d·q."""
+    import torch
+
+    blocks = raw.view(-1, 34)
+    return _half(blocks[:, :2]), blocks[:, 2:].view(torch.int8)
+
+
+def q4_1(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scales d and minima m [blocks, 1] float32 and weights [blocks, 32] in 0..15 of w = d·q + m."""
+    blocks = raw.view(-1, 20)
+    return _half(blocks[:, :2]), _half(blocks[:, 2:4]), nibbles(blocks[:, 4:])
+
+
+def q4_0(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales d [blocks, 1] float32 and weights [blocks, 32] in 0..15 of w = d·(q - 8)."""
+    blocks = raw.view(-1, 18)
+    return _half(blocks[:, :2]), nibbles(blocks[:, 2:])
+
+
+def _dq8_0(raw: torch.Tensor) -> torch.Tensor:
+    scale, quants = q8_0(raw)
+    return scale * quants.float()
+
+
+def _dq4_1(raw: torch.Tensor) -> torch.Tensor:
+    scale, minimum, quants = q4_1(raw)
+    return quants.float().mul_(scale).add_(minimum)
+
+
+def _dq4_0(raw: torch.Tensor) -> torch.Tensor:
+    scale, quants = q4_0(raw)
+    return quants.float().sub_(8).mul_(scale)
+
+
+_DEQUANTIZE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "F32": _f32,
+    "F16": _f16,
+    "BF16": _bf16,
+    "Q8_0": _dq8_0,
+    "Q4_0": _dq4_0,
+    "Q4_1": _dq4_1,
+}

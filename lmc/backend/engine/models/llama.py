@@ -1,0 +1,182 @@
+"""The Llama family, fused: merged qkv and gate_up, rotary position as one complex product, logits for wanted rows only.
+
+Covers Llama 2 and 3, SmolLM2, Mistral, Qwen2 (qkv bias) and Qwen3 (q/k norm). Rows of q and k are kept with each
+rotary pair side by side (x[2i], x[2i+1]); dot products do not notice, and rotation becomes a complex multiplication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmc.backend.engine.attention.base import ForwardBatch, KVStore
+from lmc.backend.engine.attention.torch_ref import fast
+from lmc.backend.engine.models.config import ModelConfig
+from lmc.errors import ModelLoadError
+
+Linear = Callable[[Tensor], Tensor]  # [T, in] → [T, out]
+
+
+@dataclass(frozen=True)
+class Layer:
+    input_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class LlamaModel:
+    """A CausalModel. Weights are fixed; everything that changes is in the batch and the KV store."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embed: Tensor,
+        layers: tuple[Layer, ...],
+        norm: Tensor,
+        head: Linear,
+        plan: Callable[..., Any] = fast,
+    ) -> None:
+        self.config, self.embed, self.layers, self.norm, self.head, self.plan = config, embed, layers, norm, head, plan
+        self.rotations = rotations(config, embed.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and of the KV store."""
+        return self.embed.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.device
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, kv: KVStore) -> Tensor:
+        """Writes the rows' K and V to their slots; returns logits [R, vocab_size] float32."""
+        plan = self.plan(batch.spans, self.config.sliding_window)
+        turn = self.rotations[batch.positions][:, None]  # [T, 1, head_dim / 2] complex
+        x = F.embedding(batch.token_ids, self.embed)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            q = self._store_and_query(layer, x, turn, batch.out_slots, kv.key(index), kv.value(index))
+            attended = plan.attend(q, kv.key(index), kv.value(index)).reshape(len(x), -1)
+            if index == last:  # nobody reads the other rows any more
+                x, attended = x[batch.logit_rows], attended[batch.logit_rows]
+            x += layer.o(attended)
+            x += self._mlp(layer, x)
+        return self.head(self._rms(x, self.norm)).float()
+
+    def _store_and_query(
+        self, layer: Layer, x: Tensor, turn: Tensor, slots: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """Rotated q [T, num_heads, head_dim]; k and v go to their slots."""
+        c = self.config
+        qkv = layer.qkv(self._rms(x, layer.input_norm)).view(len(x), -1, c.head_dim)
+        qk, v = qkv[:, : c.num_heads + c.num_kv_heads], qkv[:, c.num_heads + c.num_kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = self._rms(qk[:, : c.num_heads], layer.q_norm)
+            qk = torch.cat((q, self._rms(qk[:, c.num_heads :], layer.k_norm)), 1)
+        qk = rotate(qk, turn)
+        keys.index_copy_(0, slots, qk[:, c.num_heads :].to(keys.dtype))
+        values.index_copy_(0, slots, v.to(values.dtype))
+        return qk[:, : c.num_heads]
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        gate_up = layer.gate_up(self._rms(x, layer.post_norm))
+        gate, up = gate_up.chunk(2, -1)
+        return layer.down(F.silu(gate).mul_(up))
+
+    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
+
+
+def rotations(config: ModelConfig, device: torch.device) -> Tensor:
+    """e^(i·position·frequency): [max_context, head_dim / 2] complex64."""
+    inv_freq = torch.tensor(config.inv_freq(), dtype=torch.float32, device=device)
+    angles = torch.outer(torch.arange(config.max_context, dtype=torch.float32, device=device), inv_freq)
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def rotate(x: Tensor, turn: Tensor) -> Tensor:
+    """Rotates pairs (x[2i], x[2i+1]); in float32, and in place when x is float32."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs.mul_(turn)).flatten(-2).to(x.dtype)
+
+
+# -- from weights ----------------------------------------------------------------------------------------------------
+
+
+def pair_rows(weight: Tensor, heads: int) -> Tensor:
+    """Rows of q or k from halves (x[i], x[i + d/2]) to pairs (x[2i], x[2i+1]); weight [heads·d, …]."""
+    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def halve_rows(weight: Tensor, heads: int) -> Tensor:
+    """The inverse of `pair_rows`: what GGUF stores for llama, as transformers wants it."""
+    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def fuse(state: Mapping[str, Tensor], config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """transformers' names and layout → ours: merged projections, paired rotary rows, `dtype`. Errors name the tensor."""
+
+    def get(name: str) -> Tensor:
+        if name not in state:
+            raise ModelLoadError(f"the weights lack {name!r}; is the download complete?")
+        return state[name].to(dtype)
+
+    def paired(name: str, heads: int) -> Tensor:
+        return pair_rows(get(name), heads)
+
+    fused = {"embed": get("model.embed_tokens.weight"), "norm": get("model.norm.weight")}
+    if not config.tie_embeddings:
+        fused["head"] = get("lm_head.weight")
+    for i in range(config.num_layers):
+        src, dst = f"model.layers.{i}.", f"layers.{i}."
+        attn = src + "self_attn."
+        for suffix in ("weight", "bias") if config.qkv_bias else ("weight",):
+            q = paired(f"{attn}q_proj.{suffix}", config.num_heads)
+            k = paired(f"{attn}k_proj.{suffix}", config.num_kv_heads)
+            fused[f"{dst}qkv.{suffix}"] = torch.cat((q, k, get(f"{attn}v_proj.{suffix}")))
+        fused[dst + "o.weight"] = get(attn + "o_proj.weight")
+        if config.o_bias:
+            fused[dst + "o.bias"] = get(attn + "o_proj.bias")
+        if config.qk_norm:
+            fused[dst + "q_norm"] = paired(attn + "q_norm.weight", 1)
+            fused[dst + "k_norm"] = paired(attn + "k_norm.weight", 1)
+        fused[dst + "gate_up.weight"] = torch.cat((get(src + "mlp.gate_proj.weight"), get(src + "mlp.up_proj.weight")))
+        fused[dst + "down.weight"] = get(src + "mlp.down_proj.weight")
+        fused[dst + "input_norm"] = get(src + "input_layernorm.weight")
+        fused[dst + "post_norm"] = get(src + "post_attention_layernorm.weight")
+    return fused
+
+
+def build(fused: Mapping[str, Tensor], config: ModelConfig, **options: Any) -> LlamaModel:
+    """The model over fused weights, which it keeps (no copy)."""
+
+    def linear(name: str) -> Linear:
+        weight, bias = fused[name + ".weight"], fused.get(name + ".bias")
+        return lambda x: F.linear(x, weight, bias)
+
+    layers = tuple(
+        Layer(
+            input_norm=fused[f"layers.{i}.input_norm"],
+            qkv=linear(f"layers.{i}.qkv"),
+            q_norm=fused.get(f"layers.{i}.q_norm"),
+            k_norm=fused.get(f"layers.{i}.k_norm"),
+            o=linear(f"layers.{i}.o"),
+            post_norm=fused[f"layers.{i}.post_norm"],
+            gate_up=linear(f"layers.{i}.gate_up"),
+            down=linear(f"layers.{i}.down"),
+        )
+        for i in range(config.num_layers)
+    )
+    head = fused["embed"] if config.tie_embeddings else fused["head"]
+    return LlamaModel(config, fused["embed"], layers, fused["norm"], lambda x: F.linear(x, head), **options)

