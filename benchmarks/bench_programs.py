@@ -1,0 +1,222 @@
+"""Times language-model programs, interpreted and compiled, and counts what they cost the model.
+
+    python -m benchmarks.bench_programs --backend mock                       # every workload, in seconds
+    python -m benchmarks.bench_programs --backend smollm2 --scale 0.1 --n 4 --workloads judge,tree
+    python -m benchmarks.bench_programs --workloads host --reps 7            # what the host costs per program
+
+A speed counts only if the answers are right: the texts of both modes are compared in each repetition, and a
+difference is printed and makes the exit code 1 (on a real model, batching may flip a near tie: see --allow-diff).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import lmc
+from benchmarks.workloads import Size, Workload, figures, host_overhead
+
+MODES = ("interpreter", "compiled")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One timed repetition: wall seconds from the call until every item is done, and the backend's counters."""
+
+    seconds: float
+    counters: Any
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a workload in one mode, over all repetitions. Counters are those of the last one."""
+
+    workload: str
+    mode: str
+    n: int
+    reps: int
+    median_s: float
+    min_s: float
+    max_s: float
+    ms_per_program: float
+    calls: int
+    prompt_tokens: int
+    prefilled_tokens: int
+    unique_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    forced_tokens: int
+    passes: int
+    prefill_optimality: float
+    equal_texts: float | None = None  # share of items with the same text as the interpreter's
+    speedup: float | None = None  # interpreter's median / this one's
+
+
+# -- running -------------------------------------------------------------------------------------------------------
+
+
+def interpreted(workload: Workload, backend: Any) -> Callable[[list[Any]], list[Any]]:
+    return lambda items: workload.program.run_batch(items, backend=backend, temperature=0)
+
+
+def compiled(workload: Workload, backend: Any) -> Callable[[list[Any]], list[Any]]:
+    program = lmc.compile(workload.program, backend=backend)
+    return lambda items: program.batch(items, temperature=0)
+
+
+RUNNERS = {"interpreter": interpreted, "compiled": compiled}
+
+
+def measure(run: Callable[[list[Any]], list[Any]], items: list[Any], backend: Any) -> Run:
+    """Runs all items on an empty cache; reading every text waits for every answer."""
+    backend.flush_cache()
+    gc.collect()
+    before, start = backend.counters(), time.perf_counter()
+    states = run(items)
+    for state in states:
+        state.sync()
+    seconds = time.perf_counter() - start
+    return Run(seconds, backend.counters() - before, tuple(state.text() for state in states))
+
+
+def bench(workload: Workload, backend: Any, modes: Sequence[str], n: int, reps: int, seed: int) -> list[Row]:
+    """Each mode on the same fresh items in every repetition; the first, untimed one warms up (and traces)."""
+    runners = {mode: RUNNERS[mode](workload, backend) for mode in modes}
+    runs: dict[str, list[Run]] = {mode: [] for mode in modes}
+    for mode in modes:
+        measure(runners[mode], workload.items(min(n, 2), seed - 1), backend)
+    for rep in range(reps):
+        items = workload.items(n, seed + rep)
+        for mode in modes:
+            runs[mode].append(measure(runners[mode], items, backend))
+    return [_row(workload, mode, n, runs) for mode in modes]
+
+
+def _row(workload: Workload, mode: str, n: int, runs: dict[str, list[Run]]) -> Row:
+    mine, reference = runs[mode], runs.get("interpreter")
+    times = sorted(run.seconds for run in mine)
+    median = statistics.median(times)
+    spent = mine[-1].counters
+    row = Row(workload.name, mode, n, len(mine), median, times[0], times[-1], 1000 * median / n, spent.calls, spent.prompt_tokens,
+              spent.prefilled_tokens, spent.unique_tokens, spent.cached_tokens, spent.generated_tokens, spent.forced_tokens,
+              spent.passes, spent.prefill_optimality)
+    if mode == "interpreter" or reference is None:
+        return row
+    pairs = [(a, b) for one, two in zip(mine, reference) for a, b in zip(one.texts, two.texts)]
+    equal = sum(a == b for a, b in pairs) / len(pairs)
+    speedup = statistics.median(run.seconds for run in reference) / median
+    return Row(**{**asdict(row), "equal_texts": equal, "speedup": speedup})
+
+
+# -- backends and workloads by name --------------------------------------------------------------------------------
+
+
+def open_backend(name: str) -> Any:
+    """`mock` (answers at once, tokens are bytes), `smollm2`, or a model's path."""
+    if name == "mock":
+        return lmc.Mock()
+    return lmc.Engine() if name == "smollm2" else lmc.Engine(name)
+
+
+def choose(names: str, size: Size) -> list[Workload]:
+    """Workloads by name: `all` are the ten figures, `host` the three small programs, else a comma-separated list."""
+    every = {w.name: w for w in (*figures(size), *host_overhead())}
+    groups = {"all": [w.name for w in figures(size)], "host": [w.name for w in host_overhead()]}
+    wanted = [name for part in names.split(",") for name in groups.get(part, [part])]
+    unknown = [name for name in wanted if name not in every]
+    if unknown:
+        raise SystemExit(f"unknown workload {unknown[0]!r}; there are {', '.join([*groups, *every])}")
+    return [every[name] for name in wanted]
+
+
+# -- printing ------------------------------------------------------------------------------------------------------
+
+COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("workload", lambda r: r.workload),
+    ("mode", lambda r: r.mode),
+    ("n", lambda r: str(r.n)),
+    ("median s", lambda r: f"{r.median_s:.3f}"),
+    ("range s", lambda r: f"{r.min_s:.3f}-{r.max_s:.3f}"),
+    ("ms/program", lambda r: f"{r.ms_per_program:.3f}"),
+    ("calls", lambda r: str(r.calls)),
+    ("prompt", lambda r: str(r.prompt_tokens)),
+    ("prefilled", lambda r: str(r.prefilled_tokens)),
+    ("unique", lambda r: str(r.unique_tokens)),
+    ("cached", lambda r: str(r.cached_tokens)),
+    ("generated", lambda r: str(r.generated_tokens)),
+    ("passes", lambda r: str(r.passes)),
+    ("optimality", lambda r: f"{r.prefill_optimality:.4f}"),
+    ("equal", lambda r: "" if r.equal_texts is None else f"{r.equal_texts:.0%}"),
+    ("speedup", lambda r: "" if r.speedup is None else f"{r.speedup:.2f}x"),
+)
+
+
+def table(rows: Sequence[Row]) -> str:
+    cells = [[title for title, _ in COLUMNS], *([show(row) for _, show in COLUMNS] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
+    return "\n".join("  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths))).rstrip()
+                     for line in cells)
+
+
+def where() -> dict[str, str]:
+    """Date, machine and commit: what a number means nothing without."""
+    git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False,
+                         cwd=Path(__file__).parent)
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "python": platform.python_version(),
+        "commit": git.stdout.strip() or "unknown",
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", default="mock", help="mock, smollm2, or a model's path")
+    parser.add_argument("--workloads", default="all", help="all, host, or names separated by commas")
+    parser.add_argument("--modes", default=",".join(MODES), help="interpreter,compiled")
+    parser.add_argument("--n", type=int, help="items per workload (default: its own)")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths of prompts and answers")
+    parser.add_argument("--reps", type=int, default=5, help="timed repetitions")
+    parser.add_argument("--seed", type=int, default=0, help="of the synthetic text; each repetition has its own")
+    parser.add_argument("--allow-diff", type=float, default=0.0, help="share of items that may differ between the modes")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    options = parser.parse_args(argv)
+    modes = options.modes.split(",")
+    if unknown := set(modes) - set(MODES):
+        parser.error(f"unknown mode {unknown.pop()!r}; there are {', '.join(MODES)}")
+
+    backend = open_backend(options.backend)
+    rows: list[Row] = []
+    try:
+        for workload in choose(options.workloads, Size(options.scale)):
+            print(f"{workload.name}: {workload.shape} …", file=sys.stderr, flush=True)
+            rows += bench(workload, backend, modes, options.n or workload.n, options.reps, options.seed)
+    finally:
+        backend.close()
+    info = {**where(), "backend": options.backend, "scale": str(options.scale), "seed": str(options.seed)}
+    print("  ".join(f"{k}: {v}" for k, v in info.items()))
+    print(table(rows))
+    if options.json:
+        options.json.write_text(json.dumps({**info, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    different = [row for row in rows if row.equal_texts is not None and row.equal_texts < 1 - options.allow_diff]
+    for row in different:
+        print(f"{row.workload}: only {row.equal_texts:.1%} of the texts equal the interpreter's", file=sys.stderr)
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

