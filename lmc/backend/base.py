@@ -1,0 +1,285 @@
+"""The backend protocol: whole chains of segments go in, a handle comes back, each answer arrives when it is known.
+
+A handle names the prompt up to and including the submitted segments. It can be a parent at once, before its
+answers are there, so that a chain (text, gen, text, gen …) and all of its forks are in the backend's hands early.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, runtime_checkable
+
+from lmc.chat import ChatTemplate
+from lmc.errors import UnsupportedOpError
+from lmc.prompt import Gen, Image, Segment, Select
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one answer or one run cost. Tokens; `calls` counts requests to the model (a `select` is one)."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    forced_tokens: int = 0
+    calls: int = 0
+    passes: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a backend has done since it started; subtract two readings to measure a run.
+
+    `prefilled_tokens` are prompt tokens computed, `unique_tokens` those of them that no earlier request had
+    computed: prefill optimality is unique / prefilled.
+    """
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefilled_tokens: int = 0
+    unique_tokens: int = 0
+    generated_tokens: int = 0
+    forced_tokens: int = 0
+    passes: int = 0
+    rows: int = 0
+    device_seconds: float = 0.0
+
+    def __sub__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
+    @property
+    def prefill_optimality(self) -> float:
+        return self.unique_tokens / self.prefilled_tokens if self.prefilled_tokens else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A complete answer. `texts` has `n` items (one for `select`); the prompt continues with the first."""
+
+    texts: tuple[str, ...]
+    metas: tuple[Mapping[str, Any], ...]
+    usage: Usage = Usage()
+
+    @property
+    def text(self) -> str:
+        return self.texts[0]
+
+    @property
+    def value(self) -> str | list[str]:
+        """What `s[name]` gives: the text, or the list of texts when n > 1."""
+        return self.texts[0] if len(self.texts) == 1 else list(self.texts)
+
+    @property
+    def meta(self) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+        """What `s.get_meta_info(name)` gives: the meta info, or the list of them when n > 1."""
+        return self.metas[0] if len(self.metas) == 1 else list(self.metas)
+
+
+_lock = threading.Lock()  # guards the callback lists of all results; held for a few instructions only
+
+
+class Result:
+    """An answer on its way: assigned once, readable as a stream of text deltas while it grows.
+
+    Backends call `feed`, then `finish` or `fail`; everybody else waits, reads or registers a callback.
+    Callbacks run in the thread that completes the result and must only enqueue.
+    """
+
+    __slots__ = ("_callbacks", "_deltas", "_error", "_output")
+
+    def __init__(self) -> None:
+        self._output: Output | None = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[Result], None]] | None = None
+        self._deltas: list[str] | None = None
+
+    # backend side
+
+    def feed(self, delta: str) -> None:
+        """More text of the first item."""
+        with _lock:
+            if self._deltas is None:
+                self._deltas = []
+            self._deltas.append(delta)
+            watchers = list(self._callbacks or ())
+        for notify in watchers:
+            notify(self)
+
+    def finish(self, output: Output) -> None:
+        self._complete(output, None)
+
+    def fail(self, error: BaseException) -> None:
+        self._complete(None, error)
+
+    def _complete(self, output: Output | None, error: BaseException | None) -> None:
+        with _lock:
+            if self.done:
+                return  # a cancelled request may still complete: first answer wins
+            self._output, self._error = output, error
+            callbacks, self._callbacks = self._callbacks, None
+        for notify in callbacks or ():
+            notify(self)
+
+    # reader side
+
+    @property
+    def done(self) -> bool:
+        return self._output is not None or self._error is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error it ended with, or None; does not wait."""
+        return self._error
+
+    @property
+    def deltas(self) -> Sequence[str]:
+        """Text deltas of the first item so far; a backend that does not stream gives none."""
+        return self._deltas or ()
+
+    def on_change(self, notify: Callable[[Result], None]) -> None:
+        """Calls `notify(self)` after each delta and at the end; at once if already done."""
+        with _lock:
+            if not self.done:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(notify)
+                return
+        notify(self)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until done; False if `timeout` seconds passed first."""
+        if self.done:
+            return True
+        event = threading.Event()
+        self.on_change(lambda result: event.set() if result.done else None)
+        return event.wait(timeout)
+
+    def output(self) -> Output:
+        """The answer; waits for it, and raises what it failed with."""
+        if not self.done:
+            self.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._output is not None
+        return self._output
+
+    def stream(self) -> Iterator[str]:
+        """Text deltas of the first item as they come, ending with the answer; raises what it failed with."""
+        changed = threading.Event()
+        self.on_change(lambda _: changed.set())
+        seen, shown = 0, 0
+        while True:
+            finished = self.done
+            deltas = self._deltas or []
+            while seen < len(deltas):
+                yield deltas[seen]
+                shown += len(deltas[seen])
+                seen += 1
+            if finished:
+                rest = self.output().text[shown:]  # a backend that does not stream gives it all at the end
+                if rest:
+                    yield rest
+                return
+            changed.wait()
+            changed.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What the plan knows about a submission; a backend may use it and never needs it.
+
+    pin: keep the KV until `release`.  group: siblings of one fork, to be admitted together.
+    order: position in the plan's depth-first visit.
+    """
+
+    pin: bool = False
+    group: int | None = None
+    order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a target can execute. What it cannot is lowered by a pass or refused with `UnsupportedOpError`."""
+
+    name: str
+    constraints: frozenset[str] = frozenset()  # of Constraint.kind
+    select: bool = False
+    logprobs: bool = False
+    images: bool = False
+    n: bool = False
+    streams: bool = False
+    raw_text: bool = True  # takes text outside of chat messages
+    max_context: int | None = None
+
+
+@runtime_checkable
+class Handle(Protocol):
+    """A prompt inside the backend. Dropping the last reference frees what it holds."""
+
+    @property
+    def results(self) -> Sequence[Result]:
+        """One per Gen or Select of the submission, in order."""
+        ...
+
+    def cancel(self) -> None:
+        """Stops unfinished work of this submission; its results fail with `CancelledError`."""
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What the interpreter and the executor need of a target. All methods are thread-safe and none waits for a model.
+
+    Errors that belong to the request (an invalid regex, a prompt too long) are raised by `submit` itself where they
+    can be known, and otherwise fail the result.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def chat_template(self) -> ChatTemplate: ...
+
+    def submit(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> Handle:
+        """Extends `parent` (None: the empty prompt) by a chain of segments, in order."""
+        ...
+
+    def prefill(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> Handle:
+        """As `submit` with literal segments only: computes their KV where the target has one. May do nothing."""
+        ...
+
+    def release(self, handle: Handle) -> None:
+        """Ends a pin. The KV stays cached until room is needed."""
+        ...
+
+    def counters(self) -> Counters: ...
+
+    def flush_cache(self) -> None: ...
+
+    def server_info(self) -> dict[str, Any]: ...
+
+    def close(self) -> None:
+        """Cancels what is running and frees everything; idempotent."""
+        ...
+
+
+def check_supported(able: Capabilities, segments: Sequence[Segment]) -> None:
+    """Refuses what a target's capabilities do not name, before the model is asked."""
+    for seg in segments:
+        if isinstance(seg, Image) and not able.images:
+            raise UnsupportedOpError("image input", able.name, "use a vision-language model", loc=seg.loc)
+        if isinstance(seg, Select) and not able.select:
+            raise UnsupportedOpError("select", able.name, loc=seg.loc)
+        if isinstance(seg, Gen):
+            if seg.constraint is not None and seg.constraint.kind not in able.constraints:
+                raise UnsupportedOpError(f"gen({seg.constraint.kind}=…)", able.name, loc=seg.loc)
+            if seg.params.n > 1 and not able.n:
+                raise UnsupportedOpError("gen(n=…)", able.name, loc=seg.loc)
+            if seg.params.return_logprob and not able.logprobs:
+                raise UnsupportedOpError("gen(return_logprob=True)", able.name, loc=seg.loc)

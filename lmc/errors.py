@@ -1,0 +1,86 @@
+"""Errors that users meet: what went wrong, where in their program, and what to do."""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Loc:
+    """A place in the user's source: file, 1-based line, 0-based column."""
+
+    file: str
+    line: int
+    col: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def excerpt(self) -> str:
+        """The source line with a caret under the column, or "" when the source is not there."""
+        line = linecache.getline(self.file, self.line).rstrip()
+        if not line.strip():
+            return ""
+        shown = line.lstrip()
+        caret = max(0, self.col - (len(line) - len(shown)))
+        return f"    {shown}\n    {' ' * caret}^"
+
+
+class LmcError(Exception):
+    """Base of every error that lmc raises on its own account."""
+
+    def __init__(self, message: str, *, loc: Loc | None = None) -> None:
+        self.message = message
+        self.loc = loc
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        if self.loc is None:
+            return self.message
+        excerpt = self.loc.excerpt()
+        return f"{self.loc}: {self.message}" + (f"\n{excerpt}" if excerpt else "")
+
+
+class ConstraintError(LmcError, ValueError):
+    """A regex, schema or grammar that is invalid or that this target cannot enforce."""
+
+
+class PromptTooLongError(LmcError, ValueError):
+    """A prompt that does not fit the model's context or the KV pool."""
+
+
+class ModelLoadError(LmcError):
+    """A model path, file or id that cannot be loaded."""
+
+
+class BackendError(LmcError):
+    """The backend failed while it worked on a request."""
+
+
+class CancelledError(BackendError):
+    """The request was cancelled before its answer was complete."""
+
+
+class UnsupportedOpError(LmcError, NotImplementedError):
+    """An op that the chosen target cannot execute; never emulated silently."""
+
+    def __init__(self, op: str, target: str, hint: str = "", *, loc: Loc | None = None) -> None:
+        self.op, self.target = op, target
+        super().__init__(f"{target} does not support {op}" + (f": {hint}" if hint else ""), loc=loc)
+
+
+class IRError(LmcError):
+    """A graph that breaks a rule of the IR, or IR text that does not parse."""
+
+
+class ProgramError(LmcError):
+    """A program, file or argument named by the user that is not usable as given."""
+
+
+class ArgumentError(ProgramError, TypeError):
+    """An argument that a program, primitive or method does not take, that it lacks, or of the wrong type."""
+
+
+class ParameterError(ProgramError, ValueError):
+    """A parameter of the right kind whose value is not usable."""

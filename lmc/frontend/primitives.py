@@ -1,0 +1,490 @@
+"""The language's expressions: what a program can append to a state. Pure data; `s += expr` submits it.
+
+Constant parameters are checked when the expression is built, so that an error names the user's own line. A traced
+program may put a symbolic `Value` wherever a str or a number is allowed; those are checked when they are known.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, Never, NoReturn
+
+from lmc.errors import ArgumentError, Loc, ParameterError
+from lmc.frontend.values import Value
+from lmc.prompt import (
+    CONSTRAINT_KINDS,
+    REGEX_BOOL,
+    REGEX_FLOAT,
+    REGEX_INT,
+    REGEX_STR,
+    ChoicesMethod,
+    SamplingParams,
+    resolve,
+    suggestion,
+)
+
+__all__ = [
+    "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR", "Expr", "GenExpr", "ImageExpr", "Lit", "ReasoningExpr",
+    "RoleBegin", "RoleEnd", "SelectExpr", "Seq", "SpecialExpr", "VarScopeBegin", "VarScopeEnd", "VideoExpr", "assistant",
+    "assistant_begin", "assistant_end", "caller_loc", "gen", "gen_int", "gen_string", "greedy_token_selection", "image",
+    "select", "separate_reasoning", "special", "system", "system_begin", "system_end", "token_length_normalized",
+    "unconditional_likelihood_normalized", "user", "user_begin", "user_end", "video",
+]  # fmt: skip
+
+token_length_normalized = ChoicesMethod.TOKEN_LENGTH_NORMALIZED
+greedy_token_selection = ChoicesMethod.GREEDY_TOKEN_SELECTION
+unconditional_likelihood_normalized = ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
+
+
+# -- where in the user's program -----------------------------------------------------------------------------------
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_locs: dict[tuple[int, int], tuple[CodeType, Loc]] = {}  # the code object is kept so that its id stays its own
+_LOCS_LIMIT = 10_000
+
+
+def caller_loc() -> Loc | None:
+    """The innermost place outside of lmc on the stack: the user's line and column."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    code, at = frame.f_code, frame.f_lasti
+    known = _locs.get((id(code), at))
+    if known is None:
+        if len(_locs) >= _LOCS_LIMIT:
+            _locs.clear()
+        known = _locs[id(code), at] = (code, _locate(code, at, frame.f_lineno))
+    return known[1]
+
+
+def _locate(code: CodeType, at: int, line: int | None) -> Loc:
+    for index, (start, _, col, _) in enumerate(code.co_positions()):
+        if index == at // 2:
+            return Loc(code.co_filename, start or line or 0, col or 0)
+    return Loc(code.co_filename, line or 0)
+
+
+# -- expressions -----------------------------------------------------------------------------------------------------
+
+
+class Expr:
+    """Something that can be appended to a state. `str + expr`, `expr + str` and `expr + expr` concatenate."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Expr | str | Value) -> Seq:
+        return Seq(_items(self) + _items(other))
+
+    def __radd__(self, other: str | Value) -> Seq:
+        return Seq(_items(other) + _items(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Seq(Expr):
+    """Expressions one after another; never nested."""
+
+    items: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lit(Expr):
+    """Plain text: a special token's spelling in it stays ordinary text."""
+
+    text: str | Value
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialExpr(Expr):
+    """A special token of the model by its spelling."""
+
+    spelling: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenExpr(Expr):
+    """Sample an answer. `given` holds only the arguments that the user gave, by their names in the language."""
+
+    name: str | None
+    given: Mapping[str, Any] = field(hash=False)
+    loc: Loc | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectExpr(Expr):
+    """Choose one of several continuations."""
+
+    name: str | None
+    choices: tuple[str | Value, ...]
+    temperature: float | Value = 0.0
+    choices_method: ChoicesMethod | Value = token_length_normalized
+    loc: Loc | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBegin(Expr):
+    """Opens a message of a role."""
+
+    role: str
+    loc: Loc | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnd(Expr):
+    """Closes the open message, which must be of this role."""
+
+    role: str
+    loc: Loc | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageExpr(Expr):
+    """An image: a path, bytes, a PIL image or a tensor."""
+
+    source: Any
+    loc: Loc | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class VideoExpr(Expr):
+    """`num_frames` frames of a video file."""
+
+    source: Any
+    num_frames: int | Value
+    loc: Loc | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class VarScopeBegin(Expr):
+    """From here on text belongs to the variable `name`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class VarScopeEnd(Expr):
+    """The variable `name` is the text since its begin."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningExpr(Expr):
+    """An expression whose answers are split into reasoning and content, as the model family writes them."""
+
+    expr: Expr
+    model_type: str
+    loc: Loc | None = field(default=None, compare=False)
+
+
+def as_expr(x: object, what: str = "concatenate") -> Expr:
+    """A str, Value or expression as an expression; None is a ValueError, anything else a TypeError."""
+    if isinstance(x, Expr):
+        return x
+    if isinstance(x, (str, Value)):
+        return Lit(x)
+    _refuse(x, what)
+
+
+def _items(x: object) -> tuple[Expr, ...]:
+    x = as_expr(x)
+    return x.items if isinstance(x, Seq) else (x,)
+
+
+def _refuse(x: object, what: str) -> NoReturn:
+    if x is None:
+        raise ParameterError(f"cannot {what} None; did a function forget to return its expression?", loc=caller_loc())
+    remedy = {list: '; join it first: "\\n".join(items)', int: "; write str(x)", float: "; write str(x)"}.get(type(x), "")
+    raise ArgumentError(f"cannot {what} {_an(x)}, only text and expressions{remedy}", loc=caller_loc())
+
+
+def _an(x: object) -> str:
+    name = type(x).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
+# -- gen and select --------------------------------------------------------------------------------------------------
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | list[str] | tuple[str, ...] | None = None,
+    stop_token_ids: list[int] | tuple[int, ...] | None = None,
+    stop_regex: str | list[str] | tuple[str, ...] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: Any = None,
+    choices: list[str] | tuple[str, ...] | None = None,
+    choices_method: ChoicesMethod | str | None = None,
+    regex: str | None = None,
+    json_schema: Any = None,
+    ebnf: str | None = None,
+    lark: str | None = None,
+    structural_tag: Any = None,
+    seed: int | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    **unknown: Never,
+) -> GenExpr | SelectExpr:
+    """An answer of the model, stored under `name`.
+
+    What is not given comes from the run (`fn.run(temperature=…)`). `dtype`, `regex`, `json_schema`, `ebnf`, `lark` and
+    `structural_tag` constrain the answer, at most one of them; `choices` makes it a `select`.
+    """
+    given = {k: v for k, v in locals().items() if v is not None and k not in _NOT_PARAMETERS}
+    if unknown:
+        _refuse_unknown("gen", unknown)
+    if choices is not None:
+        return _gen_choices(name, given)
+    if choices_method is not None:
+        raise ParameterError("gen(choices_method=…) needs choices=[…]", loc=caller_loc())
+    return _gen("gen", name, given)
+
+
+_NOT_PARAMETERS = frozenset({"name", "unknown"})
+_FROZEN: Mapping[type, Callable[[Any], Any]] = {list: tuple, set: lambda x: tuple(sorted(x))}  # so that user lists are never shared
+
+
+def _gen(what: str, name: str | None, given: dict[str, Any]) -> GenExpr:
+    loc = caller_loc()
+    _check_name(what, name, loc)
+    symbolic = False
+    for key, value in given.items():
+        if value.__class__ is Value:
+            symbolic = True
+        elif value.__class__ in _FROZEN:
+            value = given[key] = _FROZEN[value.__class__](value)
+            symbolic = symbolic or any(v.__class__ is Value for v in value)
+    _check_given(given, symbolic, loc)
+    return GenExpr(name, given, loc)
+
+
+def _check_given(given: Mapping[str, Any], symbolic: bool, loc: Loc | None) -> None:
+    """Raises for constant parameters that no run could accept."""
+    if symbolic:
+        kinds = [k for k in CONSTRAINT_KINDS if k in given]
+        if len(kinds) > 1:
+            raise ParameterError(f"gen({kinds[0]}=…, {kinds[1]}=…): an answer has one constraint", loc=loc)
+        given = {k: v for k, v in given.items() if not _is_symbolic(v)}
+    resolve(_ANY_RUN, given, loc)
+
+
+_ANY_RUN = SamplingParams(max_new_tokens=sys.maxsize)  # min_tokens is compared with the run's own limit later
+
+
+def _is_symbolic(x: Any) -> bool:
+    return x.__class__ is Value or (x.__class__ is tuple and any(_is_symbolic(v) for v in x))
+
+
+def _gen_choices(name: str | None, given: dict[str, Any]) -> SelectExpr:
+    ignored = sorted(given.keys() - {"choices", "choices_method", "temperature"})
+    if ignored:
+        raise ParameterError(
+            f"gen(choices=…) is a select and would ignore {', '.join(k + '=' for k in ignored)}; leave it out",
+            loc=caller_loc(),
+        )
+    return _select("gen", name, given["choices"], given.get("temperature", 0.0), given.get("choices_method"))
+
+
+def gen_int(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | list[str] | tuple[str, ...] | None = None,
+    stop_token_ids: list[int] | tuple[int, ...] | None = None,
+    stop_regex: str | list[str] | tuple[str, ...] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    **unknown: Never,
+) -> GenExpr:
+    """`gen(dtype=int)`: the answer is the text of an integer."""
+    given = {k: v for k, v in locals().items() if v is not None and k not in _NOT_PARAMETERS}
+    if unknown:
+        _refuse_unknown("gen_int", unknown)
+    return _gen("gen_int", name, given | {"dtype": int})
+
+
+def gen_string(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | list[str] | tuple[str, ...] | None = None,
+    stop_token_ids: list[int] | tuple[int, ...] | None = None,
+    stop_regex: str | list[str] | tuple[str, ...] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    **unknown: Never,
+) -> GenExpr:
+    """`gen(dtype=str)`: the answer is a quoted string."""
+    given = {k: v for k, v in locals().items() if v is not None and k not in _NOT_PARAMETERS}
+    if unknown:
+        _refuse_unknown("gen_string", unknown)
+    return _gen("gen_string", name, given | {"dtype": str})
+
+
+def select(
+    name: str | None = None,
+    choices: list[str] | tuple[str, ...] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod | str = token_length_normalized,
+    **unknown: Never,
+) -> SelectExpr:
+    """The choice that the model finds most likely here, stored under `name`."""
+    if unknown:
+        _refuse_unknown("select", unknown)
+    return _select("select", name, choices, temperature, choices_method)
+
+
+def _select(what: str, name: str | None, choices: Any, temperature: Any, method: Any) -> SelectExpr:
+    loc = caller_loc()
+    _check_name(what, name, loc)
+    if choices is None or isinstance(choices, str):
+        raise ArgumentError(f"{what}(choices=…) takes a list of texts, not {choices!r}", loc=loc)
+    choices = tuple(choices)
+    if not choices:
+        raise ParameterError(f"{what}(choices=[]): there is nothing to choose from", loc=loc)
+    for choice in choices:
+        if not isinstance(choice, (str, Value)):
+            raise ArgumentError(f"{what}(choices=…): {choice!r} is {_an(choice)}; choices are texts", loc=loc)
+    if not isinstance(temperature, Value):
+        resolve(_ANY_RUN, {"temperature": temperature}, loc)
+    return SelectExpr(name, choices, temperature, _method(what, method, loc), loc)
+
+
+def _method(what: str, method: Any, loc: Loc | None) -> ChoicesMethod | Value:
+    if method is None:
+        return token_length_normalized
+    if isinstance(method, Value):
+        return method
+    try:
+        return ChoicesMethod(method)
+    except ValueError:
+        known = ", ".join(ChoicesMethod)
+        raise ParameterError(f"{what}(choices_method={method!r}): one of {known}", loc=loc) from None
+
+
+def _check_name(what: str, name: object, loc: Loc | None) -> None:
+    if name is not None and not isinstance(name, (str, Value)):
+        raise ArgumentError(f"{what}() takes a variable's name first, not {name!r}", loc=loc)
+
+
+def _refuse_unknown(what: str, unknown: Mapping[str, Any]) -> NoReturn:
+    name = next(iter(unknown))
+    code = _TAKES[what].__code__
+    known = code.co_varnames[: code.co_argcount]
+    raise ArgumentError(f"{what}() has no parameter {name!r}{suggestion(name, known)}", loc=caller_loc())
+
+
+_TAKES: Mapping[str, Any] = {f.__name__: f for f in (gen, gen_int, gen_string, select)}
+
+
+# -- roles, media, scopes --------------------------------------------------------------------------------------------
+
+
+def _role(role: str, expr: Expr | str | Value | None) -> Seq:
+    loc = caller_loc()
+    inside = () if expr is None else _items(expr)
+    return Seq((RoleBegin(role, loc), *inside, RoleEnd(role, loc)))
+
+
+def system(expr: Expr | str | None = None) -> Seq:
+    """A system message."""
+    return _role("system", expr)
+
+
+def user(expr: Expr | str | None = None) -> Seq:
+    """A user message."""
+    return _role("user", expr)
+
+
+def assistant(expr: Expr | str | None = None) -> Seq:
+    """An assistant message."""
+    return _role("assistant", expr)
+
+
+def system_begin() -> RoleBegin:
+    """Opens a system message; `system_end()` closes it."""
+    return RoleBegin("system", caller_loc())
+
+
+def system_end() -> RoleEnd:
+    """Closes the open system message."""
+    return RoleEnd("system", caller_loc())
+
+
+def user_begin() -> RoleBegin:
+    """Opens a user message; `user_end()` closes it."""
+    return RoleBegin("user", caller_loc())
+
+
+def user_end() -> RoleEnd:
+    """Closes the open user message."""
+    return RoleEnd("user", caller_loc())
+
+
+def assistant_begin() -> RoleBegin:
+    """Opens an assistant message; `assistant_end()` closes it."""
+    return RoleBegin("assistant", caller_loc())
+
+
+def assistant_end() -> RoleEnd:
+    """Closes the open assistant message."""
+    return RoleEnd("assistant", caller_loc())
+
+
+def special(text: str) -> SpecialExpr:
+    """A special token of the model by its spelling, such as `"<|im_start|>"`. Plain text never becomes one."""
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(f"special() takes a constant spelling, not {_an(text)}", loc=caller_loc())
+    return SpecialExpr(text)
+
+
+def image(source: Any) -> ImageExpr:
+    """An image from a path, bytes, a PIL image or a tensor."""
+    return ImageExpr(source, caller_loc())
+
+
+def video(path: Any, num_frames: int) -> VideoExpr:
+    """`num_frames` frames of the video at `path`."""
+    return VideoExpr(path, num_frames, caller_loc())
+
+
+def separate_reasoning(expr: Expr, model_type: str) -> ReasoningExpr:
+    """`expr` with its answers split into reasoning and content, as models of `model_type` write them."""
+    if not isinstance(expr, Expr):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError("separate_reasoning() takes an expression such as gen(…)", loc=caller_loc())
+    return ReasoningExpr(expr, model_type, caller_loc())

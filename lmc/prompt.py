@@ -1,0 +1,557 @@
+"""Prompts as data: the parts of a prompt, what is asked of a model, and the persistent prompt state.
+
+A `Prompt` is the run-time image of the IR's `ctx`: an immutable node that knows its parent, so that a fork is
+two uses of one node. Interpreter and executor share it; a backend sees only segments and handles.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, StrEnum
+from functools import lru_cache
+from operator import index
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from lmc.errors import ArgumentError, ConstraintError, LmcError, Loc, ParameterError
+
+if TYPE_CHECKING:
+    from lmc.backend.base import Backend, Handle, Hints, Result
+
+
+# -- parts of literal text -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """A special token by its spelling. Plain strings never become special tokens (semantics.md §3)."""
+
+    spelling: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Zero-width edge of a message's content: `begin` after the role's prefix, `end` before its suffix."""
+
+    role: str
+    edge: Literal["begin", "end"]
+
+
+Part = str | Special | Mark
+
+
+def plain(parts: Sequence[Part]) -> str:
+    """The text of literal parts as a person reads it: special tokens by spelling, marks as nothing."""
+    return "".join(p if isinstance(p, str) else p.spelling if isinstance(p, Special) else "" for p in parts)
+
+
+# -- what is asked -------------------------------------------------------------------------------------------
+
+
+class ChoicesMethod(StrEnum):
+    """How `select` turns log-probabilities of the choices into one choice (language.md)."""
+
+    TOKEN_LENGTH_NORMALIZED = "token_length_normalized"
+    GREEDY_TOKEN_SELECTION = "greedy_token_selection"
+    UNCONDITIONAL_LIKELIHOOD_NORMALIZED = "unconditional_likelihood_normalized"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A language that the answer must belong to. `source` is regex text, a JSON schema or a grammar, verbatim."""
+
+    kind: Literal["regex", "json_schema", "ebnf", "lark", "structural_tag"]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one answer is sampled. Names and defaults are SGLang's; `top_k=-1` means the whole vocabulary."""
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    ignore_eos: bool = False
+    return_logprob: bool = False
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Literal text between answers. Adjacent literal text is encoded as one maximal run, wherever it is cut."""
+
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image or video, as given by the user."""
+
+    source: Any
+    num_frames: int | None = None
+    loc: Loc | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Gen:
+    """Sample an answer. `seed` is fixed before any pass and is ignored at temperature 0."""
+
+    params: SamplingParams = field(default_factory=SamplingParams)
+    constraint: Constraint | None = None
+    seed: int = 0
+    name: str | None = None
+    loc: Loc | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """Choose one of several continuations by their log-probabilities."""
+
+    choices: tuple[str, ...]
+    method: ChoicesMethod = ChoicesMethod.TOKEN_LENGTH_NORMALIZED
+    temperature: float = 0.0
+    seed: int = 0
+    name: str | None = None
+    loc: Loc | None = None
+
+
+Segment = Text | Image | Gen | Select
+
+
+def derive_seed(run_seed: int, item: int, stream: str, ordinal: int) -> int:
+    """The seed of one sampling op, in [0, 2**63): a hash of the run's seed, the batch item, the fork path and the
+    op's ordinal on that path, so that no pass and no batching changes another op's sample."""
+    key = f"{run_seed}\0{item}\0{stream}\0{ordinal}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
+
+
+# -- from the arguments of a program to what is asked ----------------------------------------------------------------
+
+REGEX_INT = r"[-+]?[0-9]+[ \n]*"
+REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
+REGEX_BOOL = r"(True|False)"
+REGEX_STR = r'"[\w\d\s]*"'
+
+CONSTRAINT_KINDS = ("regex", "json_schema", "ebnf", "lark", "structural_tag")
+
+_Check = Callable[[str, Any], Any]  # (name of the parameter, value) -> the value as SamplingParams holds it
+
+
+def _wrong_type(name: str, value: Any, wanted: str) -> ArgumentError:
+    return ArgumentError(f"{name}={value!r}: must be {wanted}")
+
+
+def _integer(low: int, also: int | None = None) -> _Check:
+    def check(name: str, value: Any) -> int:
+        if isinstance(value, bool):
+            raise _wrong_type(name, value, "a whole number")
+        try:
+            value = index(value)
+        except TypeError:
+            raise _wrong_type(name, value, "a whole number") from None
+        if value < low and value != also:
+            raise ParameterError(f"{name}={value}: must be at least {low}" + (f" or {also}" if also is not None else ""))
+        return value
+
+    return check
+
+
+def _number(low: float, high: float = math.inf, *, above: bool = False) -> _Check:
+    def check(name: str, value: Any) -> float:
+        if isinstance(value, (str, bytes, bool)):
+            raise _wrong_type(name, value, "a number")
+        try:
+            value = float(value)
+        except (TypeError, ValueError):
+            raise _wrong_type(name, value, "a number") from None
+        if not low <= value <= high or (above and value == low):
+            end = f"and at most {high:g}" if high < math.inf else ""
+            raise ParameterError(f"{name}={value:g}: must be {'above' if above else 'at least'} {low:g} {end}".rstrip())
+        return value
+
+    return check
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, int)):
+        raise _wrong_type(name, value, "True or False")
+    return bool(value)
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    """One text or several; empty ones match everywhere and are refused."""
+    found: tuple[Any, ...] = (value,) if isinstance(value, str) else _sequence(name, value, "text or a list of texts")
+    for text in found:
+        if not isinstance(text, str):
+            raise _wrong_type(name, value, "text or a list of texts")
+        if not text:
+            raise ParameterError(f"{name}={value!r}: an empty text would stop at once")
+    return found
+
+
+def _regexes(name: str, value: Any) -> tuple[str, ...]:
+    return tuple(check_regex(text, name) for text in _texts(name, value))
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    one = _integer(0)
+    return tuple(one(name, x) for x in _sequence(name, value, "a list of token ids"))
+
+
+def _sequence(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
+    if isinstance(value, (str, bytes, Mapping)):
+        raise _wrong_type(name, value, wanted)
+    try:
+        return tuple(value)
+    except TypeError:
+        raise _wrong_type(name, value, wanted) from None
+
+
+def _bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    pairs: Any = value.items() if isinstance(value, Mapping) else value
+    try:
+        return tuple(sorted((int(token), float(bias)) for token, bias in pairs))
+    except (TypeError, ValueError):
+        raise _wrong_type(name, value, "a mapping from token ids to numbers") from None
+
+
+# argument → (field of SamplingParams, check); `gen` and `run` differ only in the names of the first two
+_PARAMETERS: Mapping[str, tuple[str, _Check]] = {
+    "max_tokens": ("max_new_tokens", _integer(0)),
+    "min_tokens": ("min_new_tokens", _integer(0)),
+    "max_new_tokens": ("max_new_tokens", _integer(0)),
+    "min_new_tokens": ("min_new_tokens", _integer(0)),
+    "n": ("n", _integer(1)),
+    "stop": ("stop", _texts),
+    "stop_token_ids": ("stop_token_ids", _token_ids),
+    "stop_regex": ("stop_regex", _regexes),
+    "temperature": ("temperature", _number(0)),
+    "top_p": ("top_p", _number(0, 1, above=True)),
+    "top_k": ("top_k", _integer(1, also=-1)),
+    "min_p": ("min_p", _number(0, 1)),
+    "frequency_penalty": ("frequency_penalty", _number(-2, 2)),
+    "presence_penalty": ("presence_penalty", _number(-2, 2)),
+    "ignore_eos": ("ignore_eos", _flag),
+    "return_logprob": ("return_logprob", _flag),
+    "logprob_start_len": ("logprob_start_len", _integer(0, also=-1)),
+    "top_logprobs_num": ("top_logprobs_num", _integer(0)),
+    "return_text_in_logprobs": ("return_text_in_logprobs", _flag),
+    "logit_bias": ("logit_bias", _bias),
+}
+
+RUN_SAMPLING = tuple(name for name in _PARAMETERS if name not in ("max_tokens", "min_tokens"))  # run-level names
+
+
+def suggestion(name: str, known: Collection[str]) -> str:
+    """`; did you mean 'x'?`, or what there is."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}" if known else "; it takes none"
+
+
+def sampling(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
+    """`defaults` with the sampling arguments in `given`; None means not given. Raises for an unusable value."""
+    changes = {f: check(k, v) for k, v in given.items() if v is not None for f, check in (_PARAMETERS[k],)}
+    return replace(defaults, **changes) if changes else defaults
+
+
+def resolve(
+    defaults: SamplingParams, given: Mapping[str, Any], loc: Loc | None = None
+) -> tuple[SamplingParams, Constraint | None]:
+    """What a gen asks for: its own arguments over the run's defaults, and the language its answer must belong to.
+
+    Raises ArgumentError, ParameterError or ConstraintError, at `loc`, for what no backend could accept. Never changes
+    what it is given. Cheap: equal arguments are looked at once.
+    """
+    if not given:
+        return defaults, None
+    items = tuple(given.items())
+    try:
+        # the types are part of the key because 1, 1.0 and True are equal
+        return _resolve_cached(defaults, items, tuple([v.__class__ for v in given.values()]))
+    except TypeError as error:
+        if isinstance(error, LmcError):
+            raise _at(error, loc) from None
+    except LmcError as error:
+        raise _at(error, loc) from None
+    try:
+        return _resolve(defaults, items)  # something unhashable, such as a schema as a dict
+    except LmcError as error:
+        raise _at(error, loc) from None
+
+
+def _at(error: LmcError, loc: Loc | None) -> LmcError:
+    if error.loc is None:
+        error.loc = loc
+    return error
+
+
+@lru_cache(maxsize=4096)
+def _resolve_cached(
+    defaults: SamplingParams, items: tuple[tuple[str, Any], ...], _types: tuple[type, ...]
+) -> tuple[SamplingParams, Constraint | None]:
+    return _resolve(defaults, items)
+
+
+def _resolve(
+    defaults: SamplingParams, items: tuple[tuple[str, Any], ...]
+) -> tuple[SamplingParams, Constraint | None]:
+    changes: dict[str, Any] = {}
+    constraints: dict[str, Constraint] = {}
+    stops: tuple[str, ...] = ()
+    for name, value in items:
+        if value is None:
+            continue
+        if name in _PARAMETERS:
+            field_name, check = _PARAMETERS[name]
+            changes[field_name] = check(name, value)
+        elif name == "dtype":
+            constraints[name], stops = dtype_constraint(value)
+        elif name in CONSTRAINT_KINDS:
+            constraints[name] = make_constraint(name, value)
+        elif name == "seed":
+            _integer(0)(name, value)
+        else:
+            raise ArgumentError(f"gen() has no parameter {name!r}{suggestion(name, list(_PARAMETERS))}")
+    if len(constraints) > 1:
+        raise ParameterError(f"gen({'=…, '.join(constraints)}=…): an answer has one constraint; leave one out")
+    if stops:
+        changes["stop"] = changes.get("stop", defaults.stop) + stops
+    params = replace(defaults, **changes) if changes else defaults
+    if params.min_new_tokens > params.max_new_tokens:
+        raise ParameterError(f"min_tokens={params.min_new_tokens} is more than max_tokens={params.max_new_tokens}")
+    return params, next(iter(constraints.values()), None)
+
+
+def make_constraint(kind: str, value: Any) -> Constraint:
+    """A constraint of one kind from what the user wrote; schemas become JSON text in the order they were written."""
+    if kind == "regex":
+        return Constraint("regex", check_regex(value))
+    if kind == "json_schema" or (kind == "structural_tag" and not isinstance(value, str)):
+        return Constraint(kind, _json_text(kind, value))
+    if not isinstance(value, str):
+        raise _wrong_type(kind, value, "the text of a grammar")
+    assert kind in ("ebnf", "lark", "structural_tag")
+    return Constraint(kind, value)
+
+
+def check_regex(pattern: Any, name: str = "regex") -> str:
+    """The pattern, if Python's `re` accepts it."""
+    if not isinstance(pattern, str):
+        raise _wrong_type(name, pattern, "the text of a regular expression")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        at = f" at position {error.pos}" if error.pos is not None else ""
+        raise ConstraintError(f"{name}={pattern!r} is not a valid regular expression: {error.msg}{at}") from None
+    return pattern
+
+
+def _json_text(kind: str, value: Any) -> str:
+    if isinstance(value, str):
+        try:
+            json.loads(value)
+        except ValueError as error:
+            raise ConstraintError(f"{kind}=… is not valid JSON: {error}") from None
+        return value
+    if hasattr(value, "model_json_schema"):  # a pydantic model
+        value = value.model_json_schema()
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{kind}=… takes JSON text, a dict or a pydantic model: {error}") from None
+
+
+_DTYPES: Mapping[Any, tuple[str, tuple[str, ...]]] = {
+    int: (REGEX_INT, (" ", "\n")),
+    float: (REGEX_FLOAT, (" ", "\n")),
+    bool: (REGEX_BOOL, ()),
+    str: (REGEX_STR, ()),
+}
+
+
+def dtype_constraint(dtype: Any) -> tuple[Constraint, tuple[str, ...]]:
+    """The constraint that a `dtype=` means, and the stops that come with it."""
+    if isinstance(dtype, type) and dtype in _DTYPES:
+        regex, stops = _DTYPES[dtype]
+        return Constraint("regex", regex), stops
+    if get_origin(dtype) is Literal:
+        return _one_of(get_args(dtype)), ()
+    if isinstance(dtype, type) and issubclass(dtype, Enum):
+        return _one_of(tuple(member.value for member in dtype)), ()
+    if hasattr(dtype, "model_json_schema"):
+        return make_constraint("json_schema", dtype), ()
+    raise ParameterError(f"dtype={dtype!r}: one of int, float, bool, str, a Literal, an Enum or a pydantic model")
+
+
+def _one_of(values: tuple[Any, ...]) -> Constraint:
+    if not values:
+        raise ParameterError("dtype=…: there is nothing to choose from")
+    return Constraint("regex", "(" + "|".join(re.escape(str(v)) for v in values) + ")")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an answer comes from: the run's seed, the batch item, the fork path of its state, its number on that path."""
+
+    run_seed: int
+    item: int
+    stream: str
+    ordinal: int
+
+    @property
+    def seed(self) -> int:
+        return derive_seed(self.run_seed, self.item, self.stream, self.ordinal)
+
+
+def make_gen(
+    defaults: SamplingParams, given: Mapping[str, Any], origin: Origin, name: str | None = None, loc: Loc | None = None
+) -> Gen:
+    """The request of one `gen`. A seed that the user gave wins over the derived one; temperature 0 needs none."""
+    params, constraint = resolve(defaults, given, loc)
+    seed = 0
+    if params.temperature > 0:
+        own = given.get("seed")
+        seed = origin.seed if own is None else index(own)
+    return Gen(params, constraint, seed, name, loc)
+
+
+def make_select(
+    choices: Sequence[Any],
+    temperature: Any = 0.0,
+    method: Any = None,
+    origin: Origin | None = None,
+    name: str | None = None,
+    loc: Loc | None = None,
+) -> Select:
+    """The request of one `select`; raises at `loc` when the choices are not texts or there are none."""
+    if not choices:
+        raise ParameterError("select(choices=[]): there is nothing to choose from", loc=loc)
+    for choice in choices:
+        if not isinstance(choice, str):
+            raise ArgumentError(f"select(choices=…): {choice!r} is not text; write str(x)", loc=loc)
+    try:
+        method = ChoicesMethod(method or ChoicesMethod.TOKEN_LENGTH_NORMALIZED)
+    except ValueError:
+        known = ", ".join(ChoicesMethod)
+        raise ParameterError(f"select(choices_method={method!r}): one of {known}", loc=loc) from None
+    if temperature.__class__ is not float:
+        temperature = resolve(SamplingParams(), {"temperature": temperature}, loc)[0].temperature
+    seed = origin.seed if origin is not None and temperature > 0 else 0
+    return Select(tuple(choices), method, temperature, seed, name, loc)
+
+
+# -- the persistent prompt -------------------------------------------------------------------------------------
+
+
+class Prompt:
+    """A prompt: literal parts and answers from the root to here.
+
+    handle   covers   root … the last submitted segment   (owned by the backend, shared by all descendants)
+    tail     covers   the literal parts since then, not yet submitted
+
+    Cheap to extend (the parent is shared, never copied) and never changed after it is built.
+    """
+
+    __slots__ = ("handle", "parent", "parts", "result", "tail")
+
+    def __init__(
+        self,
+        parent: Prompt | None = None,
+        parts: tuple[Part | Image, ...] = (),
+        result: Result | None = None,
+        handle: Handle | None = None,
+        tail: tuple[Part | Image, ...] = (),
+    ) -> None:
+        self.parent, self.parts, self.result, self.handle, self.tail = parent, parts, result, handle, tail
+
+    def append(self, *parts: Part | Image) -> Prompt:
+        """This prompt followed by literal parts or an image."""
+        return Prompt(self, parts, None, self.handle, self.tail + parts)
+
+    def submit(self, backend: Backend, ask: Gen | Select, hints: Hints | None = None) -> Prompt:
+        """This prompt followed by the answer to `ask`, which the backend starts on at once."""
+        handle = backend.submit(self.handle, self._segments(ask), hints)
+        return Prompt(self, (), handle.results[0], handle, ())
+
+    def prefill(self, backend: Backend, hints: Hints | None = None) -> Prompt:
+        """This prompt with its tail handed to the backend, so that descendants share the work."""
+        handle = backend.prefill(self.handle, self._segments(), hints)
+        return Prompt(self, (), None, handle, ())
+
+    def _segments(self, *ask: Gen | Select) -> tuple[Segment, ...]:
+        tail = self.tail
+        if not tail:
+            return ask
+        if any(part.__class__ is Image for part in tail):
+            return (*_split_at_images(tail), *ask)
+        return (Text(tail), *ask)  # pyright: ignore[reportArgumentType]
+
+    def nodes(self) -> list[Prompt]:
+        """Every node from the root to here."""
+        path: list[Prompt] = []
+        node: Prompt | None = self
+        while node is not None:
+            path.append(node)
+            node = node.parent
+        path.reverse()
+        return path
+
+    def pieces(self, since: Prompt | None = None) -> Iterator[Part]:
+        """Parts in order, answers as their text; waits for each answer. With `since`, only what follows it."""
+        path = self.nodes()
+        start = path.index(since) + 1 if since is not None else 0
+        for node in path[start:]:
+            for part in node.parts:
+                if not isinstance(part, Image):  # an image has no text
+                    yield part
+            if node.result is not None:
+                yield node.result.output().text
+
+    def text(self, since: Prompt | None = None) -> str:
+        """The text from the root (or from `since`) to here; waits for the answers in it."""
+        return plain(list(self.pieces(since)))
+
+    def messages(self) -> list[dict[str, str]]:
+        """Closed messages so far as `{"role", "content"}`; content loses leading whitespace, as in SGLang."""
+        found: list[dict[str, str]] = []
+        content: list[Part] | None = None
+        for piece in self.pieces():
+            if isinstance(piece, Mark) and piece.edge == "begin":
+                content = []
+            elif isinstance(piece, Mark):
+                found.append({"role": piece.role, "content": plain(content or []).lstrip()})
+                content = None
+            elif content is not None:
+                content.append(piece)
+        return found
+
+
+def _split_at_images(tail: tuple[Part | Image, ...]) -> Iterator[Segment]:
+    text: list[Part] = []
+    for part in tail:
+        if not isinstance(part, Image):
+            text.append(part)
+            continue
+        if text:
+            yield Text(tuple(text))
+            text = []
+        yield part
+    if text:
+        yield Text(tuple(text))
