@@ -1,0 +1,71 @@
+"""`make demo`: the judge of judge.py, compiled, on the small model. Prints answers, what the plan saved, where the time went."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import lmc
+from examples.judge import DIMENSIONS, judge
+
+ESSAYS = Path(__file__).parent / "data" / "essays.jsonl"
+
+
+def main() -> None:
+    clock = time.perf_counter
+    begin = clock()
+    print("Loading SmolLM2-135M (the first time its weights are converted) …", flush=True)
+    engine = lmc.Engine("smollm2")
+    loaded = clock()
+    program = lmc.compile(judge, backend=engine)
+    program.lower()
+    compiled = clock()
+
+    essays = [json.loads(line) for line in ESSAYS.read_text().splitlines()]
+    print(f"Judging {len(essays)} texts with examples/judge.py:judge, compiled …", flush=True)
+    before = engine.counters()
+    states = program.batch(essays, progress=sys.stderr.isatty(), temperature=0)
+    done = clock()
+
+    for essay, state in zip(essays, states):
+        show(essay["essay"], state)
+    print_savings(engine.counters() - before)
+    print_times({"load the model": loaded - begin, "trace and plan": compiled - loaded, "run": done - compiled},
+                (engine.counters() - before).device_seconds)
+    print("\nThe plan:\n" + program.explain())
+    engine.close()
+
+
+def show(essay: str, state) -> None:
+    print(f'\n"{essay[:72]} …"')
+    print(f"  kind: {state['kind']}")
+    for dimension, message in zip(DIMENSIONS, judgements(state)):
+        print(f"  {dimension}: {message}")
+    print(f"  answer: {state.ret_value}")
+
+
+def judgements(state) -> list[str]:
+    """The three judgements, as the last question of the conversation repeats them."""
+    question = next((m["content"] for m in state.messages() if m["content"].startswith("Judgements:")), "")
+    return [line.split(": ", 1)[1] for line in question.splitlines()[1:] if ": " in line]
+
+
+def print_savings(spent) -> None:
+    asked, computed = spent.prompt_tokens, spent.prefilled_tokens
+    print("\nWhat the plan saved")
+    print(f"  calls to the model       {spent.calls}")
+    print(f"  prompt tokens asked      {asked}")
+    print(f"  of them computed         {computed} ({1 - computed / max(1, asked):.0%} shared or cached)")
+    print(f"  prefill optimality       {spent.prefill_optimality:.3f} (1 = each unique token computed once)")
+    print(f"  generated tokens         {spent.generated_tokens} in {spent.passes} passes of the model")
+
+
+def print_times(seconds: dict[str, float], device: float) -> None:
+    print("\nWhere the time went")
+    for what, spent in seconds.items():
+        print(f"  {what:<24} {spent:6.2f} s")
+    print(f"    of it in the model     {device:6.2f} s")
+
+
+if __name__ == "__main__":
+    main()
