@@ -1,0 +1,201 @@
+"""Settings: one frozen value read from `LMC_*` and changed by `lmc.config(…)`; the default backend; log channels."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmc.errors import ArgumentError, ParameterError, ProgramError
+
+if TYPE_CHECKING:
+    from lmc.backend.base import Backend
+
+CHANNELS = ("guards", "exits", "prefix", "schedule", "spec", "trace", "passes", "engine", "backend")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What can be set, as `LMC_<NAME>` in the environment or by `lmc.config(name=…)`, which wins.
+
+    debug      0–5: 1 a line per trace and exit, 2 + time and tokens per op, 3 + IR before and after the pipeline,
+               4 + IR after each pass that changed it, 5 + each engine batch
+    log        channels to print: guards, exits, prefix, schedule, spec, …
+    print_ir   `after-all` or `after=PASS`; "" for none
+    verify     0–3: how often graphs are verified
+    jit        False runs compiled programs in the interpreter
+    seed       the seed of runs that name none; None for a fresh one each time
+    cache_dir  where converted weights and compiled constraints are kept
+    model      the model of the default backend, "" for the small one
+    device     the device of engines that name none, "" for the best there is
+    """
+
+    debug: int = 0
+    log: frozenset[str] = frozenset()
+    print_ir: str = ""
+    verify: int = 1
+    jit: bool = True
+    seed: int | None = None
+    cache_dir: Path = Path("~/.cache/lmc")
+    model: str = ""
+    device: str = ""
+
+
+def _whole(low: int, high: int | None) -> Callable[[str, Any], int]:
+    def read(name: str, value: Any) -> int:
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            raise ParameterError(f"{name}={value!r}: must be a whole number") from None
+        if number < low or (high is not None and number > high):
+            raise ParameterError(f"{name}={value!r}: must be {f'{low} to {high}' if high is not None else f'at least {low}'}")
+        return number
+
+    return read
+
+
+def _truth(name: str, value: Any) -> bool:
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    try:
+        return known[str(value).lower()]
+    except KeyError:
+        raise ParameterError(f"{name}={value!r}: must be 0 or 1") from None
+
+
+def _channels(name: str, value: Any) -> frozenset[str]:
+    items: list[str] = value.split(",") if isinstance(value, str) else list(value)
+    found = frozenset(item.strip() for item in items if item.strip())
+    unknown = sorted(found - set(CHANNELS))
+    if unknown:
+        raise ParameterError(f"{name}: no channel {unknown[0]!r}; there are {', '.join(CHANNELS)}")
+    return found
+
+
+def _seed(name: str, value: Any) -> int | None:
+    return None if value is None or value == "" else _whole(0, None)(name, value)
+
+
+def _text(name: str, value: Any) -> str:
+    return str(value)
+
+
+_READ: Mapping[str, Callable[[str, Any], Any]] = {
+    "debug": _whole(0, 5),
+    "log": _channels,
+    "print_ir": _text,
+    "verify": _whole(0, 3),
+    "jit": _truth,
+    "seed": _seed,
+    "cache_dir": lambda _, value: Path(value),
+    "model": _text,
+    "device": _text,
+}
+
+
+def from_environment(environ: Mapping[str, str]) -> Settings:
+    """Settings as the environment gives them; raises ParameterError that names the variable."""
+    changes: dict[str, Any] = {}
+    for f in fields(Settings):
+        variable = f"LMC_{f.name.upper()}"
+        if variable in environ:
+            changes[f.name] = _READ[f.name](variable, environ[variable])
+    return replace(Settings(), **changes)
+
+
+_overrides: dict[str, Any] = {}
+_settings: Settings | None = None
+
+
+def settings() -> Settings:
+    """The settings in force."""
+    global _settings
+    if _settings is None:
+        _settings = replace(from_environment(os.environ), **_overrides)
+    return _settings
+
+
+def config(**changes: Any) -> Settings:
+    """Changes settings for the process and returns those in force; without arguments only returns them."""
+    global _settings
+    for name, value in changes.items():
+        if name not in _READ:
+            raise ArgumentError(f"config() has no setting {name!r}; there are {', '.join(_READ)}")
+        _overrides[name] = _READ[name](name, value)
+    if changes:
+        _settings = None
+    return settings()
+
+
+def reset() -> None:
+    """Forgets what `config(…)` changed and reads the environment again."""
+    global _settings
+    _overrides.clear()
+    _settings = None
+
+
+def cache_dir() -> Path:
+    """The directory for what may be computed again; made when it is first asked for."""
+    path = settings().cache_dir.expanduser()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+# -- log channels ----------------------------------------------------------------------------------------------------
+
+# a channel prints when it is named in LMC_LOG, or from this debug level on
+_FROM_LEVEL: Mapping[str, int] = {"trace": 1, "exits": 1, "guards": 1, "passes": 3, "engine": 5, "schedule": 5}
+
+
+def logs(channel: str) -> bool:
+    """Whether a channel is on: ask first when the message costs something to make."""
+    now = settings()
+    return channel in now.log or now.debug >= _FROM_LEVEL.get(channel, 6)
+
+
+def log(channel: str, message: str) -> None:
+    """One line on stderr, if the channel is on."""
+    if logs(channel):
+        print(f"lmc[{channel}] {message}", file=sys.stderr, flush=True)
+
+
+# -- the default backend ---------------------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_default: Backend | None = None
+_factory: Callable[[], Backend] | None = None
+
+
+def set_default_backend(backend: Backend | None) -> None:
+    """The backend of runs that name none. None goes back to the small model."""
+    global _default
+    if backend is not None and not hasattr(backend, "submit"):
+        raise ArgumentError(f"set_default_backend() takes a backend such as lmc.Engine(…), not {backend!r}")
+    with _lock:
+        _default = backend
+
+
+def set_default_factory(make: Callable[[], Backend] | None) -> None:
+    """How to make the default backend when none is set; called once, at the first run that needs it."""
+    global _factory
+    with _lock:
+        _factory = make
+
+
+def default_backend() -> Backend:
+    """The default backend, made on first use. Raises ProgramError when there is none and no way to make one."""
+    global _default
+    with _lock:  # held while the model loads, so that two first runs load it once
+        if _default is None:
+            if _factory is None:
+                raise ProgramError("no backend: call lmc.set_default_backend(…) or give backend=…")
+            _default = _factory()
+        return _default
+
+
+def has_default_backend() -> bool:
+    """Whether a default backend is set or was made already."""
+    return _default is not None
