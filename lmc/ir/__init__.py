@@ -1,0 +1,27 @@
+"""The IR: graphs of ops on prompt states and values, as text and as data. The op table (`ops`) says what each op means."""
+
+from lmc.ir.builder import Builder, Rewriter, rewrite
+from lmc.ir.core import DEFAULT, FORMAT_VERSION, Block, Graph, Op, Symbol, Value
+from lmc.ir.ops import OPS, can_raise, trait
+from lmc.ir.text import format_graph, format_op, parse_graph
+from lmc.ir.verifier import verify
+
+__all__ = [
+    "DEFAULT",
+    "FORMAT_VERSION",
+    "OPS",
+    "Block",
+    "Builder",
+    "Graph",
+    "Op",
+    "Rewriter",
+    "Symbol",
+    "Value",
+    "can_raise",
+    "format_graph",
+    "format_op",
+    "parse_graph",
+    "rewrite",
+    "trait",
+    "verify",
+]

@@ -1,0 +1,303 @@
+"""Making graphs: `Builder` emits op by op with fresh names; `rewrite` maps one graph to another and rebuilds only what changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from lmc.errors import IRError, Loc
+from lmc.ir.core import Attr, Block, Case, Graph, Op, Operand, Symbol, Type, Value
+from lmc.ir.ops import OPS, Stage
+from lmc.ir.verifier import verify, verify_level
+
+_PREFIX: dict[str, str] = {"ctx": "c", "str": "x", "bool": "p"}
+
+
+class Names:
+    """Fresh names: `%c0`, `%x1`, … by type, or a hint made unique: `related`, `related.1`."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = set(taken)
+        self._next: dict[str, int] = {}
+
+    def reserve(self, name: str) -> None:
+        self._taken.add(name)
+
+    def numbered(self, prefix: str) -> str:
+        """`prefix0`, `prefix1`, …: the first that is free."""
+        n = self._next.get(prefix, 0)
+        while (name := f"{prefix}{n}") in self._taken:
+            n += 1
+        self._next[prefix] = n + 1
+        self._taken.add(name)
+        return name
+
+    def hinted(self, hint: str) -> str:
+        """`hint` as an identifier, made unique."""
+        return self.unique(re.sub(r"\W+", "_", hint).strip("_") or "v")
+
+    def unique(self, base: str) -> str:
+        """`base` itself when it is free, otherwise `base.1`, `base.2`, …"""
+        if base not in self._taken:
+            self._taken.add(base)
+            return base
+        n = self._next.get(base + ".", 1)
+        while (name := f"{base}.{n}") in self._taken:
+            n += 1
+        self._next[base + "."] = n + 1
+        self._taken.add(name)
+        return name
+
+
+class Builder:
+    """Builds one graph. Ops go to the current block, which starts as `entry`; a terminator closes it.
+
+        b = Builder("judge", [Value("essay", "str")])
+        (c0,) = b.emit("ctx.new")
+        (c1,) = b.emit("append", (c0, "Essay: ", essay))
+        c2, related, meta = b.emit("select", (c1, "yes", "no"), {"name": "related", "stream": "", "ordinal": 0})
+        on, off = b.label("on"), b.label("off")
+        b.terminate("switch", (p,), cases=((True, on), (DEFAULT, off)))
+        b.at(on)
+        …
+        graph = b.build()
+
+    Blocks may be filled in any order; `build` puts each after its predecessor, in the order of the switches' cases.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        params: Iterable[Value] = (),
+        *,
+        result: Type = "any",
+        symbols: Mapping[str, Any] | None = None,
+        constants: Mapping[str, Op] | None = None,
+        entry: str = "entry",
+    ) -> None:
+        self.name, self.result = name, result
+        self.params: list[Value] = list(params)
+        self.symbols: dict[str, Any] = dict(symbols or {})
+        self.constants: dict[str, Op] = dict(constants or {})
+        self._symbol_of: dict[int, str] = {id(obj): key for key, obj in self.symbols.items()}
+        self._names = Names(v.name for v in self.params)
+        self._labels = Names([entry])
+        self._symbol_names = Names([*self.symbols, *self.constants])
+        self._open: dict[str, list[Op]] = {entry: []}
+        self._closed: dict[str, Op] = {}
+        self._entry = self._current = entry
+
+    # -- names
+
+    def param(self, name: str, type: Type = "any") -> Value:
+        """A new parameter after the others; its name is made unique."""
+        value = Value(self._names.hinted(name), type)
+        self.params.append(value)
+        return value
+
+    def value(self, type: Type, hint: str | None = None) -> Value:
+        """A value with a fresh name, for an op made by hand."""
+        return Value(self._names.hinted(hint) if hint else self._names.numbered(_PREFIX.get(type, "v")), type)
+
+    def symbol(self, name: str, obj: Any) -> Symbol:
+        """`@name` for a host object; the same object always gives the same symbol, another object of that name `name.1`."""
+        if (known := self._symbol_of.get(id(obj))) is not None:
+            return Symbol(known)
+        unique = self._symbol_names.unique(name) if name else self._symbol_names.numbered("k")
+        self.symbols[unique] = obj
+        self._symbol_of[id(obj)] = unique
+        return Symbol(unique)
+
+    # -- blocks
+
+    @property
+    def current(self) -> str:
+        """Label of the block that `emit` writes to."""
+        return self._current
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the current block has its terminator."""
+        return self._current in self._closed
+
+    def label(self, hint: str | None = None) -> str:
+        """Reserves the label of a new, empty block without moving to it."""
+        label = self._labels.hinted(hint) if hint else self._labels.numbered("b")
+        self._open[label] = []
+        return label
+
+    def at(self, label: str) -> None:
+        """Makes a block that is still open the current one."""
+        if label not in self._open or label in self._closed:
+            raise IRError(f"block ^{label} of @{self.name} is {'closed' if label in self._closed else 'unknown'}")
+        self._current = label
+
+    def block(self, hint: str | None = None) -> str:
+        """A new block, which becomes the current one; gives its label."""
+        label = self.label(hint)
+        self.at(label)
+        return label
+
+    # -- ops
+
+    def emit(
+        self,
+        kind: str,
+        operands: Sequence[Operand] = (),
+        attrs: Mapping[str, Attr] | None = None,
+        loc: Loc | None = None,
+        *,
+        types: Sequence[Type] | None = None,
+        hints: Sequence[str | None] = (),
+    ) -> tuple[Value, ...]:
+        """Appends an op to the current block and gives its results.
+
+        types  of the results, where the op table leaves them open (host.call: default one `any`; read, gen: may narrow)
+        hints  names wished for the results; gen and select take the one in their attribute `name`
+        """
+        attrs = dict(attrs or {})
+        if types is None:
+            types = result_types(kind)
+        if not hints and kind in ("gen", "select"):
+            name = attrs.get("name")
+            hints = (None, name if isinstance(name, str) else None, None)
+        results = tuple(
+            self.value(t, hints[i] if i < len(hints) else "m" if kind in ("gen", "select") and i == 2 else None)
+            for i, t in enumerate(types)
+        )
+        self.add(Op(kind, tuple(operands), results, attrs, (), loc))
+        return results
+
+    def add(self, op: Op) -> None:
+        """Appends a finished op, whose results must be fresh (`value`)."""
+        if self.terminated:
+            raise IRError(f"block ^{self._current} of @{self.name} has its terminator already", loc=op.loc)
+        self._open[self._current].append(op)
+
+    def terminate(
+        self,
+        kind: str,
+        operands: Sequence[Operand] = (),
+        attrs: Mapping[str, Attr] | None = None,
+        loc: Loc | None = None,
+        *,
+        cases: Sequence[tuple[Case, str]] = (),
+    ) -> Op:
+        """Closes the current block with a terminator."""
+        if self.terminated:
+            raise IRError(f"block ^{self._current} of @{self.name} has its terminator already", loc=loc)
+        op = Op(kind, tuple(operands), (), dict(attrs or {}), tuple(cases), loc)
+        self._closed[self._current] = op
+        return op
+
+    def build(self, stage: Stage = "traced") -> Graph:
+        """The graph, verified when LMC_VERIFY ≥ 1."""
+        for label in self._open:
+            if label not in self._closed:
+                raise IRError(f"block ^{label} of @{self.name} has no terminator")
+        blocks = {label: Block(label, tuple(ops), self._closed[label]) for label, ops in self._open.items()}
+        graph = Graph(
+            self.name, tuple(self.params), preorder(blocks, self._entry), self.result, dict(self.constants), dict(self.symbols)
+        )
+        if verify_level() >= 1:
+            verify(graph, stage)
+        return graph
+
+
+def result_types(kind: str) -> tuple[Type, ...]:
+    """Types of an op's results where nobody says otherwise; "any number" counts as one."""
+    if kind not in OPS:
+        raise IRError(f"there is no op {kind!r}")
+    return tuple(t.lstrip("*") for t in OPS[kind].results)  # pyright: ignore[reportReturnType]
+
+
+def preorder(blocks: Mapping[str, Block], entry: str) -> tuple[Block, ...]:
+    """Blocks reachable from `entry`, each after its predecessor, then those that nothing reaches (for the verifier to refuse)."""
+    found: dict[str, Block] = {}
+    stack = [entry]
+    while stack:
+        label = stack.pop()
+        if label in found or label not in blocks:
+            continue
+        found[label] = blocks[label]
+        stack.extend(reversed(blocks[label].successors))
+    found.update((label, block) for label, block in blocks.items() if label not in found)
+    return tuple(found.values())
+
+
+# -- rewriting -----------------------------------------------------------------------------------------------------
+
+
+class Rewriter:
+    """What a rewrite rule may use: fresh values, and `replace` to give a value's later uses another operand."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._map: dict[Value, Operand] = {}
+        self._names: Names | None = None
+
+    def fresh(self, type: Type, hint: str | None = None) -> Value:
+        """A value whose name the graph does not have yet."""
+        if self._names is None:
+            self._names = Names([*(v.name for v in self.graph.params), *(v.name for v in self.graph.producer)])
+        return Value(self._names.hinted(hint) if hint else self._names.numbered(_PREFIX.get(type, "v")), type)
+
+    def replace(self, old: Value, new: Operand) -> None:
+        """From here on `new` stands wherever `old` was used. `new` must be defined before each of those uses."""
+        self._map[old] = self.get(new)
+
+    def get(self, operand: Operand) -> Operand:
+        """What stands for an operand now."""
+        return self._map.get(operand, operand) if isinstance(operand, Value) else operand
+
+    def mapped(self, op: Op) -> Op:
+        """The op with its operands replaced; the same object when there is nothing to replace."""
+        if not self._map or not any(v in self._map for v in op.uses):
+            return op
+        return with_operands(op, tuple(self.get(x) for x in op.operands))
+
+
+Rule = Callable[[Op, Rewriter], Sequence[Op] | None]
+"""Given an op (operands already replaced): None to keep it, or the ops to put in its place."""
+
+
+def rewrite(graph: Graph, rule: Rule, rewriter: Rewriter | None = None) -> Graph:
+    """Applies `rule` to each op in dominance order (a rule must keep terminators); the same graph when nothing changed."""
+    rewriter = rewriter or Rewriter(graph)
+    blocks = tuple(_rewrite_block(block, rule, rewriter) for block in graph.blocks)
+    return with_blocks(graph, blocks)
+
+
+def _rewrite_block(block: Block, rule: Rule, rewriter: Rewriter) -> Block:
+    ops: list[Op] = []
+    changed = False
+    for op in block.ops:
+        now = rewriter.mapped(op)
+        then = rule(now, rewriter)
+        changed |= now is not op if then is None else not (len(then) == 1 and then[0] is op)
+        ops.extend((now,) if then is None else then)
+    terminator = rewriter.mapped(block.terminator)
+    then = rule(terminator, rewriter)
+    if then is not None:
+        ops.extend(then[:-1])
+        changed |= len(then) > 1
+        terminator = then[-1]
+    if not changed and terminator is block.terminator:
+        return block
+    return Block(block.label, tuple(ops), terminator)
+
+
+def with_blocks(graph: Graph, blocks: tuple[Block, ...]) -> Graph:
+    """The graph with other blocks; the same object when they are the same objects."""
+    if len(blocks) == len(graph.blocks) and all(a is b for a, b in zip(blocks, graph.blocks, strict=True)):
+        return graph
+    return Graph(graph.name, graph.params, blocks, graph.result, graph.constants, graph.symbols)
+
+
+def with_operands(op: Op, operands: tuple[Operand, ...]) -> Op:
+    return Op(op.kind, operands, op.results, op.attrs, op.cases, op.loc)
+
+
+def with_attrs(op: Op, attrs: Mapping[str, Attr]) -> Op:
+    return Op(op.kind, op.operands, op.results, dict(attrs), op.cases, op.loc)

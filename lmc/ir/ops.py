@@ -1,0 +1,96 @@
+"""The op table: every fact about an op that the verifier, the printer, the passes and the executor ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lmc.ir.core import Op
+
+Trait = Literal["pure", "ordered", "effect", "samples", "terminator"]
+Stage = Literal["traced", "planned"]
+BOTH: frozenset[Stage] = frozenset({"traced", "planned"})
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """What holds for every op of one kind.
+
+    operands  type of each operand in order; "*T" as the last means any number of T; "const" is a literal or symbol
+    results   types of the results in order; "*any" as the last means any number
+    trait     how passes may treat it (design.md §2.2); `host.call` says its own by attributes
+    stages    where it may appear; `traced` is what the tracer emits, `planned` what the passes hand to the executor
+    """
+
+    kind: str
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    trait: Trait
+    doc: str
+    attrs: tuple[str, ...] = ()
+    stages: frozenset[Stage] = BOTH
+
+
+GEN_PARAMS = (
+    "max_tokens min_tokens n stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty ignore_eos "
+    "return_logprob logprob_start_len top_logprobs_num return_text_in_logprobs dtype regex json_schema ebnf lark structural_tag seed logit_bias"
+).split()
+
+# `stream` is the fork path of the state ("" for the root), `ordinal` the op's number on it: together the op's identity,
+# from which its seed derives. `params` names the gen parameters given by the trailing operands.
+_ASK = ("name", "stream", "ordinal", "params")
+
+OPS: dict[str, OpSpec] = {
+    spec.kind: spec
+    for spec in (
+        OpSpec("ctx.new", (), ("ctx",), "pure", "The empty prompt."),
+        OpSpec("append", ("ctx", "*str"), ("ctx",), "pure", "The prompt followed by literal text, special tokens and marks."),
+        OpSpec("image", ("ctx", "any"), ("ctx",), "pure", "The prompt followed by an image."),
+        OpSpec("video", ("ctx", "any", "const"), ("ctx",), "pure", "The prompt followed by frames of a video."),
+        OpSpec("role.begin", ("ctx",), ("ctx",), "pure", "Opens a message.", ("role", "previous"), frozenset({"traced"})),
+        OpSpec("role.end", ("ctx",), ("ctx",), "pure", "Closes the open message.", ("role",), frozenset({"traced"})),
+        OpSpec("ctx.text", ("ctx",), ("str",), "pure", "The text of a prompt."),
+        OpSpec("ctx.slice", ("ctx", "ctx"), ("str",), "pure", "The text of the first prompt after the second, its ancestor."),
+        OpSpec("ctx.messages", ("ctx",), ("any",), "ordered", "The closed messages of a prompt, a new list."),
+        OpSpec("concat", ("*str",), ("str",), "pure", "Text joined."),
+        OpSpec("gen", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Samples an answer: the prompt with it, its value, its meta info.",
+               (*_ASK, *GEN_PARAMS, "constraint", "group", "lookahead")),
+        OpSpec("select", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Chooses one of the operands by log-probability.",
+               ("name", "stream", "ordinal", "method", "temperature", "params", "group")),
+        OpSpec("read", ("any",), ("any",), "pure", "Waits for an answer or its meta info and raises what it failed with, here in program order."),
+        OpSpec("host.call", ("const", "*any"), ("*any",), "effect", "Calls a host function on real values. With `catch` it also gives the "
+               "exception it raised (None if none) instead of raising.",
+               ("kwargs", "pure", "ordered", "total", "inline", "catch", "ord", "touches", "blocking")),
+        OpSpec("prefill", ("ctx",), (), "effect", "Computes and pins the KV of a prompt.", ("scope",), frozenset({"planned"})),
+        OpSpec("release", ("ctx",), (), "effect", "Ends a pin.", (), frozenset({"planned"})),
+        OpSpec("switch", ("any",), (), "terminator", "Goes to the block whose case equals the operand."),
+        OpSpec("return", ("any", "ctx", "*any"), (), "terminator", "Ends the run: value, final prompt, then value and meta of each variable.",
+               ("vars", "stream", "ordinal", "forks", "role", "previous")),
+        OpSpec("raise", ("any",), (), "terminator", "Ends the run with an exception."),
+        OpSpec("exit", ("*any",), (), "terminator", "A path not seen yet: its operands are what the program can still reach.", ("id", "reason")),
+    )
+}
+
+
+_READS = frozenset({"read", "ctx.text", "ctx.slice", "ctx.messages"})  # raise what the backend failed with
+
+
+def spec(op: Op) -> OpSpec:
+    """The table's entry for an op; KeyError for an unknown kind (the verifier says it better)."""
+    return OPS[op.kind]
+
+
+def trait(op: Op) -> Trait:
+    """The op's trait; a host call's attributes decide its own."""
+    if op.kind == "host.call":
+        return "pure" if op.attr("pure") else "ordered" if op.attr("ordered") else "effect"
+    return OPS[op.kind].trait
+
+
+def can_raise(op: Op) -> bool:
+    """Whether the op may raise an exception into the program at its place."""
+    return op.kind in _READS or (op.kind == "host.call" and not op.attr("total") and not op.attr("catch"))
+
+
+def is_terminator(op: Op) -> bool:
+    return OPS[op.kind].trait == "terminator"

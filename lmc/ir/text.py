@@ -1,0 +1,409 @@
+"""The text form: `format_graph` prints, `parse_graph` reads; each is exactly the other's inverse. Reading executes nothing.
+
+One op a line, operands in parentheses, then what else it has: `switch`'s cases, attributes, the place in the source.
+A result's type is printed where the op table does not say it. Names that are not plain are quoted: `%"a b"`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lmc.errors import IRError, Loc
+from lmc.ir.core import DEFAULT, FORMAT_VERSION, TYPES, Attr, Block, Case, Graph, Op, Operand, Symbol, Type, Value
+from lmc.ir.ops import OPS
+from lmc.prompt import Mark, Special
+
+if TYPE_CHECKING:
+    from lark import Lark, Token, Tree
+
+_DOTTED = re.compile(r"\w+(\.\w+)*")
+_COLONED = re.compile(r"\w+([.:]\w+)*")
+_VERSION = re.compile(r"\A\s*// lmc ir (\S+)")
+
+
+# -- printing ------------------------------------------------------------------------------------------------------
+
+
+def format_graph(graph: Graph) -> str:
+    """The whole graph as text, with the format's version in the first line."""
+    return "\n".join(_lines(graph)) + "\n"
+
+
+def _lines(graph: Graph) -> Iterator[str]:
+    params = ", ".join(f"{_value(p)}: {p.type}" for p in graph.params)
+    yield f"// lmc ir {FORMAT_VERSION}"
+    yield f"graph {_symbol(graph.name)}({params}) -> ({graph.result}) {{"
+    for name, op in graph.constants.items():
+        yield f"  {_symbol(name)} = {format_op(op)}"
+    for i, block in enumerate(graph.blocks):
+        if i or block.label != "entry":
+            yield f"{_label(block.label)}:"
+        for op in block.ops:
+            yield "  " + format_op(op)
+        yield "  " + format_op(block.terminator)
+    yield "}"
+
+
+def format_op(op: Op) -> str:
+    """One op as its line of text."""
+    text = f"{op.kind}({', '.join(format_operand(x) for x in op.operands)})"
+    if op.results:
+        text = ", ".join(_result(op, i, v) for i, v in enumerate(op.results)) + " = " + text
+    if op.cases:
+        text += " [" + ", ".join(f"{_case(case)} -> {_label(label)}" for case, label in op.cases) + "]"
+    if op.attrs:
+        text += " {" + ", ".join(f"{name} = {format_attr(x)}" for name, x in op.attrs.items()) + "}"
+    if op.loc is not None:
+        text += f" loc({quote(op.loc.file)}:{op.loc.line}{f':{op.loc.col}' if op.loc.col else ''})"
+    return text
+
+
+def format_operand(x: Operand) -> str:
+    """`%x`, `@fn`, `special("…")`, `begin("user")`, `end("user")` or a literal."""
+    if isinstance(x, Value):
+        return _value(x)
+    if isinstance(x, Special):
+        return f"special({quote(x.spelling)})"
+    if isinstance(x, Mark):
+        return f"{x.edge}({quote(x.role)})"
+    return _atom(x)
+
+
+def format_attr(x: Attr) -> str:
+    """An attribute's value; tuples in brackets."""
+    return "[" + ", ".join(format_attr(i) for i in x) + "]" if isinstance(x, tuple) else _atom(x)
+
+
+def quote(text: str) -> str:
+    """A JSON string; what cannot be seen (controls, unpaired surrogates, direction marks) is escaped."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return quoted if quoted.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in quoted)
+
+
+def _atom(x: object) -> str:
+    if (rule := _ATOMS.get(type(x))) is None:
+        raise IRError(f"{x!r} of type {type(x).__name__} is no literal of the IR; use str, int, float, bool, None, bytes or a Symbol")
+    return rule(x)
+
+
+_ATOMS: Mapping[type, Callable[[Any], str]] = {
+    str: quote,
+    bool: lambda x: "true" if x else "false",
+    int: repr,
+    float: repr,
+    type(None): lambda _: "none",
+    bytes: lambda x: f'bytes("{x.hex()}")',
+    Symbol: lambda x: _symbol(x.name),
+}
+
+
+def _result(op: Op, i: int, v: Value) -> str:
+    return _value(v) if v.type == _default_type(op.kind, i) else f"{_value(v)}: {v.type}"
+
+
+def _default_type(kind: str, i: int) -> str | None:
+    types = OPS[kind].results if kind in OPS else ()
+    if i < len(types):
+        return types[i].lstrip("*")
+    return types[-1][1:] if types and types[-1].startswith("*") else None
+
+
+def _case(case: Case) -> str:
+    return "_" if case is DEFAULT else _atom(case)
+
+
+def _value(v: Value) -> str:
+    return "%" + (v.name if _DOTTED.fullmatch(v.name) else quote(v.name))
+
+
+def _symbol(name: str) -> str:
+    return "@" + (name if _COLONED.fullmatch(name) else quote(name))
+
+
+def _label(name: str) -> str:
+    return "^" + (name if _DOTTED.fullmatch(name) else quote(name))
+
+
+# -- parsing -------------------------------------------------------------------------------------------------------
+
+
+def parse_graph(text: str, file: str = "<ir>") -> Graph:
+    """Reads one graph. Checks syntax and names; the op table's rules are the verifier's.
+
+    Raises IRError with the place in `file`, the line with a caret, and what was expected.
+    """
+    _check_version(text, file)
+    from lark.exceptions import UnexpectedInput
+
+    try:
+        tree = _parser().parse(text)
+    except UnexpectedInput as e:
+        _syntax_error(e, text, file)
+    return _Reader(text, file).graph(tree)
+
+
+@cache
+def _parser() -> Lark:
+    from lark import Lark
+
+    return Lark((Path(__file__).parent / "ir.lark").read_text("utf-8"), parser="lalr", maybe_placeholders=True)
+
+
+def _check_version(text: str, file: str) -> None:
+    match = _VERSION.match(text)
+    if match and match[1] != str(FORMAT_VERSION):
+        line = text.count("\n", 0, match.start(1)) + 1
+        raise IRError(
+            f"this is IR format {match[1]}; this lmc reads format {FORMAT_VERSION}. "
+            "Print the graph again with this version of lmc, or read the file with the version that wrote it",
+            loc=Loc(file, line),
+        )
+
+
+class _Reader:
+    """From lark's tree to a graph. Values are collected first, because a use needs its definition's type."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.text, self.file = text, file
+        self.values: dict[str, Value] = {}
+
+    def graph(self, tree: Tree[Token]) -> Graph:
+        name, *rest = tree.children
+        params: list[Value] = []
+        parts: dict[str, list[Any]] = {"constant": [], "opening": [], "block": []}
+        result: Type = "any"
+        for child in rest:
+            if child is None:
+                continue
+            if not hasattr(child, "data"):
+                result = self._type(child)
+            elif child.data == "param":
+                params.append(self._define(child.children[0], self._type(child.children[1])))
+            else:
+                parts[child.data].append(child)
+        for block in (*parts["opening"], *parts["block"]):
+            for op in block.children:
+                if hasattr(op, "data"):
+                    self._define_results(op)
+        constants = {self._name(c.children[0]): self._constant(c) for c in parts["constant"]}
+        blocks = [self._block("entry", b.children, b.children[0].children[1]) for b in parts["opening"]]
+        blocks += [self._block(self._name(b.children[0]), b.children[1:], b.children[0]) for b in parts["block"]]
+        return Graph(self._name(name), tuple(params), tuple(blocks), result, constants)
+
+    # -- definitions
+
+    def _define(self, token: Token, type: Type) -> Value:
+        name = self._name(token)
+        if name in self.values:
+            self._fail(token, f"%{name} is defined twice")
+        self.values[name] = value = Value(name, type)
+        return value
+
+    def _define_results(self, op: Tree[Token]) -> None:
+        results, kind = op.children[0], op.children[1]
+        if str(kind) not in OPS:
+            import difflib
+
+            near = difflib.get_close_matches(str(kind), OPS, n=1)
+            self._fail(kind, f"there is no op {str(kind)!r}" + (f"; did you mean {near[0]}?" if near else ""))
+        for i, result in enumerate(results.children if results is not None else ()):
+            token, annotated = result.children
+            type = self._type(annotated) if annotated is not None else _default_type(str(kind), i)
+            if type is None:
+                self._fail(token, f"{kind} has {len(OPS[str(kind)].results)} results")
+            self._define(token, type)  # pyright: ignore[reportArgumentType]
+
+    def _type(self, token: Token) -> Type:
+        if str(token) not in TYPES:
+            self._fail(token, f"there is no type {str(token)!r}; types are {', '.join(sorted(TYPES))}")
+        return str(token)  # pyright: ignore[reportReturnType]
+
+    # -- blocks and ops
+
+    def _block(self, label: str, ops: list[Any], at: Token) -> Block:
+        if not ops:
+            self._fail(at, f"block ^{label} has no terminator")
+        read = [self._op(op) for op in ops]
+        return Block(label, tuple(read[:-1]), read[-1])
+
+    def _op(self, tree: Tree[Token]) -> Op:
+        results, kind, operands, cases, attrs, loc = tree.children
+        return Op(
+            str(kind),
+            self._operands(operands),
+            tuple(self.values[self._name(r.children[0])] for r in results.children) if results is not None else (),
+            self._attrs(attrs),
+            tuple(self._case(c) for c in cases.children if c is not None) if cases is not None else (),
+            self._loc(loc),
+        )
+
+    def _constant(self, tree: Tree[Token]) -> Op:
+        _, kind, operands, attrs, loc = tree.children
+        return Op(str(kind), self._operands(operands), (), self._attrs(attrs), (), self._loc(loc))
+
+    def _operands(self, tree: Tree[Token] | None) -> tuple[Operand, ...]:
+        return tuple(self._operand(x) for x in tree.children) if tree is not None else ()
+
+    def _operand(self, tree: Any) -> Operand:
+        if tree.data == "use":
+            token = tree.children[0]
+            if (value := self.values.get(self._name(token))) is None:
+                self._fail(token, f"{token} is not defined")
+            return value
+        if tree.data == "operand":
+            return self._atom(tree.children[0])
+        text = self._string(tree.children[0])
+        return Special(text) if tree.data == "special" else Mark(text, tree.data)
+
+    def _case(self, tree: Any) -> tuple[Case, str]:
+        case, label = tree.children
+        return (DEFAULT if case.data == "default" else self._atom(case.children[0])), self._name(label)
+
+    def _attrs(self, tree: Tree[Token] | None) -> dict[str, Attr]:
+        attrs: dict[str, Attr] = {}
+        for attr in tree.children if tree is not None else ():
+            if attr is not None:
+                name, value = attr.children
+                if str(name) in attrs:
+                    self._fail(name, f"attribute {name} stands twice")
+                attrs[str(name)] = self._attr(value)
+        return attrs
+
+    def _attr(self, tree: Any) -> Attr:
+        if tree.data == "tuple":
+            return tuple(self._attr(x) for x in tree.children if x is not None)
+        return self._atom(tree.children[0])
+
+    def _loc(self, tree: Any) -> Loc | None:
+        if tree is None:
+            return None
+        file, line, col = tree.children
+        return Loc(self._string(file), int(line), int(col) if col is not None else 0)
+
+    # -- atoms
+
+    def _atom(self, tree: Any) -> Any:
+        if tree.data in _CONSTANTS:
+            return _CONSTANTS[tree.data]
+        token = tree.children[0]
+        match tree.data:
+            case "symbol":
+                return Symbol(self._name(token))
+            case "string":
+                return self._string(token)
+            case "integer":
+                return int(token)
+            case "float":
+                return float(token)
+            case _:
+                return self._bytes(token)
+
+    def _string(self, token: Token) -> str:
+        return self._unquote(token, str(token))
+
+    def _name(self, token: Token) -> str:
+        name = str(token)[1:]
+        return self._unquote(token, name) if name.startswith('"') else name
+
+    def _unquote(self, token: Token, quoted: str) -> str:
+        try:
+            return json.loads(quoted)
+        except ValueError as e:
+            self._fail(token, f"not a JSON string: {e}")
+
+    def _bytes(self, token: Token) -> bytes:
+        try:
+            return bytes.fromhex(self._string(token))
+        except ValueError:
+            self._fail(token, "bytes are written as hexadecimal digits, two each")
+
+    def _fail(self, token: Token, message: str) -> NoReturn:
+        _error(message, self.text, self.file, token.line or 1, token.column or 1)
+
+
+_CONSTANTS: Mapping[str, Any] = {
+    "true": True,
+    "false": False,
+    "none": None,
+    "inf": math.inf,
+    "minus_inf": -math.inf,
+    "nan": math.nan,
+}
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+_WORDS = {
+    "VALUE": "a value (%name)",
+    "SYMBOL": "a symbol (@name)",
+    "LABEL": "a label (^name)",
+    "NAME": "a name",
+    "STRING": 'a string ("…")',
+    "INT": "an integer",
+    "FLOAT": "a float",
+    "LPAR": "(",
+    "RPAR": ")",
+    "LBRACE": "{",
+    "RBRACE": "}",
+    "LSQB": "[",
+    "RSQB": "]",
+    "COMMA": ",",
+    "COLON": ":",
+    "EQUAL": "=",
+}
+_LITERAL_WORDS = frozenset({"STRING", "INT", "FLOAT", "INF", "NAN", "TRUE", "FALSE", "NONE", "BYTES", "SYMBOL"})
+
+
+def _expected(terminals: set[str]) -> str:
+    names = {name for name in terminals if not name.startswith("__")}
+    words: list[str] = []
+    if names >= _LITERAL_WORDS:
+        words.append("a literal (string, number, true, false, none, bytes, @symbol)")
+        names = {n for n in names - _LITERAL_WORDS if not n.endswith("INF")}
+    words += sorted(_WORDS.get(n) or _keyword(n) for n in names if n != "$END")
+    if "$END" in names:
+        words.append("the end of the text")
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else "nothing more"
+
+
+@cache
+def _keyword(terminal: str) -> str:
+    found = next((t.pattern.value for t in _parser().terminals if t.name == terminal), terminal.lower())
+    return found
+
+
+def _syntax_error(e: Any, text: str, file: str) -> NoReturn:
+    from lark.exceptions import UnexpectedCharacters, UnexpectedToken
+
+    wanted = _expected(set(e.allowed if isinstance(e, UnexpectedCharacters) else getattr(e, "accepts", None) or e.expected))
+    if isinstance(e, UnexpectedToken) and e.token.type != "$END":
+        found = repr(str(e.token))
+    elif isinstance(e, UnexpectedCharacters):
+        found = repr(text[e.pos_in_stream])
+        if text[e.pos_in_stream] == '"':
+            found = "a string that does not end on its line or has a raw control character"
+    else:
+        _error(f"the text ends too early; expected {wanted}", text, file, *_end(text))
+    _error(f"found {found}; expected {wanted}", text, file, e.line, e.column)
+
+
+def _end(text: str) -> tuple[int, int]:
+    lines = text.rstrip().split("\n")
+    return len(lines), len(lines[-1]) + 1
+
+
+def _error(message: str, text: str, file: str, line: int, column: int) -> NoReturn:
+    """Raises IRError at a 1-based line and column, with the line and a caret."""
+    loc = Loc(file, line, column - 1)
+    if not loc.excerpt():
+        source = text.split("\n")[line - 1] if line <= text.count("\n") + 1 else ""
+        shown = source.lstrip()
+        caret = max(0, column - 1 - (len(source) - len(shown)))
+        message += f"\n    {shown}\n    {' ' * caret}^"
+    raise IRError(message, loc=loc)

@@ -1,0 +1,289 @@
+"""The rules of the IR, checked: an error names the block, the op's index, the printed op and the source location."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from lmc.errors import IRError
+from lmc.ir.core import DEFAULT, TYPES, Block, Graph, Op, Operand, Symbol, Value, exact
+from lmc.ir.ops import GEN_PARAMS, OPS, OpSpec, Stage
+from lmc.prompt import Mark, Special
+
+_LITERALS = (str, int, float, bool, bytes, type(None))
+_GEN_PARAMS = frozenset(GEN_PARAMS)
+
+
+def verify_level() -> int:
+    """LMC_VERIFY: 0 nothing, 1 built graphs and what a pipeline gives (default), 2 after each pass, 3 also the text's round trip."""
+    return int(os.environ.get("LMC_VERIFY", "1"))
+
+
+def verify(graph: Graph, stage: Stage = "traced") -> None:
+    """Checks every rule for a graph of this stage; the first one broken raises IRError."""
+    _Verifier(graph, stage).run()
+
+
+class _Broken(Exception):
+    """A rule is broken; the place is added by whoever knows it."""
+
+
+class _Verifier:
+    """One walk over the blocks in order; `_defined` says in which block each value seen so far was defined."""
+
+    def __init__(self, graph: Graph, stage: Stage) -> None:
+        self.graph, self.stage = graph, stage
+        self._defined: dict[Value, str] = {}
+        self._names: set[str] = set()
+        self._above: dict[str, frozenset[str]] = {}  # blocks on the path to a block, itself included
+        self._exits: set[int] = set()
+        self._origin: dict[Value, Op] = {}  # the op that gave each ctx value
+
+    def run(self) -> None:
+        try:
+            self._header()
+            self._tree()
+        except _Broken as e:
+            raise IRError(f"graph @{self.graph.name}: {e}") from None
+        for block in self.graph.blocks:
+            for i, op in enumerate((*block.ops, block.terminator)):
+                try:
+                    self._op(block, op, last=i == len(block.ops))
+                except _Broken as e:
+                    raise IRError(
+                        f"graph @{self.graph.name}, block ^{block.label}, op {i}: {e}\n    in  {_shown(op)}", loc=op.loc
+                    ) from None
+
+    # -- the graph
+
+    def _header(self) -> None:
+        _require(bool(self.graph.name), "it has no name")
+        _require(self.graph.result in TYPES, f"unknown result type {self.graph.result!r}")
+        for v in self.graph.params:
+            self._define(v, "")
+        for name, op in self.graph.constants.items():
+            _require(bool(name), "a constant has no name")
+            _require(not op.results and not op.cases, f"constant @{name} has results or cases")
+            for x in op.operands:
+                _require(isinstance(x, _LITERALS), f"constant @{name} has the operand {x!r}, which is not a literal")
+            self._attr_values(op)
+
+    def _tree(self) -> None:
+        _require(bool(self.graph.blocks), "it has no blocks")
+        self._above[self.graph.blocks[0].label] = frozenset({self.graph.blocks[0].label})
+        labels: set[str] = set()
+        for block in self.graph.blocks:
+            _require(block.label not in labels, f"two blocks are called ^{block.label}")
+            labels.add(block.label)
+        came_from: dict[str, str] = {}
+        for block in self.graph.blocks:
+            _require(
+                block.label in self._above,
+                f"block ^{block.label} is not reached from a block before it (each block stands after its one predecessor)",
+            )
+            for succ in block.successors:
+                _require(succ in labels, f"^{block.label} goes to ^{succ}, which does not exist")
+                _require(succ != self.graph.blocks[0].label, f"^{block.label} goes to the entry ^{succ}")
+                _require(
+                    succ not in came_from,
+                    f"^{succ} has two predecessors, ^{came_from.get(succ)} and ^{block.label}; blocks form a tree",
+                )
+                came_from[succ] = block.label
+                self._above[succ] = self._above[block.label] | {succ}
+
+    # -- one op
+
+    def _op(self, block: Block, op: Op, last: bool) -> None:
+        spec = OPS.get(op.kind)
+        if spec is None:
+            near = difflib.get_close_matches(op.kind, OPS, n=1)
+            raise _Broken(f"there is no op {op.kind!r}" + (f"; did you mean {near[0]}?" if near else ""))
+        _require((spec.trait == "terminator") == last, f"{op.kind} is a terminator in the middle of a block" if not last
+                 else f"the block ends with {op.kind}, which is not a terminator")  # fmt: skip
+        _require(self.stage in spec.stages, f"{op.kind} is not allowed in a {self.stage} graph ({_lowered(spec)})")
+        self._operands(block, op, spec)
+        self._attrs(op, spec)
+        if (rule := _RULES.get(op.kind)) is not None:
+            rule(self, op)
+        _require(op.kind == "switch" or not op.cases, f"{op.kind} has cases; only switch does")
+        self._results(block, op, spec)
+
+    def _operands(self, block: Block, op: Op, spec: OpSpec) -> None:
+        variadic = bool(spec.operands) and spec.operands[-1].startswith("*")
+        fixed = spec.operands[:-1] if variadic else spec.operands
+        n = len(op.operands)
+        if n < len(fixed) or (n > len(fixed) and not variadic):
+            raise _Broken(f"{op.kind} takes {len(fixed)}{' or more' if variadic else ''} operands, not {n}")
+        for i, x in enumerate(op.operands):
+            wanted = fixed[i] if i < len(fixed) else spec.operands[-1][1:]
+            if isinstance(x, Value):
+                at = self._defined.get(x)
+                if at is None:
+                    raise _Broken(self._undefined(x))
+                if at and at not in self._above[block.label]:
+                    raise _Broken(f"%{x.name} is defined in ^{at}, which is not on the path to ^{block.label}")
+            if not _fits(x, wanted):
+                raise _Broken(f"operand {i} is {_describe(x)}; {op.kind} wants {_WANTED.get(wanted, wanted)} there")
+            if isinstance(x, Symbol):
+                self._symbol(x)
+
+    def _undefined(self, x: Value) -> str:
+        same = next((v for v in self._defined if v.name == x.name), None)
+        if same is not None:
+            return f"%{x.name} is used as {x.type} and defined as {same.type}"
+        later = x in self.graph.producer
+        return f"%{x.name} is used before it is defined" if later else f"%{x.name} is not defined"
+
+    def _attrs(self, op: Op, spec: OpSpec) -> None:
+        for name in op.attrs:
+            if name not in spec.attrs:
+                near = difflib.get_close_matches(name, spec.attrs, n=1)
+                raise _Broken(f"{op.kind} has no attribute {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
+        self._attr_values(op)
+
+    def _attr_values(self, op: Op) -> None:
+        for name, value in op.attrs.items():
+            for x in _leaves(value):
+                _require(isinstance(x, (*_LITERALS, Symbol)), f"attribute {name} holds {x!r}; use literals, symbols and tuples")
+                if isinstance(x, Symbol):
+                    self._symbol(x)
+
+    def _results(self, block: Block, op: Op, spec: OpSpec) -> None:
+        if spec.results and spec.results[-1].startswith("*"):
+            wanted = (spec.results[-1][1:],) * len(op.results)
+        else:
+            wanted = spec.results
+        _require(len(op.results) == len(wanted), f"{op.kind} has {len(wanted)} results, not {len(op.results)}")
+        for v, t in zip(op.results, wanted, strict=True):
+            ok = v.type == t or (t == "any" and v.type != "ctx") or (v.type == "any" and t != "ctx")
+            _require(ok, f"result %{v.name} is {v.type}; {op.kind} gives {t} there")
+            self._define(v, block.label)
+            if v.type == "ctx":
+                self._origin[v] = op
+
+    def _define(self, v: Value, label: str) -> None:
+        _require(bool(v.name), "a value has no name")
+        _require(v.type in TYPES, f"%{v.name} has the unknown type {v.type!r}")
+        _require(v.name not in self._names, f"%{v.name} is defined twice")
+        self._names.add(v.name)
+        self._defined[v] = label
+
+    def _symbol(self, s: Symbol) -> None:
+        _require(bool(s.name), "a symbol has no name")
+        if self.graph.symbols and s.name not in self.graph.symbols and s.name not in self.graph.constants:
+            raise _Broken(f"@{s.name} is neither a symbol nor a constant of the graph")
+
+    # -- rules of single kinds
+
+    def switch(self, op: Op) -> None:
+        _require(bool(op.cases), "switch has no cases")
+        seen: set[object] = set()
+        for i, (case, _) in enumerate(op.cases):
+            if not isinstance(case, (*_LITERALS, Symbol)) and case is not DEFAULT:
+                raise _Broken(f"case {case!r} is not a literal, a symbol or _")
+            if isinstance(case, Symbol):
+                self._symbol(case)
+            _require(exact(case) not in seen, f"case {'_' if case is DEFAULT else repr(case)} stands twice")
+            _require(case is not DEFAULT or i == len(op.cases) - 1, "the case _ is not the last one")
+            seen.add(exact(case))
+
+    def slice(self, op: Op) -> None:
+        whole, since = op.operands
+        node: Operand | None = whole
+        while node != since:
+            origin = self._origin.get(node) if isinstance(node, Value) else None
+            if origin is None:
+                return  # it came from before this graph
+            if not origin.operands:
+                raise _Broken(f"{_describe(since)} is not an ancestor of {_describe(whole)}")
+            node = origin.operands[0]
+
+    def ask(self, op: Op) -> None:
+        params = op.attr("params", ())
+        _require(isinstance(params, tuple), "attribute params is not a tuple of names")
+        fixed = 2 if op.kind == "select" else 1  # the prompt, and at least one choice
+        if op.kind == "gen" and len(op.operands) != 1 + len(params):
+            raise _Broken(f"{len(op.operands) - 1} operands after the prompt, but attribute params names {len(params)}")
+        _require(len(op.operands) >= fixed + len(params), "select has no choices")
+        for name in params:
+            _require(name in _GEN_PARAMS or name in OPS[op.kind].attrs, f"attribute params names {name!r}, which is no parameter of {op.kind}")
+            _require(name not in op.attrs, f"{name} is given twice, as an attribute and as an operand")
+        _require(len(set(params)) == len(params), "attribute params names a parameter twice")
+
+    def call(self, op: Op) -> None:
+        _require(not (op.attr("pure") and op.attr("ordered")), "a host call is pure or ordered, not both")
+        kwargs = op.attr("kwargs", ())
+        ok = isinstance(kwargs, tuple) and all(isinstance(k, str) for k in kwargs)
+        _require(ok, "attribute kwargs is not a tuple of names")
+        _require(len(kwargs) <= len(op.operands) - 1, "attribute kwargs names more arguments than there are operands")
+
+    def role(self, op: Op) -> None:
+        _require(isinstance(op.attr("role"), str), "attribute role is missing or not a string")
+        _require(isinstance(op.attr("previous"), (str, type(None))), "attribute previous is neither a string nor none")
+
+    def returns(self, op: Op) -> None:
+        if (names := op.attr("vars")) is not None:
+            _require(isinstance(names, tuple), "attribute vars is not a tuple of names")
+            n = len(op.operands) - 2
+            _require(n == 2 * len(names), f"{n} operands after the prompt, but {len(names)} variables (value and meta each)")
+
+    def exit(self, op: Op) -> None:
+        number = op.attr("id")
+        _require(isinstance(number, int), "attribute id is missing or not an integer")
+        _require(number not in self._exits, f"exit id {number} stands twice")
+        self._exits.add(number)
+
+
+_RULES: Mapping[str, Callable[[_Verifier, Op], None]] = {
+    "switch": _Verifier.switch,
+    "ctx.slice": _Verifier.slice,
+    "gen": _Verifier.ask,
+    "select": _Verifier.ask,
+    "host.call": _Verifier.call,
+    "role.begin": _Verifier.role,
+    "role.end": _Verifier.role,
+    "return": _Verifier.returns,
+    "exit": _Verifier.exit,
+}
+
+_WANTED = {"ctx": "a ctx", "str": "text", "any": "a value that is not a ctx", "const": "a literal or a symbol"}
+
+
+def _fits(x: Operand, wanted: str) -> bool:
+    """Whether an operand may stand where the op table says `wanted`. `any` takes everything (exits carry ctx values too)."""
+    if isinstance(x, Value):
+        return x.type == wanted or wanted == "any" or (wanted == "str" and x.type == "any")
+    if isinstance(x, (Special, Mark)):
+        return wanted == "str"
+    if isinstance(x, Symbol):
+        return wanted in ("any", "const")
+    return isinstance(x, str) if wanted == "str" else wanted in ("any", "const") and isinstance(x, _LITERALS)
+
+
+def _describe(x: Operand) -> str:
+    return f"%{x.name}: {x.type}" if isinstance(x, Value) else f"@{x.name}" if isinstance(x, Symbol) else repr(x)
+
+
+def _lowered(spec: OpSpec) -> str:
+    return "a pass lowers it first" if "traced" in spec.stages else "only passes make it"
+
+
+def _leaves(x: Any) -> Iterator[Any]:
+    if isinstance(x, tuple):
+        for i in x:  # pyright: ignore[reportUnknownVariableType]
+            yield from _leaves(i)
+    else:
+        yield x
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise _Broken(message)
+
+
+def _shown(op: Op) -> str:
+    from lmc.ir.text import format_op  # the printer depends on nothing here; imported late to keep start-up short
+
+    return format_op(op)
