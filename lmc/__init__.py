@@ -8,27 +8,44 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lmc.config import config, default_backend, set_default_factory  # `config` here hides the module of that name
+
+__version__ = "0.1.0.dev0"
+
 _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.frontend.primitives": (
-        "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR",
-        "assistant", "assistant_begin", "assistant_end", "gen", "gen_int", "gen_string", "greedy_token_selection", "image",
-        "select", "separate_reasoning", "special", "system", "system_begin", "system_end", "token_length_normalized",
+        "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR", "assistant", "assistant_begin", "assistant_end",
+        "gen", "gen_int", "gen_string", "greedy_token_selection", "image", "select", "separate_reasoning",
+        "special", "system", "system_begin", "system_end", "token_length_normalized",
         "unconditional_likelihood_normalized", "user", "user_begin", "user_end", "video",
     ),
-    "lmc.frontend.interpreter": ("Function", "State", "function"),
-    "lmc.prompt": ("ChoicesMethod", "SamplingParams"),
-    "lmc.jit": ("Program", "compile"),
-    "lmc.backend.mock": ("Mock",),
-    "lmc.backend.local": ("Engine",),
+    "lmc.frontend.interpreter": (
+        "Function", "State", "function",
+    ),
+    "lmc.prompt": (
+        "ChoicesMethod", "SamplingParams",
+    ),
+    "lmc.config": (
+        "set_default_backend",
+    ),
+    "lmc.jit": (
+        "Program", "compile",
+    ),
+    "lmc.backend.mock": (
+        "Mock",
+    ),
+    "lmc.backend.local": (
+        "Engine",
+    ),
     "lmc.errors": (
-        "BackendError", "CancelledError", "ConstraintError", "IRError", "LmcError", "ModelLoadError", "ProgramError",
-        "PromptTooLongError", "UnsupportedOpError",
+        "ArgumentError", "BackendError", "CancelledError", "ConstraintError", "IRError", "LmcError",
+        "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "UnsupportedOpError",
     ),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 _ALIASES = {"ProgramState": "State", "Runtime": "Engine"}
 
-__all__ = [*_HOME, *_ALIASES]
+__all__ = [*_HOME, *_ALIASES, "config", "flush_cache", "get_server_info"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
@@ -44,5 +61,69 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-if TYPE_CHECKING:
-    pass
+def flush_cache(backend: Any = None) -> None:
+    """Empties the prefix cache of a backend (of the default one, if none is given)."""
+    (backend or default_backend()).flush_cache()
+
+
+def get_server_info(backend: Any = None) -> dict[str, Any]:
+    """What a backend (the default one, if none is given) says of itself: model, limits, cache."""
+    return (backend or default_backend()).server_info()
+
+
+def _small_model() -> Any:
+    from lmc.backend.local import Engine
+
+    return Engine()
+
+
+set_default_factory(_small_model)
+
+if TYPE_CHECKING:  # the same table for type checkers and editors
+    from lmc.backend.local import Engine as Engine
+    from lmc.backend.local import Engine as Runtime
+    from lmc.backend.mock import Mock as Mock
+    from lmc.config import set_default_backend as set_default_backend
+    from lmc.errors import ArgumentError as ArgumentError
+    from lmc.errors import BackendError as BackendError
+    from lmc.errors import CancelledError as CancelledError
+    from lmc.errors import ConstraintError as ConstraintError
+    from lmc.errors import IRError as IRError
+    from lmc.errors import LmcError as LmcError
+    from lmc.errors import ModelLoadError as ModelLoadError
+    from lmc.errors import ParameterError as ParameterError
+    from lmc.errors import ProgramError as ProgramError
+    from lmc.errors import PromptTooLongError as PromptTooLongError
+    from lmc.errors import UnsupportedOpError as UnsupportedOpError
+    from lmc.frontend.interpreter import Function as Function
+    from lmc.frontend.interpreter import State as ProgramState
+    from lmc.frontend.interpreter import State as State
+    from lmc.frontend.interpreter import function as function
+    from lmc.frontend.primitives import REGEX_BOOL as REGEX_BOOL
+    from lmc.frontend.primitives import REGEX_FLOAT as REGEX_FLOAT
+    from lmc.frontend.primitives import REGEX_INT as REGEX_INT
+    from lmc.frontend.primitives import REGEX_STR as REGEX_STR
+    from lmc.frontend.primitives import assistant as assistant
+    from lmc.frontend.primitives import assistant_begin as assistant_begin
+    from lmc.frontend.primitives import assistant_end as assistant_end
+    from lmc.frontend.primitives import gen as gen
+    from lmc.frontend.primitives import gen_int as gen_int
+    from lmc.frontend.primitives import gen_string as gen_string
+    from lmc.frontend.primitives import greedy_token_selection as greedy_token_selection
+    from lmc.frontend.primitives import image as image
+    from lmc.frontend.primitives import select as select
+    from lmc.frontend.primitives import separate_reasoning as separate_reasoning
+    from lmc.frontend.primitives import special as special
+    from lmc.frontend.primitives import system as system
+    from lmc.frontend.primitives import system_begin as system_begin
+    from lmc.frontend.primitives import system_end as system_end
+    from lmc.frontend.primitives import token_length_normalized as token_length_normalized
+    from lmc.frontend.primitives import unconditional_likelihood_normalized as unconditional_likelihood_normalized
+    from lmc.frontend.primitives import user as user
+    from lmc.frontend.primitives import user_begin as user_begin
+    from lmc.frontend.primitives import user_end as user_end
+    from lmc.frontend.primitives import video as video
+    from lmc.jit import Program as Program
+    from lmc.jit import compile as compile
+    from lmc.prompt import ChoicesMethod as ChoicesMethod
+    from lmc.prompt import SamplingParams as SamplingParams

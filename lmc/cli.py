@@ -255,14 +255,14 @@ def opt(
       lmc dump-ir examples/judge.py:judge --after trace -o judge.lmir
       lmc opt judge.lmir --passes=canonicalize,plan-prefix
     """
-    from lmc.ir.text import parse, print_graph
+    from lmc.ir.text import format_graph, parse_graph
     from lmc.passes.manager import parse_pipeline, run_pipeline
 
     try:
         source = file.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
-    _write(print_graph(run_pipeline(parse(source), parse_pipeline(passes))), output)
+    _write(format_graph(run_pipeline(parse_graph(source), parse_pipeline(passes))), output)
 
 
 def _write(text: str, output: Path | None) -> None:
@@ -307,8 +307,18 @@ def _environment() -> Iterator[tuple[str, list[tuple[str, str]]]]:
     yield "machine", [("python", sys.version.split()[0]), ("platform", platform.platform()),
                       ("cpu cores", str(os.cpu_count())), ("gpus", _gpus())]
     yield "packages", [(name, version(name)) for name in _PACKAGES]
-    settings = sorted((k, v) for k, v in os.environ.items() if k.startswith("LMC_"))
-    yield "settings", settings or [("LMC_*", "none set")]
+    yield "settings", list(_settings())
+
+
+def _settings() -> Iterator[tuple[str, str]]:
+    from dataclasses import fields
+
+    from lmc.config import settings
+
+    for f in fields(settings()):
+        value, variable = getattr(settings(), f.name), f"LMC_{f.name.upper()}"
+        shown = ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
+        yield f.name, f"{shown or '-'}  ({variable if variable in os.environ else 'default'})"
 
 
 def _gpus() -> str:
@@ -321,9 +331,9 @@ def _gpus() -> str:
 
 
 def _version() -> str:
-    from importlib import metadata
+    import lmc
 
-    return metadata.version("lmc")
+    return lmc.__version__
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,67 @@
+"""The Python code of README and docs runs (on the mock), and what the docs point at exists.
+
+A block whose fence says `python` is run; blocks of one page share their names, as a reader would type them. Write
+`python no-run` for code that needs what the tests have not.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import lmc
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+def blocks(page: Path) -> str:
+    """All code of a page at its own line numbers, so that a traceback points into the page."""
+    text = page.read_text()
+    lines = [""] * (text.count("\n") + 1)
+    for match in BLOCK.finditer(text):
+        first = text.count("\n", 0, match.start(1))
+        for i, line in enumerate(match.group(1).splitlines()):
+            lines[first + i] = line
+    return "\n".join(lines)
+
+
+@pytest.fixture
+def on_the_mock(monkeypatch):
+    lmc.set_default_backend(lmc.Mock())
+    monkeypatch.chdir(ROOT)
+    yield
+    lmc.set_default_backend(None)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if BLOCK.search(p.read_text())], ids=lambda p: p.name)
+def test_code_runs(page, on_the_mock, monkeypatch, tmp_path):
+    source = blocks(page)
+    code = tmp_path / f"{page.stem}.py"  # a real file: lmc.function reads its source
+    code.write_text(source)
+    exec(compile(source, str(code), "exec"), {"__name__": "page", "__file__": str(code)})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    missing = [target for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()]
+    assert missing == []
+
+
+def test_every_module_is_on_the_map():
+    text = (ROOT / "docs" / "structures.md").read_text()
+    modules = [p for p in (ROOT / "lmc").rglob("*.py") if p.name != "__init__.py"]
+    assert [str(p.relative_to(ROOT)) for p in modules if f"`{p.name}`" not in text] == []
+
+
+def test_documented_flags_exist():
+    """Every LMC_* name in the docs is a setting."""
+    from dataclasses import fields
+
+    from lmc.config import Settings
+
+    known = {f"LMC_{f.name.upper()}" for f in fields(Settings)}
+    named = {name for page in PAGES for name in re.findall(r"\bLMC_[A-Z_]+[A-Z]\b", page.read_text())}
+    assert named - known == set()

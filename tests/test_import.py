@@ -1,0 +1,65 @@
+"""`import lmc` is quick and light, and every exported name is there."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lmc
+
+HEAVY = ("torch", "transformers", "triton", "xgrammar", "networkx", "typer", "numpy")
+
+
+def in_fresh_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          cwd=Path(lmc.__file__).parent.parent).stdout
+
+
+def test_import_takes_less_than_300_ms():
+    code = "import time; t = time.perf_counter(); import lmc; print(time.perf_counter() - t)"
+    assert min(float(in_fresh_python(code)) for _ in range(3)) < 0.3
+
+
+def test_import_brings_nothing_heavy():
+    code = f"import lmc, sys, json; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    assert json.loads(in_fresh_python(code)) == []
+
+
+def test_compiling_and_running_on_the_mock_needs_no_torch():
+    code = """
+import json, sys
+import lmc
+
+@lmc.function
+def ask(s, question):
+    s += question + lmc.gen("answer", max_tokens=4)
+
+lmc.compile(ask, backend=lmc.Mock())(question="Why?").text()
+print(json.dumps([m for m in ("torch", "transformers", "xgrammar") if m in sys.modules]))
+"""
+    assert json.loads(in_fresh_python(code)) == []
+
+
+@pytest.mark.parametrize("name", [n for n in lmc.__all__ if n not in ("Engine", "Runtime")])
+def test_exported_names_resolve(name):
+    assert getattr(lmc, name) is not None
+
+
+@pytest.mark.model
+def test_engine_resolves():
+    assert lmc.Engine is lmc.Runtime
+
+
+def test_type_checkers_see_the_names_that_exist():
+    tree = ast.parse(Path(lmc.__file__).read_text())
+    block = next(n for n in tree.body if isinstance(n, ast.If))
+    seen = {alias.asname for n in block.body if isinstance(n, ast.ImportFrom) for alias in n.names}
+    assert seen | {"config", "flush_cache", "get_server_info"} == set(lmc.__all__)
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        lmc.no_such_name  # noqa: B018

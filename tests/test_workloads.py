@@ -1,0 +1,61 @@
+"""The benchmark's workloads: right shapes, fresh and repeatable text, equal answers in both modes."""
+
+import json
+
+import pytest
+
+from benchmarks import bench_programs
+from benchmarks.workloads import WORDS, Size, figures, host_overhead
+
+SMALL = Size(0.02)
+ALL = (*figures(SMALL), *host_overhead())
+
+
+def names(workloads):
+    return [w.name for w in workloads]
+
+
+def test_there_are_the_ten_figures_and_three_host_programs():
+    assert len(figures(SMALL)) == 10 and len(host_overhead()) == 3
+    assert len(set(names(ALL))) == 13
+
+
+def test_words_are_plain_and_many():
+    assert len(set(WORDS)) == len(WORDS) >= 300
+    assert all(word.isalpha() and word.islower() for word in WORDS)
+
+
+@pytest.mark.parametrize("workload", ALL, ids=names(ALL))
+def test_items_depend_on_the_seed_only(workload):
+    assert workload.items(3, seed=1) == workload.items(3, seed=1)
+    assert workload.items(3, seed=1) != workload.items(3, seed=2)
+
+
+@pytest.mark.parametrize("workload", ALL, ids=names(ALL))
+def test_compiled_equals_interpreted_and_asks_as_often(workload):
+    backend = bench_programs.open_backend("mock")
+    interpreted, compiled = bench_programs.bench(workload, backend, bench_programs.MODES, n=3, reps=1, seed=0)
+    assert compiled.equal_texts == 1
+    assert interpreted.calls == compiled.calls == 3 * workload.gens
+
+
+def test_prints_a_table_and_writes_json(tmp_path, capsys):
+    out = tmp_path / "rows.json"
+    code = bench_programs.main(["--workloads", "judge", "--n", "2", "--scale", "0.02", "--reps", "1", "--json", str(out)])
+    assert code == 0
+    printed = capsys.readouterr().out
+    assert "commit:" in printed and "speedup" in printed and "judge" in printed
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["workload"], row["mode"]) for row in rows] == [("judge", "interpreter"), ("judge", "compiled")]
+
+
+def test_unknown_workload_names_the_known_ones():
+    with pytest.raises(SystemExit, match="few-shot"):
+        bench_programs.main(["--workloads", "jugde"])
+
+
+@pytest.mark.model
+def test_on_the_small_model():
+    code = bench_programs.main(["--backend", "smollm2", "--workloads", "judge", "--n", "2", "--scale", "0.05", "--reps", "1",
+                                "--allow-diff", "0.5"])
+    assert code == 0
