@@ -284,6 +284,14 @@ def from_file(path: Path, **options: Any) -> Tokenizer:
         raise ModelLoadError(f"{path}: not a readable tokenizer.json: {error}") from error
 
 
+def from_json(text: str, where: str, **options: Any) -> Tokenizer:
+    """From the content of a `tokenizer.json`. Options are those of Tokenizer."""
+    try:
+        return Tokenizer(RawTokenizer.from_str(text), **options)
+    except Exception as error:  # as above
+        raise ModelLoadError(f"{where}: its tokenizer is not readable: {error}") from error
+
+
 _LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 

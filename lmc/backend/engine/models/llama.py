@@ -17,9 +17,8 @@ from torch import Tensor
 from lmc.backend.engine.attention.base import ForwardBatch, KVStore
 from lmc.backend.engine.attention.torch_ref import fast
 from lmc.backend.engine.models.config import ModelConfig
+from lmc.backend.engine.models.linear import Linear, dense, half_packed_all
 from lmc.errors import ModelLoadError
-
-Linear = Callable[[Tensor], Tensor]  # [T, in] → [T, out]
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class LlamaModel:
     @property
     def dtype(self) -> torch.dtype:
         """Of activations and of the KV store."""
-        return self.embed.dtype
+        return self.norm.dtype
 
     @property
     def device(self) -> torch.device:
@@ -63,7 +62,7 @@ class LlamaModel:
         """Writes the rows' K and V to their slots; returns logits [R, vocab_size] float32."""
         plan = self.plan(batch.spans, self.config.sliding_window)
         turn = self.rotations[batch.positions][:, None]  # [T, 1, head_dim / 2] complex
-        x = F.embedding(batch.token_ids, self.embed)
+        x = F.embedding(batch.token_ids, self.embed).to(self.norm.dtype)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             q = self._store_and_query(layer, x, turn, batch.out_slots, kv.key(index), kv.value(index))
@@ -124,13 +123,13 @@ def halve_rows(weight: Tensor, heads: int) -> Tensor:
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
-def fuse(state: Mapping[str, Tensor], config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """transformers' names and layout → ours: merged projections, paired rotary rows, `dtype`. Errors name the tensor."""
+def fuse(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """transformers' names and layout → ours: merged projections, paired rotary rows. Errors name the tensor."""
 
     def get(name: str) -> Tensor:
         if name not in state:
             raise ModelLoadError(f"the weights lack {name!r}; is the download complete?")
-        return state[name].to(dtype)
+        return state[name]
 
     def paired(name: str, heads: int) -> Tensor:
         return pair_rows(get(name), heads)
@@ -158,25 +157,27 @@ def fuse(state: Mapping[str, Tensor], config: ModelConfig, dtype: torch.dtype) -
     return fused
 
 
-def build(fused: Mapping[str, Tensor], config: ModelConfig, **options: Any) -> LlamaModel:
-    """The model over fused weights, which it keeps (no copy)."""
+MATRICES = ("qkv", "o", "gate_up", "down")
 
-    def linear(name: str) -> Linear:
-        weight, bias = fused[name + ".weight"], fused.get(name + ".bias")
-        return lambda x: F.linear(x, weight, bias)
 
+def build(fused: Mapping[str, Tensor], config: ModelConfig, *, pack_half: bool = False, **options: Any) -> LlamaModel:
+    """The model over fused weights. Dense matrices are kept without a copy; `pack_half`: see linear.py."""
+    names = [f"layers.{i}.{kind}" for i in range(config.num_layers) for kind in MATRICES]
+    pairs = [(fused["embed" if config.tie_embeddings else "head"], None)]  # the largest first: threads end together
+    pairs += [(fused[name + ".weight"], fused.get(name + ".bias")) for name in names]
+    head, *rest = half_packed_all(pairs) if pack_half else [dense(*pair) for pair in pairs]
+    linear = dict(zip(names, rest, strict=True))
     layers = tuple(
         Layer(
             input_norm=fused[f"layers.{i}.input_norm"],
-            qkv=linear(f"layers.{i}.qkv"),
+            qkv=linear[f"layers.{i}.qkv"],
             q_norm=fused.get(f"layers.{i}.q_norm"),
             k_norm=fused.get(f"layers.{i}.k_norm"),
-            o=linear(f"layers.{i}.o"),
+            o=linear[f"layers.{i}.o"],
             post_norm=fused[f"layers.{i}.post_norm"],
-            gate_up=linear(f"layers.{i}.gate_up"),
-            down=linear(f"layers.{i}.down"),
+            gate_up=linear[f"layers.{i}.gate_up"],
+            down=linear[f"layers.{i}.down"],
         )
         for i in range(config.num_layers)
     )
-    head = fused["embed"] if config.tie_embeddings else fused["head"]
-    return LlamaModel(config, fused["embed"], layers, fused["norm"], lambda x: F.linear(x, head), **options)
+    return LlamaModel(config, fused["embed"], layers, fused["norm"], head, **options)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine import tokenizer as tokenizers
 from lmc.backend.engine.chat_template import cut
+from lmc.backend.engine.models import cache, gguf, llama
 from lmc.backend.engine.models import config as configs
-from lmc.backend.engine.models import gguf, llama
 from lmc.backend.engine.models.config import ModelConfig
+from lmc.backend.engine.models.linear import can_pack_half
 from lmc.chat import ChatTemplate
 from lmc.errors import ModelLoadError
 
@@ -42,6 +44,20 @@ class LoadedModel:
     name: str
     dtype: torch.dtype  # of the activations and of the KV store
     device: torch.device
+    weights: str  # how matrices are stored: a dtype's name, or "float16 packed"
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How weights are kept: matrices in one dtype, norms (and with them activations and KV) in another."""
+
+    matrices: torch.dtype
+    activations: torch.dtype
+    pack_half: bool  # matrices go into FBGEMM's float16 packing
+
+    @property
+    def name(self) -> str:
+        return str(self.matrices).removeprefix("torch.") + (" packed" if self.pack_half else "")
 
 
 @dataclass(frozen=True)
@@ -50,7 +66,7 @@ class _Source:
 
     name: str
     config: ModelConfig
-    weights: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
     tokenizer: Tokenizer
     template: str | None  # Jinja source
 
@@ -58,37 +74,57 @@ class _Source:
 def load(source: str, *, device: str = "cpu", dtype: str | None = None, parse_special: bool = False) -> LoadedModel:
     """Loads `source`: a .gguf file, a directory with config.json, safetensors and tokenizer.json, a hub id, or "smollm2".
 
-    `dtype`: "float32", "bfloat16" or "float16"; None takes float32 on the CPU and bfloat16 on a GPU.
+    `dtype`: "float32", "bfloat16" or "float16" for everything. None takes bfloat16 on a GPU; on a CPU it takes float32
+    for activations and KV, and matrices packed as float16 where the CPU has kernels for that (linear.py), else float32.
     Raises ModelLoadError that names the file, what is wrong with it and what to do.
     """
     import torch
 
     if dtype is not None and dtype not in DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
-    wanted = getattr(torch, dtype or ("float32" if device == "cpu" else "bfloat16"))
-    found = _read(source, wanted, parse_special)
+    layout = _layout(device, dtype)
+    found = _read(source, layout, parse_special)
     weights = {name: tensor.to(device) for name, tensor in found.weights.items()}
     tokens = found.tokenizer
     return LoadedModel(
-        model=llama.build(weights, found.config),
+        model=llama.build(weights, found.config, pack_half=layout.pack_half),
         config=found.config,
         tokenizer=tokens,
         chat_template=cut(found.template, tokens, name=found.name),
         name=found.name,
-        dtype=wanted,
+        dtype=layout.activations,
         device=torch.device(device),
+        weights=layout.name,
     )
 
 
-def _read(source: str, dtype: torch.dtype, parse_special: bool) -> _Source:
+def _layout(device: str, dtype: str | None) -> _Layout:
+    import torch
+
+    if dtype is None and device == "cpu":
+        pack = can_pack_half()
+        return _Layout(torch.float16 if pack else torch.float32, torch.float32, pack)
+    same = getattr(torch, dtype or "bfloat16")
+    return _Layout(same, same, False)
+
+
+def _fused(state: Mapping[str, Tensor], config: ModelConfig, layout: _Layout) -> dict[str, Tensor]:
+    """Fused weights in the layout's dtypes; the embedding stays in the activations' (it is read by rows)."""
+    return {
+        name: tensor.to(layout.matrices if name == "head" or name.endswith(".weight") else layout.activations)
+        for name, tensor in llama.fuse(state, config).items()
+    }
+
+
+def _read(source: str, layout: _Layout, parse_special: bool) -> _Source:
     path = Path(source).expanduser()
     if source == EMBEDDED and not path.exists():
-        return _read_gguf(embedded_path(), dtype, parse_special, name=EMBEDDED)
+        return _read_gguf(embedded_path(), layout, parse_special, name=EMBEDDED)
     if path.is_dir():
-        return _read_directory(path, dtype, parse_special)
+        return _read_directory(path, layout, parse_special)
     if path.is_file():
-        return _read_gguf(path, dtype, parse_special, name=path.stem)
-    return replace(_read_directory(_download(source), dtype, parse_special), name=source)
+        return _read_gguf(path, layout, parse_special, name=path.stem)
+    return replace(_read_directory(_download(source), layout, parse_special), name=source)
 
 
 # -- the embedded default ------------------------------------------------------------------------------------------
@@ -166,20 +202,40 @@ def gguf_state(file: gguf.GgufFile, config: ModelConfig) -> dict[str, Tensor]:
     return state
 
 
-def _read_gguf(path: Path, dtype: torch.dtype, parse_special: bool, *, name: str) -> _Source:
-    file = gguf.read(path)
-    config = gguf_config(file)
-    tokens = tokenizers.from_gguf(
-        file.metadata, str(path), eos_token_ids=config.eos_token_ids, parse_special=parse_special
+def _read_gguf(path: Path, layout: _Layout, parse_special: bool, *, name: str) -> _Source:
+    """The converted copy when there is one, else the file, whose conversion is then kept."""
+    place = cache.entry(path, layout.name.replace(" ", "-"))
+    found = place.load() if place else None
+    if found is None:
+        found = _convert(gguf.read(path), layout)
+        if place:
+            place.store(found)
+    tokens = tokenizers.from_json(
+        found.tokenizer,
+        str(path),
+        eos_token_ids=found.config.eos_token_ids,
+        parse_special=parse_special,
+        **found.tokenizer_options,
     )
-    weights = llama.fuse(gguf_state(file, config), config, dtype)
-    return _Source(name, config, weights, tokens, file.metadata.get("tokenizer.chat_template"))
+    return _Source(name, found.config, found.weights, tokens, found.template)
+
+
+def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
+    config = gguf_config(file)
+    tokens = tokenizers.from_gguf(file.metadata, str(file.path))
+    return cache.Converted(
+        config,
+        _fused(gguf_state(file, config), config, layout),
+        tokens.raw.to_str(),
+        {"bos_token_id": tokens.bos_token_id, "add_bos": tokens.add_bos},
+        file.metadata.get("tokenizer.chat_template"),
+    )
 
 
 # -- directories and the hub -------------------------------------------------------------------------------------------
 
 
-def _read_directory(path: Path, dtype: torch.dtype, parse_special: bool) -> _Source:
+def _read_directory(path: Path, layout: _Layout, parse_special: bool) -> _Source:
     config = configs.from_hf(
         _json(path / "config.json"), str(path / "config.json"), _json_or_none(path / "generation_config.json")
     )
@@ -196,7 +252,7 @@ def _read_directory(path: Path, dtype: torch.dtype, parse_special: bool) -> _Sou
         add_bos=bool(options.get("add_bos_token", False)),
         parse_special=parse_special,
     )
-    weights = llama.fuse(_read_safetensors(path), config, dtype)
+    weights = _fused(_read_safetensors(path), config, layout)
     return _Source(path.name, config, weights, tokens, _template(path, options))
 
 
