@@ -1,0 +1,1 @@
+"""Where graphs run: the protocol, the executor, and the backends."""

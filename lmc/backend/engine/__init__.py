@@ -1,0 +1,1 @@
+"""The runtime: token ids in, token ids out; knows no IR."""

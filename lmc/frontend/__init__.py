@@ -1,0 +1,1 @@
+"""The language, its interpreter, and the capture of programs."""

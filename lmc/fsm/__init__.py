@@ -1,0 +1,1 @@
+"""Constraints as automata: the room for regex to compressed token automata; empty so far."""
