@@ -3,7 +3,7 @@
 from lmc.ir.builder import Builder, Rewriter, rewrite
 from lmc.ir.core import DEFAULT, FORMAT_VERSION, Block, Graph, Op, Symbol, Value
 from lmc.ir.ops import OPS, can_raise, trait
-from lmc.ir.text import format_graph, format_op, parse_graph
+from lmc.ir.text import parse, print_graph, print_op
 from lmc.ir.verifier import verify
 
 __all__ = [
@@ -18,9 +18,9 @@ __all__ = [
     "Symbol",
     "Value",
     "can_raise",
-    "format_graph",
-    "format_op",
-    "parse_graph",
+    "parse",
+    "print_graph",
+    "print_op",
     "rewrite",
     "trait",
     "verify",

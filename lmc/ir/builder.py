@@ -234,6 +234,7 @@ class Rewriter:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.label = graph.blocks[0].label  # of the block that is being rewritten
         self._map: dict[Value, Operand] = {}
         self._names: Names | None = None
 
@@ -270,6 +271,7 @@ def rewrite(graph: Graph, rule: Rule, rewriter: Rewriter | None = None) -> Graph
 
 
 def _rewrite_block(block: Block, rule: Rule, rewriter: Rewriter) -> Block:
+    rewriter.label = block.label
     ops: list[Op] = []
     changed = False
     for op in block.ops:

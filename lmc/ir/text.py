@@ -1,4 +1,4 @@
-"""The text form: `format_graph` prints, `parse_graph` reads; each is exactly the other's inverse. Reading executes nothing.
+"""The text form: `print_graph` prints, `parse` reads; each is exactly the other's inverse. Reading executes nothing.
 
 One op a line, operands in parentheses, then what else it has: `switch`'s cases, attributes, the place in the source.
 A result's type is printed where the op table does not say it. Names that are not plain are quoted: `%"a b"`.
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _DOTTED = re.compile(r"\w+(\.\w+)*")
 _COLONED = re.compile(r"\w+([.:]\w+)*")
-_VERSION = re.compile(r"\A\s*// lmc ir (\S+)")
+_VERSION = re.compile(r"\A(?:\s*//[^\n]*\n)*?\s*// lmc ir (\S+)")  # in the first comments
 
 
 # -- printing ------------------------------------------------------------------------------------------------------
 
 
-def format_graph(graph: Graph) -> str:
+def print_graph(graph: Graph) -> str:
     """The whole graph as text, with the format's version in the first line."""
     return "\n".join(_lines(graph)) + "\n"
 
@@ -40,31 +40,31 @@ def _lines(graph: Graph) -> Iterator[str]:
     yield f"// lmc ir {FORMAT_VERSION}"
     yield f"graph {_symbol(graph.name)}({params}) -> ({graph.result}) {{"
     for name, op in graph.constants.items():
-        yield f"  {_symbol(name)} = {format_op(op)}"
+        yield f"  {_symbol(name)} = {print_op(op)}"
     for i, block in enumerate(graph.blocks):
         if i or block.label != "entry":
             yield f"{_label(block.label)}:"
         for op in block.ops:
-            yield "  " + format_op(op)
-        yield "  " + format_op(block.terminator)
+            yield "  " + print_op(op)
+        yield "  " + print_op(block.terminator)
     yield "}"
 
 
-def format_op(op: Op) -> str:
+def print_op(op: Op) -> str:
     """One op as its line of text."""
-    text = f"{op.kind}({', '.join(format_operand(x) for x in op.operands)})"
+    text = f"{op.kind}({', '.join(print_operand(x) for x in op.operands)})"
     if op.results:
         text = ", ".join(_result(op, i, v) for i, v in enumerate(op.results)) + " = " + text
     if op.cases:
         text += " [" + ", ".join(f"{_case(case)} -> {_label(label)}" for case, label in op.cases) + "]"
     if op.attrs:
-        text += " {" + ", ".join(f"{name} = {format_attr(x)}" for name, x in op.attrs.items()) + "}"
+        text += " {" + ", ".join(f"{name} = {print_attr(x)}" for name, x in op.attrs.items()) + "}"
     if op.loc is not None:
         text += f" loc({quote(op.loc.file)}:{op.loc.line}{f':{op.loc.col}' if op.loc.col else ''})"
     return text
 
 
-def format_operand(x: Operand) -> str:
+def print_operand(x: Operand) -> str:
     """`%x`, `@fn`, `special("…")`, `begin("user")`, `end("user")` or a literal."""
     if isinstance(x, Value):
         return _value(x)
@@ -75,9 +75,9 @@ def format_operand(x: Operand) -> str:
     return _atom(x)
 
 
-def format_attr(x: Attr) -> str:
+def print_attr(x: Attr) -> str:
     """An attribute's value; tuples in brackets."""
-    return "[" + ", ".join(format_attr(i) for i in x) + "]" if isinstance(x, tuple) else _atom(x)
+    return "[" + ", ".join(print_attr(i) for i in x) + "]" if isinstance(x, tuple) else _atom(x)
 
 
 def quote(text: str) -> str:
@@ -133,7 +133,7 @@ def _label(name: str) -> str:
 # -- parsing -------------------------------------------------------------------------------------------------------
 
 
-def parse_graph(text: str, file: str = "<ir>") -> Graph:
+def parse(text: str, file: str = "<ir>") -> Graph:
     """Reads one graph. Checks syntax and names; the op table's rules are the verifier's.
 
     Raises IRError with the place in `file`, the line with a caret, and what was expected.

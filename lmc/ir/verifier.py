@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from lmc.config import settings
 from lmc.errors import IRError
 from lmc.ir.core import DEFAULT, TYPES, Block, Graph, Op, Operand, Symbol, Value, exact
 from lmc.ir.ops import GEN_PARAMS, OPS, OpSpec, Stage
@@ -18,7 +18,7 @@ _GEN_PARAMS = frozenset(GEN_PARAMS)
 
 def verify_level() -> int:
     """LMC_VERIFY: 0 nothing, 1 built graphs and what a pipeline gives (default), 2 after each pass, 3 also the text's round trip."""
-    return int(os.environ.get("LMC_VERIFY", "1"))
+    return settings().verify
 
 
 def verify(graph: Graph, stage: Stage = "traced") -> None:
@@ -284,6 +284,6 @@ def _require(ok: bool, message: str) -> None:
 
 
 def _shown(op: Op) -> str:
-    from lmc.ir.text import format_op  # the printer depends on nothing here; imported late to keep start-up short
+    from lmc.ir.text import print_op  # the printer depends on nothing here; imported late to keep start-up short
 
-    return format_op(op)
+    return print_op(op)

@@ -1,1 +1,1 @@
-"""Graph to graph: one file a pass."""
+"""Passes: pure functions from graph to graph, one file each; `manager` says which a target needs and runs them."""

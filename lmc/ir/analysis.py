@@ -1,0 +1,162 @@
+"""Questions about graphs: paths, def-use, the ctx (fork) tree, liveness, dominators, the critical path.
+
+Answers that networkx gives are networkx graphs; the import is late, so that the IR starts without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lmc.ir.core import Block, Graph, Op, Value
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+# -- blocks --------------------------------------------------------------------------------------------------------
+
+
+def path_to(graph: Graph, label: str) -> tuple[str, ...]:
+    """Labels of the blocks from the entry to `label`, both included."""
+    path = [label]
+    while (label := graph.predecessor.get(label, "")) != "":
+        path.append(label)
+    return tuple(reversed(path))
+
+
+def paths(graph: Graph) -> Mapping[str, frozenset[str]]:
+    """For each block the labels on the path to it, itself included: what dominates it."""
+    above: dict[str, frozenset[str]] = {}
+    for block in graph.blocks:
+        before = graph.predecessor.get(block.label)
+        above[block.label] = (above[before] if before is not None else frozenset()) | {block.label}
+    return above
+
+
+def dominators(graph: Graph) -> Mapping[str, str]:
+    """Immediate dominator of each block; the entry's is itself. In a tree it is the predecessor."""
+    import networkx as nx
+
+    tree: nx.DiGraph[str] = nx.DiGraph()
+    tree.add_node(graph.entry.label)
+    tree.add_edges_from((b.label, succ) for b in graph.blocks for succ in b.successors)
+    found = dict(nx.immediate_dominators(tree, graph.entry.label))
+    found[graph.entry.label] = graph.entry.label
+    return found
+
+
+# -- values and ops ------------------------------------------------------------------------------------------------
+
+
+def def_use(graph: Graph) -> nx.DiGraph[int]:
+    """Ops by their index in `graph.ops()`, an edge for each value that one gives and the other uses (attribute `values`)."""
+    import networkx as nx
+
+    found: nx.DiGraph[int] = nx.DiGraph()
+    giver: dict[Value, int] = {}
+    for i, op in enumerate(graph.ops()):
+        found.add_node(i, op=op)
+        for v in dict.fromkeys(op.uses):
+            if v in giver:
+                values = found.edges[giver[v], i]["values"] if found.has_edge(giver[v], i) else ()
+                found.add_edge(giver[v], i, values=(*values, v))
+        giver.update((v, i) for v in op.results)
+    return found
+
+
+def topological(graph: Graph) -> tuple[Op, ...]:
+    """Ops in an order in which each stands after those it needs; ties by their place in the graph."""
+    import networkx as nx
+
+    ops = list(graph.ops())
+    return tuple(ops[i] for i in nx.lexicographical_topological_sort(def_use(graph)))
+
+
+def critical_path(graph: Graph, cost: Callable[[Op], float]) -> tuple[float, tuple[Op, ...]]:
+    """The chain of dependent ops with the largest sum of costs: no schedule is faster. Costs are not negative."""
+    best: list[tuple[float, int | None]] = []
+    giver: dict[Value, int] = {}
+    ops = list(graph.ops())
+    for i, op in enumerate(ops):
+        before = max((giver[v] for v in op.uses if v in giver), key=lambda j: best[j][0], default=None)
+        best.append((cost(op) + (best[before][0] if before is not None else 0), before))
+        giver.update((v, i) for v in op.results)
+    last: int | None = max(range(len(ops)), key=lambda i: best[i][0])
+    total, chain = best[last][0], list[Op]()
+    while last is not None:
+        chain.append(ops[last])
+        last = best[last][1]
+    return total, tuple(reversed(chain))
+
+
+# -- prompts -------------------------------------------------------------------------------------------------------
+
+
+def ctx_parent(graph: Graph, value: Value) -> Value | None:
+    """The prompt that a prompt extends; None for `ctx.new` and parameters."""
+    op = graph.producer.get(value)
+    parent = op.operands[0] if op is not None and op.operands else None
+    return parent if isinstance(parent, Value) else None
+
+
+def ctx_children(graph: Graph) -> Mapping[Value, tuple[Op, ...]]:
+    """For each prompt the ops that extend it, in order: two or more make it a fork point."""
+    children: dict[Value, list[Op]] = {p: [] for p in graph.params if p.type == "ctx"}
+    for op in graph.ops():
+        for v in op.results:
+            if v.type == "ctx":
+                children[v] = []
+                if op.operands and isinstance(op.operands[0], Value):
+                    children[op.operands[0]].append(op)
+    return {v: tuple(ops) for v, ops in children.items()}
+
+
+def ctx_tree(graph: Graph) -> nx.DiGraph[Value]:
+    """The fork tree: prompts as nodes, an edge (attribute `op`) from each to those that extend it."""
+    import networkx as nx
+
+    tree: nx.DiGraph[Value] = nx.DiGraph()
+    for parent, ops in ctx_children(graph).items():
+        tree.add_node(parent)
+        for op in ops:
+            tree.add_edge(parent, next(v for v in op.results if v.type == "ctx"), op=op)
+    return tree
+
+
+def live_in(graph: Graph, used: Callable[[Op], Any] | None = None) -> Mapping[str, frozenset[Value]]:
+    """Values that each block or one after it still uses and that were defined before it.
+
+    `used` says which values an op uses; by default its operands.
+    """
+    uses = used or (lambda op: op.uses)
+    live: dict[str, frozenset[Value]] = {}
+    for block in reversed(graph.blocks):
+        now: set[Value] = set().union(*(live[succ] for succ in block.successors))
+        now.update(uses(block.terminator))
+        for op in reversed(block.ops):
+            now.difference_update(op.results)
+            now.update(uses(op))
+        live[block.label] = frozenset(now)
+    return live
+
+
+def last_uses(graph: Graph, value: Value) -> Mapping[str, int]:
+    """Where each path stops using a value: block label → index of the last op that uses it (the terminator's is `len(ops)`),
+    or -1 for a block that it reaches alive only for the sake of a sibling."""
+    live = live_in(graph)
+    found: dict[str, int] = {}
+    home = next((b.label for b in graph.blocks for op in b.ops if value in op.results), graph.entry.label)
+
+    def walk(block: Block) -> None:
+        indices = [i for i, op in enumerate((*block.ops, block.terminator)) if value in op.uses]
+        below = [succ for succ in block.successors if value in live[succ]]
+        if not below:
+            found[block.label] = indices[-1] if indices else -1
+            return
+        for succ in block.successors:
+            walk(graph.block[succ])
+
+    if value in graph.users:
+        walk(graph.block[home])
+    return found

@@ -1,0 +1,101 @@
+"""One way to say each prompt: appends merged, text joined, empty text gone. Text and tokens stay the same.
+
+An append or concat with a single use that can take it in (an append's prompt, an operand of text) is absorbed there.
+A concat with operands that may not be text keeps its own place, where it would raise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lmc.ir.builder import Rewriter, rewrite, with_operands
+from lmc.ir.core import Graph, Op, Operand, Value
+from lmc.passes.manager import Pass, PassContext, register
+
+
+@register
+@dataclass(frozen=True)
+class Canonicalize(Pass):
+    """Merges appends, folds concat, joins adjacent text, drops empty text."""
+
+    name: ClassVar[str] = "canonicalize"
+
+    def run(self, graph: Graph, ctx: PassContext) -> Graph:
+        while (after := _once(graph, ctx)) is not graph:
+            graph = after
+        return graph
+
+
+def _once(graph: Graph, ctx: PassContext) -> Graph:
+    absorbed = _absorbed(graph)
+    inside: dict[Value, tuple[Operand, ...]] = {}  # operands of absorbed ops
+
+    def rule(op: Op, rewriter: Rewriter) -> Sequence[Op] | None:
+        if op.kind not in ("append", "concat"):
+            return None
+        operands = _joined(_flat(op, inside))
+        if op.results[0] in absorbed:
+            inside[op.results[0]] = operands
+            ctx.count("merged")
+            return ()
+        if (same := _trivial(op, operands)) is not None:
+            rewriter.replace(op.results[0], same)
+            ctx.count("folded")
+            return ()
+        return None if operands == op.operands else (with_operands(op, operands),)
+
+    return rewrite(graph, rule)
+
+
+def _absorbed(graph: Graph) -> set[Value]:
+    """Results of appends and concats that their only user takes in."""
+    uses = Counter(v for op in graph.ops() for v in op.uses)
+    found: set[Value] = set()
+    for op in graph.ops():
+        if op.kind not in ("append", "concat"):
+            continue
+        for i, x in enumerate(op.operands):
+            producer = graph.producer.get(x) if isinstance(x, Value) and uses[x] == 1 else None
+            if producer is None or not isinstance(x, Value):
+                continue
+            same_prompt = op.kind == "append" and i == 0 and producer.kind == "append"
+            if same_prompt or (producer.kind == "concat" and _is_text(producer.operands)):
+                found.add(x)
+    return found
+
+
+def _is_text(operands: Sequence[Operand]) -> bool:
+    return all(x.type == "str" if isinstance(x, Value) else isinstance(x, str) for x in operands)
+
+
+def _flat(op: Op, inside: dict[Value, tuple[Operand, ...]]) -> list[Operand]:
+    flat: list[Operand] = []
+    for x in op.operands:
+        flat.extend(inside.get(x, (x,)) if isinstance(x, Value) else (x,))
+    return flat
+
+
+def _joined(operands: Sequence[Operand]) -> tuple[Operand, ...]:
+    """Adjacent strings as one, empty ones dropped."""
+    joined: list[Operand] = []
+    for x in operands:
+        if isinstance(x, str):
+            if joined and isinstance(joined[-1], str):
+                joined[-1] += x
+                continue
+            if not x:
+                continue
+        joined.append(x)
+    return tuple(joined)
+
+
+def _trivial(op: Op, operands: tuple[Operand, ...]) -> Operand | None:
+    """What stands for an op that does nothing: an append of nothing, a concat of one text or of none."""
+    if op.kind == "append":
+        return operands[0] if len(operands) == 1 else None
+    if not operands:
+        return ""
+    return operands[0] if len(operands) == 1 and _is_text(operands) else None

@@ -1,0 +1,326 @@
+"""The pass manager: which passes a target's graphs go through, in one visible tuple each, and what each pass did.
+
+A pass is a frozen dataclass (its fields are its options) that maps a graph to a graph and gives back the same object
+when there was nothing to do. `LMC_VERIFY` says how often graphs are verified, `LMC_PRINT_IR` what is printed.
+A pass that fails leaves a file whose first line is the command that fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
+
+from lmc.chat import CHATML, ChatTemplate
+from lmc.config import cache_dir, logs, settings
+from lmc.errors import IRError, LmcError, ParameterError
+from lmc.ir.core import Graph
+from lmc.ir.ops import OPS, Stage
+from lmc.ir.text import parse, print_graph
+from lmc.ir.verifier import verify, verify_level
+
+
+@dataclass(frozen=True)
+class Target:
+    """What graphs are compiled for. `kind` picks the pipeline: `tokens` (mock, engine) or `chat` (message APIs)."""
+
+    kind: str = "tokens"
+    template: ChatTemplate = CHATML
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What a pass gets besides the graph: the target, and a place for its statistics."""
+
+    target: Target = field(default_factory=Target)
+    stats: dict[str, int] = field(default_factory=dict[str, int])
+
+    def count(self, what: str, n: int = 1) -> None:
+        if n:
+            self.stats[what] = self.stats.get(what, 0) + n
+
+
+class Pass:
+    """Base of all passes. Subclasses are frozen dataclasses; the docstring's first line is what `lmc opt` shows."""
+
+    name: ClassVar[str]
+
+    def run(self, graph: Graph, ctx: PassContext) -> Graph:
+        """The graph transformed, or the same object."""
+        raise NotImplementedError
+
+    @property
+    def text(self) -> str:
+        """The pass as it stands in a textual pipeline: its name, and the options that are not the defaults."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}  # pyright: ignore[reportArgumentType]
+        options = ", ".join(f"{name} = {json.dumps(value)}" for name, value in given.items())
+        return f"{self.name}{{{options}}}" if options else self.name
+
+
+PassType = TypeVar("PassType", bound=type[Pass])
+_registry: dict[str, type[Pass]] = {}
+
+
+def register(cls: PassType) -> PassType:
+    """Class decorator: makes a pass known by its name."""
+    _registry[cls.name] = cls
+    return cls
+
+
+def registry() -> Mapping[str, type[Pass]]:
+    """All passes by name."""
+    from lmc.passes import canonicalize, cse, dce, lower_chat, plan_prefix  # each registers its pass
+
+    assert canonicalize and cse and dce and lower_chat and plan_prefix
+    return _registry
+
+
+# -- pipelines -------------------------------------------------------------------------------------------------------
+
+_PIPELINES: Mapping[str, str] = {
+    "tokens": "canonicalize, lower-chat, canonicalize, cse, dce, canonicalize, plan-prefix",
+    "chat": "canonicalize, lower-chat, canonicalize, cse, dce, canonicalize",
+}
+_UNOPTIMIZED = "lower-chat"  # what execution needs, and nothing else
+
+
+def pipeline_for(target: Target, *, opt: int = 1, outputs: Sequence[str] | None = None) -> tuple[Pass, ...]:
+    """The passes of a target, in order. `opt=0` lowers only; `outputs` tells dce which variables are wanted."""
+    if target.kind not in _PIPELINES:
+        raise ParameterError(f"there is no pipeline for {target.kind!r}; there are {', '.join(_PIPELINES)}")
+    passes = parse_pipeline(_PIPELINES[target.kind] if opt else _UNOPTIMIZED)
+    if outputs is None:
+        return passes
+    from lmc.passes.dce import Dce
+
+    wanted = Dce(outputs=tuple(outputs))
+    return tuple(wanted if isinstance(p, Dce) else p for p in passes) if opt else (*passes, wanted)
+
+
+def parse_pipeline(text: str) -> tuple[Pass, ...]:
+    """Reads `canonicalize,plan-prefix{min_chars = 32}`; raises ParameterError that names what is unknown."""
+    return tuple(_parse_pass(item) for item in _split(text))
+
+
+def print_pipeline(passes: Sequence[Pass]) -> str:
+    """The inverse of `parse_pipeline`."""
+    return ",".join(p.text for p in passes)
+
+
+def _split(text: str) -> Iterator[str]:
+    depth, start, quoted = 0, 0, False
+    for i, char in enumerate(text + ","):
+        if char == '"' and text[i - 1 : i] != "\\":
+            quoted = not quoted
+        if quoted:
+            continue
+        depth += (char in "{[") - (char in "}]")
+        if char == "," and depth == 0:
+            if item := text[start:i].strip():
+                yield item
+            start = i + 1
+    if depth or quoted:
+        raise ParameterError(f"the pipeline {text!r} has an unclosed brace, bracket or quote")
+
+
+def _parse_pass(item: str) -> Pass:
+    match = re.fullmatch(r"([\w-]+)\s*(?:\{(.*)\})?", item, re.DOTALL)
+    name = match[1] if match else item
+    cls = registry().get(name)
+    if match is None or cls is None:
+        raise ParameterError(f"there is no pass {name!r}; there are {', '.join(sorted(registry()))}")
+    known = {f.name: f for f in fields(cls)}  # pyright: ignore[reportArgumentType]
+    options: dict[str, Any] = {}
+    for option in _split(match[2] or ""):
+        key, equals, value = (part.strip() for part in option.partition("="))
+        if key not in known or not equals:
+            raise ParameterError(f"pass {name} has no option {key!r}; it has {', '.join(known) or 'none'}")
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            raise ParameterError(f'pass {name}: {key} = {value} is no value; write a number, true, false, "text" or [list]') from None
+        options[key] = tuple(parsed) if isinstance(parsed, list) else parsed  # pyright: ignore[reportUnknownArgumentType]
+    return cls(**options)
+
+
+# -- running ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one pass did to one graph: time in seconds, its statistics, and the graph after it."""
+
+    pass_: Pass
+    seconds: float
+    stats: Mapping[str, int]
+    before: Graph
+    graph: Graph
+
+    @property
+    def changed(self) -> bool:
+        return self.graph is not self.before
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A graph after its pipeline, with a report per pass."""
+
+    graph: Graph
+    reports: tuple[Report, ...] = ()
+
+    @property
+    def stats(self) -> Mapping[str, int]:
+        """All passes' statistics by `pass.what`."""
+        total: dict[str, int] = {}
+        for r in self.reports:
+            for what, n in r.stats.items():
+                key = f"{r.pass_.name}.{what}"
+                total[key] = total.get(key, 0) + n
+        return total
+
+    @property
+    def seconds(self) -> float:
+        return sum(r.seconds for r in self.reports)
+
+
+class PassManager:
+    """Runs a tuple of passes, one after another."""
+
+    def __init__(self, passes: Sequence[Pass]) -> None:
+        self.passes = tuple(passes)
+
+    def run(self, graph: Graph, target: Target | None = None) -> Graph:
+        """The graph after all passes."""
+        return self.plan(graph, target).graph
+
+    def plan(self, graph: Graph, target: Target | None = None) -> Planned:
+        """The graph after all passes, and what each did.
+
+        Raises IRError that names the pass and the reproducer file when a pass fails or breaks a rule of the IR;
+        errors about the user's program (any other LmcError) pass through.
+        """
+        target = target or Target()
+        _show(graph, "before the pipeline", settings().debug >= 3)
+        reports: list[Report] = []
+        first = graph
+        for p in self.passes:
+            report = _run_one(p, graph, target)
+            reports.append(report)
+            graph = report.graph
+            _show(graph, f"after {p.text}", _wants(p.name) or (settings().debug >= 4 and report.changed))
+            if logs("passes"):
+                stats = ", ".join(f"{n} {what}" for what, n in report.stats.items())
+                print(f"lmc[passes] {p.name}: {report.seconds * 1e3:.2f} ms  {stats or 'no change'}", file=sys.stderr)
+        if verify_level() >= 1:
+            _blame(None, first, self.passes, target, lambda: verify(graph, stage_of(graph)))
+        _show(graph, "after the pipeline", settings().debug == 3)
+        return Planned(graph, tuple(reports))
+
+
+def run_pipeline(
+    graph: Graph,
+    passes: Sequence[Pass] | None = None,
+    *,
+    template: ChatTemplate = CHATML,
+    kind: str = "tokens",
+    opt: int = 1,
+    outputs: Sequence[str] | None = None,
+    after: str | None = None,
+) -> Graph:
+    """The graph after its target's pipeline (or after `passes`), or as it stands after the last run of pass `after`."""
+    target = Target(kind, template)
+    chosen = pipeline_for(target, opt=opt, outputs=outputs) if passes is None else tuple(passes)
+    return PassManager(upto(chosen, after) if after else chosen).run(graph, target)
+
+
+def upto(passes: Sequence[Pass], after: str) -> tuple[Pass, ...]:
+    """The passes up to and including the last one called `after`; `trace` means none of them."""
+    if after == "trace":
+        return ()
+    for i in range(len(passes) - 1, -1, -1):
+        if passes[i].name == after:
+            return tuple(passes[: i + 1])
+    raise ParameterError(f"no pass {after!r} in this pipeline; there are trace, {', '.join(dict.fromkeys(p.name for p in passes))}")
+
+
+def stage_of(graph: Graph) -> Stage:
+    """`planned` as soon as no op is left that only the tracer makes."""
+    return "planned" if all("planned" in OPS[op.kind].stages for op in graph.ops() if op.kind in OPS) else "traced"
+
+
+def _run_one(p: Pass, graph: Graph, target: Target) -> Report:
+    ctx = PassContext(target)
+    start = time.perf_counter()
+    after = _blame(p, graph, (p,), target, lambda: p.run(graph, ctx))
+    seconds = time.perf_counter() - start
+    if verify_level() >= 2:
+        _blame(p, graph, (p,), target, lambda: _check(graph, after))
+    return Report(p, seconds, ctx.stats, graph, after)
+
+
+def _check(before: Graph, after: Graph) -> None:
+    if after is not before:
+        verify(after, stage_of(after))
+        if interface(before) != interface(after):
+            raise IRError("the pass changed the graph's parameters, or the number of operands of an exit or a return")
+    if verify_level() >= 3 and parse(print_graph(after)) != after:
+        raise IRError("the graph does not survive being printed and parsed")
+
+
+def interface(graph: Graph) -> object:
+    """What other graphs are linked by, which no pass may change: parameters, exits, shapes of returns."""
+    exits = {op.attr("id"): len(op.operands) for op in graph.ops() if op.kind == "exit"}
+    returns = [len(op.operands) for op in graph.ops() if op.kind == "return"]
+    return graph.params, exits, returns
+
+
+# -- failing ---------------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def _blame(p: Pass | None, graph: Graph, passes: Sequence[Pass], target: Target, work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except LmcError as e:
+        if not isinstance(e, IRError):
+            raise
+        cause: Exception = e
+    except Exception as e:
+        cause = e
+    command = _reproducer(graph, passes, target)
+    who = f"pass {p.name}" if p else "the pipeline"
+    raise IRError(
+        f"{who} failed on @{graph.name}: {type(cause).__name__}: {cause}\n    reproduce with: {command}",
+        loc=getattr(cause, "loc", None),
+    ) from cause
+
+
+def _reproducer(graph: Graph, passes: Sequence[Pass], target: Target) -> str:
+    """Writes the graph to a file whose first line is the command that fails; gives the command."""
+    text = print_graph(graph)
+    directory = cache_dir() / "reproducers"
+    directory.mkdir(exist_ok=True)
+    name = re.sub(r"\W+", "-", graph.name)[:40]
+    path = directory / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.lmir"
+    command = f"lmc opt {path} --passes='{print_pipeline(passes)}'"
+    path.write_text(f"// {command}\n// chat template: {target.template.name}\n{text}", encoding="utf-8")
+    return command
+
+
+# -- showing ---------------------------------------------------------------------------------------------------------
+
+
+def _wants(name: str) -> bool:
+    wanted = settings().print_ir
+    return wanted == "after-all" or (wanted.startswith("after=") and name in wanted.removeprefix("after=").split(","))
+
+
+def _show(graph: Graph, when: str, wanted: bool) -> None:
+    if wanted:
+        print(f"// -- {when}\n{print_graph(graph)}", file=sys.stderr)
