@@ -505,9 +505,15 @@ class Prompt:
 
     def nodes(self) -> list[Prompt]:
         """Every node from the root to here."""
+        return self.nodes_after(None)
+
+    def nodes_after(self, since: Prompt | None) -> list[Prompt]:
+        """Nodes that follow `since`, an ancestor of this one or this one; None gives all from the root."""
         path: list[Prompt] = []
         node: Prompt | None = self
-        while node is not None:
+        while node is not since:
+            if node is None:
+                raise ValueError("`since` is not an ancestor of this prompt")
             path.append(node)
             node = node.parent
         path.reverse()
@@ -515,9 +521,7 @@ class Prompt:
 
     def pieces(self, since: Prompt | None = None) -> Iterator[Part]:
         """Parts in order, answers as their text; waits for each answer. With `since`, only what follows it."""
-        path = self.nodes()
-        start = path.index(since) + 1 if since is not None else 0
-        for node in path[start:]:
+        for node in self.nodes_after(since):
             for part in node.parts:
                 if not isinstance(part, Image):  # an image has no text
                     yield part

@@ -1,0 +1,447 @@
+"""The interpreter: programs run as Python, one op after another, against a backend. The reference for compiled runs.
+
+No thread waits for a model here: submitting returns at once and reading waits, so the forks and sub-programs of a
+program run in parallel as far as the program itself lets them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field
+from typing import Any, Literal, overload
+
+from lmc.config import default_backend, settings
+from lmc.backend.base import Backend, Result, Usage, check_supported
+from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
+from lmc.frontend.primitives import GenExpr, SelectExpr, caller_loc
+from lmc.frontend.state import (
+    Emitter,
+    Gathered,
+    ProgramState,
+    ProgramStateGroup,
+    Scoped,
+    State,
+    StateGroup,
+    Stored,
+    UnknownVariable,
+)
+from lmc.frontend.streaming import Progress
+from lmc.frontend.values import TraceEscape, Value
+from lmc.prompt import (
+    RUN_SAMPLING,
+    Image,
+    Mark,
+    Origin,
+    Prompt,
+    SamplingParams,
+    Special,
+    derive_seed,
+    make_gen,
+    make_select,
+    sampling,
+    suggestion,
+)
+
+__all__ = [
+    "ACTIVE", "RUN_OPTIONS", "Emitter", "Function", "Gathered", "LiveEmitter", "ProgramState", "ProgramStateGroup", "Run",
+    "Scoped", "State", "StateGroup", "Stored", "UnknownVariable", "fresh_seed", "function",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run of a program shares: the backend, the sampling defaults, the seed, and its number in its batch."""
+
+    backend: Backend
+    defaults: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
+    item: int = 0
+
+
+def fresh_seed(seed: int | None = None) -> int:
+    """The run seed: what the user gave, else the configured one, else one never seen before."""
+    if seed is None:
+        seed = settings().seed
+    return secrets.randbits(63) if seed is None else seed
+
+
+class LiveEmitter:
+    """Hands every ask to the backend as soon as the program makes it."""
+
+    __slots__ = ("_template", "run")
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._template = run.backend.chat_template
+
+    def root(self) -> Prompt:
+        return Prompt()
+
+    def append(self, ctx: Prompt, text: str | Value | Special) -> Prompt:
+        assert not isinstance(text, Value), "a traced value in a live run"
+        return ctx.append(text)
+
+    def image(self, ctx: Prompt, source: Any, num_frames: Any = None) -> Prompt:
+        image = Image(source, num_frames)
+        check_supported(self.run.backend.capabilities, (image,))
+        return ctx.append(image)
+
+    def role_begin(self, ctx: Prompt, role: str, previous: str | None) -> Prompt:
+        return ctx.append(*self._template.begin(role, previous), Mark(role, "begin"))
+
+    def role_end(self, ctx: Prompt, role: str) -> Prompt:
+        return ctx.append(Mark(role, "end"), *self._template.end(role))
+
+    def gen(self, ctx: Prompt, expr: GenExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
+        run = self.run
+        ask = make_gen(run.defaults, expr.given, Origin(run.seed, run.item, stream, ordinal), expr.name, expr.loc)
+        return self._submit(ctx, ask)
+
+    def select(self, ctx: Prompt, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
+        run = self.run
+        origin = Origin(run.seed, run.item, stream, ordinal)
+        ask = make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc)
+        return self._submit(ctx, ask)
+
+    def _submit(self, ctx: Prompt, ask: Any) -> tuple[Prompt, Result]:
+        ctx = ctx.submit(self.run.backend, ask)
+        assert ctx.result is not None
+        return ctx, ctx.result
+
+    def splice(self, ctx: Prompt, other: Prompt, since: Prompt) -> Prompt:
+        for node in other.nodes_after(since):
+            if node.parts:
+                ctx = ctx.append(*node.parts)
+            if node.result is not None:
+                ctx = ctx.append(node.result.output().text)
+        return ctx
+
+    def read(self, answer: Result) -> str | list[str]:
+        return answer.output().value
+
+    def meta(self, answer: Result) -> Any:
+        return answer.output().meta
+
+    def text(self, ctx: Prompt, since: Prompt | None = None) -> str:
+        return ctx.text(since)
+
+    def messages(self, ctx: Prompt) -> list[dict[str, str]]:
+        return ctx.messages()
+
+    def wait(self, ctx: Prompt) -> None:
+        for answer in _answers(ctx):
+            answer.wait()
+
+    def error(self, ctx: Prompt) -> BaseException | None:
+        self.wait(ctx)
+        return next((answer.error for answer in _answers(ctx) if answer.error is not None), None)
+
+    def usage(self, answers: Iterable[Result]) -> Usage:
+        total = Usage()
+        for answer in answers:
+            answer.wait()
+            if answer.error is None:
+                total += answer.output().usage
+        return total
+
+
+def _answers(ctx: Prompt) -> Iterator[Result]:
+    return (node.result for node in ctx.nodes() if node.result is not None)
+
+
+# -- programs --------------------------------------------------------------------------------------------------------
+
+ACTIVE: ContextVar[State | None] = ContextVar("lmc_active_state", default=None)
+"""The root state of the program that is running here; sub-programs inherit its backend and sampling defaults."""
+
+RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread"))
+_BATCH_OPTIONS = RUN_OPTIONS | {"num_threads", "progress_bar", "generator_style", "errors"}
+
+
+class Function:
+    """A language-model program: a Python function whose first parameter is the state."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        num_api_spec_tokens: int | None = None,
+        bound: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Raises ProgramError when `func` has no parameter for the state. `bound` are arguments given by `bind`."""
+        self.func = func
+        self.num_api_spec_tokens = num_api_spec_tokens
+        self.bound: Mapping[str, Any] = dict(bound or {})
+        functools.update_wrapper(self, func)
+        self.name: str = getattr(func, "__name__", type(func).__name__)
+        code = getattr(func, "__code__", None)
+        self.loc = Loc(code.co_filename, code.co_firstlineno) if code is not None else None
+        self.signature = inspect.signature(func)
+        parameters = list(self.signature.parameters.values())
+        if not parameters or parameters[0].kind not in (parameters[0].POSITIONAL_ONLY, parameters[0].POSITIONAL_OR_KEYWORD):
+            raise ProgramError(f"{self.name}() needs a first parameter for the state, as in def {self.name}(s, …)", loc=self.loc)
+        self.params: tuple[str, ...] = tuple(p.name for p in parameters[1:])
+        self.defaults: Mapping[str, Any] = {p.name: p.default for p in parameters[1:] if p.default is not p.empty}
+        self._open = any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+    # -- arguments
+
+    def arguments(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> inspect.BoundArguments:  # noqa: B006
+        """The program's arguments, bound ones included, without defaults. Raises ArgumentError that names the program."""
+        given = {**self.bound, **kwargs} if self.bound else dict(kwargs)
+        self._check_names(given)
+        try:
+            bound = self.signature.bind(None, *args, **given)
+        except TypeError as error:
+            raise ArgumentError(f"{self.described}: {error}", loc=caller_loc()) from None
+        return bound
+
+    def _check_names(self, given: Mapping[str, Any]) -> None:
+        if self._open:
+            return
+        for name in given:
+            if name not in self.params:
+                raise ArgumentError(f"{self.described} has no parameter {name!r}{suggestion(name, self.params)}", loc=caller_loc())
+
+    @property
+    def described(self) -> str:
+        """The program with its parameters and its place, for messages."""
+        shown = ", ".join(str(p).split(":")[0].split("=")[0].strip() for p in list(self.signature.parameters.values())[1:])
+        return f"program {self.name}({shown})" + (f" at {self.loc}" if self.loc else "")
+
+    def split(self, kwargs: Mapping[str, Any], known: frozenset[str] = RUN_OPTIONS) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Program arguments and run options; a program's own parameter wins over an option of the same name."""
+        arguments: dict[str, Any] = {}
+        options: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            (options if name in known and name not in self.params else arguments)[name] = value
+        return arguments, options
+
+    def bind(self, **kwargs: Any) -> Function:
+        """This program with some arguments fixed; a call may still give others."""
+        self._check_names(kwargs)
+        return Function(self.func, self.num_api_spec_tokens, {**self.bound, **kwargs})
+
+    # -- running
+
+    def run(self, *args: Any, **kwargs: Any) -> State:
+        """Runs the program and returns its state when the function returns; reading the state waits for answers.
+
+        Besides the program's own arguments it takes defaults for every gen (`max_new_tokens=128, n=1, stop, stop_token_ids,
+        stop_regex, temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0, frequency_penalty, presence_penalty, ignore_eos,
+        return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs`), `backend`, `seed`, `stream`
+        (return at once; watch with `text_iter`) and `use_thread` (accepted, without effect). Inside a running program it
+        is a sub-program: it inherits backend, defaults and seed from the caller.
+        """
+        arguments, options = self.split(kwargs)
+        bound = self.arguments(args, arguments)
+        state = self._state(options)
+        if options.get("stream"):
+            return self._stream(state, bound)
+        self._call(state, bound)
+        return state
+
+    def __call__(self, *args: Any, **kwargs: Any) -> State:
+        return self.run(*args, **kwargs)
+
+    def _state(self, options: Mapping[str, Any], item: int = 0, caller: State | None = None) -> State:
+        """A new state for a run with these options; a sub-program's when a program is running here."""
+        caller = caller or ACTIVE.get()
+        if caller is None or options.get("seed") is not None:
+            inherited = _run_of(caller).defaults if caller else SamplingParams()
+            backend = options.get("backend") or (_run_of(caller).backend if caller else default_backend())
+            run = Run(backend, self._defaults(inherited, options), fresh_seed(options.get("seed")), item)
+            return self._counted(caller, State(LiveEmitter(run), name=self.name))
+        outer = _run_of(caller)
+        run = Run(options.get("backend") or outer.backend, self._defaults(outer.defaults, options), outer.seed, outer.item)
+        stream = f"{caller.stream}/c{caller.calls}"
+        caller.calls += 1
+        return self._counted(caller, State(LiveEmitter(run), stream=stream, name=self.name))
+
+    def _counted(self, caller: State | None, state: State) -> State:
+        if caller is not None:
+            caller.asked.append(state.asked)
+        return state
+
+    def _defaults(self, inherited: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
+        try:
+            return sampling(inherited, {k: v for k, v in options.items() if k in _SAMPLING})
+        except (ProgramError, ValueError) as error:
+            if isinstance(error, ProgramError) and error.loc is None:
+                error.loc = caller_loc()
+            raise
+
+    def _call(self, state: State, bound: inspect.BoundArguments) -> None:
+        token = ACTIVE.set(state)
+        try:
+            state.ret_value = self.func(state, *bound.args[1:], **bound.kwargs)
+        finally:
+            ACTIVE.reset(token)
+
+    def _stream(self, state: State, bound: inspect.BoundArguments) -> State:
+        progress = state.progress = Progress()
+
+        def work() -> None:
+            progress.begin()
+            try:
+                self._call(state, bound)
+            except BaseException as error:  # handed to whoever reads the state
+                progress.finish(error)
+            else:
+                progress.finish(None)
+
+        threading.Thread(target=copy_context().run, args=(work,), name=f"lmc-{self.name}", daemon=True).start()
+        return state
+
+    # -- batches
+
+    @overload
+    def run_batch(self, batch: Sequence[Any], *, generator_style: Literal[True], **options: Any) -> Iterator[State]: ...
+    @overload
+    def run_batch(self, batch: Sequence[Any], **options: Any) -> list[State]: ...
+    def run_batch(self, batch: Sequence[Any], **options: Any) -> list[State] | Iterator[State]:
+        """Runs the program for each item (a dict, or a tuple of positional arguments); results in input order.
+
+        Takes the sampling defaults of `run`, `backend`, `seed`, and: `num_threads="auto"`; `progress_bar=False`;
+        `generator_style=False` (yield each state when it and those before it are done); `errors="raise"` (every item
+        runs, then the first exception is raised) or `"return"` (the item's state has it as `state.error()`).
+        """
+        for name in options:
+            if name not in _BATCH_OPTIONS:
+                raise ArgumentError(
+                    f"run_batch() has no option {name!r}{suggestion(name, sorted(_BATCH_OPTIONS))}", loc=caller_loc()
+                )
+        errors = options.get("errors", "raise")
+        if errors not in ("raise", "return"):
+            raise ParameterError(f"errors={errors!r}: 'raise' or 'return'", loc=caller_loc())
+        results = self._batch(self._bind_all(batch), options)
+        if errors == "raise":
+            results = _raising(results)
+        return results if options.get("generator_style") else list(results)
+
+    def _bind_all(self, batch: Sequence[Any]) -> list[inspect.BoundArguments]:
+        """Every item's arguments, so that a bad item is known before the first one runs."""
+        bound: list[inspect.BoundArguments] = []
+        for i, item in enumerate(batch):
+            try:
+                if isinstance(item, Mapping):
+                    bound.append(self.arguments((), item))  # pyright: ignore[reportUnknownArgumentType]
+                elif isinstance(item, (tuple, list)):
+                    bound.append(self.arguments(item))  # pyright: ignore[reportUnknownArgumentType]
+                else:
+                    raise ArgumentError(f"{self.described}: an item is a dict or a tuple, not {item!r}", loc=caller_loc())
+            except ArgumentError as error:
+                error.message = f"item {i} of the batch: {error.message}"
+                raise
+        return bound
+
+    def _batch(self, items: list[inspect.BoundArguments], options: Mapping[str, Any]) -> Iterator[State]:
+        if not items:
+            return iter(())
+        states = self._batch_states(len(items), options)
+        threads = min(_threads(options.get("num_threads", "auto")), len(items))
+        bar = _progress_bar(len(items)) if options.get("progress_bar") else None
+        if threads == 1:
+            return self._batch_here(states, items, bar)
+        return self._batch_pool(states, items, threads, bar)
+
+    def _batch_states(self, count: int, options: Mapping[str, Any]) -> list[State]:
+        caller = ACTIVE.get()
+        options = dict(options)
+        if options.get("seed") is None and caller is not None:  # one sub-program call, each item a run of its own
+            run = _run_of(caller)
+            options["seed"] = derive_seed(run.seed, run.item, f"{caller.stream}/c{caller.calls}", 0)
+            caller.calls += 1
+        else:
+            options["seed"] = fresh_seed(options.get("seed"))
+        return [self._state(options, item) for item in range(count)]
+
+    def _batch_item(self, state: State, bound: inspect.BoundArguments) -> State:
+        try:
+            self._call(state, bound)
+            state.sync()
+        except Exception as error:
+            state.failure = error
+        return state
+
+    def _batch_here(self, states: list[State], items: list[inspect.BoundArguments], bar: Any) -> Iterator[State]:
+        for state, item in zip(states, items, strict=True):
+            yield copy_context().run(self._batch_item, state, item)
+            if bar is not None:
+                bar.update()
+        if bar is not None:
+            bar.close()
+
+    def _batch_pool(
+        self, states: list[State], items: list[inspect.BoundArguments], threads: int, bar: Any
+    ) -> Iterator[State]:
+        pool = ThreadPoolExecutor(threads, thread_name_prefix=f"lmc-{self.name}")
+        futures: list[Future[State]] = []
+        try:
+            for state, item in zip(states, items, strict=True):
+                futures.append(pool.submit(copy_context().run, self._batch_item, state, item))
+                if bar is not None:
+                    futures[-1].add_done_callback(lambda _: bar.update())
+            while futures:
+                yield futures.pop(0).result()  # not kept: a consumer may drop each state
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            if bar is not None:
+                bar.close()
+
+    def __repr__(self) -> str:
+        return f"<lmc {self.described}>"
+
+
+_SAMPLING = frozenset(RUN_SAMPLING)
+
+
+def _run_of(state: State) -> Run:
+    if not isinstance(state.emitter, LiveEmitter):
+        raise TraceEscape("a sub-program that was called outside of the program's own code")
+    return state.emitter.run
+
+
+def _raising(states: Iterator[State]) -> Iterator[State]:
+    """The states; the first failure is raised in its place, after every item has run."""
+    for state in states:
+        if state.failure is not None:
+            for _ in states:
+                pass  # the others run to their end: one item never takes the rest along
+            raise state.failure
+        yield state
+
+
+def _threads(wanted: Any) -> int:
+    if wanted == "auto":
+        return max(96, (os.cpu_count() or 1) * 16)
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        raise ParameterError(f"num_threads={wanted!r}: 'auto' or a number of threads", loc=caller_loc())
+    return wanted
+
+
+def _progress_bar(total: int) -> Any:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        raise ProgramError("progress_bar=True needs tqdm: pip install tqdm", loc=caller_loc()) from None
+    return tqdm(total=total)
+
+
+@overload
+def function(func: Callable[..., Any], num_api_spec_tokens: int | None = None) -> Function: ...
+@overload
+def function(func: None = None, num_api_spec_tokens: int | None = None) -> Callable[[Callable[..., Any]], Function]: ...
+def function(
+    func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
+) -> Function | Callable[[Callable[..., Any]], Function]:
+    """Decorator, bare or with arguments: makes a Python function a language-model program. Its first parameter is the state."""
+    if func is not None:
+        return Function(func, num_api_spec_tokens)
+    return lambda f: Function(f, num_api_spec_tokens)

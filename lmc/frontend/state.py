@@ -1,0 +1,562 @@
+"""The state of a running program: what `s += …`, `s["x"]` and `s.fork()` mean.
+
+All bookkeeping is here and none of it knows a model: a state writes to an `Emitter`, which is the backend at once (the
+interpreter), the graph being traced, or nothing more (a state that a compiled run returns).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from lmc.backend.base import Usage
+from lmc.errors import ArgumentError, LmcError, ParameterError, ProgramError, UnsupportedOpError
+from lmc.frontend import streaming
+from lmc.frontend.primitives import (
+    Expr,
+    GenExpr,
+    ImageExpr,
+    Lit,
+    ReasoningExpr,
+    RoleBegin,
+    RoleEnd,
+    SelectExpr,
+    Seq,
+    SpecialExpr,
+    VarScopeBegin,
+    VarScopeEnd,
+    VideoExpr,
+    as_expr,
+    caller_loc,
+)
+from lmc.frontend.values import Value
+from lmc.prompt import Special
+
+Ctx = Any  # lmc.prompt.Prompt, or the tracer's ctx value
+Answer = Any  # lmc.backend.base.Result, or the tracer's answer
+
+
+class Emitter(Protocol):
+    """What a state writes to. A ctx is immutable; every method that extends one gives a new one."""
+
+    def root(self) -> Ctx: ...
+    def append(self, ctx: Ctx, text: str | Value | Special) -> Ctx: ...
+    def image(self, ctx: Ctx, source: Any, num_frames: Any = None) -> Ctx: ...
+    def role_begin(self, ctx: Ctx, role: str, previous: str | None) -> Ctx: ...
+    def role_end(self, ctx: Ctx, role: str) -> Ctx: ...
+
+    def gen(self, ctx: Ctx, expr: GenExpr, stream: str, ordinal: int) -> tuple[Ctx, Answer]:
+        """Asks; never waits. `stream` and `ordinal` identify the answer and seed its sample."""
+        ...
+
+    def select(self, ctx: Ctx, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Ctx, Answer]: ...
+
+    def splice(self, ctx: Ctx, other: Ctx, since: Ctx) -> Ctx:
+        """`ctx` followed by what `other` has after its ancestor `since`: parts as they are, answers as their text."""
+        ...
+
+    def read(self, answer: Answer) -> Any:
+        """The value of an answer; waits for it and raises what it failed with."""
+        ...
+
+    def meta(self, answer: Answer) -> Any: ...
+
+    def text(self, ctx: Ctx, since: Ctx | None = None) -> Any: ...
+    def messages(self, ctx: Ctx) -> Any: ...
+
+    def wait(self, ctx: Ctx) -> None:
+        """Waits for every answer in `ctx`; raises nothing that they failed with."""
+        ...
+
+    def error(self, ctx: Ctx) -> BaseException | None:
+        """Waits, and gives the first error in `ctx`."""
+        ...
+
+    def usage(self, answers: Iterable[Answer]) -> Any:
+        """What these answers cost; waits for them."""
+        ...
+
+
+# -- what a name holds -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Stored:
+    """A value that the program put under a name; `source` is the answer whose meta info the name still has."""
+
+    value: Any
+    source: Answer = None
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What the children of a fork held under a name; read as a list, in the order of the children."""
+
+    items: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Scoped:
+    """The text between two prompts; `until` is None while the scope is open."""
+
+    since: Ctx
+    until: Ctx = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted(Expr):
+    """What `s.user(expr)` returns: already part of `state`, so that `s += s.user(expr)` does not append it twice."""
+
+    expr: Expr
+    state: State
+
+
+class State:
+    """A prompt that grows, the variables in it, and the open role. Appending never waits; reading does."""
+
+    __slots__ = (
+        "__weakref__", "_role_scopes", "_value", "asked", "calls", "ctx", "emitter", "failure", "forks", "name", "ordinal",
+        "previous", "progress", "role", "scopes", "stream", "variables",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        emitter: Emitter,
+        ctx: Ctx = None,
+        *,
+        variables: Mapping[str | None, Any] | None = None,
+        stream: str = "",
+        ordinal: int = 0,
+        forks: int = 0,
+        calls: int = 0,
+        role: str | None = None,
+        previous: str | None = None,
+        asked: list[Any] | None = None,
+        name: str = "",
+        ret_value: Any = None,
+    ) -> None:
+        """`ctx` None is the empty prompt; `asked` are the answers that count as this state's usage, in nested lists."""
+        self.emitter = emitter
+        self.ctx = emitter.root() if ctx is None else ctx
+        self.variables: dict[str | None, Any] = dict(variables) if variables else {}
+        self.stream, self.ordinal, self.forks, self.calls = stream, ordinal, forks, calls
+        self.role, self.previous = role, previous
+        self.asked: list[Any] = [] if asked is None else asked
+        self.scopes: dict[str, Scoped] = {}
+        self.progress: streaming.Progress | None = None  # of a run with stream=True
+        self.failure: BaseException | None = None  # of a batch item whose program raised
+        self.name = name
+        self._value = ret_value
+
+    # -- appending
+
+    def __iadd__(self, other: Any) -> State:
+        """Appends text or an expression. If it raises, prompt and open role are what they were before."""
+        if other.__class__ is str:
+            if other:
+                self.ctx = self.emitter.append(self.ctx, other)
+        else:
+            before = self.ctx, self.role, self.previous
+            try:
+                self._submit(as_expr(other, "append"))
+            except BaseException:
+                self.ctx, self.role, self.previous = before
+                raise
+        if self.progress is not None:
+            self.progress.notify()
+        return self
+
+    def _submit(self, expr: Expr) -> None:
+        try:
+            rule = _RULES[expr.__class__]
+        except KeyError:
+            raise ArgumentError(f"no rule to append {type(expr).__name__}", loc=caller_loc()) from None
+        rule(self, expr)
+
+    def _seq(self, expr: Seq) -> None:
+        for item in expr.items:
+            _RULES[item.__class__](self, item)
+
+    def _lit(self, expr: Lit) -> None:
+        text = expr.text
+        if isinstance(text, Value):
+            self.ctx = self.emitter.append(self.ctx, text)
+        elif text:
+            self.ctx = self.emitter.append(self.ctx, text if text.__class__ is str else str.__str__(text))
+
+    def _special(self, expr: SpecialExpr) -> None:
+        self.ctx = self.emitter.append(self.ctx, Special(expr.spelling))
+
+    def _gen(self, expr: GenExpr) -> None:
+        self.ctx, answer = self.emitter.gen(self.ctx, expr, self.stream, self.ordinal)
+        self._hold(expr.name, answer)
+
+    def _select(self, expr: SelectExpr) -> None:
+        self.ctx, answer = self.emitter.select(self.ctx, expr, self.stream, self.ordinal)
+        self._hold(expr.name, answer)
+
+    def _hold(self, name: str | None, answer: Answer) -> None:
+        self.ordinal += 1
+        self.asked.append(answer)
+        self.variables[name] = answer
+
+    def _image(self, expr: ImageExpr) -> None:
+        with _at(expr):
+            self.ctx = self.emitter.image(self.ctx, expr.source)
+
+    def _video(self, expr: VideoExpr) -> None:
+        with _at(expr):
+            self.ctx = self.emitter.image(self.ctx, expr.source, expr.num_frames)
+
+    def _role_begin(self, expr: RoleBegin) -> None:
+        if self.role is not None:
+            raise ProgramError(
+                f"cannot open a {expr.role} message inside the open {self.role} message; close that one first", loc=expr.loc
+            )
+        self.ctx = self.emitter.role_begin(self.ctx, expr.role, self.previous)
+        self.role = expr.role
+
+    def _role_end(self, expr: RoleEnd) -> None:
+        if self.role != expr.role:
+            open_ = f"the open message is the {self.role}'s" if self.role else "no message is open"
+            raise ProgramError(f"cannot close a {expr.role} message: {open_}", loc=expr.loc)
+        self.ctx = self.emitter.role_end(self.ctx, expr.role)
+        self.role, self.previous = None, expr.role
+
+    def _scope_begin(self, expr: VarScopeBegin) -> None:
+        self.scopes[expr.name] = Scoped(self.ctx)
+
+    def _scope_end(self, expr: VarScopeEnd) -> None:
+        scope = self.scopes.pop(expr.name)
+        scope.until = self.ctx
+        self.variables[expr.name] = scope
+
+    def _reasoning(self, expr: ReasoningExpr) -> None:
+        raise UnsupportedOpError("separate_reasoning", "this version of lmc", "split the answer yourself", loc=expr.loc)
+
+    def _submitted(self, expr: Submitted) -> None:
+        if expr.state is not self:
+            self._submit(expr.expr)
+
+    # -- roles and scopes
+
+    def system(self, expr: Expr | str | Value | None = None) -> Any:
+        """Appends a system message; without `expr`, a context manager around its content."""
+        return self._message("system", expr)
+
+    def user(self, expr: Expr | str | Value | None = None) -> Any:
+        """Appends a user message; without `expr`, a context manager around its content."""
+        return self._message("user", expr)
+
+    def assistant(self, expr: Expr | str | Value | None = None) -> Any:
+        """Appends an assistant message; without `expr`, a context manager around its content."""
+        return self._message("assistant", expr)
+
+    def _message(self, role: str, expr: Any) -> Any:
+        loc = caller_loc()
+        if expr is None:
+            return self._open(role, loc)
+        message = RoleBegin(role, loc) + as_expr(expr, "append") + RoleEnd(role, loc)
+        self.__iadd__(message)
+        return Submitted(message, self)
+
+    @contextmanager
+    def _open(self, role: str, loc: Any) -> Iterator[State]:
+        self.__iadd__(RoleBegin(role, loc))
+        try:
+            yield self
+        except BaseException:
+            if self.role == role:  # not when the body closed it by hand
+                self.__iadd__(RoleEnd(role, loc))
+            raise
+        self.__iadd__(RoleEnd(role, loc))
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[State]:
+        """Everything appended inside is, as text, the variable `name`."""
+        self.__iadd__(VarScopeBegin(name))
+        try:
+            yield self
+        finally:
+            self.__iadd__(VarScopeEnd(name))
+
+    # -- forks
+
+    def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> StateGroup:
+        """`size` copies that go on from here on their own and in parallel. The offset is accepted and not used."""
+        if isinstance(size, bool) or not isinstance(size, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            if isinstance(size, Value):
+                size = size.__index__()  # escapes: only the tracer can decide it
+            else:
+                raise ArgumentError(f"fork() takes a number of copies, not {size!r}", loc=caller_loc())
+        if size < 0:
+            raise ParameterError(f"fork({size}): cannot make fewer than 0 copies", loc=caller_loc())
+        k, self.forks = self.forks, self.forks + 1
+        return StateGroup([self._child(f"{self.stream}/{k}.{i}") for i in range(size)], self)
+
+    def _child(self, stream: str) -> State:
+        child = State(
+            self.emitter, self.ctx, variables=self.variables, stream=stream, role=self.role, previous=self.previous, name=self.name
+        )
+        child.scopes = {name: Scoped(scope.since) for name, scope in self.scopes.items()}
+        self.asked.append(child.asked)
+        return child
+
+    @contextmanager
+    def copy(self, position_ids_offset: list[int] | None = None) -> Iterator[State]:
+        """One fork as a context manager; what it names is joined back (a list of one) when the block ends."""
+        group = self.fork(1, position_ids_offset)
+        try:
+            yield group[0]
+        finally:
+            group.join()
+
+    # -- variables
+
+    def __getitem__(self, name: str | None) -> Any:
+        """The latest value of a variable; waits for it and raises what it failed with."""
+        try:
+            held = self.variables[name]
+        except KeyError:
+            held = self._await(name)
+        if held.__class__ is Stored:
+            return held.value
+        value = self._read(held)
+        if value.__class__ is list:  # one list object from now on, so that what the program does to it stays
+            self.variables[name] = Stored(value, held)
+        return value
+
+    def _read(self, held: Any) -> Any:
+        if held.__class__ is Stored:
+            return held.value
+        if held.__class__ is Gathered:
+            return [self._read(item) for item in held.items]
+        if held.__class__ is Scoped:
+            return self.emitter.text(held.until, held.since)
+        return self.emitter.read(held)
+
+    def _await(self, name: str | None) -> Any:
+        """A variable that is not there yet: only somebody who watches a streaming run can wait for it."""
+        if self.progress is not None and self.progress.elsewhere():
+            self.progress.wait_until(lambda: name in self.variables)
+            if name in self.variables:
+                return self.variables[name]
+            if self.progress.error is not None:
+                raise self.progress.error
+        if self.failure is not None:
+            raise self.failure
+        raise self._unknown(name)
+
+    def _unknown(self, name: str | None) -> KeyError:
+        known = ", ".join(repr(n) for n in self.variables) or "none yet"
+        place = caller_loc()
+        return UnknownVariable(f"{f'{place}: ' if place else ''}no variable {name!r}; there are: {known}")
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        held = self.variables.get(name)
+        self.variables[name] = Stored(value, held.source if held.__class__ is Stored else held)
+
+    def __contains__(self, name: str | None) -> bool:
+        """Whether a gen, select, scope or assignment of this name precedes this point of the program."""
+        return name in self.variables
+
+    def get_var(self, name: str | None) -> Any:
+        return self[name]
+
+    def set_var(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def get_meta_info(self, name: str | None) -> Any:
+        """The meta info of the answer stored under `name`, a list of them when n > 1; waits for it."""
+        held = self.variables[name] if name in self.variables else self._await(name)
+        return self._meta(name, held)
+
+    def _meta(self, name: str | None, held: Any) -> Any:
+        if held.__class__ is Gathered:
+            return [self._meta(name, item) for item in held.items]
+        if held.__class__ is Stored:
+            held = held.source
+        if held is None or held.__class__ is Scoped:
+            raise UnknownVariable(f"{name!r} was not generated, so it has no meta info")
+        if held.__class__ is Gathered or held.__class__ is Stored:
+            return self._meta(name, held)
+        return self.emitter.meta(held)
+
+    # -- reading
+
+    def text(self) -> str:
+        """The whole prompt as text, with its answers; waits for them."""
+        self._finish()
+        return self.emitter.text(self.ctx)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The closed messages as `{"role": …, "content": …}`; waits for the answers in them."""
+        self._finish()
+        return self.emitter.messages(self.ctx)
+
+    def sync(self) -> None:
+        """Waits for every answer of this state; what failed is raised where it is read."""
+        self._finish()
+        self.emitter.wait(self.ctx)
+
+    def error(self) -> BaseException | None:
+        """The error that ended this state's program or the first of its answers, or None; waits."""
+        self._finish()
+        if self.failure is not None:
+            return self.failure
+        if self.progress is not None and self.progress.error is not None:
+            return self.progress.error
+        return self.emitter.error(self.ctx)
+
+    @property
+    def usage(self) -> Usage:
+        """What this state, its forks and the sub-programs it called have cost; waits for them."""
+        self._finish()
+        return self.emitter.usage(_flat(self.asked))
+
+    @property
+    def ret_value(self) -> Any:
+        """What the program returned."""
+        self._finish()
+        return self._value
+
+    @ret_value.setter
+    def ret_value(self, value: Any) -> None:
+        self._value = value
+
+    def _finish(self) -> None:
+        """Waits for the end of a streaming run, if somebody else asks than the program itself."""
+        if self.progress is not None and self.progress.elsewhere():
+            self.progress.wait_until(lambda: False)
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The text, or one variable, in pieces as they come, in program order."""
+        return streaming.text_iter(self, var_name)
+
+    def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """As `text_iter`, for async code; with `return_meta_data`, pairs of text and the meta info known so far."""
+        return streaming.text_async_iter(self, var_name, return_meta_data)
+
+    def __repr__(self) -> str:
+        parts = [self.name or "State"]
+        if self.stream:
+            parts.append(f"fork {self.stream}")
+        if self.role:
+            parts.append(f"open {self.role}")
+        names = ", ".join(repr(n) for n in self.variables)
+        return f"<{' '.join(parts)}: {streaming.so_far(self.ctx)!r}; variables: {names or 'none'}>"
+
+
+class UnknownVariable(KeyError):
+    """A name that nothing in the program before this point has given a value."""
+
+    def __str__(self) -> str:  # KeyError shows the repr of its message
+        return str(self.args[0])
+
+
+_RULES: Mapping[type, Callable[[State, Any], None]] = {
+    Seq: State._seq,
+    Lit: State._lit,
+    SpecialExpr: State._special,
+    GenExpr: State._gen,
+    SelectExpr: State._select,
+    ImageExpr: State._image,
+    VideoExpr: State._video,
+    RoleBegin: State._role_begin,
+    RoleEnd: State._role_end,
+    VarScopeBegin: State._scope_begin,
+    VarScopeEnd: State._scope_end,
+    ReasoningExpr: State._reasoning,
+    Submitted: State._submitted,
+}
+
+
+@contextmanager
+def _at(expr: Any) -> Iterator[None]:
+    """Errors raised inside name the place of `expr` unless they know a better one."""
+    try:
+        yield
+    except LmcError as error:
+        error.loc = error.loc or expr.loc
+        raise
+
+
+def _flat(asked: Iterable[Any]) -> Iterator[Answer]:
+    for item in asked:
+        if item.__class__ is list:
+            yield from _flat(cast(list[Any], item))
+        else:
+            yield item
+
+
+class StateGroup:
+    """The states of one fork."""
+
+    __slots__ = ("_since", "parent", "states")
+
+    def __init__(self, states: list[State], parent: State) -> None:
+        self.states, self.parent = states, parent
+        self._since = parent.ctx
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.states[i]
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __iter__(self) -> Iterator[State]:
+        return iter(self.states)
+
+    def __iadd__(self, other: Any) -> StateGroup:
+        """Appends to every state: one expression to all, `other(i)` to each, or one item of a list to each."""
+        for i, (state, item) in enumerate(zip(self.states, self._items(other), strict=True)):
+            state += item
+            self.states[i] = state
+        return self
+
+    def _items(self, other: Any) -> Iterable[Any]:
+        if isinstance(other, (list, tuple)):
+            if len(cast(list[Any], other)) != len(self):
+                raise ParameterError(f"{len(cast(list[Any], other))} items for {len(self)} forks", loc=caller_loc())
+            return cast(list[Any], other)
+        if callable(other) and not isinstance(other, (Expr, Value)):
+            return (other(i) for i in range(len(self)))
+        return (other for _ in self.states)
+
+    def join(self, mode: str = "gather_variable") -> None:
+        """Brings the children back into the parent.
+
+        gather_variable: names that the parent lacks become lists, one item for each child that has the name, in order.
+        concate_and_append: the parent continues with what each child appended, in order.
+        """
+        if mode == "gather_variable":
+            self._gather()
+        elif mode == "concate_and_append":
+            self._concatenate()
+        else:
+            raise ParameterError(f"join({mode!r}): 'gather_variable' or 'concate_and_append'", loc=caller_loc())
+
+    def _gather(self) -> None:
+        found: dict[str | None, list[Any]] = {}
+        for child in self.states:
+            for name, held in child.variables.items():
+                if name not in self.parent.variables:
+                    found.setdefault(name, []).append(held)
+        for name, items in found.items():
+            self.parent.variables[name] = Gathered(tuple(items))
+
+    def _concatenate(self) -> None:
+        parent = self.parent
+        for child in self.states:
+            parent.ctx = parent.emitter.splice(parent.ctx, child.ctx, self._since)
+        if parent.progress is not None:
+            parent.progress.notify()
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} forks of {self.parent!r}>"
+
+
+ProgramState = State
+ProgramStateGroup = StateGroup

@@ -1,0 +1,259 @@
+"""Streams of text from a state: pieces in program order, while a program that runs elsewhere goes on.
+
+A cursor walks the prompt's nodes from the last one it has shown to the newest, and the deltas of the answer it stands
+at. Polling it never waits, so that one cursor serves threads and event loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from lmc.backend.base import Result
+from lmc.frontend.values import TraceEscape
+from lmc.prompt import Image, Mark, Part, Prompt, plain
+
+if TYPE_CHECKING:
+    from lmc.frontend.state import State
+
+
+class Progress:
+    """A program that runs on a thread of its own: who runs it, that something changed, and how it ended."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: BaseException | None = None
+        self._runner: int | None = None
+        self._lock = threading.Lock()
+        self._watchers: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """Called first on the thread that runs the program."""
+        self._runner = threading.get_ident()
+
+    def finish(self, error: BaseException | None) -> None:
+        self.error, self.done = error, True
+        self.notify()
+
+    def elsewhere(self) -> bool:
+        """Whether the caller is not the program itself."""
+        return threading.get_ident() != self._runner
+
+    def notify(self) -> None:
+        with self._lock:
+            watchers = list(self._watchers)
+        for notify in watchers:
+            notify()
+
+    def watch(self, notify: Callable[[], None]) -> None:
+        with self._lock:
+            self._watchers.append(notify)
+
+    def unwatch(self, notify: Callable[[], None]) -> None:
+        with self._lock:
+            self._watchers.remove(notify)
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Waits until `ready()` or the end of the run."""
+        changed = threading.Event()
+        self.watch(changed.set)
+        try:
+            while not self.done and not ready():
+                changed.wait()
+                changed.clear()
+        finally:
+            self.unwatch(changed.set)
+
+
+class _Cursor:
+    """What of a state's text, or of one of its variables, has been shown."""
+
+    def __init__(self, state: State, name: str | None, notify: Callable[[], None]) -> None:
+        self._state, self._name, self._notify = state, name, notify
+        self._last: Prompt | None = None  # shown up to and including this node
+        self._since: Prompt | None = None  # of a variable that is a scope
+        self._queue: deque[Prompt] = deque()
+        self._answer: Result | None = None  # the answer that is being shown
+        self._deltas = self._length = 0  # of it, shown
+        self._found = name is None
+        self._variable: Any = None
+
+    def poll(self) -> tuple[list[str], bool]:
+        """New pieces, and whether they are the last; raises what an answer or the program failed with."""
+        progress = self._state.progress
+        # asked first, so that everything from before the end is seen below
+        ended = progress is None or progress.done or not progress.elsewhere()
+        shown: list[str] = []
+        if not self._found and not self._find(ended):
+            return shown, False
+        while self._show_answer(shown):
+            if self._queue or self._advance():
+                self._show_node(self._queue.popleft(), shown)
+            elif not self._complete(ended):
+                return shown, False
+            else:
+                error = progress.error if progress is not None and self._name is None else None
+                if error is not None and not shown:
+                    raise error
+                return shown, error is None
+        return shown, False
+
+    def meta(self) -> Any:
+        """The meta info of the variable that is shown, as far as it is known."""
+        answer = self._variable
+        return answer.output().meta if isinstance(answer, Result) and answer.done else {}
+
+    def _find(self, ended: bool) -> bool:
+        state, name = self._state, self._name
+        assert name is not None
+        if name in state.scopes:
+            self._variable = state.scopes[name]
+        elif name in state.variables:
+            self._variable = state.variables[name]
+        elif ended:
+            state[name]  # raises: unknown, or what ended the program
+        else:
+            return False
+        self._found = True
+        if isinstance(self._variable, Result):
+            self._watch(self._variable)
+        elif hasattr(self._variable, "since"):
+            self._since = self._last = self._variable.since
+        else:
+            self._queue.append(Prompt(None, (str(state[name]),)))
+        return True
+
+    def _end(self) -> Prompt | None:
+        """The newest node of what is shown; None when it is not made of nodes."""
+        if self._name is None:
+            return self._state.ctx
+        return None if self._since is None else (self._variable.until or self._state.ctx)
+
+    def _complete(self, ended: bool) -> bool:
+        if self._name is None:
+            return ended
+        return self._since is None or self._variable.until is not None or ended
+
+    def _advance(self) -> bool:
+        """Queues the nodes after the last one shown; False if there are none."""
+        end = self._end()
+        node, fresh = end, list[Prompt]()
+        while node is not None and node is not self._last:
+            fresh.append(node)
+            node = node.parent
+        if node is None and self._last is not None:  # an append that raised was taken back
+            kept = set(map(id, fresh))
+            while self._last is not None and id(self._last) not in kept:
+                self._last = self._last.parent
+            return self._advance() if fresh else False
+        self._queue.extend(reversed(fresh))
+        self._last = end
+        return bool(fresh)
+
+    def _show_node(self, node: Prompt, shown: list[str]) -> None:
+        shown += [text for part in node.parts if (text := _visible(part))]
+        if node.result is not None:
+            self._watch(node.result)
+
+    def _watch(self, answer: Result) -> None:
+        self._answer, self._deltas, self._length = answer, 0, 0
+        answer.on_change(lambda _: self._notify())
+
+    def _show_answer(self, shown: list[str]) -> bool:
+        """Shows what the current answer has more; whether it is complete."""
+        answer = self._answer
+        if answer is None:
+            return True
+        done = answer.done  # asked first: deltas come before the end
+        deltas = answer.deltas
+        while self._deltas < len(deltas):
+            shown.append(deltas[self._deltas])
+            self._length += len(deltas[self._deltas])
+            self._deltas += 1
+        if not done:
+            return False
+        if answer.error is not None and shown:
+            return False  # what came before the error first; the next poll raises it
+        rest = answer.output().text[self._length :]
+        if rest:
+            shown.append(rest)
+        self._answer = None
+        return True
+
+
+def _visible(part: Part | Image) -> str:
+    return "" if isinstance(part, (Mark, Image)) else plain((part,))
+
+
+def _check(state: State) -> None:
+    if not isinstance(state.ctx, Prompt):
+        raise TraceEscape("a stream of text inside the program")
+
+
+def text_iter(state: State, name: str | None) -> Iterator[str]:
+    """Pieces of a state's text, or of one variable, as they come; waits between them."""
+    _check(state)
+    return _pieces(state, name)
+
+
+def _pieces(state: State, name: str | None) -> Iterator[str]:
+    changed = threading.Event()
+    cursor = _Cursor(state, name, changed.set)
+    if state.progress is not None:
+        state.progress.watch(changed.set)
+    try:
+        while True:
+            changed.clear()
+            shown, last = cursor.poll()
+            yield from shown
+            if last:
+                return
+            if not shown:
+                changed.wait()
+    finally:
+        if state.progress is not None:
+            state.progress.unwatch(changed.set)
+
+
+async def text_async_iter(state: State, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
+    """As `text_iter`, without holding the event loop or a thread while it waits."""
+    _check(state)
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+    def notify() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(changed.set)
+
+    cursor = _Cursor(state, name, notify)
+    if state.progress is not None:
+        state.progress.watch(notify)
+    try:
+        while True:
+            changed.clear()
+            shown, last = cursor.poll()
+            for piece in shown:
+                yield (piece, cursor.meta()) if with_meta else piece
+            if last:
+                return
+            if not shown:
+                await changed.wait()
+    finally:
+        if state.progress is not None:
+            state.progress.unwatch(notify)
+
+
+def so_far(ctx: Any, limit: int = 60) -> str:
+    """The end of a prompt's text without waiting, `…` for answers that are not there; "" while tracing."""
+    if not isinstance(ctx, Prompt):
+        return ""
+    text, node = "", ctx
+    while node is not None and len(text) <= limit:
+        answer = node.result
+        here = "".join(map(_visible, node.parts))
+        if answer is not None:
+            here += "…" if not answer.done or answer.error is not None else answer.output().text
+        text, node = here + text, node.parent
+    return text if len(text) <= limit else "…" + text[-limit:]
