@@ -38,7 +38,7 @@ def main() -> None:
 
 def show(essay: str, state) -> None:
     print(f'\n"{essay[:72]} …"')
-    print(f"  kind: {state['kind']}")
+    print(f"  is it an essay? {state['is_essay']}")
     for dimension, message in zip(DIMENSIONS, judgements(state)):
         print(f"  {dimension}: {message}")
     print(f"  answer: {state.ret_value}")

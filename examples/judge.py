@@ -15,9 +15,9 @@ DIMENSIONS = ("clarity", "originality", "evidence")
 @lmc.function
 def judge(s, essay):
     s += lmc.system("You are a teacher who grades essays.")
-    s += lmc.user("Text: " + essay + "\n\nIs this text an essay or a cooking recipe?")
-    s += lmc.assistant("This text is " + lmc.select("kind", choices=["an essay", "a cooking recipe"]) + ".")
-    if s["kind"] != "an essay":
+    s += lmc.user("Text: " + essay + "\n\nIs this text an essay? Answer yes or no.")
+    s += lmc.assistant(lmc.select("is_essay", choices=["yes", "no"]))
+    if s["is_essay"] == "no":
         return "not an essay"
 
     forks = s.fork(len(DIMENSIONS))

@@ -117,8 +117,8 @@ def _run_one(program: Any, arguments: dict[str, Any], options: dict[str, Any], b
              interpret: bool) -> None:
     target = _backend(backend)
     state = next(_states(program, [arguments], options, target, interpret))
-    if isinstance(state, BaseException):
-        raise state
+    if (error := state.error()) is not None:
+        raise error
     record = userfiles.record_of(0, state, {})
     if output is not None:
         with userfiles.closing_results(userfiles.Results(output, resume=False)) as results:
@@ -149,12 +149,9 @@ def _run_file(program: Any, items: userfiles.Items, options: dict[str, Any], bac
         try:
             states = _states(program, [items.arguments[i] for i in todo], options, target, interpret)
             for index, state in zip(todo, _progress(states, len(todo)), strict=True):
-                extra = items.extra[index]
-                if isinstance(state, BaseException):
+                if state.error() is not None:
                     failed.append(index)
-                    results.write(userfiles.error_record(index, state, extra))
-                else:
-                    results.write(userfiles.record_of(index, state, extra))
+                results.write(userfiles.record_of(index, state, items.extra[index]))
         except BaseException:
             _say(_kept(results, len(items.arguments)))
             raise
@@ -171,19 +168,11 @@ class RunFailed(LmcError):
 
 def _states(program: Any, items: Sequence[dict[str, Any]], options: dict[str, Any], backend: Any,
             interpret: bool) -> Iterator[Any]:
-    """The final state, or the exception, of each item, in order and as early as it is there."""
-    if not items:
-        return
+    """The final state of each item, in order and as early as it is there; a failed one knows its `error()`."""
     import lmc
 
-    if interpret:
-        yield from _interpreted(program, items, options, backend)
-    else:
-        yield from lmc.compile(program, backend=backend).batch(items, errors="return", **options)
-
-
-def _interpreted(program: Any, items: Sequence[dict[str, Any]], options: dict[str, Any], backend: Any) -> Iterator[Any]:
-    yield from program.run_batch(list(items), backend=backend, errors="return", generator_style=True, **options)
+    run = program.run_batch if interpret else lmc.compile(program).batch
+    return iter(run(list(items), backend=backend, errors="return", generator_style=True, **options))
 
 
 def _kept(results: userfiles.Results, total: int) -> str:

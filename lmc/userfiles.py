@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
@@ -263,30 +263,14 @@ def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
 
 
 def record_of(index: int, state: Any, extra: Item) -> Item:
-    """What is written of one finished item."""
-    from dataclasses import asdict
-
-    return {
-        "index": index,
-        "return": state.ret_value,
-        "variables": {name or "": state.get_var(name) for name in variable_names(state)},
-        "text": state.text(),
-        "usage": asdict(state.usage),
-        **({"input": extra} if extra else {}),
-    }
-
-
-def error_record(index: int, error: BaseException, extra: Item) -> Item:
-    """What is written of an item that ended with an exception."""
-    return {
-        "index": index,
-        "error": {"type": type(error).__name__, "message": str(error)},
-        **({"input": extra} if extra else {}),
-    }
-
-
-def variable_names(state: Any) -> list[str | None]:
-    return list(state.variables)
+    """What is written of one item: its results, or the error it ended with."""
+    error = state.error()
+    if error is not None:
+        result: Item = {"error": {"type": type(error).__name__, "message": str(error)}}
+    else:
+        variables = {name: state.get_var(name) for name in state.variables if name is not None}
+        result = {"return": state.ret_value, "variables": variables, "text": state.text(), "usage": asdict(state.usage)}
+    return {"index": index, **result, **({"input": extra} if extra else {})}
 
 
 @contextlib.contextmanager
