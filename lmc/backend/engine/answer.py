@@ -1,0 +1,143 @@
+"""An answer as it grows: tokens become text, and the text ends at a stop string, a stop token, a length or a constraint.
+
+Three lengths: what is *fed* to streams ≤ what is *safe* (no stop string can still cut it) ≤ the text so far.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lmc.prompt import Part, SamplingParams
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.constraint import Matcher
+    from lmc.backend.engine.tokenizer import Detokenizer
+
+
+class Words(Protocol):
+    """What an answer needs of a tokenizer."""
+
+    def encode(self, parts: Sequence[Part], *, at_start: bool = True) -> list[int]: ...
+
+    def detokenizer(self) -> Detokenizer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an answer ended.
+
+    ids    what the prompt goes on with: the generated ids up to the cut; if a stop string began inside a token, the
+           part of that token before the cut is encoded again
+    keep   how many generated tokens from the first are unchanged in `ids`: their KV is worth keeping
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    keep: int
+    reason: dict[str, Any]
+
+
+class Answer:
+    """Collects sampled tokens; `push` says when it is over.
+
+    stop_ids    tokens that end the answer and are no part of it (EOS, the template's, the user's)
+    """
+
+    def __init__(
+        self,
+        words: Words,
+        params: SamplingParams,
+        stop_ids: frozenset[int],
+        *,
+        stop_strings: Sequence[str] = (),
+        matcher: Matcher | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> None:
+        self.stop_ids, self.matcher = stop_ids, matcher
+        self.sampled = 0  # tokens sampled, a stop token included
+        self.text = ""
+        self._ids: list[int] = []
+        self._ends: list[int] = []  # length of the text after each token
+        self._words, self._params = words, params
+        self._detok = words.detokenizer()
+        self._stops = tuple(dict.fromkeys((*params.stop, *stop_strings)))
+        self._regexes = tuple(re.compile(r) for r in params.stop_regex)
+        self._longest = max(map(len, self._stops), default=0)
+        self._on_text = on_text
+        self._fed = 0
+
+    def push(self, token: int) -> Ending | None:
+        """One more sampled token; the ending if it was the last."""
+        self.sampled += 1
+        if token in self.stop_ids:
+            return self._end({"type": "stop", "matched": token})
+        self._ids.append(token)
+        if self.matcher is not None:
+            self.matcher.accept(token)
+        before = len(self.text)
+        self.text += self._detok.push(token)
+        self._ends.append(len(self.text))
+        found = self._find_stop(before) if len(self.text) > before else None
+        if found is not None:
+            return self._cut(*found)
+        if self.matcher is not None and self.matcher.done:
+            return self._end({"type": "stop", "matched": None})
+        if self.sampled >= self._params.max_new_tokens:
+            return self._end({"type": "length", "length": self.sampled})
+        self._feed(self._safe())
+        return None
+
+    def empty(self) -> Ending:
+        """The ending of an answer that may have no tokens."""
+        return self._end({"type": "length", "length": 0})
+
+    def _find_stop(self, before: int) -> tuple[int, str] | None:
+        """Where the earliest stop begins, and what matched; `before`: length of the text that was searched already."""
+        found: list[tuple[int, str]] = []
+        start = max(0, before - self._longest + 1)
+        for stop in self._stops:
+            at = self.text.find(stop, start)
+            if at >= 0 and stop:
+                found.append((at, stop))
+        for regex in self._regexes:
+            match = regex.search(self.text)
+            if match and match[0]:
+                found.append((match.start(), regex.pattern))
+        return min(found, key=lambda f: f[0]) if found else None
+
+    def _cut(self, at: int, matched: str) -> Ending:
+        """Ends before position `at` of the text."""
+        text = self.text[:at]
+        whole = max((e for e in self._ends if e <= at), default=0)
+        keep = self._ends.index(whole) + 1 if whole else 0  # later tokens with the same end hold half a character
+        rest = text[whole:]
+        ids = self._ids[:keep] + (self._words.encode((rest,), at_start=False) if rest else [])
+        self._feed(len(text))
+        return Ending(text, tuple(ids), keep, {"type": "stop", "matched": matched})
+
+    def _end(self, reason: dict[str, Any]) -> Ending:
+        before = len(self.text)
+        self.text += self._detok.flush()
+        found = self._find_stop(before) if len(self.text) > before else None
+        if found is not None:
+            return self._cut(*found)
+        self._feed(len(self.text))
+        return Ending(self.text, tuple(self._ids), len(self._ids), reason)
+
+    def _safe(self) -> int:
+        """Length of the text that no stop can cut any more."""
+        if self._regexes or self._on_text is None:
+            return self._fed  # a regex may match from anywhere on
+        text = self.text
+        for held in range(min(self._longest - 1, len(text)), 0, -1):
+            if any(stop.startswith(text[-held:]) for stop in self._stops if len(stop) > held):
+                return len(text) - held
+        return len(text)
+
+    def _feed(self, upto: int) -> None:
+        if self._on_text is not None and upto > self._fed:
+            self._on_text(self.text[self._fed : upto])
+            self._fed = upto

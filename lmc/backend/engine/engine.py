@@ -1,0 +1,283 @@
+"""The engine: one thread that admits, runs and delivers; token ids in, token ids out.
+
+    take what was submitted ─► scheduler.schedule ─► runner.run ─► scheduler.commit ─► deliver tokens ─► again
+
+It sleeps when nothing is to be done. Everybody else talks to it through one queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from lmc.backend.base import Counters
+from lmc.backend.engine.request import Kind, Request, TokenLogprob
+from lmc.backend.engine.scheduler import Pass, Scheduler
+from lmc.errors import BackendError, CancelledError, LmcError
+
+log = logging.getLogger("lmc.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class PassOutput:
+    """What a pass gives: a token per entry of `samples`, a log-probability per entry of `scores`."""
+
+    tokens: Sequence[int]
+    logprobs: Sequence[TokenLogprob | None]  # of the sampled tokens, where the request asked for them
+    scores: Sequence[float]
+
+
+class Runner(Protocol):
+    """Runs a pass: the model and the sampler."""
+
+    def run(self, work: Pass) -> PassOutput: ...
+
+
+class EngineCore:
+    """The loop and its thread. Methods are thread-safe; callbacks of requests run on the loop's thread."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        self.scheduler, self._runner = scheduler, runner
+        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # reentrant: usable from destructors
+        self._live: dict[Request, None] = {}
+        self._closed = False
+        self._generated = self._calls = 0
+        self._device_seconds = 0.0
+        self._busy_seconds = 0.0
+        self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
+        self._thread.start()
+
+    # -- from other threads ------------------------------------------------------------------------------------
+
+    def submit(self, req: Request) -> None:
+        self.post(lambda: self.start(req))
+
+    def cancel(self, req: Request) -> None:
+        self.post(lambda: self._cancel(req))
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Runs `action` on the loop's thread, before the next pass."""
+        self._inbox.put(action)
+
+    def call(self, action: Callable[[], Any]) -> Any:
+        """Runs `action` on the loop's thread and returns what it returns or raises what it raises."""
+        if self.on_thread or not self._thread.is_alive():
+            return action()
+        done = threading.Event()
+        outcome: list[Any] = [None, None]
+
+        def act() -> None:
+            try:
+                outcome[0] = action()
+            except BaseException as error:  # handed to the caller, whose it is
+                outcome[1] = error
+            finally:
+                done.set()
+
+        self.post(act)
+        while not done.wait(0.2):
+            if not self._thread.is_alive() and not done.is_set():
+                return action()
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
+    @property
+    def on_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Fails what is unfinished and ends the thread; idempotent."""
+        self._closed = True
+        self._inbox.put(None)
+        if not self.on_thread:
+            self._thread.join(timeout)
+
+    def counters(self) -> Counters:
+        t = self.scheduler.tally
+        return Counters(
+            calls=self._calls,
+            prompt_tokens=t.prompt_tokens,
+            cached_tokens=t.cached_tokens,
+            prefilled_tokens=t.prefilled_tokens,
+            unique_tokens=t.unique_tokens,
+            generated_tokens=self._generated,
+            passes=t.passes,
+            rows=t.rows,
+            device_seconds=self._device_seconds,
+        )
+
+    def stats(self) -> dict[str, Any]:
+        s = self.scheduler
+        return {
+            "waiting": len(s.waiting),
+            "running": len(s.running),
+            "pinned": len(s.pins),
+            "slots": s.pool.num_slots,
+            "free_slots": s.pool.free_count,
+            "cached_tokens": s.tree.size,
+            "evictable_tokens": s.tree.evictable,
+            "device_seconds": self._device_seconds,
+            "host_seconds": self._busy_seconds - self._device_seconds,
+        }
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while True:
+            try:
+                if not self._take(wait=self.scheduler.idle):
+                    break
+                began = time.perf_counter()
+                self.step()
+                self._busy_seconds += time.perf_counter() - began
+            except BaseException as error:  # nothing may hang on a dead loop: everybody learns of it
+                log.exception("the engine failed; everything outstanding fails with it")
+                self._fail_all(error)
+        self._fail_all(None)
+        while self._take(wait=False, closing=True):
+            self._fail_all(None)
+
+    def _take(self, *, wait: bool, closing: bool = False) -> bool:
+        """Runs what was posted; False when it is time to end."""
+        try:
+            action = self._inbox.get(block=wait)
+            while True:
+                if action is None and not closing:
+                    return False
+                if action is not None:
+                    action()
+                action = None  # drop what it holds before sleeping on the next
+                action = self._inbox.get_nowait()
+        except Empty:
+            return not closing
+
+    def step(self) -> None:
+        """One pass."""
+        work = self.scheduler.schedule()
+        if work is None:
+            return self._finish_ready(())
+        began = time.perf_counter()
+        output = self._runner.run(work)
+        self._device_seconds += time.perf_counter() - began
+        self.scheduler.commit(work)
+        self._deliver(work, output)
+
+    def _deliver(self, work: Pass, output: PassOutput) -> None:
+        for score, value in zip(work.scores, output.scores, strict=True):
+            if score.branch is None:
+                score.request.prompt_logprobs[score.at] = value
+            else:
+                score.request.branch_logprobs[score.branch][score.at] = value
+        for (_, req), token, logprob in zip(work.samples, output.tokens, output.logprobs, strict=True):
+            self._guarded(req, lambda r=req, t=token, p=logprob: self._push(r, t, p))
+        self._finish_ready(list(dict.fromkeys(span.request for span in work.spans)))
+
+    def _push(self, req: Request, token: int, logprob: TokenLogprob | None) -> None:
+        assert req.answer is not None
+        self._generated += 1
+        req.passes += 1
+        if logprob is not None:
+            req.logprobs.append(logprob)
+        req.append(token)
+        ending = req.answer.push(token)
+        if ending is not None:
+            self._end(req, req.prompt_len + min(ending.keep, req.device_len - req.prompt_len), ending)
+
+    def _finish_ready(self, requests: Sequence[Request]) -> None:
+        """Ends requests that sample nothing and have all they wanted."""
+        prefilled, self.scheduler.completed = self.scheduler.completed, []
+        for req in prefilled:
+            self._done(req)
+        for req in requests:
+            if req.done or req.in_prompt or req not in self.scheduler.running:
+                continue
+            elif req.kind is Kind.GENERATE and req.max_new == 0:
+                assert req.answer is not None
+                self._end(req, req.device_len, req.answer.empty())
+            elif req.kind is Kind.SCORE and req.next_branch == len(req.branches):
+                self._guarded(req, lambda r=req: self._conclude(r))
+            elif req.kind is Kind.SCORE:
+                self.scheduler.drop_branches(req)
+
+    def _conclude(self, req: Request) -> None:
+        assert req.choose is not None
+        self.scheduler.keep_branch(req, req.choose(req))
+        self._end(req, req.device_len, None)
+
+    def _guarded(self, req: Request, action: Callable[[], None]) -> None:
+        """A request that fails does not take its batch along."""
+        if req.done:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._drop(req, error)
+
+    def _end(self, req: Request, keep: int, ending: Any) -> None:
+        req.ending = ending
+        self.scheduler.finish(req, keep)
+        self._done(req)
+
+    def _done(self, req: Request) -> None:
+        del self._live[req]
+        _tell(req)
+
+    # -- on the loop's thread ----------------------------------------------------------------------------------
+
+    def start(self, req: Request) -> None:
+        """Takes a request in; on the loop's thread."""
+        if self._closed:
+            self._live[req] = None
+            return self._drop(req, BackendError("the engine was closed"))
+        self._live[req] = None
+        self._calls += req.kind is not Kind.PREFILL
+        self.scheduler.add(req)
+
+    def _cancel(self, req: Request) -> None:
+        if req in self._live:
+            self._drop(req, CancelledError("the request was cancelled before its answer was complete"))
+
+    def _drop(self, req: Request, error: BaseException) -> None:
+        self.scheduler.cancel(req)
+        req.error = error
+        self._done(req)
+
+    def _fail_all(self, error: BaseException | None) -> None:
+        """Fails every request and starts from an empty pool: after an exception nothing in it can be trusted."""
+        failed, self._live = list(self._live), {}
+        self.scheduler.reset()
+        for req in failed:
+            req.error, req.done = _as_backend_error(error), True
+            try:
+                _tell(req)
+            except Exception:
+                log.exception("a listener failed while it was told of a failure")
+
+
+def _tell(req: Request) -> None:
+    """Tells the listener once, and lets go of it: a finished request must keep nothing alive."""
+    listener, req.on_done = req.on_done, _nothing
+    listener(req)
+
+
+def _nothing(_: Request) -> None: ...
+
+
+def _as_backend_error(error: BaseException | None) -> LmcError:
+    if error is None:
+        return BackendError("the engine was closed")
+    if isinstance(error, LmcError):
+        return error
+    failure = BackendError(f"the engine failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

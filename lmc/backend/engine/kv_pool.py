@@ -1,0 +1,78 @@
+"""The KV pool: which slots are free, and where their keys and values live.
+
+A slot holds K and V of one token in every layer (page size 1). Who owns a slot:
+
+    free list ──alloc──► a request ──insert──► the radix tree ──evict──► free list
+                             └──────free (rollback, cancel)──────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SlotAllocator:
+    """A stack of free slots in [0, num_slots). Pure bookkeeping: knows nothing of what the slots hold."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._stack = np.arange(num_slots - 1, -1, -1, dtype=np.int64)
+        self._count = num_slots
+
+    @property
+    def free_count(self) -> int:
+        return self._count
+
+    def alloc(self, n: int) -> np.ndarray:
+        """`n` free slots [n] int64, in ascending order where they were freed so; the caller owns them."""
+        assert n <= self._count, f"KV pool exhausted: {n} slots wanted, {self._count} free"
+        self._count -= n
+        return self._stack[self._count : self._count + n][::-1].copy()
+
+    def free(self, slots: np.ndarray) -> None:
+        """Gives slots back; each must be owned by the caller."""
+        n = len(slots)
+        assert self._count + n <= self.num_slots, "more slots freed than there are"
+        self._stack[self._count : self._count + n] = slots[::-1]
+        self._count += n
+
+    def free_slots(self) -> np.ndarray:
+        """The free slots, for checks."""
+        return self._stack[: self._count].copy()
+
+    def check(self, owned: Sequence[np.ndarray]) -> None:
+        """Raises unless free slots and `owned` together are each slot exactly once."""
+        every = np.concatenate([self.free_slots(), *owned])
+        seen = np.bincount(every, minlength=self.num_slots)
+        if len(seen) != self.num_slots or not (seen == 1).all():
+            leaked, shared = int((seen == 0).sum()), int((seen > 1).sum())
+            raise AssertionError(f"KV pool: {leaked} slots leaked, {shared} owned twice")
+
+
+class KVPool:
+    """Storage of the pool: per layer, K and V [num_slots, num_kv_heads, head_dim]."""
+
+    def __init__(
+        self, num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu"
+    ) -> None:
+        import torch
+
+        shape = (num_layers, num_slots, num_kv_heads, head_dim)
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)  # zeros: an unwritten slot must never be NaN
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def key(self, layer: int) -> torch.Tensor:
+        return self._keys[layer]
+
+    def value(self, layer: int) -> torch.Tensor:
+        return self._values[layer]
+
+    @staticmethod
+    def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, itemsize: int) -> int:
+        return 2 * num_layers * num_kv_heads * head_dim * itemsize

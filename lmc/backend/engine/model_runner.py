@@ -1,0 +1,56 @@
+"""The runner: a pass as the scheduler sees it becomes tensors, goes through the model, and comes back as tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from lmc.backend.engine.attention.base import CausalModel, ForwardBatch, KVStore, Span
+from lmc.backend.engine.engine import PassOutput
+from lmc.backend.engine.sampler import Sampler, score_logprobs
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.scheduler import Pass
+
+
+class ModelRunner:
+    """Runs passes on one device. Not thread-safe."""
+
+    def __init__(self, model: CausalModel, kv: KVStore, sampler: Sampler, device: str = "cpu") -> None:
+        self._model, self._kv, self._sampler, self._device = model, kv, sampler, device
+
+    @torch.inference_mode()
+    def run(self, work: Pass) -> PassOutput:
+        wanted = sorted({row for row, _ in work.samples} | {s.row for s in work.scores})
+        index = {row: i for i, row in enumerate(wanted)}
+        logits = self._model.forward(self._batch(work, wanted), self._kv)  # [len(wanted), vocab] float32
+        scores: list[float] = []
+        if work.scores:
+            rows = torch.tensor([index[s.row] for s in work.scores], device=logits.device)
+            tokens = torch.tensor([s.token for s in work.scores], device=logits.device)
+            scores = score_logprobs(logits, rows, tokens).tolist()
+        rows_of = [index[row] for row, _ in work.samples]
+        tokens, logprobs = self._sampler.sample(logits, rows_of, [req for _, req in work.samples])
+        return PassOutput(tokens, logprobs, scores)
+
+    def _batch(self, work: Pass, wanted: list[int]) -> ForwardBatch:
+        ids = np.concatenate([s.ids for s in work.spans])
+        positions = np.concatenate([np.arange(s.position, s.position + len(s.ids)) for s in work.spans])
+        out_slots = np.concatenate([s.slots[s.position :] for s in work.spans])
+        spans: list[Span] = []
+        start = 0
+        for s in work.spans:
+            spans.append(Span(start, len(s.ids), self._tensor(s.slots)))
+            start += len(s.ids)
+        return ForwardBatch(
+            token_ids=self._tensor(ids.astype(np.int64)),
+            positions=self._tensor(positions),
+            out_slots=self._tensor(out_slots),
+            spans=tuple(spans),
+            logit_rows=self._tensor(np.asarray(wanted, dtype=np.int64)),
+        )
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)

@@ -1,0 +1,252 @@
+"""The radix tree: token sequences whose KV is in the pool, shared by all requests (RadixAttention, arXiv 2312.07104).
+
+An edge carries a run of token ids and, in the same order, the slots of their KV. The tree owns its slots.
+`lock` keeps a node and all its ancestors from eviction; what is unlocked is evicted leaf first, least recently
+used first. A node object always keeps its *end*: when an edge is split, the new object is the upper part, so that
+whoever holds a node holds the same prefix for as long as it is locked.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+_BASE = 0x9E3779B97F4A7C15 | 1  # odd: invertible modulo 2**64
+_GHOSTS = 4_000_000  # remembered evicted tokens before the memory is dropped
+
+
+class Node:
+    """One edge and its end. `start` is the depth where the edge begins; `end` where it ends, in tokens."""
+
+    __slots__ = ("__weakref__", "children", "ids", "last_use", "locks", "parent", "slots", "start")
+
+    def __init__(self, parent: Node | None, ids: np.ndarray, slots: np.ndarray, start: int) -> None:
+        self.parent, self.ids, self.slots, self.start = parent, ids, slots, start
+        self.children: dict[int, Node] = {}
+        self.locks = 0
+        self.last_use = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"Node([{self.start}:{self.end}) locks={self.locks} children={len(self.children)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """`node` ends where the inserted run ends; the first `present` tokens were there already, at slots `slots`."""
+
+    node: Node
+    present: int
+    slots: np.ndarray  # [present] int64, the tree's own slots for those tokens
+
+
+class RadixCache:
+    """Tokens in the tree: `size`; those that may be evicted: `evictable`."""
+
+    def __init__(self) -> None:
+        self.root = Node(None, np.empty(0, np.int32), np.empty(0, np.int64), 0)
+        self.root.locks = 1
+        self.size = 0
+        self.evictable = 0
+        self._clock = itertools.count(1)
+        self._leaves: list[tuple[int, int, Node]] = []  # heap of (last use, tie, leaf); entries may be stale
+        self._ties = itertools.count()
+        self._ghosts: set[int] = set()
+
+    # -- look-up -----------------------------------------------------------------------------------------------
+
+    def match(self, ids: np.ndarray, limit: int | None = None) -> Node:
+        """The node where the longest cached prefix of `ids[:limit]` ends; splits the edge it ends inside."""
+        node, now = self.root, next(self._clock)
+        limit = len(ids) if limit is None else limit
+        while node.end < limit:
+            child = node.children.get(int(ids[node.end]))
+            if child is None:
+                break
+            child.last_use = now
+            common = common_prefix(child.ids, ids[child.start : limit])
+            if common < len(child.ids):
+                return self._split(child, common)
+            node = child
+        return node
+
+    def slots_to(self, node: Node) -> np.ndarray:
+        """Slots of the whole prefix that ends at `node`, [node.end] int64."""
+        parts = [n.slots for n in self._path(node)]
+        return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int64)
+
+    # -- growth ------------------------------------------------------------------------------------------------
+
+    def insert(self, node: Node, ids: np.ndarray, slots: np.ndarray) -> Inserted:
+        """Adds the run `ids` below `node`. The tree takes over `slots` of the tokens it lacked; slots of tokens
+        that were present stay the caller's, to be freed."""
+        begin, end = node.end, node.end + len(ids)
+        now = next(self._clock)
+        found: list[np.ndarray] = []
+        while node.end < end:
+            at = node.end - begin
+            child = node.children.get(int(ids[at]))
+            if child is None:
+                present = at
+                node = self._attach(node, ids[at:].copy(), slots[at:].copy())
+                node.last_use = now
+                return Inserted(node, present, _joined(found))
+            child.last_use = now
+            common = common_prefix(child.ids, ids[at:])
+            node = self._split(child, common) if common < len(child.ids) else child
+            found.append(node.slots)
+        return Inserted(node, end - begin, _joined(found))
+
+    def _attach(self, parent: Node, ids: np.ndarray, slots: np.ndarray) -> Node:
+        child = Node(parent, ids, slots, parent.end)
+        parent.children[int(ids[0])] = child
+        self.size += len(ids)
+        self.evictable += len(ids)
+        self._offer(child)
+        return child
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cuts the edge of `node` after `at` tokens; returns the new upper node."""
+        parent = node.parent
+        assert parent is not None and 0 < at < len(node.ids)
+        upper = Node(parent, node.ids[:at], node.slots[:at], node.start)
+        upper.locks, upper.last_use = node.locks, node.last_use  # whoever holds the end holds the beginning
+        parent.children[int(upper.ids[0])] = upper
+        node.ids, node.slots, node.start, node.parent = node.ids[at:], node.slots[at:], node.start + at, upper
+        upper.children[int(node.ids[0])] = node
+        return upper
+
+    # -- locks and eviction ------------------------------------------------------------------------------------
+
+    def lock(self, node: Node) -> None:
+        """Keeps the prefix that ends at `node`."""
+        for n in self._path(node):
+            if n.locks == 0:
+                self.evictable -= len(n.ids)
+            n.locks += 1
+
+    def unlock(self, node: Node) -> None:
+        for n in self._path(node):
+            assert n.locks > 0, f"unlock without lock: {n}"
+            n.locks -= 1
+            if n.locks == 0:
+                self.evictable += len(n.ids)
+                self._offer(n)
+
+    def evict(self, want: int) -> np.ndarray:
+        """Removes unlocked leaves, least recently used first, until `want` tokens are freed or none is left;
+        returns the slots, which are the caller's now."""
+        freed: list[np.ndarray] = []
+        count = 0
+        while count < want and self._leaves:
+            stamp, _, node = heapq.heappop(self._leaves)
+            if node.locks or node.children or node.parent is None:
+                continue  # locked, grown or gone since it was offered
+            if node.last_use != stamp:
+                self._offer(node)
+                continue
+            count += len(node.ids)
+            freed.append(self._remove(node))
+        return _joined(freed)
+
+    def _remove(self, leaf: Node) -> np.ndarray:
+        parent = leaf.parent
+        assert parent is not None and not leaf.children
+        if len(self._ghosts) > _GHOSTS:
+            self._ghosts.clear()
+        self._ghosts.update(self._hashes(leaf))
+        del parent.children[int(leaf.ids[0])]
+        leaf.parent = None
+        self.size -= len(leaf.ids)
+        self.evictable -= len(leaf.ids)
+        if not parent.children and not parent.locks:
+            self._offer(parent)
+        return leaf.slots
+
+    def _offer(self, node: Node) -> None:
+        if not node.children and not node.locks and node.parent is not None:
+            heapq.heappush(self._leaves, (node.last_use, next(self._ties), node))
+
+    def clear(self) -> np.ndarray:
+        """Evicts everything that is not locked and forgets what was evicted; returns the slots."""
+        freed = self.evict(self.size)
+        self._ghosts.clear()
+        return freed
+
+    # -- what was here once ------------------------------------------------------------------------------------
+
+    def evicted_before(self, node: Node, count: int) -> int:
+        """How many of the last `count` tokens of the prefix ending at `node` had been cached and evicted."""
+        if not self._ghosts:
+            return 0
+        seen = 0
+        while count > 0 and node.parent is not None:
+            tail = self._hashes(node)[-count:]
+            seen += sum(h in self._ghosts for h in tail)
+            count -= len(tail)
+            node = node.parent
+        return seen
+
+    def _hashes(self, node: Node) -> list[int]:
+        """One hash per token of the edge, of the whole prefix up to it."""
+        ids = np.concatenate([n.ids for n in self._path(node)][::-1])
+        return prefix_hashes(ids)[node.start :].tolist()
+
+    # -- walks -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _path(node: Node) -> Iterator[Node]:
+        """From `node` up, without the root."""
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the root."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def check(self) -> None:
+        """Raises unless the counters and the links tell the truth."""
+        size = evictable = 0
+        for node in self.nodes():
+            assert node.parent is not None and node.parent.end == node.start, f"broken link at {node}"
+            assert node.parent.children[int(node.ids[0])] is node, f"child under a wrong key: {node}"
+            assert len(node.ids) == len(node.slots) > 0, f"edge without tokens: {node}"
+            assert node.locks >= sum(c.locks for c in node.children.values()) or node.locks > 0 or not any(
+                c.locks for c in node.children.values()
+            ), f"locked child below an unlocked node: {node}"
+            size += len(node.ids)
+            evictable += 0 if node.locks else len(node.ids)
+        assert (size, evictable) == (self.size, self.evictable), (
+            f"radix tree: counted {size} tokens, {evictable} evictable; recorded {self.size}, {self.evictable}"
+        )
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """Length of the longest common prefix. Equality first: the position is looked for only after a miss."""
+    n = min(len(a), len(b))
+    a, b = a[:n], b[:n]
+    if np.array_equal(a, b):
+        return n
+    return int(np.argmax(a != b))
+
+
+def prefix_hashes(ids: np.ndarray) -> np.ndarray:
+    """[n] uint64: a hash of `ids[: i + 1]` for each i."""
+    powers = np.cumprod(np.full(len(ids), _BASE, dtype=np.uint64), dtype=np.uint64)
+    return np.cumsum((ids.astype(np.uint64) + np.uint64(1)) * powers, dtype=np.uint64)
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -1,0 +1,162 @@
+"""A request: one sequence on its way through the engine, and which of its slots belong to whom."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lmc.prompt import SamplingParams
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.answer import Answer, Ending
+    from lmc.backend.engine.radix_cache import Node
+
+
+class Kind(Enum):
+    GENERATE = "generate"  # compute the prompt, then sample
+    PREFILL = "prefill"  # compute the prompt, then keep it pinned
+    SCORE = "score"  # compute the prompt, then log-probabilities of several continuations
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A continuation to score. Its rows see `base` tokens of the prompt and each other; the last needs no row."""
+
+    base: int
+    ids: np.ndarray  # [n ≥ 1] int32; ids[0] is scored by the row at base - 1, and not at all when base is 0
+
+    @property
+    def rows(self) -> int:
+        return len(self.ids) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one token under the model itself: before penalties, masks and temperature."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[float, int], ...] = ()  # (log-probability, id), best first
+
+
+_order = itertools.count()
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One sequence.
+
+        slots   [0, cached_len)          in the radix tree, locked through `node`
+                [cached_len, device_len) ours: KV computed, given to the tree or freed on finish
+                [device_len, kv_max)     not allocated yet, but reserved: decoding never runs out of memory
+
+    `ids[:length]` are known tokens: the prompt and what was sampled. While decoding, the last is not computed yet.
+    """
+
+    kind: Kind
+    prompt: np.ndarray  # [prompt_len] int32
+    on_done: Callable[[Request], None]  # on the scheduler thread, with `error` set or not
+    params: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
+    answer: Answer | None = None  # GENERATE
+    branches: tuple[Branch, ...] = ()  # SCORE
+    choose: Callable[[Request], int] | None = None  # SCORE: the branch whose KV is worth keeping
+    score_from: int | None = None  # log-probabilities of the prompt's tokens from here on
+    priority: tuple[int, ...] = ()  # the plan's visit order
+
+    # identity and outcome
+    order: int = field(default_factory=lambda: next(_order))
+    error: BaseException | None = None
+    done: bool = False
+    ending: Ending | None = None  # GENERATE
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: dict[int, float] = field(default_factory=dict)  # by position
+    branch_logprobs: list[list[float]] = field(default_factory=list)  # per branch and token; unscored is 0
+    passes: int = 0
+
+    # progress
+    ids: np.ndarray = field(init=False)
+    slots: np.ndarray = field(init=False)
+    length: int = field(init=False)
+    cached_len: int = 0
+    device_len: int = 0
+    hit_len: int = 0  # prompt tokens that were cached at admission
+    node: Node | None = None
+    reserved: int = 0
+    since: int = 0  # the pass number when it began to wait
+    next_branch: int = 0
+    branch_slots: dict[int, np.ndarray] = field(default_factory=dict)
+    leader: Request | None = None  # its prompt is ours and is being computed now
+    twins: list[Request] = field(default_factory=list)
+    waiters: list[tuple[int, Request]] = field(default_factory=list)  # (tokens of ours they wait for, who)
+    claim: tuple[Node, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.ids = np.empty(self.prompt_len + self.max_new, np.int32)
+        self.ids[: self.prompt_len] = self.prompt
+        self.length = self.prompt_len
+        self.slots = np.zeros(self.kv_max, np.int64)
+        self.branch_logprobs = [[0.0] * len(b.ids) for b in self.branches]
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def max_new(self) -> int:
+        return self.params.max_new_tokens if self.kind is Kind.GENERATE else 0
+
+    @property
+    def kv_max(self) -> int:
+        """Most tokens of this sequence that can ever have KV; the last sampled one needs none."""
+        return self.prompt_len + max(0, self.max_new - 1)
+
+    @property
+    def branch_reserve(self) -> int:
+        return max((b.rows for b in self.branches), default=0)
+
+    @property
+    def need(self) -> int:
+        """Slots it needs with nothing cached."""
+        return self.kv_max + self.branch_reserve
+
+    @property
+    def match_limit(self) -> int:
+        """How much of the prompt may come from the cache: a row must be left for each logit that is wanted."""
+        if self.kind is Kind.PREFILL:
+            return self.prompt_len
+        last = self.prompt_len - 1
+        return last if self.score_from is None else max(0, min(last, self.score_from - 1))
+
+    @property
+    def in_prompt(self) -> bool:
+        return self.device_len < self.prompt_len
+
+    @property
+    def extend_len(self) -> int:
+        """Known tokens whose KV is not computed."""
+        return self.length - self.device_len
+
+    def append(self, token: int) -> None:
+        self.ids[self.length] = token
+        self.length += 1
+
+    def check(self) -> None:
+        assert 0 <= self.cached_len <= self.device_len <= self.length <= len(self.ids), (
+            f"request {self.order}: cached {self.cached_len}, on device {self.device_len}, known {self.length}"
+        )
+        assert self.node is None or self.node.end == self.cached_len
+
+    def is_twin_of(self, other: Request) -> bool:
+        """Whether the last prompt row of `other` also gives our first token."""
+        return (
+            self.kind is other.kind is Kind.GENERATE
+            and self.score_from is None
+            and self.max_new > 0
+            and np.array_equal(self.prompt, other.prompt)
+        )

@@ -1,0 +1,164 @@
+"""The sampler: a row of logits becomes a token, for all rows of a pass at once.
+
+Order of steps as in SGLang: penalties, logit bias, minimum length, constraint mask; then greedy, or temperature,
+top-k, top-p, min-p and a draw. The draw is by inversion with one number that depends on nothing but the request's seed
+and the position, so that no batch composition changes a sample. Log-probabilities are the model's own: before all that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from lmc.backend.engine.request import Request, TokenLogprob
+from lmc.prompt import SamplingParams
+
+_MASK = (1 << 64) - 1
+
+
+class Sampler:
+    """vocab_size: of the tokenizer; logits beyond it are padding of the model and never sampled."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def sample(
+        self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]
+    ) -> tuple[list[int], list[TokenLogprob | None]]:
+        """Tokens for `requests`, each from its row of `logits` [R, V] float32 (two may share a row)."""
+        if not requests:
+            return [], []
+        same = len(rows) == len(logits) and all(row == i for i, row in enumerate(rows))
+        own = logits if same else logits[torch.tensor(rows, device=logits.device)]
+        wants_logprobs = any(r.params.return_logprob for r in requests)
+        raw = own.clone() if wants_logprobs else own
+        own[:, self._vocab_size :] = -torch.inf
+        for i, req in enumerate(requests):
+            _adjust(own, i, req)
+        _mask(own, requests)
+        tokens = self._pick(own, requests)
+        if not wants_logprobs:
+            return tokens, [None] * len(tokens)
+        asked = zip(raw, tokens, requests, strict=True)
+        return tokens, [_logprob(row, t, r) if r.params.return_logprob else None for row, t, r in asked]
+
+    def _pick(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
+        greedy = [r.params.temperature <= 0 or r.params.top_k == 1 for r in requests]
+        if all(greedy):
+            return logits.argmax(-1).tolist()
+        drawn = [i for i, g in enumerate(greedy) if not g]
+        tokens = logits.argmax(-1).tolist() if any(greedy) else [0] * len(requests)
+        picked = draw(
+            logits if len(drawn) == len(requests) else logits[torch.tensor(drawn, device=logits.device)],
+            [requests[i].params for i in drawn],
+            [uniform(requests[i].seed, _step(requests[i])) for i in drawn],
+        )
+        for i, token in zip(drawn, picked, strict=True):
+            tokens[i] = token
+        return tokens
+
+
+def _step(req: Request) -> int:
+    assert req.answer is not None
+    return req.answer.sampled
+
+
+def uniform(seed: int, step: int) -> float:
+    """A number in [0, 1) for (seed, step): splitmix64, 53 bits."""
+    x = (seed * 0x9E3779B97F4A7C15 + (step + 1) * 0xD1B54A32D192ED03) & _MASK
+    for _ in range(2):
+        x = (x + 0x9E3779B97F4A7C15) & _MASK
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+        x ^= x >> 31
+    return (x >> 11) / (1 << 53)
+
+
+def draw(logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> list[int]:
+    """One token per row of `logits` [N, V], by inversion of the row's distribution at `numbers` [N]."""
+    column = lambda values: torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]  # noqa: E731
+    probs = torch.softmax(logits.double() / column([p.temperature for p in params]), -1)
+    u = column(list(numbers))
+    if not any(p.top_p < 1 or p.top_k > 0 or p.min_p > 0 for p in params):
+        return _invert(probs, u).tolist()
+    probs, order = probs.sort(-1, descending=True, stable=True)
+    top_k = column([p.top_k if p.top_k > 0 else logits.shape[1] for p in params])
+    rank = torch.arange(logits.shape[1], device=logits.device)[None]
+    before = probs.cumsum(-1) - probs
+    # as in SGLang: a token stays while the mass before it is at most top_p
+    kept = (rank < top_k) & (before <= column([p.top_p for p in params]))
+    kept &= probs >= column([p.min_p for p in params]) * probs[:, :1]
+    kept[:, 0] = True
+    at = _invert(probs * kept, u)
+    return order.gather(1, at[:, None])[:, 0].tolist()
+
+
+def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """[N]: the first column where the running sum exceeds u × total; never a column of weight zero."""
+    running = weights.cumsum(-1)
+    target = u * running[:, -1:]
+    at = torch.searchsorted(running, target, right=True)[:, 0]
+    last = (weights > 0).long().mul(torch.arange(1, weights.shape[1] + 1, device=weights.device)).argmax(-1)
+    return torch.minimum(at, last)
+
+
+def _adjust(logits: torch.Tensor, i: int, req: Request) -> None:
+    """Penalties on what was generated, logit bias, and no end before the minimum; in place on row `i`."""
+    p = req.params
+    if not (p.frequency_penalty or p.presence_penalty or p.logit_bias or p.min_new_tokens):
+        return
+    row = logits[i]
+    if p.frequency_penalty or p.presence_penalty:
+        ids, counts = np.unique(req.ids[req.prompt_len : req.length], return_counts=True)
+        if len(ids):
+            index = torch.from_numpy(ids.astype(np.int64)).to(row.device)
+            count = torch.from_numpy(counts.astype(np.float32)).to(row.device)
+            row[index] -= count * p.frequency_penalty + p.presence_penalty
+    for token, bias in p.logit_bias:
+        row[token] += bias
+    assert req.answer is not None
+    if req.answer.sampled < p.min_new_tokens and req.answer.matcher is None:
+        row[list(req.answer.stop_ids)] = -torch.inf
+
+
+def _mask(logits: torch.Tensor, requests: Sequence[Request]) -> None:
+    """Constraint masks, in place. A constraint that is complete allows EOS, except before the minimum length while
+    anything else is allowed."""
+    rows = [i for i, r in enumerate(requests) if r.answer is not None and r.answer.matcher is not None]
+    if not rows:
+        return
+    from xgrammar import apply_token_bitmask_inplace
+
+    words = (logits.shape[1] + 31) // 32
+    bits = torch.zeros((len(requests), words), dtype=torch.int32)
+    for i in rows:
+        answer = requests[i].answer
+        assert answer is not None and answer.matcher is not None
+        answer.matcher.fill(bits, i)
+        if answer.sampled < requests[i].params.min_new_tokens and not answer.matcher.done:
+            for token in answer.stop_ids:
+                bits[i, token // 32] &= ~_bit(token % 32)
+    if logits.device.type != "cpu":
+        bits = bits.to(logits.device)
+    apply_token_bitmask_inplace(logits, bits, indices=rows)
+
+
+def _bit(n: int) -> int:
+    return (1 << n) if n < 31 else -(1 << 31)
+
+
+def score_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """log P(token) at each of `rows` [N] of `logits` [R, V]; [N] float32."""
+    return logits[rows, tokens] - logits.logsumexp(-1)[rows]
+
+
+def _logprob(row: torch.Tensor, token: int, req: Request) -> TokenLogprob:
+    every = row.log_softmax(-1)
+    n = req.params.top_logprobs_num or 0
+    top: tuple[tuple[float, int], ...] = ()
+    if n:
+        values, ids = every.topk(n)
+        top = tuple(zip(values.tolist(), ids.tolist(), strict=True))
+    return TokenLogprob(token, float(every[token]), top)

@@ -1,0 +1,494 @@
+"""The scheduler: what runs in the next pass, in which slots; and who owns the slots afterwards.
+
+Waiting requests are admitted longest cached prefix first, with a bound on waiting. Admission reserves every slot a
+request can need, so that what runs never runs out. Two requests never compute the same prompt token at the same time:
+the one admitted first *claims* (tree node, next token); another that needs the same token is parked until it is there,
+and one with the very same prompt becomes a *twin* that samples from the same logits.
+
+Pure bookkeeping on token ids and slots: no model, no text, no threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+import numpy as np
+
+from lmc.backend.engine.kv_pool import SlotAllocator
+from lmc.backend.engine.radix_cache import Node, RadixCache, common_prefix
+from lmc.backend.engine.request import Kind, Request
+
+log = logging.getLogger("lmc.schedule")
+
+_WINDOW = 256  # waiting requests looked at in one pass
+_PATIENCE = 512  # passes after which a request goes first, whatever is cached
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Consecutive rows of one sequence in a pass; `slots` [context] ends with the rows' own."""
+
+    request: Request
+    ids: np.ndarray  # [n] int32
+    position: int
+    slots: np.ndarray  # [position + n] int64
+    branch: int | None = None
+
+
+class Score(NamedTuple):
+    """Asks for the log-probability of `token` in logit row `row`; `branch` None: of the prompt, at position `at`."""
+
+    row: int
+    token: int
+    request: Request
+    branch: int | None
+    at: int
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass of the model: spans in row order, rows to sample for, rows to score."""
+
+    spans: list[Rows] = field(default_factory=list)
+    samples: list[tuple[int, Request]] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+    first: list[tuple[int, Request]] = field(default_factory=list)  # prompts that end here, before twins are added
+    rows: int = 0
+
+    def add(self, rows: Rows) -> int:
+        """Returns the row where the span begins."""
+        start = self.rows
+        self.spans.append(rows)
+        self.rows += len(rows.ids)
+        return start
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts since the start (backend/base.py, Counters)."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefilled_tokens: int = 0
+    unique_tokens: int = 0
+    passes: int = 0
+    rows: int = 0
+
+
+class _Verdict(Enum):
+    ADMITTED = auto()
+    PARKED = auto()
+    NO_ROOM = auto()
+
+
+class Scheduler:
+    """max_batch: sequences that run together. chunk: rows of prompt computed in one pass (decode rows ride along)."""
+
+    def __init__(self, num_slots: int, *, max_batch: int = 64, chunk: int = 512) -> None:
+        self.max_batch, self.chunk = max_batch, chunk
+        self.tally = Tally()
+        self._clock = 0
+        self.reset(num_slots)
+
+    def reset(self, num_slots: int | None = None) -> None:
+        """Forgets everything, as after a failed pass: requests, pins, cached KV."""
+        self.pool = SlotAllocator(num_slots or self.pool.num_slots)
+        self.tree = RadixCache()
+        self.completed: list[Request] = []  # PREFILLs that ended; the engine takes them from here
+        self.waiting: deque[Request] = deque()
+        self.running: dict[Request, None] = {}  # in order of admission
+        self.pins: dict[Request, Node] = {}
+        self.committed = 0  # slots promised to running requests and not allocated yet
+        self._claims: dict[tuple[Node, int], Request] = {}
+        self._parked: dict[Request, Request] = {}  # who waits → for whom
+        self._stuck = False  # nothing that waits fits until something changes
+
+    # -- in and out --------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        return not (self.running or self.waiting or self._parked)
+
+    def add(self, req: Request) -> None:
+        assert req.need <= self.pool.num_slots, "does not fit the pool; refuse it at submit"
+        req.since = self._clock
+        self.waiting.append(req)
+        self._stuck = False
+
+    def cancel(self, req: Request) -> None:
+        """Takes a request out, wherever it is; frees what it holds."""
+        if req in self.running:
+            self.finish(req, req.cached_len)
+        elif req in self._parked:
+            leader = self._parked.pop(req)
+            leader.waiters = [w for w in leader.waiters if w[1] is not req]
+        elif req in self.waiting:
+            self.waiting.remove(req)
+        req.done = True
+
+    def finish(self, req: Request, keep: int) -> None:
+        """Ends a running request: KV of `ids[:keep]` goes to the tree, the rest is freed."""
+        if req.leader is not None:
+            req.leader.twins.remove(req)
+            req.leader = None
+        if req.node is not None:
+            if keep > req.cached_len:
+                self._give_to_tree(req, keep)
+            self.pool.free(req.slots[req.cached_len : req.device_len])
+            req.device_len = req.cached_len
+            for slots in req.branch_slots.values():
+                self.pool.free(slots)
+            req.branch_slots.clear()
+            self.tree.unlock(req.node)
+            req.node = None
+        self.committed -= req.reserved
+        req.reserved = 0
+        req.done = True
+        del self.running[req]
+        self._drop_claim(req)
+        self._wake(req, everybody=True)
+        for twin in list(req.twins):  # the prompt they waited for will not be computed
+            self._back_to_waiting(twin)
+        self._stuck = False
+
+    def _back_to_waiting(self, twin: Request) -> None:
+        assert twin.leader is not None
+        twin.leader.twins.remove(twin)
+        twin.leader = None
+        self.tally.prompt_tokens -= twin.prompt_len  # it will be counted when it is admitted again
+        self.tally.cached_tokens -= twin.prompt_len
+        self.committed -= twin.reserved
+        twin.reserved = 0
+        del self.running[twin]
+        self.waiting.appendleft(twin)
+
+    def unpin(self, req: Request) -> None:
+        """Ends the pin of a finished PREFILL; nothing happens if it was broken or ended before."""
+        node = self.pins.pop(req, None)
+        if node is not None:
+            self.tree.unlock(node)
+            self._stuck = False
+
+    def flush(self) -> None:
+        """Drops all cached KV that nothing running needs, pins included."""
+        for req in list(self.pins):
+            self.unpin(req)
+        self.pool.free(self.tree.clear())
+
+    # -- the next pass -----------------------------------------------------------------------------------------
+
+    def schedule(self) -> Pass | None:
+        """Rows for the next pass, with their slots; None if there is nothing to compute."""
+        self._clock += 1
+        work = Pass()
+        for req in list(self.running):
+            if req.leader is None and not req.in_prompt and req.kind is Kind.GENERATE:
+                self._decode(work, req)
+        room = self.chunk
+        for req in list(self.running):
+            if req.leader is None and (req.in_prompt or req.kind is Kind.SCORE):
+                room -= self._advance(work, req, room)
+        self._admit(work, room)
+        for row, req in work.first:  # only now: twins may join a prompt that is in this very pass
+            work.samples += [(row, req), *((row, twin) for twin in req.twins)]
+        if not work.rows and not work.scores:
+            return None
+        self.tally.passes += 1
+        self.tally.rows += work.rows
+        return work
+
+    def _decode(self, work: Pass, req: Request) -> None:
+        assert req.extend_len == 1, f"a decoding request has {req.extend_len} tokens to compute"
+        work.samples.append((self._extend(work, req, 1), req))
+
+    def _advance(self, work: Pass, req: Request, room: int) -> int:
+        """The next prompt chunk, and the branches once the prompt is complete; returns the rows used."""
+        n = max(0, min(req.prompt_len - req.device_len, room))
+        used, row = n, -1
+        if n > 0:
+            first = req.device_len
+            start = self._extend(work, req, n)
+            row = start + n - 1
+            if req.score_from is not None:
+                for p in range(max(first, req.score_from - 1), min(first + n, req.prompt_len - 1)):
+                    work.scores.append(Score(start + p - first, int(req.prompt[p + 1]), req, None, p + 1))
+        planned = req.device_len + n
+        if planned < req.prompt_len:
+            return used
+        if req.kind is Kind.GENERATE and req.max_new > 0:
+            work.first.append((row, req))
+        if req.kind is Kind.SCORE:
+            if row >= 0:
+                for i, b in enumerate(req.branches):
+                    if b.base:
+                        work.scores.append(Score(row, int(b.ids[0]), req, i, 0))
+            used += self._branches(work, req, room - n)
+        return used
+
+    def _branches(self, work: Pass, req: Request, room: int) -> int:
+        used = 0
+        while req.next_branch < len(req.branches):
+            index = req.next_branch
+            branch = req.branches[index]
+            if branch.rows:
+                spare = self.pool.free_count + self.tree.evictable - self.committed + req.reserved
+                if branch.rows > spare or (used + branch.rows > room and branch.rows <= self.chunk):
+                    break  # the next pass has room again
+                slots = self._alloc(branch.rows)
+                taken = min(req.reserved, branch.rows)
+                req.reserved -= taken
+                self.committed -= taken
+                req.branch_slots[index] = slots
+                context = np.concatenate((req.slots[: branch.base], slots))
+                start = work.add(Rows(req, branch.ids[:-1], branch.base, context, index))
+                work.scores.extend(
+                    Score(start + j, int(branch.ids[j + 1]), req, index, j + 1) for j in range(branch.rows)
+                )
+                used += branch.rows
+            req.next_branch += 1
+        return used
+
+    def _extend(self, work: Pass, req: Request, n: int) -> int:
+        """Rows for the next `n` known tokens, in fresh slots."""
+        at = req.device_len
+        req.slots[at : at + n] = self._alloc(n)
+        req.reserved -= n
+        self.committed -= n
+        assert req.reserved >= 0
+        return work.add(Rows(req, req.ids[at : at + n], at, req.slots[: at + n]))
+
+    def _alloc(self, n: int) -> np.ndarray:
+        if self.pool.free_count < n:
+            self.pool.free(self.tree.evict(n - self.pool.free_count))
+        return self.pool.alloc(n)
+
+    # -- admission ---------------------------------------------------------------------------------------------
+
+    def _admit(self, work: Pass, room: int) -> None:
+        if self._stuck or not self.waiting:
+            return
+        progress = True
+        while progress and room > 0 and self.waiting and len(self.running) < self.max_batch:
+            progress = False
+            candidates = [self.waiting.popleft() for _ in range(min(_WINDOW, len(self.waiting)))]
+            left: list[Request] = []
+            candidates.sort(key=self._rank)
+            for i, req in enumerate(candidates):
+                if room <= 0 or len(self.running) >= self.max_batch:
+                    left.extend(candidates[i:])
+                    break
+                verdict = self._try_admit(req)
+                if verdict is _Verdict.NO_ROOM:
+                    left.append(req)
+                    if self._starved(req):  # nobody passes it any more
+                        left.extend(candidates[i + 1 :])
+                        break
+                    continue
+                progress = True
+                if verdict is _Verdict.ADMITTED and req.leader is None and not req.done:
+                    room -= self._advance(work, req, room)
+            self.waiting.extendleft(sorted(left, key=lambda r: -r.order))
+        if self.waiting and not self.running and not work.rows:
+            self._make_room(work)
+        elif self.waiting and not progress:
+            self._stuck = True
+
+    def _make_room(self, work: Pass) -> None:
+        """Nothing runs and nothing fits: pins hold the pool. They are a wish, not a promise."""
+        assert self.pins, "a request that fits the empty pool was not admitted"
+        oldest = next(iter(self.pins))
+        log.warning("KV pool full: releasing the oldest of %d pinned prefixes", len(self.pins))
+        self.unpin(oldest)
+        self._admit(work, self.chunk)
+
+    def _starved(self, req: Request) -> bool:
+        return self._clock - req.since > _PATIENCE
+
+    def _rank(self, req: Request) -> tuple[bool, int, tuple[int, ...], int]:
+        """Starved first, then longest cached prefix, then the plan's order, then arrival."""
+        if self._starved(req):
+            return (False, 0, (), req.order)
+        return (True, -self.tree.match(req.prompt, req.match_limit).end, req.priority, req.order)
+
+    def _try_admit(self, req: Request) -> _Verdict:
+        node = self.tree.match(req.prompt, req.match_limit)
+        cached = node.end
+        leader = self._claims.get((node, int(req.prompt[cached]))) if cached < req.prompt_len else None
+        if leader is not None and req.is_twin_of(leader):
+            return self._join(req, leader)
+        if leader is not None and cached < req.match_limit:
+            self._park(req, leader)
+            return _Verdict.PARKED
+        need = req.need - cached
+        self.tree.lock(node)
+        if not self._has_room(need):
+            self.tree.unlock(node)
+            return _Verdict.NO_ROOM
+        self._reserve(req, need)
+        req.node, req.cached_len, req.device_len, req.hit_len = node, cached, cached, cached
+        req.slots[:cached] = self.tree.slots_to(node)
+        self.tally.prompt_tokens += req.prompt_len
+        self.tally.cached_tokens += cached
+        self._set_claim(req)
+        if req.kind is Kind.PREFILL and not req.in_prompt:
+            self._complete_prefill(req)
+        return _Verdict.ADMITTED
+
+    def _join(self, req: Request, leader: Request) -> _Verdict:
+        need = req.kv_max - req.prompt_len
+        if not self._has_room(need):
+            return _Verdict.NO_ROOM
+        self._reserve(req, need)
+        req.leader = leader
+        leader.twins.append(req)
+        self.tally.prompt_tokens += req.prompt_len
+        self.tally.cached_tokens += req.prompt_len
+        req.hit_len = req.prompt_len
+        return _Verdict.ADMITTED
+
+    def _park(self, req: Request, leader: Request) -> None:
+        shared = common_prefix(req.prompt[: req.match_limit], leader.prompt)
+        leader.waiters.append((shared, req))
+        self._parked[req] = leader
+
+    def _has_room(self, need: int) -> bool:
+        return self.pool.free_count + self.tree.evictable - self.committed >= need
+
+    def _reserve(self, req: Request, need: int) -> None:
+        req.reserved = need
+        self.committed += need
+        self.running[req] = None
+
+    def _set_claim(self, req: Request) -> None:
+        """Says which token we compute next; a claim that another holds stays his."""
+        self._drop_claim(req)
+        if req.in_prompt and req.node is not None:
+            claim = (req.node, int(req.prompt[req.device_len]))
+            if self._claims.setdefault(claim, req) is req:
+                req.claim = claim
+
+    def _drop_claim(self, req: Request) -> None:
+        if req.claim is not None:
+            del self._claims[req.claim]
+            req.claim = None
+
+    def _wake(self, req: Request, *, everybody: bool) -> None:
+        """Lets those go on that waited for tokens of ours which are in the tree now."""
+        still: list[tuple[int, Request]] = []
+        for wanted, waiter in req.waiters:
+            if everybody or wanted <= req.cached_len:
+                del self._parked[waiter]
+                self.waiting.appendleft(waiter)
+                self._stuck = False
+            else:
+                still.append((wanted, waiter))
+        req.waiters = still
+
+    # -- after the pass ----------------------------------------------------------------------------------------
+
+    def commit(self, work: Pass) -> None:
+        """The pass has run: its KV is there. Prompt chunks go to the tree at once, so that others can use them."""
+        for span in work.spans:
+            req, n = span.request, len(span.ids)
+            if req.done:
+                continue
+            if span.branch is not None:
+                self.tally.prefilled_tokens += n
+                self.tally.unique_tokens += n
+                continue
+            was_prompt = req.in_prompt
+            req.device_len += n
+            if was_prompt:
+                self.tally.prefilled_tokens += n
+                self.tally.unique_tokens += self._give_to_tree(req, req.device_len)
+                self._set_claim(req)
+                if not req.in_prompt:
+                    self._release_twins(req)
+                    if req.kind is Kind.PREFILL:
+                        self._complete_prefill(req)
+                self._wake(req, everybody=not req.in_prompt)
+            req.check()
+
+    def keep_branch(self, req: Request, index: int) -> None:
+        """The winner of a SCORE: KV of its rows goes to the tree below the prompt."""
+        slots = req.branch_slots.pop(index, None)
+        if slots is None or req.node is None:
+            return
+        branch = req.branches[index]
+        assert branch.base == req.node.end
+        done = self.tree.insert(req.node, branch.ids[:-1], slots)
+        self.pool.free(slots[: done.present])
+
+    def drop_branches(self, req: Request) -> None:
+        """Frees the rows of branches that were scored while others have to wait for the next pass."""
+        for slots in req.branch_slots.values():
+            self.pool.free(slots)
+            back = min(len(slots), req.branch_reserve - req.reserved)
+            req.reserved += back
+            self.committed += back
+        req.branch_slots.clear()
+
+    def _give_to_tree(self, req: Request, upto: int) -> int:
+        """Moves slots [cached_len, upto) to the tree; returns how many tokens were new to it, ever."""
+        assert req.node is not None
+        a = req.cached_len
+        done = self.tree.insert(req.node, req.ids[a:upto], req.slots[a:upto])
+        self.pool.free(req.slots[a : a + done.present])  # computed twice: use the tree's
+        req.slots[a : a + done.present] = done.slots
+        self.tree.lock(done.node)
+        self.tree.unlock(req.node)
+        req.node, req.cached_len = done.node, upto
+        new = upto - a - done.present
+        return new - self.tree.evicted_before(done.node, new)
+
+    def _release_twins(self, req: Request) -> None:
+        assert req.node is not None
+        for twin in req.twins:
+            twin.leader = None
+            self.tree.lock(req.node)
+            twin.node, twin.cached_len, twin.device_len = req.node, req.cached_len, req.cached_len
+            twin.slots[: req.cached_len] = req.slots[: req.cached_len]
+        req.twins = []
+
+    def _complete_prefill(self, req: Request) -> None:
+        """The lock passes from the request to a pin."""
+        assert req.node is not None
+        self.pins[req] = req.node
+        self.tree.lock(req.node)
+        self.finish(req, req.device_len)
+        self.completed.append(req)
+
+    # -- truth -------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises AssertionError if a slot leaks, is owned twice, or a lock or reservation has no owner."""
+        self.tree.check()
+        for req in self.running:
+            req.check()
+        owned = [n.slots for n in self.tree.nodes()]
+        owned += [r.slots[r.cached_len : r.device_len] for r in self.running]
+        owned += [s for r in self.running for s in r.branch_slots.values()]
+        self.pool.check(owned)
+        assert self.committed == sum(r.reserved for r in self.running), "reservations without a request"
+        assert self.pool.free_count + self.tree.evictable >= self.committed, "more promised than there is"
+        self._check_locks([r.node for r in self.running if r.node is not None] + list(self.pins.values()))
+        for claim, req in self._claims.items():
+            assert req in self.running and req.claim == claim, "a claim without a request"
+        for waiter, leader in self._parked.items():
+            assert leader in self.running and any(w is waiter for _, w in leader.waiters), "parked on nobody"
+        if self.idle:
+            assert not self._claims and not self.committed
+
+    def _check_locks(self, holders: Iterable[Node]) -> None:
+        expected: Counter[Node] = Counter()
+        for node in holders:
+            while node.parent is not None:
+                expected[node] += 1
+                node = node.parent
+        for node in self.tree.nodes():
+            assert node.locks == expected[node], f"{node}: {node.locks} locks, {expected[node]} holders"

@@ -1,0 +1,226 @@
+"""A vocabulary, a model and a constraint without torch. The model's next token depends on every token whose KV it
+reads, and on its order, so that a wrong page, a wrong position or a page written too late gives another text."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from lmc.backend.engine.engine import PassOutput
+from lmc.backend.engine.request import TokenLogprob
+from lmc.backend.engine.scheduler import Pass
+from lmc.backend.local import LocalBackend
+from lmc.chat import CHATML
+from lmc.errors import ConstraintError, ProgramError
+from lmc.prompt import Part, Special
+
+BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
+SPECIALS = {"<s>": BOS, "</s>": EOS, "<|im_start|>": IM_START, "<|im_end|>": IM_END}
+MERGES = [b"ab", b"the ", b"END", b"\xe4\xb8", b"aE", b"EN", b" cat", b"cd", b"abcd", b"xyz", b"yes", b"no"]
+FIRST_MERGE = 260
+VOCAB = FIRST_MERGE + len(MERGES)
+
+
+class FakeWords:
+    """Bytes and a few merges, longest match first."""
+
+    eos_token_ids = (EOS,)
+    bos_token_id = BOS
+    add_bos = False
+    vocab_size = VOCAB
+    special_ids = frozenset(SPECIALS.values())
+
+    def __init__(self) -> None:
+        self.encoded_bytes = 0
+
+    def encode(self, parts: Sequence[Part], *, at_start: bool = True) -> list[int]:
+        ids: list[int] = []
+        run = b""
+        for part in parts:
+            if isinstance(part, str):
+                run += part.encode()
+            elif isinstance(part, Special):
+                ids += [*self._run(run), self.id_of(part.spelling)]
+                run = b""
+        return ids + self._run(run)
+
+    def _run(self, data: bytes) -> list[int]:
+        self.encoded_bytes += len(data)
+        ids: list[int] = []
+        while data:
+            best = max((m for m in MERGES if data.startswith(m)), key=len, default=data[:1])
+            ids.append(FIRST_MERGE + MERGES.index(best) if best in MERGES else best[0])
+            data = data[len(best) :]
+        return ids
+
+    def token_bytes(self, token: int) -> bytes:
+        if token < 256:
+            return bytes([token])
+        return MERGES[token - FIRST_MERGE] if token >= FIRST_MERGE else b""
+
+    def decode(self, ids: Sequence[int], *, with_specials: bool = False) -> str:
+        names = {v: k.encode() for k, v in SPECIALS.items()} if with_specials else {}
+        return b"".join(names.get(i, self.token_bytes(i)) for i in ids).decode("utf-8", "replace")
+
+    def detokenizer(self) -> FakeDetokenizer:
+        return FakeDetokenizer(self)
+
+    def id_of(self, special: str) -> int:
+        if special not in SPECIALS:
+            raise ProgramError(f"this model has no special token {special!r}")
+        return SPECIALS[special]
+
+    def split_specials(self, text: str) -> tuple[Part, ...]:
+        pieces = re.split("(" + "|".join(map(re.escape, SPECIALS)) + ")", text)
+        return tuple(Special(p) if i % 2 else p for i, p in enumerate(pieces) if p)
+
+
+class FakeDetokenizer:
+    def __init__(self, words: FakeWords, pending: bytes = b"") -> None:
+        self._words, self._pending = words, pending
+
+    def push(self, token: int) -> str:
+        data = self._pending + self._words.token_bytes(token)
+        for keep in range(min(3, len(data)) + 1):
+            try:
+                text = data[: len(data) - keep].decode()
+            except UnicodeDecodeError:
+                continue
+            self._pending = data[len(data) - keep :]
+            return text
+        self._pending = b""
+        return data.decode("utf-8", "replace")
+
+    def flush(self) -> str:
+        text, self._pending = self._pending.decode("utf-8", "replace"), b""
+        return text
+
+    def fork(self) -> FakeDetokenizer:
+        return FakeDetokenizer(self._words, self._pending)
+
+
+LETTERS = [97, 98, 32, 99, FIRST_MERGE, FIRST_MERGE + 1, 100, FIRST_MERGE + 5, 69, 78, 68, 101]
+
+
+def next_token(context: Sequence[int] | np.ndarray, noise: int = 0, allowed: Sequence[int] | None = None) -> int:
+    """The model: a function of the whole context."""
+    key = zlib.crc32(np.asarray(context, np.int32).tobytes() + noise.to_bytes(8, "little"))
+    choices = LETTERS if allowed is None else allowed
+    return choices[key % len(choices)]
+
+
+def logprob(context: Sequence[int] | np.ndarray, token: int) -> float:
+    return -(zlib.crc32(np.asarray([*context, token], np.int32).tobytes()) % 1000 + 1) / 100
+
+
+class FakeRunner:
+    """Stores each row's token in its slot and reads contexts back from the slots.
+
+    script: token ids to answer with instead, per prompt text end (see `say`).
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.slots = np.full(num_slots, -1, np.int64)
+        self.positions = np.full(num_slots, -1, np.int64)
+        self.script: dict[tuple[int, ...], Sequence[int]] = {}
+        self.passes: list[int] = []
+        self.fail_with: BaseException | None = None
+
+    def say(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """After `prompt` the model says `answer`, token by token, then EOS."""
+        ids = tuple(int(i) for i in prompt)
+        for i, token in enumerate([*answer, EOS]):
+            self.script[ids + tuple(answer[:i])] = [token]
+
+    def run(self, work: Pass) -> PassOutput:
+        if self.fail_with is not None:
+            error, self.fail_with = self.fail_with, None
+            raise error
+        self.passes.append(work.rows)
+        contexts: list[np.ndarray] = []
+        for span in work.spans:
+            own = span.slots[span.position :]
+            assert len(own) == len(span.ids)
+            self.slots[own] = span.ids
+            self.positions[own] = np.arange(span.position, span.position + len(span.ids))
+        for span in work.spans:
+            assert (self.positions[span.slots] == np.arange(len(span.slots))).all(), "a slot of another position"
+            for i in range(len(span.ids)):
+                contexts.append(self.slots[span.slots[: span.position + i + 1]])
+        tokens, logprobs = [], []
+        for row, req in work.samples:
+            assert req.answer is not None
+            expected = req.ids[: len(contexts[row])]
+            assert (contexts[row] == expected).all(), "the pages hold another text"
+            noise = req.seed + req.answer.sampled if req.params.temperature > 0 else 0
+            scripted = self.script.get(tuple(contexts[row].tolist()))
+            allowed = req.answer.matcher.allowed() if req.answer.matcher is not None else None
+            token = scripted[0] if scripted else next_token(contexts[row], noise & (2**63 - 1), allowed)
+            tokens.append(token)
+            logprobs.append(TokenLogprob(token, logprob(contexts[row], token)) if req.params.return_logprob else None)
+        scores = [logprob(contexts[s.row], s.token) for s in work.scores]
+        return PassOutput(tokens, logprobs, scores)
+
+
+class FakeMatcher:
+    """Digits, up to three; `done` after the third."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def allowed(self) -> list[int]:
+        return [*range(48, 58), *([EOS] if self.count else [])]
+
+    def fill(self, mask: object, row: int) -> None:
+        raise NotImplementedError
+
+    def accept(self, token: int) -> None:
+        assert 48 <= token < 58
+        self.count += 1
+
+    @property
+    def complete(self) -> bool:
+        return self.count > 0
+
+    @property
+    def done(self) -> bool:
+        return self.count == 3
+
+
+class FakeCompiler:
+    def check(self, constraint, loc) -> None:
+        if constraint.source != "[0-9]{1,3}":
+            raise ConstraintError(f"invalid regex {constraint.source!r}", loc=loc)
+
+    def matcher(self, constraint) -> FakeMatcher:
+        return FakeMatcher()
+
+
+def backend(
+    max_tokens: int = 4096, *, max_context: int = 2048, max_batch: int = 32, chunk: int = 64, **options
+) -> tuple[LocalBackend, FakeRunner]:
+    runner = FakeRunner(max_tokens)
+    engine = LocalBackend(
+        name="fake",
+        vocabulary=FakeWords(),
+        chat_template=CHATML,
+        runner=runner,
+        compiler=FakeCompiler(),
+        max_tokens=max_tokens,
+        max_context=max_context,
+        max_batch=max_batch,
+        chunk=chunk,
+        **options,
+    )
+    return engine, runner
+
+
+def reference_ids(prompt: Sequence[int], n: int) -> list[int]:
+    """The greedy answer of `n` tokens, computed without any engine."""
+    ids = list(prompt)
+    for _ in range(n):
+        ids.append(next_token(ids))
+    return ids[len(prompt) :]
