@@ -126,9 +126,7 @@ def _row(workload: Workload, mode: str, n: int, runs: dict[str, list[Run]]) -> R
 
 def open_backend(name: str) -> Any:
     """`mock` (answers at once, tokens are bytes), `smollm2`, or a model's path."""
-    if name == "mock":
-        return lmc.Mock()
-    return lmc.Engine() if name == "smollm2" else lmc.Engine(name)
+    return lmc.Mock() if name == "mock" else lmc.Engine(name)
 
 
 def choose(names: str, size: Size) -> list[Workload]:

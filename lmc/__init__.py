@@ -74,7 +74,7 @@ def get_server_info(backend: Any = None) -> dict[str, Any]:
 def _small_model() -> Any:
     from lmc.backend.local import Engine
 
-    return Engine()
+    return Engine(config().model or "smollm2", device=config().device or "cpu")
 
 
 set_default_factory(_small_model)

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,8 @@ from typing import Annotated, Any
 import typer
 
 from lmc import userfiles
-from lmc.errors import LmcError, ModelLoadError, ProgramError
+from lmc.config import config
+from lmc.errors import LmcError, ModelLoadError, ParameterError
 from lmc.userfiles import UsageError
 
 app = typer.Typer(
@@ -195,7 +197,7 @@ def _backend(name: str) -> Any:
     if name == "mock":
         return lmc.Mock()
     with _waiting("loading the model"):
-        return lmc.Engine() if name == "smollm2" else lmc.Engine(name)
+        return lmc.Engine(name, device=lmc.config().device or "cpu")
 
 
 # -- lmc dump-ir, lmc opt ------------------------------------------------------------------------------------------
@@ -227,7 +229,9 @@ def dump_ir(
     arguments = userfiles.parse_arguments(program, arg or ())
     compiled = lmc.compile(program, backend=_backend(backend))
     compiled.lower(**arguments)
-    _write(compiled.dump_ir(after=after, format=format.value), output)
+    with _as_usage():
+        text = compiled.dump_ir(after=after, format=format.value)
+    _write(text, output)
 
 
 @app.command()
@@ -244,14 +248,16 @@ def opt(
       lmc dump-ir examples/judge.py:judge --after trace -o judge.lmir
       lmc opt judge.lmir --passes=canonicalize,plan-prefix
     """
-    from lmc.ir.text import format_graph, parse_graph
+    from lmc.ir.text import parse, print_graph
     from lmc.passes.manager import parse_pipeline, run_pipeline
 
     try:
         source = file.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
-    _write(format_graph(run_pipeline(parse_graph(source), parse_pipeline(passes))), output)
+    with _as_usage():
+        chosen = parse_pipeline(passes)
+    _write(print_graph(run_pipeline(parse(source, str(file)), chosen)), output)
 
 
 def _write(text: str, output: Path | None) -> None:
@@ -404,6 +410,8 @@ class _waiting:
 def main() -> None:
     """The console script: runs the command and turns exceptions into one message and an exit code."""
     try:
+        with _as_usage():
+            config()  # a bad LMC_… variable is said before anything else happens
         app()
     except BrokenPipeError:  # the reader of our output has gone, e.g. `lmc dump-ir … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -416,7 +424,16 @@ def main() -> None:
             traceback.print_exc()
         else:
             _say(f"error: {explain(error)}")
-        sys.exit(2 if isinstance(error, UsageError | ProgramError | ModelLoadError) else 1)
+        sys.exit(2 if isinstance(error, UsageError | ModelLoadError) else 1)
+
+
+@contextmanager
+def _as_usage() -> Iterator[None]:
+    """A value that was typed on the command line is the command's fault, not the program's."""
+    try:
+        yield
+    except ParameterError as error:
+        raise UsageError(error.message) from error
 
 
 def _debugging() -> bool:
