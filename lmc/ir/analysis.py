@@ -25,13 +25,18 @@ def path_to(graph: Graph, label: str) -> tuple[str, ...]:
     return tuple(reversed(path))
 
 
-def paths(graph: Graph) -> Mapping[str, frozenset[str]]:
-    """For each block the labels on the path to it, itself included: what dominates it."""
-    above: dict[str, frozenset[str]] = {}
-    for block in graph.blocks:
-        before = graph.predecessor.get(block.label)
-        above[block.label] = (above[before] if before is not None else frozenset()) | {block.label}
-    return above
+def dominance(graph: Graph) -> Callable[[str, str], bool]:
+    """`above(a, b)`: whether block `a` is on the path to block `b` (or is `b`). Each block must stand after its predecessor."""
+    size = {b.label: 1 for b in graph.blocks}  # of the subtree
+    for b in reversed(graph.blocks):
+        size[b.label] += sum(size[succ] for succ in b.successors)
+    start = {graph.entry.label: 0}  # number in preorder
+    for b in graph.blocks:
+        at = start[b.label] + 1
+        for succ in b.successors:
+            start[succ] = at
+            at += size[succ]
+    return lambda a, b: start[a] <= start[b] < start[a] + size[a]
 
 
 def dominators(graph: Graph) -> Mapping[str, str]:
@@ -147,16 +152,11 @@ def last_uses(graph: Graph, value: Value) -> Mapping[str, int]:
     live = live_in(graph)
     found: dict[str, int] = {}
     home = next((b.label for b in graph.blocks for op in b.ops if value in op.results), graph.entry.label)
-
-    def walk(block: Block) -> None:
-        indices = [i for i, op in enumerate((*block.ops, block.terminator)) if value in op.uses]
-        below = [succ for succ in block.successors if value in live[succ]]
-        if not below:
-            found[block.label] = indices[-1] if indices else -1
-            return
-        for succ in block.successors:
-            walk(graph.block[succ])
-
-    if value in graph.users:
-        walk(graph.block[home])
+    stack = [home] if value in graph.users else []
+    while stack:
+        block = graph.block[stack.pop()]
+        if any(value in live[succ] for succ in block.successors):
+            stack.extend(block.successors)
+        else:
+            found[block.label] = max((i for i, op in enumerate((*block.ops, block.terminator)) if value in op.uses), default=-1)
     return found

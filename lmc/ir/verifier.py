@@ -8,6 +8,7 @@ from typing import Any
 
 from lmc.config import settings
 from lmc.errors import IRError
+from lmc.ir.analysis import dominance
 from lmc.ir.core import DEFAULT, TYPES, Block, Graph, Op, Operand, Symbol, Value, exact
 from lmc.ir.ops import GEN_PARAMS, OPS, OpSpec, Stage
 from lmc.prompt import Mark, Special
@@ -37,7 +38,6 @@ class _Verifier:
         self.graph, self.stage = graph, stage
         self._defined: dict[Value, str] = {}
         self._names: set[str] = set()
-        self._above: dict[str, frozenset[str]] = {}  # blocks on the path to a block, itself included
         self._exits: set[int] = set()
         self._origin: dict[Value, Op] = {}  # the op that gave each ctx value
 
@@ -72,26 +72,26 @@ class _Verifier:
 
     def _tree(self) -> None:
         _require(bool(self.graph.blocks), "it has no blocks")
-        self._above[self.graph.blocks[0].label] = frozenset({self.graph.blocks[0].label})
         labels: set[str] = set()
         for block in self.graph.blocks:
             _require(block.label not in labels, f"two blocks are called ^{block.label}")
             labels.add(block.label)
-        came_from: dict[str, str] = {}
+        entry = self.graph.blocks[0].label
+        came_from: dict[str, str] = {entry: ""}
         for block in self.graph.blocks:
             _require(
-                block.label in self._above,
+                block.label in came_from,
                 f"block ^{block.label} is not reached from a block before it (each block stands after its one predecessor)",
             )
             for succ in block.successors:
                 _require(succ in labels, f"^{block.label} goes to ^{succ}, which does not exist")
-                _require(succ != self.graph.blocks[0].label, f"^{block.label} goes to the entry ^{succ}")
+                _require(succ != entry, f"^{block.label} goes to the entry ^{succ}")
                 _require(
                     succ not in came_from,
                     f"^{succ} has two predecessors, ^{came_from.get(succ)} and ^{block.label}; blocks form a tree",
                 )
                 came_from[succ] = block.label
-                self._above[succ] = self._above[block.label] | {succ}
+        self._dominates = dominance(self.graph)
 
     # -- one op
 
@@ -122,7 +122,7 @@ class _Verifier:
                 at = self._defined.get(x)
                 if at is None:
                     raise _Broken(self._undefined(x))
-                if at and at not in self._above[block.label]:
+                if at and not self._dominates(at, block.label):
                     raise _Broken(f"%{x.name} is defined in ^{at}, which is not on the path to ^{block.label}")
             if not _fits(x, wanted):
                 raise _Broken(f"operand {i} is {_describe(x)}; {op.kind} wants {_WANTED.get(wanted, wanted)} there")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lmc.ir.analysis import paths
+from lmc.ir.analysis import dominance
 from lmc.ir.builder import Rewriter, rewrite
 from lmc.ir.core import Graph, Op, exact
 from lmc.ir.ops import trait
@@ -26,7 +26,7 @@ class Cse(Pass):
     name: ClassVar[str] = "cse"
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
-        path = paths(graph)
+        dominates = dominance(graph)
         seen: dict[object, list[tuple[str, Op]]] = {}
 
         def rule(op: Op, rewriter: Rewriter) -> Sequence[Op] | None:
@@ -34,7 +34,7 @@ class Cse(Pass):
                 return None
             known = seen.setdefault(_key(op), [])
             for label, before in known:
-                if label in path[rewriter.label]:
+                if dominates(label, rewriter.label):
                     for old, new in zip(op.results, before.results, strict=True):
                         rewriter.replace(old, new)
                     ctx.count("merged")
