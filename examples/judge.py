@@ -10,6 +10,7 @@ What to see here: `s.fork(3)` judges three dimensions from one shared prompt (it
 import lmc
 
 DIMENSIONS = ("clarity", "originality", "evidence")
+GRADE = r'\{"grade": "[ABCD][+-]?", "why": "The essay [a-z ]{8,40}"\}'
 
 
 @lmc.function
@@ -23,11 +24,11 @@ def judge(s, essay):
     forks = s.fork(len(DIMENSIONS))
     for f, dimension in zip(forks, DIMENSIONS):
         f += lmc.user(f"Judge the {dimension} of the essay in one sentence.")
-        f += lmc.assistant(f"The {dimension} of the essay" + lmc.gen("judgment", max_tokens=40, stop=[".", "\n"]))
+        f += lmc.assistant(f"The {dimension}" + lmc.gen("judgment", max_tokens=40, stop=[".", "\n"]))
 
-    s += lmc.user("Judgements:\n" + "\n".join(f"{d}: {f['judgment'].strip()}" for d, f in zip(DIMENSIONS, forks))
-                  + "\nNow grade the essay.")
-    s += lmc.assistant(lmc.gen("grade", regex=r'\{"grade": "[ABCD][+-]?", "why": "[\w ]{1,60}"\}', max_tokens=48))
+    s += lmc.user("Judgements:\n" + "\n".join(f"The {d} {f['judgment'].strip()}." for d, f in zip(DIMENSIONS, forks))
+                  + "\nNow grade the essay from A to D and say why.")
+    s += lmc.assistant(lmc.gen("grade", regex=GRADE, max_tokens=48))
     return s["grade"]
 
 
