@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lmc.backend.engine.attention.base import Span
@@ -52,60 +52,235 @@ def reference(spans: Sequence[Span], window: int | None = None) -> ReferencePlan
 
 
 # -- the fast path ----------------------------------------------------------------------------------------------------
+#
+# Attention over a set of slots is a weighted mean with a known weight (the sum of exponentials), so a context may be
+# cut into segments, each attended where it is cheapest, and the partial results merged by their log-sum-exp (lse):
+#
+#   prefill span   earlier context, all of it seen by all rows  ·  the rows' own slots, causally
+#   decode spans   prefixes that siblings share, read once for all of them  ·  what is each one's own, padded, one call
+
+_SHARE = 256  # a shared segment is worth its extra call when it saves reading this many slots
+_SMALL = 64  # own segments up to this length are padded to one another without a thought
+
+Where = slice | Tensor  # slots: consecutive ones as a slice (a view of the store), others as indices (a copy)
+
+
+class _Part(Protocol):
+    """One segment of some rows' context. All shapes without the head dimensions: q [n, H, D] → out, lse [n, H]."""
+
+    rows: Where
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
-class _Run:
-    """Where one span's context lies: a slice when its slots are consecutive (a view, no copy), else its slots."""
+class _Causal:
+    """A prefill span's own slots."""
 
-    start: int
-    length: int
-    where: slice | Tensor
-    mask: Tensor | None  # [length, context] bool, None when every row sees the whole context
+    rows: slice
+    where: Where
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = keys[self.where].transpose(0, 1)[None], values[self.where].transpose(0, 1)[None]
+        out, lse = partial(q.transpose(0, 1)[None], k, v, causal=True)
+        return out[0].transpose(0, 1), lse[0].T
+
+
+@dataclass(frozen=True)
+class _Masked:
+    """A prefill span whose rows see less than the causal rule allows: a sliding window."""
+
+    rows: slice
+    where: Where
+    mask: Tensor  # [rows, context] float, 0 or -inf
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = keys[self.where].transpose(0, 1)[None], values[self.where].transpose(0, 1)[None]
+        out, lse = partial(q.transpose(0, 1)[None], k, v, mask=self.mask.to(q.dtype)[None, None])
+        return out[0].transpose(0, 1), lse[0].T
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Slots that all of the rows see. The rows of a KV head, and the heads that share it, are one tall query."""
+
+    rows: Where
+    where: Where
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        count, heads, dim = q.shape
+        k, v = keys[self.where].transpose(0, 1)[None], values[self.where].transpose(0, 1)[None]
+        tall = q.view(count, k.shape[1], -1, dim).transpose(0, 1).reshape(1, k.shape[1], -1, dim)
+        out, lse = partial(tall, k, v)
+        out = out.view(k.shape[1], count, -1, dim).transpose(0, 1).reshape(count, heads, dim)
+        return out, lse.view(k.shape[1], count, -1).transpose(0, 1).reshape(count, heads)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """One decode row each over its own slots, padded to the longest."""
+
+    rows: Where
+    slots: Tensor  # [n * longest]
+    mask: Tensor | None  # [n, 1, 1, longest] float, 0 or -inf
+    scratch: dict[str, Tensor] = field(default_factory=dict)  # gathered K and V, reused by the layers of one pass
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        count, heads, dim = q.shape
+        k, v = self._gather("k", keys, count), self._gather("v", values, count)
+        mask = None if self.mask is None else self.mask.to(q.dtype)
+        out, lse = partial(q.view(count, k.shape[1], -1, dim), k, v, mask=mask)
+        return out.reshape(count, heads, dim), lse.reshape(count, heads)
+
+    def _gather(self, name: str, store: Tensor, count: int) -> Tensor:
+        if name not in self.scratch:  # a fresh buffer per layer would cost its page faults each time
+            self.scratch[name] = store.new_empty(len(self.slots), *store.shape[1:])
+        found = torch.index_select(store, 0, self.slots, out=self.scratch[name])
+        return found.view(count, -1, *store.shape[1:]).transpose(1, 2)  # [n, Hkv, longest, D]
+
+
+def partial(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention and its log-sum-exp: q [B, H, T, D], k and v [B, Hkv, S, D] → [B, H, T, D] and float32 [B, H, T].
+
+    `causal` means T == S. On a CPU torch's flash kernel; elsewhere written out.
+    """
+    k, v = k.to(q.dtype), v.to(q.dtype)
+    if q.device.type == "cpu":
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
+    if causal:
+        scores = scores + additive(causal_mask(q.shape[2], k.shape[2], None, q.device))
+    if mask is not None:
+        scores = scores + mask
+    return scores.softmax(-1).to(q.dtype) @ v, scores.logsumexp(-1)
+
+
+def additive(mask: Tensor) -> Tensor:
+    """True → 0, False → -inf, float32."""
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -math.inf)
 
 
 @dataclass(frozen=True)
 class FastPlan:
-    """Views instead of gathers, heads of one KV head folded into rows, torch's fused kernel for each span."""
+    """`whole` parts are all that their rows see; `layered` ones of the same rows are merged."""
 
-    runs: tuple[_Run, ...]
+    whole: tuple[_Part, ...]
+    layered: tuple[_Part, ...]
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        if len(self.runs) == 1:
-            return self._run(self.runs[0], q, keys, values)
-        return torch.cat([self._run(r, q[r.start : r.start + r.length], keys, values) for r in self.runs])
+        if len(self.whole) == 1 and not self.layered:
+            return self.whole[0].attend(q, keys, values)[0]
+        out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+        for part in self.whole:
+            out[part.rows] = part.attend(q[part.rows], keys, values)[0]
+        if not self.layered:
+            return out
+        lse = torch.full(q.shape[:2], -math.inf, device=q.device)
+        for part in self.layered:
+            _merge(out, lse, part.rows, *part.attend(q[part.rows], keys, values))
+        return out
 
-    def _run(self, run: _Run, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        rows, heads, dim = q.shape
-        k, v = keys[run.where].transpose(0, 1), values[run.where].transpose(0, 1)  # [Hkv, S, D]
-        groups = heads // k.shape[0]
-        if rows == 1:  # the heads that share a KV head are the rows of one small product
-            out = F.scaled_dot_product_attention(q.view(1, -1, groups, dim), k[None], v[None])
-            return out.view(1, heads, dim)
-        query = q.transpose(0, 1)[None]
-        if run.mask is None:
-            out = F.scaled_dot_product_attention(query, k[None], v[None], is_causal=True, enable_gqa=groups > 1)
-        else:
-            out = F.scaled_dot_product_attention(query, k[None], v[None], attn_mask=run.mask, enable_gqa=groups > 1)
-        return out[0].transpose(0, 1)
+
+def _merge(out: Tensor, lse: Tensor, rows: Where, new: Tensor, new_lse: Tensor) -> None:
+    """Adds a partial result to the rows' running mean."""
+    old_lse = lse[rows]
+    total = torch.logaddexp(old_lse, new_lse)
+    kept = out[rows] * (old_lse - total).exp_()[..., None].to(out.dtype)
+    out[rows] = kept.add_(new * (new_lse - total).exp_()[..., None].to(out.dtype))
+    lse[rows] = total
 
 
 def fast(spans: Sequence[Span], window: int | None = None) -> FastPlan:
-    """Plans one pass; spans must be in row order and cover the rows without gaps."""
-    return FastPlan(tuple(_plan_run(span, window) for span in spans))
+    """Plans one pass; the spans cover the rows."""
+    whole: list[_Part] = []
+    layered: list[_Part] = []
+    for span in spans:
+        if span.length > 1:
+            parts = _prefill(span, window)
+            (whole if len(parts) == 1 else layered).extend(parts)
+    decode = [(s.start, s.slots if window is None else s.slots[-window:]) for s in spans if s.length == 1]
+    if decode:
+        shared, own = _share(decode, 0)
+        (layered if shared else whole).extend((*shared, *_own(own)))
+    return FastPlan(tuple(whole), tuple(layered))
 
 
-def _plan_run(span: Span, window: int | None) -> _Run:
-    slots, context = span.slots, len(span.slots)
-    if span.length == 1:
-        seen = slots if window is None else slots[-window:]
-        return _Run(span.start, 1, _where(seen), None)
-    plain = context == span.length and (window is None or context <= window)
-    mask = None if plain else causal_mask(span.length, context, window, slots.device)
-    return _Run(span.start, span.length, _where(slots), mask)
+def _prefill(span: Span, window: int | None) -> list[_Part]:
+    rows, before = slice(span.start, span.start + span.length), len(span.slots) - span.length
+    if window is not None and len(span.slots) > window:
+        mask = causal_mask(span.length, len(span.slots), window, span.slots.device)
+        return [_Masked(rows, _where(span.slots), additive(mask))]
+    own = _Causal(rows, _where(span.slots[before:]))
+    return [_Shared(rows, _where(span.slots[:before])), own] if before else [own]
 
 
-def _where(slots: Tensor) -> slice | Tensor:
+_Row = tuple[int, Tensor]  # a decode row and the slots it sees
+
+
+def _share(rows: list[_Row], start: int) -> tuple[list[_Part], list[_Row]]:
+    """Cuts shared segments off rows that agree on slots [0, start): the parts, and the rows with what is left."""
+    families: dict[int, list[_Row]] = {}
+    for row in rows:
+        families.setdefault(int(row[1][start]), []).append(row)
+    parts: list[_Part] = []
+    rest: list[_Row] = []
+    for family in families.values():
+        end = _common_length([slots for _, slots in family])
+        if len(family) == 1 or (end - start) * (len(family) - 1) < _SHARE:
+            rest += [(row, slots[start:]) for row, slots in family]
+            continue
+        parts.append(_Shared(_rows([row for row, _ in family]), _where(family[0][1][start:end])))
+        deeper, left = _share(family, end)
+        parts += deeper
+        rest += left
+    return parts, rest
+
+
+def _common_length(all_slots: list[Tensor]) -> int:
+    """How many slots all begin with; at most all but the last, which is the row's own."""
+    first, end = all_slots[0], min(map(len, all_slots)) - 1
+    for other in all_slots[1:]:
+        same = first[:end] == other[:end]
+        if not bool(same.all()):
+            end = int(same.int().argmin())
+    return end
+
+
+def _own(rows: list[_Row]) -> list[_Part]:
+    """Calls over the rows' own slots: rows of similar length together, so that little is padded."""
+    batches: list[list[_Row]] = []
+    for row in sorted(rows, key=lambda r: -len(r[1])):
+        if batches and (len(batches[-1][0][1]) <= _SMALL or len(row[1]) * 2 > len(batches[-1][0][1])):
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return [_padded(sorted(batch, key=lambda r: r[0])) for batch in batches]
+
+
+def _padded(rows: list[_Row]) -> _Part:
+    longest = max(len(slots) for _, slots in rows)
+    where = _rows([row for row, _ in rows])
+    if len(rows) == 1 and isinstance(run := _where(rows[0][1]), slice):
+        return _Shared(where, run)
+    lengths = torch.tensor([len(slots) for _, slots in rows])
+    padded = torch.nn.utils.rnn.pad_sequence([slots for _, slots in rows], batch_first=True)
+    if bool((lengths == longest).all()):
+        return _Own(where, padded.flatten(), None)
+    seen = torch.arange(longest) < lengths[:, None]
+    return _Own(where, padded.flatten(), additive(seen.to(padded.device))[:, None, None])
+
+
+def _rows(rows: list[int]) -> Where:
+    if rows[-1] - rows[0] == len(rows) - 1 and rows == sorted(rows):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows)
+
+
+def _where(slots: Tensor) -> Where:
     first, last = int(slots[0]), int(slots[-1])
     if last - first == len(slots) - 1 and bool((slots[1:] > slots[:-1]).all()):
         return slice(first, last + 1)

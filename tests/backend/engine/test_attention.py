@@ -1,0 +1,125 @@
+"""The fast attention path equals the reference, in float64, on ragged batches with shared, scattered and own slots."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytestmark = pytest.mark.model  # needs torch
+torch = pytest.importorskip("torch")
+
+from lmc.backend.engine.attention.base import Span  # noqa: E402
+from lmc.backend.engine.attention.torch_ref import FastPlan, fast, reference  # noqa: E402
+
+HEADS, KV_HEADS, DIM, SLOTS = 6, 2, 16, 4096
+
+
+def store(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(SLOTS, KV_HEADS, DIM, generator=generator) for _ in range(2)]
+
+
+def attend(plan, rows, seed=0):
+    """(ours in float32, the reference in float64) for random queries."""
+    keys, values = store(seed)
+    q = torch.randn(rows, HEADS, DIM, generator=torch.Generator().manual_seed(seed + 1))
+    spans, window = plan
+    expected = reference(spans, window).attend(q.double(), keys.double(), values.double())
+    return fast(spans, window).attend(q, keys, values), expected
+
+
+def check(spans, window=None, seed=0):
+    ours, expected = attend((spans, window), sum(s.length for s in spans), seed)
+    torch.testing.assert_close(ours.double(), expected, atol=2e-5, rtol=1e-4)
+
+
+def spans_of(*contexts):
+    """Spans from (length, slots), rows one after the other."""
+    found, start = [], 0
+    for length, slots in contexts:
+        found.append(Span(start, length, torch.as_tensor(slots)))
+        start += length
+    return tuple(found)
+
+
+def test_the_reference_is_the_definition():
+    keys, values = store(3)
+    q = torch.randn(2, HEADS, DIM)
+    span = Span(0, 2, torch.tensor([7, 3, 9]))
+    out = reference((span,)).attend(q, keys, values)
+    for row, seen in ((0, [7, 3]), (1, [7, 3, 9])):
+        for head in range(HEADS):
+            k, v = keys[seen, head // 3], values[seen, head // 3]
+            weights = torch.softmax(k @ q[row, head] / DIM**0.5, 0)
+            torch.testing.assert_close(out[row, head], weights @ v)
+
+
+def test_a_prompt_alone():
+    check(spans_of((17, range(100, 117))))
+
+
+def test_a_chunk_after_earlier_context():
+    check(spans_of((5, range(40, 60))))
+
+
+def test_one_decode_row_over_consecutive_and_scattered_slots():
+    check(spans_of((1, range(10, 300))))
+    check(spans_of((1, [5, 900, 17, 3000, 2])))
+
+
+def test_a_context_of_one_slot():
+    check(spans_of((1, [77])))
+
+
+def test_decode_rows_of_very_different_lengths():
+    check(
+        spans_of(*((1, range(start, start + n)) for start, n in ((0, 1), (100, 700), (900, 3), (1000, 90), (2000, 64))))
+    )
+
+
+def test_siblings_over_a_shared_prefix_and_cousins_over_a_shorter_one():
+    root, left = list(range(500)), list(range(600, 900))
+    check(
+        spans_of(
+            (1, root + left + [1000]),
+            (1, root + left + [1001, 1002]),
+            (1, root + left + [1003]),
+            (1, root + [1100, 1101]),
+            (1, root + [1102]),
+        )
+    )
+
+
+def test_rows_that_share_all_but_their_own_slot():
+    check(spans_of((1, [*range(400), 500]), (1, [*range(400), 501])))
+
+
+def test_shared_prefixes_are_read_once():
+    root = list(range(500))
+    plan = fast(spans_of(*((1, [*root, 1000 + i]) for i in range(4))))
+    assert isinstance(plan, FastPlan)
+    assert len(plan.layered) == 2  # the prefix for all, the own slots for all
+
+
+def test_a_sliding_window():
+    check(spans_of((9, range(30))), window=4)
+    check(spans_of((1, range(30)), (1, range(100, 103))), window=4)
+    check(spans_of((9, range(9))), window=20)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_mixed_batches(seed):
+    rng = random.Random(seed)
+    prefixes = [list(range(rng.choice([0, 3, 300, 700]))) for _ in range(2)]
+    contexts = []
+    free = rng.sample(range(1000, SLOTS), 2000)
+    for _ in range(rng.randint(1, 9)):
+        prefix = rng.choice(prefixes)
+        prefix = prefix[: rng.randint(0, len(prefix))] if rng.random() < 0.3 else prefix
+        own = [free.pop() for _ in range(rng.randint(1, 60))]
+        if rng.random() < 0.5:
+            own.sort()
+        length = 1 if rng.random() < 0.6 else rng.randint(1, len(own))
+        contexts.append((length, prefix + own))
+    check(spans_of(*contexts), window=rng.choice([None, None, 50]), seed=seed)
