@@ -25,7 +25,7 @@ model: $(VENV)/.dev $(VENV)/.model  ## tests on the small real model
 
 lint: $(VENV)/.dev  ## ruff, pyright, import contracts
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright --pythonpath $(PY)
 	$(VENV)/bin/lint-imports
 
 bench: $(VENV)/.model  ## the program workloads on the mock; see benchmarks/README.md
