@@ -47,6 +47,7 @@ class LlamaModel:
     ) -> None:
         self.config, self.embed, self.layers, self.norm, self.head, self.plan = config, embed, layers, norm, head, plan
         self.rotations = rotations(config, embed.device)
+        self.eps = torch.tensor(config.norm_eps, device=embed.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -94,7 +95,12 @@ class LlamaModel:
         return layer.down(F.silu(gate).mul_(up))
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
+        if x.dtype != torch.float32:
+            return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
+        # torch's own is ten small ops on a CPU: 40 µs a row against 15
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = torch.addcmul(self.eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
+        return (x * scale).mul_(weight)
 
 
 def rotations(config: ModelConfig, device: torch.device) -> Tensor:
