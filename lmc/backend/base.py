@@ -191,6 +191,13 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Meta:
+    """The meta info of an answer on its way."""
+
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
 class Hints:
     """What the plan knows about a submission; a backend may use it and never needs it.
 

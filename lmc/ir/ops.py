@@ -65,7 +65,7 @@ OPS: dict[str, OpSpec] = {
         OpSpec("release", ("ctx",), (), "effect", "Ends a pin.", (), frozenset({"planned"})),
         OpSpec("switch", ("any",), (), "terminator", "Goes to the block whose case equals the operand."),
         OpSpec("return", ("any", "ctx", "*any"), (), "terminator", "Ends the run: value, final prompt, then value and meta of each variable.",
-               ("vars", "stream", "ordinal", "forks", "role", "previous", "outputs")),
+               ("vars", "ordinal", "forks", "calls", "role", "previous", "outputs")),
         OpSpec("raise", ("any",), (), "terminator", "Ends the run with an exception."),
         OpSpec("exit", ("*any",), (), "terminator", "A path not seen yet: its operands are what the program can still reach.", ("id", "reason")),
     )

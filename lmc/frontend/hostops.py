@@ -1,0 +1,248 @@
+"""Host operations: Python's own operations by name, and what is known of them (purity, result type, whether they can raise).
+
+A graph names an operation as `@py.add`; tracer and executor find the function here. Nothing here touches a `Value`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import re
+import string
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from lmc.ir.core import Type
+
+
+def _unpack(value: Iterable[Any], before: int, after: int) -> tuple[Any, ...]:
+    """The items of `value` for `before` targets, a starred one (if after >= 0), and `after` targets; raises as Python does."""
+    if after < 0:
+        items = tuple(value)
+        if len(items) < before:
+            raise ValueError(f"not enough values to unpack (expected {before}, got {len(items)})")
+        if len(items) > before:
+            raise ValueError(f"too many values to unpack (expected {before})")
+        return items
+    items = tuple(value)
+    if len(items) < before + after:
+        raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
+    return (*items[:before], list(items[before : len(items) - after]), *items[len(items) - after :])
+
+
+def _call_method(owner: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(owner, name)(*args, **kwargs)
+
+
+def _call(fn: Any, *args: Any, **kwargs: Any) -> Any:
+    return fn(*args, **kwargs)
+
+
+def _format(value: Any, conversion: str, spec: str) -> str:
+    if conversion:
+        value = {"r": repr, "s": str, "a": ascii}[conversion](value)
+    return format(value, spec)
+
+
+def _next(iterator: Any) -> tuple[bool, Any]:
+    """(True, the next item), or (False, None) at the end."""
+    for item in iterator:
+        return True, item
+    return False, None
+
+
+def _argsort(keys: Iterable[Any], reverse: bool) -> tuple[int, ...]:
+    keys = list(keys)
+    return tuple(sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse))
+
+
+def _argmin(keys: tuple[Any, ...]) -> int:
+    return min(range(len(keys)), key=keys.__getitem__)
+
+
+def _argmax(keys: tuple[Any, ...]) -> int:
+    return max(range(len(keys)), key=keys.__getitem__)
+
+
+def _text(value: Any) -> str:
+    """A value that is appended to a prompt."""
+    if isinstance(value, str):
+        return value
+    raise TypeError(f"not text: {type(value).__name__}")  # the replay says it in the user's words, or appends an expression
+
+
+def _dict(*items: Any) -> dict[Any, Any]:
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
+def _setitem(owner: Any, key: Any, value: Any) -> None:
+    owner[key] = value
+
+
+def _delitem(owner: Any, key: Any) -> None:
+    del owner[key]
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "py.add": operator.add, "py.sub": operator.sub, "py.mul": operator.mul, "py.truediv": operator.truediv,
+    "py.floordiv": operator.floordiv, "py.mod": operator.mod, "py.pow": operator.pow, "py.lshift": operator.lshift,
+    "py.rshift": operator.rshift, "py.or": operator.or_, "py.xor": operator.xor, "py.and": operator.and_, "py.matmul": operator.matmul,
+    "py.iadd": operator.iadd, "py.isub": operator.isub, "py.imul": operator.imul, "py.itruediv": operator.itruediv,
+    "py.ifloordiv": operator.ifloordiv, "py.imod": operator.imod, "py.ipow": operator.ipow, "py.ilshift": operator.ilshift,
+    "py.irshift": operator.irshift, "py.ior": operator.ior, "py.ixor": operator.ixor, "py.iand": operator.iand,
+    "py.imatmul": operator.imatmul, "py.neg": operator.neg, "py.pos": operator.pos, "py.invert": operator.invert,
+    "py.not": operator.not_, "py.bool": bool, "py.eq": operator.eq, "py.ne": operator.ne, "py.lt": operator.lt, "py.le": operator.le,
+    "py.gt": operator.gt, "py.ge": operator.ge, "py.is": operator.is_, "py.is_not": operator.is_not,
+    "py.in": lambda a, b: a in b, "py.not_in": lambda a, b: a not in b, "py.getitem": operator.getitem, "py.setitem": _setitem,
+    "py.delitem": _delitem, "py.getattr": getattr, "py.setattr": setattr, "py.delattr": delattr, "py.slice": slice,
+    "py.format": _format, "py.iter": iter, "py.next": _next, "py.unpack": _unpack, "py.call": _call, "py.call_method": _call_method,
+    "py.tuple": lambda *items: items, "py.list": lambda *items: list(items), "py.set": lambda *items: set(items), "py.dict": _dict,
+    "py.as_tuple": tuple, "py.argsort": _argsort, "py.argmin": _argmin, "py.argmax": _argmax, "py.text": _text,
+    "py.mapping": dict,
+}  # fmt: skip
+
+BINARY = {
+    "+": "py.add", "-": "py.sub", "*": "py.mul", "/": "py.truediv", "//": "py.floordiv", "%": "py.mod", "**": "py.pow", "<<": "py.lshift",
+    ">>": "py.rshift", "|": "py.or", "^": "py.xor", "&": "py.and", "@": "py.matmul",
+}  # fmt: skip
+INPLACE = {op: name.replace("py.", "py.i") for op, name in BINARY.items()}
+UNARY = {"-": "py.neg", "+": "py.pos", "~": "py.invert"}
+COMPARE = {
+    "==": "py.eq", "!=": "py.ne", "<": "py.lt", "<=": "py.le", ">": "py.gt", ">=": "py.ge", "is": "py.is", "is not": "py.is_not",
+    "in": "py.in", "not in": "py.not_in",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of an operation on immutable operands.
+
+    type       of the result          fresh  the result is a new mutable object: calls are kept apart and in order
+    immutable  the result, if `any`   items  type of its items     total  it cannot raise
+    """
+
+    type: Type = "any"
+    total: bool = False
+    fresh: bool = False
+    items: str | None = None
+
+    @property
+    def immutable(self) -> bool:
+        return not self.fresh
+
+
+_STR = Known("str")
+_STR_TOTAL = Known("str", total=True)
+_BOOL_TOTAL = Known("bool", total=True)
+_INT = Known("int")
+_WORDS = Known(fresh=True, items="str")
+
+# str methods by the number of positional arguments (all of them str or int) for which they cannot raise
+_STR_METHODS: dict[str, tuple[Known, frozenset[int]]] = {
+    **dict.fromkeys("lower upper title capitalize casefold swapcase".split(), (_STR, frozenset({0}))),
+    **dict.fromkeys("strip lstrip rstrip".split(), (_STR, frozenset({0, 1}))),
+    **dict.fromkeys("removeprefix removesuffix".split(), (_STR, frozenset({1}))),
+    **dict.fromkeys("replace zfill ljust rjust center expandtabs join format translate".split(), (_STR, frozenset[int]())),
+    **dict.fromkeys("isdigit isalpha isalnum isspace isupper islower isnumeric isdecimal istitle".split(), (Known("bool"), frozenset({0}))),
+    **dict.fromkeys("startswith endswith".split(), (Known("bool"), frozenset({1}))),
+    **dict.fromkeys("count find rfind".split(), (_INT, frozenset({1}))),
+    **dict.fromkeys("index rindex".split(), (_INT, frozenset[int]())),
+    **dict.fromkeys("split rsplit splitlines".split(), (_WORDS, frozenset({0}))),
+    **dict.fromkeys("partition rpartition encode".split(), (Known(), frozenset[int]())),
+}
+
+
+def str_method(name: str, operand_types: list[str]) -> Known | None:
+    """What is known of `str.name` on operands of these types (`self` first); None for a method str does not have."""
+    entry = _STR_METHODS.get(name)
+    if entry is None:
+        return Known() if hasattr(str, name) else None
+    known, safe = entry
+    args = operand_types[1:]
+    total = len(args) in safe and all(t == "str" for t in args)
+    if name == "replace":
+        total = len(args) == 2 and args == ["str", "str"]
+    return Known(known.type, total, known.fresh, known.items)
+
+
+_NUMBERS = frozenset({"int", "float", "bool"})
+
+
+def operation(name: str, types: list[str]) -> Known:
+    """What is known of a `py.*` operation on immutable operands of these types ("imm" where the type is not known)."""
+    match name, types:
+        case "py.add" | "py.iadd", ["str", "str"]:
+            return _STR_TOTAL
+        case "py.add" | "py.sub" | "py.mul" | "py.iadd" | "py.isub" | "py.imul", [a, b] if {a, b} <= _NUMBERS:
+            return Known("float", total=True) if "float" in types else Known("int", total=True)
+        case "py.mod" | "py.imod", ["str", _]:
+            return _STR
+        case "py.mul" | "py.imul", ["str", "int"] | ["int", "str"]:
+            return _STR
+        case "py.eq" | "py.ne" | "py.is" | "py.is_not" | "py.bool" | "py.not", _ if "imm" not in types:
+            return _BOOL_TOTAL
+        case "py.is" | "py.is_not", _:
+            return _BOOL_TOTAL
+        case "py.lt" | "py.le" | "py.gt" | "py.ge", [a, b] if (a == b == "str") or {a, b} <= _NUMBERS:
+            return _BOOL_TOTAL
+        case "py.in" | "py.not_in", ["str", "str"]:
+            return _BOOL_TOTAL
+        case "py.eq" | "py.ne" | "py.lt" | "py.le" | "py.gt" | "py.ge" | "py.in" | "py.not_in" | "py.bool" | "py.not", _:
+            return Known("bool")
+        case "py.getitem", ["str", _]:
+            return _STR
+        case "py.format", [a, *_] if a in ("str", "int", "float", "bool"):
+            return _STR
+        case "py.format", _:
+            return _STR
+        case "py.neg" | "py.pos", ["int" | "float"]:
+            return Known(types[0], total=True)  # type: ignore[arg-type]
+        case "py.tuple", _:
+            return Known(total=True)
+        case "py.text", _:
+            return _STR
+        case "py.list" | "py.dict" | "py.set", _:
+            return Known(fresh=True, total=name == "py.list")
+        case "py.argmin" | "py.argmax", _:
+            return _INT
+        case _:
+            return Known()
+
+
+# functions that only read their arguments; on immutable arguments they are pure
+_PURE: dict[Any, Known] = {
+    len: _INT, str: _STR, int: _INT, float: Known("float"), bool: Known("bool"), repr: _STR, ascii: _STR, abs: Known(), round: Known(),
+    min: Known(), max: Known(), sum: Known(), ord: _INT, chr: _STR, format: _STR, isinstance: Known("bool"), divmod: Known(), pow: Known(),
+    hex: _STR, bin: _STR, oct: _STR, complex: Known(), tuple: Known(), frozenset: Known(), bytes: Known(), callable: Known("bool"),
+    list: Known(fresh=True), set: Known(fresh=True), dict: Known(fresh=True), sorted: Known(fresh=True), all: Known("bool"), any: Known("bool"),
+    slice: Known(), type: Known(),
+    json.loads: Known(fresh=True), json.dumps: _STR, re.compile: Known(), re.escape: _STR,
+    re.search: Known(), re.match: Known(), re.fullmatch: Known(), re.sub: _STR, re.findall: Known(fresh=True), re.split: _WORDS,
+    textwrap.dedent: _STR, textwrap.indent: _STR, textwrap.shorten: _STR, textwrap.fill: _STR, string.capwords: _STR,
+    **{getattr(math, n): Known() for n in dir(math) if callable(getattr(math, n)) and not n.startswith("_")},
+    **{getattr(operator, n): Known() for n in ("add", "sub", "mul", "eq", "lt", "gt", "contains", "itemgetter", "attrgetter")},
+}  # fmt: skip
+
+
+def pure_function(fn: Any) -> Known | None:
+    """What is known of a library function that only reads its arguments, or None."""
+    try:
+        return _PURE.get(fn)
+    except TypeError:  # unhashable callable
+        return None
+
+
+LITERALS = (str, int, float, bool, type(None), bytes)
+"""Types whose values stand in a graph as literals (exact types: a subclass may behave differently)."""
+
+_IMMUTABLE = (*LITERALS, complex, range, slice, re.Pattern, re.Match, type(Ellipsis))
+
+
+def is_immutable(x: object) -> bool:
+    """Whether an object of the host cannot change, at any depth."""
+    if type(x) in (tuple, frozenset):
+        return all(is_immutable(i) for i in x)  # type: ignore[union-attr]
+    return type(x) in _IMMUTABLE

@@ -1,0 +1,751 @@
+"""Instrumentation: rewrites a Python function so that everything that could touch a symbolic value goes through a hook.
+
+The new code keeps the file name, line numbers, globals object and closure cells of the old one, so tracebacks and
+debuggers point at the user's lines. What a hook does depends on the active mode (hooks.py): without one it is what
+plain Python does.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import linecache
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lmc.errors import Loc
+from lmc.frontend.values import TraceEscape
+
+HOOKS_NAME = "__lmc__"
+
+_BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.LShift: "<<",
+    ast.RShift: ">>", ast.BitOr: "|", ast.BitXor: "^", ast.BitAnd: "&", ast.MatMult: "@",
+}  # fmt: skip
+_UNARY: dict[type[ast.unaryop], str] = {ast.USub: "-", ast.UAdd: "+", ast.Invert: "~"}
+_COMPARE: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Is: "is", ast.IsNot: "is not",
+    ast.In: "in", ast.NotIn: "not in",
+}  # fmt: skip
+
+FunctionNode = ast.FunctionDef | ast.Lambda
+
+
+class CannotInstrument(TraceEscape):
+    """The function's source is missing or uses what capture does not know; the message names the place."""
+
+
+# -- finding the source --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Found:
+    node: FunctionNode
+    class_name: str | None  # the class it is defined in, for names like `__private`
+
+
+_modules: dict[str, tuple[str, ast.Module, types.CodeType]] = {}
+
+
+def _module(file: str) -> tuple[ast.Module, types.CodeType] | None:
+    """The parsed and compiled source of a file, cached while the text stays the same."""
+    text = "".join(linecache.getlines(file))
+    if not text:
+        return None
+    cached = _modules.get(file)
+    if cached is None or cached[0] != text:
+        try:
+            tree = ast.parse(text, file)
+            cached = _modules[file] = (text, tree, compile(text, file, "exec", dont_inherit=True))
+        except SyntaxError:
+            return None
+    return cached[1], cached[2]
+
+
+def _first_line(node: ast.AST) -> int:
+    decorators = getattr(node, "decorator_list", [])
+    return decorators[0].lineno if decorators else node.lineno  # type: ignore[attr-defined]
+
+
+def _functions(tree: ast.AST, class_name: str | None = None) -> Iterator[tuple[ast.AST, str | None]]:
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.ClassDef):
+            yield from _functions(child, child.name)
+        else:
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                yield child, class_name
+            yield from _functions(child, class_name)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield const
+            yield from _codes(const)
+
+
+def _same_code(a: types.CodeType, b: types.CodeType) -> bool:
+    """Whether two code objects came from the same source (the file may have been edited since it was imported)."""
+    if any(name.startswith("@py") for name in a.co_varnames + a.co_names):
+        return True  # pytest rewrote the module's asserts
+    return a.co_code == b.co_code and a.co_names == b.co_names and [c for c in a.co_consts if not isinstance(c, types.CodeType)] == [
+        c for c in b.co_consts if not isinstance(c, types.CodeType)
+    ]
+
+
+def _find(fn: types.FunctionType) -> _Found:
+    code = fn.__code__
+    where = Loc(code.co_filename, code.co_firstlineno)
+    module = _module(code.co_filename)
+    if module is None:
+        raise CannotInstrument(f"{fn.__qualname__} has no readable source ({where})")
+    tree, compiled = module
+    name = code.co_name
+    nodes = [
+        (node, cls)
+        for node, cls in _functions(tree)
+        if _first_line(node) == code.co_firstlineno and getattr(node, "name", "<lambda>") == name
+    ]
+    codes = [c for c in _codes(compiled) if c.co_firstlineno == code.co_firstlineno and c.co_name == name]
+    if not nodes or not any(_same_code(code, c) for c in codes):
+        raise CannotInstrument(f"the source of {fn.__qualname__} at {where} is not the one that was imported")
+    if len(nodes) > 1:
+        raise CannotInstrument(f"several functions named {name} start at {where}")
+    node, cls = nodes[0]
+    if isinstance(node, ast.AsyncFunctionDef):
+        raise CannotInstrument(f"{fn.__qualname__} is async ({where})")
+    assert isinstance(node, ast.FunctionDef | ast.Lambda)
+    return _Found(node, cls)
+
+
+# -- scopes --------------------------------------------------------------------------------------------------------
+
+
+def _arguments(args: ast.arguments) -> list[str]:
+    found = [a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+    return found + [a.arg for a in (args.vararg, args.kwarg) if a is not None]
+
+
+class _Bindings(ast.NodeVisitor):
+    """Names a function binds itself, and those it declares global or nonlocal; does not enter inner scopes."""
+
+    def __init__(self, node: ast.AST) -> None:
+        self.bound: set[str] = set()
+        self.global_: set[str] = set()
+        self.nonlocal_: set[str] = set()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            self.bound.update(_arguments(node.args))
+        for part in node.body if isinstance(node.body, list) else [node.body]:  # type: ignore[attr-defined]
+            self.visit(part)
+        self.bound -= self.global_ | self.nonlocal_
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            self.bound.add(node.id)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        self.bound.add(node.name)
+        for outer in node.decorator_list:
+            self.visit(outer)
+
+    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        pass
+
+    def _comprehension(self, node: ast.AST) -> None:
+        for inner in ast.walk(node):  # a walrus binds in the function around the comprehension
+            if isinstance(inner, ast.NamedExpr) and isinstance(inner.target, ast.Name):
+                self.bound.add(inner.target.id)
+
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
+
+    def visit_Global(self, node: ast.Global) -> None:
+        self.global_.update(node.names)
+
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> None:
+        self.nonlocal_.update(node.names)
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        if node.name:
+            self.bound.add(node.name)
+        self.generic_visit(node)
+
+    def visit_alias(self, node: ast.alias) -> None:
+        self.bound.add((node.asname or node.name).split(".")[0])
+
+    def visit_MatchAs(self, node: ast.MatchAs) -> None:
+        if node.name:
+            self.bound.add(node.name)
+        self.generic_visit(node)
+
+    def visit_MatchStar(self, node: ast.MatchStar) -> None:
+        if node.name:
+            self.bound.add(node.name)
+
+    def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
+        if node.rest:
+            self.bound.add(node.rest)
+        self.generic_visit(node)
+
+
+# -- the rewrite ---------------------------------------------------------------------------------------------------
+
+_UNHOOKED = {"super", "locals", "__build_class__"}  # need the frame they are called in
+_FORBIDDEN = {"exec": "exec", "vars": "vars() of the frame", "dir": "dir() of the frame", "globals": "globals()"}
+
+
+class _Rewrite(ast.NodeTransformer):
+    def __init__(self, fn: types.FunctionType, class_name: str | None) -> None:
+        self.file = fn.__code__.co_filename
+        self.free = set(fn.__code__.co_freevars)
+        self.class_name = class_name
+        self.scopes: list[_Bindings] = []
+        self.temps = 0
+        self.thunks = 0  # > 0 where an assignment expression is not allowed
+
+    # small builders
+
+    def hook(self, name: str, *args: ast.expr, at: ast.AST, keywords: list[ast.keyword] | None = None) -> ast.Call:
+        """`__lmc__.name(args)` at the place of `at`."""
+        target = ast.Attribute(ast.Name(HOOKS_NAME, ast.Load()), name, ast.Load())
+        call = ast.Call(target, list(args), keywords or [])
+        return ast.fix_missing_locations(ast.copy_location(call, at))
+
+    def temp(self) -> str:
+        self.temps += 1
+        return f"__lmc_t{self.temps}__"
+
+    def refuse(self, what: str, at: ast.AST) -> CannotInstrument:
+        return CannotInstrument(f"{what} ({Loc(self.file, getattr(at, 'lineno', 0))})")
+
+    def mangle(self, name: str) -> str:
+        if self.class_name and name.startswith("__") and not name.endswith("__") and "." not in name:
+            return f"_{self.class_name.lstrip('_')}{name}"
+        return name
+
+    def const(self, value: Any, at: ast.AST) -> ast.expr:
+        return ast.copy_location(ast.Constant(value), at)
+
+    # names
+
+    def place(self, name: str) -> str:
+        """Where a name lives: `local` (also cells of traced functions), `free` (outside cells) or `global`."""
+        innermost = True
+        for scope in reversed(self.scopes):
+            if name in scope.global_:
+                return "global"
+            if name in scope.bound and (innermost or not isinstance(scope, _ClassBindings)):
+                return "local"
+            innermost = False
+        return "free" if name in self.free else "global"
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        node.id = self.mangle(node.id)
+        if not isinstance(node.ctx, ast.Load) or node.id.startswith("__lmc"):
+            return node
+        where = self.place(node.id)
+        if where == "local":
+            return node
+        return self.hook("glob" if where == "global" else "free", self.const(node.id, node), node, at=node)
+
+    # expressions
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        func = node.func
+        if isinstance(func, ast.Name) and self.place(func.id) == "global":
+            if func.id in _UNHOOKED and not (func.id == "super" and node.args):
+                return node
+            if func.id in _FORBIDDEN and (func.id in ("exec", "globals") or not node.args):
+                raise self.refuse(_FORBIDDEN[func.id], node)
+            if func.id == "eval" and len(node.args) == 1:
+                inside = ast.copy_location(ast.Call(ast.Name("globals", ast.Load()), [], []), node)
+                outside = ast.copy_location(ast.Call(ast.Name("locals", ast.Load()), [], []), node)
+                text = self.visit(node.args[0])
+                return self.hook("eval_", text, ast.fix_missing_locations(inside), ast.fix_missing_locations(outside), at=node)
+        args = [self._starred(a) for a in node.args]
+        keywords = [
+            ast.keyword(k.arg, self.visit(k.value)) if k.arg else ast.keyword(None, self.hook("dstar", self.visit(k.value), at=k.value))
+            for k in node.keywords
+        ]
+        if isinstance(func, ast.Attribute) and not (isinstance(func.value, ast.Call) and isinstance(func.value.func, ast.Name)
+                                                    and func.value.func.id == "super"):
+            owner = self.visit(func.value)
+            return self.hook("callm", owner, self.const(self.mangle(func.attr), func), *args, keywords=keywords, at=node)
+        return self.hook("call", self.visit(func), *args, keywords=keywords, at=node)
+
+    def _starred(self, node: ast.expr) -> ast.expr:
+        if isinstance(node, ast.Starred):
+            return ast.copy_location(ast.Starred(self.hook("star", self.visit(node.value), at=node), node.ctx), node)
+        return self.visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        left, right = self.visit(node.left), self.visit(node.right)
+        return self.hook("binop", self.const(_BINARY[type(node.op)], node), left, right, at=node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        if isinstance(node.operand, ast.Constant):
+            return node
+        operand = self.visit(node.operand)
+        if isinstance(node.op, ast.Not):
+            return self.hook("not_", operand, at=node)
+        return self.hook("unary", self.const(_UNARY[type(node.op)], node), operand, at=node)
+
+    def _choose(self, kind: type[ast.boolop], parts: list[ast.expr], at: ast.AST) -> ast.expr:
+        """`a and b` as `b if truth(t := a) else t`; as thunks where an assignment expression is not allowed."""
+        if len(parts) == 1:
+            return parts[0]
+        first, rest = parts[0], self._choose(kind, parts[1:], at)
+        if self.thunks:
+            empty = ast.arguments([], [], None, [], [], None, [])
+            thunks = [ast.fix_missing_locations(ast.copy_location(ast.Lambda(empty, part), at)) for part in (first, rest)]
+            return self.hook("and_" if kind is ast.And else "or_", *thunks, at=at)
+        name = self.temp()
+        kept = ast.copy_location(ast.NamedExpr(ast.Name(name, ast.Store()), first), at)
+        test = self.hook("truth", kept, at=at)
+        again = ast.Name(name, ast.Load())
+        branches = (rest, again) if kind is ast.And else (again, rest)
+        return ast.fix_missing_locations(ast.copy_location(ast.IfExp(test, *branches), at))
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        return self._choose(type(node.op), [self.visit(v) for v in node.values], node)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        left = self.visit(node.left)
+        terms: list[ast.expr] = []
+        for i, (op, right_node) in enumerate(zip(node.ops, node.comparators, strict=True)):
+            right = self.visit(right_node)
+            if i + 1 < len(node.ops):
+                if self.thunks:
+                    raise self.refuse("a chained comparison inside a comprehension's iterable", node)
+                name = self.temp()
+                right = ast.copy_location(ast.NamedExpr(ast.Name(name, ast.Store()), right), right_node)
+                following: ast.expr = ast.copy_location(ast.Name(name, ast.Load()), right_node)
+            else:
+                following = right
+            terms.append(self.hook("compare", self.const(_COMPARE[type(op)], node), left, right, at=node))
+            left = following
+        return self._choose(ast.And, terms, node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        node.test = self.hook("truth", self.visit(node.test), at=node.test)
+        node.body, node.orelse = self.visit(node.body), self.visit(node.orelse)
+        return node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
+        parts: list[ast.expr] = []
+        for value in node.values:
+            if isinstance(value, ast.FormattedValue):
+                spec = self.visit(value.format_spec) if value.format_spec else self.const("", node)
+                conversion = self.const("" if value.conversion < 0 else chr(value.conversion), node)
+                parts.append(ast.copy_location(ast.Tuple([self.visit(value.value), conversion, spec], ast.Load()), node))
+            else:
+                parts.append(self.visit(value))
+        return self.hook("fstring", *parts, at=node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        node.value, node.slice = self.visit(node.value), self.visit(node.slice)
+        if isinstance(node.ctx, ast.Load):
+            return self.hook("getitem", node.value, node.slice, at=node)
+        return node
+
+    def visit_Slice(self, node: ast.Slice) -> ast.expr:
+        bounds = [self.visit(b) if b else self.const(None, node) for b in (node.lower, node.upper, node.step)]
+        for bound in bounds:
+            if not hasattr(bound, "lineno"):
+                ast.copy_location(bound, node)
+        return self.hook("slice_", *bounds, at=node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        node.value, node.attr = self.visit(node.value), self.mangle(node.attr)
+        if isinstance(node.ctx, ast.Load):
+            return self.hook("getattr", node.value, self.const(node.attr, node), at=node)
+        return node
+
+    def visit_List(self, node: ast.List) -> ast.expr:
+        node.elts = [self._starred(e) for e in node.elts]
+        return self.hook("made", node, at=node) if isinstance(node.ctx, ast.Load) else node
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
+        node.elts = [self._starred(e) for e in node.elts]
+        return node
+
+    def visit_Set(self, node: ast.Set) -> ast.expr:
+        items = ast.copy_location(ast.List([self._starred(e) for e in node.elts], ast.Load()), node)
+        return self.hook("build_set", items, at=node)
+
+    def visit_Dict(self, node: ast.Dict) -> ast.expr:
+        items: list[ast.expr] = []
+        for key, value in zip(node.keys, node.values, strict=True):
+            if key is None:
+                items.append(self.hook("dstar", self.visit(value), at=value))
+            else:
+                items.append(ast.copy_location(ast.Tuple([self.visit(key), self.visit(value)], ast.Load()), node))
+        return self.hook("build_dict", ast.copy_location(ast.List(items, ast.Load()), node), at=node)
+
+    # comprehensions
+
+    def _generators(self, generators: list[ast.comprehension], build: Callable[[], list[ast.expr]]) -> list[ast.expr]:
+        """Rewrites the clauses in evaluation order, then the element expressions, in the comprehension's scope."""
+        scope = _Names({n.id for g in generators for n in ast.walk(g.target) if isinstance(n, ast.Name)})
+        entered = False
+        for gen in generators:
+            if gen.is_async:
+                raise self.refuse("an async comprehension", gen.target)
+            self.thunks += 1
+            iterable = self.visit(gen.iter)
+            self.thunks -= 1
+            if not entered:
+                self.scopes.append(scope)
+                entered = True
+            spec = self._spec(gen.target)
+            gen.iter = self.hook("iter", iterable, *([spec] if spec else []), at=gen.iter)
+            gen.ifs = [self.hook("truth", self.visit(test), at=test) for test in gen.ifs]
+        try:
+            return build()
+        finally:
+            self.scopes.pop()
+
+    def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
+        (node.elt,) = self._generators(node.generators, lambda: [self.visit(node.elt)])
+        return self.hook("made", node, at=node)
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.expr:
+        (node.elt,) = self._generators(node.generators, lambda: [self.visit(node.elt)])
+        return node
+
+    def visit_SetComp(self, node: ast.SetComp) -> ast.expr:
+        (elt,) = self._generators(node.generators, lambda: [self.visit(node.elt)])
+        return self.hook("build_set", ast.copy_location(ast.ListComp(elt, node.generators), node), at=node)
+
+    def visit_DictComp(self, node: ast.DictComp) -> ast.expr:
+        key, value = self._generators(node.generators, lambda: [self.visit(node.key), self.visit(node.value)])
+        pair = ast.copy_location(ast.Tuple([key, value], ast.Load()), node)
+        return self.hook("build_dict", ast.copy_location(ast.ListComp(pair, node.generators), node), at=node)
+
+    def visit_Await(self, node: ast.Await) -> ast.expr:
+        raise self.refuse("await", node)
+
+    # scopes
+
+    def _inner(self, node: Any, scope: Any) -> None:
+        """Rewrites the body of an inner function or class in its own scope."""
+        self.scopes.append(scope)
+        thunks, self.thunks = self.thunks, 0
+        body = node.body
+        if isinstance(body, list):
+            node.body = self._body(body)
+        else:
+            node.body = self.visit(body)
+        self.thunks = thunks
+        self.scopes.pop()
+
+    def _defaults(self, args: ast.arguments) -> None:
+        args.defaults = [self.visit(d) for d in args.defaults]
+        args.kw_defaults = [self.visit(d) if d else None for d in args.kw_defaults]
+        for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg):
+            if arg is not None:
+                arg.arg, arg.annotation = self.mangle(arg.arg), None
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.expr:
+        self._defaults(node.args)
+        self._inner(node, _Bindings(node))
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        node.decorator_list = [self.visit(d) for d in node.decorator_list]
+        self._defaults(node.args)
+        node.returns = None
+        self._inner(node, _Bindings(node))
+        node.name = self.mangle(node.name)
+        return node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
+        raise self.refuse("an async function inside the program", node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        node.decorator_list = [self.visit(d) for d in node.decorator_list]
+        node.bases = [self._starred(b) for b in node.bases]
+        outer, self.class_name = self.class_name, node.name
+        self._inner(node, _ClassBindings(node))
+        self.class_name = outer
+        return node
+
+    # statements
+
+    def _body(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        done: list[ast.stmt] = []
+        for stmt in body:
+            new = self.visit(stmt)
+            done.extend(new if isinstance(new, list) else [new])
+        return done
+
+    def visit_If(self, node: ast.If | ast.While) -> ast.stmt:
+        node.test = self.hook("truth", self.visit(node.test), at=node.test)
+        node.body, node.orelse = self._body(node.body), self._body(node.orelse)
+        return node
+
+    visit_While = visit_If
+
+    def visit_For(self, node: ast.For) -> ast.stmt:
+        spec = self._spec(node.target)
+        node.iter = self.hook("iter", self.visit(node.iter), *([spec] if spec else []), at=node.iter)
+        target, stores = self._target(node.target)
+        node.target = target
+        node.body, node.orelse = stores + self._body(node.body), self._body(node.orelse)
+        return node
+
+    def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.stmt:
+        raise self.refuse("async for", node)
+
+    def visit_With(self, node: ast.With) -> ast.stmt:
+        for item in node.items:
+            item.context_expr = self.hook("enter", self.visit(item.context_expr), at=item.context_expr)
+            if item.optional_vars is not None and not isinstance(item.optional_vars, ast.Name):
+                raise self.refuse("`with … as` something other than a name", node)
+            if item.optional_vars is not None and self.place(item.optional_vars.id) != "local":  # type: ignore[union-attr]
+                raise self.refuse("`with … as` an outside variable", node)
+        node.body = self._body(node.body)
+        return node
+
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.stmt:
+        raise self.refuse("async with", node)
+
+    def visit_Try(self, node: ast.Try) -> ast.stmt:
+        node.body, node.orelse, node.finalbody = self._body(node.body), self._body(node.orelse), self._body(node.finalbody)
+        for handler in node.handlers:
+            if handler.type is not None:
+                handler.type = self.visit(handler.type)
+            handler.body = self._body(handler.body)
+        return node
+
+    visit_TryStar = visit_Try
+
+    def visit_Raise(self, node: ast.Raise) -> ast.stmt:
+        if node.exc is not None:
+            node.exc = self.hook("raise_", self.visit(node.exc), at=node.exc)
+        if node.cause is not None:
+            node.cause = self.visit(node.cause)
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        node.test = self.hook("truth", self.visit(node.test), at=node.test)
+        if node.msg is not None:
+            node.msg = self.visit(node.msg)
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> list[ast.stmt]:
+        value = self.visit(node.value)
+        if len(node.targets) == 1:
+            return self._store(node.targets[0], value, node)
+        name = self.temp()
+        first = ast.Assign([ast.Name(name, ast.Store())], value)
+        done: list[ast.stmt] = [ast.fix_missing_locations(ast.copy_location(first, node))]
+        for target in node.targets:
+            done += self._store(target, ast.copy_location(ast.Name(name, ast.Load()), node), node)
+        return done
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        if node.value is not None:
+            return self._store(node.target, self.visit(node.value), node)
+        node.annotation = self.const(None, node)
+        return node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        op, target = self.const(_BINARY[type(node.op)], node), node.target
+        if isinstance(target, ast.Attribute | ast.Subscript):
+            return self._augment(target, op, node)
+        load = self.visit(ast.copy_location(ast.Name(target.id, ast.Load()), target))
+        return self._store(target, self.hook("iop", op, load, self.visit(node.value), at=node), node)
+
+    def _augment(self, target: ast.Attribute | ast.Subscript, op: ast.expr, node: ast.AugAssign) -> list[ast.stmt]:
+        """`owner.name += value`: owner and key are evaluated once."""
+        done: list[ast.stmt] = []
+
+        def once(expr: ast.expr) -> ast.expr:
+            name = self.temp()
+            done.append(ast.fix_missing_locations(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], expr), node)))
+            return ast.copy_location(ast.Name(name, ast.Load()), node)
+
+        owner = once(self.visit(target.value))
+        if isinstance(target, ast.Attribute):
+            get, put, key = "getattr", "setattr", self.const(self.mangle(target.attr), node)
+        else:
+            get, put, key = "getitem", "setitem", once(self.visit(target.slice))
+        value = self.hook("iop", op, self.hook(get, owner, key, at=node), self.visit(node.value), at=node)
+        done.append(ast.copy_location(ast.Expr(self.hook(put, owner, key, value, at=node)), node))
+        return done
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.expr:
+        node.value = self.visit(node.value)
+        if self.place(node.target.id) != "local":
+            raise self.refuse("an assignment expression that stores outside of the program", node)
+        return node
+
+    def _store(self, target: ast.expr, value: ast.expr, at: ast.AST) -> list[ast.stmt]:
+        """Statements that store `value` in a target of any form."""
+        spec = self._spec(target)
+        if spec is not None:
+            value = self.hook("unpack", value, spec, at=at)
+        simple, stores = self._target(target)
+        assign: ast.stmt
+        if isinstance(target, ast.Attribute | ast.Subscript) or (isinstance(target, ast.Name) and stores):
+            assign = self._store_one(target, value, at)
+            return [assign]
+        assign = ast.fix_missing_locations(ast.copy_location(ast.Assign([simple], value), at))
+        return [assign, *stores]
+
+    def _store_one(self, target: ast.expr, value: ast.expr, at: ast.AST) -> ast.stmt:
+        match target:
+            case ast.Attribute():
+                call = self.hook("setattr", self.visit(target.value), self.const(self.mangle(target.attr), at), value, at=at)
+            case ast.Subscript():
+                call = self.hook("setitem", self.visit(target.value), self.visit(target.slice), value, at=at)
+            case ast.Name():
+                if self.place(target.id) == "free":
+                    raise self.refuse(f"a store to {target.id}, a variable of the function around the program", at)
+                names = ast.copy_location(ast.Call(ast.Name("globals", ast.Load()), [], []), at)
+                call = self.hook("store_global", self.const(target.id, at), value, names, at=at)
+            case _:
+                raise self.refuse("a store of this form", at)
+        return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), at))
+
+    def _target(self, target: ast.expr) -> tuple[ast.expr, list[ast.stmt]]:
+        """A target of plain local names, and the statements that store its temporaries where the user wanted them."""
+        stores: list[ast.stmt] = []
+
+        def leaf(node: ast.expr) -> ast.expr:
+            if isinstance(node, ast.Tuple | ast.List):
+                node.elts = [leaf(e) for e in node.elts]
+                return node
+            if isinstance(node, ast.Starred):
+                node.value = leaf(node.value)
+                return node
+            if isinstance(node, ast.Name):
+                node.id = self.mangle(node.id)
+                nonlocal_here = bool(self.scopes) and node.id in self.scopes[-1].nonlocal_ and self._in_traced(node.id)
+                if self.place(node.id) == "local" or nonlocal_here:
+                    return node
+            name = self.temp()
+            stores.append(self._store_one(node, ast.copy_location(ast.Name(name, ast.Load()), node), node))
+            return ast.copy_location(ast.Name(name, ast.Store()), node)
+
+        return leaf(target), stores
+
+    def _in_traced(self, name: str) -> bool:
+        return any(name in scope.bound for scope in self.scopes[:-1])
+
+    def _spec(self, target: ast.expr) -> ast.expr | None:
+        """The shape of an unpacking target as a nested tuple: None for a name, "*" for a starred one."""
+
+        def shape(node: ast.expr) -> Any:
+            if isinstance(node, ast.Tuple | ast.List):
+                return tuple(shape(e) for e in node.elts)
+            return "*" if isinstance(node, ast.Starred) else None
+
+        found = shape(target)
+        return None if found is None else ast.fix_missing_locations(ast.copy_location(ast.Constant(found), target))
+
+    def visit_Delete(self, node: ast.Delete) -> list[ast.stmt]:
+        done: list[ast.stmt] = []
+        for target in node.targets:
+            match target:
+                case ast.Subscript():
+                    call = self.hook("delitem", self.visit(target.value), self.visit(target.slice), at=node)
+                case ast.Attribute():
+                    call = self.hook("delattr", self.visit(target.value), self.const(self.mangle(target.attr), node), at=node)
+                case ast.Name() if self.place(target.id) == "local":
+                    done.append(ast.copy_location(ast.Delete([target]), node))
+                    continue
+                case _:
+                    raise self.refuse("a deletion of this form", node)
+            done.append(ast.copy_location(ast.Expr(call), node))
+        return done
+
+    def visit_Match(self, node: ast.Match) -> ast.stmt:
+        """The subject is made concrete: one arm of the trace tree per value seen."""
+        node.subject = self.hook("concrete", self.visit(node.subject), at=node.subject)
+        for case in node.cases:
+            if case.guard is not None:
+                case.guard = self.hook("truth", self.visit(case.guard), at=case.guard)
+            case.body = self._body(case.body)
+        return node
+
+
+class _ClassBindings(_Bindings):
+    """Names bound in a class body; functions inside it do not see them."""
+
+
+class _Names:
+    """The scope of a comprehension: its targets."""
+
+    def __init__(self, bound: set[str]) -> None:
+        self.bound, self.global_, self.nonlocal_ = bound, set[str](), set[str]()
+
+
+# -- the entry point -------------------------------------------------------------------------------------------------
+
+_cache: dict[types.CodeType, types.CodeType | CannotInstrument] = {}
+
+
+def _rewrite(fn: types.FunctionType) -> types.CodeType:
+    found = _find(fn)
+    node = copy.deepcopy(found.node)
+    if any(isinstance(n, ast.Yield | ast.YieldFrom) for n in _own_nodes(node)):
+        raise CannotInstrument(f"{fn.__qualname__} is a generator ({Loc(fn.__code__.co_filename, fn.__code__.co_firstlineno)})")
+    rewrite = _Rewrite(fn, found.class_name)
+    for args in [node.args]:
+        args.defaults = [ast.copy_location(ast.Constant(None), d) for d in args.defaults]  # the real ones are in fn
+        args.kw_defaults = [ast.copy_location(ast.Constant(None), d) if d else None for d in args.kw_defaults]
+    if isinstance(node, ast.FunctionDef):
+        node.decorator_list = []
+        inner = rewrite.visit_FunctionDef(node)
+        inner.name = fn.__code__.co_name
+        result: ast.stmt = inner
+    else:
+        result = ast.copy_location(ast.Expr(rewrite.visit_Lambda(node)), node)
+    names = [HOOKS_NAME, *fn.__code__.co_freevars]
+    params = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
+    factory = ast.FunctionDef("__lmc_factory__", params, [result], [], None)
+    if "type_params" in ast.FunctionDef._fields:  # Python 3.12 and later
+        factory.type_params = []
+    module = ast.fix_missing_locations(ast.copy_location(ast.Module([ast.copy_location(factory, result)], []), node))
+    flags = fn.__code__.co_flags & 0x1FE0000  # the module's `from __future__` imports
+    compiled = compile(module, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
+    outer = next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
+    return next(c for c in outer.co_consts if isinstance(c, types.CodeType) and c.co_name == fn.__code__.co_name)
+
+
+def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function's own body, inner functions excluded."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield child
+            yield from _own_nodes(child)
+
+
+def instrument(fn: types.FunctionType, hooks: Any) -> types.FunctionType:
+    """The instrumented twin of `fn`: same globals, cells, defaults and line numbers.
+
+    Raises CannotInstrument, with the reason and the place, for code that capture does not know.
+    """
+    code = _cache.get(fn.__code__)
+    if code is None:
+        try:
+            code = _rewrite(fn)
+        except CannotInstrument as error:
+            code = error
+        _cache[fn.__code__] = code
+    if isinstance(code, CannotInstrument):
+        raise code
+    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+    cells[HOOKS_NAME] = types.CellType(hooks)
+    twin = types.FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__, tuple(cells[n] for n in code.co_freevars))
+    twin.__kwdefaults__ = fn.__kwdefaults__
+    twin.__qualname__, twin.__dict__ = fn.__qualname__, dict(fn.__dict__)
+    return twin

@@ -1,0 +1,225 @@
+"""Which calls are traced through: functions that can reach the language, because they are handed a state or name lmc.
+
+Everything else is a host call. The same rule holds while tracing and while replaying, so that both count alike.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from lmc.frontend.instrument import HOOKS_NAME, instrument
+from lmc.frontend.values import Value
+
+HIGHER_ORDER: frozenset[Any] = frozenset({max, min, sorted, map, filter, functools.reduce, list.sort})
+"""Builtins whose function arguments are called at once, or by the program's own iteration."""
+
+_DEPTH = 6  # how deep containers, closures and fields are searched
+
+
+def is_language(x: object) -> bool:
+    """Whether an object belongs to the language: a state, a group of forks, an expression, a program."""
+    cls = x if isinstance(x, type) else type(x)
+    return cls.__module__.startswith("lmc.frontend.") and cls is not Value
+
+
+def is_own(x: object) -> bool:
+    """Whether a function, class or module is a part of lmc."""
+    module = x.__name__ if isinstance(x, types.ModuleType) else getattr(x, "__module__", None)
+    return isinstance(module, str) and (module == "lmc" or module.startswith("lmc."))
+
+
+def _inside(x: Any) -> Iterator[Any]:
+    """What an object holds: items, fields, closure cells, bound arguments."""
+    cls = type(x)
+    if cls in (list, tuple, set, frozenset):
+        yield from x
+    elif cls is dict:
+        yield from x.keys()
+        yield from x.values()
+    elif cls is types.FunctionType:
+        for cell in x.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+        yield from x.__defaults__ or ()
+    elif cls is types.MethodType:
+        yield x.__self__
+    elif cls is functools.partial:
+        yield from x.args
+        yield from x.keywords.values()
+        yield x.func
+    elif cls is slice:
+        yield from (x.start, x.stop, x.step)
+    elif isinstance(x, BaseException):
+        yield from x.args
+    elif not isinstance(x, type | types.ModuleType) and cls.__module__ not in ("builtins", "re") and not is_own(cls):
+        fields = getattr(x, "__dict__", None)
+        if type(fields) is dict:
+            yield from fields.values()
+        for base in cls.__mro__:
+            slots = base.__dict__.get("__slots__", ())
+            for slot in (slots,) if isinstance(slots, str) else slots:
+                if hasattr(type(x), slot) and slot not in ("__dict__", "__weakref__"):
+                    try:
+                        yield object.__getattribute__(x, slot)
+                    except AttributeError:
+                        continue
+
+
+def holds(x: Any, wanted: Callable[[Any], bool], depth: int = _DEPTH) -> bool:
+    """Whether an object is, or contains at any depth up to a limit, something `wanted`."""
+    seen: set[int] = set()
+
+    def search(y: Any, left: int) -> bool:
+        if wanted(y):
+            return True
+        if left == 0 or type(y) in _ATOMS or id(y) in seen:
+            return False
+        seen.add(id(y))
+        return any(search(z, left - 1) for z in _inside(y))
+
+    return search(x, depth)
+
+
+_ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, types.ModuleType, types.BuiltinFunctionType})
+
+
+def holds_value(x: Any) -> bool:
+    """Whether a traced value is in it."""
+    return type(x) is Value or (type(x) not in _ATOMS and holds(x, lambda y: type(y) is Value))
+
+
+def holds_language(x: Any) -> bool:
+    """Whether a state, expression or program is in it."""
+    return type(x) not in _ATOMS and holds(x, is_language)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _codes(const)
+
+
+def names_language(fn: types.FunctionType, seen: set[int] | None = None) -> bool:
+    """Whether a function's code names lmc's primitives or, transitively, a function or class that does."""
+    seen = set() if seen is None else seen
+    if id(fn.__code__) in seen:
+        return False
+    seen.add(id(fn.__code__))
+    names = {name for code in _codes(fn.__code__) for name in code.co_names}
+    for name in names:
+        value = fn.__globals__.get(name)
+        if isinstance(value, types.ModuleType) and not is_own(value) and value is not builtins and not _is_library(value):
+            if any(_names(getattr(value, n, None), seen) for n in names):
+                return True
+        elif value is not None and _names(value, seen):
+            return True
+    return any(_names(cell, seen) for cell in _inside(fn) if isinstance(cell, types.FunctionType | type) or is_language(cell))
+
+
+def _is_library(module: types.ModuleType) -> bool:
+    file = getattr(module, "__file__", None) or ""
+    return not file or "site-packages" in file or file.startswith(_STDLIB)
+
+
+_STDLIB = types.__file__.rsplit("/", 1)[0] if types.__file__ else ""
+
+
+def _names(value: Any, seen: set[int]) -> bool:
+    if isinstance(value, types.ModuleType):
+        return is_own(value)
+    if is_language(value) or (callable(value) and is_own(value)):
+        return True
+    if isinstance(value, types.FunctionType):
+        return not _from_library(value) and names_language(value, seen)
+    if isinstance(value, type) and not _from_library(value):
+        return class_names_language(value, seen)
+    return False
+
+
+def _from_library(x: Any) -> bool:
+    import sys
+
+    module = sys.modules.get(getattr(x, "__module__", "") or "")
+    return module is not None and _is_library(module)
+
+
+def class_names_language(cls: type, seen: set[int] | None = None) -> bool:
+    """Whether a method of a class reaches the language."""
+    if cls.__module__ == "builtins" or id(cls) in (seen := set() if seen is None else seen):
+        return False
+    seen.add(id(cls))
+    for base in cls.__mro__[:-1]:
+        for member in vars(base).values():
+            fn = member.__func__ if isinstance(member, staticmethod | classmethod) else member
+            if isinstance(fn, types.FunctionType) and names_language(fn, seen):
+                return True
+    return False
+
+
+def is_instrumented(fn: types.FunctionType) -> bool:
+    return HOOKS_NAME in fn.__code__.co_freevars
+
+
+def traced_twin(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: Any) -> Callable[..., Any] | None:
+    """What to call instead of `fn` to trace through it, or None when it is a host call.
+
+    Raises CannotInstrument when `fn` reaches the language but cannot be instrumented.
+    """
+    match fn:
+        case types.FunctionType():
+            if is_instrumented(fn):
+                return fn
+            if is_own(fn):
+                return None
+            if names_language(fn) or holds_language(fn) or any(map(holds_language, args)) or any(map(holds_language, kwargs.values())):
+                return instrument(fn, hooks)
+        case types.MethodType():
+            twin = traced_twin(fn.__func__, (fn.__self__, *args), kwargs, hooks)
+            return None if twin is None else functools.partial(twin, fn.__self__)
+        case functools.partial():
+            twin = traced_twin(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}, hooks)
+            return None if twin is None else functools.partial(twin, *fn.args, **fn.keywords)
+        case type():
+            return _class_twin(fn, args, kwargs, hooks)
+        case _:
+            call = getattr(type(fn), "__call__", None)
+            if isinstance(call, types.FunctionType) and not is_own(type(fn)):
+                twin = traced_twin(call, (fn, *args), kwargs, hooks)
+                return None if twin is None else functools.partial(twin, fn)
+    return None
+
+
+def _class_twin(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: Any) -> Callable[..., Any] | None:
+    """Instantiation of a program's own class, with its `__init__` traced through."""
+    if is_own(cls) or cls.__module__ == "builtins" or type(cls) is not type or _from_library(cls):
+        return None
+    reaches = class_names_language(cls) or any(map(holds_language, args)) or any(map(holds_language, kwargs.values()))
+    if not reaches or cls.__new__ is not object.__new__:
+        return None
+    init = cls.__init__
+    if not isinstance(init, types.FunctionType):
+        return cls  # object.__init__: nothing to trace
+    if hasattr(cls, "__dataclass_fields__"):
+        return cls if not hasattr(cls, "__post_init__") else None  # generated code that only stores fields
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        instance = object.__new__(cls)
+        instrument(init, hooks)(instance, *args, **kwargs)
+        return instance
+
+    return make
+
+
+def with_callables(args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with the function among them (the first one, or `key`) wrapped."""
+
+    if "key" in kwargs:
+        return args, {k: wrap(v) if k == "key" and v is not None else v for k, v in kwargs.items()}
+    return tuple(wrap(a) if n == 0 and callable(a) else a for n, a in enumerate(args)), kwargs

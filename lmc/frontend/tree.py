@@ -1,0 +1,172 @@
+"""The trace tree: everything that has been seen of a program for one kind of arguments, path by path.
+
+A node is a straight run of ops. It ends in a decision (what Python wanted to know, one arm per answer seen), in a
+return, or in an escape to the interpreter. Nodes only grow: a recorded op never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmc.ir.builder import Names
+from lmc.ir.core import DEFAULT, Block, Case, Graph, Op, Symbol
+from lmc.ir.core import Value as IRValue
+
+Decision = tuple[type, Any]
+"""An answer as a key: exact type and value, so that 1, True and 1.0 are three answers; functions and classes by identity."""
+
+
+def decision_of(x: object) -> Decision | None:
+    """The key of a concrete answer, or None when the tree cannot tell such objects apart."""
+    if type(x) in _BY_VALUE:
+        return type(x), x
+    if type(x) is tuple:
+        keys = tuple(decision_of(i) for i in x)
+        return None if None in keys else (tuple, keys)
+    if callable(x) or isinstance(x, type(Names.__module__)):
+        return type(x), _Identity(x)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    obj: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.obj is self.obj
+
+    def __hash__(self) -> int:
+        return id(self.obj)
+
+
+_BY_VALUE = frozenset({str, int, float, bool, type(None), bytes})
+
+
+def answer_of(key: Decision) -> Any:
+    """The concrete answer that a key stands for."""
+    kind, value = key
+    if kind is tuple:
+        return tuple(answer_of(k) for k in value)
+    return value.obj if isinstance(value, _Identity) else value
+
+
+@dataclass(slots=True)
+class Switch:
+    """A decision. `live` is what the program could still reach when it was made: the operands of its exit."""
+
+    cond: IRValue
+    live: tuple[IRValue, ...]
+    id: int
+    op: Op
+    domain: tuple[Any, ...] | None
+    arms: dict[Decision, Node] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Return:
+    op: Op
+
+
+@dataclass(slots=True)
+class Escape:
+    """From here on the interpreter runs."""
+
+    reason: str
+    id: int
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    ops: list[Op] = field(default_factory=list)
+    end: Switch | Return | Escape | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What must still hold about the outside for a tree to apply; `what` says it to a person."""
+
+    what: str
+    holds: Callable[[], bool]
+
+
+class Tree:
+    """The trace tree of one program for one list of argument types."""
+
+    def __init__(self, name: str, params: tuple[IRValue, ...]) -> None:
+        self.name, self.params = name, params
+        self.root = Node()
+        self.guards: dict[object, Guard] = {}
+        self.symbols: dict[str, Any] = {}
+        self.names = Names(v.name for v in params)
+        self.size = 0  # ops recorded
+        self._symbol_names = Names()
+        self._symbol_of: dict[object, str] = {}
+        self._switches = 0
+
+    def symbol(self, key: object, name: str, obj: Any) -> Symbol:
+        """The symbol of a host object; `key` tells equal objects of different traces as one."""
+        known = self._symbol_of.get(key)
+        if known is None:
+            known = self._symbol_of[key] = self._symbol_names.unique(name)
+            self.symbols[known] = obj
+        return Symbol(known)
+
+    def switch_id(self) -> int:
+        self._switches += 1
+        return self._switches - 1
+
+    def node(self, path: tuple[Decision, ...]) -> Node | None:
+        """The node a path of decisions leads to, if it has been seen."""
+        node = self.root
+        for key in path:
+            if not isinstance(node.end, Switch) or key not in node.end.arms:
+                return None
+            node = node.end.arms[key]
+        return node
+
+    def graph(self, node: Node | None = None, params: tuple[IRValue, ...] | None = None) -> Graph:
+        """The tree from `node` down (default: all of it) as a traced graph with one block per node."""
+        blocks: list[Block] = []
+        self._blocks(node or self.root, "entry", blocks)
+        return Graph(self.name, self.params if params is None else params, tuple(blocks), "any", {}, dict(self.symbols))
+
+    def _blocks(self, start: Node, start_label: str, blocks: list[Block]) -> None:
+        stack: list[tuple[Node, str]] = [(start, start_label)]
+        count = 0
+        while stack:
+            node, label = stack.pop()
+            end = node.end
+            if isinstance(end, Return):
+                blocks.append(Block(label, tuple(node.ops), end.op))
+            elif isinstance(end, Switch):
+                cases: list[tuple[Case, str]] = []
+                following: list[tuple[Node, str]] = []
+                for key, arm in end.arms.items():
+                    count += 1
+                    cases.append((self._case(key), f"b{count}"))
+                    following.append((arm, f"b{count}"))
+                exit_label = f"x{end.id}"
+                cases.append((DEFAULT, exit_label))
+                blocks.append(Block(label, tuple(node.ops), Op("switch", (end.cond,), (), {}, tuple(cases), end.op.loc)))
+                blocks.append(Block(exit_label, (), Op("exit", end.live, (), {"id": end.id}, (), end.op.loc)))
+                stack.extend(reversed(following))
+            else:
+                attrs = {"id": -1, "reason": "not traced"} if end is None else {"id": end.id, "reason": end.reason}
+                blocks.append(Block(label, tuple(node.ops), Op("exit", (), (), attrs)))
+
+    def _case(self, key: Decision) -> Case:
+        answer = answer_of(key)
+        if type(answer) in _BY_VALUE:
+            return answer
+        return self.symbol(("case", key), getattr(answer, "__qualname__", None) or type(answer).__name__, answer)
+
+    def exits(self) -> Iterator[Switch]:
+        """Every decision, each of which has an exit for answers not seen yet."""
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            if isinstance(node.end, Switch):
+                yield node.end
+                stack.extend(node.end.arms.values())
