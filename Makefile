@@ -1,6 +1,6 @@
 # Two commands for users: `make demo` and `make test`. Each sets up what it needs (in .venv) and is quick the next time.
 
-PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3 python3.14,$(shell $(p) -c 'import sys, venv, ensurepip; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
+PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 python3.14,$(shell $(p) -c 'import sys, venv, ensurepip; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check

@@ -442,7 +442,7 @@ def _debugging() -> bool:
 
 def explain(error: BaseException) -> str:
     """One message for a person. For an exception of the user's own code: its type and the user's line."""
-    if isinstance(error, LmcError):
+    if isinstance(error, LmcError) or type(error).__module__.startswith("lmc."):  # these say the place themselves
         return str(error)
     place = _users_line(error)
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
