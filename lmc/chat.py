@@ -6,9 +6,13 @@ conversation again. `previous` is the role of the message before, None for the f
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
+from lmc.errors import ProgramError
 from lmc.prompt import Part, Special
 
 
@@ -34,28 +38,182 @@ class ChatTemplate(Protocol):
 
 @dataclass(frozen=True)
 class RoleTemplate:
-    """A template given by prefix and suffix per role, and the system message it inserts when the first is another."""
+    """A template given by prefix and suffix per role.
+
+    default_system  what a conversation starts with when its first message is not the system's
+    stop            strings that end an assistant turn; a backend adds them to the stops of every gen
+    first           prefixes that differ at the start of a conversation (BOS)
+    after           prefixes that depend on the message before: (previous role, role) → prefix
+    """
 
     name: str
-    roles: dict[str, tuple[tuple[Part, ...], tuple[Part, ...]]]
+    roles: Mapping[str, tuple[tuple[Part, ...], tuple[Part, ...]]]
     default_system: tuple[Part, ...] = ()
     stop: tuple[str, ...] = ()
-    first: dict[str, tuple[Part, ...]] = field(default_factory=dict)  # prefixes that differ at the start
+    first: Mapping[str, tuple[Part, ...]] = field(default_factory=dict[str, tuple[Part, ...]])
+    after: Mapping[tuple[str, str], tuple[Part, ...]] = field(default_factory=dict[tuple[str, str], tuple[Part, ...]])
 
     def begin(self, role: str, previous: str | None) -> tuple[Part, ...]:
-        prefix = self.roles[role][0] if role in self.roles else ()
-        if previous is None:
-            prefix = self.first.get(role, prefix)
-            if role != "system":
-                return self.default_system + prefix
-        return prefix
+        prefix = self._role(role)[0]
+        if previous is not None:
+            return self.after.get((previous, role), prefix)
+        prefix = self.first.get(role, prefix)
+        return prefix if role == "system" else self.default_system + prefix
 
     def end(self, role: str) -> tuple[Part, ...]:
-        return self.roles[role][1] if role in self.roles else ()
+        return self._role(role)[1]
+
+    def _role(self, role: str) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+        try:
+            return self.roles[role]
+        except KeyError:
+            known = ", ".join(self.roles)
+            raise ProgramError(f"the chat template {self.name!r} has no role {role!r}; it has {known}") from None
 
 
-def _chatml_role(role: str) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    return (Special("<|im_start|>"), f"{role}\n"), (Special("<|im_end|>"), "\n")
+# -- named templates -------------------------------------------------------------------------------------------------
+
+_SPECIAL = re.compile(
+    r"<\|[^|<>]+\|>|<｜[^｜]+｜>|</?s>|<bos>|<(?:start|end)_of_turn>|<BOS_TOKEN>|\[/?(?:INST|SYSTEM_PROMPT)\]"
+)
 
 
-CHATML = RoleTemplate("chatml", {role: _chatml_role(role) for role in ("system", "user", "assistant", "tool")})
+def parts(text: str, pattern: re.Pattern[str] = _SPECIAL) -> tuple[Part, ...]:
+    """A template's own text as parts: what looks like a special token of a known family is one."""
+    found: list[Part] = []
+    at = 0
+    for match in pattern.finditer(text):
+        found += [text[at : match.start()]] if match.start() > at else []
+        found.append(Special(match.group()))
+        at = match.end()
+    return tuple(found + ([text[at:]] if at < len(text) else []))
+
+
+def _template(
+    name: str,
+    roles: Mapping[str, tuple[str, str]],
+    *,
+    bos: str = "",
+    system: str = "",
+    stop: tuple[str, ...] = (),
+    after: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    specials: re.Pattern[str] = _SPECIAL,
+) -> RoleTemplate:
+    """A template from text. `bos` opens the conversation; `system` is the system message it inserts itself."""
+
+    def cut(text: str) -> tuple[Part, ...]:
+        return parts(text, specials)
+
+    edges = {role: (cut(prefix), cut(suffix)) for role, (prefix, suffix) in roles.items()}
+    default = cut(bos + roles["system"][0] + system + roles["system"][1]) if system else ()
+    opened = {
+        role: cut(bos + prefix) for role, (prefix, _) in roles.items() if bos and (role == "system" or not system)
+    }
+    return RoleTemplate(name, edges, default, stop, opened, {pair: cut(text) for pair, text in after.items()})
+
+
+def _marked(begin: str, end: str, roles: str = "system user assistant tool") -> dict[str, tuple[str, str]]:
+    return {role: (begin.format(role), end) for role in roles.split()}
+
+
+_CHATML_ROLES = _marked("<|im_start|>{}\n", "<|im_end|>\n")
+CHATML = _template("chatml", _CHATML_ROLES)
+
+_VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+
+_templates: dict[str, ChatTemplate] = {
+    template.name: template
+    for template in (
+        CHATML,
+        _template("default", {"system": ("SYSTEM:", "\n"), "user": ("USER:", "\n"), "assistant": ("ASSISTANT:", "\n")}),
+        _template("claude", {"system": ("", ""), "user": ("\n\nHuman: ", ""), "assistant": ("\n\nAssistant:", "")}),
+        _template("qwen", _CHATML_ROLES, system="You are a helpful assistant.", stop=("<|im_end|>",)),
+        _template(
+            "vicuna_v1.1",
+            {"system": ("", " "), "user": ("USER:", " "), "assistant": ("ASSISTANT:", "</s>")},
+            bos="<s>",
+            system=_VICUNA,
+            stop=("</s>",),
+        ),
+        _template(
+            "llama-2-chat",
+            {
+                "system": ("[INST] <<SYS>>\n", "\n<</SYS>>\n\n"),
+                "user": ("[INST] ", " [/INST]"),
+                "assistant": (" ", " </s>"),
+            },
+            bos="<s>",
+            stop=("</s>",),
+            after={("system", "user"): "", ("assistant", "user"): "<s>[INST] "},
+            specials=re.compile("</?s>"),  # [INST] is ordinary text to this family, unlike Mistral's
+        ),
+        _template(
+            "llama-3-instruct",
+            _marked("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"),
+            bos="<|begin_of_text|>",
+            stop=("<|eot_id|>",),
+        ),
+        _template(
+            "llama-4",
+            _marked("<|header_start|>{}<|header_end|>\n\n", "<|eot|>"),
+            bos="<|begin_of_text|>",
+            stop=("<|eot|>",),
+        ),
+        _template(
+            "mistral",
+            {
+                "system": ("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+                "user": ("[INST]", "[/INST]"),
+                "assistant": ("", "</s>"),
+            },
+            bos="<s>",
+            stop=("</s>",),
+        ),
+        _template(
+            "gemma-it",
+            {
+                "user": ("<start_of_turn>user\n", "<end_of_turn>\n"),
+                "assistant": ("<start_of_turn>model\n", "<end_of_turn>\n"),
+            },
+            bos="<bos>",
+            stop=("<end_of_turn>",),
+        ),
+        _template(
+            "deepseek-v3",
+            {"system": ("", ""), "user": ("<｜User｜>", ""), "assistant": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>")},
+            bos="<｜begin▁of▁sentence｜>",
+            stop=("<｜end▁of▁sentence｜>",),
+        ),
+        _template(
+            "c4ai-command-r",
+            {
+                role: (f"<|START_OF_TURN_TOKEN|><|{token}_TOKEN|>", "<|END_OF_TURN_TOKEN|>")
+                for role, token in (("system", "SYSTEM"), ("user", "USER"), ("assistant", "CHATBOT"))
+            },
+            bos="<BOS_TOKEN>",
+            stop=("<|END_OF_TURN_TOKEN|>",),
+        ),
+        _template(
+            "granite-3-instruct",
+            _marked("<|start_of_role|>{}<|end_of_role|>", "<|end_of_text|>\n"),
+            stop=("<|end_of_text|>",),
+        ),
+    )
+}
+
+
+def get_chat_template(name: str) -> ChatTemplate:
+    """A template by name. Raises ProgramError that names those there are."""
+    try:
+        return _templates[name]
+    except KeyError:
+        raise ProgramError(f"no chat template {name!r}; there are {', '.join(sorted(_templates))}") from None
+
+
+def register_chat_template(template: ChatTemplate) -> ChatTemplate:
+    """Makes a template known by its name, in place of any other of that name; returns it."""
+    _templates[template.name] = template
+    return template

@@ -167,7 +167,9 @@ def _integer(low: int, also: int | None = None) -> _Check:
         except TypeError:
             raise _wrong_type(name, value, "a whole number") from None
         if value < low and value != also:
-            raise ParameterError(f"{name}={value}: must be at least {low}" + (f" or {also}" if also is not None else ""))
+            raise ParameterError(
+                f"{name}={value}: must be at least {low}" + (f" or {also}" if also is not None else "")
+            )
         return value
 
     return check
@@ -309,9 +311,7 @@ def _resolve_cached(
     return _resolve(defaults, items)
 
 
-def _resolve(
-    defaults: SamplingParams, items: tuple[tuple[str, Any], ...]
-) -> tuple[SamplingParams, Constraint | None]:
+def _resolve(defaults: SamplingParams, items: tuple[tuple[str, Any], ...]) -> tuple[SamplingParams, Constraint | None]:
     changes: dict[str, Any] = {}
     constraints: dict[str, Constraint] = {}
     stops: tuple[str, ...] = ()

@@ -26,7 +26,19 @@ from lmc.backend.base import Capabilities, Counters, Hints, Output, Result, Usag
 from lmc.backend.mock_samples import sample_json, sample_regex
 from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import ArgumentError, BackendError, CancelledError, LmcError, UnsupportedOpError
-from lmc.prompt import Constraint, Gen, Image, Part, SamplingParams, Segment, Select, Special, Text, check_regex
+from lmc.prompt import (
+    ChoicesMethod,
+    Constraint,
+    Gen,
+    Image,
+    Part,
+    SamplingParams,
+    Segment,
+    Select,
+    Special,
+    Text,
+    check_regex,
+)
 
 Ask = Gen | Select
 Answers = Callable[[str, Ask], Any] | Mapping[str, Any] | Sequence[Any]
@@ -71,12 +83,13 @@ def _part_tokens(part: Part) -> str:
 class _Node:
     """A prompt: its last piece after its parent's. Token string, text and hash are made when they are asked for."""
 
-    __slots__ = ("_hash", "_text", "_tokens", "length", "parent", "piece", "shown")
+    __slots__ = ("_hash", "_text", "_tokens", "answered", "length", "parent", "piece", "shown")
 
     def __init__(self, parent: _Node | None, piece: str, shown: str) -> None:
         """`piece` as tokens, `shown` as a person reads it."""
         self.parent, self.piece, self.shown = parent, piece, shown
         self.length: int = len(piece) + (parent.length if parent is not None else 0)
+        self.answered: int = parent.answered if parent is not None else 0  # length up to the end of the last answer
         self._hash: Any = None
         self._tokens: str | None = None
         self._text: str | None = None
@@ -301,11 +314,11 @@ class _Answer:
     finish: Mapping[str, Any]
 
 
-def _finish(raw: str, params: SamplingParams) -> _Answer:
+def _finish(raw: str, params: SamplingParams, stops: tuple[str, ...]) -> _Answer:
     """Cuts a raw answer at the first stop string and at the limit, in that order of position."""
     finish: dict[str, Any] = {"type": "stop", "matched": None}
     cut = len(raw)
-    for stop in params.stop:
+    for stop in stops:
         at = raw.find(stop, 0, cut + len(stop) - 1)
         if 0 <= at < cut:
             cut, finish = at, {"type": "stop", "matched": stop}
@@ -328,16 +341,15 @@ def _whole_characters(tokens: str) -> str:
     return tokens if tokens.isascii() else tokens.encode("latin-1").decode("utf-8", "ignore")
 
 
-def _gen_output(node: _Node, ask: Gen, scripted: Any) -> tuple[Output, str]:
+def _gen_output(node: _Node, ask: Gen, scripted: Any, stops: tuple[str, ...]) -> tuple[Output, str]:
     params = ask.params
-    answers = [_finish(raw, params) for raw in _raw_answers(node, ask, scripted)]
-    cached = node.parent.length if node.parent is not None else 0
+    answers = [_finish(raw, params, params.stop + stops) for raw in _raw_answers(node, ask, scripted)]
     tokens = 0
     metas: list[Mapping[str, Any]] = []
     for answer in answers:
         tokens += len(answer.tokens)
-        metas.append(_meta(node, len(answer.tokens), cached) | {"finish_reason": answer.finish})
-    usage = Usage(node.length, tokens, cached, 0, 1, max(1, tokens))
+        metas.append(_meta(node, len(answer.tokens)) | {"finish_reason": answer.finish})
+    usage = Usage(node.length, tokens, node.answered, 0, 1, max(1, tokens))
     return Output(tuple([answer.text for answer in answers]), tuple(metas), usage), answers[0].tokens
 
 
@@ -350,7 +362,9 @@ def _raw_answers(node: _Node, ask: Gen, scripted: Any) -> Sequence[str]:
     if isinstance(scripted, str):
         return [scripted] * n
     if not isinstance(scripted, (list, tuple)) or len(scripted) != n or not all(isinstance(t, str) for t in scripted):  # pyright: ignore
-        raise BackendError(f"the scripted answer for {ask.name!r} must be text or a list of {n} texts, not {scripted!r}")
+        raise BackendError(
+            f"the scripted answer for {ask.name!r} must be text or a list of {n} texts, not {scripted!r}"
+        )
     return scripted  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -364,12 +378,13 @@ def _nonempty(node: _Node, ask: Gen, sample: int) -> str:
     return raw
 
 
-def _meta(node: _Node, completion: int, cached: int) -> dict[str, Any]:
+def _meta(node: _Node, completion: int) -> dict[str, Any]:
+    """What every answer says of itself; a function of the prompt alone, whatever the order of requests was."""
     return {
+        "id": f"mock-{node.hash.hexdigest()[:12]}",
         "prompt_tokens": node.length,
         "completion_tokens": completion,
-        "cached_tokens": cached,
-        "forced_tokens": 0,
+        "cached_tokens": node.answered,
     }
 
 
@@ -377,19 +392,34 @@ def _select_output(node: _Node, ask: Select, scripted: Any) -> tuple[Output, str
     scores = _scores(node, ask)
     if scripted is not None:
         if scripted not in ask.choices:
-            raise BackendError(f"the scripted answer for {ask.name!r} is {scripted!r}, which is not one of {list(ask.choices)}")
+            raise BackendError(
+                f"the scripted answer for {ask.name!r} is {scripted!r}, which is not one of {list(ask.choices)}"
+            )
         scores[ask.choices.index(scripted)] = 0.0
     chosen = ask.choices[scores.index(max(scores))]
     tokens = [_tokens(choice) for choice in ask.choices]
-    cached = node.parent.length if node.parent is not None else 0
-    meta = _meta(node, 0, cached) | {
-        "normalized_prompt_logprobs": scores,
-        "input_token_logprobs": [
-            [[score, ord(token), token] for token in row] for score, row in zip(scores, tokens, strict=True)
-        ],
-    }
-    output = Output((chosen,), (meta,), Usage(node.length, 0, cached, 0, 1, 1))
+    meta = (
+        _meta(node, 0)
+        | {
+            "normalized_prompt_logprobs": scores,
+            "input_token_logprobs": [
+                [[score, ord(token), token] for token in row] for score, row in zip(scores, tokens, strict=True)
+            ],
+            "output_token_logprobs": [[] for _ in tokens],
+        }
+        | _EXTRA[ask.method](scores)
+    )
+    output = Output((chosen,), (meta,), Usage(node.length, 0, node.answered, 0, 1, 1))
     return output, _tokens(chosen)
+
+
+_EXTRA: Mapping[ChoicesMethod, Callable[[list[float]], dict[str, Any]]] = {
+    ChoicesMethod.TOKEN_LENGTH_NORMALIZED: lambda scores: {},
+    ChoicesMethod.GREEDY_TOKEN_SELECTION: lambda scores: {"greedy_logprob_matrix": [[score] for score in scores]},
+    ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED: lambda scores: {
+        "normalized_unconditional_prompt_logprobs": scores
+    },
+}
 
 
 def _scores(node: _Node, ask: Select) -> list[float]:
@@ -659,6 +689,7 @@ class Mock:
                 self._fail(handle, _placed(error, segment))
                 return None
             after = _Node(node, piece, output.texts[0])
+            after.answered = after.length
             if delay > 0:
                 with self._lock:
                     self._pending.add(handle)
@@ -750,7 +781,7 @@ class Mock:
                 raise error
         scripted = self._script(node, ask) if self._script is not None else None
         if isinstance(ask, Gen):
-            output, call.answer = _gen_output(node, ask, scripted)
+            output, call.answer = _gen_output(node, ask, scripted, self.chat_template.stop)
         else:
             output, call.answer = _select_output(node, ask, scripted)
         return output, call.answer

@@ -247,7 +247,9 @@ class _Instance:
             high = low
         if self.depth > 6:
             high = low
-        return first + [self.of(schema.get("items", {})) for _ in range(self.rng.randint(low, max(low, high)) - len(first))]
+        return first + [
+            self.of(schema.get("items", {})) for _ in range(self.rng.randint(low, max(low, high)) - len(first))
+        ]
 
     def string(self, schema: Mapping[str, Any]) -> str:
         low, high = int(schema.get("minLength", 0)), int(schema.get("maxLength", 1 << 30))

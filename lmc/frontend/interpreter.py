@@ -17,8 +17,8 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
-from lmc.config import default_backend, settings
 from lmc.backend.base import Backend, Result, Usage, check_supported
+from lmc.config import default_backend, settings
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
 from lmc.frontend.primitives import GenExpr, SelectExpr, caller_loc
 from lmc.frontend.state import (
@@ -162,7 +162,7 @@ ACTIVE: ContextVar[State | None] = ContextVar("lmc_active_state", default=None)
 """The root state of the program that is running here; sub-programs inherit its backend and sampling defaults."""
 
 RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread"))
-_BATCH_OPTIONS = RUN_OPTIONS | {"num_threads", "progress_bar", "generator_style", "errors"}
+_BATCH_OPTIONS = RUN_OPTIONS | {"num_threads", "progress_bar", "errors"}
 
 
 class Function:
@@ -184,15 +184,20 @@ class Function:
         self.loc = Loc(code.co_filename, code.co_firstlineno) if code is not None else None
         self.signature = inspect.signature(func)
         parameters = list(self.signature.parameters.values())
-        if not parameters or parameters[0].kind not in (parameters[0].POSITIONAL_ONLY, parameters[0].POSITIONAL_OR_KEYWORD):
-            raise ProgramError(f"{self.name}() needs a first parameter for the state, as in def {self.name}(s, …)", loc=self.loc)
+        if not parameters or parameters[0].kind not in (
+            parameters[0].POSITIONAL_ONLY,
+            parameters[0].POSITIONAL_OR_KEYWORD,
+        ):
+            raise ProgramError(
+                f"{self.name}() needs a first parameter for the state, as in def {self.name}(s, …)", loc=self.loc
+            )
         self.params: tuple[str, ...] = tuple(p.name for p in parameters[1:])
         self.defaults: Mapping[str, Any] = {p.name: p.default for p in parameters[1:] if p.default is not p.empty}
         self._open = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
     # -- arguments
 
-    def arguments(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> inspect.BoundArguments:  # noqa: B006
+    def arguments(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> inspect.BoundArguments:
         """The program's arguments, bound ones included, without defaults. Raises ArgumentError that names the program."""
         given = {**self.bound, **kwargs} if self.bound else dict(kwargs)
         self._check_names(given)
@@ -207,15 +212,21 @@ class Function:
             return
         for name in given:
             if name not in self.params:
-                raise ArgumentError(f"{self.described} has no parameter {name!r}{suggestion(name, self.params)}", loc=caller_loc())
+                raise ArgumentError(
+                    f"{self.described} has no parameter {name!r}{suggestion(name, self.params)}", loc=caller_loc()
+                )
 
     @property
     def described(self) -> str:
         """The program with its parameters and its place, for messages."""
-        shown = ", ".join(str(p).split(":")[0].split("=")[0].strip() for p in list(self.signature.parameters.values())[1:])
+        shown = ", ".join(
+            str(p).split(":")[0].split("=")[0].strip() for p in list(self.signature.parameters.values())[1:]
+        )
         return f"program {self.name}({shown})" + (f" at {self.loc}" if self.loc else "")
 
-    def split(self, kwargs: Mapping[str, Any], known: frozenset[str] = RUN_OPTIONS) -> tuple[dict[str, Any], dict[str, Any]]:
+    def split(
+        self, kwargs: Mapping[str, Any], known: frozenset[str] = RUN_OPTIONS
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Program arguments and run options; a program's own parameter wins over an option of the same name."""
         arguments: dict[str, Any] = {}
         options: dict[str, Any] = {}
@@ -259,7 +270,9 @@ class Function:
             run = Run(backend, self._defaults(inherited, options), fresh_seed(options.get("seed")), item)
             return self._counted(caller, State(LiveEmitter(run), name=self.name))
         outer = _run_of(caller)
-        run = Run(options.get("backend") or outer.backend, self._defaults(outer.defaults, options), outer.seed, outer.item)
+        run = Run(
+            options.get("backend") or outer.backend, self._defaults(outer.defaults, options), outer.seed, outer.item
+        )
         stream = f"{caller.stream}/c{caller.calls}"
         caller.calls += 1
         return self._counted(caller, State(LiveEmitter(run), stream=stream, name=self.name))
@@ -304,8 +317,12 @@ class Function:
     @overload
     def run_batch(self, batch: Sequence[Any], *, generator_style: Literal[True], **options: Any) -> Iterator[State]: ...
     @overload
-    def run_batch(self, batch: Sequence[Any], **options: Any) -> list[State]: ...
-    def run_batch(self, batch: Sequence[Any], **options: Any) -> list[State] | Iterator[State]:
+    def run_batch(
+        self, batch: Sequence[Any], *, generator_style: Literal[False] = False, **options: Any
+    ) -> list[State]: ...
+    def run_batch(
+        self, batch: Sequence[Any], *, generator_style: bool = False, **options: Any
+    ) -> list[State] | Iterator[State]:
         """Runs the program for each item (a dict, or a tuple of positional arguments); results in input order.
 
         Takes the sampling defaults of `run`, `backend`, `seed`, and: `num_threads="auto"`; `progress_bar=False`;
@@ -323,7 +340,7 @@ class Function:
         results = self._batch(self._bind_all(batch), options)
         if errors == "raise":
             results = _raising(results)
-        return results if options.get("generator_style") else list(results)
+        return results if generator_style else list(results)
 
     def _bind_all(self, batch: Sequence[Any]) -> list[inspect.BoundArguments]:
         """Every item's arguments, so that a bad item is known before the first one runs."""
@@ -335,7 +352,9 @@ class Function:
                 elif isinstance(item, (tuple, list)):
                     bound.append(self.arguments(item))  # pyright: ignore[reportUnknownArgumentType]
                 else:
-                    raise ArgumentError(f"{self.described}: an item is a dict or a tuple, not {item!r}", loc=caller_loc())
+                    raise ArgumentError(
+                        f"{self.described}: an item is a dict or a tuple, not {item!r}", loc=caller_loc()
+                    )
             except ArgumentError as error:
                 error.message = f"item {i} of the batch: {error.message}"
                 raise

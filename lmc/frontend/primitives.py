@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Never, NoReturn
 
-from lmc.errors import ArgumentError, Loc, ParameterError
+from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
 from lmc.frontend.values import Value
 from lmc.prompt import (
     CONSTRAINT_KINDS,
@@ -49,7 +49,7 @@ _LOCS_LIMIT = 10_000
 
 def caller_loc() -> Loc | None:
     """The innermost place outside of lmc on the stack: the user's line and column."""
-    frame = sys._getframe(1)
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     if frame is None:
@@ -188,7 +188,7 @@ def as_expr(x: object, what: str = "concatenate") -> Expr:
         return x
     if isinstance(x, (str, Value)):
         return Lit(x)
-    _refuse(x, what)
+    raise _refusal(x, what)
 
 
 def _items(x: object) -> tuple[Expr, ...]:
@@ -196,11 +196,12 @@ def _items(x: object) -> tuple[Expr, ...]:
     return x.items if isinstance(x, Seq) else (x,)
 
 
-def _refuse(x: object, what: str) -> NoReturn:
+def _refusal(x: object, what: str) -> ProgramError:
     if x is None:
-        raise ParameterError(f"cannot {what} None; did a function forget to return its expression?", loc=caller_loc())
-    remedy = {list: '; join it first: "\\n".join(items)', int: "; write str(x)", float: "; write str(x)"}.get(type(x), "")
-    raise ArgumentError(f"cannot {what} {_an(x)}, only text and expressions{remedy}", loc=caller_loc())
+        return ParameterError(f"cannot {what} None; did a function forget to return its expression?", loc=caller_loc())
+    kinds = type(x).__mro__
+    remedy = '; join it first: "\\n".join(items)' if list in kinds else "; write str(x)" if int in kinds or float in kinds else ""
+    return ArgumentError(f"cannot {what} {_an(x)}, only text and expressions{remedy}", loc=caller_loc())
 
 
 def _an(x: object) -> str:
@@ -258,7 +259,10 @@ def gen(
 
 
 _NOT_PARAMETERS = frozenset({"name", "unknown"})
-_FROZEN: Mapping[type, Callable[[Any], Any]] = {list: tuple, set: lambda x: tuple(sorted(x))}  # so that user lists are never shared
+_FROZEN: Mapping[type, Callable[[Any], Any]] = {
+    list: tuple,
+    set: lambda x: tuple(sorted(x)),
+}  # so that user lists are never shared
 
 
 def _gen(what: str, name: str | None, given: dict[str, Any]) -> GenExpr:

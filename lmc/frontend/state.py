@@ -6,9 +6,10 @@ interpreter), the graph being traced, or nothing more (a state that a compiled r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Protocol, cast
 
 from lmc.backend.base import Usage
@@ -142,7 +143,8 @@ class State:
         self.ctx = emitter.root() if ctx is None else ctx
         self.variables: dict[str | None, Any] = dict(variables) if variables else {}
         self.stream, self.ordinal, self.forks, self.calls = stream, ordinal, forks, calls
-        self.role, self.previous = role, previous
+        self.role: str | None = role
+        self.previous: str | None = previous
         self.asked: list[Any] = [] if asked is None else asked
         self.scopes: dict[str, Scoped] = {}
         self.progress: streaming.Progress | None = None  # of a run with stream=True
@@ -160,85 +162,13 @@ class State:
         else:
             before = self.ctx, self.role, self.previous
             try:
-                self._submit(as_expr(other, "append"))
+                _submit(self, as_expr(other, "append"))
             except BaseException:
                 self.ctx, self.role, self.previous = before
                 raise
         if self.progress is not None:
             self.progress.notify()
         return self
-
-    def _submit(self, expr: Expr) -> None:
-        try:
-            rule = _RULES[expr.__class__]
-        except KeyError:
-            raise ArgumentError(f"no rule to append {type(expr).__name__}", loc=caller_loc()) from None
-        rule(self, expr)
-
-    def _seq(self, expr: Seq) -> None:
-        for item in expr.items:
-            _RULES[item.__class__](self, item)
-
-    def _lit(self, expr: Lit) -> None:
-        text = expr.text
-        if isinstance(text, Value):
-            self.ctx = self.emitter.append(self.ctx, text)
-        elif text:
-            self.ctx = self.emitter.append(self.ctx, text if text.__class__ is str else str.__str__(text))
-
-    def _special(self, expr: SpecialExpr) -> None:
-        self.ctx = self.emitter.append(self.ctx, Special(expr.spelling))
-
-    def _gen(self, expr: GenExpr) -> None:
-        self.ctx, answer = self.emitter.gen(self.ctx, expr, self.stream, self.ordinal)
-        self._hold(expr.name, answer)
-
-    def _select(self, expr: SelectExpr) -> None:
-        self.ctx, answer = self.emitter.select(self.ctx, expr, self.stream, self.ordinal)
-        self._hold(expr.name, answer)
-
-    def _hold(self, name: str | None, answer: Answer) -> None:
-        self.ordinal += 1
-        self.asked.append(answer)
-        self.variables[name] = answer
-
-    def _image(self, expr: ImageExpr) -> None:
-        with _at(expr):
-            self.ctx = self.emitter.image(self.ctx, expr.source)
-
-    def _video(self, expr: VideoExpr) -> None:
-        with _at(expr):
-            self.ctx = self.emitter.image(self.ctx, expr.source, expr.num_frames)
-
-    def _role_begin(self, expr: RoleBegin) -> None:
-        if self.role is not None:
-            raise ProgramError(
-                f"cannot open a {expr.role} message inside the open {self.role} message; close that one first", loc=expr.loc
-            )
-        self.ctx = self.emitter.role_begin(self.ctx, expr.role, self.previous)
-        self.role = expr.role
-
-    def _role_end(self, expr: RoleEnd) -> None:
-        if self.role != expr.role:
-            open_ = f"the open message is the {self.role}'s" if self.role else "no message is open"
-            raise ProgramError(f"cannot close a {expr.role} message: {open_}", loc=expr.loc)
-        self.ctx = self.emitter.role_end(self.ctx, expr.role)
-        self.role, self.previous = None, expr.role
-
-    def _scope_begin(self, expr: VarScopeBegin) -> None:
-        self.scopes[expr.name] = Scoped(self.ctx)
-
-    def _scope_end(self, expr: VarScopeEnd) -> None:
-        scope = self.scopes.pop(expr.name)
-        scope.until = self.ctx
-        self.variables[expr.name] = scope
-
-    def _reasoning(self, expr: ReasoningExpr) -> None:
-        raise UnsupportedOpError("separate_reasoning", "this version of lmc", "split the answer yourself", loc=expr.loc)
-
-    def _submitted(self, expr: Submitted) -> None:
-        if expr.state is not self:
-            self._submit(expr.expr)
 
     # -- roles and scopes
 
@@ -263,7 +193,7 @@ class State:
         return Submitted(message, self)
 
     @contextmanager
-    def _open(self, role: str, loc: Any) -> Iterator[State]:
+    def _open(self, role: str, loc: Any) -> Generator[State]:
         self.__iadd__(RoleBegin(role, loc))
         try:
             yield self
@@ -274,7 +204,7 @@ class State:
         self.__iadd__(RoleEnd(role, loc))
 
     @contextmanager
-    def var_scope(self, name: str) -> Iterator[State]:
+    def var_scope(self, name: str) -> Generator[State]:
         """Everything appended inside is, as text, the variable `name`."""
         self.__iadd__(VarScopeBegin(name))
         try:
@@ -286,11 +216,10 @@ class State:
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> StateGroup:
         """`size` copies that go on from here on their own and in parallel. The offset is accepted and not used."""
-        if isinstance(size, bool) or not isinstance(size, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-            if isinstance(size, Value):
-                size = size.__index__()  # escapes: only the tracer can decide it
-            else:
-                raise ArgumentError(f"fork() takes a number of copies, not {size!r}", loc=caller_loc())
+        count: object = size
+        if isinstance(count, bool) or not hasattr(count, "__index__"):
+            raise ArgumentError(f"fork() takes a number of copies, not {size!r}", loc=caller_loc())
+        size = index(size)
         if size < 0:
             raise ParameterError(f"fork({size}): cannot make fewer than 0 copies", loc=caller_loc())
         k, self.forks = self.forks, self.forks + 1
@@ -298,14 +227,20 @@ class State:
 
     def _child(self, stream: str) -> State:
         child = State(
-            self.emitter, self.ctx, variables=self.variables, stream=stream, role=self.role, previous=self.previous, name=self.name
+            self.emitter,
+            self.ctx,
+            variables=self.variables,
+            stream=stream,
+            role=self.role,
+            previous=self.previous,
+            name=self.name,
         )
         child.scopes = {name: Scoped(scope.since) for name, scope in self.scopes.items()}
         self.asked.append(child.asked)
         return child
 
     @contextmanager
-    def copy(self, position_ids_offset: list[int] | None = None) -> Iterator[State]:
+    def copy(self, position_ids_offset: list[int] | None = None) -> Generator[State]:
         """One fork as a context manager; what it names is joined back (a list of one) when the block ends."""
         group = self.fork(1, position_ids_offset)
         try:
@@ -355,7 +290,7 @@ class State:
         return UnknownVariable(f"{f'{place}: ' if place else ''}no variable {name!r}; there are: {known}")
 
     def __setitem__(self, name: str, value: Any) -> None:
-        held = self.variables.get(name)
+        held: Any = self.variables.get(name)
         self.variables[name] = Stored(value, held.source if held.__class__ is Stored else held)
 
     def __contains__(self, name: str | None) -> bool:
@@ -456,25 +391,98 @@ class UnknownVariable(KeyError):
         return str(self.args[0])
 
 
-_RULES: Mapping[type, Callable[[State, Any], None]] = {
-    Seq: State._seq,
-    Lit: State._lit,
-    SpecialExpr: State._special,
-    GenExpr: State._gen,
-    SelectExpr: State._select,
-    ImageExpr: State._image,
-    VideoExpr: State._video,
-    RoleBegin: State._role_begin,
-    RoleEnd: State._role_end,
-    VarScopeBegin: State._scope_begin,
-    VarScopeEnd: State._scope_end,
-    ReasoningExpr: State._reasoning,
-    Submitted: State._submitted,
-}
+# -- what each expression does ---------------------------------------------------------------------------------------
+
+
+def _submit(s: State, expr: Expr) -> None:
+    try:
+        rule = _RULES[expr.__class__]
+    except KeyError:
+        raise ArgumentError(f"no rule to append {type(expr).__name__}", loc=caller_loc()) from None
+    rule(s, expr)
+
+
+def _seq(s: State, expr: Seq) -> None:
+    for item in expr.items:
+        _RULES[item.__class__](s, item)
+
+
+def _lit(s: State, expr: Lit) -> None:
+    text = expr.text
+    if isinstance(text, Value):
+        s.ctx = s.emitter.append(s.ctx, text)
+    elif text:
+        s.ctx = s.emitter.append(s.ctx, text if text.__class__ is str else str.__str__(text))
+
+
+def _special(s: State, expr: SpecialExpr) -> None:
+    s.ctx = s.emitter.append(s.ctx, Special(expr.spelling))
+
+
+def _gen(s: State, expr: GenExpr) -> None:
+    s.ctx, answer = s.emitter.gen(s.ctx, expr, s.stream, s.ordinal)
+    _hold(s, expr.name, answer)
+
+
+def _select(s: State, expr: SelectExpr) -> None:
+    s.ctx, answer = s.emitter.select(s.ctx, expr, s.stream, s.ordinal)
+    _hold(s, expr.name, answer)
+
+
+def _hold(s: State, name: str | None, answer: Answer) -> None:
+    s.ordinal += 1
+    s.asked.append(answer)
+    s.variables[name] = answer
+
+
+def _image(s: State, expr: ImageExpr) -> None:
+    with _at(expr):
+        s.ctx = s.emitter.image(s.ctx, expr.source)
+
+
+def _video(s: State, expr: VideoExpr) -> None:
+    with _at(expr):
+        s.ctx = s.emitter.image(s.ctx, expr.source, expr.num_frames)
+
+
+def _role_begin(s: State, expr: RoleBegin) -> None:
+    if s.role is not None:
+        raise ProgramError(
+            f"cannot open a {expr.role} message inside the open {s.role} message; close that one first", loc=expr.loc
+        )
+    s.ctx = s.emitter.role_begin(s.ctx, expr.role, s.previous)
+    s.role = expr.role
+
+
+def _role_end(s: State, expr: RoleEnd) -> None:
+    if s.role != expr.role:
+        open_ = f"the open message is the {s.role}'s" if s.role else "no message is open"
+        raise ProgramError(f"cannot close a {expr.role} message: {open_}", loc=expr.loc)
+    s.ctx = s.emitter.role_end(s.ctx, expr.role)
+    s.role, s.previous = None, expr.role
+
+
+def _scope_begin(s: State, expr: VarScopeBegin) -> None:
+    s.scopes[expr.name] = Scoped(s.ctx)
+
+
+def _scope_end(s: State, expr: VarScopeEnd) -> None:
+    scope = s.scopes.pop(expr.name)
+    scope.until = s.ctx
+    s.variables[expr.name] = scope
+
+
+def _reasoning(s: State, expr: ReasoningExpr) -> None:
+    raise UnsupportedOpError("separate_reasoning", "this version of lmc", "split the answer yourself", loc=expr.loc)
+
+
+def _submitted(s: State, expr: Submitted) -> None:
+    if expr.state is not s:
+        _submit(s, expr.expr)
 
 
 @contextmanager
-def _at(expr: Any) -> Iterator[None]:
+def _at(expr: Any) -> Generator[None]:
     """Errors raised inside name the place of `expr` unless they know a better one."""
     try:
         yield
@@ -483,12 +491,32 @@ def _at(expr: Any) -> Iterator[None]:
         raise
 
 
+_RULES: Mapping[type, Callable[[State, Any], None]] = {
+    Seq: _seq,
+    Lit: _lit,
+    SpecialExpr: _special,
+    GenExpr: _gen,
+    SelectExpr: _select,
+    ImageExpr: _image,
+    VideoExpr: _video,
+    RoleBegin: _role_begin,
+    RoleEnd: _role_end,
+    VarScopeBegin: _scope_begin,
+    VarScopeEnd: _scope_end,
+    ReasoningExpr: _reasoning,
+    Submitted: _submitted,
+}
+
+
 def _flat(asked: Iterable[Any]) -> Iterator[Answer]:
     for item in asked:
         if item.__class__ is list:
             yield from _flat(cast(list[Any], item))
         else:
             yield item
+
+
+# -- forks -----------------------------------------------------------------------------------------------------------
 
 
 class StateGroup:
@@ -518,9 +546,10 @@ class StateGroup:
 
     def _items(self, other: Any) -> Iterable[Any]:
         if isinstance(other, (list, tuple)):
-            if len(cast(list[Any], other)) != len(self):
-                raise ParameterError(f"{len(cast(list[Any], other))} items for {len(self)} forks", loc=caller_loc())
-            return cast(list[Any], other)
+            items = cast(list[Any], other)
+            if len(items) != len(self):
+                raise ParameterError(f"{len(items)} items for {len(self)} forks", loc=caller_loc())
+            return items
         if callable(other) and not isinstance(other, (Expr, Value)):
             return (other(i) for i in range(len(self)))
         return (other for _ in self.states)
