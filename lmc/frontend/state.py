@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from operator import index
 from typing import Any, Protocol, cast
 
@@ -552,7 +553,7 @@ class StateGroup:
             return items
         if callable(other) and not isinstance(other, (Expr, Value)):
             return (other(i) for i in range(len(self)))
-        return (other for _ in self.states)
+        return repeat(other, len(self))
 
     def join(self, mode: str = "gather_variable") -> None:
         """Brings the children back into the parent.
@@ -580,6 +581,7 @@ class StateGroup:
         parent = self.parent
         for child in self.states:
             parent.ctx = parent.emitter.splice(parent.ctx, child.ctx, self._since)
+            parent.role, parent.previous = child.role, child.previous
         if parent.progress is not None:
             parent.progress.notify()
 
