@@ -174,7 +174,7 @@ class _Reader:
         self.values: dict[str, Value] = {}
 
     def graph(self, tree: Tree[Token]) -> Graph:
-        name, *rest = tree.children
+        name, *rest = (child for child in tree.children if not _is_arrow(child))
         params: list[Value] = []
         parts: dict[str, list[Any]] = {"constant": [], "opening": [], "block": []}
         result: Type = "any"
@@ -262,7 +262,7 @@ class _Reader:
         return Special(text) if tree.data == "special" else Mark(text, tree.data)
 
     def _case(self, tree: Any) -> tuple[Case, str]:
-        case, label = tree.children
+        case, _, label = tree.children
         return (DEFAULT if case.data == "default" else self._atom(case.children[0])), self._name(label)
 
     def _attrs(self, tree: Tree[Token] | None) -> dict[str, Attr]:
@@ -327,6 +327,10 @@ class _Reader:
         _error(message, self.text, self.file, token.line or 1, token.column or 1)
 
 
+def _is_arrow(child: Any) -> bool:
+    return getattr(child, "type", "") == "ARROW"
+
+
 _CONSTANTS: Mapping[str, Any] = {
     "true": True,
     "false": False,
@@ -347,15 +351,16 @@ _WORDS = {
     "STRING": 'a string ("…")',
     "INT": "an integer",
     "FLOAT": "a float",
-    "LPAR": "(",
-    "RPAR": ")",
-    "LBRACE": "{",
-    "RBRACE": "}",
-    "LSQB": "[",
-    "RSQB": "]",
-    "COMMA": ",",
-    "COLON": ":",
-    "EQUAL": "=",
+    "LPAR": "'('",
+    "RPAR": "')'",
+    "LBRACE": "'{'",
+    "RBRACE": "'}'",
+    "LSQB": "'['",
+    "RSQB": "']'",
+    "COMMA": "','",
+    "COLON": "':'",
+    "EQUAL": "'='",
+    "ARROW": "'->'",
 }
 _LITERAL_WORDS = frozenset({"STRING", "INT", "FLOAT", "INF", "NAN", "TRUE", "FALSE", "NONE", "BYTES", "SYMBOL"})
 
@@ -374,8 +379,7 @@ def _expected(terminals: set[str]) -> str:
 
 @cache
 def _keyword(terminal: str) -> str:
-    found = next((t.pattern.value for t in _parser().terminals if t.name == terminal), terminal.lower())
-    return found
+    return next((t.pattern.value for t in _parser().terminals if t.name == terminal), terminal.lower())
 
 
 def _syntax_error(e: Any, text: str, file: str) -> NoReturn:

@@ -1,0 +1,145 @@
+"""The text form is exact both ways, and its errors point at the place."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lmc.errors import IRError, Loc
+from lmc.ir import DEFAULT, OPS, Builder, Op, Symbol, Value, parse, print_graph, print_op, verify
+from lmc.ir.core import Block, Graph
+from tests.ir.graphs import attr_values, graphs
+
+slow = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+JUDGE = r"""// lmc ir 1
+graph @judge(%essay: str) -> (any) {
+  @fsm0 = fsm("\\{\"grade\": …") {states = 74, forced = 0.61}
+  %c0 = ctx.new()
+  %c1 = append(%c0, special("<|im_start|>"), "system\nYou grade essays.", special("<|im_end|>"), "\n", begin("user"), "Essay: ", %essay) loc("judge.py":5)
+  %c2, %related, %m0 = select(%c1, "yes", "no") {name = "related"} loc("judge.py":6:4)
+  %p: bool = host.call(@py.eq, %related, "no") {pure = true}
+  switch(%p) [true -> ^off, false -> ^on]
+^off:
+  return("off topic", %c2) {vars = []}
+^on:
+  prefill(%c2)
+  %c3, %out, %m1 = gen(%c2) {stop = ["END", "\n"], regex = "[a-z]+", temperature = 0.0, constraint = @fsm0}
+  exit(%c3, %out) {id = 1}
+}
+"""
+
+
+@pytest.mark.parametrize("stage", ["traced", "planned"])
+def test_parse_inverts_print(stage: str) -> None:
+    seen: set[str] = set()
+
+    @given(graphs(stage))
+    @slow
+    def check(graph: Graph) -> None:
+        text = print_graph(graph)
+        parsed = parse(text)
+        assert parsed == graph
+        assert print_graph(parsed) == text  # types of literals too: 1 == True == 1.0 for Python
+        seen.update(op.kind for op in graph.ops())
+
+    check()
+    assert seen >= {kind for kind, spec in OPS.items() if stage in spec.stages} - {"raise", "video", "select"}
+
+
+def test_print_inverts_parse() -> None:
+    graph = parse(JUDGE)
+    verify(graph, "planned")
+    assert print_graph(graph) == JUDGE
+
+
+@given(attr_values)
+@settings(deadline=None, max_examples=100)
+def test_attributes_survive(value: object) -> None:
+    graph = _with(Op("fsm", (), (), {"a": value, "b_2": (value,)}))  # pyright: ignore[reportArgumentType]
+    assert repr(parse(print_graph(graph))) == repr(graph)
+
+
+@given(st.text())
+@settings(deadline=None, max_examples=100)
+def test_any_name_survives(name: str) -> None:
+    v, label = Value("v" + name, "ctx"), "l" + name
+    blocks = (
+        Block(label, (Op("ctx.new", (), (v,)),), Op("switch", (1,), cases=((DEFAULT, "x" + name),))),
+        Block("x" + name, (), Op("exit", (v, Symbol("s" + name)), attrs={"id": 0})),
+    )
+    graph = Graph("g" + name, (), blocks)
+    assert parse(print_graph(graph)) == graph
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, -0.0, 1e16, 5e-324, 10**40, True, 1, None, b"\x00\xff", "\ud800", "\u2028\x7f\u202e😀"])
+def test_a_literal_survives_exactly(value: object) -> None:
+    back = parse(print_graph(_with(Op("k", (value,))))).constants["k"].operands[0]  # pyright: ignore[reportArgumentType]
+    assert repr(back) == repr(value) and type(back) is type(value)
+
+
+def test_text_is_printable() -> None:
+    line = print_op(Op("append", (Value("c", "ctx"), "tab\t nul\0 rtl\u202e nl\u2028 😀 ü")))
+    assert line == r'append(%c, "tab\t nul\u0000 rtl\u202e nl\u2028 😀 ü")'
+
+
+def test_what_is_no_literal_is_refused() -> None:
+    with pytest.raises(IRError, match=r"\[1\] of type list is no literal"):
+        print_op(Op("append", ([1],)))  # pyright: ignore[reportArgumentType]
+
+
+def test_layout_and_comments_mean_nothing() -> None:
+    squeezed = re.sub(r"\n *", " ", JUDGE.split("\n", 1)[1])
+    spread = JUDGE.replace("(", " (\n // a comment, with ^off: and \"quotes\n").replace('// lmc ir 1\n', "")
+    assert parse(squeezed) == parse(JUDGE) == parse(spread)
+
+
+ERRORS = [
+    ("select(", "selct(", 6, 23, "there is no op 'selct'; did you mean select?"),
+    ("%essay) loc", "%esay) loc", 5, 129, "%esay is not defined"),
+    ("[true ->", "[true >", 8, 19, "found '>'; expected ')', ',', '->', ']' or '}'"),
+    ("exit(%c3, %out)", "exit(%c3, )", 14, 12, "found ')'; expected a literal"),
+    ("%p: bool", "%p: boolean", 7, 6, "there is no type 'boolean'; types are any, bool"),
+    ("%c3, %out, %m1", "%c3, %out, %c1", 13, 13, "%c1 is defined twice"),
+    ('"no")', '"no)', 6, 56, "found 'related'; expected"),
+    ("{id = 1}", "{id = 1, id = 2}", 14, 27, "attribute id stands twice"),
+    ("{id = 1}\n}", "{id = 1}\n", 14, 26, "the text ends too early; expected"),
+    ('"no")', r'"\q")', 6, 42, "not a JSON string"),
+    ("{id = 1}", '{id = bytes("0")}', 14, 30, "hexadecimal"),
+    ("%p: bool", "$p: bool", 7, 2, "found '$'; expected"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "line", "col", "message"), ERRORS)
+def test_an_error_names_line_column_and_what_was_expected(old: str, new: str, line: int, col: int, message: str) -> None:
+    assert old in JUDGE
+    bad = JUDGE.replace(old, new, 1)
+    with pytest.raises(IRError) as e:
+        parse(bad, "judge.lmir")
+    assert e.value.loc == Loc("judge.lmir", line, col)
+    assert message in e.value.message
+    shown, caret = e.value.message.split("\n")[-2:]
+    assert shown.strip() == bad.split("\n")[line - 1].strip()
+    indent = len(bad.split("\n")[line - 1]) - len(bad.split("\n")[line - 1].lstrip())
+    assert caret.index("^") == 4 + col - indent
+
+
+def test_another_version_is_refused_with_what_to_do() -> None:
+    with pytest.raises(IRError, match=r"this is IR format 2; this lmc reads format 1\. Print the graph again") as e:
+        parse("// a comment\n" + JUDGE.replace("ir 1", "ir 2"), "old.lmir")
+    assert e.value.loc == Loc("old.lmir", 2)
+
+
+def test_parsing_executes_nothing() -> None:
+    graph = parse('graph @f() -> (any) {\n  %x = host.call(@os.system, "exit 1")\n  raise(@nowhere.Error)\n}')
+    assert graph.symbols == {} and graph.blocks[0].ops[0].operands[0] == Symbol("os.system")
+
+
+def _with(constant: Op) -> Graph:
+    b = Builder("g", constants={"k": constant})
+    b.terminate("raise", ("x",))
+    return b.build()
