@@ -1,0 +1,169 @@
+"""Every pass and the pipelines keep what is observable, on random graphs and a model that is a hash; planted bugs are found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
+
+from lmc.ir import OPS, Graph, Op, can_raise, print_graph, rewrite, trait, verify
+from lmc.passes.manager import Pass, PassContext, PassManager, Target, interface, parse_pipeline, pipeline_for, stage_of
+from tests.ir.graphs import graphs
+from tests.passes.evaluate import evaluate
+
+slow = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+PIPELINES = [
+    "canonicalize",
+    "cse",
+    "dce",
+    "lower-chat",
+    "lower-chat,plan-prefix",
+    "lower-chat,plan-prefix{min_chars = 1}",
+    "canonicalize,lower-chat,canonicalize,cse,dce,canonicalize,plan-prefix{min_chars = 4}",
+]
+
+
+def keeps_meaning(passes: Sequence[Pass], graph: Graph, seed: int) -> None:
+    """The pipeline's result is valid, shows the same, asks nothing new, and is a fixpoint."""
+    planned = PassManager(passes).run(graph)
+    verify(planned, stage_of(planned))
+    assert interface(planned) == interface(graph)
+    before, after = evaluate(graph, seed), evaluate(planned, seed)
+    assert after.observable == before.observable, print_graph(planned)
+    assert after.asked <= before.asked
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_a_pass_keeps_what_is_observable(pipeline: str) -> None:
+    passes = parse_pipeline(pipeline)
+
+    @given(graphs(), st.integers(0, 3))
+    @slow
+    def check(graph: Graph, seed: int) -> None:
+        keeps_meaning(passes, graph, seed)
+
+    check()
+
+
+@pytest.mark.parametrize("kind", ["tokens", "chat"])
+def test_a_pipeline_is_a_fixpoint(kind: str) -> None:
+    manager = PassManager(pipeline_for(Target(kind)))
+
+    @given(graphs())
+    @settings(slow, max_examples=15)
+    def check(graph: Graph) -> None:
+        once = manager.run(graph)
+        assert manager.run(once) == once
+
+    check()
+
+
+@given(graphs(), st.integers(0, 3))
+@slow
+def test_outputs_keep_the_wanted_variables(graph: Graph, seed: int) -> None:
+    """Unless the run fails at a read that nobody wanted, value, wanted variables and effects are the same."""
+    narrowed = PassManager(pipeline_for(Target(), outputs=["x"])).run(graph)
+    before, after = evaluate(graph, seed), evaluate(narrowed, seed)
+    assert after.asked <= before.asked
+    if before.end[0] != "raised":  # pyright: ignore[reportIndexIssue]
+        assert after.effects == before.effects
+        if before.end[0] != "return":  # pyright: ignore[reportIndexIssue]
+            assert after.end == before.end
+
+
+@given(graphs(), st.integers(0, 3))
+@slow
+def test_prefills_serve_two_asks_of_one_path(graph: Graph, seed: int) -> None:
+    """What is prefilled for a fork is extended by at least two branches in the blocks from there on."""
+    planned = PassManager(parse_pipeline("lower-chat,plan-prefix{min_chars = 1}")).run(graph)
+    for op in planned.ops():
+        if op.kind == "prefill" and op.attr("scope") is None:
+            (prompt,) = op.uses
+            assert len([u for u in planned.users[prompt] if u.kind not in ("prefill", "release")]) >= 2
+
+
+# -- planted bugs ------------------------------------------------------------------------------------------------------
+
+
+def _drop(wrong):
+    return lambda graph: rewrite(graph, lambda op, _: () if _unused(graph, op) and wrong(op) else None)
+
+
+def _unused(graph: Graph, op: Op) -> bool:
+    return OPS[op.kind].trait != "terminator" and not any(v in graph.users for v in op.results)
+
+
+def _merge_everything(graph: Graph) -> Graph:
+    seen: dict[object, Op] = {}
+
+    def rule(op, rewriter):
+        if op.kind != "append":
+            return None
+        first = seen.setdefault(op.operands, op)  # not along the path
+        if first is not op:
+            rewriter.replace(op.results[0], first.results[0])
+            return ()
+        return None
+
+    return rewrite(graph, rule)
+
+
+def _drop_text(graph: Graph) -> Graph:
+    def rule(op, _):
+        if op.kind == "append" and len(op.operands) > 2 and op.operands[1] == op.operands[2]:
+            return (Op(op.kind, (op.operands[0], *op.operands[2:]), op.results),)
+        return None
+
+    return rewrite(graph, rule)
+
+
+def _swap_effects(graph: Graph) -> Graph:
+    from lmc.ir.core import Block
+
+    def swapped(block: Block) -> Block:
+        ops = list(block.ops)
+        for i in range(len(ops) - 1):
+            if trait(ops[i]) == trait(ops[i + 1]) == "effect" and not set(ops[i].results) & set(ops[i + 1].uses):
+                ops[i], ops[i + 1] = ops[i + 1], ops[i]
+                break
+        return Block(block.label, tuple(ops), block.terminator)
+
+    return Graph(graph.name, graph.params, tuple(swapped(b) for b in graph.blocks), graph.result, graph.constants)
+
+
+BUGS = {
+    "erases what can raise": _drop(lambda op: trait(op) == "pure" and can_raise(op)),
+    "erases effects": _drop(lambda op: trait(op) == "effect"),
+    "merges across arms": _merge_everything,
+    "loses doubled text": _drop_text,
+    "reorders effects": _swap_effects,
+}
+
+
+@dataclass(frozen=True)
+class Planted(Pass):
+    name: ClassVar[str] = "planted"
+    bug: str = ""
+
+    def run(self, graph: Graph, ctx: PassContext) -> Graph:
+        return BUGS[self.bug](graph)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    def breaks(case: tuple[Graph, int]) -> bool:
+        try:
+            keeps_meaning([Planted(bug)], *case)
+        except Exception:
+            return True
+        return False
+
+    try:
+        find(st.tuples(graphs(), st.integers(0, 3)), breaks, settings=settings(slow, max_examples=2000, phases=(Phase.generate,)))
+    except NoSuchExample:
+        pytest.fail(f"the property does not see that the pass {bug}")
