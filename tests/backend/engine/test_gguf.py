@@ -1,0 +1,137 @@
+"""Reading GGUF: values and tensors come back, damage is named with its place, dequantization is ggml's."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from lmc.backend.engine.models import gguf
+from lmc.errors import ModelLoadError
+from tests.backend.engine import gguf_writer as writer
+
+
+@pytest.fixture
+def write(tmp_path):
+    def put(data: bytes) -> Path:
+        path = tmp_path / "m.gguf"
+        path.write_bytes(data)
+        return path
+
+    return put
+
+
+SAMPLE = {"general.architecture": "llama", "n": 7, "f": 0.5, "yes": True, "words": ["a", "é", ""], "kinds": [1, 3, -2]}
+VECTOR = struct.pack("<4f", 1, 2, 3, 4)
+
+
+def test_metadata_and_tensor_places_come_back(write):
+    file = gguf.read(write(writer.gguf(SAMPLE, {"a": ((2, 2), writer.F32, VECTOR), "b": ((4,), writer.F32, VECTOR)})))
+    assert file.metadata == SAMPLE
+    assert file.tensors["a"].shape == (2, 2)
+    assert bytes(file.raw("b")) == VECTOR
+    assert file.tensors["b"].offset % 32 == 0
+
+
+def test_every_truncation_is_an_error_that_names_the_file_and_the_byte(write):
+    whole = writer.gguf(SAMPLE, {"a": ((2, 2), writer.F32, VECTOR)})
+    content_end = len(whole) - 16  # the rest is padding after the last tensor
+    for size in range(content_end):
+        path = write(whole[:size])
+        with pytest.raises(ModelLoadError, match=r"byte|too short") as caught:
+            gguf.read(path)
+        assert str(path) in str(caught.value)
+
+
+def test_a_truncated_tensor_is_named(write):
+    with pytest.raises(ModelLoadError, match=r"tensor 'a' needs bytes .* truncated: download it again"):
+        gguf.read(write(writer.gguf({}, {"a": ((64,), writer.F32, VECTOR)})))
+
+
+def test_another_format_is_told_apart(write):
+    with pytest.raises(ModelLoadError, match="byte 0: not a GGUF file: it starts with b'PK"):
+        gguf.read(write(b"PK\x03\x04" + b"\0" * 40))
+
+
+@pytest.mark.parametrize(
+    ("version", "says"), [(1, "version 1; supported: 2 and 3"), (3 << 24, "big-endian files are not supported")]
+)
+def test_versions_that_are_not_read(write, version, says):
+    with pytest.raises(ModelLoadError, match=says):
+        gguf.read(write(writer.gguf(version=version)))
+
+
+def test_an_unsupported_quantization_names_the_tensor_and_the_remedy(write):
+    with pytest.raises(ModelLoadError, match=r"tensor 'w' is quantized as Q5_0.*requantize the model to Q8_0"):
+        gguf.read(write(writer.gguf({}, {"w": ((32,), writer.Q5_0, b"\0" * 22)})))
+
+
+def test_absurd_counts_do_not_allocate(write):
+    data = bytearray(writer.gguf(SAMPLE))
+    data[8:16] = struct.pack("<Q", 1 << 60)
+    with pytest.raises(ModelLoadError, match="do not fit the file"):
+        gguf.read(write(bytes(data)))
+
+
+def test_a_missing_file_says_so(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"gone\.gguf: cannot be read: No such file"):
+        gguf.read(tmp_path / "gone.gguf")
+
+
+# -- dequantization ----------------------------------------------------------------------------------------------------
+
+
+def half(number: float) -> bytes:
+    return struct.pack("<e", number)
+
+
+def check_block(write, kind: int, block: bytes, expected: list[float]) -> None:
+    file = gguf.read(write(writer.gguf({}, {"w": ((2, 32), kind, block * 2)})))
+    assert file.tensor("w").tolist() == [expected, expected]
+
+
+NIBBLES = bytes(i | ((15 - i) << 4) for i in range(16))  # low nibbles 0..15, high nibbles 15..0
+QUANTS = [*range(16), *range(15, -1, -1)]
+
+
+@pytest.mark.model
+def test_q4_0(write):
+    check_block(write, writer.Q4_0, half(0.5) + NIBBLES, [0.5 * (q - 8) for q in QUANTS])
+
+
+@pytest.mark.model
+def test_q4_1(write):
+    check_block(write, writer.Q4_1, half(0.25) + half(-3) + NIBBLES, [0.25 * q - 3 for q in QUANTS])
+
+
+@pytest.mark.model
+def test_q8_0(write):
+    quants = list(range(-16, 16))
+    check_block(write, writer.Q8_0, half(2) + struct.pack("<32b", *quants), [2.0 * q for q in quants])
+
+
+@pytest.mark.model
+def test_f16_and_bf16(write):
+    numbers = [i / 4 for i in range(32)]
+    check_block(write, writer.F16, struct.pack("<32e", *numbers), numbers)
+    check_block(write, writer.BF16, b"".join(struct.pack("<f", n)[2:] for n in numbers), numbers)
+
+
+@pytest.mark.model
+def test_the_real_file_dequantizes_as_ggml_does():
+    reference = pytest.importorskip("gguf")
+    import numpy as np
+
+    from lmc.backend.engine.models.loader import embedded_path
+
+    path = embedded_path()
+    file = gguf.read(path)
+    theirs = {t.name: t for t in reference.GGUFReader(path).tensors}
+    assert set(theirs) == set(file.tensors)
+    names = ["blk.0.attn_q.weight", "blk.7.ffn_down.weight", "blk.29.ffn_norm.weight", "token_embd.weight"]
+    for name in names:
+        expected = reference.dequantize(theirs[name].data, theirs[name].tensor_type)
+        ours = file.tensor(name).numpy()
+        assert ours.shape == expected.shape
+        np.testing.assert_array_equal(ours, expected)

@@ -1,0 +1,222 @@
+"""Tokens: plain text never becomes special, runs are maximal, incremental text equals decoded text."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as RawTokenizer
+
+from lmc.backend.engine.tokenizer import Tokenizer, from_file, from_gguf
+from lmc.errors import ModelLoadError, ProgramError
+from lmc.prompt import Mark, Special
+
+MIXED = "Hello  world\n\tdef f(x): return x1234 + 0.5 # naïve café — 世界 🙂👩‍👩‍👧 Ünïcödé e\u0301 \u200b\x00 ١٢٣ don't I'LL\r\n"
+
+
+def tiny(**options) -> Tokenizer:
+    """A byte-level BPE of 300 tokens with two special tokens and one added plain one."""
+    raw = RawTokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    raw.train_from_iterator(["the cat and the other cat in the hat then"], trainer)
+    raw.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    raw.add_tokens([AddedToken("<think>", special=False)])
+    return Tokenizer(raw, eos_token_ids=(raw.token_to_id("<|im_end|>"),), **options)
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return tiny()
+
+
+def quiet(tokens: Tokenizer, parts):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return tokens.encode(parts)
+
+
+def test_text_goes_there_and_back(tokens):
+    assert tokens.decode(tokens.encode([MIXED])) == MIXED
+
+
+def test_a_special_part_is_one_token_and_is_skipped_in_text(tokens):
+    ids = tokens.encode([Special("<|im_start|>"), "the cat"])
+    assert ids[0] == tokens.id_of("<|im_start|>")
+    assert tokens.decode(ids) == "the cat"
+    assert tokens.decode(ids, with_specials=True) == "<|im_start|>the cat"
+
+
+@pytest.mark.parametrize("cuts", [["<|im_end|>"], ["a <|im_", "end|> b"], ["<", "|im_start|", ">"]])
+def test_the_spelling_in_plain_text_is_plain_however_it_is_cut(tokens, cuts):
+    ids = quiet(tokens, cuts)
+    assert not set(ids) & tokens.special_ids
+    assert tokens.decode(ids) == "".join(cuts)
+
+
+def test_the_spelling_in_plain_text_warns_once_and_names_the_remedy():
+    tokens = tiny()
+    with pytest.warns(UserWarning, match=r"lmc\.special\('<\|im_end\|>'\)"):
+        tokens.encode(["x <|im_end|>"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tokens.encode(["x <|im_end|>"])
+
+
+def test_parse_special_restores_the_old_habit():
+    tokens = tiny(parse_special=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tokens.encode(["<|im_end|>"]) == [tokens.id_of("<|im_end|>")]
+
+
+def test_marks_and_cuts_do_not_change_the_tokens(tokens):
+    parts = ["the c", Mark("user", "begin"), "at a", "nd th", Mark("user", "end"), "e hat"]
+    assert tokens.encode(parts) == tokens.encode(["the cat and the hat"])
+
+
+def test_specials_cut_runs(tokens):
+    ids = tokens.encode(["the c", Special("<|im_end|>"), "at"])
+    assert ids == [*tokens.encode(["the c"]), tokens.id_of("<|im_end|>"), *tokens.encode(["at"])]
+
+
+def test_an_unknown_special_is_an_error_that_lists_the_known(tokens):
+    with pytest.raises(ProgramError, match=r"no special token '<\|eot_id\|>'; it has: <think>, <\|im_end\|>"):
+        tokens.encode([Special("<|eot_id|>")])
+
+
+def test_token_bytes_concatenate_to_the_text(tokens):
+    assert b"".join(map(tokens.token_bytes, tokens.encode([MIXED]))) == MIXED.encode()
+    assert all(tokens.byte_table[i] == b"" for i in tokens.special_ids)
+
+
+def test_incremental_text_equals_decoded_text_and_never_holds_half_characters(tokens):
+    ids = tokens.encode([MIXED])
+    stream, text = tokens.detokenizer(), ""
+    for token in ids:
+        delta = stream.push(token)
+        assert "\ufffd" not in delta
+        text += delta
+    assert text + stream.flush() == MIXED
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_incremental_text_of_random_tokens_equals_decode(tokens, seed):
+    rng = random.Random(seed)
+    ids = [rng.randrange(tokens.vocab_size) for _ in range(60)]
+    stream = tokens.detokenizer()
+    text = "".join(map(stream.push, ids)) + stream.flush()
+    assert text == tokens.decode(ids)
+
+
+def test_a_fork_goes_its_own_way(tokens):
+    first, second = (tokens.encode([c]) for c in ("世", "丗"))
+    assert first[:2] == second[:2]
+    stream = tokens.detokenizer()
+    assert "".join(map(stream.push, first[:2])) == ""
+    other = stream.fork()
+    assert "".join(map(stream.push, first[2:])) == "世"
+    assert "".join(map(other.push, second[2:])) == "丗"
+
+
+def test_a_tokenizer_file_that_is_damaged_is_named(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text('{"model": ')
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: not a readable tokenizer\.json"):
+        from_file(path)
+
+
+def test_sentencepiece_prefixes_only_the_start():
+    vocab = {piece: i for i, piece in enumerate(["<unk>", "\u2581", "a", "\u2581a", "b", "<s>"])}
+    raw = RawTokenizer(models.BPE(vocab=vocab, merges=[("\u2581", "a")], unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    raw.decoder = decoders.Metaspace(prepend_scheme="first", split=False)
+    raw.add_special_tokens(["<s>"])
+    tokens = Tokenizer(raw)
+    assert tokens.encode(["a"]) == [3]
+    assert tokens.encode([Special("<s>"), "a"]) == [5, 2]
+    assert tokens.encode(["a"], at_start=False) == [2]
+    assert raw.encode("<s>a", add_special_tokens=False).ids != [5, 3]
+
+
+# -- from GGUF metadata ----------------------------------------------------------------------------------------------
+
+
+def gguf_meta(**changes):
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "the", "12", "<|end|>", "<tool>"]
+    base = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.merges": ["t h", "th e", "1 2"],
+        "tokenizer.ggml.token_type": [1] * (len(words) - 2) + [3, 4],
+        "tokenizer.ggml.bos_token_id": 5,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    return base | {f"tokenizer.ggml.{k}": v for k, v in changes.items()}
+
+
+def test_gguf_special_and_added_tokens():
+    tokens = from_gguf(gguf_meta(), "m.gguf")
+    assert tokens.special_ids == {tokens.id_of("<|end|>")}
+    assert tokens.split_specials("a<|end|>b<tool>") == ("a", Special("<|end|>"), "b", Special("<tool>"))
+    assert (tokens.bos_token_id, tokens.add_bos) == (5, True)
+
+
+def test_smollm_splits_digits_and_others_do_not():
+    assert len(from_gguf(gguf_meta(), "m.gguf").encode(["the12"])) == 3
+    assert len(from_gguf(gguf_meta(pre="gpt-2"), "m.gguf").encode(["the12"])) == 2
+    assert len(from_gguf(gguf_meta(pre="qwen2"), "m.gguf").encode(["the12"])) == 3
+    assert len(from_gguf(gguf_meta(pre="llama-bpe"), "m.gguf").encode(["the12"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"pre": "klingon"}, r"m\.gguf: tokenizer\.ggml\.pre is 'klingon'; supported: smollm"),
+        ({"model": "llama"}, r"m\.gguf: tokenizer\.ggml\.model is 'llama'; supported: gpt2"),
+    ],
+)
+def test_unknown_gguf_tokenizers_are_errors(change, says):
+    with pytest.raises(ModelLoadError, match=says):
+        from_gguf(gguf_meta(**change), "m.gguf")
+
+
+# -- the small real model ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def smollm():
+    from lmc.backend.engine.models import gguf
+    from lmc.backend.engine.models.loader import embedded_path
+
+    return from_gguf(gguf.read(embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
+
+
+@pytest.mark.model
+def test_ids_equal_those_of_transformers(smollm):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("gguf")
+    from lmc.backend.engine.models.loader import embedded_path
+
+    path = embedded_path()
+    theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    for text in (MIXED, "x" * 40 + "  \n\n  y", "1234567890 3.14", "The <b>end</b>."):
+        assert smollm.encode([text]) == theirs.encode(text, add_special_tokens=False)
+    special = "<|im_start|>user\nHi 7<|im_end|>\n<|im_start|>assistant\n"
+    assert smollm.encode(smollm.split_specials(special)) == theirs.encode(special, add_special_tokens=False)
+
+
+@pytest.mark.model
+def test_no_special_token_comes_out_of_text(smollm):
+    for token in smollm.special_ids:
+        spelling = smollm.spelling(token)
+        for cut in range(len(spelling)):
+            ids = quiet(smollm, ["x", spelling[:cut], Mark("user", "end"), spelling[cut:], "y"])
+            assert not set(ids) & smollm.special_ids
+            assert smollm.decode(ids) == f"x{spelling}y"
