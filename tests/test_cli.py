@@ -191,7 +191,7 @@ BAD = {
     "syntax error in the file": (["run", "syntax.py:fn", "-b", "mock"], 1, ["SyntaxError", "syntax.py:1"]),
     "file without a program": (["run", "empty.py", "-b", "mock"], 2, ["@lmc.function"]),
     "unknown pass": (["dump-ir", "prog.py:echo", "--after", "plan-prefx"], 2, ["plan-prefx", "plan-prefix"]),
-    "graph that does not parse": (["opt", "prog.py"], 1, ["1"]),
+    "graph that does not parse": (["opt", "prog.py"], 1, ["prog.py:2", "expected graph"]),
     "no graph file": (["opt", "none.lmir"], 2, ["none.lmir"]),
     "unknown pass of opt": (["opt", "g.lmir", "--passes=cannonicalize"], 2, ["canonicalize"]),
     "unknown option": (["run", "prog.py:echo", "--bakend", "mock"], 2, ["--bakend"]),
