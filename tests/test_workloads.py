@@ -56,6 +56,6 @@ def test_unknown_workload_names_the_known_ones():
 
 @pytest.mark.model
 def test_on_the_small_model():
-    code = bench_programs.main(["--backend", "smollm2", "--workloads", "judge", "--n", "2", "--scale", "0.05", "--reps", "1",
+    code = bench_programs.main(["--backend", "smollm2", "--workloads", "judge", "--n", "2", "--scale", "0.02", "--reps", "1",
                                 "--allow-diff", "0.5"])
     assert code == 0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lmc.backend.engine.engine import PassOutput
+from lmc.backend.engine.engine import EngineCore, PassOutput
 from lmc.backend.engine.request import TokenLogprob
 from lmc.backend.engine.scheduler import Pass
 from lmc.backend.local import LocalBackend
@@ -216,6 +216,20 @@ def backend(
         **options,
     )
     return engine, runner
+
+
+class SteppedCore(EngineCore):
+    """No thread: the test says when a pass runs."""
+
+    def launch(self) -> None: ...
+
+
+def stepped(max_tokens: int = 512, **options) -> tuple[LocalBackend, SteppedCore]:
+    """A backend whose passes the test runs one by one: `while core.turn(): ...`."""
+    engine, _ = backend(max_tokens, core=SteppedCore, **options)
+    core = engine._core
+    assert isinstance(core, SteppedCore)
+    return engine, core
 
 
 def reference_ids(prompt: Sequence[int], n: int) -> list[int]:
