@@ -1,0 +1,504 @@
+"""The mock backend: deterministic, scripted, late, faulty, and honest about what it saw."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmc.backend.base import Backend, Counters, Handle
+from lmc.backend.mock import CAPABILITIES, Ask, Mock, encode, special_id
+from lmc.backend.mock_samples import sample_json, sample_regex
+from lmc.chat import RoleTemplate
+from lmc.errors import ArgumentError, BackendError, CancelledError, Loc, UnsupportedOpError
+from lmc.prompt import (
+    ChoicesMethod,
+    Constraint,
+    Gen,
+    Image,
+    Mark,
+    SamplingParams,
+    Segment,
+    Select,
+    Special,
+    Text,
+)
+
+GREEDY = SamplingParams(temperature=0.0)
+LOC = Loc("prog.py", 3, 4)
+
+
+def text(*parts: Any) -> Text:
+    return Text(parts)
+
+
+def gen(**params: Any) -> Gen:
+    outside = {k: params.pop(k) for k in ("constraint", "seed", "name") if k in params}
+    return Gen(SamplingParams(**({"temperature": 0.0} | params)), loc=LOC, **outside)
+
+
+def answer(backend: Mock, prompt: str, ask: Ask) -> str:
+    return backend.submit(None, (text(prompt), ask)).results[0].output().text
+
+
+def test_it_is_a_backend() -> None:
+    mock = Mock()
+    assert isinstance(mock, Backend)
+    assert isinstance(mock.submit(None, (text("a"), gen())), Handle)
+
+
+# -- answers
+
+
+def test_answers_depend_on_prompt_and_parameters_and_nothing_else() -> None:
+    first = answer(Mock(), "a", gen())
+    assert first == answer(Mock(), "a", gen())
+    assert first == answer(Mock(), "a", gen(name="x", seed=9)), "name and, at temperature 0, seed do not matter"
+    assert first == answer(Mock(), "a", Gen(SamplingParams(temperature=0))), "0 is 0.0"
+    assert len({first, answer(Mock(), "b", gen()), answer(Mock(), "a", gen(max_new_tokens=127))}) == 3
+
+
+def test_answers_do_not_change_between_versions() -> None:
+    assert answer(Mock(), "The quick brown fox", gen()) == "zaros baros puni vopa"
+
+
+def test_seed_matters_above_temperature_zero() -> None:
+    drawn = {answer(Mock(), "a", gen(temperature=1.0, seed=seed)) for seed in range(8)}
+    assert len(drawn) == 8
+
+
+def test_how_text_is_cut_does_not_matter() -> None:
+    mock = Mock()
+    whole = mock.submit(None, (text("héllo wörld", Special("<|im_end|>")), gen()))
+    part = mock.prefill(None, (text("hé"),))
+    cut = mock.submit(
+        part, (text("llo", Mark("user", "begin"), " w", ""), text("örld"), text(Special("<|im_end|>")), gen())
+    )
+    assert whole.results[0].output().text == cut.results[0].output().text
+    assert mock.call_log[0] == mock.call_log[1]
+    assert hash(mock.call_log[0]) == hash(mock.call_log[1])
+
+
+def test_a_spelled_special_token_is_not_the_token() -> None:
+    mock = Mock()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mock.submit(None, (text("<|im_", "start|>"), gen()))
+        mock.submit(None, (text("<|im_start|>"), gen()))
+        mock.submit(None, (text(Special("<|im_start|>")), gen()))
+    spelled, same, token = mock.call_log
+    assert spelled == same != token
+    assert spelled.prompt == tuple(b"<|im_start|>")
+    assert token.prompt == (special_id("<|im_start|>"),) == (256,)
+    assert spelled.prompt_text == token.prompt_text
+
+
+def test_a_spelled_special_token_warns_once() -> None:
+    mock = Mock()
+    with pytest.warns(UserWarning, match=r"lmc\.special\('<\|im_end\|>'\)"):
+        mock.submit(None, (text("a <|im_end|>"), gen()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mock.submit(None, (text("b <|im_end|>"), gen()))
+
+
+@given(st.text(max_size=6), st.sampled_from(["<|im_start|>", "<|x|>", "</s>", "[INST]"]))
+def test_encoding_is_bytes_and_ids_above_them(plain: str, spelling: str) -> None:
+    ids = encode((plain, Special(spelling), Mark("user", "end")))
+    assert ids[:-1] == tuple(plain.encode("utf-8", "surrogatepass"))
+    assert ids[-1] == special_id(spelling) >= 256
+
+
+def test_limits_and_stops() -> None:
+    mock = Mock(lambda prompt, ask: "one two END three")
+    assert answer(mock, "a", gen(max_new_tokens=5)) == "one t"
+    assert answer(mock, "a", gen(stop=("END", "three"))) == "one two "
+    assert answer(mock, "a", gen(stop_regex=("t[a-z]+",))) == "one "
+    assert answer(mock, "a", gen(max_new_tokens=0)) == ""
+    metas = [mock.submit(None, (gen(**p),)).results[0].output().metas[0]["finish_reason"] for p in
+             ({"max_new_tokens": 5}, {"stop": ("END",)}, {})]  # fmt: skip
+    assert metas == [
+        {"type": "length", "length": 5},
+        {"type": "stop", "matched": "END"},
+        {"type": "stop", "matched": None},
+    ]
+
+
+def test_the_stop_that_comes_first_wins() -> None:
+    mock = Mock(lambda prompt, ask: "abcdef")
+    for stops in (("def", "bc"), ("bc", "def"), ("bcdef", "bc")):
+        assert answer(mock, "p", gen(stop=stops)) == "a"
+
+
+def test_a_limit_never_leaves_half_a_character() -> None:
+    mock = Mock(lambda prompt, ask: "añb")
+    assert answer(mock, "p", gen(max_new_tokens=2)) == "a"
+    assert answer(mock, "p", gen(max_new_tokens=3)) == "añ"
+
+
+def test_hashed_answers_respect_lengths() -> None:
+    for size in (1, 7, 100):
+        assert len(answer(Mock(), "p", gen(max_new_tokens=size, ignore_eos=True))) == size
+        assert len(answer(Mock(), "p", gen(max_new_tokens=200, min_new_tokens=size))) >= size
+
+
+def test_the_templates_stops_apply() -> None:
+    template = RoleTemplate("t", {}, stop=("STOP",))
+    assert answer(Mock(lambda p, a: "a STOP b", chat_template=template), "p", gen(stop=("b",))) == "a "
+
+
+def test_n_samples_differ_only_above_temperature_zero() -> None:
+    drawn = Mock().submit(None, (text("p"), gen(n=4, temperature=0.8))).results[0].output()
+    greedy = Mock().submit(None, (text("p"), gen(n=4))).results[0].output()
+    assert len(set(drawn.texts)) == 4
+    assert len(set(greedy.texts)) == 1
+    assert len(drawn.metas) == 4
+    assert drawn.value == list(drawn.texts)
+
+
+def test_the_prompt_goes_on_with_the_first_answer() -> None:
+    mock = Mock(answers=[["one", "two"], "end"])
+    first = mock.submit(None, (text("p "), gen(n=2), text(" q")))
+    mock.submit(first, (gen(),))
+    assert mock.call_log[1].prompt_text == "p one q"
+
+
+# -- constraints
+
+REGEXES = [
+    r"\{\"grade\": \"[ABCD][+-]?\", \"why\": \"[\w ]{1,60}\"\}",
+    r"[-+]?[0-9]+[ \n]*",
+    r"(True|False)",
+    r"\d{4}-\d\d-\d\d",
+    r"(?i:yes|no)\b!?",
+    r"(a|b)\1x*?",
+    r"[^a-z\s]+",
+    r"(?=ab)[a-c]{2}",
+    r"a{2,}",
+    r"(?:x(?P<n>y)?z){3}",
+    r".{5}",
+    r"[\D]{2}\S\W",
+    r"^start.*end$",
+]
+
+
+@pytest.mark.parametrize("source", REGEXES)
+def test_constrained_answers_match(source: str) -> None:
+    for prompt in "abcde":
+        found = answer(Mock(), prompt, gen(constraint=Constraint("regex", source)))
+        assert re.fullmatch(source, found, re.ASCII), found
+
+
+def test_an_empty_language_is_refused_at_once_with_its_place() -> None:
+    with pytest.raises(UnsupportedOpError, match=r"^prog.py:3: mock does not support"):
+        Mock().submit(None, (gen(constraint=Constraint("regex", "a(?!b)b")),))
+
+
+def linked(x: Any) -> bool:
+    """A chain of objects that ends in null or in nothing."""
+    return x is None or (isinstance(x, dict) and set(x) <= {"next"} and linked(x.get("next")))
+
+
+SCHEMAS: list[tuple[Any, Callable[[Any], bool]]] = [
+    ({"type": "integer", "minimum": 3, "maximum": 5}, lambda x: x in (3, 4, 5)),
+    ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, lambda x: 0 < x <= 1),
+    ({"type": "integer", "maximum": -7, "multipleOf": 5}, lambda x: x <= -7 and x % 5 == 0),
+    (
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2},
+        lambda x: list(map(type, x)) == [bool, bool],
+    ),
+    ({"type": "array", "prefixItems": [{"const": 1}, {"type": "null"}], "items": False}, lambda x: x == [1, None]),
+    ({"enum": ["a", 2, None]}, lambda x: x in ("a", 2, None)),
+    ({"type": "string", "pattern": "^[a-f]{3}$"}, lambda x: re.fullmatch("[a-f]{3}", x) is not None),
+    ({"type": "string", "minLength": 12}, lambda x: len(x) >= 12),
+    ({"anyOf": [{"type": "null"}, {"type": "string", "maxLength": 2}]}, lambda x: x is None or len(x) <= 2),
+    ({"type": ["integer", "null"], "minimum": 4}, lambda x: x is None or x >= 4),
+    (
+        {
+            "type": "object",
+            "title": "Person",
+            "properties": {"name": {"type": "string"}, "next": {"$ref": "#/$defs/node"}},
+            "required": ["name"],
+            "additionalProperties": False,
+            "$defs": {
+                "node": {
+                    "anyOf": [{"type": "null"}, {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}]
+                }
+            },
+        },
+        lambda x: isinstance(x["name"], str) and linked(x.get("next")),
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "holds"), SCHEMAS)
+def test_schema_answers_are_instances(schema: Any, holds: Callable[[Any], bool]) -> None:
+    for seed in range(20):
+        found = json.loads(sample_json(schema, b"%d" % seed))
+        assert holds(found), found
+
+
+def test_schema_answers_have_the_parts_asked_for() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "minimum": 1, "maximum": 3}, "b": {"enum": ["x"]}},
+    }
+    found = json.loads(answer(Mock(), "p", gen(constraint=Constraint("json_schema", json.dumps(schema)))))
+    assert found["a"] in (1, 2, 3)
+    assert found["b"] == "x"
+
+
+def test_unknown_schema_keywords_are_refused_by_name() -> None:
+    constraint = Constraint("json_schema", '{"type": "string", "format": "date"}')
+    with pytest.raises(UnsupportedOpError, match=r"prog.py:3: .*'format'"):
+        Mock().submit(None, (gen(constraint=constraint),))
+
+
+@given(st.binary(min_size=1, max_size=8), st.sampled_from(REGEXES))
+@settings(max_examples=60, deadline=None)
+def test_samples_are_members_and_depend_on_the_digest_alone(digest: bytes, source: str) -> None:
+    found = sample_regex(source, digest)
+    assert re.fullmatch(source, found, re.ASCII)
+    assert found == sample_regex(source, digest)
+
+
+# -- select
+
+
+@pytest.mark.parametrize("method", list(ChoicesMethod))
+def test_select_is_a_choice_with_the_meta_of_its_method(method: ChoicesMethod) -> None:
+    output = Mock().submit(None, (text("p"), Select(("yes", "no", "maybe"), method))).results[0].output()
+    scores = output.metas[0]["normalized_prompt_logprobs"]
+    assert output.text == ("yes", "no", "maybe")[scores.index(max(scores))]
+    assert [len(row) for row in output.metas[0]["input_token_logprobs"]] == [3, 2, 5]
+    assert all(score < 0 for score in scores)
+
+
+def test_select_reaches_every_choice() -> None:
+    mock = Mock()
+    assert {answer(mock, f"p{i}", Select(("a", "b", "c"))) for i in range(40)} == {"a", "b", "c"}
+
+
+def test_select_goes_on_with_the_choice() -> None:
+    mock = Mock({"x": "no"})
+    first = mock.submit(None, (text("p "), Select(("yes", "no"), name="x")))
+    mock.submit(first, (text("."), gen()))
+    assert mock.call_log[1].prompt_text == "p no."
+
+
+# -- scripts
+
+
+def test_a_function_scripts_answers_and_none_falls_back() -> None:
+    mock = Mock(lambda prompt, ask: f"saw {prompt}" if ask.name == "x" else None)
+    assert answer(mock, "p", gen(name="x")) == "saw p"
+    assert answer(mock, "p", gen(name="y")) == answer(Mock(), "p", gen())
+
+
+def test_a_mapping_scripts_by_name() -> None:
+    mock = Mock({"a": "text", "b": ["first", "second"], "c": lambda prompt, ask: prompt.upper()})
+    assert [answer(mock, "p", gen(name=name)) for name in "abcb"] == ["text", "first", "P", "second"]
+    with pytest.raises(BackendError, match="2 scripted answers for 'b' are used up"):
+        answer(mock, "p", gen(name="b"))
+
+
+def test_a_scripted_choice_must_be_a_choice() -> None:
+    with pytest.raises(BackendError, match=r"prog.py:3: .*'x' is 'perhaps', which is not one of"):
+        answer(Mock({"x": "perhaps"}), "p", Select(("yes", "no"), name="x", loc=LOC))
+
+
+def test_wrong_scripts_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="takes a function, a mapping or a list"):
+        Mock("yes")  # type: ignore[arg-type]
+    with pytest.raises(BackendError, match="must be text or a list of 2 texts"):
+        answer(Mock([["a"]]), "p", gen(n=2))
+
+
+# -- latency, faults, cancelling
+
+
+def test_latency_delays_answers_and_runs_them_side_by_side() -> None:
+    mock, threads = Mock(latency=0.05), threading.active_count()
+    began = time.monotonic()
+    handles = [mock.submit(None, (text(str(i)), gen())) for i in range(50)]
+    assert time.monotonic() - began < 0.05
+    assert not any(handle.results[0].done for handle in handles)
+    for handle in handles:
+        handle.results[0].output()
+    assert 0.05 <= time.monotonic() - began < 0.5
+    assert threading.active_count() <= threads + 1
+    mock.close()
+
+
+def test_chains_start_when_their_parent_is_done() -> None:
+    mock, instant = Mock(latency=0.01), Mock()
+    asks = [(text("p"), gen(), text("q"), gen()), (text("r"), gen()), (text("s"), gen())]
+
+    def run(backend: Mock) -> list[str]:
+        first = backend.submit(None, asks[0])
+        second = backend.submit(first, asks[1])
+        third = backend.submit(first, asks[2])
+        return [r.output().text for h in (third, second, first) for r in h.results]
+
+    assert run(mock) == run(instant)
+    assert sorted(c.prompt for c in mock.call_log) == sorted(c.prompt for c in instant.call_log)
+    mock.close()
+
+
+def test_answers_stream_in_a_few_pieces() -> None:
+    mock = Mock(lambda p, a: "one two three", latency=0.03)
+    pieces = list(mock.submit(None, (gen(),)).results[0].stream())
+    assert "".join(pieces) == "one two three"
+    assert len(pieces) == 3
+    mock.close()
+
+
+def test_latency_of_one_ask() -> None:
+    mock = Mock(latency=lambda ask: 0.05 if ask.name == "slow" else 0.0)
+    slow, quick = mock.submit(None, (gen(name="slow"),)), mock.submit(None, (gen(name="quick"),))
+    assert quick.results[0].done
+    assert not slow.results[0].done
+    mock.close()
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.005])
+def test_a_fault_fails_its_request_and_what_follows_and_nothing_else(latency: float) -> None:
+    broken = BackendError("planted")
+    mock = Mock(latency=latency, fault=lambda ask, index: broken if ask.name == "bad" else None)
+    parent = mock.submit(None, (text("p"), gen(name="good"), gen(name="bad"), gen(name="after")))
+    child = mock.submit(parent, (gen(),))
+    other = mock.submit(None, (text("p"), gen()))
+    assert parent.results[0].output().text
+    for result in (parent.results[1], parent.results[2], child.results[0]):
+        result.wait(2)
+        assert result.error is broken
+    assert other.results[0].output().text
+    assert broken.loc == LOC
+    late = mock.submit(parent, (gen(),))
+    assert late.results[0].error is broken
+    mock.close()
+
+
+def test_faults_count_calls() -> None:
+    mock = Mock(fault=lambda ask, index: BackendError("third") if index == 2 else None)
+    errors = [mock.submit(None, (gen(),)).results[0].error for _ in range(4)]
+    assert [error is not None for error in errors] == [False, False, True, False]
+
+
+def test_cancelling_fails_the_unfinished_and_its_descendants() -> None:
+    mock = Mock(latency=5)
+    parent = mock.submit(None, (gen(name="x"),))
+    child = mock.submit(parent, (gen(),))
+    parent.cancel()
+    for handle in (parent, child, mock.submit(child, (gen(),))):
+        assert handle.results[0].wait(1)
+        assert isinstance(handle.results[0].error, CancelledError)
+    mock.close()
+
+
+def test_cancelling_what_is_done_changes_nothing() -> None:
+    handle = Mock().submit(None, (gen(),))
+    handle.cancel()
+    assert handle.results[0].output().text
+
+
+def test_close_ends_what_is_running_and_refuses_more() -> None:
+    mock = Mock(latency=5)
+    handle = mock.submit(None, (gen(),))
+    mock.close()
+    mock.close()
+    assert isinstance(handle.results[0].error, CancelledError)
+    with pytest.raises(BackendError, match="closed"):
+        mock.submit(None, (gen(),))
+
+
+def test_many_threads_may_submit() -> None:
+    mock = Mock(latency=0.001)
+    root = mock.submit(None, (text("p"), gen()))
+    found: list[str] = []
+
+    def work(i: int) -> None:
+        found.append(mock.submit(root, (text(str(i % 4)), gen())).results[0].output().text)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert len(found) == 32
+    assert len(set(found)) == 4
+    mock.close()
+
+
+# -- capabilities
+
+
+UNSUPPORTED: list[Segment] = [
+    Image("x.png"),
+    Gen(constraint=Constraint("ebnf", "root ::= 'a'")),
+    Gen(constraint=Constraint("structural_tag", "{}")),
+    Gen(SamplingParams(return_logprob=True)),
+]
+
+
+@pytest.mark.parametrize("segment", UNSUPPORTED)
+def test_what_it_cannot_do_is_refused(segment: Segment) -> None:
+    with pytest.raises(UnsupportedOpError, match="mock does not support"):
+        Mock().submit(None, (segment,))
+    assert not CAPABILITIES.images
+
+
+# -- counters
+
+
+def test_counters_measure_what_a_prefix_cache_would_save() -> None:
+    mock = Mock(answers=["12345", "xy", "zw"])
+    first = mock.submit(None, (text("0123456789"), gen()))
+    mock.submit(first, (text("abc"), gen()))
+    before = mock.counters()
+    mock.submit(None, (text("01234##"), gen()))
+    assert before == Counters(
+        calls=2,
+        prompt_tokens=10 + 18,
+        cached_tokens=15,
+        prefilled_tokens=13,
+        unique_tokens=13,
+        generated_tokens=7,
+        passes=7,
+        rows=20,
+    )
+    after = mock.counters() - before
+    assert (after.prompt_tokens, after.cached_tokens, after.prefilled_tokens) == (7, 5, 2)
+    assert after.prefill_optimality == 1.0
+
+
+def test_prefill_is_counted_once_and_flush_forgets() -> None:
+    mock = Mock(answers=["a"] * 3)
+    mock.prefill(None, (text("shared"),))
+    mock.submit(None, (text("shared x"), gen()))
+    assert mock.counters().prefilled_tokens == 8
+    mock.flush_cache()
+    mock.submit(None, (text("shared x"), gen()))
+    assert mock.counters().prefilled_tokens == 16
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(alphabet="ab", max_size=6), max_size=12))
+def test_counted_prefixes_are_those_of_a_set_of_prefixes(prompts: list[str]) -> None:
+    mock = Mock(lambda prompt, ask: "")
+    seen: set[str] = {""}
+    cached = 0
+    for prompt in prompts:
+        cached += max(i for i in range(len(prompt) + 1) if prompt[:i] in seen)
+        seen |= {prompt[:i] for i in range(len(prompt) + 1)}
+        mock.submit(None, (text(prompt), gen()))
+    assert mock.counters().cached_tokens == cached
+    assert mock.counters().unique_tokens == len(seen) - 1

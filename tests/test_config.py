@@ -1,0 +1,130 @@
+"""Settings from the environment and from code; log channels; the default backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lmc.backend.mock import Mock
+from lmc.config import (
+    Settings,
+    cache_dir,
+    config,
+    default_backend,
+    from_environment,
+    has_default_backend,
+    log,
+    reset,
+    set_default_backend,
+    set_default_factory,
+    settings,
+)
+from lmc.errors import ArgumentError, ParameterError, ProgramError
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    import sys
+
+    module = sys.modules["lmc.config"]
+    monkeypatch.setattr(module, "_default", None)
+    monkeypatch.setattr(module, "_factory", None)
+    reset()
+    yield
+    reset()
+
+
+def test_environment_gives_settings() -> None:
+    found = from_environment(
+        {"LMC_DEBUG": "2", "LMC_LOG": "guards, exits", "LMC_JIT": "0", "LMC_SEED": "7", "OTHER": "x"}
+    )
+    assert found == Settings(debug=2, log=frozenset({"guards", "exits"}), jit=False, seed=7)
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"LMC_DEBUG": "9"}, "LMC_DEBUG='9': must be 0 to 5"),
+        ({"LMC_DEBUG": "x"}, "LMC_DEBUG='x': must be a whole number"),
+        ({"LMC_JIT": "maybe"}, "LMC_JIT='maybe': must be 0 or 1"),
+        ({"LMC_LOG": "guard"}, "LMC_LOG: no channel 'guard'; there are guards, exits"),
+    ],
+)
+def test_bad_environment_names_the_variable(environ: dict[str, str], says: str) -> None:
+    with pytest.raises(ParameterError, match=says):
+        from_environment(environ)
+
+
+def test_code_wins_over_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMC_DEBUG", "1")
+    assert settings().debug == 1
+    config(debug=3)
+    assert settings().debug == 3
+    reset()
+    assert settings().debug == 1
+
+
+def test_unknown_setting_says_what_there_is() -> None:
+    with pytest.raises(ArgumentError, match="no setting 'colour'; there are debug, log"):
+        config(colour=1)
+
+
+def test_a_bad_value_changes_nothing() -> None:
+    with pytest.raises(ParameterError):
+        config(debug=99)
+    assert settings().debug == 0
+
+
+def test_logs_print_only_on_their_channel(capsys: pytest.CaptureFixture[str]) -> None:
+    config(log="exits")
+    log("exits", "seen")
+    log("guards", "not seen")
+    assert capsys.readouterr().err == "lmc[exits] seen\n"
+
+
+def test_debug_levels_turn_channels_on(capsys: pytest.CaptureFixture[str]) -> None:
+    config(debug=1)
+    log("trace", "a line per trace")
+    log("engine", "each batch is level 5")
+    assert capsys.readouterr().err == "lmc[trace] a line per trace\n"
+
+
+def test_cache_dir_is_made(tmp_path: Path) -> None:
+    config(cache_dir=tmp_path / "a" / "b")
+    assert cache_dir() == tmp_path / "a" / "b"
+    assert cache_dir().is_dir()
+
+
+def test_no_backend_says_what_to_do() -> None:
+    with pytest.raises(ProgramError, match="set_default_backend"):
+        default_backend()
+
+
+def test_the_factory_is_called_once_and_late() -> None:
+    made: list[Mock] = []
+
+    def make() -> Mock:
+        made.append(Mock())
+        return made[-1]
+
+    set_default_factory(make)
+    assert not made
+    assert not has_default_backend()
+    assert default_backend() is default_backend() is made[0]
+    assert len(made) == 1
+
+
+def test_a_set_backend_wins_and_can_be_taken_back() -> None:
+    mine, other = Mock(), Mock()
+    set_default_factory(lambda: other)
+    set_default_backend(mine)
+    assert default_backend() is mine
+    set_default_backend(None)
+    assert default_backend() is other
+
+
+def test_only_backends_can_be_the_default() -> None:
+    with pytest.raises(ArgumentError, match="takes a backend"):
+        set_default_backend("gpt")  # type: ignore[arg-type]

@@ -1,0 +1,213 @@
+"""From arguments to requests: resolve, seeds, and the persistent prompt."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import re
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmc.backend.mock import Mock
+from lmc.errors import ArgumentError, Loc, ParameterError
+from lmc.prompt import (
+    REGEX_BOOL,
+    REGEX_FLOAT,
+    REGEX_INT,
+    REGEX_STR,
+    Constraint,
+    Gen,
+    Image,
+    Mark,
+    Origin,
+    Prompt,
+    SamplingParams,
+    Special,
+    Text,
+    derive_seed,
+    make_gen,
+    make_select,
+    resolve,
+    sampling,
+)
+
+RUN = SamplingParams(max_new_tokens=32, stop=("RUN",), temperature=0.0)
+
+
+def test_nothing_given_is_the_defaults_themselves() -> None:
+    params, constraint = resolve(RUN, {})
+    assert params is RUN
+    assert constraint is None
+
+
+def test_gen_level_wins_over_run_level() -> None:
+    params, _ = resolve(RUN, {"max_tokens": 5, "min_tokens": 2, "stop": "x", "temperature": 1})
+    assert params == SamplingParams(max_new_tokens=5, min_new_tokens=2, stop=("x",), temperature=1.0)
+    assert isinstance(params.temperature, float)
+
+
+def test_none_means_not_given() -> None:
+    assert resolve(RUN, {"stop": None, "max_tokens": None}) == (RUN, None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "regex", "stop"),
+    [
+        (int, REGEX_INT, ("RUN", " ", "\n")),
+        (float, REGEX_FLOAT, ("RUN", " ", "\n")),
+        (bool, REGEX_BOOL, ("RUN",)),
+        (str, REGEX_STR, ("RUN",)),
+    ],
+)
+def test_dtypes_constrain_and_numbers_stop_at_space(dtype: type, regex: str, stop: tuple[str, ...]) -> None:
+    params, constraint = resolve(RUN, {"dtype": dtype})
+    assert constraint == Constraint("regex", regex)
+    assert params.stop == stop
+
+
+class Size(enum.Enum):
+    SMALL = "s.m"
+    LARGE = 10
+
+
+def test_literal_and_enum_dtypes_allow_exactly_their_values() -> None:
+    _, literal = resolve(RUN, {"dtype": Literal["a+b", "c"]})
+    _, enumerated = resolve(RUN, {"dtype": Size})
+    assert literal is not None
+    assert enumerated is not None
+    assert [bool(re.fullmatch(literal.source, t)) for t in ("a+b", "c", "aab")] == [True, True, False]
+    assert [bool(re.fullmatch(enumerated.source, t)) for t in ("s.m", "10", "sxm")] == [True, True, False]
+
+
+def test_schema_as_dict_becomes_text_in_the_order_written() -> None:
+    schema = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
+    _, constraint = resolve(RUN, {"json_schema": schema})
+    assert constraint is not None
+    assert constraint.source == '{"type":"object","properties":{"b":{"type":"string"},"a":{"type":"integer"}}}'
+
+
+def test_schema_as_model_class() -> None:
+    class Model:
+        @staticmethod
+        def model_json_schema() -> dict[str, Any]:
+            return {"type": "integer"}
+
+    assert resolve(RUN, {"json_schema": Model})[1] == Constraint("json_schema", '{"type":"integer"}')
+    assert resolve(RUN, {"dtype": Model})[1] == Constraint("json_schema", '{"type":"integer"}')
+
+
+def test_equal_values_of_different_type_are_told_apart() -> None:
+    resolve(RUN, {"max_tokens": 1})
+    with pytest.raises(ArgumentError, match="whole number"):
+        resolve(RUN, {"max_tokens": True})
+    with pytest.raises(ArgumentError, match="whole number"):
+        resolve(RUN, {"max_tokens": 1.0})
+
+
+def test_errors_carry_the_place_also_for_values_that_cannot_be_cached() -> None:
+    loc = Loc("prog.py", 7, 3)
+    for bad in ({"stop": [1]}, {"json_schema": {"a": object()}}, {"top_p": 2}):
+        with pytest.raises((ArgumentError, ParameterError)) as caught:
+            resolve(RUN, bad, loc)
+        assert caught.value.loc == loc
+        assert str(caught.value).startswith("prog.py:7: ")
+
+
+values = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 300), st.floats(allow_nan=True), st.text(max_size=5),
+    st.lists(st.text(max_size=3), max_size=3), st.lists(st.integers(-2, 9), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2), st.sampled_from([int, str, list]),
+)  # fmt: skip
+names = st.sampled_from(
+    "max_tokens min_tokens n stop stop_token_ids stop_regex temperature top_p top_k min_p regex json_schema dtype seed logit_bias".split()
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(names, values, max_size=5))
+def test_resolve_never_changes_its_input_and_raises_only_our_errors(asked: dict[str, Any]) -> None:
+    before, run = copy.deepcopy(asked), copy.copy(RUN)
+    try:
+        first = resolve(RUN, asked)
+    except (ArgumentError, ParameterError, ValueError) as error:
+        assert hasattr(error, "loc"), repr(error)
+    else:
+        assert resolve(RUN, asked) == first
+    assert repr(asked) == repr(before)
+    assert run == RUN
+
+
+@given(
+    st.integers(0, 2**63 - 1), st.integers(0, 999), st.text(alphabet="/c0123456789.", max_size=8), st.integers(0, 99)
+)
+def test_seeds_are_stable_and_in_range(seed: int, item: int, stream: str, ordinal: int) -> None:
+    one = derive_seed(seed, item, stream, ordinal)
+    assert one == derive_seed(seed, item, stream, ordinal) == Origin(seed, item, stream, ordinal).seed
+    assert 0 <= one < 2**63
+    assert one != derive_seed(seed, item, stream, ordinal + 1)
+    assert one != derive_seed(seed, item + 1, stream, ordinal)
+
+
+def test_seeds_do_not_change_between_versions() -> None:
+    assert derive_seed(1, 0, "/0.2", 3) == 7021233504215544920
+
+
+def test_make_gen_seeds_only_samples() -> None:
+    origin = Origin(5, 0, "", 0)
+    assert make_gen(RUN, {}, origin).seed == 0
+    assert make_gen(RUN, {"temperature": 0.7}, origin).seed == origin.seed
+    assert make_gen(RUN, {"temperature": 0.7, "seed": 11}, origin).seed == 11
+
+
+def test_make_select_checks_values_that_came_at_run_time() -> None:
+    loc = Loc("prog.py", 4)
+    with pytest.raises(ArgumentError, match="prog.py:4: .*3 is not text"):
+        make_select(["a", 3], loc=loc)
+    with pytest.raises(ParameterError, match="nothing to choose from"):
+        make_select([], loc=loc)
+    assert make_select(["a"], 0, None).temperature == 0.0
+
+
+def test_sampling_defaults_of_a_run() -> None:
+    assert sampling(SamplingParams(), {"max_new_tokens": 7, "stop": "x", "temperature": None}) == SamplingParams(
+        max_new_tokens=7, stop=("x",)
+    )
+
+
+# -- the persistent prompt
+
+
+def test_extending_a_prompt_changes_none_before_it() -> None:
+    root = Prompt().append("a")
+    one, two = root.append("b"), root.append("c", Special("<|x|>"))
+    assert (root.text(), one.text(), two.text()) == ("a", "ab", "ac<|x|>")
+    assert two.text(since=root) == "c<|x|>"
+    assert one.text(since=one) == ""
+
+
+def test_since_must_be_an_ancestor() -> None:
+    with pytest.raises(ValueError, match="not an ancestor"):
+        Prompt().append("a").text(since=Prompt())
+
+
+def test_messages_are_closed_and_lose_leading_space() -> None:
+    prompt = Prompt().append("x", Mark("user", "begin"), "  hello", Special("<|s|>"), Mark("user", "end"), "y")
+    prompt = prompt.append(Mark("assistant", "begin"), "open")
+    assert prompt.messages() == [{"role": "user", "content": "hello<|s|>"}]
+
+
+def test_a_tail_is_submitted_once_as_one_run_of_text() -> None:
+    backend = Mock(answers=["one", "two"])
+    ask = Gen(RUN)
+    prompt = Prompt().append("a").append("b").submit(backend, ask).append("c").submit(backend, ask)
+    assert prompt.text() == "abonectwo"
+    assert [call.prompt_text for call in backend.call_log] == ["ab", "abonec"]
+
+
+def test_images_cut_the_tail_into_segments() -> None:
+    segments = Prompt().append("a", Image("pic.png")).append("b")._segments()
+    assert segments == (Text(("a",)), Image("pic.png"), Text(("b",)))
+    assert Prompt().append("a", Image("pic.png"), "b").text() == "ab"
