@@ -171,6 +171,7 @@ class LocalBackend:
         chunk: int = 512,
         seed: int = 0,
         seam: Literal["token", "text"] = "token",
+        core: type[EngineCore] = EngineCore,
     ) -> None:
         if seam not in ("token", "text"):
             raise ProgramError(f'seam is {seam!r}; it can be "token" or "text"')
@@ -185,7 +186,7 @@ class LocalBackend:
         self._lock = threading.Lock()  # step states and their pending lists
         self._ids = itertools.count()
         self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk)
-        self._core = EngineCore(self._scheduler, runner)
+        self._core = core(self._scheduler, runner)
         self._finalizer = weakref.finalize(self, EngineCore.close, self._core)
         self._finalizer.atexit = False
         _OPEN.add(self._core)

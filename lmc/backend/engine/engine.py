@@ -50,7 +50,19 @@ class EngineCore:
         self._device_seconds = 0.0
         self._busy_seconds = 0.0
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
+        self.launch()
+
+    def launch(self) -> None:
+        """Starts the loop; a subclass may run `turn` itself instead."""
         self._thread.start()
+
+    def turn(self) -> bool:
+        """Takes what was submitted and runs one pass; False when nothing is left to do."""
+        self._take(wait=False)
+        if self.scheduler.idle:
+            return False
+        self.step()
+        return True
 
     # -- from other threads ------------------------------------------------------------------------------------
 
@@ -99,7 +111,7 @@ class EngineCore:
         """Fails what is unfinished and ends the thread; idempotent."""
         self._closed = True
         self._inbox.put(None)
-        if not self.on_thread:
+        if self._thread.is_alive() and not self.on_thread:
             self._thread.join(timeout)
 
     def counters(self) -> Counters:

@@ -157,6 +157,6 @@ class Request:
         return (
             self.kind is other.kind is Kind.GENERATE
             and self.score_from is None
-            and self.max_new > 0
+            and min(self.max_new, other.max_new) > 0
             and np.array_equal(self.prompt, other.prompt)
         )

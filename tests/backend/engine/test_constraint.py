@@ -1,0 +1,196 @@
+"""Regexes: what is written for xgrammar means what Python's `re.fullmatch(…, re.ASCII)` means."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from lmc.backend.engine.constraint import normalise_regex
+from lmc.errors import ConstraintError, Loc
+from lmc.prompt import Constraint
+
+REGEXES = [
+    r"[-+]?[0-9]+[ \n]*",
+    r"[-+]?[0-9]*\.?[0-9]+[ \n]*",
+    r"(True|False)",
+    r'"[\w\d\s]*"',
+    r"(?P<name>a+)(?:b|c)*",
+    r"(?i)yes|no",
+    r"(?i:ab)c",
+    r"(?s).{1,2}",
+    r".{1,3}",
+    r"[^\s\d]{1,3}",
+    r"[^\W_]+",
+    r"a{,3}b",
+    r"a{2}",
+    r"a{2,}",
+    r"[]a]+",
+    r"[^]a]",
+    r"\Aab\Z",
+    r"^(a|^b)$",
+    r"^ab$",
+    r"(^a|b$)",
+    r"\u00e9\x41\t\\",
+    r"[\u4e00-\u9fff]+",
+    r"\s\S\d\D\w\W",
+    r"a*?b+?c??",
+    r"(a|b|)",
+    r"a|",
+    r"()",
+    r"[a\-z]",
+    r"[-az]",
+    r"\.\*\+\?\(\)\[\]\{\}\|\^\$",
+    r"(?i)[a-c]x[^k]",
+    r"(?x) a b # comment",
+    r"a(?#note)b",
+    r'\{"grade": "[ABCD][+-]?", "why": "[\w ]{1,60}"\}',
+    r"(ab{0}c){1,2}",
+    r"世界(和平|大战)",
+    r"[\U0001F600-\U0001F64F]",
+    r"\n|\r\n",
+    r"/#&~'\"",
+]
+REFUSED = {
+    r"a(?=b)": "look-ahead",
+    r"(?<!a)b": "look-behind",
+    r"(a)\1": "back-references",
+    r"\bword\b": "word boundaries",
+    r"a$b": "anchor",
+    r"a^b": "anchor",
+    r"(?m)^a$": "(?m)",
+    r"(?u)\w": "(?u)",
+    r"a*+b": "possessive",
+    r"(?>a)b": "atomic",
+}
+INVALID = {r"(a": 0, r"a)": 1, r"[b-a]": 1, r"*a": 0, r"a{3,2}": 2, r"[a": 0, r"\q": 0}
+
+LETTERS = "aAbBcCxyYzZ019_-+. \n\t\r\x0b\\\"'/{}[]()|^$*?,:é世界和平大战😀kK\u212a\u00a0٣"
+
+
+def to_python(pattern: str) -> str:
+    """The normalised form only uses what Python has too, but for the spelling of code points."""
+    return re.sub(r"\\u\{([0-9a-f]+)\}", lambda m: f"\\U{int(m[1], 16):08x}", pattern)
+
+
+def samples(pattern: str, n: int = 300) -> list[str]:
+    rng = random.Random(pattern)
+    seeds = ["", "yes", "NO", "abc", "True", '"a b"', "ab", "+1.5", "世界和平", '{"grade": "A", "why": "x y"}', "é\x41\t\\"]
+    out = list(seeds)
+    for _ in range(n):
+        word = rng.choice(seeds) if rng.random() < 0.5 else ""
+        for _ in range(rng.randint(0, 4)):
+            at = rng.randint(0, len(word))
+            word = word[:at] + rng.choice(LETTERS) + word[at + rng.randint(0, 1) :]
+        out.append(word)
+    return out
+
+
+@pytest.mark.parametrize("pattern", REGEXES)
+def test_the_normalised_regex_has_the_same_language(pattern):
+    mine = re.compile(to_python(normalise_regex(pattern)))
+    for text in samples(pattern):
+        assert bool(mine.fullmatch(text)) == bool(re.fullmatch(pattern, text, re.ASCII)), text
+
+
+@pytest.mark.parametrize(("pattern", "why"), REFUSED.items())
+def test_what_is_not_regular_is_refused_by_name(pattern, why):
+    with pytest.raises(ConstraintError, match=re.escape(why)):
+        normalise_regex(pattern)
+
+
+@pytest.mark.parametrize(("pattern", "position"), INVALID.items())
+def test_an_invalid_regex_names_the_position(pattern, position):
+    with pytest.raises(ConstraintError, match=f"at position {position}"):
+        normalise_regex(pattern)
+
+
+# -- through xgrammar ----------------------------------------------------------------------------------------------
+
+EOS = 256
+SPECIAL = 257
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    pytest.importorskip("xgrammar")
+    from lmc.backend.engine.constraint import XGrammarCompiler
+
+    table = [bytes([i]) for i in range(256)] + [b"</s>", b"<|im_start|>"]
+    return XGrammarCompiler(table, {EOS, SPECIAL}, EOS, 260)
+
+
+def allowed(matcher) -> set[int]:
+    import torch
+
+    mask = torch.zeros((1, 9), dtype=torch.int32)
+    matcher.fill(mask, 0)
+    words = mask[0].numpy().view("uint32")
+    return {i for i in range(260) if words[i // 32] >> (i % 32) & 1}
+
+
+def accepts(compiler, pattern: str, text: str) -> bool:
+    matcher = compiler.matcher(Constraint("regex", pattern))
+    for byte in text.encode():
+        if matcher.done or byte not in allowed(matcher):
+            return False
+        matcher.accept(byte)
+    return matcher.complete
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("pattern", REGEXES)
+def test_the_matcher_accepts_what_python_matches(compiler, pattern):
+    for text in samples(pattern, 80):
+        assert accepts(compiler, pattern, text) == bool(re.fullmatch(pattern, text, re.ASCII)), text
+
+
+@pytest.mark.model
+def test_done_only_when_nothing_may_follow(compiler):
+    matcher = compiler.matcher(Constraint("regex", "ab?"))
+    matcher.accept(ord("a"))
+    assert matcher.complete and not matcher.done and allowed(matcher) == {ord("b"), EOS}
+    matcher.accept(ord("b"))
+    assert matcher.done
+
+
+@pytest.mark.model
+def test_special_tokens_are_never_allowed(compiler):
+    schema = Constraint("json_schema", '{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}')
+    matcher = compiler.matcher(schema)
+    for byte in b'{"a": "x':
+        assert SPECIAL not in allowed(matcher)
+        matcher.accept(byte)
+    assert SPECIAL not in allowed(matcher) and ord('"') in allowed(matcher)
+
+
+@pytest.mark.model
+def test_grammars_are_compiled_once(compiler, monkeypatch):
+    compiler.check(Constraint("regex", "once+"), None)
+    monkeypatch.setattr("lmc.backend.engine.constraint.normalise_regex", lambda _: pytest.fail("compiled again"))
+    compiler.matcher(Constraint("regex", "once+"))
+
+
+@pytest.mark.model
+def test_ebnf(compiler):
+    matcher = compiler.matcher(Constraint("ebnf", 'root ::= "a" [0-9]'))
+    matcher.accept(ord("a"))
+    assert allowed(matcher) == set(b"0123456789")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("constraint", "says"),
+    [
+        (Constraint("regex", "a(b"), "position 1"),
+        (Constraint("json_schema", "{oops"), "not JSON"),
+        (Constraint("json_schema", "[1]"), "must be a JSON object"),
+        (Constraint("ebnf", "root ::= "), "ebnf"),
+        (Constraint("lark", "start: A"), "no lark constraints"),
+    ],
+)
+def test_errors_name_the_place(compiler, constraint, says):
+    with pytest.raises(ConstraintError, match=says) as caught:
+        compiler.check(constraint, Loc("judge.py", 7, 4))
+    assert caught.value.loc == Loc("judge.py", 7, 4)

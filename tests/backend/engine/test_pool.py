@@ -1,0 +1,37 @@
+"""Free slots: each is somebody's, exactly once."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmc.backend.engine.kv_pool import SlotAllocator
+
+
+def test_slots_are_distinct_and_come_back():
+    pool = SlotAllocator(10)
+    a, b = pool.alloc(4), pool.alloc(6)
+    assert sorted([*a, *b]) == list(range(10)) and pool.free_count == 0
+    pool.free(a)
+    pool.check([b])
+
+
+def test_fresh_slots_are_consecutive():
+    pool = SlotAllocator(10)
+    assert pool.alloc(4).tolist() == [0, 1, 2, 3]
+    a = pool.alloc(3)
+    pool.free(a)
+    assert pool.alloc(3).tolist() == a.tolist()
+
+
+def test_exhaustion_is_an_error():
+    with pytest.raises(AssertionError, match="exhausted"):
+        SlotAllocator(3).alloc(4)
+
+
+def test_check_finds_leaks_and_double_owners():
+    pool = SlotAllocator(4)
+    a = pool.alloc(2)
+    with pytest.raises(AssertionError, match="1 slots leaked"):
+        pool.check([a[:1]])
+    with pytest.raises(AssertionError, match="2 owned twice"):
+        pool.check([a, a])

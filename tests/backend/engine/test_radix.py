@@ -1,0 +1,121 @@
+"""The radix tree against a dictionary of prefixes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmc.backend.engine.kv_pool import SlotAllocator
+from lmc.backend.engine.radix_cache import RadixCache, common_prefix, prefix_hashes
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+def put(tree: RadixCache, pool: SlotAllocator, tokens: np.ndarray):
+    slots = pool.alloc(len(tokens))
+    done = tree.insert(tree.root, tokens, slots)
+    pool.free(slots[: done.present])
+    return done
+
+
+def test_match_ends_at_the_longest_cached_prefix():
+    tree, pool = RadixCache(), SlotAllocator(64)
+    put(tree, pool, ids(1, 2, 3, 4))
+    put(tree, pool, ids(1, 2, 5))
+    assert tree.match(ids(1, 2, 3, 9)).end == 3
+    assert tree.match(ids(1, 2, 5, 6)).end == 3
+    assert tree.match(ids(7)).end == 0
+    assert tree.match(ids(1, 2, 3, 4), limit=3).end == 3
+    tree.check()
+
+
+def test_slots_follow_tokens_through_splits():
+    tree, pool = RadixCache(), SlotAllocator(64)
+    first = put(tree, pool, ids(1, 2, 3, 4)).node
+    before = tree.slots_to(first)
+    tree.match(ids(1, 9))
+    tree.match(ids(1, 2, 3, 9))
+    assert tree.slots_to(first).tolist() == before.tolist()
+    assert tree.slots_to(tree.match(ids(1, 2))).tolist() == before[:2].tolist()
+
+
+def test_insert_says_what_was_there():
+    tree, pool = RadixCache(), SlotAllocator(64)
+    put(tree, pool, ids(1, 2, 3))
+    slots = pool.alloc(4)
+    done = tree.insert(tree.root, ids(1, 2, 7, 8), slots)
+    assert (done.present, done.node.end) == (2, 4)
+    assert done.slots.tolist() == tree.slots_to(tree.match(ids(1, 2))).tolist()
+    pool.free(slots[:2])
+    pool.check([n.slots for n in tree.nodes()])
+
+
+def test_eviction_takes_least_recently_used_leaves_first():
+    tree, pool = RadixCache(), SlotAllocator(64)
+    put(tree, pool, ids(1, 2, 3))
+    put(tree, pool, ids(1, 2, 4))
+    put(tree, pool, ids(5, 6))
+    tree.match(ids(1, 2, 3))
+    tree.evict(1)
+    assert tree.match(ids(1, 2, 4)).end == 2
+    tree.evict(1)
+    assert tree.match(ids(5, 6)).end == 0
+    assert tree.match(ids(1, 2, 3)).end == 3
+
+
+def test_a_locked_prefix_stays_and_its_upper_half_after_a_split_too():
+    tree, pool = RadixCache(), SlotAllocator(64)
+    node = put(tree, pool, ids(1, 2, 3, 4)).node
+    tree.lock(node)
+    tree.match(ids(1, 2, 9))
+    assert len(tree.evict(100)) == 0
+    tree.unlock(node)
+    assert len(tree.evict(100)) == 4
+    tree.check()
+
+
+def test_unlock_without_lock_is_an_error():
+    tree, pool = RadixCache(), SlotAllocator(8)
+    with pytest.raises(AssertionError, match="unlock without lock"):
+        tree.unlock(put(tree, pool, ids(1)).node)
+
+
+def test_evicted_tokens_are_remembered_until_the_cache_is_cleared():
+    tree, pool = RadixCache(), SlotAllocator(64)
+    put(tree, pool, ids(1, 2, 3))
+    pool.free(tree.evict(3))
+    done = put(tree, pool, ids(1, 2, 3, 4))
+    assert tree.evicted_before(done.node, 4) == 3
+    pool.free(tree.clear())
+    assert tree.evicted_before(put(tree, pool, ids(1, 2, 3)).node, 3) == 0
+
+
+TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TOKENS, max_size=25), st.lists(TOKENS, min_size=1, max_size=10))
+def test_matches_like_a_set_of_prefixes(inserted, asked):
+    tree, pool = RadixCache(), SlotAllocator(512)
+    for tokens in inserted:
+        put(tree, pool, ids(*tokens))
+    known = {tuple(t[:i]) for t in inserted for i in range(len(t) + 1)} | {()}
+    for tokens in asked:
+        expected = max(i for i in range(len(tokens) + 1) if tuple(tokens[:i]) in known)
+        assert tree.match(ids(*tokens)).end == expected
+    tree.check()
+    pool.check([n.slots for n in tree.nodes()])
+    assert tree.size == len(known) - 1
+    assert len(tree.evict(10_000)) == len(known) - 1
+
+
+@given(TOKENS, TOKENS)
+def test_common_prefix_and_hashes_agree(a, b):
+    n = common_prefix(ids(*a), ids(*b))
+    assert a[:n] == b[:n] and (n == min(len(a), len(b)) or a[n] != b[n])
+    same = prefix_hashes(ids(*a))[: min(len(a), len(b))] == prefix_hashes(ids(*b))[: min(len(a), len(b))]
+    assert same.tolist() == [i < n for i in range(min(len(a), len(b)))]

@@ -1,0 +1,258 @@
+"""The scheduler driven pass by pass: sharing, order, memory, and a state machine over everything a user can do."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from lmc.backend.base import Hints
+from lmc.errors import CancelledError
+from lmc.prompt import Gen, SamplingParams, Select, Text
+from tests.backend.engine_fakes import FakeWords, SteppedCore, reference_ids, stepped
+
+WORDS = FakeWords()
+
+
+def gen(max_new: int = 4, **options) -> Gen:
+    return Gen(SamplingParams(max_new_tokens=max_new, temperature=0.0, **options))
+
+
+def drain(core: SteppedCore, limit: int = 2000) -> int:
+    """Runs until idle; the number of passes."""
+    for n in range(limit):
+        if not core.turn():
+            return n
+    raise AssertionError("the engine does not come to rest")
+
+
+def expected_text(prompt: str, n: int) -> str:
+    return WORDS.decode(reference_ids(WORDS.encode((prompt,)), n))
+
+
+def test_cold_siblings_compute_their_prefix_once():
+    engine, core = stepped(8192, chunk=64)
+    shared = "q" * 300
+    handles = [engine.submit(None, [Text((f"{shared}{i % 8} tail {i}",)), gen()]) for i in range(32)]
+    drain(core)
+    counters = engine.counters()
+    assert counters.prefill_optimality >= 0.99
+    assert counters.prefilled_tokens == counters.unique_tokens
+    for i, h in enumerate(handles):
+        assert h.results[0].output().text == expected_text(f"{shared}{i % 8} tail {i}", 4)
+    engine.check()
+
+
+def test_equal_prompts_share_the_last_row():
+    engine, core = stepped()
+    handles = [engine.submit(None, [Text(("x" * 50,)), gen()]) for _ in range(10)]
+    drain(core)
+    assert engine.counters().prefilled_tokens == 50
+    assert {h.results[0].output().text for h in handles} == {expected_text("x" * 50, 4)}
+
+
+@pytest.mark.parametrize("chunk", [16, 64])
+def test_equal_prompts_survive_the_cancellation_of_the_first(chunk):
+    engine, core = stepped(chunk=chunk)
+    first, second, third = (engine.submit(None, [Text(("x" * 50,)), gen()]) for _ in range(3))
+    core.turn()
+    first.cancel()
+    drain(core)
+    assert isinstance(first.results[0].error, CancelledError)
+    assert second.results[0].output().text == third.results[0].output().text == expected_text("x" * 50, 4)
+    engine.check()
+
+
+def test_a_parked_request_goes_on_when_the_other_is_cancelled():
+    engine, core = stepped(chunk=16)
+    first = engine.submit(None, [Text(("x" * 50 + "a",)), gen()])
+    second = engine.submit(None, [Text(("x" * 50 + "cc",)), gen()])
+    core.turn()
+    assert engine.stats()["running"] == 1
+    first.cancel()
+    drain(core)
+    assert second.results[0].output().text == expected_text("x" * 50 + "cc", 4)
+    engine.check()
+
+
+def test_decoding_goes_on_beside_a_long_prefill():
+    engine, core = stepped(4096, chunk=16)
+    short = engine.submit(None, [Text(("z",)), gen(8)])
+    core.turn()
+    long = engine.submit(None, [Text(("w" * 500,)), gen(1)])
+    for _ in range(8):
+        core.turn()
+    assert short.results[0].done and not long.results[0].done
+
+
+def test_longest_cached_prefix_goes_first():
+    engine, core = stepped(4096, max_batch=1)
+    engine.submit(None, [Text(("warm" * 20,)), gen(1)])
+    keep = engine.submit(None, [Text(("warm" * 20,)), gen(1)])
+    drain(core)
+    assert keep.results[0].done
+    cold = engine.submit(None, [Text(("cold" * 20,)), gen(1)])
+    warm = engine.submit(None, [Text(("warm" * 20 + "!",)), gen(1)])
+    core.turn()
+    assert warm.results[0].done and not cold.results[0].done
+    drain(core)
+    assert cold.results[0].done
+
+
+def test_a_waiting_request_is_not_passed_for_ever(monkeypatch):
+    monkeypatch.setattr("lmc.backend.engine.scheduler._PATIENCE", 5)
+    engine, core = stepped(4096, max_batch=1)
+    first = engine.submit(None, [Text(("warm" * 20,)), gen(1)])
+    drain(core)
+    assert first.results[0].done
+    cold = engine.submit(None, [Text(("cold" * 20,)), gen(1)])
+    handles = []
+    for i in range(20):
+        handles.append(engine.submit(None, [Text(("warm" * 20 + f"!{i}",)), gen(1)]))
+        core.turn()
+    assert cold.results[0].done
+
+
+@pytest.mark.parametrize("slots", [70, 90, 150])
+def test_a_small_pool_finishes_everything_with_the_same_text(slots):
+    prompts = ["a" * 40 + str(i % 3) * 10 + "end" * (i % 4) for i in range(12)]
+    engine, core = stepped(slots, chunk=16, max_batch=8)
+    handles = [engine.submit(None, [Text((p,)), gen(6)]) for p in prompts]
+    drain(core)
+    assert [h.results[0].output().text for h in handles] == [expected_text(p, 6) for p in prompts]
+    engine.check()
+
+
+def test_evicted_and_computed_again_is_not_unique():
+    engine, core = stepped(60, chunk=64)
+    for prompt in ("a" * 40, "c" * 40, "a" * 40):
+        handle = engine.submit(None, [Text((prompt,)), gen(2)])
+        drain(core)
+        assert handle.results[0].output().text == expected_text(prompt, 2)
+    c = engine.counters()
+    assert c.prefilled_tokens > c.unique_tokens
+
+
+def test_pins_hold_and_give_way_when_nothing_else_fits():
+    engine, core = stepped(100, chunk=64)
+    pinned = engine.prefill(None, [Text(("p" * 60,))])
+    drain(core)
+    assert engine.stats()["pinned"] == 1
+    handle = engine.submit(None, [Text(("q" * 80,)), gen(2)])
+    drain(core)
+    assert handle.results[0].output().text == expected_text("q" * 80, 2)
+    assert engine.stats()["pinned"] == 0
+    engine.release(pinned)
+    drain(core)
+    engine.check()
+
+
+def test_a_select_larger_than_a_pass_is_scored_in_several():
+    choices = tuple(c * 30 for c in "abcdefgh")
+    texts = []
+    for chunk, slots in ((16, 120), (512, 4096)):
+        engine, core = stepped(slots, chunk=chunk)
+        handle = engine.submit(None, [Text(("which one? " * 2,)), Select(choices)])
+        drain(core)
+        texts.append(handle.results[0].output().metas[0]["input_token_logprobs"])
+        engine.check()
+    assert texts[0] == texts[1]
+
+
+class Anything(RuleBasedStateMachine):
+    """Submit, fork, chain, prefill, cancel, drop and run passes in any order: texts are those of a model alone, and
+    nothing leaks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine, self.core = stepped(160, chunk=12, max_batch=5, max_context=120)
+        self.open: list[tuple[object, str, list[tuple[object, int]]]] = []
+
+    def _submit(self, parent, text: str, *asks):
+        handle, before, _ = parent if parent is not None else (None, "", [])
+        segments, whole = [Text((text,))] if text else [], before + text
+        for ask in asks:
+            segments.append(ask)
+        done = self.engine.submit(handle, segments)
+        self.open.append((done, whole, list(asks)))
+
+    @rule(text=st.text("ab cdE", min_size=1, max_size=30), n=st.integers(0, 6))
+    def ask(self, text, n):
+        self._submit(None, text, gen(n))
+
+    @rule(data=st.data(), text=st.text("ab cdE", max_size=8), n=st.integers(1, 5))
+    def go_on(self, data, text, n):
+        if self.open:
+            handle, *_ = data.draw(st.sampled_from(self.open))
+            self.open.append((self._try(handle, text, gen(n)), None, []))
+
+    @rule(data=st.data(), text=st.text("ab cdE", max_size=8))
+    def choose(self, data, text):
+        if self.open:
+            handle, *_ = data.draw(st.sampled_from(self.open))
+            self.open.append((self._try(handle, text, Select(("abc", "ab", "d e", "abx"))), None, []))
+
+    @rule(text=st.text("ab cdE", min_size=4, max_size=30))
+    def pin(self, text):
+        self.open.append((self.engine.prefill(None, [Text((text,))], Hints(pin=True)), None, []))
+
+    @rule(data=st.data(), text=st.text("ab", min_size=1, max_size=5), n=st.integers(2, 3))
+    def several(self, data, text, n):
+        self._submit(None, text, Gen(SamplingParams(max_new_tokens=4, n=n), seed=data.draw(st.integers(0, 5))))
+
+    def _try(self, handle, text, ask):
+        from lmc.errors import PromptTooLongError
+
+        try:
+            return self.engine.submit(handle, [Text((text,)), ask] if text else [ask])
+        except PromptTooLongError:
+            return handle
+
+    @rule(data=st.data())
+    def cancel(self, data):
+        if self.open:
+            data.draw(st.sampled_from(self.open))[0].cancel()
+
+    @rule(data=st.data())
+    def drop(self, data):
+        if self.open:
+            self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+
+    @rule()
+    def flush(self):
+        self.engine.flush_cache()
+
+    @rule(n=st.integers(1, 6))
+    def run(self, n):
+        for _ in range(n):
+            self.core.turn()
+
+    @invariant()
+    def nothing_leaks(self):
+        self.engine.check()
+
+    def teardown(self):
+        drain(self.core)
+        for handle, whole, asks in self.open:
+            for result in handle.results:
+                assert result.done
+            if whole is not None and len(asks) == 1 and asks[0].params.n == 1 and handle.results[0].error is None:
+                n = min(asks[0].params.max_new_tokens, 120 - len(WORDS.encode((whole,))))
+                assert handle.results[0].output().text == expected_text(whole, n)
+        self.open.clear()
+        handle = None
+        gc.collect()
+        drain(self.core)
+        self.engine.check()
+        stats = self.engine.stats()
+        assert stats["pinned"] == stats["running"] == stats["waiting"] == 0
+        assert stats["free_slots"] + stats["cached_tokens"] == stats["slots"]
+
+
+Anything.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestAnything = Anything.TestCase
