@@ -57,7 +57,7 @@ def test_template_tokens_are_special_and_text_is_not() -> None:
 
 
 def test_unknown_names_say_what_there_is() -> None:
-    with pytest.raises(ProgramError, match="no chat template 'chatlm'; there are .*chatml"):
+    with pytest.raises(ProgramError, match=r"no chat template 'chatlm'; there are .*chatml"):
         get_chat_template("chatlm")
     with pytest.raises(ProgramError, match="'gemma-it' has no role 'system'"):
         get_chat_template("gemma-it").begin("system", None)

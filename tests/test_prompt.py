@@ -164,7 +164,7 @@ def test_make_gen_seeds_only_samples() -> None:
 
 def test_make_select_checks_values_that_came_at_run_time() -> None:
     loc = Loc("prog.py", 4)
-    with pytest.raises(ArgumentError, match="prog.py:4: .*3 is not text"):
+    with pytest.raises(ArgumentError, match=r"prog\.py:4: .*3 is not text"):
         make_select(["a", 3], loc=loc)
     with pytest.raises(ParameterError, match="nothing to choose from"):
         make_select([], loc=loc)

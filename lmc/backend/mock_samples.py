@@ -6,6 +6,7 @@ Small and bounded: repeats stop after a few turns, so that answers stay readable
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -262,8 +263,10 @@ class _Instance:
     def integer(self, schema: Mapping[str, Any]) -> int:
         low, high = self.bounds(schema, 1)
         step = int(schema.get("multipleOf", 1))
-        first = -(-int(-(-low // 1)) // step) * step
-        return self.rng.randrange(first, max(first, int(high // 1)) + 1, step)
+        fitting = range(math.ceil(low / step) * step, math.floor(high) + 1, step)
+        if not fitting:
+            raise ConstraintError("json_schema=…: no integer is within its bounds", loc=self.loc)
+        return self.rng.choice(fitting)
 
     def number(self, schema: Mapping[str, Any]) -> float:
         low, high = self.bounds(schema, 1e-3)
@@ -275,8 +278,8 @@ class _Instance:
         lows += [schema["exclusiveMinimum"] + least] if "exclusiveMinimum" in schema else []
         highs = [schema["maximum"]] if "maximum" in schema else []
         highs += [schema["exclusiveMaximum"] - least] if "exclusiveMaximum" in schema else []
-        low = max(lows) if lows else min([0, *highs])
-        return low, min(highs) if highs else low + 100
+        high = min(highs) if highs else max([0, *lows]) + 100
+        return max(lows) if lows else min(0, high - 100), high
 
     def boolean(self, schema: Mapping[str, Any]) -> bool:
         return self.rng.random() < 0.5

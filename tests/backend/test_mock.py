@@ -326,14 +326,13 @@ def test_wrong_scripts_are_refused() -> None:
 
 
 def test_latency_delays_answers_and_runs_them_side_by_side() -> None:
-    mock, threads = Mock(latency=0.05), threading.active_count()
+    mock, threads = Mock(latency=0.3), threading.active_count()
     began = time.monotonic()
     handles = [mock.submit(None, (text(str(i)), gen())) for i in range(50)]
-    assert time.monotonic() - began < 0.05
     assert not any(handle.results[0].done for handle in handles)
     for handle in handles:
         handle.results[0].output()
-    assert 0.05 <= time.monotonic() - began < 0.5
+    assert 0.3 <= time.monotonic() - began < 3, "one after another would take 15 s"
     assert threading.active_count() <= threads + 1
     mock.close()
 
