@@ -1,0 +1,49 @@
+"""Golden tests of lower-chat."""
+
+from __future__ import annotations
+
+from lmc.chat import RoleTemplate
+from lmc.passes.manager import Target
+from lmc.prompt import Special
+from tests.passes.filecheck import check
+
+CHAT = """
+    %c0 = ctx.new()
+    %c1 = role.begin(%c0) {role = "user", previous = none} loc("chat.py":3)
+    %c2 = append(%c1, %essay)
+    %c3 = role.end(%c2) {role = "user"}
+    %c4 = role.begin(%c3) {role = "assistant", previous = "user"}
+    %c5, %x, %m = gen(%c4)
+    exit(%c5) {id = 0}
+"""
+
+
+def test_roles_become_the_templates_text_with_marks_inside() -> None:
+    check("lower-chat", CHAT, """
+        %c0 = ctx.new()
+        %c1 = append(%c0, special("<|im_start|>"), "user\\n", begin("user")) loc("chat.py":3)
+        %c2 = append(%c1, %essay)
+        %c3 = append(%c2, end("user"), special("<|im_end|>"), "\\n")
+        %c4 = append(%c3, special("<|im_start|>"), "assistant\\n", begin("assistant"))
+        %c5, %x, %m = gen(%c4)
+        exit(%c5) {id = 0}
+    """)  # fmt: skip
+
+
+def test_the_first_message_brings_the_templates_default_system() -> None:
+    template = RoleTemplate("t", {"user": (("U:",), ("\n",)), "assistant": ((), ())}, default_system=(Special("<s>"), "Be kind."))
+    check("lower-chat,canonicalize", CHAT, """
+        %c0 = ctx.new()
+        %c4 = append(%c0, special("<s>"), "Be kind.U:", begin("user"), %essay, end("user"), "\\n", begin("assistant"))
+        %c5, %x, %m = gen(%c4)
+        exit(%c5) {id = 0}
+    """, target=Target(template=template))  # fmt: skip
+
+
+def test_a_message_api_gets_marks_only() -> None:
+    check("lower-chat,canonicalize", CHAT, """
+        %c0 = ctx.new()
+        %c4 = append(%c0, begin("user"), %essay, end("user"), begin("assistant"))
+        %c5, %x, %m = gen(%c4)
+        exit(%c5) {id = 0}
+    """, target=Target("chat", RoleTemplate("messages", dict.fromkeys(["user", "assistant"], ((), ())))))  # fmt: skip

@@ -1,0 +1,205 @@
+"""Golden tests of plan-prefix."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmc.errors import IRError
+from lmc.passes.manager import PassManager, parse_pipeline
+from tests.passes.filecheck import check, check_unchanged, graph_of
+
+PLAN = "plan-prefix{min_chars = 8}"
+
+
+def test_the_constant_beginning_is_cut_off_and_prefilled_for_the_program() -> None:
+    check(PLAN, """
+        %c0 = ctx.new()
+        %c1 = append(%c0, special("<s>"), "You grade essays: ", %essay, "\\n")
+        %c2, %x, %m = gen(%c1)
+        return(%x, %c2)
+    """, """
+        %c0 = ctx.new()
+        %c3 = append(%c0, special("<s>"), "You grade essays: ")
+        prefill(%c3) {scope = "program"}
+        %c1 = append(%c3, %essay, "\\n")
+        %c2, %x, %m = gen(%c1)
+        return(%x, %c2)
+    """)  # fmt: skip
+
+
+def test_a_short_beginning_is_not_worth_it() -> None:
+    check_unchanged(PLAN, """
+        %c0 = ctx.new()
+        %c1 = append(%c0, "Essay: ", %essay)
+        %c2, %x, %m = gen(%c1)
+        return(%x, %c2)
+    """)  # fmt: skip
+
+
+def test_a_prompt_from_which_one_gen_goes_out_is_not_prefilled() -> None:
+    check_unchanged(PLAN, """
+        %c1 = append(%c0, "text that goes on twice")
+        %c2 = append(%c1, "no gen behind it")
+        %c3, %x, %m = gen(%c1)
+        return(%x, %c2)
+    """, params="%c0: ctx")  # fmt: skip
+
+
+def test_a_fork_point_is_prefilled_once_and_released_after_its_last_ask() -> None:
+    check(PLAN, """
+        %c1 = append(%c0, "text that forks share")
+        %f = append(%c1, "left")
+        %f1, %x, %m0 = gen(%f)
+        %g = append(%c1, "right")
+        %c2 = append(%c1, %x, "!")
+        %g1, %y, %m1 = gen(%g)
+        %h = host.call(@print, %y) {ord = 1}
+        return(%x, %c2)
+    """, """
+        %c1 = append(%c0, "text that forks share")
+        prefill(%c1)
+        %f = append(%c1, "left")
+        %f1, %x, %m0 = gen(%f)
+        %g = append(%c1, "right")
+        %c2 = append(%c1, %x, "!")
+        %g1, %y, %m1 = gen(%g)
+        release(%c1)
+        %h = host.call(@print, %y) {ord = 1}
+        return(%x, %c2)
+    """, params="%c0: ctx")  # fmt: skip
+
+
+def test_each_path_prefills_and_releases_for_itself() -> None:
+    """^off has one gen and prefills nothing; ^on releases in both of its arms, where one needs the prompt longer."""
+    check(PLAN, """
+        %c1 = append(%c0, "text that forks share")
+        switch(%k) [true -> ^off, _ -> ^on]
+      ^off:
+        %c2, %x, %m0 = gen(%c1)
+        return(%x, %c2)
+      ^on:
+        %c3, %y, %m1 = gen(%c1)
+        switch(%y) ["a" -> ^a, _ -> ^b]
+      ^a:
+        %c4, %z, %m2 = gen(%c1)
+        return(%z, %c4)
+      ^b:
+        return(%y, %c3)
+    """, """
+        %c1 = append(%c0, "text that forks share")
+        switch(%k) [true -> ^off, _ -> ^on]
+        ^off:
+        %c2, %x, %m0 = gen(%c1)
+        return(%x, %c2)
+        ^on:
+        prefill(%c1)
+        %c3, %y, %m1 = gen(%c1)
+        switch(%y) ["a" -> ^a, _ -> ^b]
+        ^a:
+        %c4, %z, %m2 = gen(%c1)
+        release(%c1)
+        return(%z, %c4)
+        ^b:
+        release(%c1)
+        return(%y, %c3)
+    """, params="%c0: ctx, %k: bool")  # fmt: skip
+
+
+def test_an_exit_may_ask_again_and_ends_the_pin() -> None:
+    check(PLAN, """
+        %c1 = append(%c0, "text that forks share")
+        %c2, %x, %m = gen(%c1)
+        exit(%c1, %x) {id = 0}
+    """, """
+        %c1 = append(%c0, "text that forks share")
+        prefill(%c1)
+        %c2, %x, %m = gen(%c1)
+        release(%c1)
+        exit(%c1, %x) {id = 0}
+    """, params="%c0: ctx")  # fmt: skip
+
+
+def test_arms_are_alternatives_and_share_nothing() -> None:
+    check_unchanged(PLAN, """
+        %c1 = append(%c0, "text that arms share")
+        switch(%k) [true -> ^a, _ -> ^b]
+      ^a:
+        %c2, %x, %m0 = gen(%c1)
+        return(%x, %c2)
+      ^b:
+        %c3, %y, %m1 = gen(%c1)
+        return(%y, %c3)
+    """, params="%c0: ctx, %k: bool")  # fmt: skip
+
+
+def test_text_that_siblings_begin_with_becomes_a_fork_point() -> None:
+    check(PLAN, """
+        %c1, %s, %m = gen(%c0)
+        %f = append(%c1, special("<u>"), "Judge its clarity.")
+        %f1, %x, %m0 = gen(%f)
+        %g = append(%c1, special("<u>"), "Judge its evidence.")
+        %g1, %y, %m1 = gen(%g)
+        %h = append(%c1, special("<u>"), "Sum up: ", %x, %y)
+        %h1, %z, %m2 = gen(%h)
+        return(%z, %h1)
+    """, """
+        %c1, %s, %m = gen(%c0)
+        %c2 = append(%c1, special("<u>"), "Judge its ")
+        prefill(%c2)
+        %f = append(%c2, "clarity.")
+        %f1, %x, %m0 = gen(%f)
+        %g = append(%c2, "evidence.")
+        %g1, %y, %m1 = gen(%g)
+        release(%c2)
+        %h = append(%c1, special("<u>"), "Sum up: ", %x, %y)
+        %h1, %z, %m2 = gen(%h)
+        return(%z, %h1)
+    """, params="%c0: ctx")  # fmt: skip
+
+
+def test_nested_forks_are_prefilled_outside_in() -> None:
+    check(PLAN, """
+        %c1 = append(%c0, "outer text")
+        %c2 = append(%c1, "inner text")
+        %d1, %x, %m0 = gen(%c2)
+        %d2, %y, %m1 = gen(%c2)
+        %d3, %z, %m2 = gen(%c1)
+        return(%x, %d3)
+    """, """
+        %c1 = append(%c0, "outer text")
+        prefill(%c1)
+        %c2 = append(%c1, "inner text")
+        prefill(%c2)
+        %d1, %x, %m0 = gen(%c2)
+        %d2, %y, %m1 = gen(%c2)
+        release(%c2)
+        %d3, %z, %m2 = gen(%c1)
+        release(%c1)
+        return(%x, %d3)
+    """, params="%c0: ctx")  # fmt: skip
+
+
+def test_it_says_what_it_expects_to_share() -> None:
+    graph = graph_of("""
+        %c0 = ctx.new()
+        %c1 = append(%c0, "0123456789")
+        %c2 = append(%c1, %essay, "9876543210")
+        %d1, %x, %m0 = gen(%c2)
+        %d2, %y, %m1 = gen(%c2)
+        %d3, %z, %m2 = gen(%c2)
+        return(%x, %d3)
+    """)
+    planned = PassManager(parse_pipeline("plan-prefix{min_chars = 8, unknown_chars = 100}")).plan(graph)
+    assert planned.stats == {
+        "plan-prefix.program prefixes": 1,
+        "plan-prefix.characters shared by runs": 10,
+        "plan-prefix.prefills": 1,
+        "plan-prefix.characters shared by forks": 220,
+    }
+
+
+def test_roles_have_to_be_lowered_before() -> None:
+    graph = graph_of('%c1 = role.end(%c0) {role = "user"} loc("judge.py":7)\nreturn(none, %c1)', params="%c0: ctx")
+    with pytest.raises(IRError, match="plan-prefix needs a graph without role.end; put lower-chat before it") as e:
+        PassManager(parse_pipeline(PLAN)).run(graph)
+    assert e.value.loc is not None and e.value.loc.line == 7
