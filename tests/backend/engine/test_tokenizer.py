@@ -169,7 +169,9 @@ def test_gguf_special_and_added_tokens():
 
 
 def test_smollm_splits_digits_and_others_do_not():
-    assert len(from_gguf(gguf_meta(), "m.gguf").encode(["the12"])) == 3
+    smollm = from_gguf(gguf_meta(), "m.gguf")
+    assert len(smollm.encode(["the12"])) == 3
+    assert smollm.encode([" ١"])[0] == smollm.encode([" "])[0]
     assert len(from_gguf(gguf_meta(pre="gpt-2"), "m.gguf").encode(["the12"])) == 2
     assert len(from_gguf(gguf_meta(pre="qwen2"), "m.gguf").encode(["the12"])) == 3
     assert len(from_gguf(gguf_meta(pre="llama-bpe"), "m.gguf").encode(["the12"])) == 2
@@ -206,7 +208,9 @@ def test_ids_equal_those_of_transformers(smollm):
 
     path = embedded_path()
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    for text in (MIXED, "x" * 40 + "  \n\n  y", "1234567890 3.14", "The <b>end</b>."):
+    # its GGUF reader leaves out the vocabulary's digit rule, which shows in digits beyond ASCII only
+    plain = MIXED.replace("١٢٣", "")
+    for text in (plain, "x" * 40 + "  \n\n  y", "1234567890 3.14", "The <b>end</b>."):
         assert smollm.encode([text]) == theirs.encode(text, add_special_tokens=False)
     special = "<|im_start|>user\nHi 7<|im_end|>\n<|im_start|>assistant\n"
     assert smollm.encode(smollm.split_specials(special)) == theirs.encode(special, add_special_tokens=False)
