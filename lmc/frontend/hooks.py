@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from lmc.frontend import hostops, reach
+from lmc.frontend.instrument import CannotInstrument
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.state import State
 from lmc.frontend.values import TraceEscape, active
@@ -256,7 +257,10 @@ class ReplayMode(CountingMode):
     def call(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(fn, Function) and not fn.split(kwargs)[1]:
             return self.sub_program(fn, args, kwargs)
-        twin = reach.traced_twin(fn, args, kwargs, hooks)
+        try:
+            twin = reach.traced_twin(fn, args, kwargs, hooks)
+        except CannotInstrument:
+            twin = fn  # as it is: nothing after this point is in the record
         if twin is not None:
             return twin(*args, **kwargs)
         args = tuple([self._recorded_iter(n + 1, a) for n, a in enumerate(args)])

@@ -158,6 +158,8 @@ class TraceEmitter:
 
 
 NOT_AN_ATTRIBUTE: Any = object()
+SELF = object()
+"""Stands for the program's own state as its return value."""
 NO_KEY = ()
 """For host operations that a replay neither answers nor repeats: checks of the trace itself."""
 
@@ -313,7 +315,7 @@ class TraceMode(CountingMode):
 
     def result_operand(self, state: State, result: Any) -> Operand:
         if result is state:
-            return self.tree.symbol(("op", "self"), "lmc.state", None)
+            return self.tree.symbol(("op", "self"), "lmc.state", SELF)
         return self.operand(result)
 
     def end(self, end: Return | Escape) -> None:
@@ -972,7 +974,7 @@ class TraceMode(CountingMode):
 
     def known_call(self, fn: Any, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A library function that only reads its arguments."""
-        args = tuple(list(self.items(a)) if isinstance(a, LAZY) else a for a in args)
+        args = tuple([self.fresh(list(self.items(a))) if isinstance(a, LAZY) else a for a in args])
         everything = (*args, *kwargs.values())
         plain = all(self.is_plain(a) or self._by_identity(a) or self.steady(a) for a in everything)
         if plain and not any(map(reach.holds_value, everything)):
@@ -1013,7 +1015,7 @@ class TraceMode(CountingMode):
         everything = (*args, *kwargs.values())
         if any(map(reach.holds_language, everything)):
             raise TraceEscape(f"hands a state to .{name}() of a traced value")
-        args = tuple(list(self.items(a)) if isinstance(a, LAZY) else a for a in args)
+        args = tuple([self.fresh(list(self.items(a))) if isinstance(a, LAZY) else a for a in args])
         types_ = [self.type_of(a) for a in (owner, *args, *kwargs.values())]
         if owner.type == "str":
             return self.text_method(owner, name, args, kwargs, types_)
@@ -1036,7 +1038,7 @@ class TraceMode(CountingMode):
         return self.host(symbol, operands, known, "pure" if pure else "ordered", kwargs=tuple(kwargs))
 
     def constant_method(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args = tuple(list(self.items(a)) if isinstance(a, LAZY) else a for a in args)
+        args = tuple([self.fresh(list(self.items(a))) if isinstance(a, LAZY) else a for a in args])
         everything = (*args, *kwargs.values())
         if any(map(reach.holds_language, everything)) and type(owner) is not tuple:
             raise TraceEscape(f"hands a state to {type(owner).__name__}.{name}")

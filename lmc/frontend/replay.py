@@ -1,0 +1,94 @@
+"""Interpreter replay: a compiled run that left its graph goes on as plain Python, answered from what it already did."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from lmc.backend.base import Result
+from lmc.frontend.hooks import Record, ReplayMode, hooks
+from lmc.frontend.instrument import instrument
+from lmc.frontend.interpreter import ACTIVE, Function, LiveEmitter, Run
+from lmc.frontend.primitives import GenExpr, SelectExpr
+from lmc.frontend.state import State
+from lmc.frontend.values import active
+from lmc.prompt import Gen, Image, Mark, Origin, Prompt, Select, Special, make_gen, make_select
+
+Answers = Mapping[tuple[str, int], tuple[Prompt, Any, Prompt]]
+"""What was asked, by stream and ordinal: (prompt before, request, prompt after)."""
+
+
+class ReplayEmitter(LiveEmitter):
+    """As in a live run, except that what was already asked, of the same prompt, is not asked again."""
+
+    __slots__ = ("_answers", "used")
+
+    def __init__(self, run: Run, answers: Answers) -> None:
+        super().__init__(run)
+        self._answers = answers
+        self.used: set[tuple[str, int]] = set()
+
+    def gen(self, ctx: Prompt, expr: GenExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
+        run = self.run
+        ask = make_gen(run.defaults, expr.given, Origin(run.seed, run.item, stream, ordinal), expr.name, expr.loc)
+        return self._reused(ctx, ask, (stream, ordinal)) or self._submit(ctx, ask)
+
+    def select(self, ctx: Prompt, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
+        run = self.run
+        origin = Origin(run.seed, run.item, stream, ordinal)
+        ask = make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc)
+        return self._reused(ctx, ask, (stream, ordinal)) or self._submit(ctx, ask)
+
+    def _reused(self, ctx: Prompt, ask: Gen | Select, key: tuple[str, int]) -> tuple[Prompt, Result] | None:
+        if key not in self._answers:
+            return None
+        before, asked, after = self._answers[key]
+        if not _same_request(ask, asked) or _content(ctx) != _content(before):
+            return None
+        self.used.add(key)
+        assert after.result is not None
+        return Prompt(ctx, (), after.result, after.handle, ()), after.result
+
+    def forget(self) -> None:
+        """Cancels what was asked ahead and is not wanted after all."""
+        for key, (_, _, prompt) in self._answers.items():
+            if key not in self.used and prompt.handle is not None and prompt.result is not None and not prompt.result.done:
+                prompt.handle.cancel()
+
+
+def _same_request(a: Gen | Select, b: Gen | Select) -> bool:
+    if isinstance(a, Gen) and isinstance(b, Gen):
+        return (a.params, a.constraint, a.seed, a.name) == (b.params, b.constraint, b.seed, b.name)
+    if isinstance(a, Select) and isinstance(b, Select):
+        return (a.choices, a.method, a.temperature, a.seed) == (b.choices, b.method, b.temperature, b.seed)
+    return False
+
+
+def _content(prompt: Prompt) -> list[str | Special | Mark | Image | int]:
+    """A prompt as its literal parts, merged, and its answers by identity."""
+    found: list[str | Special | Mark | Image | int] = []
+    for node in prompt.nodes():
+        for part in node.parts:
+            last = found[-1] if found else None
+            if isinstance(part, str) and isinstance(last, str):
+                found[-1] = last + part
+            elif part != "":
+                found.append(part)
+        if node.result is not None:
+            found.append(id(node.result))
+    return found
+
+
+def replay(program: Function, state: State, arguments: inspect.BoundArguments, record: Record) -> None:
+    """Runs the program on real values with `state`, whose emitter knows what was asked; raises what the program raises."""
+    mode = ReplayMode(record)
+    twin = instrument(program.func, hooks)  # type: ignore[arg-type]  # a program that was traced is a plain function
+    token, state_token = active.set(mode), ACTIVE.set(state)
+    try:
+        state.ret_value = twin(state, *arguments.args[1:], **arguments.kwargs)
+    finally:
+        ACTIVE.reset(state_token)
+        active.reset(token)
+        if isinstance(state.emitter, ReplayEmitter):
+            state.emitter.forget()

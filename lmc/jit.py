@@ -1,0 +1,509 @@
+"""lmc.compile: a program traced, planned and executed, with the interpreter behind it.
+
+Composes the parts: tracer → trace tree → passes → executor. A `Program` keeps one trace tree for each list of argument
+types and state of the outside (guards); trees grow when a run takes a path that no run took before.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmc.backend.base import Backend, Counters
+from lmc.backend.executor import Code, Execution, Exit, Instruction, Run, TakeOver, case_key
+from lmc.chat import CHATML
+from lmc.config import default_backend, has_default_backend, log, settings
+from lmc.errors import ArgumentError, ParameterError, ProgramError
+from lmc.frontend import reach, tracer
+from lmc.frontend.interpreter import ACTIVE, RUN_OPTIONS, Function, LiveEmitter
+from lmc.frontend.replay import ReplayEmitter, replay
+from lmc.frontend.state import State
+from lmc.frontend.tree import Decision, Node, Switch, Tree, decision_of
+from lmc.frontend.values import TraceEscape
+from lmc.ir.core import Graph
+from lmc.ir.core import Value as IRValue
+from lmc.passes.manager import PassManager, Target, pipeline_for, run_pipeline
+
+MAX_TREES = 8
+"""Trace trees of one program for one list of argument types; further states of the outside run in the interpreter."""
+MAX_OPS = 50_000
+"""Ops of one tree; beyond it new paths run in the interpreter."""
+AHEAD_DEPTH = 3
+AHEAD_TRACES = 8
+"""How far arms of decisions with few answers are explored before a run takes them."""
+
+
+@dataclass
+class Stats:
+    """What a program has done so far."""
+
+    runs: int = 0
+    replays: int = 0
+    traces: int = 0
+    trace_seconds: float = 0.0
+    plan_seconds: float = 0.0
+    run_seconds: float = 0.0
+    counters: Counters = field(default_factory=Counters)
+    """The backend's work during the last call or batch."""
+
+
+@dataclass(eq=False)
+class Plan:
+    """A tree compiled for one target. In-flight runs keep the code they started with."""
+
+    target: Target
+    code: Code
+    size: int
+    stats: Mapping[str, int]
+
+
+@dataclass(eq=False)
+class Traced:
+    """A tree with the arguments it was first traced with, and its plans by chat template."""
+
+    tree: Tree
+    arguments: inspect.BoundArguments
+    plans: dict[tuple[str, int], Plan] = field(default_factory=dict[tuple[str, int], Plan])
+
+    def applies(self) -> bool:
+        return all(guard.holds() for guard in tuple(self.tree.guards.values()))
+
+    def missed(self) -> str:
+        return next((guard.what for guard in self.tree.guards.values() if not guard.holds()), "")
+
+
+def compile(  # noqa: A001  # the name of the field: torch.compile, re.compile
+    fn: Function, *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1
+) -> Program:
+    """A program that means what `fn` means, compiled as it runs.
+
+    backend  where it runs when a call names none (default: `set_default_backend`'s)
+    outputs  names of the only variables that will be read; whatever they do not need is not generated
+    opt      0: nothing removed, merged or reordered; 1: the default pipeline
+    """
+    if not isinstance(fn, Function):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(f"lmc.compile takes a function decorated with @lmc.function, not {fn!r}")
+    if opt not in (0, 1):
+        raise ParameterError(f"opt={opt!r}: 0 or 1")
+    return Program(fn, backend=backend, outputs=outputs, opt=opt)
+
+
+class Program:
+    """A compiled program. Calls are thread-safe; `program(**kw)` runs one binding, `program.batch(items)` many."""
+
+    def __init__(self, fn: Function, *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1) -> None:
+        self.function, self.backend, self.opt = fn, backend, opt
+        self.outputs = None if outputs is None else tuple(outputs)
+        self.stats = Stats()
+        self._trees: dict[tuple[str, ...], list[Traced]] = {}
+        self._lock = threading.RLock()
+        self._interpreted: str | None = None  # why, if nothing of it can be captured
+        self._said: set[str] = set()
+        kinds = [p.kind for p in fn.signature.parameters.values()]
+        if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.VAR_KEYWORD in kinds:
+            self._interpreted = "it takes *args or **kwargs"
+
+    # -- running
+
+    def __call__(self, *args: Any, **kwargs: Any) -> State:
+        """Runs the program and returns its state, as `fn.run` does. Sampling defaults, `backend` and `seed` as there."""
+        arguments, options = self.function.split(kwargs)
+        return self._call(self.function.arguments(args, arguments), options)
+
+    def call(self, args: Mapping[str, Any], **options: Any) -> State:
+        """As calling it, with the program's arguments apart from the options."""
+        unknown = options.keys() - RUN_OPTIONS
+        if unknown:
+            raise ArgumentError(f"{self.function.described}: no option {sorted(unknown)[0]!r}")
+        return self._call(self.function.arguments((), args), options)
+
+    def batch(
+        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
+    ) -> list[State]:
+        """Runs the program for each item (a dict, or a tuple of positional arguments); states in input order.
+
+        errors="raise": every item runs, then the first exception is raised; "return": it is the item's `state.error()`.
+        """
+        states = list(self.stream_batch(items, progress=progress, errors=errors, **options))
+        if errors == "raise":
+            for state in states:
+                if state.failure is not None:
+                    raise state.failure
+        return states
+
+    def stream_batch(
+        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return", **options: Any
+    ) -> Iterator[State]:
+        """As `batch`, giving each state in input order as soon as it and those before it are done; failures are in the states."""
+        if errors not in ("raise", "return"):
+            raise ParameterError(f"errors={errors!r}: 'raise' or 'return'")
+        unknown = options.keys() - RUN_OPTIONS
+        if unknown:
+            raise ArgumentError(f"{self.function.described}: batch() has no option {sorted(unknown)[0]!r}")
+        bound = self.function._bind_all(list(items))
+        if not bound:
+            return iter(())
+        if self._plain(options):
+            return iter(self.function.run_batch(
+                [tuple(b.args[1:]) if not b.kwargs else dict(list(b.arguments.items())[1:]) for b in bound],
+                progress_bar=progress, errors="return", **self._options(options)))  # fmt: skip
+        return self._stream_batch(bound, options, progress)
+
+    def _call(self, bound: inspect.BoundArguments, options: dict[str, Any]) -> State:
+        if self._plain(options):
+            state = self.function._state(self._options(options))
+            if options.get("stream"):
+                return self.function._stream(state, bound)
+            self.function._call(state, bound)
+            return state
+        root = self.function._state(self._options(options))
+        before, start = root.emitter.run.backend.counters(), time.perf_counter()  # type: ignore[attr-defined]
+        token = ACTIVE.set(root)
+        try:
+            (run,) = Execution(parallel=False).run(self._runs([root], [bound]))
+        finally:
+            ACTIVE.reset(token)
+        self._measured(1, before, start, run.backend)
+        if run.error is not None:
+            raise run.error
+        return run.result
+
+    def _stream_batch(self, bound: list[inspect.BoundArguments], options: dict[str, Any], progress: bool) -> Iterator[State]:
+        roots = self.function._batch_states(len(bound), self._options(options))
+        backend: Backend = roots[0].emitter.run.backend  # type: ignore[attr-defined]
+        before, start = backend.counters(), time.perf_counter()
+        bar = _progress_bar(len(bound)) if progress else None
+        waiting: dict[int, Run] = {}
+        following = 0
+        execution = Execution(parallel=True, workers=min(256, len(bound)))
+        try:
+            for run in execution.run(self._runs(roots, bound)):
+                if bar is not None:
+                    bar.update()
+                waiting[run.root.index] = run
+                while following in waiting:
+                    yield self._state_of(waiting.pop(following))
+                    following += 1
+        finally:
+            if bar is not None:
+                bar.close()
+            self._measured(len(bound), before, start, backend)
+
+    def _state_of(self, run: Run) -> State:
+        """The state of a run that is over, its answers complete; with `failure` if the program raised."""
+        if run.error is not None and not isinstance(run.error, Exception):
+            raise run.error
+        state: State = run.root.state if run.error is not None else run.result
+        if run.error is not None:
+            state.failure = run.error
+        else:
+            state.sync()
+        return state
+
+    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        if self.backend is not None and options.get("backend") is None and ACTIVE.get() is None:
+            return {**options, "backend": self.backend}
+        return dict(options)
+
+    def _plain(self, options: Mapping[str, Any]) -> bool:
+        """Whether calls go to the interpreter: nothing can be captured, a stream is wanted, or LMC_JIT=0."""
+        if self._interpreted is not None:
+            self._say(f"{self.function.name} runs in the interpreter: {self._interpreted}")
+            return True
+        return bool(options.get("stream")) or not settings().jit
+
+    def _say(self, message: str) -> None:
+        """Says something once per program."""
+        if message not in self._said:
+            self._said.add(message)
+            log("exits", message)
+
+    def _measured(self, runs: int, before: Counters, start: float, backend: Backend) -> None:
+        self.stats.runs += runs
+        self.stats.run_seconds = time.perf_counter() - start
+        self.stats.counters = backend.counters() - before
+
+    # -- one run
+
+    def _runs(self, roots: Sequence[State], bound: Sequence[inspect.BoundArguments]) -> Iterator[Run]:
+        for index, (root, arguments) in enumerate(zip(roots, bound, strict=True)):
+            arguments.apply_defaults()
+            yield self._begin(root, arguments, index)
+
+    def _begin(self, root: State, arguments: inspect.BoundArguments, index: int) -> Run:
+        live = root.emitter.run  # type: ignore[attr-defined]
+        values = list(arguments.arguments.values())[1:]
+        run = Run(self, live.backend, live.defaults, live.seed, live.item, values, root.stream)
+        run.root = Root(root, arguments, index)
+        traced = self._find(arguments, values)
+        if traced is None:
+            run.pending = [_LEAVE]
+            return run
+        run.root.traced = traced
+        plan = self._plan(traced, live.backend)
+        run.root.target = plan.target
+        run.enter(plan.code)
+        return run
+
+    def _find(self, arguments: inspect.BoundArguments, values: Sequence[Any]) -> Traced | None:
+        """The tree for these arguments and the outside as it is now; a new one if there is none."""
+        if self._interpreted is not None:
+            return None
+        for value in values:
+            if value.__class__ is not str and reach.holds_language(value):
+                self._say(f"{self.function.name} runs in the interpreter when it is handed a state or an expression")
+                return None
+        key = tuple([_type_of(v) for v in values])
+        for traced in self._trees.get(key, ()):
+            if traced.applies():
+                return traced
+        with self._lock:
+            trees = self._trees.setdefault(key, [])
+            for traced in trees:
+                if traced.applies():
+                    return traced
+                log("guards", f"{self.function.name}: a trace does not apply: {traced.missed()}")
+            if len(trees) >= MAX_TREES:
+                self._say(f"{self.function.name}: more than {MAX_TREES} states of the outside; further ones run in the interpreter")
+                return None
+            params = tuple(IRValue(n, t) for n, t in zip(self.function.params, key, strict=True))  # type: ignore[arg-type]
+            traced = Traced(Tree(self.function.name, params), arguments)
+            if not self._grow(traced, ()):
+                return None
+            trees.insert(0, traced)
+            return traced
+
+    def _grow(self, traced: Traced, path: tuple[Decision, ...]) -> bool:
+        """Traces a path, and explores the arms of decisions with few answers ahead. False: the interpreter runs it."""
+        start = time.perf_counter()
+        try:
+            return self._explore(traced, path)
+        except TraceEscape as escape:
+            self._interpreted = escape.reason
+            self._say(f"{self.function.name} runs in the interpreter: {escape.reason}")
+            return False
+        except tracer.Diverged as error:
+            self._say(f"{self.function.name}: {error}; this path runs in the interpreter")
+            return False
+        finally:
+            self.stats.trace_seconds += time.perf_counter() - start
+
+    def _explore(self, traced: Traced, path: tuple[Decision, ...]) -> bool:
+        tree, todo = traced.tree, [path]
+        for count in range(AHEAD_TRACES):
+            if not todo or (count and tree.size > MAX_OPS):
+                break
+            here = todo.pop(0)
+            self.stats.traces += 1
+            if not tracer.trace(tree, self.function, traced.arguments, here):
+                if here == path:
+                    return False
+                continue
+            node = tree.node(here)
+            if node is not None and isinstance(node.end, Switch) and node.end.domain and len(here) - len(path) < AHEAD_DEPTH:
+                keys = [decision_of(x) for x in node.end.domain]
+                todo += [(*here, k) for k in keys if k is not None and k not in node.end.arms]
+        return True
+
+    def _plan(self, traced: Traced, backend: Backend) -> Plan:
+        """The tree compiled for a backend; compiled again once it has grown by half."""
+        template = backend.chat_template
+        key = ("tokens" if backend.capabilities.raw_text else "chat", id(template))
+        plan = traced.plans.get(key)
+        if plan is None or traced.tree.size > 1.5 * plan.size + 8:
+            with self._lock:
+                target = Target(key[0], template)
+                code, stats = self._compiled(traced.tree.graph(), target)
+                plan = traced.plans[key] = Plan(target, code, traced.tree.size, stats)
+        return plan
+
+    def _compiled(self, graph: Graph, target: Target, bound: Sequence[Any] | None = None, first: int = 0) -> tuple[Code, Mapping[str, int]]:
+        start = time.perf_counter()
+        manager = PassManager(pipeline_for(target, opt=self.opt, outputs=self.outputs))
+        planned = manager.plan(graph, target)
+        code = Code(planned.graph, strict=self.opt == 0, bound=bound, first=first)
+        self.stats.plan_seconds += time.perf_counter() - start
+        return code, planned.stats
+
+    # -- what the executor asks of its owner
+
+    def extend(self, run: Run, exit: Exit) -> Sequence[Instruction] | None:
+        """The continuation for the last decision of the run: traced if it is new, planned, and linked to the switch."""
+        root: Root = run.root
+        assert root.traced is not None and root.target is not None and exit.switch is not None
+        path = tuple(decision_of(x) for x in run.path)
+        if None in path:
+            self._say(f"{self.function.name}: a decision on a {type(run.path[-1]).__name__}; this path runs in the interpreter")
+            return None
+        tree = root.traced.tree
+        with self._lock:
+            known = exit.switch.arms.get(case_key(run.path[-1]))
+            if known is not None:
+                return known
+            node = self._node(root.traced, path)  # type: ignore[arg-type]
+            if node is None:
+                return None
+            before = tree.node(path[:-1])  # type: ignore[arg-type]
+            assert before is not None and isinstance(before.end, Switch)
+            graph = tree.graph(node, before.end.live)
+            code, _ = self._compiled(graph, root.target, exit.operands, exit.code.slots)
+            exit.switch.arms[case_key(run.path[-1])] = code.entry
+            log("exits", f"{self.function.name}: {_shown(run.path[-1])} at {exit.loc}: a new path of {len(list(graph.ops()))} ops")
+            return code.entry
+
+    def _node(self, traced: Traced, path: tuple[Decision, ...]) -> Node | None:
+        node = traced.tree.node(path)
+        if node is not None:
+            return node
+        if traced.tree.size > MAX_OPS:
+            self._say(f"{self.function.name}: more than {MAX_OPS} ops traced; new paths run in the interpreter")
+            return None
+        return traced.tree.node(path) if self._grow(traced, path) else None
+
+    def finish(self, run: Run, value: Any, prompt: Any, held: Sequence[Any], attrs: Mapping[str, Any]) -> State:
+        root: Root = run.root
+        variables = {
+            name: tracer.held_of(held[2 * i], held[2 * i + 1])
+            for i, name in enumerate(attrs["vars"])
+            if self.outputs is None or name in self.outputs
+        }
+        asked: list[Any] = [after.result for _, _, after in run.answers.values()]
+        state = State(
+            root.state.emitter, prompt, variables=variables, stream=run.stream, ordinal=attrs["ordinal"], forks=attrs["forks"],
+            calls=attrs["calls"], role=attrs["role"], previous=attrs["previous"], asked=[*asked, root.state.asked], name=self.function.name,
+        )  # fmt: skip
+        state.ret_value = state if value is tracer.SELF else value
+        return state
+
+    def replay(self, run: Run) -> State:
+        root: Root = run.root
+        if not isinstance(run.failure, TakeOver):
+            log("exits", f"{self.function.name}: {type(run.failure).__name__} raised; the interpreter goes on")
+        elif str(run.failure):
+            self._say(f"{self.function.name} goes on in the interpreter: {run.failure}")
+        self.stats.replays += 1
+        live: LiveEmitter = root.state.emitter  # type: ignore[assignment]
+        if not run.record and not run.answers:
+            self.function._call(root.state, root.arguments)
+            return root.state
+        state = State(ReplayEmitter(live.run, run.answers), stream=run.stream, name=self.function.name, asked=[root.state.asked])
+        root.state = state
+        replay(self.function, state, root.arguments, run.record)
+        return state
+
+    def context(self, run: Run) -> contextvars.Context:
+        context = contextvars.copy_context()
+        context.run(ACTIVE.set, run.root.state)
+        return context
+
+    # -- looking at it
+
+    def lower(self, **example: Any) -> Program:
+        """Traces ahead of time for arguments like these, without a model."""
+        bound = self.function.arguments((), example)
+        bound.apply_defaults()
+        self._find(bound, list(bound.arguments.values())[1:])
+        return self
+
+    def graph(self) -> Graph:
+        """All that has been traced so far for the latest list of argument types; traced now if nothing was."""
+        if not self._trees:
+            self._find(*self._guessed())
+        if not self._trees:
+            raise ProgramError(f"{self.function.described} runs in the interpreter: {self._interpreted}", loc=self.function.loc)
+        return next(reversed(self._trees.values()))[0].tree.graph()
+
+    def _guessed(self) -> tuple[inspect.BoundArguments, list[Any]]:
+        """Arguments of the annotated types (text where nothing is said), to trace with before any call."""
+        samples = {str: "", int: 0, float: 0.0, bool: False, "str": "", "int": 0, "float": 0.0, "bool": False}
+        given: dict[str, Any] = {}
+        for name, parameter in list(self.function.signature.parameters.items())[1:]:
+            if parameter.default is parameter.empty and name not in self.function.bound:
+                known = parameter.annotation is parameter.empty or parameter.annotation in samples
+                given[name] = samples.get(parameter.annotation, "") if known else object()
+        bound = self.function.arguments((), given)
+        bound.apply_defaults()
+        return bound, list(bound.arguments.values())[1:]
+
+    def dump_ir(self, after: str | None = None, format: str = "text") -> str:
+        """The graph after its pipeline, or as it stands after the pass `after` ("trace": before any).
+
+        format: "text", "dot", "html" or "json".
+        """
+        from lmc.ir import render, text
+
+        target = self._target()
+        graph = run_pipeline(
+            self.graph(), None, template=target.template, kind=target.kind, opt=self.opt, outputs=self.outputs, after=after
+        )
+        formats: dict[str, Callable[[Graph], str]] = {
+            "text": text.print_graph, "dot": render.to_dot, "html": render.to_html, "json": render.to_json,
+        }  # fmt: skip
+        if format not in formats:
+            raise ParameterError(f"format={format!r}: one of {', '.join(formats)}")
+        return formats[format](graph)
+
+    def _target(self) -> Target:
+        backend = self.backend or (default_backend() if has_default_backend() else None)
+        if backend is None:
+            return Target("tokens", CHATML)
+        return Target("tokens" if backend.capabilities.raw_text else "chat", backend.chat_template)
+
+    def explain(self) -> str:
+        """What was captured, what the passes did with it, and what the last call cost."""
+        from lmc.explain import explain
+
+        return explain(self)
+
+    def plans(self) -> list[tuple[Tree, Plan | None]]:
+        """Every tree with its first plan, for `explain`."""
+        return [(t.tree, next(iter(t.plans.values()), None)) for trees in self._trees.values() for t in trees]
+
+    @property
+    def interpreted(self) -> str | None:
+        """Why every call runs in the interpreter, or None."""
+        return self._interpreted
+
+    def __repr__(self) -> str:
+        return f"<compiled {self.function.described}>"
+
+
+@dataclass(eq=False, slots=True)
+class Root:
+    """What the owner keeps of a run: its live state, its arguments, its place in the batch, and the tree it runs on."""
+
+    state: State
+    arguments: inspect.BoundArguments
+    index: int
+    traced: Traced | None = None
+    target: Target | None = None
+
+
+class _Leave(Instruction):
+    """For runs without a tree: the interpreter runs all of it."""
+
+    def execute(self, run: Run, x: Execution) -> bool:
+        raise TakeOver("")
+
+
+_LEAVE = _Leave((), 0, 0, None)
+
+
+def _type_of(x: Any) -> str:
+    return x.__class__.__name__ if x.__class__ in (str, int, float, bool) else "any"
+
+
+def _shown(x: Any) -> str:
+    text = repr(x)
+    return text if len(text) <= 40 else text[:37] + "…"
+
+
+def _progress_bar(total: int) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total)
