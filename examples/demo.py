@@ -1,7 +1,6 @@
 """`make demo`: the judge of judge.py, compiled, on the small model. Prints answers, what the plan saved, where the time went."""
 
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -12,26 +11,23 @@ ESSAYS = Path(__file__).parent / "data" / "essays.jsonl"
 
 
 def main() -> None:
-    clock = time.perf_counter
-    begin = clock()
+    begin = time.perf_counter()
     print("Loading SmolLM2-135M (the first time its weights are converted) …", flush=True)
     engine = lmc.Engine("smollm2")
-    loaded = clock()
-    program = lmc.compile(judge, backend=engine)
-    program.lower()
-    compiled = clock()
+    loaded = time.perf_counter()
 
     essays = [json.loads(line) for line in ESSAYS.read_text().splitlines()]
     print(f"Judging {len(essays)} texts with examples/judge.py:judge, compiled …", flush=True)
-    before = engine.counters()
-    states = program.batch(essays, progress=sys.stderr.isatty(), temperature=0)
-    done = clock()
+    program = lmc.compile(judge, backend=engine)
+    states = program.batch(essays, progress=True, temperature=0)
+    done = time.perf_counter()
 
     for essay, state in zip(essays, states):
         show(essay["essay"], state)
-    print_savings(engine.counters() - before)
-    print_times({"load the model": loaded - begin, "trace and plan": compiled - loaded, "run": done - compiled},
-                (engine.counters() - before).device_seconds)
+    stats = program.stats
+    print_savings(stats.counters)
+    print_times({"load the model": loaded - begin, "trace": stats.trace_seconds, "plan": stats.plan_seconds,
+                 "run": done - loaded - stats.trace_seconds - stats.plan_seconds}, stats.counters.device_seconds)
     print("\nThe plan:\n" + program.explain())
     engine.close()
 

@@ -5,10 +5,12 @@ Names are imported when they are first used, so that `import lmc` costs next to 
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lmc.config import config, default_backend, set_default_factory  # `config` here hides the module of that name
+from lmc import config
 
 __version__ = "0.1.0.dev0"
 
@@ -63,21 +65,30 @@ def __dir__() -> list[str]:
 
 def flush_cache(backend: Any = None) -> None:
     """Empties the prefix cache of a backend (of the default one, if none is given)."""
-    (backend or default_backend()).flush_cache()
+    (backend or config.default_backend()).flush_cache()
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any]:
     """What a backend (the default one, if none is given) says of itself: model, limits, cache."""
-    return (backend or default_backend()).server_info()
+    return (backend or config.default_backend()).server_info()
 
 
 def _small_model() -> Any:
     from lmc.backend.local import Engine
 
-    return Engine(config().model or "smollm2", device=config().device or "cpu")
+    now = config.settings()
+    return Engine(now.model or "smollm2", device=now.device or "cpu")
 
 
-set_default_factory(_small_model)
+class _CallableModule(ModuleType):
+    """`lmc.config` is the module of the settings and, called, changes them."""
+
+    def __call__(self, **changes: Any) -> config.Settings:
+        return config.config(**changes)
+
+
+sys.modules["lmc.config"].__class__ = _CallableModule
+config.set_default_factory(_small_model)
 
 if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.backend.local import Engine as Engine

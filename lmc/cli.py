@@ -173,8 +173,9 @@ def _states(program: Any, items: Sequence[dict[str, Any]], options: dict[str, An
     """The final state of each item, in order and as early as it is there; a failed one knows its `error()`."""
     import lmc
 
-    run = program.run_batch if interpret else lmc.compile(program).batch
-    return iter(run(list(items), backend=backend, errors="return", generator_style=True, **options))
+    if interpret:
+        return program.run_batch(list(items), backend=backend, errors="return", generator_style=True, **options)
+    return lmc.compile(program, backend=backend).stream_batch(items, errors="return", **options)
 
 
 def _kept(results: userfiles.Results, total: int) -> str:
@@ -197,7 +198,7 @@ def _backend(name: str) -> Any:
     if name == "mock":
         return lmc.Mock()
     with _waiting("loading the model"):
-        return lmc.Engine(name, device=lmc.config().device or "cpu")
+        return lmc.Engine(name, device=config().device or "cpu")
 
 
 # -- lmc dump-ir, lmc opt ------------------------------------------------------------------------------------------
@@ -228,7 +229,9 @@ def dump_ir(
     program = userfiles.load_program(target)
     arguments = userfiles.parse_arguments(program, arg or ())
     compiled = lmc.compile(program, backend=_backend(backend))
-    compiled.lower(**arguments)
+    if arguments:
+        userfiles.check_arguments(program, arguments)
+        compiled.lower(**arguments)
     with _as_usage():
         text = compiled.dump_ir(after=after, format=format.value)
     _write(text, output)
