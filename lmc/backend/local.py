@@ -92,7 +92,12 @@ class _Step:
     )
 
     def __init__(
-        self, backend: LocalBackend, parent: _Step | None, parts: tuple[Part, ...], ask: Gen | Select | None, hints: Hints
+        self,
+        backend: LocalBackend,
+        parent: _Step | None,
+        parts: tuple[Part, ...],
+        ask: Gen | Select | None,
+        hints: Hints,
     ) -> None:
         self.backend, self.parent, self.parts, self.ask, self.hints = backend, parent, parts, ask, hints
         self.state = _State.WAITING
@@ -352,8 +357,8 @@ class LocalBackend:
             for req in requests:
                 self._core.start(req)
         else:
-            core = self._core
-            core.post(lambda: [core.start(req) for req in requests] and None)
+            for req in requests:
+                self._core.submit(req)
 
     def _complete(self, step: _Step, closed: np.ndarray, run: tuple[Part, ...], output: Output | None) -> None:
         with self._lock:
@@ -587,7 +592,9 @@ class LocalBackend:
     def _too_long(self, tokens: int, loc: Loc | None) -> PromptTooLongError:
         if self._limit == self._max_context:
             what = f"the context of {self._name} is {self._max_context} tokens, one of them for the answer"
-            return PromptTooLongError(f"the prompt has {tokens} tokens; {what}. Shorten it or take another model", loc=loc)
+            return PromptTooLongError(
+                f"the prompt has {tokens} tokens; {what}. Shorten it or take another model", loc=loc
+            )
         what = f"the KV pool holds {self._scheduler.pool.num_slots}, one of them for the answer"
         remedy = f"Shorten it, or make the pool larger: Engine(max_tokens=…), up to {self._max_context}"
         return PromptTooLongError(f"the prompt has {tokens} tokens; {what}. {remedy}", loc=loc)

@@ -108,14 +108,18 @@ class XGrammarCompiler:
 
     def _compile(self, constraint: Constraint, loc: Loc | None) -> Any:
         if constraint.kind not in _COMPILE:
-            raise ConstraintError(f"the engine has no {constraint.kind} constraints; it has {', '.join(_COMPILE)}", loc=loc)
+            raise ConstraintError(
+                f"the engine has no {constraint.kind} constraints; it has {', '.join(_COMPILE)}", loc=loc
+            )
         try:
             return _COMPILE[constraint.kind](self._compiler, constraint.source)
         except ConstraintError as e:
             raise ConstraintError(e.message, loc=loc) from None
         except (RuntimeError, ValueError) as e:  # what xgrammar raises for sources it refuses
             reason = re.sub(r"^\[[\d:]+\] \S+: ", "", str(e)).strip()
-            raise ConstraintError(f"{constraint.kind} {_short(constraint.source)} is not usable: {reason}", loc=loc) from e
+            raise ConstraintError(
+                f"{constraint.kind} {_short(constraint.source)} is not usable: {reason}", loc=loc
+            ) from e
 
 
 def _compile_regex(compiler: Any, source: str) -> Any:
@@ -209,7 +213,11 @@ def normalise_regex(pattern: str) -> str:
     try:
         tree = _parser.parse(pattern, 0)
     except re.error as e:
-        where = f" at position {e.pos}\n    {pattern}\n    {' ' * e.pos}^" if e.pos is not None and "\n" not in pattern else ""
+        where = (
+            f" at position {e.pos}\n    {pattern}\n    {' ' * e.pos}^"
+            if e.pos is not None and "\n" not in pattern
+            else ""
+        )
         raise ConstraintError(f"invalid regex {_short(pattern)}: {e.msg}{where}") from None
     except (OverflowError, RecursionError) as e:
         raise ConstraintError(f"invalid regex {_short(pattern)}: {e}") from None
@@ -217,7 +225,9 @@ def normalise_regex(pattern: str) -> str:
     if flags & re.MULTILINE:
         raise ConstraintError(f"regex {_short(pattern)}: the flag (?m) is not supported in a constraint")
     if "(?u" in pattern:
-        raise ConstraintError(f"regex {_short(pattern)}: (?u) (Unicode classes) is not supported by this engine; list the ranges")
+        raise ConstraintError(
+            f"regex {_short(pattern)}: (?u) (Unicode classes) is not supported by this engine; list the ranges"
+        )
     return _Writer(pattern, flags).sequence(list(tree), at_start=True, at_end=True)
 
 
@@ -229,13 +239,19 @@ class _Writer:
 
     def sequence(self, items: list[tuple[Any, Any]], *, at_start: bool, at_end: bool) -> str:
         """Items one after another; `at_start`, `at_end`: nothing can precede or follow them, so anchors are void."""
-        while at_start and items and items[0][0] is _sre.AT and items[0][1] in (_sre.AT_BEGINNING, _sre.AT_BEGINNING_STRING):
+        while (
+            at_start
+            and items
+            and items[0][0] is _sre.AT
+            and items[0][1] in (_sre.AT_BEGINNING, _sre.AT_BEGINNING_STRING)
+        ):
             items = items[1:]
         while at_end and items and items[-1][0] is _sre.AT and items[-1][1] in (_sre.AT_END, _sre.AT_END_STRING):
             items = items[:-1]
         last = len(items) - 1
         return "".join(
-            self.item(op, arg, at_start=at_start and i == 0, at_end=at_end and i == last) for i, (op, arg) in enumerate(items)
+            self.item(op, arg, at_start=at_start and i == 0, at_end=at_end and i == last)
+            for i, (op, arg) in enumerate(items)
         )
 
     def item(self, op: Any, arg: Any, *, at_start: bool, at_end: bool) -> str:
@@ -262,7 +278,9 @@ class _Writer:
             return self.repeat(*arg)
         if op is _sre.AT:
             raise self.refuse(
-                "word boundaries" if arg in (_sre.AT_BOUNDARY, _sre.AT_NON_BOUNDARY) else "an anchor that is not at an end"
+                "word boundaries"
+                if arg in (_sre.AT_BOUNDARY, _sre.AT_NON_BOUNDARY)
+                else "an anchor that is not at an end"
             )
         raise self.refuse(_WHY_NOT.get(str(op), str(op)))
 

@@ -223,8 +223,10 @@ class RadixCache:
             assert node.parent is not None and node.parent.end == node.start, f"broken link at {node}"
             assert node.parent.children[int(node.ids[0])] is node, f"child under a wrong key: {node}"
             assert len(node.ids) == len(node.slots) > 0, f"edge without tokens: {node}"
-            assert node.locks >= sum(c.locks for c in node.children.values()) or node.locks > 0 or not any(
-                c.locks for c in node.children.values()
+            assert (
+                node.locks >= sum(c.locks for c in node.children.values())
+                or node.locks > 0
+                or not any(c.locks for c in node.children.values())
             ), f"locked child below an unlocked node: {node}"
             size += len(node.ids)
             evictable += 0 if node.locks else len(node.ids)

@@ -48,16 +48,21 @@ class Sampler:
         greedy = [r.params.temperature <= 0 or r.params.top_k == 1 for r in requests]
         if all(greedy):
             return logits.argmax(-1).tolist()
-        drawn = [i for i, g in enumerate(greedy) if not g]
         tokens = logits.argmax(-1).tolist() if any(greedy) else [0] * len(requests)
-        picked = draw(
-            logits if len(drawn) == len(requests) else logits[torch.tensor(drawn, device=logits.device)],
-            [requests[i].params for i in drawn],
-            [uniform(requests[i].seed, _step(requests[i])) for i in drawn],
-        )
-        for i, token in zip(drawn, picked, strict=True):
-            tokens[i] = token
+        for drawing in (draw, draw_truncated):  # rows are split, so that how one is drawn does not depend on others
+            truncated = drawing is draw_truncated
+            drawn = [i for i, r in enumerate(requests) if not greedy[i] and _is_truncated(r.params) == truncated]
+            if drawn:
+                rows = logits if len(drawn) == len(requests) else logits[torch.tensor(drawn, device=logits.device)]
+                numbers = [uniform(requests[i].seed, _step(requests[i])) for i in drawn]
+                picked = drawing(rows, [requests[i].params for i in drawn], numbers)
+                for i, token in zip(drawn, picked, strict=True):
+                    tokens[i] = token
         return tokens
+
+
+def _is_truncated(p: SamplingParams) -> bool:
+    return p.top_p < 1 or p.top_k > 0 or p.min_p > 0
 
 
 def _step(req: Request) -> int:
@@ -78,30 +83,45 @@ def uniform(seed: int, step: int) -> float:
 
 def draw(logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> list[int]:
     """One token per row of `logits` [N, V], by inversion of the row's distribution at `numbers` [N]."""
-    column = lambda values: torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]  # noqa: E731
-    probs = torch.softmax(logits.double() / column([p.temperature for p in params]), -1)
-    u = column(list(numbers))
-    if not any(p.top_p < 1 or p.top_k > 0 or p.min_p > 0 for p in params):
-        return _invert(probs, u).tolist()
-    probs, order = probs.sort(-1, descending=True, stable=True)
-    top_k = column([p.top_k if p.top_k > 0 else logits.shape[1] for p in params])
-    rank = torch.arange(logits.shape[1], device=logits.device)[None]
-    before = probs.cumsum(-1) - probs
-    # as in SGLang: a token stays while the mass before it is at most top_p
-    kept = (rank < top_k) & (before <= column([p.top_p for p in params]))
-    kept &= probs >= column([p.min_p for p in params]) * probs[:, :1]
-    kept[:, 0] = True
-    at = _invert(probs * kept, u)
+    return _invert(_probabilities(logits, params), _column(numbers, logits)).tolist()
+
+
+_FIRST = 1024  # tokens looked at before the whole vocabulary is sorted
+
+
+def draw_truncated(logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> list[int]:
+    """As `draw`, among the tokens that top-k, top-p and min-p leave. As in SGLang a token stays while the mass before
+    it is at most top_p."""
+    every = _probabilities(logits, params)
+    width = every.shape[1]
+    top_k = _column([p.top_k if p.top_k > 0 else width for p in params], logits)
+    top_p, min_p = _column([p.top_p for p in params], logits), _column([p.min_p for p in params], logits)
+    for looked_at in (min(_FIRST, width), width):
+        probs, order = torch.topk(every, looked_at, sorted=True)
+        before = probs.cumsum(-1, dtype=torch.float64) - probs
+        rank = torch.arange(looked_at, device=logits.device)[None]
+        kept = (rank < top_k) & (before <= top_p) & (probs >= min_p * probs[:, :1])
+        kept[:, 0] = True
+        if looked_at == width or not bool(kept[:, -1].any()):
+            break  # else more than these may be kept
+    at = _invert(probs * kept, _column(numbers, logits))
     return order.gather(1, at[:, None])[:, 0].tolist()
 
 
+def _probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    return torch.softmax(logits / _column([p.temperature for p in params], logits).float(), -1)
+
+
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+
+
 def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """[N]: the first column where the running sum exceeds u × total; never a column of weight zero."""
-    running = weights.cumsum(-1)
-    target = u * running[:, -1:]
-    at = torch.searchsorted(running, target, right=True)[:, 0]
-    last = (weights > 0).long().mul(torch.arange(1, weights.shape[1] + 1, device=weights.device)).argmax(-1)
-    return torch.minimum(at, last)
+    """[N]: the first column where the running sum exceeds u × total; so never a column of weight zero."""
+    running = weights.cumsum(-1, dtype=torch.float64)
+    total = running[:, -1:]
+    target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(running, target, right=True)[:, 0]
 
 
 def _adjust(logits: torch.Tensor, i: int, req: Request) -> None:

@@ -76,7 +76,19 @@ def to_python(pattern: str) -> str:
 
 def samples(pattern: str, n: int = 300) -> list[str]:
     rng = random.Random(pattern)
-    seeds = ["", "yes", "NO", "abc", "True", '"a b"', "ab", "+1.5", "世界和平", '{"grade": "A", "why": "x y"}', "é\x41\t\\"]
+    seeds = [
+        "",
+        "yes",
+        "NO",
+        "abc",
+        "True",
+        '"a b"',
+        "ab",
+        "+1.5",
+        "世界和平",
+        '{"grade": "A", "why": "x y"}',
+        "é\x41\t\\",
+    ]
     out = list(seeds)
     for _ in range(n):
         word = rng.choice(seeds) if rng.random() < 0.5 else ""

@@ -1,0 +1,145 @@
+"""The sampler: each parameter does what it says, and a sample depends on its seed alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from lmc.backend.engine.answer import Answer
+from lmc.backend.engine.request import Kind, Request
+from lmc.prompt import SamplingParams
+from tests.backend.engine_fakes import FakeWords
+
+pytestmark = pytest.mark.model
+torch = pytest.importorskip("torch")
+V = 16
+
+
+@pytest.fixture
+def sampler():
+    from lmc.backend.engine.sampler import Sampler
+
+    return Sampler(V)
+
+
+def request(seed: int = 0, generated: tuple[int, ...] = (), stop_ids: tuple[int, ...] = (), **params) -> Request:
+    made = SamplingParams(**{"temperature": 0.0, "max_new_tokens": 50} | params)
+    answer = Answer(FakeWords(), made, frozenset(stop_ids))
+    req = Request(Kind.GENERATE, np.array([1, 2], np.int32), lambda _: None, params=made, seed=seed, answer=answer)
+    for token in generated:
+        req.append(token)
+        answer.sampled += 1
+    return req
+
+
+def logits(*rows: dict[int, float]):
+    out = torch.full((len(rows), V), -5.0)
+    for i, row in enumerate(rows):
+        for token, value in row.items():
+            out[i, token] = value
+    return out
+
+
+def pick(sampler, values, *requests, rows=None):
+    return sampler.sample(values.clone(), rows or list(range(len(requests))), requests)[0]
+
+
+def counts(sampler, values, n=2000, **params) -> Counter:
+    requests = [request(seed=i, **params) for i in range(n)]
+    return Counter(pick(sampler, values, *requests, rows=[0] * n))
+
+
+def test_greedy_takes_the_greatest(sampler):
+    assert pick(sampler, logits({3: 2.0}, {5: 1.0}), request(), request()) == [3, 5]
+
+
+def test_two_requests_may_share_a_row(sampler):
+    assert pick(sampler, logits({3: 2.0}, {5: 1.0}), request(), request(), request(), rows=[1, 0, 1]) == [5, 3, 5]
+
+
+def test_samples_follow_the_distribution(sampler):
+    p = torch.tensor([0.5, 0.3, 0.2] + [1e-9] * (V - 3))
+    found = counts(sampler, p.log()[None], temperature=1.0)
+    assert [found[i] / 2000 for i in range(3)] == pytest.approx([0.5, 0.3, 0.2], abs=0.04)
+
+
+def test_temperature_sharpens(sampler):
+    p = torch.tensor([0.6, 0.4] + [1e-9] * (V - 2))
+    assert counts(sampler, p.log()[None], temperature=0.25)[0] / 2000 == pytest.approx(
+        0.6**4 / (0.6**4 + 0.4**4), abs=0.04
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"top_k": 2}, {0, 1}),
+        ({"top_p": 0.7}, {0, 1}),
+        ({"min_p": 0.5}, {0, 1}),
+        ({"top_p": 0.01}, {0}),
+        ({}, {0, 1, 2}),
+    ],
+)
+def test_truncation(sampler, params, kept):
+    p = torch.tensor([0.5, 0.3, 0.2] + [0.0] * (V - 3))
+    assert set(counts(sampler, p.log()[None], 500, temperature=1.0, **params)) == kept
+
+
+def test_a_seed_gives_the_same_token_in_any_batch(sampler):
+    values = torch.randn(8, V, generator=torch.Generator().manual_seed(1))
+    alone = [pick(sampler, values[i : i + 1], request(seed=i, temperature=1.0)) for i in range(8)]
+    mixed = [
+        request(seed=i, temperature=1.0) if i % 2 else request(seed=i, temperature=1.0, top_p=0.999999)
+        for i in range(8)
+    ]
+    together = pick(sampler, values, *mixed)
+    assert [together[i] for i in (1, 3, 5, 7)] == [alone[i][0] for i in (1, 3, 5, 7)]
+
+
+def test_steps_of_one_seed_differ():
+    from lmc.backend.engine.sampler import uniform
+
+    numbers = [uniform(7, step) for step in range(1000)]
+    assert len(set(numbers)) == 1000 and abs(sum(numbers) / 1000 - 0.5) < 0.05
+
+
+def test_penalties_count_what_was_generated(sampler):
+    values = logits({3: 2.0, 4: 1.5})
+    assert pick(sampler, values, request(generated=(3,), presence_penalty=1.0)) == [4]
+    assert pick(sampler, values, request(generated=(3,), frequency_penalty=0.2)) == [3]
+    assert pick(sampler, values, request(generated=(3, 3, 3), frequency_penalty=0.2)) == [4]
+
+
+def test_logit_bias(sampler):
+    assert pick(sampler, logits({3: 2.0}), request(logit_bias=((9, 100.0),))) == [9]
+
+
+def test_no_end_before_the_minimum(sampler):
+    values = logits({3: 2.0, 4: 1.0})
+    assert pick(sampler, values, request(stop_ids=(3,), min_new_tokens=2)) == [4]
+    assert pick(sampler, values, request(stop_ids=(3,), min_new_tokens=2, generated=(4, 4))) == [3]
+
+
+def test_padding_of_the_models_vocabulary_is_never_sampled(sampler):
+    values = torch.cat((logits({3: 2.0}), torch.full((1, 4), 9.0)), 1)
+    assert pick(sampler, values, request()) == [3]
+
+
+def test_logprobs_are_the_models_own(sampler):
+    values = logits({3: 2.0, 4: 1.0})
+    req = request(return_logprob=True, top_logprobs_num=2, logit_bias=((4, 50.0),))
+    _, [found] = sampler.sample(values.clone(), [0], [req])
+    expected = values[0].log_softmax(-1)
+    assert found.token == 4 and found.logprob == pytest.approx(float(expected[4]))
+    assert [i for _, i in found.top] == [3, 4]
+
+
+def test_scores_are_log_probabilities():
+    from lmc.backend.engine.sampler import score_logprobs
+
+    values = torch.randn(3, V)
+    found = score_logprobs(values, torch.tensor([0, 2, 2]), torch.tensor([1, 5, 6]))
+    expected = values.log_softmax(-1)
+    assert torch.allclose(found, torch.stack((expected[0, 1], expected[2, 5], expected[2, 6])), atol=1e-5)

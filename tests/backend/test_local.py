@@ -1,0 +1,484 @@
+"""The local backend on a fake model: prompts as token paths, forks, failures, lifetimes, threads."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+
+from lmc.backend.base import Backend
+from lmc.errors import BackendError, CancelledError, ConstraintError, Loc, ProgramError, PromptTooLongError
+from lmc.prompt import ChoicesMethod, Constraint, Gen, Mark, SamplingParams, Select, Special, Text
+from tests.backend.engine_fakes import BOS, EOS, IM_END, IM_START, FakeWords, backend, logprob, reference_ids, stepped
+
+WORDS = FakeWords()
+
+
+def gen(max_new: int = 4, *, seed: int = 0, **options) -> Gen:
+    return Gen(SamplingParams(**{"max_new_tokens": max_new, "temperature": 0.0} | options), seed=seed)
+
+
+@pytest.fixture
+def engine():
+    made, _ = backend()
+    yield made
+    made.check()
+    made.close()
+
+
+def ask(engine, text, ask_, parent=None):
+    return engine.submit(parent, [Text((text,)), ask_])
+
+
+def answer(engine, text, ask_, parent=None):
+    return ask(engine, text, ask_, parent).results[0].output()
+
+
+def drain(core):
+    while core.turn():
+        pass
+
+
+# -- prompts as token paths ------------------------------------------------------------------------------------------
+
+
+def test_it_is_a_backend(engine):
+    assert isinstance(engine, Backend)
+
+
+def test_a_greedy_answer_is_the_models(engine):
+    assert answer(engine, "hello", gen(9)).text == WORDS.decode(reference_ids(WORDS.encode(("hello",)), 9))
+
+
+def test_text_is_one_run_however_it_is_cut(engine):
+    whole = engine.submit(None, [Text(("xabcdz",)), gen(1)])
+    cut = engine.submit(None, [Text(("x",)), Text(("a", Mark("user", "end"), "b"))])
+    cut = engine.prefill(cut, [Text(("c",))])
+    cut = engine.submit(cut, [Text(("dz",)), gen(1)])
+    assert engine.prompt_ids(whole) == engine.prompt_ids(cut)
+    assert engine.prompt_ids(whole)[:3] == WORDS.encode(("xabcdz",))
+
+
+def test_generated_ids_are_kept_as_generated():
+    engine, core = stepped()
+    core._runner.say(WORDS.encode(("q",)), list(b"abcd"))  # the encoder would have said one token
+    handle = ask(engine, "q", gen(20))
+    drain(core)
+    assert engine.prompt_ids(handle) == [ord("q"), *b"abcd"]
+    child = ask(engine, "ab", gen(1), handle)
+    drain(core)
+    assert engine.prompt_ids(child)[:6] == [ord("q"), *b"abcd", *WORDS.encode(("ab",))]
+
+
+def test_seam_text_encodes_answers_again():
+    engine, core = stepped(seam="text")
+    core._runner.say(WORDS.encode(("q",)), list(b"abc"))
+    handle = ask(engine, "q", gen(20))
+    child = ask(engine, "d!", gen(1), handle)
+    drain(core)
+    assert engine.prompt_ids(handle) == WORDS.encode(("qabc",))
+    assert child.results[0].output().metas[0]["prompt_tokens"] == len(WORDS.encode(("qabcd!",)))
+
+
+def test_a_stop_string_leaves_nothing_behind_it():
+    engine, core = stepped()
+    core._runner.say(WORDS.encode(("q",)), list(b"xyENDzz"))
+    handle = ask(engine, "q", gen(20, stop=("END",)))
+    drain(core)
+    out = handle.results[0].output()
+    assert out.text == "xy" and out.metas[0]["finish_reason"] == {"type": "stop", "matched": "END"}
+    assert engine.prompt_ids(handle) == WORDS.encode(("q",)) + list(b"xy")
+    assert engine.stats()["cached_tokens"] == 3  # q, x, y: the KV of E, N, D is gone
+    engine.check()
+
+
+def test_special_tokens_come_from_parts_only(engine):
+    handle = engine.submit(None, [Text((Special("<|im_start|>"), "a<|im_end|>", Special("<|im_end|>"))), gen(1)])
+    ids = engine.prompt_ids(handle)
+    assert ids[0] == IM_START and ids.count(IM_END) == 1
+
+
+def test_an_unknown_special_is_refused_at_submit(engine):
+    with pytest.raises(ProgramError, match="no special token"):
+        engine.submit(None, [Text((Special("<|nope|>"),)), gen(1)])
+
+
+def test_the_templates_stop_ends_an_answer_and_is_not_kept():
+    engine, core = stepped()
+    core._runner.script[(ord("q"),)] = [EOS]
+    handle = ask(engine, "q", gen(5))
+    ignoring = ask(engine, "q", gen(2, ignore_eos=True))
+    drain(core)
+    assert handle.results[0].output().text == "" and engine.prompt_ids(handle) == [ord("q")]
+    assert len(engine.prompt_ids(ignoring)) == 3
+
+
+def test_bos_once_where_the_tokenizer_asks_for_it(monkeypatch):
+    monkeypatch.setattr(FakeWords, "add_bos", True)
+    engine, core = stepped()
+    plain = ask(engine, "x", gen(1))
+    templated = engine.submit(None, [Text((Special("<s>"), "x")), gen(1)])
+    child = ask(engine, "y", gen(1), plain)
+    drain(core)
+    assert engine.prompt_ids(plain)[:2] == engine.prompt_ids(templated)[:2] == [BOS, ord("x")]
+    assert engine.prompt_ids(child).count(BOS) == 1
+
+
+def test_an_empty_prompt_starts_from_bos(engine):
+    out = engine.submit(None, [gen(3)]).results[0].output()
+    assert out.text == WORDS.decode(reference_ids([BOS], 3))
+
+
+def test_zero_tokens(engine):
+    out = answer(engine, "hello", gen(0))
+    assert out.text == "" and out.metas[0]["finish_reason"]["type"] == "length"
+
+
+def test_siblings_encode_a_shared_stretch_once():
+    engine, core = stepped(4096)
+    shared = (Special("<|im_start|>"), "s" * 500, Special("<|im_end|>"))
+    handles = [engine.submit(None, [Text((*shared, f"{i}")), gen(1)]) for i in range(20)]
+    drain(core)
+    assert all(h.results[0].done for h in handles)
+    assert engine.tokenizer.encoded_bytes < 600
+
+
+# -- chains and forks --------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_is_accepted_at_once_and_each_answer_sees_the_one_before(engine):
+    handle = engine.submit(None, [Text(("a",)), gen(3), Text((" then ",)), gen(3), Text(("!",))])
+    first, second = (r.output().text for r in handle.results)
+    ids = WORDS.encode(("a",))
+    ids += reference_ids(ids, 3)
+    ids += WORDS.encode((" then ",))
+    assert second == WORDS.decode(reference_ids(ids, 3))
+    assert first and engine.prompt_ids(handle)[-1] == ord("!")
+
+
+def test_children_of_an_unfinished_parent_start_when_it_ends():
+    engine, core = stepped()
+    parent = ask(engine, "a", gen(3))
+    child = ask(engine, "b", gen(3), parent)
+    text_only = engine.submit(parent, [Text(("c",))])
+    grandchild = ask(engine, "d", gen(2), text_only)
+    drain(core)
+    ids = engine.prompt_ids(parent)
+    assert child.results[0].output().text == WORDS.decode(reference_ids([*ids, ord("b")], 3))
+    assert grandchild.results[0].output().text == WORDS.decode(reference_ids(ids + WORDS.encode(("cd",)), 2))
+    engine.check()
+
+
+def test_descendants_fail_with_the_parents_error():
+    engine, core = stepped()
+    parent = ask(engine, "a", gen(3))
+    child = ask(engine, "b", gen(3), engine.submit(parent, [Text(("c",))]))
+    parent.cancel()
+    late = ask(engine, "d", gen(3), child)
+    drain(core)
+    errors = [h.results[0].error for h in (parent, child, late)]
+    assert isinstance(errors[0], CancelledError) and errors[0] is errors[1] is errors[2]
+    engine.check()
+
+
+def test_n_samples_share_the_prompt_and_differ():
+    engine, core = stepped()
+    handle = ask(engine, "z" * 40, gen(8, n=5, temperature=1.0, seed=3))
+    drain(core)
+    out = handle.results[0].output()
+    assert len(out.texts) == 5 and len(set(out.texts)) > 1
+    assert engine.counters().prefilled_tokens == 40
+    assert (
+        engine.prompt_ids(handle)[40:] == WORDS.encode((out.texts[0],))
+        or WORDS.decode(engine.prompt_ids(handle)[40:]) == out.texts[0]
+    )
+
+
+def test_a_seed_gives_the_same_answer_in_any_company():
+    texts = []
+    for company in (0, 7):
+        engine, core = stepped(2048)
+        others = [ask(engine, f"other {i}", gen(9, temperature=1.0, seed=i)) for i in range(company)]
+        mine = ask(engine, "mine", gen(9, temperature=1.0, seed=42))
+        drain(core)
+        texts.append(mine.results[0].output().text)
+        assert all(o.results[0].done for o in others)
+    assert texts[0] == texts[1]
+
+
+def test_a_prefilled_prefix_is_not_computed_again():
+    engine, core = stepped(2048)
+    pin = engine.prefill(None, [Text(("a long prefix of words " * 10,))])
+    drain(core)
+    before = engine.counters()
+    handles = [ask(engine, f"and {i}", gen(1), pin) for i in range(5)]
+    drain(core)
+    used = engine.counters() - before
+    assert used.prefilled_tokens < 5 * 12 and engine.counters().prefill_optimality == 1
+    engine.release(pin)
+    drain(core)
+    assert engine.stats()["pinned"] == 0 and len(handles) == 5
+
+
+# -- select ------------------------------------------------------------------------------------------------------------
+
+
+def scores(prompt: list[int], choice: str) -> list[float]:
+    ids = WORDS.encode((choice,))
+    return [logprob([*prompt, *ids[:i]], t) for i, t in enumerate(ids)]
+
+
+def test_select_scores_exactly_the_choices_tokens(engine):
+    choices = ("yes", "never", "maybe so")
+    handle = ask(engine, "is it? ", Select(choices))
+    out = handle.results[0].output()
+    rows = [scores(WORDS.encode(("is it? ",)), c) for c in choices]
+    means = [sum(r) / len(r) for r in rows]
+    assert out.metas[0]["normalized_prompt_logprobs"] == pytest.approx(means)
+    assert out.text == choices[means.index(max(means))]
+    listed = out.metas[0]["input_token_logprobs"]
+    assert [[t[0] for t in row] for row in listed] == [pytest.approx(r) for r in rows]
+    assert "".join(t[2] for t in listed[2]) == "maybe so"
+
+
+def test_a_choice_that_merges_with_the_prompt_is_scored_from_where_they_part(engine):
+    out = ask(engine, "xa", Select(("bz", "c"))).results[0].output()
+    prompt = WORDS.encode(("x",))
+    whole = WORDS.encode(("xabz",))
+    first = [logprob(whole[:i], whole[i]) for i in range(len(prompt), len(whole))]
+    assert [t[0] for t in out.metas[0]["input_token_logprobs"][0]] == pytest.approx(first)
+    assert [t[0] for t in out.metas[0]["input_token_logprobs"][1]] == pytest.approx([logprob([*b"xa"], ord("c"))])
+
+
+def test_unconditional_scores_come_from_the_choice_alone(engine):
+    choice = Select(("never", "maybe"), ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED)
+    meta = ask(engine, "is it? ", choice).results[0].output().metas[0]
+    row = [t[0] for t in meta["unconditional_token_logprobs"][0]]
+    assert row == pytest.approx([0.0, *scores([], "never")[1:]])
+
+
+def test_the_prompt_goes_on_with_the_ids_that_were_scored(engine):
+    handle = ask(engine, "xa", Select(("bz",)))
+    assert engine.prompt_ids(handle) == WORDS.encode(("xabz",))
+    child = ask(engine, "!", gen(3), handle)
+    assert child.results[0].output().text == WORDS.decode(reference_ids([*WORDS.encode(("xabz",)), ord("!")], 3))
+
+
+def test_the_winners_kv_is_kept_and_the_losers_freed(engine):
+    handle = ask(engine, "w? ", Select(("aaaaaa", "cccccc")))
+    winner = handle.results[0].output().text
+    assert engine.stats()["cached_tokens"] == len(WORDS.encode(("w? " + winner,))) - 1
+
+
+def test_select_needs_choices(engine):
+    with pytest.raises(ProgramError, match="at least one choice") as caught:
+        engine.submit(None, [Select((), loc=Loc("p.py", 3))])
+    assert caught.value.loc == Loc("p.py", 3)
+
+
+# -- constraints, log-probabilities, streams --------------------------------------------------------------------------
+
+
+def test_a_constraint_ends_the_answer_when_nothing_may_follow(engine):
+    ask_ = Gen(SamplingParams(max_new_tokens=30, temperature=1.0), Constraint("regex", "[0-9]{1,3}"), seed=1)
+    text = answer(engine, "n=", ask_).text
+    assert text.isdigit() and 1 <= len(text) <= 3
+
+
+def test_an_invalid_regex_is_refused_at_submit_with_its_place(engine):
+    with pytest.raises(ConstraintError) as caught:
+        engine.submit(None, [Gen(constraint=Constraint("regex", "(a"), loc=Loc("p.py", 9))])
+    assert caught.value.loc == Loc("p.py", 9)
+
+
+def test_logprobs_of_answer_and_prompt(engine):
+    options = {"return_logprob": True, "logprob_start_len": 0, "return_text_in_logprobs": True}
+    answer(engine, "hello", gen(1))  # a cached prompt has no logits: asking for them computes it again
+    meta = answer(engine, "hello", gen(2, **options)).metas[0]
+    ids = WORDS.encode(("hello",))
+    assert [t[1] for t in meta["input_token_logprobs"]] == ids
+    assert meta["input_token_logprobs"][0][0] is None
+    assert [t[0] for t in meta["input_token_logprobs"][1:]] == pytest.approx(
+        [logprob(ids[:i], ids[i]) for i in range(1, 5)]
+    )
+    assert [t[1] for t in meta["output_token_logprobs"]] == reference_ids(ids, 2)
+
+
+def test_streams_end_with_the_answer(engine):
+    result = ask(engine, "stream", gen(20)).results[0]
+    deltas = list(result.stream())
+    assert "".join(deltas) == result.output().text
+
+
+# -- limits and faults -------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_over_the_pool_is_refused_with_numbers_and_a_remedy():
+    engine, _ = stepped(64)
+    with pytest.raises(PromptTooLongError, match=r"100 tokens.*64.*max_tokens"):
+        engine.submit(None, [Text(("x" * 100,)), gen(1)])
+
+
+def test_a_prompt_over_the_context_is_refused_with_its_place():
+    engine, _ = stepped(4096, max_context=50)
+    ask_ = Gen(loc=Loc("p.py", 2))
+    with pytest.raises(PromptTooLongError, match=r"60 tokens.*50 tokens") as caught:
+        engine.submit(None, [Text(("x" * 60,)), ask_])
+    assert caught.value.loc == Loc("p.py", 2)
+
+
+def test_an_answer_is_cut_where_the_context_ends():
+    engine, core = stepped(4096, max_context=50)
+    handle = ask(engine, "x" * 45, gen(100))
+    drain(core)
+    assert handle.results[0].output().metas[0]["completion_tokens"] == 5
+
+
+def test_a_child_that_is_too_long_fails_alone():
+    engine, core = stepped(64)
+    parent = ask(engine, "x" * 30, gen(4))
+    child = ask(engine, "y" * 40, gen(4), parent)
+    sibling = ask(engine, "y", gen(4), parent)
+    drain(core)
+    assert isinstance(child.results[0].error, PromptTooLongError)
+    assert sibling.results[0].output().text
+    engine.check()
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"n": 0}, "n is 0"),
+        ({"min_new_tokens": 9}, "min_tokens is 9"),
+        ({"stop_token_ids": (10**6,)}, "token id 1000000"),
+        ({"stop_regex": ("(",)}, "stop_regex '\\('"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(engine, params, says):
+    with pytest.raises((ProgramError, ConstraintError), match=says):
+        engine.submit(None, [Text(("x",)), gen(4, **params)])
+
+
+def test_a_failing_pass_fails_everything_and_the_engine_lives_on():
+    engine, runner = backend()
+    runner.fail_with = RuntimeError("device lost")
+    handle = engine.submit(None, [Text(("x",)), gen(4), Text(("y",)), gen(4)])
+    for result in handle.results:
+        with pytest.raises(BackendError, match="device lost"):
+            result.output()
+    engine.check()
+    assert answer(engine, "x", gen(2)).text
+    engine.close()
+
+
+def test_one_bad_request_does_not_take_its_batch_along(monkeypatch):
+    engine, core = stepped()
+    bad = Gen(SamplingParams(max_new_tokens=4, temperature=0.0), Constraint("regex", "[0-9]{1,3}"))
+    monkeypatch.setattr("tests.backend.engine_fakes.FakeMatcher.accept", lambda *_: 1 / 0)
+    failing, fine = ask(engine, "a", bad), ask(engine, "b", gen(4))
+    drain(core)
+    assert isinstance(failing.results[0].error, ZeroDivisionError) and fine.results[0].output().text
+    engine.check()
+
+
+# -- lifetimes ---------------------------------------------------------------------------------------------------------
+
+
+def test_dropping_the_last_handle_aborts_and_frees():
+    engine, core = stepped()
+    handle = ask(engine, "x" * 40, gen(50))
+    core.turn()
+    del handle
+    gc.collect()
+    drain(core)
+    assert engine.stats()["running"] == 0 and engine.counters().generated_tokens == 1
+    engine.check()
+
+
+def test_a_result_keeps_its_work_alive():
+    engine, core = stepped()
+    result = ask(engine, "x", gen(5)).results[0]
+    gc.collect()
+    drain(core)
+    assert result.output().text
+
+
+def test_a_child_keeps_its_parent_alive():
+    engine, core = stepped()
+    child = ask(engine, "y", gen(2), ask(engine, "x", gen(5)))
+    gc.collect()
+    drain(core)
+    assert child.results[0].output().text
+
+
+def test_an_unstarted_child_that_is_dropped_takes_its_parent_along():
+    engine, core = stepped()
+    child = ask(engine, "y", gen(2), ask(engine, "x", gen(50)))
+    core.turn()
+    del child
+    gc.collect()
+    drain(core)
+    assert engine.counters().generated_tokens == 1
+
+
+def test_finished_work_holds_nothing():
+    engine, core = stepped()
+    handle = ask(engine, "x", gen(5))
+    drain(core)
+    step = weakref.ref(handle.last)
+    del handle
+    assert step() is None
+
+
+def test_close_fails_what_is_unfinished_and_is_idempotent():
+    engine, _ = backend()
+    handle = ask(engine, "x", gen(2000))
+    engine.close()
+    engine.close()
+    assert handle.results[0].done
+    with pytest.raises(BackendError, match="closed"):
+        ask(engine, "x", gen(1))
+
+
+def test_an_engine_that_is_dropped_ends_its_thread():
+    before = threading.active_count()
+    engine, _ = backend()
+    answer(engine, "x", gen(2))
+    del engine
+    gc.collect()
+    deadline = time.time() + 5
+    while threading.active_count() > before and time.time() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_many_threads():
+    engine, _ = backend()
+    failures: list[BaseException] = []
+
+    def work(k: int) -> None:
+        try:
+            for i in range(10):
+                prompt = f"thread {k % 3} step {i}"
+                handle = ask(engine, prompt, gen(5))
+                if i % 4 == 3:
+                    handle.cancel()
+                    continue
+                assert handle.results[0].output().text == WORDS.decode(reference_ids(WORDS.encode((prompt,)), 5))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(30)
+    assert not failures and not any(t.is_alive() for t in threads)
+    engine.check()
+    engine.close()
