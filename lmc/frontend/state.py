@@ -532,6 +532,10 @@ class StateGroup:
     def __getitem__(self, i: Any) -> Any:
         return self.states[i]
 
+    def __setitem__(self, i: int, state: State) -> None:
+        """So that `forks[i] += expr` works."""
+        self.states[i] = state
+
     def __len__(self) -> int:
         return len(self.states)
 
