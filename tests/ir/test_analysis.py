@@ -1,0 +1,87 @@
+"""Analyses against what the definitions say."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+
+from lmc.ir import Graph, Op, Value, parse
+from lmc.ir.analysis import (
+    critical_path,
+    ctx_children,
+    ctx_tree,
+    def_use,
+    dominance,
+    dominators,
+    last_uses,
+    live_in,
+    path_to,
+    topological,
+)
+from tests.ir.graphs import graphs
+
+few = settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+
+FORKED = parse("""
+graph @f(%k: bool) -> (any) {
+  %c0 = ctx.new()
+  %c1 = append(%c0, "shared")
+  %c2, %x, %m0 = gen(%c1)
+  switch(%k) [true -> ^on, false -> ^off]
+^on:
+  %c3 = append(%c1, "left")
+  %c4, %y, %m1 = gen(%c3)
+  switch(%y) ["a" -> ^deep, _ -> ^last]
+^deep:
+  return(%x, %c1)
+^last:
+  return(%y, %c4)
+^off:
+  return(%x, %c2)
+}
+""")
+V = {v.name: v for v in FORKED.producer}
+
+
+def test_the_ctx_tree_is_the_fork_tree() -> None:
+    assert {(a.name, b.name) for a, b in ctx_tree(FORKED).edges} == {("c0", "c1"), ("c1", "c2"), ("c1", "c3"), ("c3", "c4")}
+    assert [op.kind for op in ctx_children(FORKED)[V["c1"]]] == ["gen", "append"]
+
+
+def test_liveness_along_the_tree() -> None:
+    live = {label: {v.name for v in values} for label, values in live_in(FORKED).items()}
+    assert live == {"entry": {"k"}, "on": {"c1", "x"}, "deep": {"x", "c1"}, "last": {"y", "c4"}, "off": {"x", "c2"}}
+
+
+def test_the_last_use_on_each_path() -> None:
+    assert last_uses(FORKED, V["c1"]) == {"deep": 0, "last": -1, "off": -1}
+    assert last_uses(FORKED, V["c0"]) == {"entry": 1}
+    assert last_uses(FORKED, V["m0"]) == {}
+
+
+def test_paths_and_dominators() -> None:
+    assert path_to(FORKED, "last") == ("entry", "on", "last")
+    assert dominators(FORKED) == {"entry": "entry", "on": "entry", "off": "entry", "deep": "on", "last": "on"}
+
+
+def test_the_critical_path_is_the_longest_chain() -> None:
+    cost, ops = critical_path(FORKED, lambda op: 10.0 if op.kind == "gen" else 1.0)
+    assert cost == 14 and [op.kind for op in ops] == ["ctx.new", "append", "append", "gen", "switch"]
+
+
+@given(graphs())
+@few
+def test_every_graph_is_in_a_topological_order(graph: Graph) -> None:
+    seen: set[Value] = set(graph.params)
+    for op in topological(graph):
+        assert set(op.uses) <= seen
+        seen.update(op.results)
+    assert len(def_use(graph)) == len(list[Op](graph.ops()))
+
+
+@given(graphs())
+@few
+def test_dominance_is_the_path(graph: Graph) -> None:
+    above = dominance(graph)
+    for a in graph.blocks:
+        for b in graph.blocks:
+            assert above(a.label, b.label) == (a.label in path_to(graph, b.label))
