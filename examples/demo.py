@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import lmc
-from examples.judge import DIMENSIONS, judge
+from examples.judge import judge
 
 ESSAYS = Path(__file__).parent / "data" / "essays.jsonl"
 
@@ -34,16 +34,16 @@ def main() -> None:
 
 def show(essay: str, state) -> None:
     print(f'\n"{essay[:72]} …"')
-    print(f"  is it an essay? {state['is_essay']}")
-    for dimension, message in zip(DIMENSIONS, judgements(state)):
-        print(f"  {dimension}: {message}")
-    print(f"  answer: {state.ret_value}")
+    print(f"  Is it an essay? {state['is_essay']}")
+    for line in judgements(state):
+        print(f"  {line}")
+    print(f"  Answer: {state.ret_value}")
 
 
 def judgements(state) -> list[str]:
     """The three judgements, as the last question of the conversation repeats them."""
     question = next((m["content"] for m in state.messages() if m["content"].startswith("Judgements:")), "")
-    return [line.split(": ", 1)[1] for line in question.splitlines()[1:] if ": " in line]
+    return question.splitlines()[1:-1]
 
 
 def print_savings(spent) -> None:
