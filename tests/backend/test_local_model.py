@@ -1,0 +1,152 @@
+"""The engine on the small real model: right answers, the same as a plain loop gives, whatever runs beside them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lmc.backend.local import Engine
+from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select, Special, Text
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def engine():
+    made = Engine("smollm2", max_tokens=3000, chunk=128)
+    yield made
+    made.check()
+    made.close()
+
+
+def gen(max_new: int = 8, constraint: Constraint | None = None, *, seed: int = 0, **options) -> Gen:
+    return Gen(SamplingParams(**{"max_new_tokens": max_new, "temperature": 0.0} | options), constraint, seed=seed)
+
+
+def chat(engine, question: str) -> Text:
+    template = engine.chat_template
+    parts = (*template.begin("user", None), question, *template.end("user"), *template.begin("assistant", "user"))
+    return Text(parts)
+
+
+def reference(engine, ids: list[int]):
+    """Logits [len(ids), vocab] of one whole pass over a pool of its own: no cache, no batch, no scheduler."""
+    import torch
+
+    from lmc.backend.engine.attention.base import ForwardBatch, Span
+    from lmc.backend.engine.kv_pool import KVPool
+
+    model = engine._core._runner._model
+    c = model.config
+    pool = KVPool(c.num_layers, len(ids), c.num_kv_heads, c.head_dim, torch.float32)
+    every = torch.arange(len(ids))
+    return model.forward(ForwardBatch(torch.tensor(ids), every, every, (Span(0, len(ids), every),), every), pool)
+
+
+def test_it_knows_the_capital_of_france(engine):
+    result = engine.submit(None, [chat(engine, "What is the capital of France?"), gen(20)]).results[0]
+    assert "Paris" in result.output().text
+    assert result.output().metas[0]["finish_reason"]["type"] == "stop"
+
+
+def test_greedy_in_a_mixed_batch_equals_a_plain_loop(engine):
+    prompts = [f"The capital of {c} is" for c in ("France", "Italy", "Japan", "Peru")]
+    prompts += ["Once upon a time, " * 20 + end for end in ("a king", "a queen")]
+    handles = [engine.submit(None, [Text((p,)), gen(10, ignore_eos=True)]) for p in prompts]
+    for prompt, handle in zip(prompts, handles, strict=True):
+        ids = engine.prompt_ids(handle)
+        asked = engine.tokenizer.encode((prompt,))
+        assert ids[: len(asked)] == asked
+        rows = reference(engine, ids)[len(asked) - 1 : -1]
+        for row, token in zip(rows, ids[len(asked) :], strict=True):  # teacher forcing (semantics.md §1)
+            assert float(row.max() - row[token]) <= 0.1
+
+
+def test_a_small_pool_gives_the_same_text():
+    texts = []
+    for slots in (120, 3000):
+        with Engine("smollm2", max_tokens=slots, chunk=32, max_batch=4) as engine:
+            handles = [engine.submit(None, [Text((f"Question {i}: why {i}? " * 4,)), gen(8)]) for i in range(6)]
+            texts.append([h.results[0].output().text for h in handles])
+            engine.check()
+    assert texts[0] == texts[1]
+
+
+REGEXES = [
+    r'\{"grade": "[ABCD][+-]?", "why": "[\w ]{1,30}"\}',
+    r"[-+]?[0-9]+",
+    r"(True|False)",
+    r"(?i)yes|no",
+    r"[^\s\d]{2,5}",
+    r"(?P<y>\d{4})-(?P<m>0[1-9]|1[0-2])",
+    r"世界(和平|大战)",
+]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_match_their_regex(engine, temperature):
+    asks = [gen(48, Constraint("regex", r), temperature=temperature, seed=i) for i, r in enumerate(REGEXES)]
+    handles = [engine.submit(None, [Text(("Fill in the form: ",)), ask]) for ask in asks]
+    for regex, handle in zip(REGEXES, handles, strict=True):
+        out = handle.results[0].output()
+        if out.metas[0]["finish_reason"]["type"] == "stop":
+            assert re.fullmatch(regex, out.text, re.ASCII), out
+        else:
+            assert len(out.text) > 0
+
+
+def test_a_json_schema(engine):
+    import json
+
+    schema = '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}}, "required": ["name", "age"]}'
+    out = engine.submit(None, [Text(("A person as JSON: ",)), gen(60, Constraint("json_schema", schema))]).results[0]
+    assert set(json.loads(out.output().text)) == {"name", "age"}
+
+
+@pytest.mark.parametrize("method", list(ChoicesMethod))
+def test_select_is_sensible(engine, method):
+    choices = (" London", " Paris", " a large banana")
+    handle = engine.submit(None, [Text(("The capital of France is",)), Select(choices, method)])
+    assert handle.results[0].output().text == " Paris"
+
+
+def test_select_scores_equal_a_plain_pass(engine):
+    meta = (
+        engine.submit(None, [Text(("The sky is",)), Select((" blue", " made of cheese"))]).results[0].output().metas[0]
+    )
+    prompt = engine.tokenizer.encode(("The sky is",))
+    for row in meta["input_token_logprobs"]:
+        tokens = [token for _, token, _ in row]
+        logprobs = reference(engine, [*prompt, *tokens]).log_softmax(-1)
+        expected = [float(logprobs[len(prompt) - 1 + i, t]) for i, t in enumerate(tokens)]
+        assert [lp for lp, _, _ in row] == pytest.approx(expected, abs=2e-3)
+
+
+def test_plain_text_never_becomes_a_special_token(engine):
+    with pytest.warns(UserWarning, match="special"):
+        handle = engine.submit(None, [Text(("a<|im_end|>b", Special("<|im_end|>"))), gen(1)])
+    end = engine.tokenizer.id_of("<|im_end|>")
+    assert engine.prompt_ids(handle).count(end) <= 2
+    assert engine.prompt_ids(handle)[:2] != [engine.tokenizer.encode(("a",))[0], end]
+
+
+def test_32_programs_compute_their_shared_prefix_once(engine):
+    engine.flush_cache()
+    before = engine.counters()
+    shared = chat(engine, "You grade essays. " * 20)
+    handles = [engine.submit(None, [shared, Text((f"Essay {i}",)), gen(2)]) for i in range(32)]
+    for handle in handles:
+        handle.results[0].output()
+    used = engine.counters() - before
+    assert used.prefill_optimality >= 0.99
+    assert used.cached_tokens > 0.8 * used.prompt_tokens
+
+
+def test_seeds_do_not_depend_on_company(engine):
+    ask = gen(12, temperature=0.9, top_p=0.9, seed=11)
+    alone = engine.submit(None, [Text(("A short poem:",)), ask]).results[0].output().text
+    company = [engine.submit(None, [Text((f"A poem of {i}:",)), gen(12, temperature=1.0, seed=i)]) for i in range(5)]
+    again = engine.submit(None, [Text(("A short poem:",)), ask])
+    assert again.results[0].output().text == alone
+    assert all(h.results[0].output().text is not None for h in company)
