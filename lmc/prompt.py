@@ -269,8 +269,7 @@ def suggestion(name: str, known: Collection[str]) -> str:
 
 def sampling(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
     """`defaults` with the sampling arguments in `given`; None means not given. Raises for an unusable value."""
-    changes = {f: check(k, v) for k, v in given.items() if v is not None for f, check in (_PARAMETERS[k],)}
-    return replace(defaults, **changes) if changes else defaults
+    return resolve(defaults, given)[0]
 
 
 def resolve(

@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmc.backend.base import Backend, Counters, Handle
-from lmc.backend.mock import CAPABILITIES, Ask, Mock, encode, special_id
+from lmc.backend.mock import CAPABILITIES, Mock
+from lmc.backend.mock_answers import Ask
+from lmc.backend.mock_prompt import encode, special_id
 from lmc.backend.mock_samples import sample_json, sample_regex
 from lmc.chat import RoleTemplate
 from lmc.errors import ArgumentError, BackendError, CancelledError, Loc, UnsupportedOpError

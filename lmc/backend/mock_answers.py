@@ -1,0 +1,262 @@
+"""Answers of the mock: scripted, or a hash of prompt, parameters and seed as readable nonsense; then stops and limits."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+from lmc.backend.base import Output, Usage
+from lmc.backend.mock_prompt import Node, tokens_of
+from lmc.backend.mock_samples import sample_json, sample_regex
+from lmc.errors import ArgumentError, BackendError, LmcError
+from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select, check_regex
+
+Ask = Gen | Select
+Answers = Callable[[str, Ask], Any] | Mapping[str, Any] | Sequence[Any]
+
+_WORDS = tuple(a + b for a in ("ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "wu", "za")
+               for b in ("", "lan", "mer", "nit", "ros", "tu", "la", "me", "ni", "ro", "ta", "ve", "kin", "dor", "sul", "pa"))  # fmt: skip
+_BUDGET = 1 << 14  # bytes of an answer that ignores EOS and names no limit
+
+
+@lru_cache(maxsize=4096)
+def _ask_bytes(key: tuple[Any, ...]) -> bytes:
+    """What of a request its answer depends on, as bytes; equal numbers of different type are the same."""
+    return repr(_plain(key)).encode()
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, tuple):
+        return tuple(_plain(item) for item in x)
+    if isinstance(x, (SamplingParams, Constraint)):
+        return tuple(_plain(getattr(x, f.name)) for f in fields(x))
+    return float(x) if isinstance(x, int) else str(x) if isinstance(x, str) else x
+
+
+def _digest(node: Node, ask: Ask, sample: int = 0) -> bytes:
+    made = node.hash.copy()
+    made.update(b"\xff")
+    if isinstance(ask, Gen):
+        made.update(_ask_bytes((ask.params, ask.constraint)))
+        sampled = ask.params.temperature > 0
+    else:
+        made.update(_ask_bytes((ask.choices, ask.method, ask.temperature)))
+        sampled = ask.temperature > 0
+    if sampled:
+        made.update(b"\xff%d.%d" % (ask.seed, sample))
+    return made.digest()
+
+
+def _words(digest: bytes, at_least: int) -> str:
+    """Readable nonsense: two to seven words, or as many as give `at_least` bytes."""
+    text = " ".join([_WORDS[b] for b in digest[1 : 3 + digest[0] % 6]])
+    while len(text) < at_least:
+        digest = blake2b(digest, digest_size=32).digest()
+        text += " " + " ".join([_WORDS[b] for b in digest])
+    return text
+
+
+def _hash_answer(node: Node, ask: Gen, sample: int) -> str:
+    digest = _digest(node, ask, sample)
+    params, constraint = ask.params, ask.constraint
+    if constraint is None:
+        wanted = min(params.max_new_tokens, _BUDGET) if params.ignore_eos else params.min_new_tokens
+        return _words(digest, wanted)
+    if constraint.kind == "regex":
+        return sample_regex(constraint.source, digest, ask.loc)
+    return sample_json(json.loads(constraint.source), digest, ask.loc)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A raw answer after stop strings and limits: text, tokens and how it ended."""
+
+    text: str
+    tokens: str
+    finish: Mapping[str, Any]
+
+
+def _finish(raw: str, params: SamplingParams, stops: tuple[str, ...]) -> _Answer:
+    """Cuts a raw answer at the first stop string and at the limit, in that order of position."""
+    finish: dict[str, Any] = {"type": "stop", "matched": None}
+    cut = len(raw)
+    for stop in stops:
+        at = raw.find(stop, 0, cut + len(stop) - 1)
+        if 0 <= at < cut:
+            cut, finish = at, {"type": "stop", "matched": stop}
+    for pattern in params.stop_regex:
+        found = re.search(pattern, raw[:cut])
+        if found is not None:
+            cut, finish = found.start(), {"type": "stop", "matched": found.group()}
+    text = raw if cut == len(raw) else raw[:cut]
+    tokens = tokens_of(text)
+    limit = params.max_new_tokens
+    if len(tokens) > limit or (len(tokens) == limit and params.ignore_eos):
+        tokens, finish = tokens[:limit], {"type": "length", "length": limit}
+        text = _whole_characters(tokens)
+        tokens = tokens_of(text)
+    return _Answer(text, tokens, finish)
+
+
+def _whole_characters(tokens: str) -> str:
+    """The text of tokens whose last character may be cut."""
+    return tokens if tokens.isascii() else tokens.encode("latin-1").decode("utf-8", "ignore")
+
+
+def gen_output(node: Node, ask: Gen, scripted: Any, stops: tuple[str, ...]) -> tuple[Output, str]:
+    params = ask.params
+    answers = [_finish(raw, params, params.stop + stops) for raw in _raw_answers(node, ask, scripted)]
+    tokens = 0
+    metas: list[Mapping[str, Any]] = []
+    for answer in answers:
+        tokens += len(answer.tokens)
+        metas.append(_meta(node, len(answer.tokens)) | {"finish_reason": answer.finish})
+    usage = Usage(node.length, tokens, node.answered, 0, 1, max(1, tokens))
+    return Output(tuple([answer.text for answer in answers]), tuple(metas), usage), answers[0].tokens
+
+
+def _raw_answers(node: Node, ask: Gen, scripted: Any) -> Sequence[str]:
+    n = ask.params.n
+    if scripted is None:
+        sampled = n if ask.params.temperature > 0 else 1
+        raws = [_nonempty(node, ask, sample) for sample in range(sampled)]
+        return raws if sampled == n else raws * n
+    if isinstance(scripted, str):
+        return [scripted] * n
+    if not isinstance(scripted, (list, tuple)) or len(scripted) != n or not all(isinstance(t, str) for t in scripted):  # pyright: ignore
+        raise BackendError(
+            f"the scripted answer for {ask.name!r} must be text or a list of {n} texts, not {scripted!r}"
+        )
+    return scripted  # pyright: ignore[reportUnknownVariableType]
+
+
+def _nonempty(node: Node, ask: Gen, sample: int) -> str:
+    """A hashed answer that does not start with a stop string, if one of the first few does not."""
+    raw = _hash_answer(node, ask, sample)
+    for again in range(1, 8):
+        if not ask.params.stop or not raw.startswith(ask.params.stop):
+            break
+        raw = _hash_answer(node, ask, sample + again * 1_000_003)
+    return raw
+
+
+def _meta(node: Node, completion: int) -> dict[str, Any]:
+    """What every answer says of itself; a function of the prompt alone, whatever the order of requests was."""
+    return {
+        "id": f"mock-{node.hash.hexdigest()[:12]}",
+        "prompt_tokens": node.length,
+        "completion_tokens": completion,
+        "cached_tokens": node.answered,
+    }
+
+
+def select_output(node: Node, ask: Select, scripted: Any) -> tuple[Output, str]:
+    scores = _scores(node, ask)
+    if scripted is not None:
+        if scripted not in ask.choices:
+            raise BackendError(
+                f"the scripted answer for {ask.name!r} is {scripted!r}, which is not one of {list(ask.choices)}"
+            )
+        scores[ask.choices.index(scripted)] = 0.0
+    chosen = ask.choices[scores.index(max(scores))]
+    tokens = [tokens_of(choice) for choice in ask.choices]
+    meta = (
+        _meta(node, 0)
+        | {
+            "normalized_prompt_logprobs": scores,
+            "input_token_logprobs": [
+                [[score, ord(token), token] for token in row] for score, row in zip(scores, tokens, strict=True)
+            ],
+            "output_token_logprobs": [[] for _ in tokens],
+        }
+        | _EXTRA[ask.method](scores)
+    )
+    output = Output((chosen,), (meta,), Usage(node.length, 0, node.answered, 0, 1, 1))
+    return output, tokens_of(chosen)
+
+
+_EXTRA: Mapping[ChoicesMethod, Callable[[list[float]], dict[str, Any]]] = {
+    ChoicesMethod.TOKEN_LENGTH_NORMALIZED: lambda scores: {},
+    ChoicesMethod.GREEDY_TOKEN_SELECTION: lambda scores: {"greedy_logprob_matrix": [[score] for score in scores]},
+    ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED: lambda scores: {
+        "normalized_unconditional_prompt_logprobs": scores
+    },
+}
+
+
+def _scores(node: Node, ask: Select) -> list[float]:
+    """A log-probability in (-8, 0) for each choice, different ones for different prompts."""
+    digest = _digest(node, ask)
+    while len(digest) < 4 * len(ask.choices):
+        digest += blake2b(digest, digest_size=32).digest()
+    return [-0.01 - int.from_bytes(digest[4 * i : 4 * i + 4], "big") / 2**29 for i in range(len(ask.choices))]
+
+
+def check_constraint(constraint: Constraint, ask: Gen) -> None:
+    """Raises for a constraint that the mock cannot follow, at the ask's place."""
+    try:
+        _check_source(constraint)
+    except LmcError as error:
+        raise placed(error, ask) from None
+
+
+@lru_cache(maxsize=1024)
+def _check_source(constraint: Constraint) -> None:
+    if constraint.kind == "regex":
+        sample_regex(check_regex(constraint.source), b"")
+    else:
+        sample_json(json.loads(constraint.source), b"")
+
+
+def placed(error: Exception, ask: Ask) -> Exception:
+    if isinstance(error, LmcError) and error.loc is None:
+        error.loc = ask.loc
+    return error
+
+
+# -- scripts ---------------------------------------------------------------------------------------------------------
+
+Script = Callable[[Node, Ask], Any]
+
+
+def script_of(answers: Answers | None) -> Script | None:
+    """One function from prompt and ask to the scripted answer, None where the hash decides."""
+    if answers is None:
+        return None
+    if isinstance(answers, Mapping):
+        by_name: dict[str, Script] = {name: _one_script(name, answer) for name, answer in answers.items()}
+        return lambda node, ask: by_name[ask.name](node, ask) if ask.name in by_name else None  # pyright: ignore
+    if callable(answers):
+        return lambda node, ask: answers(node.text, ask)
+    if isinstance(answers, (list, tuple)):
+        return _in_order("the calls", answers)
+    raise ArgumentError(f"Mock(answers=…) takes a function, a mapping or a list, not {answers!r}")
+
+
+def _one_script(name: str, answer: Any) -> Script:
+    if callable(answer):
+        return lambda node, ask: answer(node.text, ask)
+    if isinstance(answer, (list, tuple)):
+        return _in_order(repr(name), answer)  # pyright: ignore[reportUnknownArgumentType]
+    if answer is not None and not isinstance(answer, str):
+        raise ArgumentError(f"Mock(answers={{{name!r}: …}}) takes text, a list or a function, not {answer!r}")
+    return lambda node, ask: answer
+
+
+def _in_order(what: str, answers: Sequence[Any]) -> Script:
+    numbers = itertools.count()  # its next() is atomic
+
+    def script(node: Node, ask: Ask) -> Any:
+        number = next(numbers)
+        if number >= len(answers):
+            raise BackendError(f"the {len(answers)} scripted answers for {what} are used up")
+        answer = answers[number]
+        return answer(node.text, ask) if callable(answer) else answer
+
+    return script

@@ -1,0 +1,146 @@
+"""Prompts inside the mock: strings of one character per token, cheap to extend, hash and match."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+from lmc.prompt import Part, Special
+
+# -- tokens ----------------------------------------------------------------------------------------------------------
+
+KNOWN_SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+_FIRST_HASHED = 0xE000  # above the surrogates: ids are characters
+
+
+@lru_cache(maxsize=1024)
+def special_id(spelling: str) -> int:
+    """The token id of a special token: the same in every process, and never that of a byte."""
+    if spelling in KNOWN_SPECIALS:
+        return 256 + KNOWN_SPECIALS.index(spelling)
+    return _FIRST_HASHED + zlib.crc32(spelling.encode()) % (0x110000 - _FIRST_HASHED)
+
+
+def tokens_of(text: str) -> str:
+    """Text as a string of one character per token, which for ASCII is the text itself."""
+    return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("latin-1")
+
+
+def text_of(tokens: str) -> str:
+    return tokens if tokens.isascii() else tokens.encode("latin-1").decode("utf-8", "replace")
+
+
+def encode(parts: Iterable[Part]) -> tuple[int, ...]:
+    """Token ids of literal parts."""
+    return tuple(map(ord, "".join(map(part_tokens, parts))))
+
+
+def part_tokens(part: Part) -> str:
+    if isinstance(part, str):
+        return tokens_of(part)
+    return chr(special_id(part.spelling)) if isinstance(part, Special) else ""
+
+
+class Node:
+    """A prompt: its last piece after its parent's. Token string, text and hash are made when they are asked for."""
+
+    __slots__ = ("_hash", "_text", "_tokens", "answered", "length", "parent", "piece", "shown")
+
+    def __init__(self, parent: Node | None, piece: str, shown: str) -> None:
+        """`piece` as tokens, `shown` as a person reads it."""
+        self.parent, self.piece, self.shown = parent, piece, shown
+        self.length: int = len(piece) + (parent.length if parent is not None else 0)
+        self.answered: int = parent.answered if parent is not None else 0  # length up to the end of the last answer
+        self._hash: Any = None
+        self._tokens: str | None = None
+        self._text: str | None = None
+
+    @property
+    def hash(self) -> Any:
+        """A hash of the tokens; copy before use."""
+        if self._hash is None:
+            path = self._path(lambda node: node._hash is not None)
+            made = path[0].parent._hash.copy() if path[0].parent is not None else blake2b(digest_size=32)
+            for node in path:
+                made.update(node.piece.encode("utf-8", "surrogatepass"))
+            self._hash = made
+        return self._hash
+
+    @property
+    def tokens(self) -> str:
+        if self._tokens is None:
+            path = self._path(lambda node: node._tokens is not None)
+            start = path[0].parent._tokens if path[0].parent is not None else ""
+            self._tokens = (start or "") + "".join([node.piece for node in path])
+        return self._tokens
+
+    @property
+    def text(self) -> str:
+        if self._text is None:
+            path = self._path(lambda node: node._text is not None)
+            start = path[0].parent._text if path[0].parent is not None else ""
+            self._text = (start or "") + "".join([node.shown for node in path])
+        return self._text
+
+    def _path(self, known: Callable[[Node], bool]) -> list[Node]:
+        """The nodes down to here whose nearest ancestor outside is known (or the root)."""
+        path: list[Node] = []
+        node: Node | None = self
+        while node is not None and not known(node):
+            path.append(node)
+            node = node.parent
+        path.reverse()
+        return path
+
+
+ROOT = Node(None, "", "")
+
+
+class Trie:
+    """Token strings seen so far: a radix tree, to count what a prefix cache would have had."""
+
+    def __init__(self) -> None:
+        self._edges: dict[str, tuple[str, Trie]] = {}
+
+    def match(self, tokens: str) -> int:
+        """Length of the longest prefix of `tokens` that was inserted."""
+        return self._walk(tokens)[2]
+
+    def insert(self, tokens: str) -> None:
+        node, rest, _ = self._walk(tokens, split=True)
+        if rest:
+            node._edges[rest[0]] = rest, Trie()
+
+    def _walk(self, tokens: str, split: bool = False) -> tuple[Trie, str, int]:
+        """The deepest node on the way, the tokens after it, and how many tokens matched (also inside an edge)."""
+        node, at = self, 0
+        while at < len(tokens) and tokens[at] in node._edges:
+            label, child = node._edges[tokens[at]]
+            if not tokens.startswith(label, at):
+                shared = _common(label, tokens[at : at + len(label)])
+                if split:
+                    middle = Trie()
+                    middle._edges[label[shared]] = label[shared:], child
+                    node._edges[label[0]] = label[:shared], middle
+                    node, at = middle, at + shared
+                    return node, tokens[at:], at
+                return node, tokens[at:], at + shared
+            node, at = child, at + len(label)
+        return node, tokens[at:], at
+
+
+def _common(a: str, b: str) -> int:
+    """Length of the common prefix, by bisection: comparing slices is faster than a loop."""
+    if a == b[: len(a)]:
+        return len(a)
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[:middle] == b[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
