@@ -35,8 +35,9 @@ def batch(*rows: tuple[Sequence[int], Sequence[int]], logits: Sequence[int] | No
         out += list(slots)[len(slots) - len(new) :]
         positions += range(len(slots) - len(new), len(slots))
         last.append(len(ids) - 1)
-    tensors = [torch.as_tensor(list(x)) for x in (ids, positions, out)]
-    return ForwardBatch(*tensors, tuple(spans), torch.as_tensor(list(logits) if logits is not None else last))
+    wanted = last if logits is None else list(logits)
+    ids, positions, out, wanted = (torch.tensor(x, dtype=torch.int64) for x in (ids, positions, out, wanted))
+    return ForwardBatch(ids, positions, out, tuple(spans), wanted)
 
 
 def all_logits(loaded: LoadedModel, ids: Sequence[int]) -> torch.Tensor:

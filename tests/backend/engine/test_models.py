@@ -131,6 +131,14 @@ def test_chunked_prefill_equals_one_pass(small):
     torch.testing.assert_close(logits[0], all_logits(small, ids)[-1], atol=2e-3, rtol=1e-3)
 
 
+def test_a_pass_that_wants_no_logits_still_writes_its_keys(small):
+    ids = small.tokenizer.encode(["Only a prefix"])
+    kv = PlainKV(small, len(ids) + 1)
+    assert small.model.forward(batch((ids, range(len(ids))), logits=[]), kv).shape == (0, small.config.vocab_size)
+    after = small.model.forward(batch(([100], range(len(ids) + 1))), kv)
+    torch.testing.assert_close(after[0], all_logits(small, [*ids, 100])[-1], atol=2e-3, rtol=1e-3)
+
+
 # -- other families -------------------------------------------------------------------------------------------------------
 
 SHAPE = {

@@ -70,6 +70,8 @@ class LlamaModel:
             attended = plan.attend(q, kv.key(index), kv.value(index)).reshape(len(x), -1)
             if index == last:  # nobody reads the other rows any more
                 x, attended = x[batch.logit_rows], attended[batch.logit_rows]
+                if len(x) == 0:
+                    return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
             x += layer.o(attended)
             x += self._mlp(layer, x)
         return self.head(self._rms(x, self.norm)).float()
