@@ -468,7 +468,7 @@ class Prompt:
     Cheap to extend (the parent is shared, never copied) and never changed after it is built.
     """
 
-    __slots__ = ("handle", "parent", "parts", "result", "tail")
+    __slots__ = ("__weakref__", "handle", "parent", "parts", "result", "tail")
 
     def __init__(
         self,

@@ -29,10 +29,6 @@ def tokens_of(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
-def text_of(tokens: str) -> str:
-    return tokens if tokens.isascii() else tokens.encode("latin-1").decode("utf-8", "replace")
-
-
 def encode(parts: Iterable[Part]) -> tuple[int, ...]:
     """Token ids of literal parts."""
     return tuple(map(ord, "".join(map(part_tokens, parts))))

@@ -11,6 +11,8 @@ import inspect
 import os
 import secrets
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
@@ -19,7 +21,7 @@ from typing import Any, Literal, overload
 
 from lmc.backend.base import Backend, Result, Usage, check_supported
 from lmc.config import default_backend, settings
-from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
+from lmc.errors import ArgumentError, CancelledError, Loc, ParameterError, ProgramError
 from lmc.frontend.primitives import GenExpr, SelectExpr, caller_loc
 from lmc.frontend.state import (
     Emitter,
@@ -75,11 +77,21 @@ def fresh_seed(seed: int | None = None) -> int:
 class LiveEmitter:
     """Hands every ask to the backend as soon as the program makes it."""
 
-    __slots__ = ("_template", "run")
+    __slots__ = ("_asked", "_cancelled", "_template", "run")
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self._template = run.backend.chat_template
+        self._asked: list[weakref.ref[Prompt]] = []  # weak, so that what nobody can read any more is freed
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Stops what was asked and is not answered yet, and refuses to ask more: reading raises CancelledError."""
+        self._cancelled = True
+        for ref in self._asked:
+            ctx = ref()
+            if ctx is not None and ctx.result is not None and ctx.handle is not None and not ctx.result.done:
+                ctx.handle.cancel()
 
     def root(self) -> Prompt:
         return Prompt()
@@ -111,7 +123,12 @@ class LiveEmitter:
         return self._submit(ctx, ask)
 
     def _submit(self, ctx: Prompt, ask: Any) -> tuple[Prompt, Result]:
+        if self._cancelled:
+            raise CancelledError("the run was cancelled", loc=ask.loc)
         ctx = ctx.submit(self.run.backend, ask)
+        self._asked.append(weakref.ref(ctx))
+        if self._cancelled:  # cancelled from another thread just now
+            self.cancel()
         assert ctx.result is not None
         return ctx, ctx.result
 
@@ -255,7 +272,11 @@ class Function:
         state = self._state(options)
         if options.get("stream"):
             return self._stream(state, bound)
-        self._call(state, bound)
+        try:
+            self._call(state, bound)
+        except BaseException:
+            _cancel(state)  # nobody will read it
+            raise
         return state
 
     def __call__(self, *args: Any, **kwargs: Any) -> State:
@@ -401,14 +422,24 @@ class Function:
         self, states: list[State], items: list[inspect.BoundArguments], threads: int, bar: Any
     ) -> Iterator[State]:
         pool = ThreadPoolExecutor(threads, thread_name_prefix=f"lmc-{self.name}")
-        futures: list[Future[State]] = []
+        futures: deque[Future[State]] = deque()
         try:
-            for state, item in zip(states, items, strict=True):
-                futures.append(pool.submit(copy_context().run, self._batch_item, state, item))
-                if bar is not None:
-                    futures[-1].add_done_callback(lambda _: bar.update())
+            futures.extend(
+                pool.submit(copy_context().run, self._batch_item, state, item)
+                for state, item in zip(states, items, strict=True)
+            )
+            if bar is not None:
+                for future in futures:
+                    future.add_done_callback(lambda _: bar.update())
+            states.reverse()
             while futures:
-                yield futures.pop(0).result()  # not kept: a consumer may drop each state
+                done = futures.popleft().result()
+                states.pop()
+                yield done  # not kept: a consumer may drop each state
+        except BaseException:  # the consumer stopped: nobody will read the rest
+            for state in states:
+                _cancel(state)
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
             if bar is not None:
@@ -419,6 +450,11 @@ class Function:
 
 
 _SAMPLING = frozenset(RUN_SAMPLING)
+
+
+def _cancel(state: State) -> None:
+    if isinstance(state.emitter, LiveEmitter):
+        state.emitter.cancel()
 
 
 def _run_of(state: State) -> Run:

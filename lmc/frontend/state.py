@@ -549,14 +549,14 @@ class StateGroup:
             self.states[i] = state
         return self
 
-    def _items(self, other: Any) -> Iterable[Any]:
+    def _items(self, other: object) -> Iterable[Any]:
         if isinstance(other, (list, tuple)):
             items = cast(list[Any], other)
             if len(items) != len(self):
                 raise ParameterError(f"{len(items)} items for {len(self)} forks", loc=caller_loc())
             return items
         if callable(other) and not isinstance(other, (Expr, Value)):
-            return (other(i) for i in range(len(self)))
+            return map(cast(Callable[[int], Any], other), range(len(self)))
         return repeat(other, len(self))
 
     def join(self, mode: str = "gather_variable") -> None:

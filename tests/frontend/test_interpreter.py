@@ -18,7 +18,7 @@ import lmc
 from lmc import assistant, function, gen, image, select, system, user
 from lmc.backend.base import Usage
 from lmc.backend.mock import Mock
-from lmc.errors import ArgumentError, BackendError, ParameterError, ProgramError, UnsupportedOpError
+from lmc.errors import ArgumentError, BackendError, CancelledError, ParameterError, ProgramError, UnsupportedOpError
 from lmc.frontend.interpreter import Function, State
 from lmc.frontend.primitives import Expr
 from lmc.prompt import SamplingParams, derive_seed
@@ -760,6 +760,44 @@ def test_16_async_streams_leave_the_loop_free() -> None:
     _, pairs = asyncio.run(main())
     assert pairs[-1][1]["completion_tokens"] > 0
     assert len(ticks) > 5
+    backend.close()
+
+
+def test_16_a_program_that_raises_cancels_what_it_asked() -> None:
+    backend = Mock(latency=30)
+    kept: list[State] = []
+
+    @function
+    def program(s: State) -> None:
+        s += gen("x")
+        forks = s.fork(2)
+        forks += gen("y")
+        kept.extend([s, *forks])
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        program.run(backend=backend)
+    for state in kept:
+        with pytest.raises(CancelledError):
+            state.text()
+        with pytest.raises(CancelledError):
+            state += gen("more")
+    backend.close()
+
+
+def test_16_an_abandoned_batch_cancels_its_items() -> None:
+    backend = Mock(latency=lambda ask: 0.0 if ask.name == "first" else 30.0)
+
+    @function
+    def program(s: State, i: int) -> str:
+        s += gen("first" if i == 0 else "late")
+        return s["first" if i == 0 else "late"]
+
+    began = time.monotonic()
+    states = program.run_batch([(i,) for i in range(8)], backend=backend, num_threads=4, generator_style=True)
+    assert next(states).ret_value
+    states.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - began < 5
     backend.close()
 
 
