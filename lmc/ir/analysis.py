@@ -5,10 +5,10 @@ Answers that networkx gives are networkx graphs; the import is late, so that the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from lmc.ir.core import Block, Graph, Op, Value
+from lmc.ir.core import Graph, Op, Value
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -46,8 +46,8 @@ def dominators(graph: Graph) -> Mapping[str, str]:
     tree: nx.DiGraph[str] = nx.DiGraph()
     tree.add_node(graph.entry.label)
     tree.add_edges_from((b.label, succ) for b in graph.blocks for succ in b.successors)
-    found = dict(nx.immediate_dominators(tree, graph.entry.label))
-    found[graph.entry.label] = graph.entry.label
+    found: dict[str, str] = dict(nx.immediate_dominators(tree, graph.entry.label))  # pyright: ignore
+    found[graph.entry.label] = graph.entry.label  # some versions leave the start out or give None
     return found
 
 
@@ -129,15 +129,19 @@ def ctx_tree(graph: Graph) -> nx.DiGraph[Value]:
     return tree
 
 
-def live_in(graph: Graph, used: Callable[[Op], Any] | None = None) -> Mapping[str, frozenset[Value]]:
+def _operands(op: Op) -> Iterable[Value]:
+    return op.uses
+
+
+def live_in(graph: Graph, used: Callable[[Op], Iterable[Value]] | None = None) -> Mapping[str, frozenset[Value]]:
     """Values that each block or one after it still uses and that were defined before it.
 
     `used` says which values an op uses; by default its operands.
     """
-    uses = used or (lambda op: op.uses)
+    uses: Callable[[Op], Iterable[Value]] = used or _operands
     live: dict[str, frozenset[Value]] = {}
     for block in reversed(graph.blocks):
-        now: set[Value] = set().union(*(live[succ] for succ in block.successors))
+        now = set[Value]().union(*(live[succ] for succ in block.successors))
         now.update(uses(block.terminator))
         for op in reversed(block.ops):
             now.difference_update(op.results)
@@ -158,5 +162,7 @@ def last_uses(graph: Graph, value: Value) -> Mapping[str, int]:
         if any(value in live[succ] for succ in block.successors):
             stack.extend(block.successors)
         else:
-            found[block.label] = max((i for i, op in enumerate((*block.ops, block.terminator)) if value in op.uses), default=-1)
+            found[block.label] = max(
+                (i for i, op in enumerate((*block.ops, block.terminator)) if value in op.uses), default=-1
+            )
     return found

@@ -76,7 +76,8 @@ class Builder:
         constants: Mapping[str, Op] | None = None,
         entry: str = "entry",
     ) -> None:
-        self.name, self.result = name, result
+        self.name = name
+        self.result: Type = result
         self.params: list[Value] = list(params)
         self.symbols: dict[str, Any] = dict(symbols or {})
         self.constants: dict[str, Op] = dict(constants or {})
@@ -161,11 +162,9 @@ class Builder:
             types = result_types(kind)
         if not hints and kind in ("gen", "select"):
             name = attrs.get("name")
-            hints = (None, name if isinstance(name, str) else None, None)
-        results = tuple(
-            self.value(t, hints[i] if i < len(hints) else "m" if kind in ("gen", "select") and i == 2 else None)
-            for i, t in enumerate(types)
-        )
+            hints = (None, name if isinstance(name, str) else None, "m")
+        padded = (*hints, *(None for _ in types))
+        results = tuple(self.value(t, hint) for t, hint in zip(types, padded, strict=False))
         self.add(Op(kind, tuple(operands), results, attrs, (), loc))
         return results
 
@@ -198,7 +197,12 @@ class Builder:
                 raise IRError(f"block ^{label} of @{self.name} has no terminator")
         blocks = {label: Block(label, tuple(ops), self._closed[label]) for label, ops in self._open.items()}
         graph = Graph(
-            self.name, tuple(self.params), preorder(blocks, self._entry), self.result, dict(self.constants), dict(self.symbols)
+            self.name,
+            tuple(self.params),
+            preorder(blocks, self._entry),
+            self.result,
+            dict(self.constants),
+            dict(self.symbols),
         )
         if verify_level() >= 1:
             verify(graph, stage)

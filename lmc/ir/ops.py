@@ -40,6 +40,7 @@ GEN_PARAMS = (
 # from which its seed derives. `params` names the gen parameters given by the trailing operands.
 _ASK = ("name", "stream", "ordinal", "params")
 
+# fmt: off
 OPS: dict[str, OpSpec] = {
     spec.kind: spec
     for spec in (
@@ -70,6 +71,7 @@ OPS: dict[str, OpSpec] = {
         OpSpec("exit", ("*any",), (), "terminator", "A path not seen yet: its operands are what the program can still reach.", ("id", "reason")),
     )
 }
+# fmt: on
 
 
 _READS = frozenset({"read", "ctx.text", "ctx.slice", "ctx.messages"})  # raise what the backend failed with

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import linecache
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import PurePath
 from typing import Any
@@ -29,7 +29,8 @@ def to_json(graph: Graph) -> str:
             "result": graph.result,
             "constants": {name: _op(op) for name, op in graph.constants.items()},
             "blocks": [
-                {"label": b.label, "ops": [_op(op) for op in b.ops], "terminator": _op(b.terminator)} for b in graph.blocks
+                {"label": b.label, "ops": [_op(op) for op in b.ops], "terminator": _op(b.terminator)}
+                for b in graph.blocks
             ],
         },
         indent=1,
@@ -91,7 +92,8 @@ def to_dot(graph: Graph) -> str:
         lines.append("  }")
     for i, v in enumerate(graph.params):
         lines += [f"  p{i} -> n{n};" for n, op in enumerate(graph.ops()) if v in op.uses]
-    for a, b, values in def_use(graph).edges(data="values"):
+    edges: Iterable[tuple[int, int, tuple[Value, ...]]] = def_use(graph).edges(data="values")
+    for a, b, values in edges:
         lines.append(f"  n{a} -> n{b} [label={_dot(', '.join('%' + v.name for v in values))}];")
     for n, op in enumerate(graph.ops()):
         for case, label in op.cases:
@@ -112,7 +114,9 @@ def _short(text: str, limit: int) -> str:
 # -- HTML ----------------------------------------------------------------------------------------------------------
 
 
-def to_html(graph: Graph, *, stats: Mapping[str, int] | None = None, snapshots: Sequence[tuple[str, Graph]] = ()) -> str:
+def to_html(
+    graph: Graph, *, stats: Mapping[str, int] | None = None, snapshots: Sequence[tuple[str, Graph]] = ()
+) -> str:
     """One page, light or dark as the reader's system: the fork tree, then each op beside its source line.
 
     stats      what the passes counted, shown as a table
@@ -145,7 +149,9 @@ def _listing(graph: Graph) -> str:
         rows.append(f"<tr><td></td><td class=b id={_anchor(block.label)}>^{escape(block.label)}</td></tr>")
         for op in (*block.ops, block.terminator):
             place = str(op.loc) if op.loc is not None else ""
-            rows.append(f"<tr class={_style(op)}><td>{_source(op) if place != shown else ''}</td><td>{_op_html(op)}</td></tr>")
+            rows.append(
+                f"<tr class={_style(op)}><td>{_source(op) if place != shown else ''}</td><td>{_op_html(op)}</td></tr>"
+            )
             shown = place
     return f"<div class=scroll><table class=ops>{''.join(rows)}</table></div>"
 
@@ -167,7 +173,8 @@ def _op_html(op: Op) -> str:
     name = escape(op.kind)
     text = text.replace(f"{name}(", f"<b>{name}</b>(", 1)
     links = (
-        f"{'_' if case is DEFAULT else escape(str(case))} → <a href=#{_anchor(label)}>^{escape(label)}</a>" for case, label in op.cases
+        f"{'_' if case is DEFAULT else escape(str(case))} → <a href=#{_anchor(label)}>^{escape(label)}</a>"
+        for case, label in op.cases
     )
     return text + (" [" + ", ".join(links) + "]" if op.cases else "")
 

@@ -20,7 +20,9 @@ from lmc.ir.ops import OPS
 from lmc.prompt import Mark, Special
 
 if TYPE_CHECKING:
-    from lark import Lark, Token, Tree
+    from lark import Lark, Token
+
+Node = Any  # a tree of lark's or None: it does not say what children a rule has
 
 _DOTTED = re.compile(r"\w+(\.\w+)*")
 _COLONED = re.compile(r"\w+([.:]\w+)*")
@@ -88,7 +90,9 @@ def quote(text: str) -> str:
 
 def _atom(x: object) -> str:
     if (rule := _ATOMS.get(type(x))) is None:
-        raise IRError(f"{x!r} of type {type(x).__name__} is no literal of the IR; use str, int, float, bool, None, bytes or a Symbol")
+        raise IRError(
+            f"{x!r} of type {type(x).__name__} is no literal of the IR; use str, int, float, bool, None, bytes or a Symbol"
+        )
     return rule(x)
 
 
@@ -142,7 +146,7 @@ def parse(text: str, file: str = "<ir>") -> Graph:
     from lark.exceptions import UnexpectedInput
 
     try:
-        tree = _parser().parse(text)
+        tree: Node = _parser().parse(text)  # pyright: ignore[reportUnknownMemberType]
     except UnexpectedInput as e:
         _syntax_error(e, text, file)
     return _Reader(text, file).graph(tree)
@@ -173,7 +177,7 @@ class _Reader:
         self.text, self.file = text, file
         self.values: dict[str, Value] = {}
 
-    def graph(self, tree: Tree[Token]) -> Graph:
+    def graph(self, tree: Node) -> Graph:
         name, *rest = (child for child in tree.children if not _is_arrow(child))
         params: list[Value] = []
         parts: dict[str, list[Any]] = {"constant": [], "opening": [], "block": []}
@@ -205,14 +209,15 @@ class _Reader:
         self.values[name] = value = Value(name, type)
         return value
 
-    def _define_results(self, op: Tree[Token]) -> None:
-        results, kind = op.children[0], op.children[1]
+    def _define_results(self, op: Node) -> None:
+        results: Node = op.children[0]
+        kind: Token = op.children[1]
         if str(kind) not in OPS:
             import difflib
 
             near = difflib.get_close_matches(str(kind), OPS, n=1)
             self._fail(kind, f"there is no op {str(kind)!r}" + (f"; did you mean {near[0]}?" if near else ""))
-        for i, result in enumerate(results.children if results is not None else ()):
+        for i, result in enumerate(_children(results)):
             token, annotated = result.children
             type = self._type(annotated) if annotated is not None else _default_type(str(kind), i)
             if type is None:
@@ -232,7 +237,7 @@ class _Reader:
         read = [self._op(op) for op in ops]
         return Block(label, tuple(read[:-1]), read[-1])
 
-    def _op(self, tree: Tree[Token]) -> Op:
+    def _op(self, tree: Node) -> Op:
         results, kind, operands, cases, attrs, loc = tree.children
         return Op(
             str(kind),
@@ -243,14 +248,14 @@ class _Reader:
             self._loc(loc),
         )
 
-    def _constant(self, tree: Tree[Token]) -> Op:
+    def _constant(self, tree: Node) -> Op:
         _, kind, operands, attrs, loc = tree.children
         return Op(str(kind), self._operands(operands), (), self._attrs(attrs), (), self._loc(loc))
 
-    def _operands(self, tree: Tree[Token] | None) -> tuple[Operand, ...]:
+    def _operands(self, tree: Node) -> tuple[Operand, ...]:
         return tuple(self._operand(x) for x in tree.children) if tree is not None else ()
 
-    def _operand(self, tree: Any) -> Operand:
+    def _operand(self, tree: Node) -> Operand:
         if tree.data == "use":
             token = tree.children[0]
             if (value := self.values.get(self._name(token))) is None:
@@ -261,11 +266,11 @@ class _Reader:
         text = self._string(tree.children[0])
         return Special(text) if tree.data == "special" else Mark(text, tree.data)
 
-    def _case(self, tree: Any) -> tuple[Case, str]:
+    def _case(self, tree: Node) -> tuple[Case, str]:
         case, _, label = tree.children
         return (DEFAULT if case.data == "default" else self._atom(case.children[0])), self._name(label)
 
-    def _attrs(self, tree: Tree[Token] | None) -> dict[str, Attr]:
+    def _attrs(self, tree: Node) -> dict[str, Attr]:
         attrs: dict[str, Attr] = {}
         for attr in tree.children if tree is not None else ():
             if attr is not None:
@@ -275,12 +280,12 @@ class _Reader:
                 attrs[str(name)] = self._attr(value)
         return attrs
 
-    def _attr(self, tree: Any) -> Attr:
+    def _attr(self, tree: Node) -> Attr:
         if tree.data == "tuple":
             return tuple(self._attr(x) for x in tree.children if x is not None)
         return self._atom(tree.children[0])
 
-    def _loc(self, tree: Any) -> Loc | None:
+    def _loc(self, tree: Node) -> Loc | None:
         if tree is None:
             return None
         file, line, col = tree.children
@@ -288,7 +293,7 @@ class _Reader:
 
     # -- atoms
 
-    def _atom(self, tree: Any) -> Any:
+    def _atom(self, tree: Node) -> Any:
         if tree.data in _CONSTANTS:
             return _CONSTANTS[tree.data]
         token = tree.children[0]
@@ -325,6 +330,10 @@ class _Reader:
 
     def _fail(self, token: Token, message: str) -> NoReturn:
         _error(message, self.text, self.file, token.line or 1, token.column or 1)
+
+
+def _children(tree: Node) -> list[Node]:
+    return tree.children if tree is not None else []
 
 
 def _is_arrow(child: Any) -> bool:
@@ -383,17 +392,16 @@ def _keyword(terminal: str) -> str:
 
 
 def _syntax_error(e: Any, text: str, file: str) -> NoReturn:
-    from lark.exceptions import UnexpectedCharacters, UnexpectedToken
-
-    wanted = _expected(set(e.allowed if isinstance(e, UnexpectedCharacters) else getattr(e, "accepts", None) or e.expected))
-    if isinstance(e, UnexpectedToken) and e.token.type != "$END":
+    """Says what lark's UnexpectedCharacters (has `allowed`) or UnexpectedToken (has `expected`) means."""
+    wanted = _expected(set(e.allowed if hasattr(e, "allowed") else e.accepts or e.expected))
+    if not hasattr(e, "allowed"):
+        if e.token.type == "$END":
+            _error(f"the text ends too early; expected {wanted}", text, file, *_end(text))
         found = repr(str(e.token))
-    elif isinstance(e, UnexpectedCharacters):
-        found = repr(text[e.pos_in_stream])
-        if text[e.pos_in_stream] == '"':
-            found = "a string that does not end on its line or has a raw control character"
+    elif text[e.pos_in_stream] == '"':
+        found = "a string that does not end on its line or has a raw control character"
     else:
-        _error(f"the text ends too early; expected {wanted}", text, file, *_end(text))
+        found = repr(text[e.pos_in_stream])
     _error(f"found {found}; expected {wanted}", text, file, e.line, e.column)
 
 

@@ -146,7 +146,10 @@ class _Verifier:
     def _attr_values(self, op: Op) -> None:
         for name, value in op.attrs.items():
             for x in _leaves(value):
-                _require(isinstance(x, (*_LITERALS, Symbol)), f"attribute {name} holds {x!r}; use literals, symbols and tuples")
+                _require(
+                    isinstance(x, (*_LITERALS, Symbol)),
+                    f"attribute {name} holds {x!r}; use literals, symbols and tuples",
+                )
                 if isinstance(x, Symbol):
                     self._symbol(x)
 
@@ -201,22 +204,22 @@ class _Verifier:
             node = origin.operands[0]
 
     def ask(self, op: Op) -> None:
-        params = op.attr("params", ())
-        _require(isinstance(params, tuple), "attribute params is not a tuple of names")
+        params = _names(op, "params")
         fixed = 2 if op.kind == "select" else 1  # the prompt, and at least one choice
         if op.kind == "gen" and len(op.operands) != 1 + len(params):
             raise _Broken(f"{len(op.operands) - 1} operands after the prompt, but attribute params names {len(params)}")
         _require(len(op.operands) >= fixed + len(params), "select has no choices")
         for name in params:
-            _require(name in _GEN_PARAMS or name in OPS[op.kind].attrs, f"attribute params names {name!r}, which is no parameter of {op.kind}")
+            _require(
+                name in _GEN_PARAMS or name in OPS[op.kind].attrs,
+                f"attribute params names {name!r}, which is no parameter of {op.kind}",
+            )
             _require(name not in op.attrs, f"{name} is given twice, as an attribute and as an operand")
         _require(len(set(params)) == len(params), "attribute params names a parameter twice")
 
     def call(self, op: Op) -> None:
         _require(not (op.attr("pure") and op.attr("ordered")), "a host call is pure or ordered, not both")
-        kwargs = op.attr("kwargs", ())
-        ok = isinstance(kwargs, tuple) and all(isinstance(k, str) for k in kwargs)
-        _require(ok, "attribute kwargs is not a tuple of names")
+        kwargs = _names(op, "kwargs")
         _require(len(kwargs) <= len(op.operands) - 1, "attribute kwargs names more arguments than there are operands")
 
     def role(self, op: Op) -> None:
@@ -224,10 +227,12 @@ class _Verifier:
         _require(isinstance(op.attr("previous"), (str, type(None))), "attribute previous is neither a string nor none")
 
     def returns(self, op: Op) -> None:
-        if (names := op.attr("vars")) is not None:
-            _require(isinstance(names, tuple), "attribute vars is not a tuple of names")
+        if "vars" in op.attrs:
+            names = _names(op, "vars")
             n = len(op.operands) - 2
-            _require(n == 2 * len(names), f"{n} operands after the prompt, but {len(names)} variables (value and meta each)")
+            _require(
+                n == 2 * len(names), f"{n} operands after the prompt, but {len(names)} variables (value and meta each)"
+            )
 
     def exit(self, op: Op) -> None:
         number = op.attr("id")
@@ -251,6 +256,14 @@ _RULES: Mapping[str, Callable[[_Verifier, Op], None]] = {
 _WANTED = {"ctx": "a ctx", "str": "text", "any": "a value that is not a ctx", "const": "a literal or a symbol"}
 
 
+def _names(op: Op, attr: str) -> tuple[str | None, ...]:
+    """A tuple of names (a gen without a name is stored under None)."""
+    value = op.attr(attr, ())
+    ok = isinstance(value, tuple) and all(isinstance(x, (str, type(None))) for x in _leaves(value))
+    _require(ok, f"attribute {attr} is not a tuple of names")
+    return tuple(_leaves(value))
+
+
 def _fits(x: Operand, wanted: str) -> bool:
     """Whether an operand may stand where the op table says `wanted`. `any` takes everything (exits carry ctx values too)."""
     if isinstance(x, Value):
@@ -259,7 +272,13 @@ def _fits(x: Operand, wanted: str) -> bool:
         return wanted == "str"
     if isinstance(x, Symbol):
         return wanted in ("any", "const")
-    return isinstance(x, str) if wanted == "str" else wanted in ("any", "const") and isinstance(x, _LITERALS)
+    if wanted == "str":
+        return isinstance(x, str)
+    return wanted in ("any", "const") and _is_literal(x)
+
+
+def _is_literal(x: object) -> bool:
+    return isinstance(x, _LITERALS)
 
 
 def _describe(x: Operand) -> str:
@@ -286,4 +305,7 @@ def _require(ok: bool, message: str) -> None:
 def _shown(op: Op) -> str:
     from lmc.ir.text import print_op  # the printer depends on nothing here; imported late to keep start-up short
 
-    return print_op(op)
+    try:
+        return print_op(op)
+    except IRError:  # what is wrong with the op may be why it does not print
+        return repr(op)

@@ -143,7 +143,9 @@ def _parse_pass(item: str) -> Pass:
         try:
             parsed = json.loads(value)
         except ValueError:
-            raise ParameterError(f'pass {name}: {key} = {value} is no value; write a number, true, false, "text" or [list]') from None
+            raise ParameterError(
+                f'pass {name}: {key} = {value} is no value; write a number, true, false, "text" or [list]'
+            ) from None
         options[key] = tuple(parsed) if isinstance(parsed, list) else parsed  # pyright: ignore[reportUnknownArgumentType]
     return cls(**options)
 
@@ -245,7 +247,9 @@ def upto(passes: Sequence[Pass], after: str) -> tuple[Pass, ...]:
     for i in range(len(passes) - 1, -1, -1):
         if passes[i].name == after:
             return tuple(passes[: i + 1])
-    raise ParameterError(f"no pass {after!r} in this pipeline; there are trace, {', '.join(dict.fromkeys(p.name for p in passes))}")
+    raise ParameterError(
+        f"no pass {after!r} in this pipeline; there are trace, {', '.join(dict.fromkeys(p.name for p in passes))}"
+    )
 
 
 def stage_of(graph: Graph) -> Stage:

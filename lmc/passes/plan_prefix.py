@@ -49,7 +49,13 @@ class PlanPrefix(Pass):
     def size(self, parts: Sequence[Operand]) -> int:
         """Expected characters of an append's operands."""
         return sum(
-            len(x) if isinstance(x, str) else 4 if isinstance(x, Special) else self.unknown_chars if isinstance(x, Value) else 0
+            len(x)
+            if isinstance(x, str)
+            else 4
+            if isinstance(x, Special)
+            else self.unknown_chars
+            if isinstance(x, Value)
+            else 0
             for x in parts
         )
 
@@ -120,14 +126,15 @@ class PlanPrefix(Pass):
                     share(parent, same)
 
         def rule(op: Op, rewriter: Rewriter) -> Sequence[Op] | None:
-            old = graph.producer[op.results[0]] if op.results else op
-            if id(old) not in now:
+            old = id(graph.producer[op.results[0]]) if op.results else 0
+            if old not in now:
                 return None
-            new = rewriter.mapped(now[id(old)])
-            before = [rewriter.mapped(head) for head in heads.get(id(old), [])]
-            if len(new.operands) > 1:
+            new = rewriter.mapped(now[old])
+            before = [rewriter.mapped(head) for head in heads.get(old, [])]
+            parent, *rest = new.operands
+            if rest:
                 return (*before, new)
-            rewriter.replace(new.results[0], new.operands[0])  # its text is a beginning of its siblings'
+            rewriter.replace(op.results[0], parent)  # its text is a beginning of its siblings'
             return before
 
         return rewrite(graph, rule, rewriter) if now else graph
@@ -271,7 +278,9 @@ class _Insertions:
         return Block(block.label, tuple(ops), block.terminator)
 
 
-def _placed(graph: Graph, programs: Sequence[Value], forks: Sequence[_Fork], options: PlanPrefix, ctx: PassContext) -> Graph:
+def _placed(
+    graph: Graph, programs: Sequence[Value], forks: Sequence[_Fork], options: PlanPrefix, ctx: PassContext
+) -> Graph:
     insertions = _Insertions()
     prefilled = {op.operands[0] for op in graph.ops() if op.kind == "prefill"}
     for block in graph.blocks:
@@ -280,7 +289,7 @@ def _placed(graph: Graph, programs: Sequence[Value], forks: Sequence[_Fork], opt
                 insertions.add(block.label, i + 1, Op("prefill", op.results, (), {"scope": "program"}, (), op.loc))
                 ctx.count("program prefixes")
                 ctx.count("characters shared by runs", _length(graph, op.results[0], options))
-    live = live_in(graph, _holders(forks)) if forks else {}
+    live = live_in(graph, _holders(forks))
     for fork in forks:
         loc = graph.producer[fork.value].loc
         for label, index in fork.places(graph):
@@ -300,7 +309,9 @@ def _holders(forks: Sequence[_Fork]) -> Callable[[Op], Sequence[Value]]:
     return lambda op: needs.get(id(op), ())
 
 
-def _release(graph: Graph, fork: _Fork, live: Mapping[str, frozenset[Value]], label: str, index: int, out: _Insertions) -> None:
+def _release(
+    graph: Graph, fork: _Fork, live: Mapping[str, frozenset[Value]], label: str, index: int, out: _Insertions
+) -> None:
     """Ends the pin once on each path from (label, index), after the last op that needs it."""
     stack = [(label, index)]
     while stack:

@@ -13,7 +13,19 @@ from lmc.ir.core import DEFAULT, Graph, Op, Symbol, Value
 from lmc.prompt import Mark, Special
 
 texts = st.one_of(
-    st.sampled_from(["", "a", "\n", "Judge its ", "Judge its clarity.", "Judge it well", "a longer text that is worth sharing. ", '"\\', "%c0"]),
+    st.sampled_from(
+        [
+            "",
+            "a",
+            "\n",
+            "Judge its ",
+            "Judge its clarity.",
+            "Judge it well",
+            "a longer text that is worth sharing. ",
+            '"\\',
+            "%c0",
+        ]
+    ),
     st.text(max_size=6),
 )
 literals = st.one_of(
@@ -27,8 +39,12 @@ literals = st.one_of(
 )
 symbols = st.sampled_from(["py.eq", "tools:search", "ValueError", "mod.f.<locals>.<lambda>", "a b"]).map(Symbol)
 names = st.one_of(st.sampled_from(["x", "out", "größe", "a.b"]), st.text(min_size=1, max_size=4))
-attr_values = st.recursive(st.one_of(literals, symbols), lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=4)
-locs = st.one_of(st.none(), st.builds(Loc, st.sampled_from(["judge.py", 'a "b".py']), st.integers(1, 999), st.integers(0, 80)))
+attr_values = st.recursive(
+    st.one_of(literals, symbols), lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=4
+)
+locs = st.one_of(
+    st.none(), st.builds(Loc, st.sampled_from(["judge.py", 'a "b".py']), st.integers(1, 999), st.integers(0, 80))
+)
 parts = st.one_of(
     texts,
     st.sampled_from([Special("<|im_start|>"), Special("<|im_end|>"), Mark("user", "begin"), Mark("user", "end")]),
@@ -90,9 +106,18 @@ class Maker:
             self.b.terminate("return", (self.any(scope), self.prompt(scope), *rest), {"vars": names_}, loc)
 
     def switch(self, scope: Scope, depth: int) -> None:
-        cases = self.draw(st.sampled_from([(True, False), ("a", DEFAULT), (DEFAULT,), (1, True, None, DEFAULT), (Symbol("ValueError"), DEFAULT)]))
+        cases = self.draw(
+            st.sampled_from(
+                [(True, False), ("a", DEFAULT), (DEFAULT,), (1, True, None, DEFAULT), (Symbol("ValueError"), DEFAULT)]
+            )
+        )
         if cases == (True, False):
-            (on,) = self.b.emit("host.call", (Symbol("py.eq"), self.any(scope), self.any(scope)), {"pure": True, "total": True}, types=["bool"])
+            (on,) = self.b.emit(
+                "host.call",
+                (Symbol("py.eq"), self.any(scope), self.any(scope)),
+                {"pure": True, "total": True},
+                types=["bool"],
+            )
         else:
             on = self.any(scope)
         arms = [(case, self.b.label(self.draw(st.sampled_from([None, "on"])))) for case in cases]
@@ -132,10 +157,18 @@ class Maker:
 
     def ask(self) -> dict:
         self.ordinal += 1
-        return {"name": self.draw(st.one_of(st.none(), names)), "stream": self.draw(st.sampled_from(["", "/0.1"])), "ordinal": self.ordinal}
+        return {
+            "name": self.draw(st.one_of(st.none(), names)),
+            "stream": self.draw(st.sampled_from(["", "/0.1"])),
+            "ordinal": self.ordinal,
+        }
 
     def make_gen(self, scope: Scope) -> None:
-        attrs = self.ask() | self.draw(st.fixed_dictionaries({}, optional={"max_tokens": st.integers(1, 9), "stop": st.lists(texts, max_size=2).map(tuple)}))
+        attrs = self.ask() | self.draw(
+            st.fixed_dictionaries(
+                {}, optional={"max_tokens": st.integers(1, 9), "stop": st.lists(texts, max_size=2).map(tuple)}
+            )
+        )
         given = (self.any(scope),) if self.draw(st.booleans()) else ()
         if given:
             attrs["params"] = ("temperature",)
@@ -175,7 +208,13 @@ class Maker:
 
     def make_pure(self, scope: Scope) -> None:
         attrs = {"pure": True} | self.draw(st.fixed_dictionaries({}, optional={"total": st.just(True)}))
-        self.emit(scope, "host.call", (self.draw(symbols), self.any(scope)), attrs, types=[self.draw(st.sampled_from(["any", "str"]))])
+        self.emit(
+            scope,
+            "host.call",
+            (self.draw(symbols), self.any(scope)),
+            attrs,
+            types=[self.draw(st.sampled_from(["any", "str"]))],
+        )
 
     def make_effect(self, scope: Scope, kind: str = "touches") -> None:
         self.order += 1

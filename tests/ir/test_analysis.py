@@ -43,7 +43,12 @@ V = {v.name: v for v in FORKED.producer}
 
 
 def test_the_ctx_tree_is_the_fork_tree() -> None:
-    assert {(a.name, b.name) for a, b in ctx_tree(FORKED).edges} == {("c0", "c1"), ("c1", "c2"), ("c1", "c3"), ("c3", "c4")}
+    assert {(a.name, b.name) for a, b in ctx_tree(FORKED).edges} == {
+        ("c0", "c1"),
+        ("c1", "c2"),
+        ("c1", "c3"),
+        ("c3", "c4"),
+    }
     assert [op.kind for op in ctx_children(FORKED)[V["c1"]]] == ["gen", "append"]
 
 

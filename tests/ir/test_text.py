@@ -76,7 +76,10 @@ def test_any_name_survives(name: str) -> None:
     assert parse(print_graph(graph)) == graph
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, -0.0, 1e16, 5e-324, 10**40, True, 1, None, b"\x00\xff", "\ud800", "\u2028\x7f\u202e😀"])
+@pytest.mark.parametrize(
+    "value",
+    [math.inf, -math.inf, -0.0, 1e16, 5e-324, 10**40, True, 1, None, b"\x00\xff", "\ud800", "\u2028\x7f\u202e😀"],
+)
 def test_a_literal_survives_exactly(value: object) -> None:
     back = parse(print_graph(_with(Op("k", (value,))))).constants["k"].operands[0]  # pyright: ignore[reportArgumentType]
     assert repr(back) == repr(value) and type(back) is type(value)
@@ -94,7 +97,7 @@ def test_what_is_no_literal_is_refused() -> None:
 
 def test_layout_and_comments_mean_nothing() -> None:
     squeezed = re.sub(r"\n *", " ", JUDGE.split("\n", 1)[1])
-    spread = JUDGE.replace("(", " (\n // a comment, with ^off: and \"quotes\n").replace('// lmc ir 1\n', "")
+    spread = JUDGE.replace("(", ' (\n // a comment, with ^off: and "quotes\n').replace("// lmc ir 1\n", "")
     assert parse(squeezed) == parse(JUDGE) == parse(spread)
 
 
@@ -115,7 +118,9 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("old", "new", "line", "col", "message"), ERRORS)
-def test_an_error_names_line_column_and_what_was_expected(old: str, new: str, line: int, col: int, message: str) -> None:
+def test_an_error_names_line_column_and_what_was_expected(
+    old: str, new: str, line: int, col: int, message: str
+) -> None:
     assert old in JUDGE
     bad = JUDGE.replace(old, new, 1)
     with pytest.raises(IRError) as e:

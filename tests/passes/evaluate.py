@@ -56,7 +56,10 @@ class Prompt:
         failed = next((x for x in self.pieces if isinstance(x, Failed)), None)
         if failed:
             raise Raised(failed)
-        return "".join(x if isinstance(x, str) else x.text if isinstance(x, Answered) else "" if isinstance(x, Mark) else repr(x) for x in self.pieces)
+        return "".join(
+            x if isinstance(x, str) else x.text if isinstance(x, Answered) else "" if isinstance(x, Mark) else repr(x)
+            for x in self.pieces
+        )
 
 
 class Raised(Exception):
@@ -93,7 +96,9 @@ class _Run:
 
     def go(self) -> Outcome:
         for p in self.graph.params:
-            self.env[p] = Prompt().plus(f"given {p.name}") if p.type == "ctx" else f"arg{digest((self.seed, p.name)) % 3}"
+            self.env[p] = (
+                Prompt().plus(f"given {p.name}") if p.type == "ctx" else f"arg{digest((self.seed, p.name)) % 3}"
+            )
         block = self.graph.entry
         try:
             while True:
@@ -127,7 +132,10 @@ class _Run:
     def terminator(self, op: Op) -> str | None:
         values = [self.get(x) for x in op.operands]
         if op.kind == "switch":
-            return next((label for case, label in op.cases if case is DEFAULT or exact(case) == exact(values[0])), op.cases[-1][1])
+            return next(
+                (label for case, label in op.cases if case is DEFAULT or exact(case) == exact(values[0])),
+                op.cases[-1][1],
+            )
         if op.kind == "return" and op.attr("outputs") is not None:
             names = op.attrs["vars"]
             kept = {n: values[2 + 2 * i : 4 + 2 * i] for i, n in enumerate(names) if n in op.attrs["outputs"]}
@@ -140,7 +148,12 @@ class _Run:
 
     def ask(self, op: Op, values: list[Any]) -> tuple[Any, ...]:
         prompt, *given = values
-        key = (op.kind, prompt.pieces, tuple(exact(v) for v in given), tuple(sorted((k, exact(v)) for k, v in op.attrs.items())))
+        key = (
+            op.kind,
+            prompt.pieces,
+            tuple(exact(v) for v in given),
+            tuple(sorted((k, exact(v)) for k, v in op.attrs.items())),
+        )
         self.out.asked[repr(key)] += 1
         number = digest((self.seed, key))
         if number % 8 == 0 or any(isinstance(x, Failed) for x in (*prompt.pieces, *given)):

@@ -31,7 +31,9 @@ def test_roles_become_the_templates_text_with_marks_inside() -> None:
 
 
 def test_the_first_message_brings_the_templates_default_system() -> None:
-    template = RoleTemplate("t", {"user": (("U:",), ("\n",)), "assistant": ((), ())}, default_system=(Special("<s>"), "Be kind."))
+    template = RoleTemplate(
+        "t", {"user": (("U:",), ("\n",)), "assistant": ((), ())}, default_system=(Special("<s>"), "Be kind.")
+    )
     check("lower-chat,canonicalize", CHAT, """
         %c0 = ctx.new()
         %c4 = append(%c0, special("<s>"), "Be kind.U:", begin("user"), %essay, end("user"), "\\n", begin("assistant"))

@@ -200,6 +200,6 @@ def test_it_says_what_it_expects_to_share() -> None:
 
 def test_roles_have_to_be_lowered_before() -> None:
     graph = graph_of('%c1 = role.end(%c0) {role = "user"} loc("judge.py":7)\nreturn(none, %c1)', params="%c0: ctx")
-    with pytest.raises(IRError, match="plan-prefix needs a graph without role.end; put lower-chat before it") as e:
+    with pytest.raises(IRError, match=r"plan-prefix needs a graph without role\.end; put lower-chat before it") as e:
         PassManager(parse_pipeline(PLAN)).run(graph)
     assert e.value.loc is not None and e.value.loc.line == 7

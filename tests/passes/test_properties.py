@@ -129,7 +129,11 @@ def _swap_effects(graph: Graph) -> Graph:
         ops = list(block.ops)
         for j, op in enumerate(ops):
             before = next((i for i in range(j) if trait(ops[i]) == "effect"), j)
-            if before < j and trait(op) == "effect" and not {v for x in ops[before:j] for v in x.results} & set(op.uses):
+            if (
+                before < j
+                and trait(op) == "effect"
+                and not {v for x in ops[before:j] for v in x.results} & set(op.uses)
+            ):
                 ops.insert(before, ops.pop(j))
                 break
         return Block(block.label, tuple(ops), block.terminator)
@@ -165,6 +169,10 @@ def test_a_planted_bug_is_found(bug: str) -> None:
         return False
 
     try:
-        find(st.tuples(graphs(), st.integers(0, 3)), breaks, settings=settings(slow, max_examples=2000, phases=(Phase.generate,)))
+        find(
+            st.tuples(graphs(), st.integers(0, 3)),
+            breaks,
+            settings=settings(slow, max_examples=2000, phases=(Phase.generate,)),
+        )
     except NoSuchExample:
         pytest.fail(f"the property does not see that the pass {bug}")

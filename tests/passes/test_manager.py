@@ -1,0 +1,184 @@
+"""The pass manager: pipelines as text, verification, printing, reproducers, statistics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from lmc.config import reset
+from lmc.errors import IRError, ParameterError, ProgramError
+from lmc.ir import Builder, Graph, Op, Value, parse, print_graph, rewrite
+from lmc.passes.canonicalize import Canonicalize
+from lmc.passes.dce import Dce
+from lmc.passes.manager import (
+    Pass,
+    PassContext,
+    PassManager,
+    Target,
+    parse_pipeline,
+    pipeline_for,
+    print_pipeline,
+    registry,
+    run_pipeline,
+)
+from lmc.passes.plan_prefix import PlanPrefix
+from tests.passes.filecheck import graph_of
+
+GRAPH = '%c1 = append(%c0, "a")\n%c2 = append(%c1, "b")\n%c3, %x, %m = gen(%c2)\nreturn(%x, %c3)'
+
+
+@pytest.fixture
+def env(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
+    monkeypatch.setenv("LMC_CACHE_DIR", str(tmp_path))
+    reset()
+    yield monkeypatch
+    monkeypatch.undo()
+    reset()
+
+
+@dataclass(frozen=True)
+class Broken(Pass):
+    """Does what passes must not do."""
+
+    name: ClassVar[str] = "broken"
+    how: str = "raise"
+
+    def run(self, graph: Graph, ctx: PassContext) -> Graph:
+        if self.how == "raise":
+            raise ZeroDivisionError("no")
+        if self.how == "user":
+            raise ProgramError("the user's fault")
+        if self.how == "exit":
+            return rewrite(graph, lambda op, _: (Op("exit", (), (), {"id": 9}),) if op.kind == "return" else None)
+        return rewrite(graph, lambda op, _: () if op.kind == "gen" else None)
+
+
+def graph() -> Graph:
+    return graph_of(GRAPH, params="%c0: ctx")
+
+
+def test_a_pipeline_reads_as_it_prints() -> None:
+    text = 'canonicalize,plan-prefix{min_chars = 4, unknown_chars = 9},dce{outputs = ["a", "b,}"]}'
+    passes = parse_pipeline(' canonicalize , plan-prefix{min_chars=4, unknown_chars = 9} ,dce{outputs=["a","b,}"]}')
+    assert passes == (Canonicalize(), PlanPrefix(4, 9), Dce(("a", "b,}")))
+    assert print_pipeline(passes) == text and parse_pipeline(text) == passes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("canonicalise", "there is no pass 'canonicalise'; there are canonicalize, cse, dce, lower-chat, plan-prefix"),
+        ("dce{input = 1}", "pass dce has no option 'input'; it has outputs"),
+        ("cse{x = 1}", "pass cse has no option 'x'; it has none"),
+        ("plan-prefix{min_chars = many}", "min_chars = many is no value"),
+        ("plan-prefix{min_chars = 1", "unclosed"),
+    ],
+)
+def test_a_wrong_pipeline_says_what_there_is(text: str, message: str) -> None:
+    with pytest.raises(ParameterError) as e:
+        parse_pipeline(text)
+    assert message in str(e.value)
+
+
+def test_every_pass_is_documented_and_has_its_file() -> None:
+    for name, cls in registry().items():
+        assert cls.__doc__ and cls.__module__ == "lmc.passes." + name.replace("-", "_")
+
+
+def test_each_target_has_its_pipeline() -> None:
+    names = [p.name for p in pipeline_for(Target("tokens"))]
+    assert names == ["canonicalize", "lower-chat", "canonicalize", "cse", "dce", "canonicalize", "plan-prefix"]
+    assert "plan-prefix" not in [p.name for p in pipeline_for(Target("chat"))]
+    assert [p.name for p in pipeline_for(Target(), opt=0)] == ["lower-chat"]
+    assert Dce(("x",)) in pipeline_for(Target(), outputs=["x"])
+    with pytest.raises(ParameterError, match="no pipeline for 'gpu'; there are tokens, chat"):
+        pipeline_for(Target("gpu"))
+
+
+def test_reports_say_what_each_pass_did() -> None:
+    planned = PassManager(parse_pipeline("cse,canonicalize")).plan(graph())
+    cse, canonicalize = planned.reports
+    assert not cse.changed and cse.graph is cse.before
+    assert canonicalize.changed and canonicalize.stats == {"merged": 1} and canonicalize.graph is planned.graph
+    assert planned.stats == {"canonicalize.merged": 1} and planned.seconds > 0
+
+
+def test_after_stops_behind_the_last_run_of_a_pass() -> None:
+    g = graph()
+    assert run_pipeline(g, after="trace") is g
+    assert "ab" in print_graph(run_pipeline(g, after="canonicalize"))
+    with pytest.raises(
+        ParameterError, match="no pass 'fuse' in this pipeline; there are trace, canonicalize, lower-chat"
+    ):
+        run_pipeline(g, after="fuse")
+
+
+def test_a_pass_that_fails_leaves_a_reproducer(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(IRError, match="pass broken failed on @f: ZeroDivisionError: no") as e:
+        PassManager([Canonicalize(), Broken()]).run(graph())
+    (path,) = (tmp_path / "reproducers").iterdir()
+    command, *_ = path.read_text().splitlines()
+    assert command == f"// lmc opt {path} --passes='broken'" and command[3:] in e.value.message
+    assert "ab" in print_graph(parse(path.read_text()))  # the graph as the failing pass got it
+    assert isinstance(e.value.__cause__, ZeroDivisionError)
+
+
+def test_errors_about_the_program_pass_through(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ProgramError, match="the user's fault"):
+        PassManager([Broken("user")]).run(graph())
+    assert not (tmp_path / "reproducers").exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"), [("drop", "%x is not defined"), ("exit", "changed the graph's parameters, or the number")]
+)
+def test_a_pass_that_breaks_the_ir_is_named(env: pytest.MonkeyPatch, how: str, message: str) -> None:
+    env.setenv("LMC_VERIFY", "2")
+    reset()
+    with pytest.raises(IRError) as e:
+        PassManager([Broken(how), Canonicalize()]).run(graph())
+    assert "pass broken failed" in e.value.message and message in e.value.message
+
+
+def test_graphs_are_printed_on_demand(env: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    env.setenv("LMC_PRINT_IR", "after=cse")
+    reset()
+    run_pipeline(graph())
+    assert capsys.readouterr().err.count("// -- after ") == 1
+    env.setenv("LMC_PRINT_IR", "after-all")
+    reset()
+    run_pipeline(graph())
+    assert capsys.readouterr().err.count("// -- after ") == 7
+
+
+def test_the_whole_pipeline_is_fast() -> None:
+    """39 gens in three levels of forks; the limit is generous, the usual time is a fifth of it."""
+    b = Builder("tree", [Value("question", "str")])
+    (c0,) = b.emit("ctx.new")
+    level = [b.emit("append", (c0, "Answer the question: ", b.params[0]))[0]]
+    for _ in range(3):
+        level = [_turn(b, ctx, i) for ctx in level for i in range(3)]
+    b.terminate("return", (None, level[0]), {"vars": ()})
+    g = b.build()
+    assert sum(op.kind == "gen" for op in g.ops()) == 39
+    passes = parse_pipeline("canonicalize,lower-chat,canonicalize,cse,canonicalize,plan-prefix")
+    times: list[float] = []
+    for _ in range(3):
+        start = time.perf_counter()
+        run_pipeline(g, passes)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.05
+
+
+def _turn(b: Builder, ctx: Value, i: int) -> Value:
+    (ctx,) = b.emit("role.begin", (ctx,), {"role": "user", "previous": None})
+    (ctx,) = b.emit("append", (ctx, f"Think of step {i} now."))
+    (ctx,) = b.emit("role.end", (ctx,), {"role": "user"})
+    ctx, text, _ = b.emit("gen", (ctx,), {"name": "step", "stream": str(i), "ordinal": 0})
+    b.emit("read", (text,), types=["str"])
+    return ctx
