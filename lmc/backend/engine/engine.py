@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+from lmc import config
 from lmc.backend.base import Counters
 from lmc.backend.engine.request import Kind, Request, TokenLogprob
 from lmc.backend.engine.scheduler import Pass, Scheduler
@@ -45,7 +46,7 @@ class EngineCore:
         self.scheduler, self._runner = scheduler, runner
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # reentrant: usable from destructors
         self._live: dict[Request, None] = {}
-        self._closed = False
+        self._closed = self._ended = False
         self._generated = self._calls = 0
         self._device_seconds = 0.0
         self._busy_seconds = 0.0
@@ -73,8 +74,10 @@ class EngineCore:
         self.post(lambda: self._cancel(req))
 
     def post(self, action: Callable[[], None]) -> None:
-        """Runs `action` on the loop's thread, before the next pass."""
+        """Runs `action` on the loop's thread, before the next pass. After the loop's end: here."""
         self._inbox.put(action)
+        if self._ended:
+            self._take(wait=False, closing=True)
 
     def call(self, action: Callable[[], Any]) -> Any:
         """Runs `action` on the loop's thread and returns what it returns or raises what it raises."""
@@ -156,8 +159,8 @@ class EngineCore:
                 log.exception("the engine failed; everything outstanding fails with it")
                 self._fail_all(error)
         self._fail_all(None)
-        while self._take(wait=False, closing=True):
-            self._fail_all(None)
+        self._ended = True  # first this, then the last look: what is posted later is run by who posts it
+        self._take(wait=False, closing=True)
 
     def _take(self, *, wait: bool, closing: bool = False) -> bool:
         """Runs what was posted; False when it is time to end."""
@@ -171,13 +174,21 @@ class EngineCore:
                 action = None  # drop what it holds before sleeping on the next
                 action = self._inbox.get_nowait()
         except Empty:
-            return not closing
+            return True
 
     def step(self) -> None:
         """One pass."""
         work = self.scheduler.schedule()
         if work is None:
             return self._finish_ready(())
+        if config.logs("engine"):
+            s = self.scheduler
+            detail = (
+                f"{work.rows} rows, {len(work.spans)} spans, {len(work.samples)} samples, {len(work.scores)} scores"
+            )
+            config.log(
+                "engine", f"pass {s.tally.passes}: {detail}; {len(s.waiting)} wait, {s.pool.free_count} slots free"
+            )
         began = time.perf_counter()
         output = self._runner.run(work)
         self._device_seconds += time.perf_counter() - began

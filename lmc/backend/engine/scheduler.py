@@ -10,7 +10,6 @@ Pure bookkeeping on token ids and slots: no model, no text, no threads.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,11 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lmc import config
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.radix_cache import Node, RadixCache, common_prefix
 from lmc.backend.engine.request import Kind, Request
-
-log = logging.getLogger("lmc.schedule")
 
 _WINDOW = 256  # waiting requests looked at in one pass
 _PATIENCE = 512  # passes after which a request goes first, whatever is cached
@@ -302,7 +300,7 @@ class Scheduler:
         """Nothing runs and nothing fits: pins hold the pool. They are a wish, not a promise."""
         assert self.pins, "a request that fits the empty pool was not admitted"
         oldest = next(iter(self.pins))
-        log.warning("KV pool full: releasing the oldest of %d pinned prefixes", len(self.pins))
+        config.log("schedule", f"KV pool full: releasing the oldest of {len(self.pins)} pinned prefixes")
         self.unpin(oldest)
         self._admit(work, self.chunk)
 

@@ -1,0 +1,360 @@
+"""Asks: a Gen or Select with the prompt before it becomes requests; finished requests become an output and the prompt
+that goes on from it. What can be refused is refused here, before the engine sees it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from lmc.backend.base import Output, Usage
+from lmc.backend.engine.answer import Answer
+from lmc.backend.engine.choices import Decision, decide
+from lmc.backend.engine.constraint import Compiler
+from lmc.backend.engine.encoding import NO_IDS, Encoder, Vocabulary, template_stops
+from lmc.backend.engine.radix_cache import common_prefix
+from lmc.backend.engine.request import Branch, Kind, Request
+from lmc.chat import ChatTemplate
+from lmc.errors import ConstraintError, Loc, ParameterError, PromptTooLongError
+from lmc.prompt import ChoicesMethod, Gen, Part, SamplingParams, Segment, Select
+
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a prompt: ids that never change again, then an open run of literal parts, encoded as one."""
+
+    closed: np.ndarray  # [n] int32
+    run: tuple[Part, ...] = ()
+
+
+ROOT = Place(NO_IDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An answer, and the place after it."""
+
+    output: Output
+    after: Place
+
+
+OnDone = Callable[[Finished | BaseException], None]
+
+
+class Asker:
+    """Knows the model's vocabulary and limits.
+
+    limit    tokens that prompt and answer may have together: the context's or the pool's
+    seam     "token": an answer's ids stay as generated.  "text": its text joins the literal run
+    """
+
+    def __init__(
+        self,
+        name: str,
+        words: Vocabulary,
+        template: ChatTemplate,
+        compiler: Compiler | None,
+        *,
+        max_context: int,
+        pool: int,
+        seed: int,
+        seam: Literal["token", "text"],
+    ) -> None:
+        if seam not in ("token", "text"):
+            raise ParameterError(f'seam is {seam!r}; it can be "token" or "text"')
+        self.name, self.words, self.compiler, self.seam, self.seed = name, words, compiler, seam, seed
+        self.max_context, self.pool, self.limit = max_context, pool, min(max_context, pool)
+        self.stop_ids, self.stop_strings = template_stops(words, template)
+        self.encoder = Encoder(words)
+
+    def ids(self, place: Place) -> np.ndarray:
+        """The whole prompt at `place`, [n] int32."""
+        ids = self.encoder.encode(place.run, at_start=not len(place.closed))
+        return np.concatenate((place.closed, ids)) if len(place.closed) else ids
+
+    # -- gen ---------------------------------------------------------------------------------------------------
+
+    def gen(
+        self, ask: Gen, place: Place, order: Order, on_text: Callable[[str], None], on_done: OnDone
+    ) -> list[Request]:
+        """`n` requests over one prompt; `on_text` gets the growing text of the first."""
+        prompt = self._nonempty(self.ids(place))
+        self._check_length(len(prompt), ask.loc)
+        params = replace(ask.params, max_new_tokens=min(ask.params.max_new_tokens, self.limit - len(prompt)))
+        sampling = _Sampling(self, place, prompt, params.n, on_done)
+        return [
+            Request(
+                Kind.GENERATE,
+                prompt,
+                on_done=sampling.listener(item),
+                params=params,
+                seed=_sample_seed(ask.seed, self.seed, item),
+                answer=self._answer(ask, params, on_text if item == 0 else None),
+                score_from=params.logprob_start_len if params.return_logprob and item == 0 else None,
+                priority=order,
+            )
+            for item in range(params.n)
+        ]
+
+    def _answer(self, ask: Gen, params: SamplingParams, on_text: Callable[[str], None] | None) -> Answer:
+        stops = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stops |= self.stop_ids
+        matcher = None
+        if ask.constraint is not None and self.compiler is not None:
+            matcher = self.compiler.matcher(ask.constraint)
+            stops |= {self.words.eos_token_ids[0]}  # what the mask allows when the answer may end
+        return Answer(
+            self.words,
+            params,
+            stops,
+            stop_strings=() if params.ignore_eos else self.stop_strings,
+            matcher=matcher,
+            on_text=on_text,
+        )
+
+    def meta(self, req: Request) -> dict[str, Any]:
+        """Meta info of a generated answer, under SGLang's keys."""
+        assert req.ending is not None and req.answer is not None
+        meta: dict[str, Any] = {
+            "id": f"{self.name}-{req.order}",
+            "prompt_tokens": req.prompt_len,
+            "completion_tokens": req.answer.sampled,
+            "cached_tokens": req.hit_len,
+            "finish_reason": req.ending.reason,
+        }
+        if req.params.return_logprob:
+            meta |= self._logprobs(req)
+        return meta
+
+    def _logprobs(self, req: Request) -> dict[str, Any]:
+        """Lists of [log-probability, id, text]; the text where it was asked for, the first prompt token without any."""
+        shown = self.shown if req.params.return_text_in_logprobs else lambda _: None
+        start = req.params.logprob_start_len
+        known = [] if start is None else range(max(0, start), req.prompt_len)
+        prompt = req.prompt.tolist()
+        found: dict[str, Any] = {
+            "input_token_logprobs": [[req.prompt_logprobs.get(p), prompt[p], shown(prompt[p])] for p in known],
+            "output_token_logprobs": [[t.logprob, t.token, shown(t.token)] for t in req.logprobs],
+        }
+        if req.params.top_logprobs_num:
+            found["output_top_logprobs"] = [[[lp, i, shown(i)] for lp, i in t.top] for t in req.logprobs]
+        return found
+
+    def shown(self, token: int) -> str:
+        return self.words.decode([token], with_specials=True)
+
+    # -- select ------------------------------------------------------------------------------------------------
+
+    def select(self, ask: Select, place: Place, order: Order, on_done: OnDone) -> Request:
+        """One pass over the prompt and, beside it, the tokens of every choice. `temperature` is not used: as in SGLang
+        a choice is scored, not sampled."""
+        prompt = self.ids(place)
+        wholes = [self.ids(Place(place.closed, (*place.run, choice))) for choice in ask.choices]
+        starts = [common_prefix(prompt, whole) for whole in wholes]
+        padding = 0
+        if min(starts) == 0:  # nothing before the choices: one token that every text begins with
+            first = self._nonempty(NO_IDS)
+            padding = len(first)
+            wholes = [np.concatenate((first, whole)) for whole in wholes]
+            starts = [start + padding for start in starts]
+        base = min(starts)
+        branches = [Branch(base, whole[base:]) for whole in wholes]
+        if ask.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED:
+            branches += [Branch(0, whole[start:]) for whole, start in zip(wholes, starts, strict=True)]
+        self._check_length(max(base + max(b.rows for b in branches), *map(len, wholes)), ask.loc)
+        scoring = _Scoring(self, ask, wholes, starts, base, padding, on_done)
+        return Request(
+            Kind.SCORE,
+            wholes[0][:base],
+            on_done=scoring.done,
+            branches=tuple(branches),
+            choose=scoring.choose,
+            priority=order,
+        )
+
+    # -- prefill -----------------------------------------------------------------------------------------------
+
+    def prefill(self, place: Place, order: Order) -> Request | None:
+        """Computes the prompt but for its last tokens, which the text that follows may still change."""
+        prompt = self.ids(place)
+        self._check_length(len(prompt), None)
+        stable = prompt[: len(prompt) - self.encoder.unstable(place.run)]
+        return Request(Kind.PREFILL, stable, on_done=lambda _: None, priority=order) if len(stable) else None
+
+    # -- refusals ----------------------------------------------------------------------------------------------
+
+    def validate(self, segment: Segment) -> None:
+        """Refuses what can be seen to be wrong before anything is asked."""
+        if isinstance(segment, Select):
+            if not segment.choices:
+                raise ParameterError("select needs at least one choice", loc=segment.loc)
+            if "" in segment.choices:
+                raise ParameterError("select cannot score an empty choice; give it some text", loc=segment.loc)
+        if isinstance(segment, Gen):
+            _validate_params(segment.params, self.words.vocab_size, segment.loc)
+            if segment.constraint is not None and self.compiler is not None:
+                self.compiler.check(segment.constraint, segment.loc)
+
+    def _nonempty(self, prompt: np.ndarray) -> np.ndarray:
+        """A model needs one token to start from: BOS, or EOS where a model has no BOS."""
+        if len(prompt):
+            return prompt
+        start = self.words.bos_token_id
+        return np.array([self.words.eos_token_ids[0] if start is None else start], np.int32)
+
+    def _check_length(self, tokens: int, loc: Loc | None) -> None:
+        """A prompt and one token of the answer must fit."""
+        if tokens < self.limit:
+            return
+        if self.limit == self.max_context:
+            what = f"the context of {self.name} is {self.max_context} tokens, one of them for the answer"
+            remedy = "Shorten it or take a model with a longer context"
+        else:
+            what = f"the KV pool holds {self.pool} tokens, one of them for the answer"
+            remedy = f"Shorten it, or make the pool larger: Engine(max_tokens=…), up to {self.max_context}"
+        raise PromptTooLongError(f"the prompt has {tokens} tokens; {what}. {remedy}", loc=loc)
+
+
+class _Sampling:
+    """A gen on its way: those of its `n` items that are finished."""
+
+    __slots__ = ("_asker", "_finished", "_on_done", "_place", "_prompt")
+
+    def __init__(self, asker: Asker, place: Place, prompt: np.ndarray, n: int, on_done: OnDone) -> None:
+        self._asker, self._place, self._prompt, self._on_done = asker, place, prompt, on_done
+        self._finished: list[Request | None] = [None] * n
+
+    def listener(self, item: int) -> Callable[[Request], None]:
+        return lambda req: self._done(item, req)
+
+    def _done(self, item: int, req: Request) -> None:
+        if req.error is not None:
+            return self._on_done(req.error)
+        self._finished[item] = req
+        done = [r for r in self._finished if r is not None]
+        if len(done) == len(self._finished):
+            self._on_done(Finished(self._output(done), self._after(done[0])))
+
+    def _output(self, done: Sequence[Request]) -> Output:
+        usage = Usage(
+            prompt_tokens=len(self._prompt),
+            completion_tokens=sum(r.answer.sampled for r in done if r.answer is not None),
+            cached_tokens=done[0].hit_len,
+            calls=1,
+            passes=max(r.passes for r in done),
+        )
+        texts = tuple(r.ending.text for r in done if r.ending is not None)
+        return Output(texts, tuple(self._asker.meta(r) for r in done), usage)
+
+    def _after(self, first: Request) -> Place:
+        assert first.ending is not None
+        if self._asker.seam == "text":
+            return Place(self._place.closed, (*self._place.run, first.ending.text))
+        answer = np.asarray(first.ending.ids, np.int32)
+        return Place(np.concatenate((self._asker.ids(self._place), answer)))
+
+
+class _Scoring:
+    """A select on its way. `wholes`: ids of prompt and choice; `starts`: where each choice's own tokens begin."""
+
+    __slots__ = ("_ask", "_asker", "_base", "_decision", "_on_done", "_padding", "_rows", "_starts", "_wholes")
+
+    def __init__(
+        self,
+        asker: Asker,
+        ask: Select,
+        wholes: list[np.ndarray],
+        starts: list[int],
+        base: int,
+        padding: int,
+        on_done: OnDone,
+    ) -> None:
+        self._asker, self._ask, self._wholes, self._starts = asker, ask, wholes, starts
+        self._base, self._padding, self._on_done = base, padding, on_done
+        self._decision: Decision | None = None
+        self._rows: tuple[list[list[float]], list[list[float]] | None] = ([], None)
+
+    def choose(self, req: Request) -> int:
+        n = len(self._wholes)
+        rows = [list(row) for row in req.branch_logprobs]
+        seen: dict[tuple[int, ...], float] = {}
+        for whole, row in zip(self._wholes, rows[:n], strict=True):
+            ids = tuple(whole[self._base :].tolist())
+            for i in range(len(row)):  # choices that begin alike are equal there: rounding must not separate them
+                row[i] = seen.setdefault(ids[: i + 1], row[i])
+        conditional = [row[start - self._base :] for row, start in zip(rows[:n], self._starts, strict=True)]
+        self._rows = conditional, rows[n:] or None
+        self._decision = decide(self._ask.method, *self._rows)
+        return self._decision.index
+
+    def done(self, req: Request) -> None:
+        if req.error is not None:
+            return self._on_done(req.error)
+        assert self._decision is not None
+        index = self._decision.index
+        usage = Usage(prompt_tokens=req.prompt_len, cached_tokens=req.hit_len, calls=1, passes=1)
+        output = Output((self._ask.choices[index],), (self._meta(req, self._decision),), usage)
+        ids = self._wholes[index][self._padding :]
+        if self._asker.seam == "text":
+            text = self._asker.words.decode(ids.tolist(), with_specials=True)
+            return self._on_done(Finished(output, Place(NO_IDS, (text,))))
+        self._on_done(Finished(output, Place(ids)))
+
+    def _meta(self, req: Request, decision: Decision) -> dict[str, Any]:
+        conditional, unconditional = self._rows
+        own = [whole[start:].tolist() for whole, start in zip(self._wholes, self._starts, strict=True)]
+        meta = {
+            "id": f"{self._asker.name}-{req.order}",
+            "prompt_tokens": req.prompt_len,
+            "completion_tokens": 0,
+            "cached_tokens": req.hit_len,
+            **decision.meta,
+            "input_token_logprobs": self._listed(conditional, own),
+            "output_token_logprobs": [[] for _ in own],
+        }
+        if unconditional is not None:
+            meta["unconditional_token_logprobs"] = self._listed(unconditional, own)
+        return meta
+
+    def _listed(self, rows: list[list[float]], ids: list[list[int]]) -> list[list[list[Any]]]:
+        shown = self._asker.shown
+        return [
+            [[lp, t, shown(t)] for lp, t in zip(row, tokens, strict=True)]
+            for row, tokens in zip(rows, ids, strict=True)
+        ]
+
+
+def _sample_seed(seed: int, engine_seed: int, item: int) -> int:
+    """The seed of sample `item` of an op; the op's own for the first."""
+    return seed + 0x9E3779B97F4A7C15 * item + 0xD1B54A32D192ED03 * engine_seed
+
+
+def _validate_params(p: SamplingParams, vocab_size: int, loc: Loc | None) -> None:
+    ranges = (
+        ("max_tokens", p.max_new_tokens, p.max_new_tokens >= 0, "at least 0"),
+        ("min_tokens", p.min_new_tokens, 0 <= p.min_new_tokens <= p.max_new_tokens, "between 0 and max_tokens"),
+        ("n", p.n, p.n >= 1, "at least 1"),
+        ("temperature", p.temperature, p.temperature >= 0, "at least 0"),
+        ("top_p", p.top_p, 0 < p.top_p <= 1, "above 0 and at most 1"),
+        ("top_k", p.top_k, p.top_k == -1 or p.top_k >= 1, "-1 (all) or at least 1"),
+        ("min_p", p.min_p, 0 <= p.min_p <= 1, "between 0 and 1"),
+        ("frequency_penalty", p.frequency_penalty, -2 <= p.frequency_penalty <= 2, "between -2 and 2"),
+        ("presence_penalty", p.presence_penalty, -2 <= p.presence_penalty <= 2, "between -2 and 2"),
+    )
+    for name, value, fine, must in ranges:
+        if not fine:
+            raise ParameterError(f"gen: {name} is {value}; it must be {must}", loc=loc)
+    for token in (*p.stop_token_ids, *(t for t, _ in p.logit_bias)):
+        if not 0 <= token < vocab_size:
+            raise ParameterError(f"gen: token id {token} is not in the vocabulary of {vocab_size}", loc=loc)
+    for pattern in p.stop_regex:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConstraintError(f"stop_regex {pattern!r} is invalid: {error}", loc=loc) from None
