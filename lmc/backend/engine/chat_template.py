@@ -210,7 +210,7 @@ class _Cutter:
 
     def _atoms(self, text: str) -> Atoms:
         return tuple(
-            a for part in self.tokenizer.split_specials(text) for a in ([part] if isinstance(part, Special) else part)
+            a for part in self.tokenizer.split_specials(text) for a in (part if isinstance(part, str) else [part])
         )
 
     def _assemble(

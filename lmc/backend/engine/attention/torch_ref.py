@@ -68,7 +68,8 @@ Where = slice | Tensor  # slots: consecutive ones as a slice (a view of the stor
 class _Part(Protocol):
     """One segment of some rows' context. All shapes without the head dimensions: q [n, H, D] → out, lse [n, H]."""
 
-    rows: Where
+    @property
+    def rows(self) -> Where: ...
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
 
@@ -209,7 +210,7 @@ def fast(spans: Sequence[Span], window: int | None = None) -> FastPlan:
     return FastPlan(tuple(whole), tuple(layered))
 
 
-def _prefill(span: Span, window: int | None) -> list[_Part]:
+def _prefill(span: Span, window: int | None) -> Sequence[_Part]:
     rows, before = slice(span.start, span.start + span.length), len(span.slots) - span.length
     if window is not None and len(span.slots) > window:
         mask = causal_mask(span.length, len(span.slots), window, span.slots.device)
