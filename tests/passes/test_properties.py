@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.errors import NoSuchExample
 
-from lmc.ir import OPS, Graph, Op, can_raise, print_graph, rewrite, trait, verify
+from lmc.ir import OPS, Graph, Op, can_raise, parse, print_graph, rewrite, trait, verify
 from lmc.passes.manager import Pass, PassContext, PassManager, Target, interface, parse_pipeline, pipeline_for, stage_of
 from tests.ir.graphs import graphs
 from tests.passes.evaluate import evaluate
 
-slow = settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+slow = settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 PIPELINES = [
     "canonicalize",
     "cse",
@@ -98,15 +97,16 @@ def _unused(graph: Graph, op: Op) -> bool:
     return OPS[op.kind].trait != "terminator" and not any(v in graph.users for v in op.results)
 
 
-def _merge_everything(graph: Graph) -> Graph:
+def _merge_samples(graph: Graph) -> Graph:
     seen: dict[object, Op] = {}
 
     def rule(op, rewriter):
-        if op.kind != "append":
+        if op.kind != "gen":
             return None
-        first = seen.setdefault(op.operands, op)  # not along the path
+        first = seen.setdefault((rewriter.label, op.operands[0]), op)  # as if two samples of one prompt were the same
         if first is not op:
-            rewriter.replace(op.results[0], first.results[0])
+            for old, new in zip(op.results, first.results, strict=True):
+                rewriter.replace(old, new)
             return ()
         return None
 
@@ -115,7 +115,7 @@ def _merge_everything(graph: Graph) -> Graph:
 
 def _drop_text(graph: Graph) -> Graph:
     def rule(op, _):
-        if op.kind == "append" and op.operands[-1] == "a":
+        if op.kind == "append" and len(op.operands) > 2 and isinstance(op.operands[-1], str):
             return (Op(op.kind, op.operands[:-1], op.results),)
         return None
 
@@ -144,7 +144,7 @@ def _swap_effects(graph: Graph) -> Graph:
 BUGS = {
     "erases what can raise": _drop(lambda op: trait(op) == "pure" and can_raise(op)),
     "erases effects": _drop(lambda op: trait(op) == "effect"),
-    "merges across arms": _merge_everything,
+    "merges samples": _merge_samples,
     "loses a text": _drop_text,
     "reorders effects": _swap_effects,
 }
@@ -159,20 +159,39 @@ class Planted(Pass):
         return BUGS[self.bug](graph)
 
 
+FORKS = """graph @f(%essay: str) -> (any) {
+  %c0 = ctx.new()
+  %c1 = append(%c0, "Essay: ", %essay, " Judge it.")
+  %c2, %x, %m0 = gen(%c1) {name = "x", stream = "/0.0", ordinal = 0}
+  %c3, %y, %m1 = gen(%c1) {name = "x", stream = "/0.1", ordinal = 0}
+  %r = read(%x)
+  %n = host.call(@int, %r) {pure = true}
+  %e = host.call(@charge, %r) {ord = 1}
+  %e1 = host.call(@log, "done") {ord = 2}
+  %p: bool = host.call(@py.eq, %r, "no") {pure = true, total = true}
+  switch(%p) [true -> ^on, false -> ^off]
+^on:
+  %d = append(%c2, "more", %y)
+  return(%e, %d, %y, %m1) {vars = ["y"]}
+^off:
+  exit(%c3, %y) {id = 0}
+}"""
+
+
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str) -> None:
-    def breaks(case: tuple[Graph, int]) -> bool:
+    """By the same property as above, on one program and a few models."""
+
+    def breaks(seed: int) -> bool:
         try:
-            keeps_meaning([Planted(bug)], *case)
+            keeps_meaning([Planted(bug)], parse(FORKS), seed)
         except Exception:
             return True
         return False
 
-    try:
-        find(
-            st.tuples(graphs(), st.integers(0, 3)),
-            breaks,
-            settings=settings(slow, max_examples=2000, phases=(Phase.generate,)),
-        )
-    except NoSuchExample:
-        pytest.fail(f"the property does not see that the pass {bug}")
+    assert any(breaks(seed) for seed in range(20)), f"the property does not see that the pass {bug}"
+
+
+def test_no_bug_is_found_where_none_is() -> None:
+    for seed in range(20):
+        keeps_meaning(pipeline_for(Target()), parse(FORKS), seed)
