@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from operator import index
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, overload
 
 from lmc.backend.base import Usage
 from lmc.errors import ArgumentError, LmcError, ParameterError, ProgramError, UnsupportedOpError
@@ -350,7 +350,7 @@ class State:
     def usage(self) -> Usage:
         """What this state, its forks and the sub-programs it called have cost; waits for them."""
         self._finish()
-        return self.emitter.usage(_flat(self.asked))
+        return self.emitter.usage(flat(self.asked))
 
     @property
     def ret_value(self) -> Any:
@@ -509,10 +509,11 @@ _RULES: Mapping[type, Callable[[State, Any], None]] = {
 }
 
 
-def _flat(asked: Iterable[Any]) -> Iterator[Answer]:
+def flat(asked: Iterable[Any]) -> Iterator[Answer]:
+    """The answers in a nested list of them, as `State.asked` is."""
     for item in asked:
         if item.__class__ is list:
-            yield from _flat(cast(list[Any], item))
+            yield from flat(cast(list[Any], item))
         else:
             yield item
 
@@ -529,7 +530,11 @@ class StateGroup:
         self.states, self.parent = states, parent
         self._since = parent.ctx
 
-    def __getitem__(self, i: Any) -> Any:
+    @overload
+    def __getitem__(self, i: int) -> State: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[State]: ...
+    def __getitem__(self, i: int | slice) -> State | list[State]:
         return self.states[i]
 
     def __setitem__(self, i: int, state: State) -> None:
