@@ -21,7 +21,7 @@ from typing import Any, Literal, overload
 
 from lmc.backend.base import Backend, Result, Usage, check_supported
 from lmc.config import default_backend, settings
-from lmc.errors import ArgumentError, CancelledError, Loc, ParameterError, ProgramError
+from lmc.errors import ArgumentError, CancelledError, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend.primitives import GenExpr, SelectExpr, caller_loc
 from lmc.frontend.state import (
     Emitter,
@@ -38,11 +38,13 @@ from lmc.frontend.streaming import Progress
 from lmc.frontend.values import TraceEscape, Value
 from lmc.prompt import (
     RUN_SAMPLING,
+    Gen,
     Image,
     Mark,
     Origin,
     Prompt,
     SamplingParams,
+    Select,
     Special,
     derive_seed,
     make_gen,
@@ -122,10 +124,14 @@ class LiveEmitter:
         ask = make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc)
         return self._submit(ctx, ask)
 
-    def _submit(self, ctx: Prompt, ask: Any) -> tuple[Prompt, Result]:
+    def _submit(self, ctx: Prompt, ask: Gen | Select) -> tuple[Prompt, Result]:
         if self._cancelled:
             raise CancelledError("the run was cancelled", loc=ask.loc)
-        ctx = ctx.submit(self.run.backend, ask)
+        try:
+            ctx = ctx.submit(self.run.backend, ask)
+        except LmcError as error:
+            error.loc = error.loc or ask.loc
+            raise
         self._asked.append(weakref.ref(ctx))
         if self._cancelled:  # cancelled from another thread just now
             self.cancel()

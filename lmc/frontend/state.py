@@ -354,8 +354,10 @@ class State:
 
     @property
     def ret_value(self) -> Any:
-        """What the program returned."""
+        """What the program returned; of a streaming run, waits for it and raises what the program raised."""
         self._finish()
+        if self.progress is not None and self.progress.error is not None:
+            raise self.progress.error
         return self._value
 
     @ret_value.setter
@@ -451,7 +453,11 @@ def _role_begin(s: State, expr: RoleBegin) -> None:
         raise ProgramError(
             f"cannot open a {expr.role} message inside the open {s.role} message; close that one first", loc=expr.loc
         )
-    s.ctx = s.emitter.role_begin(s.ctx, expr.role, s.previous)
+    try:
+        s.ctx = s.emitter.role_begin(s.ctx, expr.role, s.previous)
+    except LmcError as error:  # the template has no such role, or not here
+        error.loc = error.loc or expr.loc
+        raise
     s.role = expr.role
 
 

@@ -18,6 +18,7 @@ import lmc
 from lmc import assistant, function, gen, image, select, system, user
 from lmc.backend.base import Usage
 from lmc.backend.mock import Mock
+from lmc.chat import get_chat_template
 from lmc.errors import ArgumentError, BackendError, CancelledError, ParameterError, ProgramError, UnsupportedOpError
 from lmc.frontend.interpreter import Function, State
 from lmc.frontend.primitives import Expr
@@ -179,6 +180,13 @@ def test_closing_what_is_not_open() -> None:
         s += system("x")
     s += "q" + lmc.user_end()
     assert s.messages() == [{"role": "user", "content": "q"}]
+
+
+def test_a_role_that_the_template_lacks_is_refused_at_its_line() -> None:
+    s = live(Mock(chat_template=get_chat_template("gemma-it")))
+    with pytest.raises(ProgramError) as caught:
+        s += system("x")
+    assert str(caught.value).startswith(f"{line(-1)}: the chat template 'gemma-it' has no role 'system'")
 
 
 def test_images_on_a_text_model_are_refused_at_their_line() -> None:
@@ -722,8 +730,9 @@ def test_16_an_error_of_a_streaming_program_reaches_its_reader() -> None:
     pieces = state.text_iter()
     assert next(pieces) == "start "
     assert isinstance(state.error(), LookupError)
-    with pytest.raises(LookupError):
-        state["later"]
+    for read in (lambda: state["later"], lambda: state.ret_value):
+        with pytest.raises(LookupError):
+            read()
     backend.close()
 
 
