@@ -84,7 +84,7 @@ def reference_model() -> Any:
             num_key_value_heads=c.num_kv_heads,
             max_position_embeddings=c.max_context,
             rms_norm_eps=c.norm_eps,
-            rope_theta=c.rope_theta,
+            rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
             tie_word_embeddings=True,
         )
     ).eval()

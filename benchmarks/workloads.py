@@ -102,7 +102,7 @@ def choice_scoring(size: Size) -> Workload:
 
     @lmc.function
     def score(s, context, endings):
-        s += shots + "\n" + context + " " + lmc.select("ending", choices=endings)
+        s += shots + "\n" + context + " " + lmc.select("ending", choices=[endings[i] for i in range(4)])
 
     return Workload("choice", "2000 w shared + 50 w, select of 4 x 14 w", 200, 1, score, lambda rng: {
         "context": text(rng, size.words(50)),

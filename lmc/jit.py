@@ -22,7 +22,7 @@ from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.frontend import reach, tracer
 from lmc.frontend.interpreter import ACTIVE, RUN_OPTIONS, Function, LiveEmitter
 from lmc.frontend.replay import ReplayEmitter, replay
-from lmc.frontend.state import State
+from lmc.frontend.state import State, flat
 from lmc.frontend.tree import Decision, Node, Switch, Tree, decision_of
 from lmc.frontend.values import TraceEscape
 from lmc.ir.core import Graph
@@ -186,9 +186,11 @@ class Program:
                 if bar is not None:
                     bar.update()
                 waiting[run.root.index] = run
-                while following in waiting:
+                while following in waiting and _answered(waiting[following]):  # never wait while others can go on
                     yield self._state_of(waiting.pop(following))
                     following += 1
+            for index in sorted(waiting):
+                yield self._state_of(waiting.pop(index))
         finally:
             if bar is not None:
                 bar.close()
@@ -482,6 +484,11 @@ class Root:
     index: int
     traced: Traced | None = None
     target: Target | None = None
+
+
+def _answered(run: Run) -> bool:
+    """Whether every answer that a finished run asked for is there."""
+    return run.error is not None or all(answer.done for answer in flat(run.result.asked))
 
 
 class _Leave(Instruction):
