@@ -336,6 +336,22 @@ def from_gguf(meta: Mapping[str, Any], where: str, **options: Any) -> Tokenizer:
     except KeyError as missing:
         raise ModelLoadError(f"{where}: the metadata lacks {missing.args[0]}") from None
     pre = str(meta.get("tokenizer.ggml.pre", "gpt-2"))
+    types = meta.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    try:
+        raw = _byte_level_bpe(tokens, merges, types, pre, where)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise ModelLoadError(f"{where}: its vocabulary is not consistent: {error}; download it again") from error
+    return Tokenizer(
+        raw,
+        bos_token_id=meta.get("tokenizer.ggml.bos_token_id"),
+        add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", False)),
+        **options,
+    )
+
+
+def _byte_level_bpe(tokens: list[str], merges: list[str], types: list[int], pre: str, where: str) -> RawTokenizer:
     bpe = models.BPE(
         vocab={token: i for i, token in enumerate(tokens)},
         merges=[(m[0], m[1]) for m in (merge.split(" ", 1) for merge in merges)],
@@ -346,14 +362,8 @@ def from_gguf(meta: Mapping[str, Any], where: str, **options: Any) -> Tokenizer:
         raw.normalizer = normalizers.NFC()
     raw.pre_tokenizer = _pre_tokenizer(pre, where)
     raw.decoder = decoders.ByteLevel()
-    types = meta.get("tokenizer.ggml.token_type", [1] * len(tokens))
     special = [t for t, kind in zip(tokens, types, strict=True) if kind in (_UNKNOWN, _CONTROL)]
     raw.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
     user = [t for t, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
     raw.add_tokens([AddedToken(t, special=False, normalized=False) for t in user])
-    return Tokenizer(
-        raw,
-        bos_token_id=meta.get("tokenizer.ggml.bos_token_id"),
-        add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", False)),
-        **options,
-    )
+    return raw

@@ -345,3 +345,89 @@ def test_concurrent_writers_never_show_half_a_copy(tmp_path):
     source.write_text("x")
     with multiprocessing.get_context("fork").Pool(3) as pool:
         assert all(pool.map(_store_and_load, [(source, tmp_path, v) for v in range(3)]))
+
+
+# -- GGUF of other families, and matrices beyond float16 --------------------------------------------------------------------
+
+
+def as_gguf(model, path, arch, permuted, extra=()):
+    """The model as llama.cpp's converter would write it, in F32."""
+    from tests.backend.engine import gguf_writer as writer
+
+    c, names = model.config, {hf: g for g, hf in loader._GGUF_NAMES.items()}
+    top = {hf: g for g, hf in loader._GGUF_TOP.items()}
+    tensors = {}
+    for name, weight in [*model.state_dict().items(), *extra]:
+        if name == "lm_head.weight" and c.tie_word_embeddings:
+            continue
+        for kind, heads in (("q_proj", c.num_attention_heads), ("k_proj", c.num_key_value_heads)):
+            if permuted and kind in name:
+                weight = weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+        if name.startswith("model.layers."):
+            _, _, index, *middle, kind = name.split(".")
+            name = f"blk.{index}.{names['.'.join(middle)]}.{kind}"
+        tensors[top.get(name, name)] = (tuple(weight.shape), writer.F32, weight.contiguous().numpy().tobytes())
+    meta = {
+        "general.architecture": arch,
+        f"{arch}.block_count": c.num_hidden_layers,
+        f"{arch}.context_length": c.max_position_embeddings,
+        f"{arch}.embedding_length": c.hidden_size,
+        f"{arch}.feed_forward_length": c.intermediate_size,
+        f"{arch}.attention.head_count": c.num_attention_heads,
+        f"{arch}.attention.head_count_kv": c.num_key_value_heads,
+        f"{arch}.attention.key_length": model.model.layers[0].self_attn.head_dim,
+        f"{arch}.attention.layer_norm_rms_epsilon": c.rms_norm_eps,
+        f"{arch}.rope.freq_base": 10000.0,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [*(chr(33 + i) for i in range(95)), "ab"],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    path.write_bytes(writer.gguf(meta, tensors))
+
+
+@pytest.mark.parametrize(
+    ("family", "arch", "permuted"),
+    [("qwen2", "qwen2", False), ("qwen3", "qwen3", False), ("llama3-rope", "llama", True)],
+)
+def test_gguf_of_each_family(saved, fresh_cache, tmp_path, family, arch, permuted):
+    _, theirs = saved(family)
+    extra = []
+    if family == "llama3-rope":  # GGUF says the scaling as a tensor of divisors
+        rotary = theirs.model.rotary_emb
+        plain = 10000.0 ** (-torch.arange(0, 16, 2) / 16)
+        extra = [("rope_freqs.weight", plain / rotary.inv_freq)]
+    as_gguf(theirs, tmp_path / "m.gguf", arch, permuted, extra)
+    ids = torch.randint(0, 96, (60,), generator=torch.Generator().manual_seed(2)).tolist()
+    expected = their_logits(theirs, ids)
+    for _ in ("converted", "from the cache"):
+        loaded = load(str(tmp_path / "m.gguf"), dtype="float32")
+        torch.testing.assert_close(all_logits(loaded, ids), expected, atol=1e-4 * float(expected.std()), rtol=1e-3)
+    assert loaded.name == "m"
+
+
+def test_weights_beyond_float16_stay_in_float32(saved, tmp_path):
+    folder, theirs = saved("qwen2")
+    with torch.no_grad():
+        theirs.model.layers[1].mlp.down_proj.weight[0, 0] = 1e5
+    theirs.save_pretrained(folder)
+    ids = list(range(20))
+    expected = their_logits(theirs, ids)
+    found = all_logits(load(str(folder)), ids)
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(found, expected, atol=1e-2 * float(expected.std()), rtol=1e-2)
+
+
+def test_an_incomplete_gguf_names_what_is_missing(fresh_cache, tmp_path):
+    from tests.backend.engine import gguf_writer as writer
+
+    path = tmp_path / "m.gguf"
+    path.write_bytes(writer.gguf({"general.architecture": "llama"}))
+    with pytest.raises(ModelLoadError, match=r"m\.gguf: the tensor 'token_embd\.weight' is missing"):
+        load(str(path))
+    path.write_bytes(
+        writer.gguf({"general.architecture": "bert"}, {"token_embd.weight": ((1, 1), writer.F32, b"\0" * 4)})
+    )
+    with pytest.raises(ModelLoadError, match=r"m\.gguf: architecture 'bert' is not supported; supported: llama"):
+        load(str(path))

@@ -181,6 +181,9 @@ def test_smollm_splits_digits_and_others_do_not():
     ("change", "says"),
     [
         ({"pre": "klingon"}, r"m\.gguf: tokenizer\.ggml\.pre is 'klingon'; supported: smollm"),
+        ({"merges": ["t h", "x y"]}, r"m\.gguf: its vocabulary is not consistent"),
+        ({"merges": ["th"]}, r"m\.gguf: its vocabulary is not consistent"),
+        ({"token_type": [1]}, r"m\.gguf: its vocabulary is not consistent"),
         ({"model": "llama"}, r"m\.gguf: tokenizer\.ggml\.model is 'llama'; supported: gpt2"),
     ],
 )

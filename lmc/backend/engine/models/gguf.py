@@ -11,14 +11,13 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lmc.errors import ModelLoadError
 
-if TYPE_CHECKING:
-    import torch
+Array = np.ndarray[Any, Any]
 
 MAGIC = b"GGUF"
 BLOCK = 32  # weights per quantized block
@@ -52,18 +51,15 @@ class GgufFile:
     buffer: mmap.mmap
     header_size: int  # bytes before the tensor data
 
-    def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The tensor's bytes as stored."""
+    def raw(self, name: str) -> Array:
+        """The tensor's bytes as stored (a view of the mapping)."""
         info = self.tensors[name]
         return np.frombuffer(self.buffer, np.uint8, info.nbytes, info.offset)
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """The tensor in float32."""
-        import torch
-
+    def tensor(self, name: str) -> Array:
+        """The tensor in float32, a fresh array."""
         info = self.tensors[name]
-        raw = self.raw(name).copy()  # the mapping is read-only and torch tensors are not
-        return _DEQUANTIZE[info.kind](torch.from_numpy(raw)).reshape(info.shape)
+        return _DEQUANTIZE[info.kind](self.raw(name)).reshape(info.shape)
 
 
 def read(path: Path) -> GgufFile:
@@ -193,81 +189,64 @@ class _Reader:
         return TensorInfo(info.name, info.shape, info.kind, begin, info.nbytes)
 
 
-# -- blocks (ggml-common.h): all scales are float16, all arithmetic float32 -----------------------------------------
+# -- blocks (ggml-common.h): all scales are float16, all arithmetic float32. numpy, not torch: its single-threaded
+# passes do not wait for one another on a busy machine, and the loader runs one task a layer anyway.
 
 
-def _half(raw: torch.Tensor) -> torch.Tensor:
-    """Two bytes a row → float32 [rows, 1]."""
-    import torch
-
-    return raw.contiguous().view(torch.float16).float()
+def _half(raw: Array) -> Array:
+    """[blocks, 2] bytes → float32 [blocks, 1]."""
+    return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
 
 
-def nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """[blocks, 16] uint8 → [blocks, 32] uint8: low nibbles are the first 16 weights, high nibbles the last 16."""
-    import torch
-
-    return torch.cat((packed & 15, packed >> 4), dim=1)
-
-
-def _f32(raw: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return raw.view(torch.float32)
+def _nibbles(packed: Array) -> Array:
+    """[blocks, 16] uint8 → [blocks, 32] float32: low nibbles are the first 16 weights, high nibbles the last 16."""
+    found = np.empty((len(packed), BLOCK), np.float32)
+    np.bitwise_and(packed, 15, out=found[:, :16], casting="unsafe")
+    np.right_shift(packed, 4, out=found[:, 16:], casting="unsafe")
+    return found
 
 
-def _f16(raw: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return raw.view(torch.float16).float()
+def _f32(raw: Array) -> Array:
+    return raw.view("<f4").copy()
 
 
-def _bf16(raw: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return raw.view(torch.bfloat16).float()
+def _f16(raw: Array) -> Array:
+    return raw.view("<f2").astype(np.float32)
 
 
-def q8_0(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales [blocks, 1] float32 and weights [blocks, 32] int8 of w = d·q."""
-    import torch
-
-    blocks = raw.view(-1, 34)
-    return _half(blocks[:, :2]), blocks[:, 2:].view(torch.int8)
+def _bf16(raw: Array) -> Array:
+    return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
 
 
-def q4_1(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scales d and minima m [blocks, 1] float32 and weights [blocks, 32] in 0..15 of w = d·q + m."""
-    blocks = raw.view(-1, 20)
-    return _half(blocks[:, :2]), _half(blocks[:, 2:4]), nibbles(blocks[:, 4:])
+def _q8_0(raw: Array) -> Array:
+    """w = d·q"""
+    blocks = raw.reshape(-1, 34)
+    return blocks[:, 2:].view(np.int8) * _half(blocks[:, :2])
 
 
-def q4_0(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales d [blocks, 1] float32 and weights [blocks, 32] in 0..15 of w = d·(q - 8)."""
-    blocks = raw.view(-1, 18)
-    return _half(blocks[:, :2]), nibbles(blocks[:, 2:])
+def _q4_0(raw: Array) -> Array:
+    """w = d·(q - 8)"""
+    blocks = raw.reshape(-1, 18)
+    found = _nibbles(blocks[:, 2:])
+    found -= 8
+    found *= _half(blocks[:, :2])
+    return found
 
 
-def _dq8_0(raw: torch.Tensor) -> torch.Tensor:
-    scale, quants = q8_0(raw)
-    return scale * quants.float()
+def _q4_1(raw: Array) -> Array:
+    """w = d·q + m"""
+    blocks = raw.reshape(-1, 20)
+    found = _nibbles(blocks[:, 4:])
+    found *= _half(blocks[:, :2])
+    found += _half(blocks[:, 2:4])
+    return found
 
 
-def _dq4_1(raw: torch.Tensor) -> torch.Tensor:
-    scale, minimum, quants = q4_1(raw)
-    return quants.float().mul_(scale).add_(minimum)
-
-
-def _dq4_0(raw: torch.Tensor) -> torch.Tensor:
-    scale, quants = q4_0(raw)
-    return quants.float().sub_(8).mul_(scale)
-
-
-_DEQUANTIZE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_DEQUANTIZE: dict[str, Callable[[Array], Array]] = {
     "F32": _f32,
     "F16": _f16,
     "BF16": _bf16,
-    "Q8_0": _dq8_0,
-    "Q4_0": _dq4_0,
-    "Q4_1": _dq4_1,
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
 }

@@ -17,7 +17,7 @@ from torch import Tensor
 from lmc.backend.engine.attention.base import ForwardBatch, KVStore
 from lmc.backend.engine.attention.torch_ref import fast
 from lmc.backend.engine.models.config import ModelConfig
-from lmc.backend.engine.models.linear import Linear, dense, half_packed_all
+from lmc.backend.engine.models.linear import Linear, dense, half_packed, spread
 from lmc.errors import ModelLoadError
 
 
@@ -133,36 +133,52 @@ def halve_rows(weight: Tensor, heads: int) -> Tensor:
 
 def fuse(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """transformers' names and layout → ours: merged projections, paired rotary rows. Errors name the tensor."""
+    fused = fuse_ends(state, config)
+    for index in range(config.num_layers):
+        fused |= fuse_layer(state, config, index)
+    return fused
 
-    def get(name: str) -> Tensor:
-        if name not in state:
-            raise ModelLoadError(f"the weights lack {name!r}; is the download complete?")
-        return state[name]
+
+def fuse_ends(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """What comes before the first layer and after the last."""
+    fused = {"embed": _get(state, "model.embed_tokens.weight"), "norm": _get(state, "model.norm.weight")}
+    if not config.tie_embeddings:
+        fused["head"] = _get(state, "lm_head.weight")
+    return fused
+
+
+def fuse_layer(state: Mapping[str, Tensor], config: ModelConfig, index: int) -> dict[str, Tensor]:
+    """One layer's weights."""
+    src, dst = f"model.layers.{index}.", f"layers.{index}."
+    attn, mlp = src + "self_attn.", src + "mlp."
 
     def paired(name: str, heads: int) -> Tensor:
-        return pair_rows(get(name), heads)
+        return pair_rows(_get(state, attn + name), heads)
 
-    fused = {"embed": get("model.embed_tokens.weight"), "norm": get("model.norm.weight")}
-    if not config.tie_embeddings:
-        fused["head"] = get("lm_head.weight")
-    for i in range(config.num_layers):
-        src, dst = f"model.layers.{i}.", f"layers.{i}."
-        attn = src + "self_attn."
-        for suffix in ("weight", "bias") if config.qkv_bias else ("weight",):
-            q = paired(f"{attn}q_proj.{suffix}", config.num_heads)
-            k = paired(f"{attn}k_proj.{suffix}", config.num_kv_heads)
-            fused[f"{dst}qkv.{suffix}"] = torch.cat((q, k, get(f"{attn}v_proj.{suffix}")))
-        fused[dst + "o.weight"] = get(attn + "o_proj.weight")
-        if config.o_bias:
-            fused[dst + "o.bias"] = get(attn + "o_proj.bias")
-        if config.qk_norm:
-            fused[dst + "q_norm"] = paired(attn + "q_norm.weight", 1)
-            fused[dst + "k_norm"] = paired(attn + "k_norm.weight", 1)
-        fused[dst + "gate_up.weight"] = torch.cat((get(src + "mlp.gate_proj.weight"), get(src + "mlp.up_proj.weight")))
-        fused[dst + "down.weight"] = get(src + "mlp.down_proj.weight")
-        fused[dst + "input_norm"] = get(src + "input_layernorm.weight")
-        fused[dst + "post_norm"] = get(src + "post_attention_layernorm.weight")
+    fused: dict[str, Tensor] = {}
+    for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
+        q = paired(f"q_proj.{kind}", config.num_heads)
+        k = paired(f"k_proj.{kind}", config.num_kv_heads)
+        fused[f"{dst}qkv.{kind}"] = torch.cat((q, k, _get(state, f"{attn}v_proj.{kind}")))
+    fused[dst + "o.weight"] = _get(state, attn + "o_proj.weight")
+    if config.o_bias:
+        fused[dst + "o.bias"] = _get(state, attn + "o_proj.bias")
+    if config.qk_norm:
+        fused[dst + "q_norm"] = paired("q_norm.weight", 1)
+        fused[dst + "k_norm"] = paired("k_norm.weight", 1)
+    fused[dst + "gate_up.weight"] = torch.cat(
+        (_get(state, mlp + "gate_proj.weight"), _get(state, mlp + "up_proj.weight"))
+    )
+    fused[dst + "down.weight"] = _get(state, mlp + "down_proj.weight")
+    fused[dst + "input_norm"] = _get(state, src + "input_layernorm.weight")
+    fused[dst + "post_norm"] = _get(state, src + "post_attention_layernorm.weight")
     return fused
+
+
+def _get(state: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in state:
+        raise ModelLoadError(f"the weights lack {name!r}; is the download complete?")
+    return state[name]
 
 
 MATRICES = ("qkv", "o", "gate_up", "down")
@@ -173,7 +189,7 @@ def build(fused: Mapping[str, Tensor], config: ModelConfig, *, pack_half: bool =
     names = [f"layers.{i}.{kind}" for i in range(config.num_layers) for kind in MATRICES]
     pairs = [(fused["embed" if config.tie_embeddings else "head"], None)]  # the largest first: threads end together
     pairs += [(fused[name + ".weight"], fused.get(name + ".bias")) for name in names]
-    head, *rest = half_packed_all(pairs) if pack_half else [dense(*pair) for pair in pairs]
+    head, *rest = spread(lambda p: half_packed(*p), pairs) if pack_half else [dense(*pair) for pair in pairs]
     linear = dict(zip(names, rest, strict=True))
     layers = tuple(
         Layer(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from lmc.backend.engine.chat_template import cut
 from lmc.backend.engine.models import cache, gguf, llama
 from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models.config import ModelConfig
-from lmc.backend.engine.models.linear import can_pack_half
+from lmc.backend.engine.models.linear import can_pack_half, fits_half, spread
 from lmc.chat import ChatTemplate
 from lmc.errors import ModelLoadError
 
@@ -58,6 +58,10 @@ class _Layout:
     @property
     def name(self) -> str:
         return str(self.matrices).removeprefix("torch.") + (" packed" if self.pack_half else "")
+
+    def dtype_of(self, name: str, tensor: Tensor) -> torch.dtype:
+        matrix = name == "head" or name.endswith(".weight")
+        return self.matrices if matrix and (not self.pack_half or fits_half(tensor)) else self.activations
 
 
 @dataclass(frozen=True)
@@ -108,12 +112,23 @@ def _layout(device: str, dtype: str | None) -> _Layout:
     return _Layout(same, same, False)
 
 
-def _fused(state: Mapping[str, Tensor], config: ModelConfig, layout: _Layout) -> dict[str, Tensor]:
-    """Fused weights in the layout's dtypes; the embedding stays in the activations' (it is read by rows)."""
-    return {
-        name: tensor.to(layout.matrices if name == "head" or name.endswith(".weight") else layout.activations)
-        for name, tensor in llama.fuse(state, config).items()
-    }
+def _fused(
+    states: Callable[[int | None], Mapping[str, Tensor]], config: ModelConfig, layout: _Layout
+) -> dict[str, Tensor]:
+    """Fused weights in the layout's dtypes; the embedding stays in the activations' (it is read by rows).
+
+    `states(i)` gives the weights of layer i under transformers' names, `states(None)` those outside the layers.
+    """
+
+    def part(index: int | None) -> dict[str, Tensor]:
+        state = states(index)
+        found = llama.fuse_ends(state, config) if index is None else llama.fuse_layer(state, config, index)
+        return {name: tensor.to(layout.dtype_of(name, tensor)).contiguous() for name, tensor in found.items()}
+
+    fused: dict[str, Tensor] = {}
+    for found in spread(part, [None, *range(config.num_layers)]):
+        fused |= found
+    return fused
 
 
 def _read(source: str, layout: _Layout, parse_special: bool) -> _Source:
@@ -191,15 +206,24 @@ def gguf_config(file: gguf.GgufFile) -> ModelConfig:
     return config
 
 
-def gguf_state(file: gguf.GgufFile, config: ModelConfig) -> dict[str, Tensor]:
-    """The weights in float32 under transformers' names and in its layout."""
-    state = {hf_name(n, str(file.path)): file.tensor(n) for n in file.tensors if n != _ROPE_FACTORS}
-    if config.architecture in _PERMUTED:
-        for name, weight in state.items():
-            if ".q_proj." in name or ".k_proj." in name:
-                heads = config.num_heads if ".q_proj." in name else config.num_kv_heads
-                state[name] = llama.halve_rows(weight, heads)
+def gguf_state(file: gguf.GgufFile, config: ModelConfig, part: str = "") -> dict[str, Tensor]:
+    """The weights whose GGUF names begin with `part`, in float32, under transformers' names and in its layout."""
+    import torch
+
+    where = str(file.path)
+    state: dict[str, Tensor] = {}
+    for source in file.tensors:
+        if source == _ROPE_FACTORS or not source.startswith(part):
+            continue
+        name, weight = hf_name(source, where), torch.from_numpy(file.tensor(source))
+        if config.architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):
+            weight = llama.halve_rows(weight, config.num_heads if ".q_proj." in name else config.num_kv_heads)
+        state[name] = weight
     return state
+
+
+def _ends(file: gguf.GgufFile, config: ModelConfig) -> dict[str, Tensor]:
+    return {n: w for source in _GGUF_TOP if source in file.tensors for n, w in gguf_state(file, config, source).items()}
 
 
 def _read_gguf(path: Path, layout: _Layout, parse_special: bool, *, name: str) -> _Source:
@@ -225,7 +249,7 @@ def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
     tokens = tokenizers.from_gguf(file.metadata, str(file.path))
     return cache.Converted(
         config,
-        _fused(gguf_state(file, config), config, layout),
+        _fused(lambda i: _ends(file, config) if i is None else gguf_state(file, config, f"blk.{i}."), config, layout),
         tokens.raw.to_str(),
         {"bos_token_id": tokens.bos_token_id, "add_bos": tokens.add_bos},
         file.metadata.get("tokenizer.chat_template"),
@@ -252,7 +276,8 @@ def _read_directory(path: Path, layout: _Layout, parse_special: bool) -> _Source
         add_bos=bool(options.get("add_bos_token", False)),
         parse_special=parse_special,
     )
-    weights = _fused(_read_safetensors(path), config, layout)
+    state = _read_safetensors(path)
+    weights = _fused(lambda _: state, config, layout)
     return _Source(path.name, config, weights, tokens, _template(path, options))
 
 
