@@ -649,8 +649,10 @@ class Execution:
             return
         if run.failure is not None:
             yield from self._failed(run)
-        else:
-            yield from self._advanced(run)
+            return
+        if isinstance(instruction, _Host):  # done on the pool; a read is executed again instead
+            run.pending.remove(instruction)
+        yield from self._advanced(run)
 
     # what instructions need
 

@@ -198,6 +198,9 @@ class CountingMode(Mode):
     def entered(self, fn: Any) -> None:
         """A function of the program is about to be traced through."""
 
+    def created(self, instance: Any) -> None:
+        """The program made an instance of a class of its own."""
+
 
 class Hooks:
     """The object instrumented code calls: dispatches to the active mode."""

@@ -312,9 +312,8 @@ class Function:
     def _defaults(self, inherited: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
         try:
             return sampling(inherited, {k: v for k, v in options.items() if k in _SAMPLING})
-        except (ProgramError, ValueError) as error:
-            if isinstance(error, ProgramError) and error.loc is None:
-                error.loc = caller_loc()
+        except LmcError as error:
+            error.loc = error.loc or caller_loc()
             raise
 
     def _call(self, state: State, bound: inspect.BoundArguments) -> None:

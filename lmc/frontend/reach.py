@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lmc.frontend.instrument import HOOKS_NAME, instrument
-from lmc.frontend.values import Value
+from lmc.frontend.values import Value, active
 
 HIGHER_ORDER: frozenset[Any] = frozenset({max, min, sorted, map, filter, functools.reduce, list.sort})
 """Builtins whose function arguments are called at once, or by the program's own iteration."""
@@ -211,6 +211,9 @@ def _class_twin(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], hooks:
 
     def make(*args: Any, **kwargs: Any) -> Any:
         instance = object.__new__(cls)
+        mode = active.get()
+        if mode is not None:
+            mode.created(instance)
         instrument(init, hooks)(instance, *args, **kwargs)
         return instance
 

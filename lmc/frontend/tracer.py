@@ -299,7 +299,7 @@ class TraceMode(CountingMode):
             case Answer():
                 return held.ir, held.meta
             case Stored():
-                return self.operand(held.value), None if held.source is None else self.held(held.source)[1]
+                return self.operand(held.value), self.source(held.source)
             case Gathered():
                 items = [x for item in held.items for x in self.held(item)]
                 return self.emit("host.call", (self.own(_gathered), *items), {"pure": True, "total": True}, ("any",))[0], None
@@ -308,6 +308,11 @@ class TraceMode(CountingMode):
                 return self.emit("host.call", (self.own(_scoped), *ctxs), {"pure": True, "total": True}, ("any",))[0], None
             case _:
                 raise TraceEscape(f"returns with a {type(held).__name__} in a variable")
+
+    def source(self, held: Any) -> Operand:
+        """Where the meta info of an overwritten variable comes from."""
+        value, meta = (None, None) if held is None else self.held(held)
+        return value if isinstance(held, Gathered) else meta
 
     def own(self, fn: Callable[..., Any]) -> Symbol:
         """A function of lmc itself."""
@@ -383,8 +388,11 @@ class TraceMode(CountingMode):
 
     def constant(self, x: Any) -> Symbol:
         """A host object by reference; immutable ones are the same in every trace if they are equal."""
-        key: object = (type(x), x) if hostops.is_immutable(x) and not isinstance(x, types.SliceType) else ("id", id(x)) if not isinstance(
-            x, slice) else ("slice", x.start, x.stop, x.step)
+        key: object
+        if isinstance(x, slice):
+            key = ("slice", x.start, x.stop, x.step)  # not hashable
+        else:
+            key = (type(x), x) if hostops.is_immutable(x) else ("id", id(x))
         name = getattr(x, "__qualname__", None) or getattr(x, "__name__", None) or type(x).__name__
         module = getattr(x, "__module__", None)
         if isinstance(x, types.FunctionType | types.BuiltinFunctionType | type) and isinstance(module, str):
@@ -951,6 +959,9 @@ class TraceMode(CountingMode):
             return fn(*args, **kwargs)
         return self.effect(fn, args, kwargs)
 
+    def created(self, instance: Any) -> None:
+        self.local[id(instance)] = instance
+
     def language_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(fn, "__name__", "")
         if name in _CONCRETE_FIRST and args:
@@ -1379,7 +1390,7 @@ def held_of(value: Any, meta: Any) -> Any:
     """Run time: a variable's content from the two operands that stand for it."""
     if isinstance(value, Result | Gathered | Scoped):
         return value
-    return Stored(value, meta.result if isinstance(meta, Meta) else None)
+    return Stored(value, meta.result if isinstance(meta, Meta) else meta)
 
 
 def _unchanged(read: Callable[[], Any], value: Any) -> None:
