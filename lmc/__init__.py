@@ -27,6 +27,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.prompt": (
         "ChoicesMethod", "SamplingParams",
     ),
+    "lmc.chat": (
+        "get_chat_template", "register_chat_template",
+    ),
     "lmc.config": (
         "set_default_backend",
     ),
@@ -94,6 +97,8 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.backend.local import Engine as Engine
     from lmc.backend.local import Engine as Runtime
     from lmc.backend.mock import Mock as Mock
+    from lmc.chat import get_chat_template as get_chat_template
+    from lmc.chat import register_chat_template as register_chat_template
     from lmc.config import set_default_backend as set_default_backend
     from lmc.errors import ArgumentError as ArgumentError
     from lmc.errors import BackendError as BackendError
