@@ -152,7 +152,7 @@ class Tokenizer:
     @cached_property
     def byte_level(self) -> bool:
         """Whether tokens are byte strings in GPT-2's alphabet."""
-        return '"ByteLevel"' in json.dumps(json.loads(self.raw.to_str())["decoder"])
+        return "ByteLevel" in _spec(self.raw.decoder)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that the token stands for; a special token's are those of its spelling."""
@@ -184,12 +184,16 @@ def _unspell(text: str) -> bytes:
         return text.encode()  # an added token outside the alphabet is itself
 
 
+def _spec(part: Any) -> str:
+    """A part of a tokenizer as compact JSON: its pickled state, so that the vocabulary need not be written out."""
+    return "" if part is None else part.__getstate__().decode().replace(" ", "")
+
+
 def _without_first_prefix(raw: RawTokenizer) -> RawTokenizer:
     """The same rules for text that is not at the start: a sentencepiece space prefix set to "first" is dropped."""
-    spec = raw.to_str()
-    if '"prepend_scheme":"first"' not in spec.replace(" ", ""):
+    if '"prepend_scheme":"first"' not in _spec(raw.pre_tokenizer):
         return raw
-    found = json.loads(spec)
+    found = json.loads(raw.to_str())
     for part in _parts(found.get("pre_tokenizer")):
         if part.get("prepend_scheme") == "first":
             part["prepend_scheme"] = "never"

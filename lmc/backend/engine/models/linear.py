@@ -8,6 +8,7 @@ accumulates in float32: half the bytes, a layout made for few rows, and on AVX2 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -22,6 +23,8 @@ Linear = Callable[[Tensor], Tensor]  # [rows, in] → [rows, out]
 
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
+
+_spreading = threading.Lock()  # the number of torch's threads belongs to the process
 
 HALF_MAX = 65504.0  # float16's largest number
 
@@ -60,10 +63,11 @@ def spread(task: Callable[[_Item], _Found], items: Iterable[_Item]) -> list[_Fou
     For work on weights while loading: tasks that never wait at a barrier are as fast on an idle machine and do not
     collapse on a busy one (there, a load took 35 s with torch's threads and 4 s with these).
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # new threads inherit it
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(task, items))
-    finally:
-        torch.set_num_threads(threads)
+    with _spreading:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # new threads inherit it
+        try:
+            with ThreadPoolExecutor(threads) as pool:
+                return list(pool.map(task, items))
+        finally:
+            torch.set_num_threads(threads)
