@@ -1,0 +1,65 @@
+"""`program.explain()`: what was captured, what the plan does with it, and what the last call cost, for a person to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lmc.frontend.tree import Escape, Node, Return, Switch, Tree
+
+if TYPE_CHECKING:
+    from lmc.jit import Plan, Program, Stats
+
+
+def explain(program: Program) -> str:
+    """The report, one fact a line."""
+    lines = [f"program {program.function.name}"]
+    if program.interpreted is not None:
+        lines.append(f"  runs in the interpreter: {program.interpreted}")
+    for tree, plan in program.plans():
+        lines += _tree(tree)
+        if plan is not None:
+            lines += _plan(plan)
+    lines += _stats(program.stats)
+    return "\n".join(lines)
+
+
+def _tree(tree: Tree) -> Iterator[str]:
+    nodes = list(_nodes(tree.root))
+    ops = [op for node in nodes for op in node.ops]
+    kinds = [op.kind for op in ops]
+    shown = ", ".join(f"{p.name}: {p.type}" for p in tree.params)
+    yield f"  trace for ({shown}): {len(ops)} ops, {kinds.count('gen')} gens, {kinds.count('select')} selects"
+    ends = [node.end for node in nodes]
+    switches = [end for end in ends if isinstance(end, Switch)]
+    yield f"    {sum(isinstance(e, Return) for e in ends)} paths to a return, {len(switches)} decisions with {sum(len(s.arms) for s in switches)} answers seen"
+    for guard in tree.guards.values():
+        yield f"    holds while {guard.what}"
+    for reason in dict.fromkeys(end.reason for end in ends if isinstance(end, Escape)):
+        yield f"    goes on in the interpreter where the program {reason}"
+
+
+def _nodes(root: Node) -> Iterator[Node]:
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        yield node
+        if isinstance(node.end, Switch):
+            stack.extend(node.end.arms.values())
+
+
+def _plan(plan: Plan) -> Iterator[str]:
+    yield f"  plan for {plan.target.kind} with the {plan.target.template.name} template: {len(list(plan.code.graph.ops()))} ops"
+    for what, count in plan.stats.items():
+        yield f"    {what}: {count}"
+
+
+def _stats(stats: Stats) -> Iterator[str]:
+    yield f"  so far: {stats.runs} runs, {stats.replays} of them finished by the interpreter; {stats.traces} traces"
+    yield f"    tracing {stats.trace_seconds * 1e3:.1f} ms, planning {stats.plan_seconds * 1e3:.1f} ms"
+    last = stats.counters
+    if not last.calls:
+        return
+    yield f"  last call: {stats.run_seconds:.3f} s, {last.calls} requests in {last.passes} passes of the model"
+    yield f"    {last.prompt_tokens} prompt tokens: {last.cached_tokens} from the cache, {last.prefilled_tokens} computed ({last.unique_tokens} unique)"
+    yield f"    {last.generated_tokens} tokens generated, {last.forced_tokens} of them forced; prefill optimality {last.prefill_optimality:.3f}"
