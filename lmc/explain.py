@@ -33,8 +33,11 @@ def _tree(tree: Tree) -> Iterator[str]:
     ends = [node.end for node in nodes]
     switches = [end for end in ends if isinstance(end, Switch)]
     yield f"    {sum(isinstance(e, Return) for e in ends)} paths to a return, {len(switches)} decisions with {sum(len(s.arms) for s in switches)} answers seen"
-    for guard in tree.guards.values():
-        yield f"    holds while {guard.what}"
+    data = [guard.what for guard in tree.guards.values() if " is " not in guard.what]
+    for what in data:
+        yield f"    holds while {what}"
+    if len(tree.guards) > len(data):
+        yield f"    holds while {len(tree.guards) - len(data)} names mean the same functions, classes and modules"
     for reason in dict.fromkeys(end.reason for end in ends if isinstance(end, Escape)):
         yield f"    goes on in the interpreter where the program {reason}"
 
