@@ -185,7 +185,7 @@ ACTIVE: ContextVar[State | None] = ContextVar("lmc_active_state", default=None)
 """The root state of the program that is running here; sub-programs inherit its backend and sampling defaults."""
 
 RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread"))
-_BATCH_OPTIONS = RUN_OPTIONS | {"num_threads", "progress_bar", "errors"}
+_BATCH_OPTIONS = (RUN_OPTIONS - {"stream"}) | {"num_threads", "progress_bar", "errors"}
 
 
 class Function:

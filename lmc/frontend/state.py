@@ -119,7 +119,7 @@ class State:
     """A prompt that grows, the variables in it, and the open role. Appending never waits; reading does."""
 
     __slots__ = (
-        "__weakref__", "_role_scopes", "_value", "asked", "calls", "ctx", "emitter", "failure", "forks", "name", "ordinal",
+        "__weakref__", "_value", "asked", "calls", "ctx", "emitter", "failure", "forks", "name", "ordinal",
         "previous", "progress", "role", "scopes", "stream", "variables",
     )  # fmt: skip
 
@@ -147,7 +147,7 @@ class State:
         self.role: str | None = role
         self.previous: str | None = previous
         self.asked: list[Any] = [] if asked is None else asked
-        self.scopes: dict[str, Scoped] = {}
+        self.scopes: dict[str, list[Scoped]] = {}  # open ones of each name, innermost last
         self.progress: streaming.Progress | None = None  # of a run with stream=True
         self.failure: BaseException | None = None  # of a batch item whose program raised
         self.name = name
@@ -236,7 +236,7 @@ class State:
             previous=self.previous,
             name=self.name,
         )
-        child.scopes = {name: Scoped(scope.since) for name, scope in self.scopes.items()}
+        child.scopes = {name: [Scoped(scope.since) for scope in open_] for name, open_ in self.scopes.items()}
         self.asked.append(child.asked)
         return child
 
@@ -470,11 +470,15 @@ def _role_end(s: State, expr: RoleEnd) -> None:
 
 
 def _scope_begin(s: State, expr: VarScopeBegin) -> None:
-    s.scopes[expr.name] = Scoped(s.ctx)
+    s.scopes.setdefault(expr.name, []).append(Scoped(s.ctx))
 
 
 def _scope_end(s: State, expr: VarScopeEnd) -> None:
-    scope = s.scopes.pop(expr.name)
+    if expr.name not in s.scopes:
+        raise ProgramError(f"cannot close the scope {expr.name!r}: it is not open", loc=caller_loc())
+    scope = s.scopes[expr.name].pop()
+    if not s.scopes[expr.name]:
+        del s.scopes[expr.name]
     scope.until = s.ctx
     s.variables[expr.name] = scope
 

@@ -109,8 +109,8 @@ class _Cursor:
     def _find(self, ended: bool) -> bool:
         state, name = self._state, self._name
         assert name is not None
-        if name in state.scopes:
-            self._variable = state.scopes[name]
+        if state.scopes.get(name):
+            self._variable = state.scopes[name][-1]
         elif name in state.variables:
             self._variable = state.variables[name]
         elif ended:

@@ -21,7 +21,7 @@ from lmc.backend.mock import Mock
 from lmc.chat import get_chat_template
 from lmc.errors import ArgumentError, BackendError, CancelledError, ParameterError, ProgramError, UnsupportedOpError
 from lmc.frontend.interpreter import Function, State
-from lmc.frontend.primitives import Expr
+from lmc.frontend.primitives import Expr, VarScopeEnd
 from lmc.prompt import SamplingParams, derive_seed
 
 
@@ -132,6 +132,18 @@ def test_var_scope_is_the_text_inside() -> None:
         s += "b" + gen("x") + "c"
     s += "d"
     assert s["part"] == "bXc"
+
+
+def test_var_scopes_nest_also_under_one_name() -> None:
+    s = live()
+    with s.var_scope("a"):
+        s += "1"
+        with s.var_scope("a"), s.var_scope("b"):
+            s += "2"
+        assert (s["a"], s["b"]) == ("2", "2")
+    assert s["a"] == "12"
+    with pytest.raises(ProgramError, match="scope 'a': it is not open"):
+        s += VarScopeEnd("a")
 
 
 def test_appending_what_is_no_text() -> None:
