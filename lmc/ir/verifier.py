@@ -237,7 +237,7 @@ class _Verifier:
     def exit(self, op: Op) -> None:
         number = op.attr("id")
         _require(isinstance(number, int), "attribute id is missing or not an integer")
-        _require(number not in self._exits, f"exit id {number} stands twice")
+        _require(number < 0 or number not in self._exits, f"exit id {number} stands twice")  # < 0: cannot be linked to
         self._exits.add(number)
 
 

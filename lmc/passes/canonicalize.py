@@ -6,20 +6,21 @@ A concat with operands that may not be text keeps its own place, where it would 
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lmc.ir.builder import Rewriter, rewrite, with_operands
-from lmc.ir.core import Graph, Op, Operand, Value
+from lmc.ir.core import Graph, Op, Operand, Symbol, Value
 from lmc.passes.manager import Pass, PassContext, register
 
 
 @register
 @dataclass(frozen=True)
 class Canonicalize(Pass):
-    """Merges appends, folds concat, joins adjacent text, drops empty text."""
+    """Merges appends, folds concat and `+` of texts, joins adjacent text, drops empty text."""
 
     name: ClassVar[str] = "canonicalize"
 
@@ -34,6 +35,9 @@ def _once(graph: Graph, ctx: PassContext) -> Graph:
     inside: dict[Value, tuple[Operand, ...]] = {}  # operands of absorbed ops
 
     def rule(op: Op, rewriter: Rewriter) -> Sequence[Op] | None:
+        if _adds_text(op, graph):
+            ctx.count("additions of text")
+            return (Op("concat", op.operands[1:], op.results, {}, (), op.loc),)
         if op.kind not in ("append", "concat"):
             return None
         operands = _joined(_flat(op, inside))
@@ -48,6 +52,17 @@ def _once(graph: Graph, ctx: PassContext) -> Graph:
         return None if operands == op.operands else (with_operands(op, operands),)
 
     return rewrite(graph, rule)
+
+
+def _adds_text(op: Op, graph: Graph) -> bool:
+    """Whether the op is Python's `+` on two texts: known not to raise, and no user's function of that name."""
+    match op:
+        case Op("host.call", (Symbol("py.add" | "py.iadd" as name), a, b), (Value(type="str"),)):
+            total = bool(op.attr("pure") and op.attr("total"))
+            python = (None, operator.add, operator.iadd)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            return total and _is_text((a, b)) and graph.symbols.get(name) in python
+        case _:
+            return False
 
 
 def _absorbed(graph: Graph) -> set[Value]:

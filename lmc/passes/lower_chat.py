@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lmc.chat import ChatTemplate
+from lmc.errors import LmcError
 from lmc.ir.builder import Rewriter, rewrite
 from lmc.ir.core import Graph, Op
 from lmc.passes.manager import Pass, PassContext, register
-from lmc.prompt import Mark
+from lmc.prompt import Mark, Part
 
 
 @register
@@ -26,15 +28,21 @@ class LowerChat(Pass):
         template = ctx.target.template
 
         def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
-            if op.kind == "role.begin":
-                role: str = op.attrs["role"]  # pyright: ignore[reportAssignmentType]
-                parts = (*template.begin(role, op.attr("previous")), Mark(role, "begin"))
-            elif op.kind == "role.end":
-                role: str = op.attrs["role"]  # pyright: ignore[reportAssignmentType]
-                parts = (Mark(role, "end"), *template.end(role))
-            else:
+            if op.kind not in ("role.begin", "role.end"):
                 return None
             ctx.count("roles lowered")
-            return (Op("append", (*op.operands, *parts), op.results, {}, (), op.loc),)
+            return (Op("append", (*op.operands, *_parts(op, template)), op.results, {}, (), op.loc),)
 
         return rewrite(graph, rule)
+
+
+def _parts(op: Op, template: ChatTemplate) -> tuple[Part, ...]:
+    """What a role op appends. A template's error about the role gets the place in the program."""
+    role: str = op.attrs["role"]  # pyright: ignore[reportAssignmentType]
+    try:
+        if op.kind == "role.begin":
+            return (*template.begin(role, op.attr("previous")), Mark(role, "begin"))
+        return (Mark(role, "end"), *template.end(role))
+    except LmcError as e:
+        e.loc = e.loc or op.loc
+        raise

@@ -12,7 +12,7 @@ Where text is cut does not change its tokens: literal text is encoded as one max
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -43,7 +43,7 @@ class PlanPrefix(Pass):
             if "planned" not in OPS[op.kind].stages:
                 raise IRError(f"plan-prefix needs a graph without {op.kind}; put lower-chat before it", loc=op.loc)
         graph, programs = self._cut_programs(graph)
-        graph = self._cut_siblings(graph)
+        graph = self._cut_siblings(graph, programs)
         return _placed(graph, programs, self._forks(graph, programs), self, ctx)
 
     def size(self, parts: Sequence[Operand]) -> int:
@@ -91,12 +91,13 @@ class PlanPrefix(Pass):
 
     # -- 2: what siblings begin with
 
-    def _cut_siblings(self, graph: Graph) -> Graph:
+    def _cut_siblings(self, graph: Graph, programs: Sequence[Value]) -> Graph:
         """The graph in which text common to siblings stands in one append that they extend."""
         children, above, asked = ctx_children(graph), dominance(graph), _asked(graph)
         home = {id(op): b.label for b in graph.blocks for op in b.ops}
         heads: dict[int, list[Op]] = {}  # new appends, by the op they stand before
         now: dict[int, Op] = {}  # siblings as they become
+        tails = self._tails(graph, programs)
         rewriter = Rewriter(graph)
 
         def share(parent: Value, group: list[Op]) -> None:
@@ -105,12 +106,13 @@ class PlanPrefix(Pass):
                 return
             parts = [now.get(id(op), op).operands[1:] for op in group]
             common = _common(parts)
-            if self.size(common) < self.min_chars:
+            if not self.size(_literals(common)) or self.size(common) + tails[parent] < self.min_chars:
                 for same in _by_next(group, parts, common):
                     share(parent, same)
                 return
             head = Op("append", (parent, *common), (rewriter.fresh("ctx"),), {}, (), group[0].loc)
             heads.setdefault(id(group[0]), []).append(head)
+            tails[head.results[0]] = 0
             rest: list[Op] = []
             for op, old in zip(group, parts, strict=True):
                 now[id(op)] = with_operands(op, (head.results[0], *_after(old, common)))
@@ -143,26 +145,40 @@ class PlanPrefix(Pass):
 
     def _forks(self, graph: Graph, programs: Sequence[Value]) -> tuple[_Fork, ...]:
         children = ctx_children(graph)
-        pinned: set[Operand] = {op.operands[0] for op in graph.ops() if op.kind == "prefill"} | set(programs)
-        tail: dict[Value, int] = {}  # expected characters since the last prompt that the backend holds
+        pinned = set(programs) | _prefilled(graph)
+        tails = self._tails(graph, pinned)
         found: list[_Fork] = []
         for value, ops in children.items():
             op = graph.producer.get(value)
-            if op is None or op.kind != "append":
-                tail[value] = 0
+            if op is None:
                 continue
-            parent = op.operands[0]
-            assert isinstance(parent, Value)
-            tail[value] = self.size(op.operands[1:]) + (0 if parent in pinned else tail[parent])
-            if value in pinned or tail[value] < self.min_chars:
+            chars = tails[value] = self._tail(op, tails, pinned)  # again, now that a prompt before it may be pinned
+            if op.kind != "append" or value in pinned or len(ops) + len(_exits(graph, value)) < 2:
                 continue
-            if len(ops) + len(_exits(graph, value)) < 2:
-                continue
-            fork = _Fork.of(graph, children, value, tail[value])
+            if chars < self.min_chars or not self.size(_literals(op.operands[1:])):
+                continue  # a prefill needs text that is there for sure
+            fork = _Fork.of(graph, children, value, chars)
             if fork.width[fork.home] >= 2:
                 pinned.add(value)
                 found.append(fork)
         return tuple(found)
+
+    def _tails(self, graph: Graph, pinned: Collection[Operand]) -> dict[Operand, int]:
+        """For each prompt the expected characters since the last prompt that the backend holds.
+
+        A parameter comes from before this graph: its tail is as long as any text that is not known.
+        """
+        tails: dict[Operand, int] = {p: self.unknown_chars for p in graph.params if p.type == "ctx"}
+        for op in graph.ops():
+            for v in op.results:
+                if v.type == "ctx":
+                    tails[v] = self._tail(op, tails, pinned)
+        return tails
+
+    def _tail(self, op: Op, tails: Mapping[Operand, int], pinned: Collection[Operand]) -> int:
+        if op.kind != "append":
+            return 0
+        return self.size(op.operands[1:]) + (0 if op.operands[0] in pinned else tails[op.operands[0]])
 
 
 # -- fork points -----------------------------------------------------------------------------------------------------
@@ -224,6 +240,10 @@ def _width(graph: Graph, home: str, branches: Mapping[int, tuple[Op, ...]]) -> M
     return width
 
 
+def _prefilled(graph: Graph) -> set[Operand]:
+    return {op.operands[0] for op in graph.ops() if op.kind == "prefill"}
+
+
 def _is_ask(op: Op) -> bool:
     return trait(op) == "samples" or op.kind == "exit"
 
@@ -282,7 +302,7 @@ def _placed(
     graph: Graph, programs: Sequence[Value], forks: Sequence[_Fork], options: PlanPrefix, ctx: PassContext
 ) -> Graph:
     insertions = _Insertions()
-    prefilled = {op.operands[0] for op in graph.ops() if op.kind == "prefill"}
+    prefilled = _prefilled(graph)
     for block in graph.blocks:
         for i, op in enumerate(block.ops):
             if op.kind == "append" and op.results[0] in programs and op.results[0] not in prefilled:
@@ -334,6 +354,10 @@ def _length(graph: Graph, value: Operand, options: PlanPrefix) -> int:
 
 
 # -- cutting text ----------------------------------------------------------------------------------------------------
+
+
+def _literals(parts: Sequence[Operand]) -> tuple[Operand, ...]:
+    return tuple(x for x in parts if not isinstance(x, Value))
 
 
 def _constant_parts(op: Op) -> tuple[Operand, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tests.passes.filecheck import check, check_unchanged
+from lmc.ir import Graph
+from lmc.passes.canonicalize import Canonicalize
+from lmc.passes.manager import PassContext
+from tests.passes.filecheck import body_of, check, check_unchanged, graph_of
 
 
 def test_appends_with_one_use_are_merged() -> None:
@@ -119,3 +122,30 @@ def test_an_append_of_nothing_is_its_prompt() -> None:
         %c0 = ctx.new()
         exit(%c0, %c0) {id = 4}
     """)  # fmt: skip
+
+
+def test_adding_texts_is_a_concat() -> None:
+    check("canonicalize", """
+        %c0 = ctx.new()
+        %a: str = host.call(@py.add, "Essay: ", %essay) {pure = true, total = true}
+        %b: str = host.call(@py.add, %a, "\\n") {pure = true, total = true}
+        %c1 = append(%c0, %b)
+        return(none, %c1)
+    """, """
+        %c0 = ctx.new()
+        %c1 = append(%c0, "Essay: ", %essay, "\\n")
+        return(none, %c1)
+    """)  # fmt: skip
+
+
+def test_adding_what_may_raise_or_is_the_users_stays() -> None:
+    graph = graph_of("""
+        %a = host.call(@py.add, "x", %essay) {pure = true}
+        %b: str = host.call(@py.add, "x", %a) {pure = true, total = true}
+        %d: str = host.call(@py.add, "x", %essay) {pure = true, total = true}
+        exit(%a, %b, %d) {id = 0}
+    """)
+    theirs = Graph(graph.name, graph.params, graph.blocks, symbols={"py.add": max})
+    assert Canonicalize().run(theirs, PassContext()) is theirs
+    assert "%d = concat" in body_of(Canonicalize().run(graph, PassContext()))
+    assert body_of(Canonicalize().run(graph, PassContext())).count("host.call") == 2

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lmc.chat import RoleTemplate
+from lmc.errors import ProgramError
 from lmc.passes.manager import Target
 from lmc.prompt import Special
 from tests.passes.filecheck import check
@@ -49,3 +52,9 @@ def test_a_message_api_gets_marks_only() -> None:
         %c5, %x, %m = gen(%c4)
         exit(%c5) {id = 0}
     """, target=Target("chat", RoleTemplate("messages", dict.fromkeys(["user", "assistant"], ((), ())))))  # fmt: skip
+
+
+def test_a_role_that_the_template_lacks_is_named_with_its_place() -> None:
+    with pytest.raises(ProgramError, match="no role 'user'") as e:
+        check("lower-chat", CHAT, "", target=Target(template=RoleTemplate("t", {"system": ((), ())})))
+    assert e.value.loc is not None and e.value.loc.line == 3

@@ -203,3 +203,51 @@ def test_roles_have_to_be_lowered_before() -> None:
     with pytest.raises(IRError, match=r"plan-prefix needs a graph without role\.end; put lower-chat before it") as e:
         PassManager(parse_pipeline(PLAN)).run(graph)
     assert e.value.loc is not None and e.value.loc.line == 7
+
+
+def test_text_after_a_pin_does_not_count_again() -> None:
+    check(PLAN, """
+        %c1 = append(%c0, "outer text")
+        %c2 = append(%c1, "abc")
+        %c3 = append(%c2, "def")
+        %d1, %x, %m0 = gen(%c3)
+        %d2, %y, %m1 = gen(%c3)
+        %d3, %z, %m2 = gen(%c1)
+        return(%x, %d3, %c2)
+    """, """
+        %c1 = append(%c0, "outer text")
+        prefill(%c1)
+        %c2 = append(%c1, "abc")
+        %c3 = append(%c2, "def")
+        %d1, %x, %m0 = gen(%c3)
+        %d2, %y, %m1 = gen(%c3)
+        %d3, %z, %m2 = gen(%c1)
+        release(%c1)
+        return(%x, %d3, %c2)
+    """, params="%c0: ctx")  # fmt: skip
+
+
+def test_text_before_a_continuation_counts() -> None:
+    """The forks of a loop that was entered before this graph share the prompt it brings, whatever that is."""
+    check(PLAN, """
+        %c1 = append(%c0, special("<a>"))
+        %d1, %x, %m0 = gen(%c1)
+        %d2, %y, %m1 = gen(%c1)
+        return(%x, %d2)
+    """, """
+        %c1 = append(%c0, special("<a>"))
+        prefill(%c1)
+        %d1, %x, %m0 = gen(%c1)
+        %d2, %y, %m1 = gen(%c1)
+        release(%c1)
+        return(%x, %d2)
+    """, params="%c0: ctx")  # fmt: skip
+
+
+def test_text_that_may_be_empty_is_not_prefilled_alone() -> None:
+    check_unchanged(PLAN, """
+        %c1 = append(%c0, %t)
+        %d1, %x, %m0 = gen(%c1)
+        %d2, %y, %m1 = gen(%c1)
+        return(%x, %d2)
+    """, params="%c0: ctx, %t: str")  # fmt: skip
