@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from operator import index
-from typing import Any, Protocol, cast, overload
+from typing import Any, cast, overload
 
 from lmc.backend.base import Usage
 from lmc.errors import ArgumentError, LmcError, ParameterError, ProgramError, UnsupportedOpError
 from lmc.frontend import streaming
+from lmc.frontend.emitter import Answer, Ctx, Emitter, Gathered, Scoped, Stored
 from lmc.frontend.primitives import (
     Expr,
     GenExpr,
@@ -35,76 +36,6 @@ from lmc.frontend.primitives import (
 )
 from lmc.frontend.values import Value
 from lmc.prompt import Special
-
-Ctx = Any  # lmc.prompt.Prompt, or the tracer's ctx value
-Answer = Any  # lmc.backend.base.Result, or the tracer's answer
-
-
-class Emitter(Protocol):
-    """What a state writes to. A ctx is immutable; every method that extends one gives a new one."""
-
-    def root(self) -> Ctx: ...
-    def append(self, ctx: Ctx, text: str | Value | Special) -> Ctx: ...
-    def image(self, ctx: Ctx, source: Any, num_frames: Any = None) -> Ctx: ...
-    def role_begin(self, ctx: Ctx, role: str, previous: str | None) -> Ctx: ...
-    def role_end(self, ctx: Ctx, role: str) -> Ctx: ...
-
-    def gen(self, ctx: Ctx, expr: GenExpr, stream: str, ordinal: int) -> tuple[Ctx, Answer]:
-        """Asks; never waits. `stream` and `ordinal` identify the answer and seed its sample."""
-        ...
-
-    def select(self, ctx: Ctx, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Ctx, Answer]: ...
-
-    def splice(self, ctx: Ctx, other: Ctx, since: Ctx) -> Ctx:
-        """`ctx` followed by what `other` has after its ancestor `since`: parts as they are, answers as their text."""
-        ...
-
-    def read(self, answer: Answer) -> Any:
-        """The value of an answer; waits for it and raises what it failed with."""
-        ...
-
-    def meta(self, answer: Answer) -> Any: ...
-
-    def text(self, ctx: Ctx, since: Ctx | None = None) -> Any: ...
-    def messages(self, ctx: Ctx) -> Any: ...
-
-    def wait(self, ctx: Ctx) -> None:
-        """Waits for every answer in `ctx`; raises nothing that they failed with."""
-        ...
-
-    def error(self, ctx: Ctx) -> BaseException | None:
-        """Waits, and gives the first error in `ctx`."""
-        ...
-
-    def usage(self, answers: Iterable[Answer]) -> Any:
-        """What these answers cost; waits for them."""
-        ...
-
-
-# -- what a name holds -----------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Stored:
-    """A value that the program put under a name; `source` is the answer whose meta info the name still has."""
-
-    value: Any
-    source: Answer = None
-
-
-@dataclass(slots=True)
-class Gathered:
-    """What the children of a fork held under a name; read as a list, in the order of the children."""
-
-    items: tuple[Any, ...]
-
-
-@dataclass(slots=True)
-class Scoped:
-    """The text between two prompts; `until` is None while the scope is open."""
-
-    since: Ctx
-    until: Ctx = None
 
 
 @dataclass(frozen=True, slots=True)
