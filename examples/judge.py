@@ -10,7 +10,7 @@ What to see here: `s.fork(3)` judges three dimensions from one shared prompt (it
 import lmc
 
 DIMENSIONS = ("clarity", "originality", "evidence")
-GRADE = r'\{"grade": "[ABCD][+-]?", "why": "The essay is [a-z]{3,12} and [a-z]{3,12}"\}'
+GRADE = r'\{"grade": "[ABCD][+-]?", "why": "The essay is (clear|vague), (original|dull) and (convincing|weak)"\}'
 
 
 @lmc.function
