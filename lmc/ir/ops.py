@@ -36,6 +36,36 @@ GEN_PARAMS = (
     "return_logprob logprob_start_len top_logprobs_num return_text_in_logprobs dtype regex json_schema ebnf lark structural_tag seed logit_bias"
 ).split()
 
+ATTRS: dict[str, str] = {
+    "name": "the variable that the answer is stored under, or none",
+    "stream": 'the fork path of the state, "" for the root; with `ordinal` the identity from which the seed derives',
+    "ordinal": "the number of the ask on its stream; of a return: how many asks the state has made",
+    "params": "names of the parameters that the trailing operands give, in their order",
+    "constraint": "the compiled constraint, a constant of the graph",
+    "group": "siblings with the same number are submitted together",
+    "lookahead": "the text that one request may cover besides this answer",
+    "method": "how log-probabilities become a choice",
+    "temperature": "0 takes the likeliest",
+    "role": "the message's role; of a return: the role that is open, or none",
+    "previous": "the role of the message before, or none",
+    "kwargs": "names of the trailing operands that are passed by name",
+    "pure": "operands and results are immutable and nothing else is touched: may be merged; erased if it cannot raise",
+    "ordered": "touches an object that can change: stays in order, is never merged",
+    "total": "cannot raise",
+    "inline": "quick and without effects on anything else: runs where the executor runs",
+    "catch": "gives the exception as a last result instead of raising it",
+    "ord": "the identity of an effect or ordered call, by which an interpreter that takes over finds its result",
+    "touches": "the objects that an ordered call touches",
+    "blocking": "may take long: runs on the pool",
+    "scope": '"program" keeps the pin for all runs of the program; without it a release ends it',
+    "vars": "names of the returned state's variables; value and meta of each follow the prompt",
+    "forks": "how many forks the returned state has made",
+    "calls": "how many programs the returned state has called",
+    "outputs": "the variables that the caller wants; all others are none, and the prompt is only a stand-in",
+    "id": "the number by which the path that follows is linked; negative: it cannot be",
+    "reason": "why the program cannot be followed any further",
+}
+
 # `stream` is the fork path of the state ("" for the root), `ordinal` the op's number on it: together the op's identity,
 # from which its seed derives. `params` names the gen parameters given by the trailing operands.
 _ASK = ("name", "stream", "ordinal", "params")
