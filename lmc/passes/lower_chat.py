@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lmc.chat import ChatTemplate
+from lmc.chat import ChatTemplate, get_chat_template
 from lmc.errors import LmcError
 from lmc.ir.builder import Rewriter, rewrite
 from lmc.ir.core import Graph, Op
@@ -20,12 +20,13 @@ from lmc.prompt import Mark, Part
 @register
 @dataclass(frozen=True)
 class LowerChat(Pass):
-    """Lowers roles by the target's chat template."""
+    """Lowers roles by the target's chat template, or by the one that the option `template` names."""
 
     name: ClassVar[str] = "lower-chat"
+    template: str = ""
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
-        template = ctx.target.template
+        template = get_chat_template(self.template) if self.template else ctx.target.template
 
         def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
             if op.kind not in ("role.begin", "role.end"):

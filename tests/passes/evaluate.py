@@ -79,14 +79,19 @@ class Outcome:
         return self.end, self.effects
 
 
-def evaluate(graph: Graph, seed: int = 0, template: ChatTemplate = CHATML) -> Outcome:
-    """Runs a graph on arguments, a model and host functions that `seed` decides."""
-    return _Run(graph, seed, template).go()
+def evaluate(
+    graph: Graph, seed: int = 0, template: ChatTemplate = CHATML, outputs: tuple[str, ...] | None = None
+) -> Outcome:
+    """Runs a graph on arguments, a model and host functions that `seed` decides.
+
+    With `outputs`, a return shows its value and those variables only.
+    """
+    return _Run(graph, seed, template, outputs).go()
 
 
 class _Run:
-    def __init__(self, graph: Graph, seed: int, template: ChatTemplate) -> None:
-        self.graph, self.seed, self.template = graph, seed, template
+    def __init__(self, graph: Graph, seed: int, template: ChatTemplate, outputs: tuple[str, ...] | None) -> None:
+        self.graph, self.seed, self.template, self.outputs = graph, seed, template, outputs
         self.env: dict[Value, Any] = {}
         self.out = Outcome()
         self.pinned: set[Value] = set()
@@ -136,9 +141,9 @@ class _Run:
                 (label for case, label in op.cases if case is DEFAULT or exact(case) == exact(values[0])),
                 op.cases[-1][1],
             )
-        if op.kind == "return" and op.attr("outputs") is not None:
+        if op.kind == "return" and self.outputs is not None:
             names = op.attrs["vars"]
-            kept = {n: values[2 + 2 * i : 4 + 2 * i] for i, n in enumerate(names) if n in op.attrs["outputs"]}
+            kept = {n: values[2 + 2 * i : 4 + 2 * i] for i, n in enumerate(names) if n in self.outputs}
             values = [values[0], kept]
         shown = {k: v for k, v in op.attrs.items() if k != "outputs"}
         self.out.end = (op.kind, tuple(sorted(shown.items())), repr(values))

@@ -58,3 +58,12 @@ def test_a_role_that_the_template_lacks_is_named_with_its_place() -> None:
     with pytest.raises(ProgramError, match="no role 'user'") as e:
         check("lower-chat", CHAT, "", target=Target(template=RoleTemplate("t", {"system": ((), ())})))
     assert e.value.loc is not None and e.value.loc.line == 3
+
+
+def test_the_template_can_be_named() -> None:
+    check("lower-chat{template = \"default\"},canonicalize", CHAT, """
+        %c0 = ctx.new()
+        %c4 = append(%c0, "USER:", begin("user"), %essay, end("user"), "\\nASSISTANT:", begin("assistant"))
+        %c5, %x, %m = gen(%c4)
+        exit(%c5) {id = 0}
+    """)  # fmt: skip
