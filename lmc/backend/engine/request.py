@@ -91,10 +91,7 @@ class Request:
     since: int = 0  # the pass number when it began to wait
     next_branch: int = 0
     branch_slots: dict[int, np.ndarray] = field(default_factory=dict)
-    leader: Request | None = None  # its prompt is ours and is being computed now
-    twins: list[Request] = field(default_factory=list)
-    waiters: list[tuple[int, Request]] = field(default_factory=list)  # (tokens of ours they wait for, who)
-    claim: tuple[Node, int] | None = None
+    twins: list[Request] = field(default_factory=list)  # within a pass: they sample from our last prompt row too
 
     def __post_init__(self) -> None:
         self.ids = np.empty(self.prompt_len + self.max_new, np.int32)

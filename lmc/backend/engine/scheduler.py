@@ -2,8 +2,8 @@
 
 Waiting requests are admitted longest cached prefix first, with a bound on waiting. Admission reserves every slot a
 request can need, so that what runs never runs out. Two requests never compute the same prompt token at the same time:
-the one admitted first *claims* (tree node, next token); another that needs the same token is parked until it is there,
-and one with the very same prompt becomes a *twin* that samples from the same logits.
+one with rows in this pass *claims* (tree node, next token); another that needs the same token waits until it is in the
+tree, and one with the very same prompt becomes a *twin* that samples from the same logits.
 
 Pure bookkeeping on token ids and slots: no model, no text, no threads.
 """
@@ -20,7 +20,7 @@ import numpy as np
 
 from lmc import config
 from lmc.backend.engine.kv_pool import SlotAllocator
-from lmc.backend.engine.radix_cache import Node, RadixCache, common_prefix
+from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Kind, Request
 
 _WINDOW = 256  # waiting requests looked at in one pass
@@ -80,7 +80,7 @@ class Tally:
 
 class _Verdict(Enum):
     ADMITTED = auto()
-    PARKED = auto()
+    LATER = auto()  # another computes now what it needs
     NO_ROOM = auto()
 
 
@@ -102,15 +102,14 @@ class Scheduler:
         self.running: dict[Request, None] = {}  # in order of admission
         self.pins: dict[Request, Node] = {}
         self.committed = 0  # slots promised to running requests and not allocated yet
-        self._claims: dict[tuple[Node, int], Request] = {}
-        self._parked: dict[Request, Request] = {}  # who waits → for whom
+        self._claims: dict[tuple[Node, int], Request] = {}  # of this pass: who computes the token after a node
         self._stuck = False  # nothing that waits fits until something changes
 
     # -- in and out --------------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.waiting or self._parked)
+        return not (self.running or self.waiting)
 
     def add(self, req: Request) -> None:
         assert req.need <= self.pool.num_slots, "does not fit the pool; refuse it at submit"
@@ -122,48 +121,27 @@ class Scheduler:
         """Takes a request out, wherever it is; frees what it holds."""
         if req in self.running:
             self.finish(req, req.cached_len)
-        elif req in self._parked:
-            leader = self._parked.pop(req)
-            leader.waiters = [w for w in leader.waiters if w[1] is not req]
         elif req in self.waiting:
             self.waiting.remove(req)
         req.done = True
 
     def finish(self, req: Request, keep: int) -> None:
         """Ends a running request: KV of `ids[:keep]` goes to the tree, the rest is freed."""
-        if req.leader is not None:
-            req.leader.twins.remove(req)
-            req.leader = None
-        if req.node is not None:
-            if keep > req.cached_len:
-                self._give_to_tree(req, keep)
-            self.pool.free(req.slots[req.cached_len : req.device_len])
-            req.device_len = req.cached_len
-            for slots in req.branch_slots.values():
-                self.pool.free(slots)
-            req.branch_slots.clear()
-            self.tree.unlock(req.node)
-            req.node = None
+        assert req.node is not None and not req.twins
+        if keep > req.cached_len:
+            self._give_to_tree(req, keep)
+        self.pool.free(req.slots[req.cached_len : req.device_len])
+        req.device_len = req.cached_len
+        for slots in req.branch_slots.values():
+            self.pool.free(slots)
+        req.branch_slots.clear()
+        self.tree.unlock(req.node)
+        req.node = None
         self.committed -= req.reserved
         req.reserved = 0
         req.done = True
         del self.running[req]
-        self._drop_claim(req)
-        self._wake(req, everybody=True)
-        for twin in list(req.twins):  # the prompt they waited for will not be computed
-            self._back_to_waiting(twin)
         self._stuck = False
-
-    def _back_to_waiting(self, twin: Request) -> None:
-        assert twin.leader is not None
-        twin.leader.twins.remove(twin)
-        twin.leader = None
-        self.tally.prompt_tokens -= twin.prompt_len  # it will be counted when it is admitted again
-        self.tally.cached_tokens -= twin.prompt_len
-        self.committed -= twin.reserved
-        twin.reserved = 0
-        del self.running[twin]
-        self.waiting.appendleft(twin)
 
     def unpin(self, req: Request) -> None:
         """Ends the pin of a finished PREFILL; nothing happens if it was broken or ended before."""
@@ -184,12 +162,13 @@ class Scheduler:
         """Rows for the next pass, with their slots; None if there is nothing to compute."""
         self._clock += 1
         work = Pass()
+        self._claims.clear()
         for req in list(self.running):
-            if req.leader is None and not req.in_prompt and req.kind is Kind.GENERATE:
+            if not req.in_prompt and req.kind is Kind.GENERATE:
                 self._decode(work, req)
         room = self.chunk
         for req in list(self.running):
-            if req.leader is None and (req.in_prompt or req.kind is Kind.SCORE):
+            if req.in_prompt or req.kind is Kind.SCORE:
                 room -= self._advance(work, req, room)
         self._admit(work, room)
         for row, req in work.first:  # only now: twins may join a prompt that is in this very pass
@@ -210,6 +189,8 @@ class Scheduler:
         used, row = n, -1
         if n > 0:
             first = req.device_len
+            assert req.node is not None
+            self._claims.setdefault((req.node, int(req.prompt[first])), req)
             start = self._extend(work, req, n)
             row = start + n - 1
             if req.score_from is not None:
@@ -270,31 +251,35 @@ class Scheduler:
     def _admit(self, work: Pass, room: int) -> None:
         if self._stuck or not self.waiting:
             return
-        progress = True
-        while progress and room > 0 and self.waiting and len(self.running) < self.max_batch:
+        progress, deferred = True, False
+        while progress and room > 0 and self.waiting and self._batch_size(work) < self.max_batch:
             progress = False
             candidates = [self.waiting.popleft() for _ in range(min(_WINDOW, len(self.waiting)))]
             left: list[Request] = []
             candidates.sort(key=self._rank)
             for i, req in enumerate(candidates):
-                if room <= 0 or len(self.running) >= self.max_batch:
+                if room <= 0 or self._batch_size(work) >= self.max_batch:
                     left.extend(candidates[i:])
                     break
-                verdict = self._try_admit(req)
-                if verdict is _Verdict.NO_ROOM:
-                    left.append(req)
-                    if self._starved(req):  # nobody passes it any more
-                        left.extend(candidates[i + 1 :])
-                        break
+                verdict = self._try_admit(work, req)
+                if verdict is _Verdict.ADMITTED:
+                    progress = True
+                    if req in self.running:  # and not a twin, nor a prefill that was cached as a whole
+                        room -= self._advance(work, req, room)
                     continue
-                progress = True
-                if verdict is _Verdict.ADMITTED and req.leader is None and not req.done:
-                    room -= self._advance(work, req, room)
+                left.append(req)
+                deferred |= verdict is _Verdict.LATER
+                if verdict is _Verdict.NO_ROOM and self._starved(req):  # nobody passes it any more
+                    left.extend(candidates[i + 1 :])
+                    break
             self.waiting.extendleft(sorted(left, key=lambda r: -r.order))
         if self.waiting and not self.running and not work.rows:
             self._make_room(work)
         elif self.waiting and not progress:
-            self._stuck = True
+            self._stuck = not deferred
+
+    def _batch_size(self, work: Pass) -> int:
+        return len(self.running) + sum(len(req.twins) for _, req in work.first)
 
     def _make_room(self, work: Pass) -> None:
         """Nothing runs and nothing fits: pins hold the pool. They are a wish, not a promise."""
@@ -313,15 +298,14 @@ class Scheduler:
             return (False, 0, (), req.order)
         return (True, -self.tree.match(req.prompt, req.match_limit).end, req.priority, req.order)
 
-    def _try_admit(self, req: Request) -> _Verdict:
+    def _try_admit(self, work: Pass, req: Request) -> _Verdict:
         node = self.tree.match(req.prompt, req.match_limit)
         cached = node.end
         leader = self._claims.get((node, int(req.prompt[cached]))) if cached < req.prompt_len else None
-        if leader is not None and req.is_twin_of(leader):
+        if leader is not None and req.is_twin_of(leader) and any(r is leader for _, r in work.first):
             return self._join(req, leader)
         if leader is not None and cached < req.match_limit:
-            self._park(req, leader)
-            return _Verdict.PARKED
+            return _Verdict.LATER
         need = req.need - cached
         self.tree.lock(node)
         if not self._has_room(need):
@@ -332,27 +316,22 @@ class Scheduler:
         req.slots[:cached] = self.tree.slots_to(node)
         self.tally.prompt_tokens += req.prompt_len
         self.tally.cached_tokens += cached
-        self._set_claim(req)
         if req.kind is Kind.PREFILL and not req.in_prompt:
             self._complete_prefill(req)
         return _Verdict.ADMITTED
 
     def _join(self, req: Request, leader: Request) -> _Verdict:
+        """A twin: it runs from the moment its leader's prompt is there, which is the end of this pass."""
         need = req.kv_max - req.prompt_len
         if not self._has_room(need):
             return _Verdict.NO_ROOM
-        self._reserve(req, need)
-        req.leader = leader
+        self.committed += need
+        req.reserved = need
         leader.twins.append(req)
         self.tally.prompt_tokens += req.prompt_len
         self.tally.cached_tokens += req.prompt_len
         req.hit_len = req.prompt_len
         return _Verdict.ADMITTED
-
-    def _park(self, req: Request, leader: Request) -> None:
-        shared = common_prefix(req.prompt[: req.match_limit], leader.prompt)
-        leader.waiters.append((shared, req))
-        self._parked[req] = leader
 
     def _has_room(self, need: int) -> bool:
         return self.pool.free_count + self.tree.evictable - self.committed >= need
@@ -361,31 +340,6 @@ class Scheduler:
         req.reserved = need
         self.committed += need
         self.running[req] = None
-
-    def _set_claim(self, req: Request) -> None:
-        """Says which token we compute next; a claim that another holds stays his."""
-        self._drop_claim(req)
-        if req.in_prompt and req.node is not None:
-            claim = (req.node, int(req.prompt[req.device_len]))
-            if self._claims.setdefault(claim, req) is req:
-                req.claim = claim
-
-    def _drop_claim(self, req: Request) -> None:
-        if req.claim is not None:
-            del self._claims[req.claim]
-            req.claim = None
-
-    def _wake(self, req: Request, *, everybody: bool) -> None:
-        """Lets those go on that waited for tokens of ours which are in the tree now."""
-        still: list[tuple[int, Request]] = []
-        for wanted, waiter in req.waiters:
-            if everybody or wanted <= req.cached_len:
-                del self._parked[waiter]
-                self.waiting.appendleft(waiter)
-                self._stuck = False
-            else:
-                still.append((wanted, waiter))
-        req.waiters = still
 
     # -- after the pass ----------------------------------------------------------------------------------------
 
@@ -404,12 +358,10 @@ class Scheduler:
             if was_prompt:
                 self.tally.prefilled_tokens += n
                 self.tally.unique_tokens += self._give_to_tree(req, req.device_len)
-                self._set_claim(req)
                 if not req.in_prompt:
                     self._release_twins(req)
                     if req.kind is Kind.PREFILL:
                         self._complete_prefill(req)
-                self._wake(req, everybody=not req.in_prompt)
             req.check()
 
     def keep_branch(self, req: Request, index: int) -> None:
@@ -447,7 +399,7 @@ class Scheduler:
     def _release_twins(self, req: Request) -> None:
         assert req.node is not None
         for twin in req.twins:
-            twin.leader = None
+            self.running[twin] = None
             self.tree.lock(req.node)
             twin.node, twin.cached_len, twin.device_len = req.node, req.cached_len, req.cached_len
             twin.slots[: req.cached_len] = req.slots[: req.cached_len]
@@ -475,12 +427,10 @@ class Scheduler:
         assert self.committed == sum(r.reserved for r in self.running), "reservations without a request"
         assert self.pool.free_count + self.tree.evictable >= self.committed, "more promised than there is"
         self._check_locks([r.node for r in self.running if r.node is not None] + list(self.pins.values()))
-        for claim, req in self._claims.items():
-            assert req in self.running and req.claim == claim, "a claim without a request"
-        for waiter, leader in self._parked.items():
-            assert leader in self.running and any(w is waiter for _, w in leader.waiters), "parked on nobody"
+        assert not any(r.twins for r in self.running), "twins between two passes"
+        assert all(r in self.running or not r.reserved for r in self.waiting), "a reservation for one that waits"
         if self.idle:
-            assert not self._claims and not self.committed
+            assert not self.committed
 
     def _check_locks(self, holders: Iterable[Node]) -> None:
         expected: Counter[Node] = Counter()

@@ -66,7 +66,7 @@ def test_equal_prompts_survive_the_cancellation_of_the_first(chunk):
     engine.check()
 
 
-def test_a_parked_request_goes_on_when_the_other_is_cancelled():
+def test_a_request_that_waits_for_anothers_prefix_goes_on_when_that_is_cancelled():
     engine, core = stepped(chunk=16)
     first = engine.submit(None, [Text(("x" * 50 + "a",)), gen()])
     second = engine.submit(None, [Text(("x" * 50 + "cc",)), gen()])
@@ -160,6 +160,14 @@ def test_a_select_larger_than_a_pass_is_scored_in_several():
         texts.append(handle.results[0].output().metas[0]["input_token_logprobs"])
         engine.check()
     assert texts[0] == texts[1]
+
+
+def test_equal_selects_in_one_pass_keep_one_copy():
+    engine, core = stepped()
+    handles = [engine.submit(None, [Text(("which? ",)), Select(("abc", "cab"))]) for _ in range(3)]
+    drain(core)
+    assert len({h.results[0].output().text for h in handles}) == 1
+    engine.check()
 
 
 class Anything(RuleBasedStateMachine):
