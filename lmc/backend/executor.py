@@ -767,6 +767,7 @@ class Execution:
             run.result = run.owner.replay(run)
         except Exception as error:
             run.error = error
+            cancel(run)  # nobody can read what it asked
 
     def _over(self, run: Run) -> Iterator[Run]:
         del self._unfinished[run]
