@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from lmc.errors import IRError
+from lmc.errors import ProgramError
 from lmc.ir.analysis import ctx_children, dominance, live_in
 from lmc.ir.builder import Rewriter, rewrite, with_blocks, with_operands
 from lmc.ir.core import Block, Graph, Op, Operand, Value
@@ -41,7 +41,7 @@ class PlanPrefix(Pass):
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         for op in graph.ops():
             if "planned" not in OPS[op.kind].stages:
-                raise IRError(f"plan-prefix needs a graph without {op.kind}; put lower-chat before it", loc=op.loc)
+                raise ProgramError(f"plan-prefix needs a graph without {op.kind}; put lower-chat before it", loc=op.loc)
         graph, programs = self._cut_programs(graph)
         graph = self._cut_siblings(graph, programs)
         return _placed(graph, programs, self._forks(graph, programs), self, ctx)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmc.errors import IRError
+from lmc.errors import ProgramError
 from lmc.passes.manager import PassManager, parse_pipeline
 from tests.passes.filecheck import check, check_unchanged, graph_of
 
@@ -200,7 +200,9 @@ def test_it_says_what_it_expects_to_share() -> None:
 
 def test_roles_have_to_be_lowered_before() -> None:
     graph = graph_of('%c1 = role.end(%c0) {role = "user"} loc("judge.py":7)\nreturn(none, %c1)', params="%c0: ctx")
-    with pytest.raises(IRError, match=r"plan-prefix needs a graph without role\.end; put lower-chat before it") as e:
+    with pytest.raises(
+        ProgramError, match=r"plan-prefix needs a graph without role\.end; put lower-chat before it"
+    ) as e:
         PassManager(parse_pipeline(PLAN)).run(graph)
     assert e.value.loc is not None and e.value.loc.line == 7
 
