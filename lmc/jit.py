@@ -414,7 +414,7 @@ class Program:
 
     def graph(self) -> Graph:
         """All that has been traced so far for the latest list of argument types; traced now if nothing was."""
-        if not self._trees:
+        if not self._trees and self._interpreted is None:
             self._find(*self._guessed())
         if not self._trees:
             raise ProgramError(f"{self.function.described} runs in the interpreter: {self._interpreted}", loc=self.function.loc)

@@ -1,0 +1,192 @@
+"""lmc.compile as its users meet it: options, guards, growing trees, what is said when something is not captured."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.backend.mock import Mock
+from lmc.errors import ArgumentError, ParameterError, ProgramError
+from lmc.jit import MAX_TREES
+
+
+@lmc.function
+def classify(s: Any, text: str, polite: bool = True) -> str:
+    s += lmc.system("Be brief.") if polite else ""
+    s += lmc.user(text) + lmc.assistant(lmc.select("label", choices=["good", "bad"]))
+    if s["label"] == "good":
+        s += lmc.user("Why?") + lmc.assistant(lmc.gen("why", max_tokens=8))
+    notes = s.fork(1)[0]
+    notes += lmc.gen("note", max_tokens=8)
+    s["note"] = notes["note"].upper()
+    return s["label"]
+
+
+def test_options_are_checked():
+    with pytest.raises(ArgumentError, match="decorated with @lmc.function"):
+        lmc.compile(lambda s: None)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="opt=3"):
+        lmc.compile(classify, opt=3)
+    fast = lmc.compile(classify, backend=Mock())
+    with pytest.raises(ArgumentError, match="text"):
+        fast()
+    with pytest.raises(ArgumentError, match="no parameter 'txt'"):
+        fast(txt="a")
+    with pytest.raises(ArgumentError, match="budget"):
+        fast.call({"text": "a"}, budget=3)
+    with pytest.raises(ArgumentError, match="item 1 of the batch"):
+        fast.batch([{"text": "a"}, {"tex": "b"}])
+    with pytest.raises(ParameterError, match="errors='ignore'"):
+        fast.batch([{"text": "a"}], errors="ignore")
+    assert fast.batch([]) == []
+
+
+def test_a_parameter_may_share_a_name_with_an_option():
+    @lmc.function
+    def sample(s: Any, temperature: str, seed: str) -> None:
+        s += temperature + seed + lmc.gen("x", max_tokens=2)
+
+    fast = lmc.compile(sample, backend=Mock())
+    assert fast(temperature="warm", seed="oak").text().startswith("warmoak")
+    mock = Mock()
+    fast.call({"temperature": "cold", "seed": "elm"}, temperature=0, backend=mock)
+    assert mock.call_log[0].params.temperature == 0
+
+
+def test_sampling_defaults_reach_the_gens():
+    fast, mock = lmc.compile(classify), Mock()
+    fast(text="a", backend=mock, temperature=0.3, top_k=5, max_new_tokens=3)
+    gens = [c for c in mock.call_log if c.params is not None]
+    assert {(c.params.temperature, c.params.top_k) for c in gens} == {(0.3, 5)}
+    assert {c.params.max_new_tokens for c in gens} == {8}
+
+
+def test_outputs_narrow_what_is_generated():
+    mock = Mock(answers={"label": "good"})
+    fast = lmc.compile(classify, outputs=["label"], backend=mock)
+    state = fast(text="a")
+    assert [c.name for c in mock.call_log] == ["label"]
+    assert (state["label"], list(state.variables)) == ("good", ["label"])
+
+
+def test_one_tree_for_each_list_of_types_and_state_of_the_outside():
+    fast = lmc.compile(classify, backend=Mock())
+    fast(text="a")
+    traces = fast.stats.traces
+    fast(text="b")
+    fast(text="c")
+    assert fast.stats.traces == traces
+    assert len(fast.plans()) == 1
+
+
+LEVEL = 0
+
+
+@lmc.function
+def levels(s: Any) -> str:
+    s += f"level {LEVEL} " + lmc.gen("x", max_tokens=2)
+    return s["x"]
+
+
+def test_guards_and_their_limit(monkeypatch: pytest.MonkeyPatch):
+    fast = lmc.compile(levels, backend=Mock())
+    for level in range(MAX_TREES + 3):
+        monkeypatch.setattr("tests.test_jit.LEVEL" if __name__ == "tests.test_jit" else f"{__name__}.LEVEL", level)
+        assert fast().text().startswith(f"level {level} ")
+    assert len(fast.plans()) == MAX_TREES
+    assert fast.stats.replays == 3
+
+
+def test_ahead_of_time_without_a_model():
+    fast = lmc.compile(classify).lower(text="a", polite=False)
+    assert fast.stats.traces >= 2  # both arms of the select
+    mock = Mock()
+    fast(text="b", polite=False, backend=mock)
+    assert fast.stats.replays == 0
+
+
+def test_dump_ir():
+    fast = lmc.compile(classify, backend=Mock())
+    traced, planned = fast.dump_ir(after="trace"), fast.dump_ir()
+    assert "role.begin" in traced
+    assert "role.begin" not in planned
+    assert 'special("<|im_start|>")' in planned
+    assert json.loads(fast.dump_ir(format="json"))
+    assert fast.dump_ir(format="dot").startswith("digraph")
+    assert "http" not in fast.dump_ir(format="html").replace("http://www.w3.org", "")
+    with pytest.raises(ParameterError, match="text, dot, html, json"):
+        fast.dump_ir(format="pdf")
+    with pytest.raises(ParameterError, match="no pass 'magic'"):
+        fast.dump_ir(after="magic")
+
+
+def test_explain_names_paths_and_costs():
+    fast = lmc.compile(classify, backend=Mock())
+    fast.batch([{"text": str(i)} for i in range(4)])
+    report = fast.explain()
+    assert "4 paths to a return, 3 decisions" in report
+    assert "prefill optimality 1.000" in report
+
+
+def test_what_cannot_be_captured_runs_in_the_interpreter_and_says_why(capsys: pytest.CaptureFixture[str]):
+    @lmc.function
+    def open_ended(s: Any, *words: str) -> str:
+        s += " ".join(words) + lmc.gen("x", max_tokens=3)
+        return s["x"]
+
+    with lmc_log("exits"):
+        fast = lmc.compile(open_ended, backend=Mock())
+        state = fast("a", "b", seed=1)
+        fast("a", "b", seed=1)
+    assert state.text() == open_ended.run("a", "b", backend=Mock(), seed=1).text()
+    assert capsys.readouterr().err.count("takes *args") == 1
+    with pytest.raises(ProgramError, match="interpreter"):
+        fast.graph()
+
+
+def test_source_that_is_not_there():
+    namespace: dict[str, Any] = {"lmc": lmc}
+    exec("@lmc.function\ndef hidden(s, q):\n    s += q + lmc.gen('x', max_tokens=3)\n    return s['x']", namespace)
+    fast = lmc.compile(namespace["hidden"], backend=Mock())
+    assert fast(q="a", seed=1).ret_value == namespace["hidden"].run(q="a", backend=Mock(), seed=1).ret_value
+    assert "source" in (fast.interpreted or "")
+
+
+def test_jit_can_be_switched_off():
+    lmc.config(jit=False)
+    try:
+        fast = lmc.compile(classify, backend=Mock())
+        fast(text="a")
+        assert fast.stats.traces == 0
+    finally:
+        lmc.config(jit=True)
+
+
+def test_errors_of_a_batch():
+    @lmc.function
+    def number(s: Any, q: str) -> int:
+        s += q + lmc.gen("n", max_tokens=3)
+        return int(s["n"])
+
+    fast = lmc.compile(number, backend=Mock(answers={"n": lambda prompt, ask: "7" if "good" in prompt else "x"}))
+    states = fast.batch([{"q": "good"}, {"q": "bad"}, {"q": "good 2"}], errors="return")
+    assert [s.ret_value if s.error() is None else type(s.error()) for s in states] == [7, ValueError, 7]
+    assert states[1].text() == "badx"
+    with pytest.raises(ValueError, match="invalid literal"):
+        fast.batch([{"q": "bad"}])
+
+
+class lmc_log:  # noqa: N801
+    """Log channels for a block."""
+
+    def __init__(self, *channels: str) -> None:
+        self.channels = channels
+
+    def __enter__(self) -> None:
+        lmc.config(log=self.channels)
+
+    def __exit__(self, *_: object) -> None:
+        lmc.config(log=())
