@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -117,11 +117,11 @@ def run(
 
 def _run_one(program: Any, arguments: dict[str, Any], options: dict[str, Any], backend: str, output: Path | None,
              interpret: bool) -> None:
-    target = _backend(backend)
-    state = next(_states(program, [arguments], options, target, interpret))
-    if (error := state.error()) is not None:
-        raise error
-    record = userfiles.record_of(0, state, {})
+    with closing(_backend(backend)) as target:
+        state = next(iter(_states(program, [arguments], options, target, interpret)))
+        if (error := state.error()) is not None:
+            raise error
+        record = userfiles.record_of(0, state, {})
     if output is not None:
         with userfiles.closing_results(userfiles.Results(output, resume=False)) as results:
             results.write(record)
@@ -142,7 +142,17 @@ def _print_result(state: Any) -> None:
 
 def _run_file(program: Any, items: userfiles.Items, options: dict[str, Any], backend: str, output: Path | None,
               interpret: bool, resume: bool) -> None:
-    target = _backend(backend)
+    with closing(_backend(backend)) as target:
+        failed, done = _write_all(program, items, options, target, output, interpret, resume)
+    if failed:
+        first = ", ".join(str(i) for i in failed[:5]) + (", …" if len(failed) > 5 else "")
+        again = "; the same command with --resume runs them again" if output else ""
+        raise RunFailed(f"{len(failed)} of {done} items ended with an error (index {first}), written as \"error\"{again}")
+
+
+def _write_all(program: Any, items: userfiles.Items, options: dict[str, Any], target: Any, output: Path | None,
+               interpret: bool, resume: bool) -> tuple[list[int], int]:
+    """Runs what is to do and writes each result; the indices of items that failed, and how many ran."""
     results = userfiles.Results(output, resume)
     todo = [i for i in range(len(items.arguments)) if i not in results.done]
     failed: list[int] = []
@@ -158,10 +168,7 @@ def _run_file(program: Any, items: userfiles.Items, options: dict[str, Any], bac
             _say(_kept(results, len(items.arguments)))
             raise
     _say(_summary(len(todo), time.perf_counter() - started, target.counters() - before))
-    if failed:
-        first = ", ".join(str(i) for i in failed[:5]) + (", …" if len(failed) > 5 else "")
-        again = "; the same command with --resume runs them again" if output else ""
-        raise RunFailed(f"{len(failed)} of {len(todo)} items ended with an error (index {first}), written as \"error\"{again}")
+    return failed, len(todo)
 
 
 class RunFailed(LmcError):
