@@ -24,6 +24,7 @@ class SlotAllocator:
         self.num_slots = num_slots
         self._stack = np.arange(num_slots - 1, -1, -1, dtype=np.int64)
         self._count = num_slots
+        self._freed = 0  # since the last tidying
 
     @property
     def free_count(self) -> int:
@@ -41,6 +42,13 @@ class SlotAllocator:
         assert self._count + n <= self.num_slots, "more slots freed than there are"
         self._stack[self._count : self._count + n] = slots[::-1]
         self._count += n
+        self._freed += n
+
+    def tidy(self) -> None:
+        """Sorts the free slots once many were freed: consecutive slots are views of the store, others are copies."""
+        if self._freed * 8 >= self.num_slots:
+            self._stack[: self._count] = np.sort(self._stack[: self._count])[::-1]
+            self._freed = 0
 
     def free_slots(self) -> np.ndarray:
         """The free slots, for checks."""

@@ -142,6 +142,8 @@ class Scheduler:
         req.done = True
         del self.running[req]
         self._stuck = False
+        if not self.running:
+            self.pool.tidy()
 
     def unpin(self, req: Request) -> None:
         """Ends the pin of a finished PREFILL; nothing happens if it was broken or ended before."""

@@ -23,6 +23,15 @@ def test_fresh_slots_are_consecutive():
     assert pool.alloc(3).tolist() == a.tolist()
 
 
+def test_slots_are_consecutive_again_after_tidying():
+    pool = SlotAllocator(16)
+    odd = [pool.alloc(1) for _ in range(16)][1::2]
+    for slots in odd[::-1]:
+        pool.free(slots)
+    pool.tidy()
+    assert pool.alloc(4).tolist() == [1, 3, 5, 7]
+
+
 def test_exhaustion_is_an_error():
     with pytest.raises(AssertionError, match="exhausted"):
         SlotAllocator(3).alloc(4)

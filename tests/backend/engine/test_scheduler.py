@@ -46,6 +46,13 @@ def test_cold_siblings_compute_their_prefix_once():
     engine.check()
 
 
+def test_siblings_start_as_soon_as_their_prefix_is_there():
+    engine, core = stepped()
+    handles = [engine.submit(None, [Text(("q" * 40 + tail,)), gen(30)]) for tail in ("a", "cc", "ddd")]
+    assert drain(core) <= 30 + 2
+    assert all(h.results[0].done for h in handles)
+
+
 def test_equal_prompts_share_the_last_row():
     engine, core = stepped()
     handles = [engine.submit(None, [Text(("x" * 50,)), gen()]) for _ in range(10)]
