@@ -18,9 +18,10 @@ from lmc.backend.base import Backend, Counters
 from lmc.backend.executor import Code, Execution, Exit, Instruction, Run, TakeOver, case_key
 from lmc.chat import CHATML
 from lmc.config import default_backend, has_default_backend, log, settings
-from lmc.errors import ArgumentError, ParameterError, ProgramError
+from lmc.errors import ArgumentError, LmcError, ParameterError, ProgramError
 from lmc.frontend import reach, tracer
 from lmc.frontend.interpreter import ACTIVE, RUN_OPTIONS, Function, LiveEmitter
+from lmc.frontend.primitives import caller_loc
 from lmc.frontend.replay import ReplayEmitter, replay
 from lmc.frontend.state import State, flat
 from lmc.frontend.tree import Decision, Node, Switch, Tree, decision_of
@@ -77,7 +78,7 @@ class Traced:
         return next((guard.what for guard in self.tree.guards.values() if not guard.holds()), "")
 
 
-def compile(  # noqa: A001  # the name of the field: torch.compile, re.compile
+def compile(  # the name of the field: torch.compile, re.compile
     fn: Function, *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1
 ) -> Program:
     """A program that means what `fn` means, compiled as it runs.
@@ -246,8 +247,13 @@ class Program:
         if traced is None:
             run.pending = [_LEAVE]
             return run
+        try:
+            plan = self._plan(traced, live.backend)
+        except LmcError as error:  # such as a role that the template lacks: raised where the program gets there, if it does
+            self._say(f"{self.function.name} runs in the interpreter: {error}")
+            run.pending = [_LEAVE]
+            return run
         run.root.traced = traced
-        plan = self._plan(traced, live.backend)
         run.root.target = plan.target
         run.enter(plan.code)
         return run
@@ -353,7 +359,11 @@ class Program:
             before = tree.node(path[:-1])  # type: ignore[arg-type]
             assert before is not None and isinstance(before.end, Switch)
             graph = tree.graph(node, before.end.live)
-            code, _ = self._compiled(graph, root.target, exit.operands, exit.code.slots)
+            try:
+                code, _ = self._compiled(graph, root.target, exit.operands, exit.code.slots)
+            except LmcError as error:
+                self._say(f"{self.function.name} goes on in the interpreter: {error}")
+                return None
             exit.switch.arms[case_key(run.path[-1])] = code.entry
             log("exits", f"{self.function.name}: {_shown(run.path[-1])} at {exit.loc}: a new path of {len(list(graph.ops()))} ops")
             return code.entry
@@ -375,8 +385,9 @@ class Program:
             if self.outputs is None or name in self.outputs
         }
         asked: list[Any] = [after.result for _, _, after in run.answers.values()]
+        emitter = root.state.emitter if self.outputs is None else Narrowed(root.live.run, self.outputs)
         state = State(
-            root.state.emitter, prompt, variables=variables, stream=run.stream, ordinal=attrs["ordinal"], forks=attrs["forks"],
+            emitter, prompt, variables=variables, stream=run.stream, ordinal=attrs["ordinal"], forks=attrs["forks"],
             calls=attrs["calls"], role=attrs["role"], previous=attrs["previous"], asked=[*asked, root.state.asked], name=self.function.name,
         )  # fmt: skip
         state.ret_value = state if value is tracer.SELF else value
@@ -389,7 +400,7 @@ class Program:
         elif str(run.failure):
             self._say(f"{self.function.name} goes on in the interpreter: {run.failure}")
         self.stats.replays += 1
-        live: LiveEmitter = root.state.emitter  # type: ignore[assignment]
+        live = root.live
         if not run.record and not run.answers:
             self.function._call(root.state, root.arguments)
             return root.state
@@ -489,6 +500,28 @@ class Root:
 def _answered(run: Run) -> bool:
     """Whether every answer that a finished run asked for is there."""
     return run.error is not None or all(answer.done for answer in flat(run.result.asked))
+
+
+class Narrowed(LiveEmitter):
+    """For the states of programs compiled with `outputs`, whose prompts are not complete."""
+
+    __slots__ = ("_outputs",)
+
+    def __init__(self, run: Any, outputs: Sequence[str]) -> None:
+        super().__init__(run)
+        self._outputs = outputs
+
+    def _refuse(self, what: str) -> ProgramError:
+        return ProgramError(
+            f"this program was compiled with outputs={list(self._outputs)}, so its {what} is not complete; compile it without outputs",
+            loc=caller_loc(),
+        )
+
+    def text(self, ctx: Any, since: Any = None) -> str:
+        raise self._refuse("text")
+
+    def messages(self, ctx: Any) -> list[dict[str, str]]:
+        raise self._refuse("list of messages")
 
 
 class _Leave(Instruction):

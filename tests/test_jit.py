@@ -9,6 +9,7 @@ import pytest
 
 import lmc
 from lmc.backend.mock import Mock
+from lmc.chat import RoleTemplate
 from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.jit import MAX_TREES
 
@@ -26,7 +27,7 @@ def classify(s: Any, text: str, polite: bool = True) -> str:
 
 
 def test_options_are_checked():
-    with pytest.raises(ArgumentError, match="decorated with @lmc.function"):
+    with pytest.raises(ArgumentError, match="takes a function decorated with"):
         lmc.compile(lambda s: None)  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="opt=3"):
         lmc.compile(classify, opt=3)
@@ -70,6 +71,8 @@ def test_outputs_narrow_what_is_generated():
     state = fast(text="a")
     assert [c.name for c in mock.call_log] == ["label"]
     assert (state["label"], list(state.variables)) == ("good", ["label"])
+    with pytest.raises(ProgramError, match=r"compiled with outputs=\['label'\]"):
+        state.text()
 
 
 def test_one_tree_for_each_list_of_types_and_state_of_the_outside():
@@ -179,7 +182,7 @@ def test_errors_of_a_batch():
         fast.batch([{"q": "bad"}])
 
 
-class lmc_log:  # noqa: N801
+class lmc_log:
     """Log channels for a block."""
 
     def __init__(self, *channels: str) -> None:
@@ -190,3 +193,26 @@ class lmc_log:  # noqa: N801
 
     def __exit__(self, *_: object) -> None:
         lmc.config(log=())
+
+
+def test_a_role_that_the_template_lacks_is_an_error_only_where_it_is_used():
+    @lmc.function
+    def roles(s: Any, odd: bool) -> str:
+        if odd:
+            s += lmc.system("x")
+        s += lmc.user("a") + lmc.assistant(lmc.gen("x", max_tokens=3))
+        return s["x"]
+
+    plain = RoleTemplate("plain", {r: ((f"{r}: ",), ("\n",)) for r in ("user", "assistant")})
+    backend = Mock(chat_template=plain)
+    fast = lmc.compile(roles, backend=backend)
+    for odd in (False, True):
+        want, got = (_outcome(lambda run=run, odd=odd: run(odd=odd, backend=backend, seed=1).text()) for run in (roles.run, fast))
+        assert got == want
+
+
+def _outcome(call: Any) -> Any:
+    try:
+        return call()
+    except Exception as error:
+        return type(error), str(error).split(" at ")[0][:40]

@@ -505,7 +505,7 @@ _DTYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 def _gen(code: Code, op: Op) -> Instruction:
-    given = {k: op.attrs[k] for k in GEN_PARAMS if k in op.attrs}
+    given: dict[str, Any] = {k: op.attrs[k] for k in GEN_PARAMS if k in op.attrs}
     if given.get("dtype") in _DTYPES:
         given["dtype"] = _DTYPES[given["dtype"]]
     names: tuple[str, ...] = op.attr("params", ())
@@ -557,11 +557,11 @@ def _read_prompt(code: Code, op: Op) -> Instruction:
     prompt = code.get(op.operands[0])
     if op.kind == "ctx.slice":
         since = code.get(op.operands[1])
-        view: Callable[[Run], Any] = lambda run: prompt(run.env).text(since(run.env))  # noqa: E731
+        view: Callable[[Run], Any] = lambda run: prompt(run.env).text(since(run.env))
     elif op.kind == "ctx.text":
-        view = lambda run: prompt(run.env).text()  # noqa: E731
+        view = lambda run: prompt(run.env).text()
     else:
-        view = lambda run: prompt(run.env).messages()  # noqa: E731
+        view = lambda run: prompt(run.env).messages()
     return _ReadPrompt(code.deps(*op.operands), op.loc, code.out(op.results[0]), code.slot(op.operands[0]), view)
 
 
@@ -722,26 +722,18 @@ class Execution:
         while i < len(todo):
             instruction = todo[i]
             i += 1
-            if instruction in busy:
-                pass
-            elif instruction.waits & held:
-                pass
-            else:
-                for dep in instruction.deps:
-                    if env[dep] is PENDING:
-                        break
-                else:
-                    if isinstance(instruction, Terminator):
-                        if kept and instruction.drains:
-                            kept.append(instruction)
-                            break
-                        following = instruction.follow(run)
-                        if following is None:
-                            return True
-                        todo, i = following, 0
-                        continue
-                    if instruction.execute(run, self):
-                        continue
+            ready = not (instruction.waits & held or instruction in busy) and all([env[d] is not PENDING for d in instruction.deps])
+            if ready and isinstance(instruction, Terminator):
+                if kept and instruction.drains:
+                    kept.append(instruction)
+                    break
+                following = instruction.follow(run)
+                if following is None:
+                    return True
+                todo, i = following, 0
+                continue
+            if ready and instruction.execute(run, self):
+                continue
             kept.append(instruction)
             held |= instruction.marks
         run.pending = kept
