@@ -496,6 +496,11 @@ class Root:
     traced: Traced | None = None
     target: Target | None = None
 
+    @property
+    def live(self) -> LiveEmitter:
+        """The emitter that knows backend, sampling defaults and seed of the run."""
+        return self.state.emitter  # type: ignore[return-value]  # states of runs are live
+
 
 def _answered(run: Run) -> bool:
     """Whether every answer that a finished run asked for is there."""
