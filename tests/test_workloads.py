@@ -57,10 +57,15 @@ def test_unknown_workload_names_the_known_ones():
 
 
 @pytest.mark.model
-def test_on_the_small_model():
-    code = bench_programs.main(["--backend", "smollm2", "--workloads", "judge", "--n", "2", "--scale", "0.02", "--reps", "1",
-                                "--allow-diff", "0.5"])
+def test_32_judges_compute_each_unique_token_once_on_the_small_model(tmp_path):
+    out = tmp_path / "rows.json"
+    code = bench_programs.main(["--backend", "smollm2", "--workloads", "judge", "--n", "32", "--scale", "0.01", "--reps", "1",
+                                "--modes", "compiled", "--json", str(out)])
     assert code == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["calls"] == 32 * 5
+    assert row["prefill_optimality"] >= 0.99
+    assert row["passes"] < row["generated_tokens"] / 8  # the items run together
 
 
 def test_items_of_a_batch_are_in_flight_together():
