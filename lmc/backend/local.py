@@ -281,8 +281,9 @@ class LocalBackend:
                 result = _LocalResult(step)
                 step.result = weakref.ref(result)
                 results.append(result)
-        for step in steps:
-            self._await_parent(step)
+        self._await_parent(steps[0])  # raises what is wrong with it
+        for step in steps[1:]:  # fails the step's result with what is wrong, whether it starts now or later
+            self._quietly(step, self._await_parent)
         return LocalHandle(tuple(steps), tuple(results))
 
     def _await_parent(self, step: _Step) -> None:
@@ -353,27 +354,34 @@ class LocalBackend:
         self._start_children(pending)
 
     def _fail(self, step: _Step, error: BaseException) -> None:
-        with self._lock:
-            if step.state in (_State.DONE, _State.FAILED):
-                return
-            step.state, step.error = _State.FAILED, error
-            requests, step.requests = step.requests, ()
-            pending, step.pending = step.pending, []
-        for req in requests:
-            self._core.cancel(req)
-        step.tell("fail", error)
-        self._start_children(pending)
+        """Fails a step and all that waits for it. A loop, not a recursion: chains may be long."""
+        doomed = [step]
+        while doomed:
+            step = doomed.pop()
+            with self._lock:
+                if step.state in (_State.DONE, _State.FAILED):
+                    continue
+                step.state, step.error, step.parent = _State.FAILED, error, None
+                requests, step.requests = step.requests, ()
+                pending, step.pending = step.pending, []
+            for req in requests:
+                self._core.cancel(req)
+            step.tell("fail", error)
+            doomed += [child for ref in pending if (child := ref()) is not None]
 
     def _start_children(self, pending: list[weakref.ref[_Step]]) -> None:
         for ref in pending:
             child = ref()
-            if child is None:
-                continue
-            try:
-                self._begin(child)
-            except Exception:
-                if child.error is None:
-                    raise  # not the request's fault; _begin has failed the child otherwise
+            if child is not None:
+                self._quietly(child, self._begin)
+
+    @staticmethod
+    def _quietly(step: _Step, start: Callable[[_Step], None]) -> None:
+        try:
+            start(step)
+        except Exception:
+            if step.error is None:
+                raise  # not the request's fault; its result has the error otherwise
 
     def abort(self, step: _Step, error: BaseException) -> None:
         self._fail(step, error)

@@ -188,6 +188,15 @@ def test_descendants_fail_with_the_parents_error():
     engine.check()
 
 
+def test_a_long_chain_fails_as_a_whole():
+    engine, core = stepped()
+    handle = engine.submit(None, [Text(("a",)), *[gen(1)] * 3000])
+    handle.steps[0].backend.abort(handle.steps[0], CancelledError("gone"))
+    drain(core)
+    assert all(isinstance(r.error, CancelledError) for r in handle.results)
+    engine.check()
+
+
 def test_n_samples_share_the_prompt_and_differ():
     engine, core = stepped()
     handle = ask(engine, "z" * 40, gen(8, n=5, temperature=1.0, seed=3))
@@ -387,7 +396,9 @@ def test_one_bad_request_does_not_take_its_batch_along(monkeypatch):
     monkeypatch.setattr("tests.backend.engine_fakes.FakeMatcher.accept", lambda *_: 1 / 0)
     failing, fine = ask(engine, "a", bad), ask(engine, "b", gen(4))
     drain(core)
-    assert isinstance(failing.results[0].error, ZeroDivisionError) and fine.results[0].output().text
+    error = failing.results[0].error
+    assert isinstance(error, BackendError) and isinstance(error.__cause__, ZeroDivisionError)
+    assert fine.results[0].output().text
     engine.check()
 
 

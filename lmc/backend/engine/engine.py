@@ -244,7 +244,7 @@ class EngineCore:
         try:
             action()
         except Exception as error:
-            self._drop(req, error)
+            self._drop(req, _as_backend_error(error))
 
     def _end(self, req: Request, keep: int, ending: Any) -> None:
         req.ending = ending

@@ -238,10 +238,8 @@ class RadixCache:
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     """Length of the longest common prefix. Equality first: the position is looked for only after a miss."""
     n = min(len(a), len(b))
-    a, b = a[:n], b[:n]
-    if np.array_equal(a, b):
-        return n
-    return int(np.argmax(a != b))
+    differs = a[:n] != b[:n]
+    return int(differs.argmax()) if differs.any() else n
 
 
 def prefix_hashes(ids: np.ndarray) -> np.ndarray:
