@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,14 @@ from lmc.prompt import SamplingParams
 from tests.backend.engine_fakes import FakeWords
 
 pytestmark = pytest.mark.model
-torch = pytest.importorskip("torch")
+torch: Any = None  # imported when the first test runs: collecting this file must not need it
 V = 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _import_torch() -> None:
+    global torch
+    torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
