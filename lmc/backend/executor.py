@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
-from lmc.backend.base import Backend, Handle, Hints, Meta, Result, check_supported
+from lmc.backend.base import Backend, Handle, Hints, Meta, Result, TakeOver, check_supported
 from lmc.errors import Loc
 from lmc.ir.core import DEFAULT, Case, Graph, Op, Operand, Symbol, Value, exact
 from lmc.ir.ops import GEN_PARAMS, trait
@@ -229,7 +230,7 @@ class _Host(Instruction):
             return False, error
 
     def settle(self, run: Run, ok: bool, value: Any) -> None:
-        if self.key is not None:
+        if self.key is not None and not isinstance(value, TakeOver):
             run.record[self.key] = (ok, value)
         if not ok:
             raise value
@@ -241,18 +242,20 @@ class _Prefill(Instruction):
 
     __slots__ = ("ctx", "shared")
 
-    def __init__(self, deps: tuple[int, ...], loc: Loc | None, ctx: int, shared: dict[int, Prompt] | None) -> None:
+    def __init__(self, deps: tuple[int, ...], loc: Loc | None, ctx: int, shared: WeakKeyDictionary[Backend, Handle] | None) -> None:
         super().__init__(deps, 0, 0, loc)
         self.ctx = ctx
-        self.shared = shared  # prompts that all runs have in common, by backend; they stay pinned
+        self.shared = shared  # what all runs have in common, by backend; it stays pinned
 
     def execute(self, run: Run, x: Execution) -> bool:
         prompt: Prompt = run.env[self.ctx]
         if self.shared is not None:
-            kept = self.shared.get(id(run.backend))
-            if kept is None:
-                kept = self.shared[id(run.backend)] = prompt.prefill(run.backend, Hints(pin=True))
-            run.env[self.ctx] = Prompt(prompt, (), None, kept.handle, ())
+            handle = self.shared.get(run.backend)
+            if handle is None:
+                handle = prompt.prefill(run.backend, Hints(pin=True)).handle
+                assert handle is not None
+                self.shared[run.backend] = handle
+            run.env[self.ctx] = Prompt(prompt, (), None, handle, ())
             return True
         prompt = run.env[self.ctx] = prompt.prefill(run.backend, Hints(pin=True))
         assert prompt.handle is not None
@@ -336,10 +339,6 @@ class Exit(Terminator):
         if following is None:
             raise TakeOver(self.reason or "")
         return following
-
-
-class TakeOver(Exception):
-    """The interpreter has to go on with this run."""
 
 
 def case_key(answer: Any) -> Any:
@@ -586,7 +585,7 @@ def _host(code: Code, op: Op) -> Instruction:
 
 
 def _prefill(code: Code, op: Op) -> Instruction:
-    shared: dict[int, Prompt] | None = {} if op.attr("scope") == "program" else None
+    shared = WeakKeyDictionary[Backend, Handle]() if op.attr("scope") == "program" else None
     return _Prefill(code.deps(*op.operands), op.loc, code.slot(op.operands[0]), shared)
 
 
