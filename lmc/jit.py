@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmc.backend.base import Backend, Counters
-from lmc.backend.executor import Code, Execution, Exit, Instruction, Run, TakeOver, case_key
+from lmc.backend.base import Backend, Counters, TakeOver
+from lmc.backend.code import Code
+from lmc.backend.executor import Execution
+from lmc.backend.instructions import Exit, Instruction, Run, Scheduler, case_key
 from lmc.chat import CHATML
 from lmc.config import default_backend, has_default_backend, log, settings
 from lmc.errors import ArgumentError, LmcError, ParameterError, ProgramError
@@ -34,6 +36,8 @@ MAX_TREES = 8
 """Trace trees of one program for one list of argument types; further states of the outside run in the interpreter."""
 MAX_OPS = 50_000
 """Ops of one tree; beyond it new paths run in the interpreter."""
+MAX_ARMS = 64
+"""Answers of one decision that have a path of their own; a run with a further one goes on in the interpreter."""
 AHEAD_DEPTH = 3
 AHEAD_TRACES = 8
 """How far arms of decisions with few answers are explored before a run takes them."""
@@ -372,6 +376,10 @@ class Program:
         node = traced.tree.node(path)
         if node is not None:
             return node
+        before = traced.tree.node(path[:-1])
+        if before is not None and isinstance(before.end, Switch) and len(before.end.arms) >= MAX_ARMS:
+            self._say(f"{self.function.name}: more than {MAX_ARMS} answers at {before.end.op.loc}; further ones run in the interpreter")
+            return None
         if traced.tree.size > MAX_OPS:
             self._say(f"{self.function.name}: more than {MAX_OPS} ops traced; new paths run in the interpreter")
             return None
@@ -406,7 +414,7 @@ class Program:
             return root.state
         state = State(ReplayEmitter(live.run, run.answers), stream=run.stream, name=self.function.name, asked=[root.state.asked])
         root.state = state
-        replay(self.function, state, root.arguments, run.record)
+        replay(self.function, state, root.arguments, run.record, root.traced.tree if root.traced else None)
         return state
 
     def context(self, run: Run) -> contextvars.Context:
@@ -532,7 +540,7 @@ class Narrowed(LiveEmitter):
 class _Leave(Instruction):
     """For runs without a tree: the interpreter runs all of it."""
 
-    def execute(self, run: Run, x: Execution) -> bool:
+    def execute(self, run: Run, x: Scheduler) -> bool:
         raise TakeOver("")
 
 

@@ -81,6 +81,10 @@ class Output:
         return self.metas[0] if len(self.metas) == 1 else list(self.metas)
 
 
+class TakeOver(Exception):
+    """Raised by a step of a compiled run: the interpreter has to go on with the run from here."""
+
+
 _lock = threading.Lock()  # guards the callback lists of all results; held for a few instructions only
 
 

@@ -6,6 +6,8 @@ that must not happen twice are recorded under it, so the interpreter can go on w
 
 from __future__ import annotations
 
+import itertools
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -13,8 +15,10 @@ from typing import Any, Final
 from lmc.frontend import hostops, reach
 from lmc.frontend.instrument import CannotInstrument
 from lmc.frontend.interpreter import ACTIVE, Function
-from lmc.frontend.state import State
-from lmc.frontend.values import TraceEscape, active
+from lmc.frontend.primitives import Expr
+from lmc.frontend.state import State, StateGroup
+from lmc.frontend.tree import Tree
+from lmc.frontend.values import TraceEscape, Value, active
 
 Key = tuple[int, int, int]
 """Number of the hook call; 0 for its own result, or 1 + the number of what it iterates or formats; the step in that."""
@@ -116,7 +120,7 @@ class Mode:
 
     # building and taking apart
 
-    def made(self, container: list[Any]) -> list[Any]:
+    def made(self, container: Any) -> Any:
         return container
 
     def build_set(self, items: list[Any]) -> Any:
@@ -151,10 +155,29 @@ HOOKS: Final = tuple(name for name, member in vars(Mode).items() if callable(mem
 _NATIVE = Mode()
 
 
+_PACKAGE = __file__.rsplit("frontend", 1)[0]
+
+
+def program_frame() -> types.FrameType:
+    """The innermost frame that is not lmc's own: the program's, when a hook was called."""
+    frame: types.FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    assert frame is not None, "hooks are called by the program"
+    return frame
+
+
+def outside_key(owner: Any, name: str) -> tuple[str, int, str]:
+    """What names a global, closure variable or attribute in the guards of a tree."""
+    return "outside", id(owner), name
+
+
 class CountingMode(Mode):
     """A mode that numbers the hook calls of one run. Calls between a mode's own methods do not count."""
 
     def __init__(self) -> None:
+        self.cells: dict[int, tuple[types.CodeType, dict[str, types.CellType]]] = {}
+        self.instances: dict[int, Any] = {}  # of the program's own classes that reach the language
         self.count = 0
         self.tick = 0  # number of the hook call being worked on; 0 outside of any
         self.main = False  # whether the next host operation is that hook call's own result
@@ -172,6 +195,36 @@ class CountingMode(Mode):
         finally:
             self.tick, self.main = outer
 
+    def knows_cells(self, code: types.CodeType, cells: dict[str, types.CellType]) -> None:
+        """`code` is of a traced function alone, whose outside variables are in `cells`."""
+        self.cells[id(code)] = (code, cells)
+
+    def cell(self, name: str) -> types.CellType | None:
+        """The outside cell of a free variable of the running function; None for one of a traced function around it."""
+        frame: types.FrameType | None = program_frame()
+        while frame is not None:  # inner functions and comprehensions find the cell in the function around them
+            known = self.cells.get(id(frame.f_code))
+            if known is not None and name in known[1]:
+                return known[1][name]
+            frame = frame.f_back
+        return None
+
+    def property_of(self, owner: Any, name: str) -> Callable[[Any], Any] | None:
+        """The getter behind an attribute of one of the program's own instances: it is called like any function."""
+        if id(owner) not in self.instances:
+            return None
+        for base in type(owner).__mro__:
+            member = base.__dict__.get(name)
+            if isinstance(member, property):
+                return member.fget
+            if member is not None:
+                return None
+        return None
+
+    def items_of_group(self, a: Any, b: Any) -> Any:
+        """`b` in `forks += b`: a function that gives each fork its item is called like one of the program's own."""
+        return self.callback(b) if isinstance(a, StateGroup) and callable(b) and not isinstance(b, Expr | Value | list | tuple) else b
+
     def callback(self, fn: Any) -> Callable[..., Any]:
         """A function that a builtin calls on the program's behalf: each call counts like one of the program's own."""
         return lambda *args, **kwargs: self.dispatch("call", (fn, *args), kwargs)
@@ -187,7 +240,6 @@ class CountingMode(Mode):
         twin = reach.traced_twin(fn.func, (state,), {}, hooks)
         if twin is None:
             raise TraceEscape(f"calls the program {fn.name}, which is not a Python function")
-        self.entered(fn.func)
         token = ACTIVE.set(state)
         try:
             state.ret_value = twin(state, *bound.args[1:], **bound.kwargs)
@@ -195,11 +247,9 @@ class CountingMode(Mode):
             ACTIVE.reset(token)
         return state
 
-    def entered(self, fn: Any) -> None:
-        """A function of the program is about to be traced through."""
-
     def created(self, instance: Any) -> None:
         """The program made an instance of a class of its own."""
+        self.instances[id(instance)] = instance
 
 
 class Hooks:
@@ -234,13 +284,17 @@ hooks = Hooks()
 class ReplayMode(CountingMode):
     """The program on real values: operations that are in the record answer from it, the rest happens."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, tree: Tree | None = None) -> None:
         super().__init__()
         self.record = record
+        self.tree = tree  # what the outside was when the run began
+        self.first = min((tick for tick, _, _ in record), default=0)  # up to here nothing foreign had run
 
     def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         key = (self.count + 1, 0, 0)
         if key not in self.record:
+            if self.count < self.first and name in _ONLY_READ:
+                args = tuple([self._as_begun(a) for a in args])
             return super().dispatch(name, args, kwargs)
         self.count += 1
         answer = self._answer(key)
@@ -257,6 +311,43 @@ class ReplayMode(CountingMode):
         before, after = targets(shape)
         return items if after < 0 else (*items[:before], *items[before], *items[before + 1 :])
 
+    # the outside as it was
+
+    def _begun(self, owner: Any, name: str, value: Any) -> Any:
+        """What the run read from the outside at its beginning; later reads are in the record, or happen now."""
+        if self.tree is None or self.tick >= self.first:
+            return value
+        guard = self.tree.guards.get(outside_key(owner, name))
+        return value if guard is None else guard.value
+
+    def _as_begun(self, x: Any) -> Any:
+        """An outside container with what it held when the run began."""
+        if self.tree is None or type(x) not in (list, dict) or id(x) not in self.tree.steady:
+            return x
+        owner, content = self.tree.steady[id(x)]
+        return x if owner is not x else type(x)(content)
+
+    def glob(self, name: str, value: Any) -> Any:
+        return self._begun(program_frame().f_globals, name, value) if self.tick < self.first else value
+
+    def free(self, name: str, value: Any) -> Any:
+        if self.tick >= self.first:
+            return value
+        cell = self.cell(name)
+        return value if cell is None else self._begun(cell, "cell_contents", value)
+
+    def getattr(self, owner: Any, name: str) -> Any:
+        getter = self.property_of(owner, name)
+        if getter is not None:
+            return self.dispatch("call", (getter, owner), {})
+        value = getattr(owner, name)
+        return self._begun(owner, name, value) if isinstance(owner, types.ModuleType | type | types.FunctionType) else value
+
+    def iop(self, op: str, a: Any, b: Any) -> Any:
+        return super().iop(op, a, self.items_of_group(a, b))
+
+    # calls
+
     def call(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(fn, Function) and not fn.split(kwargs)[1]:
             return self.sub_program(fn, args, kwargs)
@@ -265,8 +356,13 @@ class ReplayMode(CountingMode):
         except CannotInstrument:
             twin = fn  # as it is: nothing after this point is in the record
         if twin is not None:
-            return twin(*args, **kwargs)
+            result = twin(*args, **kwargs)
+            if isinstance(fn, type):
+                self.created(result)
+            return result
         args = tuple([self._recorded_iter(n + 1, a) for n, a in enumerate(args)])
+        if self.tick < self.first and (hostops.pure_function(fn) is not None or isinstance(getattr(fn, "__self__", None), str)):
+            args = tuple([self._as_begun(a) for a in args])
         if _hashable(fn) and fn in _ITERATES:
             return fn(*args, **kwargs)
         if _calls_back(fn):
@@ -285,7 +381,7 @@ class ReplayMode(CountingMode):
     def callm(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(owner, Function) and name == "run":
             return self.call(owner, *args, **kwargs)
-        return self.call(getattr(owner, name), *args, **kwargs)
+        return self.call(self.getattr(owner, name), *args, **kwargs)
 
     def fstring(self, *parts: Any) -> str:
         return "".join([p if isinstance(p, str) else self._formatted(i, p) for i, p in enumerate(parts)])
@@ -299,8 +395,26 @@ class ReplayMode(CountingMode):
 
     def _recorded_iter(self, which: int, value: Any) -> Any:
         """Iterates `value`; what was iterated before comes from the record, the rest from the same iterator."""
-        key = (self.tick, which, 0)
-        return self._continue(self.tick, which, self._answer(key)) if key in self.record else value
+        tick = self.tick
+        if (tick, which, 0) in self.record:
+            return self._continue(tick, which, self._answer((tick, which, 0)))
+        if self.tree is not None and tick <= self.first and id(value) in self.tree.steady and self.tree.steady[id(value)][0] is value:
+            return self._continue_steady(tick, which, value, self.tree.steady[id(value)][1])
+        return value
+
+    def _continue_steady(self, tick: int, which: int, container: Any, content: tuple[Any, ...]) -> Iterator[Any]:
+        """An outside container: as it was while nothing foreign had run, as recorded, and then as it is."""
+        for index in itertools.count():
+            key = (tick, which, index + 1)
+            if key in self.record:
+                more, item = self._answer(key)
+            else:
+                now = type(container)(content) if self.count < self.first else container
+                more = index < len(now)
+                item = tuple(now)[index] if more else None
+            if not more:
+                return
+            yield item
 
     def _continue(self, tick: int, which: int, iterator: Iterator[Any]) -> Iterator[Any]:
         step = 1
@@ -315,6 +429,9 @@ class ReplayMode(CountingMode):
 
 LAZY = (types.GeneratorType, map, filter, zip, enumerate)
 """Iterators that the program makes and host code would drive."""
+
+_ONLY_READ = frozenset({"getitem", "binop", "compare", "truth", "not_", "concrete", "fstring", "star", "unpack", "dstar"})
+"""Hooks that read an outside container and keep nothing of it."""
 
 _ITERATES = frozenset({any, all, sum, list, tuple, set, dict, enumerate, zip, reversed, iter, next, frozenset})
 

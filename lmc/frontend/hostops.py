@@ -18,6 +18,11 @@ from typing import Any
 from lmc.ir.core import Type
 
 
+def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """A call that the program asked for: an exception that comes out of it is the program's own, not a fault of lmc."""
+    return fn(*args, **kwargs)
+
+
 def _unpack(value: Iterable[Any], before: int, after: int) -> tuple[Any, ...]:
     """The items of `value` for `before` targets, a starred one (if after >= 0), and `after` targets; raises as Python does."""
     if after < 0:
@@ -168,6 +173,19 @@ def str_method(name: str, operand_types: list[str]) -> Known | None:
     return Known(known.type, total, known.fresh, known.items)
 
 
+_METHODS: dict[str, Known] = {
+    **dict.fromkeys("findall split rsplit splitlines groupdict finditer copy".split(), Known(fresh=True)),
+    **dict.fromkeys(
+        "group groups start end span expand search match fullmatch sub subn bit_length is_integer as_integer_ratio hex decode encode count "
+        "index lower upper strip startswith endswith find replace".split(), Known()),
+}  # fmt: skip
+
+
+def method(name: str) -> Known | None:
+    """What is known of a method of an immutable object that is not text; None: it may give anything."""
+    return _METHODS.get(name)
+
+
 _NUMBERS = frozenset({"int", "float", "bool"})
 
 
@@ -177,7 +195,7 @@ def operation(name: str, types: list[str]) -> Known:
         case "py.add" | "py.iadd", ["str", "str"]:
             return _STR_TOTAL
         case "py.add" | "py.sub" | "py.mul" | "py.iadd" | "py.isub" | "py.imul", [a, b] if {a, b} <= _NUMBERS:
-            return Known("float", total=True) if "float" in types else Known("int", total=True)
+            return Known("float", total=a == b) if "float" in types else Known("int", total=True)
         case "py.mod" | "py.imod", ["str", _]:
             return _STR
         case "py.mul" | "py.imul", ["str", "int"] | ["int", "str"]:

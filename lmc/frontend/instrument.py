@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmc.errors import Loc
-from lmc.frontend.values import TraceEscape
+from lmc.frontend.values import TraceEscape, active
 
 HOOKS_NAME = "__lmc__"
 
@@ -417,7 +417,7 @@ class _Rewrite(ast.NodeTransformer):
 
     def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.expr:
         (node.elt,) = self._generators(node.generators, lambda: [self.visit(node.elt)])
-        return node
+        return self.hook("made", node, at=node)
 
     def visit_SetComp(self, node: ast.SetComp) -> ast.expr:
         (elt,) = self._generators(node.generators, lambda: [self.visit(node.elt)])
@@ -721,6 +721,20 @@ def _rewrite(fn: types.FunctionType) -> types.CodeType:
     return next(c for c in outer.co_consts if isinstance(c, types.CodeType) and c.co_name == fn.__code__.co_name)
 
 
+_copies: dict[tuple[int, ...], tuple[types.CodeType, types.FunctionType, types.CodeType]] = {}
+
+
+def _own_copy(code: types.CodeType, fn: types.FunctionType) -> types.CodeType:
+    """A code object for this closure alone, so that a frame tells which closure is running."""
+    key = (id(code), *map(id, fn.__closure__ or ()))
+    known = _copies.get(key)
+    if known is None:
+        if len(_copies) > 1000:
+            _copies.clear()
+        known = _copies[key] = (code, fn, code.replace())
+    return known[2]
+
+
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes of a function's own body, inner functions excluded."""
     for child in ast.iter_child_nodes(node):
@@ -744,6 +758,10 @@ def instrument(fn: types.FunctionType, hooks: Any) -> types.FunctionType:
     if isinstance(code, CannotInstrument):
         raise code
     cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+    mode = active.get()
+    if cells and mode is not None:
+        code = _own_copy(code, fn)
+        mode.knows_cells(code, dict(cells))
     cells[HOOKS_NAME] = types.CellType(hooks)
     twin = types.FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__, tuple(cells[n] for n in code.co_freevars))
     twin.__kwdefaults__ = fn.__kwdefaults__

@@ -12,6 +12,7 @@ from lmc.frontend.instrument import instrument
 from lmc.frontend.interpreter import ACTIVE, Function, LiveEmitter, Run
 from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.state import State
+from lmc.frontend.tree import Tree
 from lmc.frontend.values import active
 from lmc.prompt import Gen, Image, Mark, Origin, Prompt, Select, Special, make_gen, make_select
 
@@ -80,12 +81,14 @@ def _content(prompt: Prompt) -> list[str | Special | Mark | Image | int]:
     return found
 
 
-def replay(program: Function, state: State, arguments: inspect.BoundArguments, record: Record) -> None:
-    """Runs the program on real values with `state`, whose emitter knows what was asked; raises what the program raises."""
-    mode = ReplayMode(record)
-    twin = instrument(program.func, hooks)  # type: ignore[arg-type]  # a program that was traced is a plain function
-    token, state_token = active.set(mode), ACTIVE.set(state)
+def replay(program: Function, state: State, arguments: inspect.BoundArguments, record: Record, tree: Tree | None = None) -> None:
+    """Runs the program on real values with `state`, whose emitter knows what was asked; raises what the program raises.
+
+    `tree` is the one the run was on: it knows what the outside was when the run began.
+    """
+    token, state_token = active.set(ReplayMode(record, tree)), ACTIVE.set(state)
     try:
+        twin = instrument(program.func, hooks)  # type: ignore[arg-type]  # a program that was traced is a plain function
         state.ret_value = twin(state, *arguments.args[1:], **arguments.kwargs)
     finally:
         ACTIVE.reset(state_token)

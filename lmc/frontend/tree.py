@@ -85,10 +85,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What must still hold about the outside for a tree to apply; `what` says it to a person."""
+    """What must still hold about the outside for a tree to apply; `what` says it to a person, `value` is what was seen."""
 
     what: str
     holds: Callable[[], bool]
+    value: Any = None
 
 
 class Tree:
@@ -98,6 +99,7 @@ class Tree:
         self.name, self.params = name, params
         self.root = Node()
         self.guards: dict[object, Guard] = {}
+        self.steady: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # guarded outside containers, and what they hold
         self.symbols: dict[str, Any] = {}
         self.names = Names(v.name for v in params)
         self.size = 0  # ops recorded

@@ -17,7 +17,32 @@ EFFECTS: list[Any] = []
 
 
 def effect(*what: Any) -> None:
-    EFFECTS.append(what)
+    EFFECTS.append(copy.deepcopy(what))
+
+
+class Case:
+    """A program with what it is run on; `check` holds for it what `conform` says."""
+
+    def __init__(self, program: Any, items: Sequence[dict[str, Any]], options: dict[str, Any]) -> None:
+        self.program, self.items, self.options = program, items, options
+
+    def check(self) -> Program:
+        return conform(self.program, self.items, **self.options)
+
+
+def case(items: Sequence[dict[str, Any]] | None = None, **options: Any) -> Callable[[Callable[..., Any]], Case]:
+    """Makes a function that takes `q` (or what the items name) a program and a case of a table of tests."""
+    return lambda fn: Case(lmc.function(fn), items or [{"q": "a"}, {"q": "b"}, {"q": "c"}], options)
+
+
+def cases(names: dict[str, Any]) -> dict[str, Case]:
+    """The cases of a module by name."""
+    return {name: value for name, value in names.items() if isinstance(value, Case)}
+
+
+def scripted(**answers: Any) -> Callable[[], Mock]:
+    """Mocks with these answers by name; a list is given in order."""
+    return lambda: Mock(answers={k: list(v) if isinstance(v, list) else v for k, v in answers.items()})
 
 
 @dataclass
@@ -31,6 +56,8 @@ class Seen:
     metas: dict[Any, Any] = field(default_factory=dict[Any, Any])
     error: tuple[str, str] | None = None
     effects: list[Any] = field(default_factory=list[Any])
+    arguments: Any = None  # what the program made of them
+    outside: Any = None
 
 
 def observe(state: lmc.State) -> Seen:
@@ -60,13 +87,15 @@ def _stable(meta: Any) -> Any:
     return {k: v for k, v in meta.items() if k not in ("id", "cached_tokens")}
 
 
-def run(call: Callable[[], lmc.State]) -> Seen:
+def run(call: Callable[..., lmc.State], item: dict[str, Any], outside: Callable[[], Any], options: dict[str, Any]) -> Seen:
     EFFECTS.clear()
+    item = copy.deepcopy(item)
     try:
-        seen = observe(call())
+        seen = observe(call(**item, **options))
     except Exception as error:
         seen = Seen(error=(type(error).__name__, str(error)))
     seen.effects = list(EFFECTS)
+    seen.arguments, seen.outside = item, copy.deepcopy(outside())
     return seen
 
 
@@ -80,6 +109,7 @@ def conform(
     *,
     backend: Callable[[], Mock] = Mock,
     reset: Callable[[], None] = lambda: None,
+    outside: Callable[[], Any] = lambda: None,
     replays: int | None = None,
     batch: bool = True,
     **options: Any,
@@ -87,6 +117,7 @@ def conform(
     """Asserts that every item gives the same in each execution; gives the compiled program for a look at its statistics.
 
     reset    puts the outside world back before each run
+    outside  what the program may have changed outside
     replays  how often the compiled program may go on in the interpreter (None: as often as it likes)
     """
     options.setdefault("seed", 7)
@@ -95,7 +126,7 @@ def conform(
     for item in items:
         reset()
         mock = backend()
-        reference.append(run(lambda item=item, mock=mock: program.run(**copy.deepcopy(item), backend=mock, **options)))
+        reference.append(run(program.run, item, outside, {**options, "backend": mock}))
         logs.append(asked(mock))
     compiled = {}
     for opt in (0, 1):
@@ -104,7 +135,7 @@ def conform(
             for item, expected, log in zip(items, reference, logs, strict=True):
                 reset()
                 mock = backend()
-                seen = run(lambda item=item, mock=mock, fast=fast: fast(**copy.deepcopy(item), backend=mock, **options))
+                seen = run(fast, item, outside, {**options, "backend": mock})
                 assert seen == expected, f"opt={opt}, {item}: {fast.graph and ''}"
                 if opt == 0:
                     assert asked(mock) == log, f"other calls for {item}"
@@ -112,6 +143,9 @@ def conform(
                     assert not asked(mock) - log, f"calls added for {item}: {asked(mock) - log}"
     if batch:
         _batch(program, compiled[1], items, backend, reset, options)
+    for fast in compiled.values():
+        faults = [said for said in fast._said if "internal error" in said]
+        assert not faults, faults
     if replays is not None:
         assert compiled[1].stats.replays <= replays, f"{compiled[1].stats.replays} replays: {compiled[1]._said}"
     return compiled[1]

@@ -14,12 +14,7 @@ import pytest
 import lmc
 from lmc.backend.mock import Mock
 
-from .harness import EFFECTS, conform, effect
-
-
-def scripted(**answers: Any) -> Any:
-    """Mocks with these answers by name; a list is given in order."""
-    return lambda: Mock(answers={k: list(v) if isinstance(v, list) else v for k, v in answers.items()})
+from .harness import EFFECTS, conform, effect, scripted
 
 
 # -- tools of the programs ------------------------------------------------------------------------------------------------

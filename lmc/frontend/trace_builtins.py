@@ -1,0 +1,238 @@
+"""Python's builtins on traced values: what of them the tracer does itself, step by step, and what is one host operation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from lmc.frontend import reach
+from lmc.frontend.hostops import Known, native
+from lmc.frontend.values import TraceEscape, Value
+
+if TYPE_CHECKING:
+    from lmc.frontend.tracer import TraceMode
+
+_Args = tuple[Any, ...]
+_Kwargs = dict[str, Any]
+
+
+def _isinstance(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    x, cls = args
+    if not isinstance(x, Value):
+        return native(isinstance, x, cls)
+    if x.type != "any" and x.type != "bool":
+        return issubclass({"str": str, "int": int, "float": float}[x.type], cls)
+    return t.host(t.constant(isinstance), [x.ir, t.operand(cls)], Known("bool"), "pure" if x.immutable else "ordered")
+
+
+def _range(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    return native(range, *map(t.concrete, args))
+
+
+def _key(t: TraceMode, kwargs: _Kwargs) -> Callable[[Any], Any]:
+    key = kwargs.get("key")
+    return (lambda x: x) if key is None else t.callback(key)
+
+
+def _extreme(name: str, builtin: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
+    def handler(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+        if len(args) == 1 and isinstance(args[0], Value) and not kwargs:
+            t.main = True
+            return t.known_call(builtin, Known(), args, kwargs)
+        items = list(t.items(args[0])) if len(args) == 1 else list(args)
+        if not items:
+            return native(builtin, [], **{k: v for k, v in kwargs.items() if k == "default"})
+        key = _key(t, kwargs)
+        keys = [key(x) for x in items]
+        if len(items) == 1:
+            return items[0]
+        if not reach.holds_value(keys) and t.is_constant(tuple(keys)):
+            return items[native(builtin, range(len(keys)), key=keys.__getitem__)]
+        best = t.simple(name, tuple(keys))
+        best.domain = tuple(range(len(items)))
+        if kwargs.get("key") is None and not any(map(reach.holds_language, items)):
+            return t.simple("py.getitem", tuple(items), best)
+        return items[t.decide(best)]
+
+    return handler
+
+
+def _sorted(t: TraceMode, args: _Args, kwargs: _Kwargs) -> list[Any]:
+    items = list(t.items(args[0]))
+    key = _key(t, kwargs)
+    keys = [key(x) for x in items]
+    reverse = bool(t.truth(kwargs.get("reverse", False)))
+    if len(items) < 2:
+        order: Iterable[int] = range(len(items))
+    elif not reach.holds_value(keys) and t.is_constant(tuple(keys)):
+        order = native(sorted, range(len(keys)), key=keys.__getitem__, reverse=reverse)
+    else:
+        order = t.decide(t.simple("py.argsort", tuple(keys), reverse))
+    return t.fresh([items[i] for i in order])
+
+
+def sort_in_place(t: TraceMode, owner: list[Any], kwargs: _Kwargs) -> None:
+    owner[:] = _sorted(t, (owner,), kwargs)
+
+
+def _sorted_call(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    if isinstance(args[0], Value) and kwargs.get("key") is None:
+        t.main = True
+        return t.known_call(sorted, Known(fresh=True, items=args[0].items), args, kwargs)
+    return _sorted(t, args, kwargs)
+
+
+def _any(t: TraceMode, args: _Args, kwargs: _Kwargs) -> bool:
+    return any(t.truth(x) for x in t.items(args[0]))
+
+
+def _all(t: TraceMode, args: _Args, kwargs: _Kwargs) -> bool:
+    return all(t.truth(x) for x in t.items(args[0]))
+
+
+def _sum(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    if isinstance(args[0], Value):
+        t.main = True
+        return t.known_call(sum, Known(), args, kwargs)
+    total = args[1] if len(args) > 1 else kwargs.get("start", 0)
+    for x in t.items(args[0]):
+        total = t.binop("+", total, x)
+    return total
+
+
+def _map(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    fn, *iterables = args
+    call = t.callback(fn)
+    return (call(*xs) for xs in zip(*[t.items(x, n + 1) for n, x in enumerate(iterables)], strict=False))
+
+
+def _filter(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    fn, items = args
+    call = t.callback(fn) if fn is not None else lambda x: x
+    return (x for x in t.items(items, 1) if t.truth(call(x)))
+
+
+def _enumerate(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    return enumerate(t.items(args[0]), *args[1:], **kwargs)
+
+
+def _zip(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    return zip(*[t.items(x, n) for n, x in enumerate(args)], **kwargs)
+
+
+def _reversed(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    x = args[0]
+    return iter(list(t.items(x))[::-1]) if isinstance(x, Value) or not t.is_plain(x) else reversed(x)
+
+
+def _collect(builtin: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
+    """list, tuple: of the program's own items as they are, of a traced value as a host operation."""
+
+    def handler(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+        if args and isinstance(args[0], Value):
+            items = "str" if args[0].type == "str" else args[0].items
+            t.main = True
+            return t.known_call(builtin, Known(fresh=builtin is list, items=items), args, kwargs)
+        return t.fresh(native(builtin, *[t.items(a) for a in args]))
+
+    return handler
+
+
+def _set(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    if args and isinstance(args[0], Value):
+        t.main = True
+        return t.known_call(set, Known(fresh=True), args, kwargs)
+    return t.build_set(list(t.items(args[0])) if args else [])
+
+
+def _dict(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    if args and isinstance(args[0], Value):
+        t.main = True
+        return t.known_call(dict, Known(fresh=True), args, kwargs)
+    source = args[0] if args else {}
+    pairs = list(source.items()) if isinstance(source, dict) else [tuple(p) for p in t.items(source)]
+    return t.build_dict([*pairs, *kwargs.items()])
+
+
+def _iter(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    if len(args) == 2:
+        return iter(t.callback(args[0]), args[1])
+    return iter(t.items(args[0]))
+
+
+def _next(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    if id(args[0]) in t.local:
+        return native(next, *args)
+    t.main = True
+    return t.effect(next, args, kwargs)
+
+
+def _getattr(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    if len(args) == 3:
+        owner, name, default = args
+        if not t.is_plain(owner) or t.property_of(owner, name):
+            raise TraceEscape("getattr with a default on an object of the host")
+        return native(getattr, owner, t.concrete(name), default)
+    return t.getattr(args[0], t.concrete(args[1]))
+
+
+def _setattr(t: TraceMode, args: _Args, kwargs: _Kwargs) -> None:
+    t.setattr(args[0], t.concrete(args[1]), args[2])
+
+
+def _hash_or_id(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    raise TraceEscape("takes the hash or identity of an object")
+
+
+def _hasattr(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    if isinstance(args[0], Value):
+        return t.host(t.constant(hasattr), [args[0].ir, t.operand(args[1])], Known("bool"), "ordered")
+    if not t.is_plain(args[0]):
+        return t.host(t.constant(hasattr), [t.operand(args[0]), t.operand(args[1])], Known("bool"), "ordered")
+    return native(hasattr, *args)
+
+
+def _type(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    if len(args) != 1:
+        raise TraceEscape("makes a class")
+    x = args[0]
+    if not isinstance(x, Value):
+        return type(x)
+    if x.type != "any":
+        return {"str": str, "int": int, "float": float, "bool": bool}[x.type]
+    return t.decide(t.host(t.constant(type), [x.ir], Known(), "pure"))
+
+
+def _super(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    return native(super, *args)
+
+
+def _print(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    return t.effect(print, args, kwargs)
+
+
+def _reduce(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    fn, items, *start = args
+    call = t.callback(fn)
+    iterator = iter(t.items(items, 1))
+    total = start[0] if start else native(next, iterator)
+    for x in iterator:
+        total = call(total, x)
+    return total
+
+
+_HANDLERS: dict[Any, Callable[[TraceMode, _Args, _Kwargs], Any]] = {
+    isinstance: _isinstance, range: _range, max: _extreme("py.argmax", max), min: _extreme("py.argmin", min), sorted: _sorted_call, any: _any,
+    all: _all, sum: _sum, map: _map, filter: _filter, enumerate: _enumerate, zip: _zip, reversed: _reversed, list: _collect(list),
+    tuple: _collect(tuple), set: _set, dict: _dict, iter: _iter, next: _next, getattr: _getattr, setattr: _setattr, hasattr: _hasattr,
+    hash: _hash_or_id, id: _hash_or_id, type: _type, super: _super, print: _print, functools.reduce: _reduce,
+}  # fmt: skip
+MAIN = frozenset({isinstance, hasattr, print, getattr, setattr})  # their one host operation is their result
+
+
+def handler_of(fn: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any] | None:
+    try:
+        return _HANDLERS.get(fn)
+    except TypeError:
+        return None

@@ -1,0 +1,164 @@
+"""The outside world while tracing: globals, closure cells, modules, classes and the containers in them.
+
+What is read before any foreign code ran is guarded at entry, and a trace made later reads what the guard says, whatever
+the outside has become since. What is read afterwards is a host read of the run.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from lmc.backend.base import TakeOver
+from lmc.frontend import hostops, reach
+from lmc.frontend.hooks import LAZY, outside_key, program_frame
+from lmc.frontend.hostops import Known
+from lmc.frontend.trace_record import NO_KEY, Recorder, symbol_name
+from lmc.frontend.tree import Guard
+from lmc.frontend.values import TraceEscape, Value
+
+MISSING = object()
+DICT_VIEWS = type({}.keys()) | type({}.values()) | type({}.items()) | type(iter([])) | type(iter(())) | type(iter("")) | type(iter({}))
+_STEADY_ITEMS = 256  # of an outside container that is read while tracing
+
+
+class GuardFailed(TakeOver):
+    """The outside changed while the program ran; the run goes on in the interpreter."""
+
+
+class OutsideMode(Recorder):
+    """A recorder that knows how the program reaches what it did not make itself."""
+
+    def glob(self, name: str, value: Any) -> Any:
+        names = program_frame().f_globals
+        if name not in names:
+            return value  # a builtin
+        owner = self.tree.symbol(("globals", id(names)), "globals", names)
+        return self.outside(
+            outside_key(names, name), f"global {name}", value, lambda: names.get(name, MISSING), lambda: self.read_op("py.getitem", owner, name)
+        )
+
+    def free(self, name: str, value: Any) -> Any:
+        cell = self.cell(name)
+        if cell is None:
+            return value  # a variable of a function around this one that is traced too
+
+        def read() -> Any:
+            try:
+                return cell.cell_contents
+            except ValueError:
+                return MISSING
+
+        owner = self.tree.symbol(("cell", id(cell)), f"cell.{name}", cell)
+        return self.outside(
+            outside_key(cell, "cell_contents"), f"closure variable {name}", value, read, lambda: self.read_op("py.getattr", owner, "cell_contents")
+        )
+
+    def attribute_of(self, owner: Any, name: str) -> Any:
+        """An attribute of a module, class or function."""
+        value = getattr(owner, name)
+        return self.outside(
+            outside_key(owner, name), f"{owner.__name__}.{name}", value, lambda: getattr(owner, name, MISSING),
+            lambda: self.read_op("py.getattr", self.constant(owner), name),
+        )  # fmt: skip
+
+    def read_op(self, name: str, owner: Any, key: str) -> Value:
+        return self.host(self.operation(name), [owner, key], Known(), "ordered", hint=key)
+
+    def outside(self, key: object, what: str, value: Any, read: Callable[[], Any], emit_read: Callable[[], Value]) -> Any:
+        """Something of the outside world that the program reads: a guard at entry, or a read in place once foreign code ran."""
+        if isinstance(value, Value) or id(value) in self.local:
+            return value
+        data = hostops.is_immutable(value)
+        if data and self.foreign:
+            return emit_read()
+        guard = self.tree.guards.get(key)
+        if guard is None:
+            holds = (lambda: _same(read(), value)) if data else (lambda: read() is value)
+            says = f"{what} == {value!r:.60}" if data else f"{what} is {_described(value)}"
+            self.tree.guards[key] = Guard(says, holds, value)
+        elif data:
+            return guard.value
+        elif guard.value is not value:
+            raise TraceEscape(f"{what} changed while the program ran")
+        if not data and self.foreign and not _is_definition(value):
+            symbol = self.tree.symbol(("read", key), f"read.{symbol_name(what)}", read)
+            self.host(self.own(_unchanged), [symbol, self.constant(value)], Known(), "ordered", key=NO_KEY)
+        return value
+
+    def steady(self, x: Any) -> bool:
+        """Whether an outside container of constants may be read while tracing: guarded at entry, before any foreign code."""
+        if self.foreign or type(x) not in (list, dict) or id(x) in self.local or len(x) > _STEADY_ITEMS:
+            return False
+        content = frozen(x)
+        if not hostops.is_immutable(content):
+            return False
+        guard = self.tree.guards.get(("content", id(x)))
+        if guard is None:
+            says = f"{type(x).__name__} {x!r:.40} is unchanged"
+            self.tree.guards["content", id(x)] = Guard(says, lambda: _same(frozen(x), content), content)
+            self.tree.steady[id(x)] = (x, content)
+        elif not _same(guard.value, content):
+            raise TraceEscape(f"a {type(x).__name__} of the outside changed while the program ran")
+        return True
+
+    def steady_items(self, x: Any, which: int) -> Iterator[Any]:
+        """Iterates an outside container that is steady now; checks it at each step once foreign code ran in the loop."""
+        content, tick = self.tree.steady[id(x)][1], self.tick
+        for index, item in enumerate(tuple(x)):
+            self._still(x, content, index, (tick, which + 1, index + 1))
+            yield item
+        self._still(x, content, len(content), (tick, which + 1, len(content) + 1))
+
+    def _still(self, x: Any, content: tuple[Any, ...], index: int, key: tuple[int, int, int]) -> None:
+        if self.foreign:
+            constants = [self.constant(x), self.constant(content), index]
+            self.host(self.own(_step), constants, Known(), "ordered", key=key)
+
+
+def frozen(x: list[Any] | dict[Any, Any]) -> tuple[Any, ...]:
+    """What a list or dict holds, in order."""
+    return tuple(x.items()) if isinstance(x, dict) else tuple(x)
+
+
+def is_enum_member(x: Any) -> bool:
+    return isinstance(x, enum.Enum)
+
+
+def is_lazy(x: Any) -> bool:
+    """Whether iterating an object uses it up, or shows what it was made from."""
+    return isinstance(x, LAZY) or isinstance(x, DICT_VIEWS)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal, with equal types at every depth (1, 1.0 and True are three values)."""
+    if type(a) is not type(b):
+        return False
+    if type(a) is tuple:
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a == b
+
+
+def _described(x: Any) -> str:
+    return getattr(x, "__qualname__", None) or getattr(x, "__name__", None) or f"a {type(x).__name__}"
+
+
+def _is_definition(x: Any) -> bool:
+    """What stands for itself all through a run: functions, classes, modules, members of enums, programs."""
+    return isinstance(x, types.FunctionType | type | types.ModuleType | types.BuiltinFunctionType) or reach.is_language(x) or is_enum_member(x)
+
+
+def _unchanged(read: Callable[[], Any], value: Any) -> None:
+    """Run time: the outside still has the object that the trace saw."""
+    if read() is not value:
+        raise GuardFailed("the outside changed while the program ran")
+
+
+def _step(container: Any, content: tuple[Any, ...], index: int) -> tuple[bool, Any]:
+    """Run time: the step of an iteration over a container that still is as the trace saw it."""
+    now = frozen(container)
+    if not _same(now, content):
+        raise GuardFailed(f"a {type(container).__name__} changed while it was iterated")
+    return (True, tuple(container)[index]) if index < len(content) else (False, None)

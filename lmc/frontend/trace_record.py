@@ -1,0 +1,465 @@
+"""Recording: one run of the tracer along one path of a trace tree, op by op, decision by decision.
+
+Knows ops, operands and decisions, and nothing of Python's statements and calls (tracer.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from lmc.backend.base import Meta, Result, TakeOver
+from lmc.config import log
+from lmc.errors import LmcError, Loc
+from lmc.frontend import hostops, reach
+from lmc.frontend.hooks import LAZY, CountingMode, Key, hooks
+from lmc.frontend.hostops import Known
+from lmc.frontend.primitives import caller_loc
+from lmc.frontend.state import Gathered, Scoped, State, Stored
+from lmc.frontend.trace_state import NOT_AN_ATTRIBUTE, Answer
+from lmc.frontend.tree import Decision, Escape, Node, Return, Switch, Tree, answer_of
+from lmc.frontend.values import TraceEscape, Value
+from lmc.ir.core import Attr, Op, Operand, Symbol, Type
+from lmc.ir.core import Value as IRValue
+
+MAX_OPS = 20_000
+"""Ops on one path; a longer one goes on in the interpreter."""
+SELF = object()
+"""Stands for the program's own state as its return value."""
+NO_KEY = ()
+"""For host operations that a replay neither answers nor repeats: checks of the trace itself."""
+READERS: tuple[Any, ...] = (print,)
+"""Functions that neither keep nor change what they are handed."""
+
+
+class StopTrace(BaseException):  # not an Exception: the program must not catch it
+    """The trace reached a decision whose answer is not known yet."""
+
+
+class Diverged(Exception):
+    """The program did something else than in an earlier trace with the same decisions."""
+
+
+class Recorder(CountingMode):
+    """Hooks that record. One instance is one run of the tracer along one path."""
+
+    def __init__(self, tree: Tree, path: Sequence[Decision]) -> None:
+        super().__init__()
+        self.tree = tree
+        self.node: Node = tree.root
+        self.at = 0  # ops of the node already passed
+        self.path = list(path)
+        self.taken = 0
+        self.ops = 0
+        self.dead: BaseException | None = None
+        self.foreign = 0  # how many ops so far may have run foreign code
+        self.local: dict[int, Any] = self.instances  # containers, iterators and instances that the program itself made
+        self.alive: list[weakref.ref[Any]] = []
+
+    def escape(self, reason: TraceEscape) -> None:
+        if self.dead is None:
+            self.dead = reason
+
+    def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.dead is not None:
+            raise self.dead  # the program went on in a `finally` or a bare `except`
+        try:
+            return super().dispatch(name, args, kwargs)
+        except Exception as error:
+            fault = fault_of(error)
+            if fault is None:
+                raise
+            log("exits", f"{self.tree.name}: {fault}")
+            raise TraceEscape(fault) from error
+
+    @contextlib.contextmanager
+    def auxiliary(self) -> Iterator[None]:
+        """Host operations in here are not the hook call's own result; a replay does them again."""
+        main, self.main = self.main, False
+        try:
+            yield
+        finally:
+            self.main = main
+
+    # -- recording
+
+    def emit(
+        self,
+        kind: str,
+        operands: Sequence[Operand],
+        attrs: dict[str, Attr],
+        types: Sequence[Type],
+        hints: Sequence[str | None] = (),
+        loc: Loc | None = None,
+    ) -> tuple[IRValue, ...]:
+        """The next op on the path: the recorded one, which must be the same, or a new one."""
+        if self.dead is not None:
+            raise self.dead  # a context manager of the language ends its role or scope
+        self.ops += 1
+        if self.ops > MAX_OPS:
+            raise TraceEscape(f"the path has more than {MAX_OPS} operations")
+        node, index = self.node, self.at
+        self.at += 1
+        if index < len(node.ops):
+            known = node.ops[index]
+            if known.kind != kind or known.operands != tuple(operands) or known.attrs != attrs:
+                raise self.diverged(known)
+            return known.results
+        if node.end is not None:
+            raise self.diverged(None)
+        results = tuple(
+            IRValue(self.tree.names.hinted(hint) if hint else self.tree.names.numbered(_PREFIX.get(t, "v")), t)
+            for t, hint in itertools.zip_longest(types, hints[: len(types)])
+        )
+        node.ops.append(Op(kind, tuple(operands), results, attrs, (), loc or caller_loc()))
+        self.tree.size += 1
+        return results
+
+    def diverged(self, known: Op | None) -> TraceEscape:
+        where = f" near {known.loc}" if known is not None and known.loc else ""
+        return TraceEscape(f"the program did something else than before with the same answers{where}")
+
+    def keep(self, x: Any) -> Any:
+        """Registers something that the program can reach as long as Python keeps it."""
+        self.alive.append(weakref.ref(x))
+        return x
+
+    def value(self, ir: IRValue, immutable: bool = False, items: str | None = None, domain: tuple[Any, ...] | None = None) -> Value:
+        return self.keep(Value(ir, immutable, items, domain))
+
+    def reachable(self) -> tuple[IRValue, ...]:
+        """The values that the program can still reach: those whose Python objects are alive."""
+        found: dict[IRValue, None] = dict.fromkeys(self.tree.params)
+        for ref in self.alive:
+            x = ref()
+            if isinstance(x, Answer):
+                found[x.ir] = found[x.meta] = None
+            elif x is not None:
+                found[x.ir] = None
+        return tuple(found)
+
+    def decide(self, value: Value) -> Any:
+        """The concrete answer for a value on this path; stops the trace where it is not known yet."""
+        node = self.node
+        if self.at < len(node.ops):
+            raise self.diverged(node.ops[self.at])
+        if node.end is None:
+            op = Op("switch", (value.ir,), (), {}, (), caller_loc())
+            node.end = Switch(value.ir, self.reachable(), self.tree.switch_id(), op, value.domain)
+        if not isinstance(node.end, Switch) or node.end.cond != value.ir:
+            raise self.diverged(None)
+        if self.taken == len(self.path):
+            self.dead = StopTrace()
+            raise self.dead
+        key = self.path[self.taken]
+        self.taken += 1
+        self.node, self.at = node.end.arms.setdefault(key, Node()), 0
+        return answer_of(key)
+
+    # -- the end of the path
+
+    def finish(self, state: State, result: Any) -> None:
+        """The program returned."""
+        if self.dead is not None:
+            raise self.dead
+        if state.scopes:
+            raise TraceEscape("returns inside an open scope")
+        operands: list[Operand] = [self.result_operand(state, result), state.ctx.ir]
+        for held in state.variables.values():
+            operands += self.held(held)
+        attrs: dict[str, Attr] = {
+            "vars": tuple(state.variables), "ordinal": state.ordinal, "forks": state.forks, "calls": state.calls, "role": state.role,
+            "previous": state.previous,
+        }  # fmt: skip
+        self.end(Return(Op("return", tuple(operands), (), attrs)))
+
+    def held(self, held: Any) -> tuple[Operand, Operand]:
+        """What a variable holds: its value and its meta info."""
+        match held:
+            case Answer():
+                return held.ir, held.meta
+            case Stored():
+                return self.operand(held.value), self.source(held.source)
+            case Gathered():
+                items = [x for item in held.items for x in self.held(item)]
+                return self.emit("host.call", (self.own(_gathered), *items), {"pure": True, "total": True}, ("any",))[0], None
+            case Scoped():
+                ctxs = (held.since.ir, held.until.ir)
+                return self.emit("host.call", (self.own(_scoped), *ctxs), {"pure": True, "total": True}, ("any",))[0], None
+            case _:
+                raise TraceEscape(f"returns with a {type(held).__name__} in a variable")
+
+    def source(self, held: Any) -> Operand:
+        """Where the meta info of an overwritten variable comes from."""
+        value, meta = (None, None) if held is None else self.held(held)
+        return value if isinstance(held, Gathered) else meta
+
+    def own(self, fn: Callable[..., Any]) -> Symbol:
+        """A function of lmc itself."""
+        return self.tree.symbol(("op", fn), "lmc." + fn.__name__.strip("_"), fn)
+
+    def result_operand(self, state: State, result: Any) -> Operand:
+        if result is state:
+            return self.tree.symbol(("op", "self"), "lmc.state", SELF)
+        return self.operand(result)
+
+    def end(self, end: Return | Escape) -> None:
+        """Ends the path here, as it ended before if it was seen before."""
+        if self.node.end is None and self.at == len(self.node.ops):
+            self.node.end = end
+        elif not (isinstance(end, Return) and isinstance(self.node.end, Return) and self.node.end.op == end.op):
+            raise Diverged(f"{self.tree.name} ended otherwise than before with the same answers")
+
+    def give_up(self, reason: str) -> bool:
+        """From here on the interpreter runs. False where the tree already knows another way to go on."""
+        if self.node.end is None and self.at >= len(self.node.ops):
+            self.node.end = Escape(reason, self.tree.switch_id())
+        return isinstance(self.node.end, Escape)
+
+    # -- operands
+
+    def type_of(self, x: Any) -> str:
+        """str, int, float or bool; "imm" for other immutable objects, "any" for the rest."""
+        if isinstance(x, Value):
+            return x.ir.type if x.ir.type != "any" else "imm" if x.immutable else "any"
+        if type(x) in (str, int, float, bool):
+            return type(x).__name__
+        if type(x) is tuple:
+            return "imm" if all(self.type_of(i) != "any" for i in x) else "any"
+        if hostops.is_immutable(x) or isinstance(x, type | types.FunctionType | types.BuiltinFunctionType):
+            return "imm"
+        return "any"
+
+    def attribute(self, x: Any) -> Any:
+        """A gen's argument as an attribute, or NOT_AN_ATTRIBUTE."""
+        if isinstance(x, type) and x in (int, float, str, bool):
+            return x.__name__
+        if type(x) in hostops.LITERALS:
+            return x
+        if type(x) is tuple:
+            items = tuple(self.attribute(i) for i in x)
+            return NOT_AN_ATTRIBUTE if NOT_AN_ATTRIBUTE in items else items
+        return NOT_AN_ATTRIBUTE
+
+    def operand(self, x: Any) -> Operand:
+        """An object as an operand: literals as they are, containers of the program rebuilt for each run, others by reference."""
+        if isinstance(x, Value):
+            return x.ir
+        if type(x) in hostops.LITERALS:
+            return x
+        if type(x) is tuple and x and not hostops.is_immutable(x):
+            return self.build("py.tuple", x)
+        if id(x) in self.local:
+            return self.rebuilt(x)
+        if type(x) is slice and reach.holds_value(x):
+            return self.build("py.slice", (x.start, x.stop, x.step))
+        if type(x) is types.FunctionType and reach.is_instrumented(x):
+            return self.function_operand(x)
+        if isinstance(x, (*LAZY, types.MethodType)) and not self._is_outside(x):
+            raise TraceEscape(f"hands a {type(x).__name__} it made to host code")
+        if reach.holds_language(x):
+            raise TraceEscape(f"hands a {type(x).__name__} of the language to host code")
+        if reach.holds_value(x):
+            raise TraceEscape(f"hands a {type(x).__name__} that holds traced values to host code")
+        return self.constant(x)
+
+    def _is_outside(self, x: Any) -> bool:
+        return isinstance(x, types.MethodType) and not reach.holds_value(x.__self__) and id(x.__self__) not in self.local
+
+    def constant(self, x: Any) -> Symbol:
+        """A host object by reference; immutable ones are the same in every trace if they are equal."""
+        key: object
+        if isinstance(x, slice):
+            key = ("slice", x.start, x.stop, x.step)  # not hashable
+        else:
+            key = (type(x), x) if hostops.is_immutable(x) else ("id", id(x))
+        name = getattr(x, "__qualname__", None) or getattr(x, "__name__", None) or type(x).__name__
+        module = getattr(x, "__module__", None)
+        if isinstance(x, types.FunctionType | types.BuiltinFunctionType | type) and isinstance(module, str):
+            name = name if module in ("builtins", "__main__") else f"{module}.{name}"
+        return self.tree.symbol(key, symbol_name(str(name)), x)
+
+    def function_operand(self, fn: types.FunctionType) -> Operand:
+        """A function that the program made itself, handed to host code: only if it closes over nothing of this run."""
+        held: list[Any] = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+            x = cell_content(cell)
+            if x is hooks or self.cell(name) is cell:
+                continue  # a variable of the outside is the same cell in every run
+            if not _is_definition(x):
+                raise TraceEscape(f"hands {fn.__qualname__}, which closes over variables of this run, to host code")
+            held.append(x)
+        if not all(hostops.is_immutable(x) or _is_definition(x) for x in held):
+            raise TraceEscape(f"hands {fn.__qualname__}, whose defaults are objects of this run, to host code")
+        key = ("code", id(fn.__code__), *[("id", id(x)) if _is_definition(x) else (type(x), x) for x in held])
+        return self.tree.symbol(key, symbol_name(fn.__qualname__), fn)
+
+    def rebuilt(self, x: Any) -> Operand:
+        """A container of the program as a new object of the run."""
+        match x:
+            case list():
+                return self.build("py.list", x)
+            case tuple():
+                return self.build("py.tuple", x)
+            case set():
+                return self.build("py.set", tuple(x))
+            case dict():
+                return self.build("py.dict", tuple(itertools.chain.from_iterable(x.items())))
+            case _:
+                raise TraceEscape(f"hands a {type(x).__name__} it made to host code")
+
+    def build(self, name: str, items: Iterable[Any]) -> IRValue:
+        items = tuple(items)
+        pure = name in ("py.tuple", "py.slice")
+        attrs: dict[str, Attr] = {"pure": True, "total": True} if pure else {"ordered": True, "inline": True}
+        if name == "py.list":
+            attrs["total"] = True
+        return self.emit("host.call", (self.operation(name), *map(self.operand, items)), attrs, ("any",))[0]
+
+    def text_operand(self, x: Any) -> Operand:
+        """Something appended to a prompt."""
+        if isinstance(x, Value) and x.type != "str":
+            return self.simple("py.text", x).ir
+        return x.ir if isinstance(x, Value) else x
+
+    def operation(self, name: str) -> Symbol:
+        return self.tree.symbol(("op", name), name, hostops.OPERATIONS[name])
+
+    # -- host operations
+
+    def host(
+        self, fn: Symbol, operands: Sequence[Operand], known: Known, kind: str, key: Key | tuple[()] | None = None, kwargs: tuple[str, ...] = (),
+        hint: str | None = None, inline: bool = True,
+    ) -> Value:  # fmt: skip
+        """Records a host call. kind: "pure", "ordered" or "effect".
+
+        What is not pure happens once: its result is kept under `key`, or as the hook call's own if this is its main one.
+        """
+        attrs: dict[str, Attr] = {}
+        if kind != "effect":
+            attrs[kind] = True
+        if known.total and kind == "pure":
+            attrs["total"] = True
+        if kind != "pure":
+            if key is None and self.main:
+                key = (self.tick, 0, 0)
+            if key:
+                attrs["ord"] = key
+            elif kind == "effect":
+                raise TraceEscape("an effect outside of the program's own code")
+            elif key is None:  # a replay does it again, so its operands must be what they were
+                fn, operands = self.own(_on_immutable), (fn, *operands)
+            self.foreign += 1
+            if inline:
+                attrs["inline"] = True
+        if kwargs:
+            attrs["kwargs"] = kwargs
+        (ir,) = self.emit("host.call", (fn, *operands), attrs, (known.type,), (hint,))
+        return self.value(ir, immutable=kind == "pure" and not known.fresh, items=known.items)
+
+    def simple(self, name: str, *args: Any, key: Key | None = None) -> Value:
+        """One of Python's own operations."""
+        types_ = [self.type_of(a) for a in args]
+        if "any" not in types_:
+            known = hostops.operation(name, types_)
+            return self.host(self.operation(name), [self.operand(a) for a in args], known, "ordered" if known.fresh else "pure", key)
+        known = _ON_ANY.get(name, Known())
+        if name in ("py.is", "py.is_not"):
+            return self.host(self.operation(name), [self.operand(a) for a in args], known, "pure", key)
+        owner = args[0] if args else None
+        if name == "py.getitem" and isinstance(owner, Value) and owner.items == "str" and self.type_of(args[1]) == "int":
+            known = Known("str")
+        return self.host(self.operation(name), [self.operand(a) for a in args], known, "ordered", key)
+
+    def effect(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+        """A call of host code that may do anything."""
+        self.no_containers(fn, args, kwargs)
+        operands = [self.operand(a) for a in (*args, *kwargs.values())]
+        if isinstance(fn, Value):
+            return self.host(self.operation("py.call"), [fn.ir, *operands], Known(), "effect", kwargs=tuple(kwargs), inline=False)
+        return self.host(self.callee(fn), operands, Known(), "effect", kwargs=tuple(kwargs), inline=False)
+
+    def no_containers(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Host code may keep or change a container that it is handed; then the program's own copy would differ."""
+        if any(fn is reader for reader in READERS):
+            return
+        for x in (*args, *kwargs.values()):
+            if reach.holds(x, lambda y: id(y) in self.local and isinstance(y, list | dict | set)):
+                raise TraceEscape(f"hands a {type(x).__name__} that it made to {getattr(fn, '__qualname__', fn)}")
+
+    def callee(self, fn: Any) -> Symbol:
+        operand = self.operand(fn)
+        if not isinstance(operand, Symbol):
+            raise TraceEscape(f"calls a {type(fn).__name__} made by the program")
+        return operand
+
+
+def _on_immutable(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run time: an operation that a replay will do again, on operands that will be the same then."""
+    if not all(map(hostops.is_immutable, args)):
+        raise TakeOver(f"{getattr(fn, '__name__', fn)} of an object that can change, inside of a builtin")
+    return fn(*args, **kwargs)
+
+
+def fault_of(error: Exception) -> str | None:
+    """What to say of an exception that comes out of the tracer's own code; None for the program's own exceptions."""
+    frame = error.__traceback__
+    if frame is None or isinstance(error, LmcError):
+        return None
+    while frame.tb_next is not None:
+        frame = frame.tb_next
+    file = frame.tb_frame.f_code.co_filename
+    if not file.startswith(_OWN) or file.removeprefix(_OWN).startswith(_THE_PROGRAMS):
+        return None
+    return f"internal error in {file.removeprefix(_OWN)}:{frame.tb_lineno}: {type(error).__name__}: {error}"
+
+
+_OWN = __file__.rsplit("frontend", 1)[0]
+_THE_PROGRAMS = tuple(f"frontend/{name}.py" for name in ("hostops", "state", "primitives", "interpreter", "streaming"))
+"""Files whose exceptions are meant for the user: `hostops` makes the calls that the program asked for."""
+
+
+def cell_content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None  # not assigned yet
+
+
+def _is_definition(x: Any) -> bool:
+    return isinstance(x, type | types.ModuleType | types.BuiltinFunctionType) or (
+        isinstance(x, types.FunctionType) and not reach.is_instrumented(x))
+
+
+def symbol_name(name: str) -> str:
+    """A name of a host object as an IR symbol."""
+    return "".join(c if c.isalnum() or c in "._" else "_" for c in name.replace(".<locals>.", ".")) or "object"
+
+
+def _gathered(*pairs: Any) -> Gathered:
+    """Run time: what the children of a fork hold under a name, from values and meta infos in turn."""
+    return Gathered(tuple(held_of(value, meta) for value, meta in zip(pairs[::2], pairs[1::2], strict=True)))
+
+
+def _scoped(since: Any, until: Any) -> Scoped:
+    """Run time: the text between two prompts."""
+    return Scoped(since, until)
+
+
+def held_of(value: Any, meta: Any) -> Any:
+    """Run time: a variable's content from the two operands that stand for it."""
+    if isinstance(value, Result | Gathered | Scoped):
+        return value
+    return Stored(value, meta.result if isinstance(meta, Meta) else meta)
+
+
+_ON_ANY = {
+    "py.bool": Known("bool"), "py.not": Known("bool"), "py.in": Known("bool"), "py.not_in": Known("bool"), "py.format": Known("str"),
+    "py.text": Known("str"), "py.is": Known("bool", total=True), "py.is_not": Known("bool", total=True), "py.argmin": Known("int"),
+    "py.argmax": Known("int"),
+}  # fmt: skip
+_PREFIX = {"ctx": "c", "str": "x", "bool": "p", "int": "n", "float": "r"}

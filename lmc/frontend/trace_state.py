@@ -1,0 +1,129 @@
+"""What a traced state writes to: the graph. Prompts and answers are named by IR values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lmc.errors import Loc
+from lmc.frontend.primitives import GenExpr, SelectExpr
+from lmc.frontend.values import TraceEscape, Value
+from lmc.ir.core import Attr, Operand, Type
+from lmc.ir.core import Value as IRValue
+from lmc.prompt import Special
+
+if TYPE_CHECKING:
+    from lmc.frontend.trace_record import Recorder
+
+NOT_AN_ATTRIBUTE: Any = object()
+
+
+class Ctx:
+    """A traced prompt state."""
+
+    __slots__ = ("__weakref__", "ir")
+
+    def __init__(self, ir: IRValue) -> None:
+        self.ir = ir
+
+
+class Answer:
+    """A traced answer of the model: its value and its meta info, read at most once each."""
+
+    __slots__ = ("__weakref__", "domain", "ir", "meta", "read_meta", "read_value")
+
+    def __init__(self, ir: IRValue, meta: IRValue, domain: tuple[str, ...] | None) -> None:
+        self.ir, self.meta, self.domain = ir, meta, domain
+        self.read_value: Value | None = None
+        self.read_meta: Value | None = None
+
+
+class TraceEmitter:
+    """What a traced state writes to: the graph."""
+
+    def __init__(self, trace: Recorder) -> None:
+        self.trace = trace
+
+    def _ctx(self, kind: str, operands: Sequence[Operand], **attrs: Attr) -> Ctx:
+        return self.trace.keep(Ctx(self.trace.emit(kind, operands, attrs, ("ctx",))[0]))
+
+    def root(self) -> Ctx:
+        return self._ctx("ctx.new", ())
+
+    def append(self, ctx: Ctx, text: str | Value | Special) -> Ctx:
+        return self._ctx("append", (ctx.ir, self.trace.text_operand(text)))
+
+    def image(self, ctx: Ctx, source: Any, num_frames: Any = None) -> Ctx:
+        if num_frames is None:
+            return self._ctx("image", (ctx.ir, self.trace.operand(source)))
+        return self._ctx("video", (ctx.ir, self.trace.operand(source), self.trace.concrete(num_frames)))
+
+    def role_begin(self, ctx: Ctx, role: str, previous: str | None) -> Ctx:
+        return self._ctx("role.begin", (ctx.ir,), role=role, previous=previous)
+
+    def role_end(self, ctx: Ctx, role: str) -> Ctx:
+        return self._ctx("role.end", (ctx.ir,), role=role)
+
+    def gen(self, ctx: Ctx, expr: GenExpr, stream: str, ordinal: int) -> tuple[Ctx, Answer]:
+        attrs: dict[str, Attr] = {"name": expr.name, "stream": stream, "ordinal": ordinal}
+        operands: list[Operand] = [ctx.ir]
+        params: list[str] = []
+        for key, given in expr.given.items():
+            attr = self.trace.attribute(given)
+            if attr is NOT_AN_ATTRIBUTE:
+                params.append(key)
+                operands.append(self.trace.operand(given))
+            else:
+                attrs[key] = attr
+        if params:
+            attrs["params"] = tuple(params)
+        kind: Type = "str" if expr.given.get("n", 1) == 1 else "any"
+        return self._ask("gen", operands, attrs, kind, expr.name, expr.loc, None)
+
+    def select(self, ctx: Ctx, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Ctx, Answer]:
+        attrs: dict[str, Attr] = {"name": expr.name, "stream": stream, "ordinal": ordinal}
+        operands: list[Operand] = [ctx.ir, *map(self.trace.text_operand, expr.choices)]
+        params: list[str] = []
+        for key, given in (("method", expr.choices_method), ("temperature", expr.temperature)):
+            if isinstance(given, Value):
+                params.append(key)
+                operands.append(given.ir)
+            else:
+                attrs[key] = str(given) if key == "method" else given
+        if params:
+            attrs["params"] = tuple(params)
+        constant = all(isinstance(c, str) for c in expr.choices)
+        domain = tuple(dict.fromkeys(c for c in expr.choices if isinstance(c, str))) if constant else None
+        return self._ask("select", operands, attrs, "str", expr.name, expr.loc, domain)
+
+    def _ask(
+        self, kind: str, operands: list[Operand], attrs: dict[str, Attr], result: Type, name: str | None, loc: Loc | None, domain: Any
+    ) -> tuple[Ctx, Answer]:
+        ctx, value, meta = self.trace.emit(kind, operands, attrs, ("ctx", result, "any"), (None, name, "m"), loc)
+        return self.trace.keep(Ctx(ctx)), self.trace.keep(Answer(value, meta, domain))
+
+    def read(self, answer: Answer) -> Value:
+        if answer.read_value is None:
+            (ir,) = self.trace.emit("read", (answer.ir,), {}, (answer.ir.type,), (answer.ir.name,))
+            answer.read_value = self.trace.value(ir, domain=answer.domain)
+        return answer.read_value
+
+    def meta(self, answer: Answer) -> Value:
+        if answer.read_meta is None:
+            (ir,) = self.trace.emit("read", (answer.meta,), {}, ("any",), ("meta",))
+            answer.read_meta = self.trace.value(ir)
+        return answer.read_meta
+
+    def text(self, ctx: Ctx, since: Ctx | None = None) -> Value:
+        if since is None:
+            return self.trace.value(self.trace.emit("ctx.text", (ctx.ir,), {}, ("str",))[0])
+        return self.trace.value(self.trace.emit("ctx.slice", (ctx.ir, since.ir), {}, ("str",))[0])
+
+    def messages(self, ctx: Ctx) -> Value:
+        return self.trace.value(self.trace.emit("ctx.messages", (ctx.ir,), {}, ("any",))[0])
+
+    def wait(self, ctx: Ctx) -> None:
+        self.trace.emit("ctx.text", (ctx.ir,), {}, ("str",))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise TraceEscape(f"{name} of a state")

@@ -1,0 +1,109 @@
+"""A module that the conformance programs use from outside: tools, helpers with and without a state, and things that change."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import lmc
+
+from .harness import effect
+
+LIMIT = 3
+MODE = "a"
+STEPS = ["one", "two", "three"]
+TABLE = {"x": "first", "y": "second"}
+SEEN: list[Any] = []
+IDS = itertools.count()
+
+
+def reset() -> None:
+    global LIMIT, MODE, IDS
+    LIMIT, MODE, IDS = 3, "a", itertools.count()
+    STEPS[:] = ["one", "two", "three"]
+    TABLE.clear()
+    TABLE.update({"x": "first", "y": "second"})
+    SEEN.clear()
+    counted.calls = 0
+    Settings.level = 1
+    Settings.note = None
+
+
+def look() -> Any:
+    return LIMIT, MODE, list(STEPS), dict(TABLE), list(SEEN), counted.calls, Settings.level, Settings.note
+
+
+class Settings:
+    level = 1
+    note: Any = None
+
+
+def set_limit(n: int) -> None:
+    global LIMIT
+    effect("limit", n)
+    LIMIT = n
+
+
+def tool(x: Any) -> str:
+    effect("tool", x)
+    return f"<{x}>"
+
+
+def shout(x: str) -> str:
+    effect("shout", x)
+    return x.upper() + "!"
+
+
+def words(x: str) -> list[str]:
+    effect("words", x)
+    return x.split()
+
+
+def keep(xs: list[Any]) -> int:
+    effect("keep", xs)
+    SEEN.append(xs)
+    return len(xs)
+
+
+def grow(xs: list[Any], x: Any) -> None:
+    effect("grow", xs, x)
+    xs.append(x)
+
+
+def flaky(x: str) -> str:
+    effect("flaky", x)
+    if "a" in x:
+        raise ValueError(f"bad {x}")
+    return x + "?"
+
+
+def counted(x: str) -> str:
+    effect("counted", x)
+    counted.calls += 1
+    return f"{x}{counted.calls}"
+
+
+counted.calls = 0
+
+
+def drop(x: str) -> None:
+    effect("drop", x)
+    STEPS.remove(x)
+
+
+def add_step(x: str) -> None:
+    effect("add", x)
+    STEPS.append(x)
+
+
+def ask(s: Any, question: str, name: str = "a", **more: Any) -> str:
+    s += lmc.user(question) + lmc.assistant(lmc.gen(name, max_tokens=6, **more))
+    return s[name]
+
+
+def apply(fn: Any, *xs: Any) -> Any:
+    effect("apply", *xs)
+    return fn(*xs)
+
+
+TOOLS = {"shout": shout, "tool": tool}
