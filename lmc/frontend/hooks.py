@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from lmc.frontend import hostops, reach
+from lmc.frontend.hostops import Shape, targets
 from lmc.frontend.instrument import CannotInstrument
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.primitives import Expr
@@ -25,18 +26,6 @@ Key = tuple[int, int, int]
 
 Record = Mapping[Key, tuple[bool, Any]]
 """What was done: (True, result) or (False, exception) of each host operation that must not happen twice."""
-
-Shape = tuple[Any, ...]
-"""An unpacking target: None for a name, "*" for a starred one, a tuple for a nested target."""
-
-
-def targets(shape: Shape) -> tuple[int, int]:
-    """(names before the starred one, names after it), or (names, -1) without a starred one."""
-    if "*" in shape:
-        star = shape.index("*")
-        return star, len(shape) - star - 1
-    return len(shape), -1
-
 
 class Mode:
     """Plain Python: what every hook does when nothing is traced. Subclasses change what touches the program's record."""
@@ -307,8 +296,9 @@ class ReplayMode(CountingMode):
         return value
 
     def _flat(self, items: tuple[Any, ...], shape: Shape) -> tuple[Any, ...]:
-        """What `py.unpack` gave, with the list of a starred target spread out again."""
+        """What `py.unpack` gave, with the lists of starred targets spread out again."""
         before, after = targets(shape)
+        items = tuple([self._flat(x, s) if isinstance(s, tuple) else x for x, s in zip(items, shape, strict=True)])
         return items if after < 0 else (*items[:before], *items[before], *items[before + 1 :])
 
     # the outside as it was
@@ -391,7 +381,13 @@ class ReplayMode(CountingMode):
         return self._answer(key) if key in self.record else hostops.OPERATIONS["py.format"](*part)
 
     def iter(self, value: Any, shape: Shape | None = None) -> Iterable[Any]:
-        return self._recorded_iter(1, value)
+        items = self._recorded_iter(1, value)
+        return items if shape is None or items is value else self._unpacked_items(self.tick, items, shape)
+
+    def _unpacked_items(self, tick: int, items: Iterable[Any], shape: Shape) -> Iterator[Any]:
+        for index, item in enumerate(items, 1):
+            key = (tick, 1, -index)
+            yield self._flat(self._answer(key), shape) if key in self.record else item
 
     def _recorded_iter(self, which: int, value: Any) -> Any:
         """Iterates `value`; what was iterated before comes from the record, the rest from the same iterator."""

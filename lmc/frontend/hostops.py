@@ -23,19 +23,32 @@ def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return fn(*args, **kwargs)
 
 
-def _unpack(value: Iterable[Any], before: int, after: int) -> tuple[Any, ...]:
-    """The items of `value` for `before` targets, a starred one (if after >= 0), and `after` targets; raises as Python does."""
+Shape = tuple[Any, ...]
+"""An unpacking target: None for a name, "*" for a starred one, a tuple for a nested target."""
+
+
+def targets(shape: Shape) -> tuple[int, int]:
+    """(names before the starred one, names after it), or (names, -1) without a starred one."""
+    if "*" in shape:
+        star = shape.index("*")
+        return star, len(shape) - star - 1
+    return len(shape), -1
+
+
+def _unpack(value: Iterable[Any], shape: Shape) -> tuple[Any, ...]:
+    """One item for each target of `shape`: a list for the starred one, such a tuple for a nested one; raises as Python does."""
+    before, after = targets(shape)
+    items = list(value)
     if after < 0:
-        items = tuple(value)
         if len(items) < before:
             raise ValueError(f"not enough values to unpack (expected {before}, got {len(items)})")
         if len(items) > before:
             raise ValueError(f"too many values to unpack (expected {before})")
-        return items
-    items = tuple(value)
-    if len(items) < before + after:
+    elif len(items) < before + after:
         raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
-    return (*items[:before], list(items[before : len(items) - after]), *items[len(items) - after :])
+    else:
+        items[before : len(items) - after] = [items[before : len(items) - after]]
+    return tuple([_unpack(x, s) if isinstance(s, tuple) else x for x, s in zip(items, shape, strict=True)])
 
 
 def _call_method(owner: Any, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -189,7 +189,7 @@ def traced_twin(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: A
         case type():
             return _class_twin(fn, args, kwargs, hooks)
         case _:
-            call = getattr(type(fn), "__call__", None)
+            call = getattr(type(fn), "__call__", None)  # noqa: B004
             if isinstance(call, types.FunctionType) and not is_own(type(fn)):
                 twin = traced_twin(call, (fn, *args), kwargs, hooks)
                 return None if twin is None else functools.partial(twin, fn)

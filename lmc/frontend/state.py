@@ -191,7 +191,7 @@ class State:
         if held.__class__ is Stored:
             return held.value
         value = self._read(held)
-        if value.__class__ is list:  # one list object from now on, so that what the program does to it stays
+        if value.__class__ is list or (value.__class__ is Value and value.type == "any"):  # one list object from now on, so that what the program does to it stays
             self.variables[name] = Stored(value, held)
         return value
 

@@ -20,7 +20,7 @@ from lmc.frontend.tree import Guard
 from lmc.frontend.values import TraceEscape, Value
 
 MISSING = object()
-DICT_VIEWS = type({}.keys()) | type({}.values()) | type({}.items()) | type(iter([])) | type(iter(())) | type(iter("")) | type(iter({}))
+DICT_VIEWS = tuple(map(type, ({}.keys(), {}.values(), {}.items(), iter([]), iter(()), iter(""), iter({}), reversed([]))))
 _STEADY_ITEMS = 256  # of an outside container that is read while tracing
 
 
@@ -129,7 +129,7 @@ def is_enum_member(x: Any) -> bool:
 
 def is_lazy(x: Any) -> bool:
     """Whether iterating an object uses it up, or shows what it was made from."""
-    return isinstance(x, LAZY) or isinstance(x, DICT_VIEWS)
+    return isinstance(x, (*LAZY, *DICT_VIEWS))
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from lmc.frontend import hostops, reach
-from lmc.frontend.hooks import Key, Shape, hooks, targets
-from lmc.frontend.hostops import Known, native
+from lmc.frontend.hooks import Key, hooks
+from lmc.frontend.hostops import Known, Shape, native
 from lmc.frontend.instrument import instrument
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.primitives import Expr
@@ -345,26 +345,30 @@ class TraceMode(OutsideMode):
         return self.unpacked(value, shape)
 
     def unpacked(self, value: Any, shape: Shape, key: Key | None = None) -> Any:
-        before, after = targets(shape)
-        nested = any(isinstance(s, tuple) for s in shape)
         if isinstance(value, Value):
-            return self._unpacked_value(value, shape, before, after, key)
-        if not nested or not (isinstance(value, tuple | list) and len(value) == len(shape)):
+            return self._taken_apart(self.simple("py.unpack", value, shape, key=key), value, shape)
+        if self.steady(value):
+            return tuple(value)
+        if not self.is_plain(value) or (self.is_own_instance(value) and not is_lazy(value)):
+            items = self.simple("py.unpack", value, shape, key=key)
+            return self._taken_apart(items, items, shape)
+        if not any(isinstance(s, tuple) for s in shape) or not (isinstance(value, tuple | list) and len(value) == len(shape)):
             return value
-        return tuple(self.unpacked(v, s) if isinstance(s, tuple) else v for v, s in zip(value, shape, strict=True))
+        with self.auxiliary():
+            return tuple([self.unpacked(v, s) if isinstance(s, tuple) else v for v, s in zip(value, shape, strict=True)])
 
-    def _unpacked_value(self, value: Value, shape: Shape, before: int, after: int, key: Key | None) -> Any:
-        items = self.simple("py.unpack", value, before, after, key=key)
-        count = before if after < 0 else before + 1 + after
+    def _taken_apart(self, items: Value, source: Value, shape: Shape) -> tuple[Any, ...]:
         found: list[Any] = []
-        for i in range(count):
-            kind: Type = "str" if value.items == "str" and not (after >= 0 and i == before) else "any"
+        for i, target in enumerate(shape):
+            kind: Type = "str" if source.items == "str" and target is None else "any"
             item = self.host(self.operation("py.getitem"), [items.ir, i], Known(kind, total=True), "pure")
-            item.immutable = kind == "str" or (value.immutable and after < 0)
-            found.append(self.unpacked(item, shape[i]) if isinstance(shape[i], tuple) else item)
-        if after >= 0:
-            starred = self.spread(self.host(self.operation("py.as_tuple"), [found[before].ir], Known(), "ordered", key=NO_KEY), value)
-            return (*found[:before], *starred, *found[before + 1 :])
+            item.immutable = kind == "str" or source.immutable
+            if isinstance(target, tuple):
+                found.append(self._taken_apart(item, item, target))
+            elif target == "*":
+                found += self.spread(self.host(self.operation("py.as_tuple"), [item.ir], Known(), "ordered", key=NO_KEY), source)
+            else:
+                found.append(item)
         return tuple(found)
 
     def star(self, value: Any) -> Iterable[Any]:
