@@ -11,7 +11,7 @@ import lmc
 from lmc.backend.mock import Mock
 from lmc.chat import RoleTemplate
 from lmc.errors import ArgumentError, ParameterError, ProgramError
-from lmc.jit import MAX_TREES
+from lmc.jit import MAX_ARMS, MAX_TREES
 
 
 @lmc.function
@@ -216,3 +216,21 @@ def _outcome(call: Any) -> Any:
         return call()
     except Exception as error:
         return type(error), str(error).split(" at ")[0][:40]
+
+
+def test_a_decision_with_very_many_answers_does_not_grow_for_ever():
+    @lmc.function
+    def free(s: Any, q: str) -> int:
+        s += q + lmc.gen("x", max_tokens=6)
+        match s["x"]:
+            case "never":
+                return 0
+            case _:
+                return len(s["x"])
+
+    fast = lmc.compile(free, backend=Mock())
+    items = [{"q": str(i)} for i in range(MAX_ARMS + 30)]
+    for item in items:
+        assert fast(**item, seed=1).ret_value == free.run(**item, backend=Mock(), seed=1).ret_value
+    (switch,) = [s for tree, _ in fast.plans() for s in tree.exits()]
+    assert len(switch.arms) <= MAX_ARMS

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lmc.backend.base import Result
-from lmc.backend.instructions import PENDING, HostCall, Instruction, Run, Terminator, cancel, unpin
+from lmc.backend.instructions import HostCall, Instruction, Run, Terminator, cancel, unpin
 
 
 class Execution:
@@ -134,9 +134,7 @@ class Execution:
         while i < len(todo):
             instruction = todo[i]
             i += 1
-            ready = not (instruction.waits & held or instruction in busy) and all(
-                [env[d] is not PENDING for d in instruction.deps]
-            )
+            ready = not (instruction.waits & held or instruction in busy) and instruction.has_operands(env)
             if ready and isinstance(instruction, Terminator):
                 if kept and instruction.drains:
                     kept.append(instruction)

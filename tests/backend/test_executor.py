@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from lmc.backend.executor import Code, Execution, Exit, Instruction, Run, TakeOver
+from lmc.backend.base import TakeOver
+from lmc.backend.code import Code
+from lmc.backend.executor import Execution
+from lmc.backend.instructions import Exit, Instruction, Run
 from lmc.backend.mock import Mock
 from lmc.ir.text import parse
 from lmc.prompt import SamplingParams

@@ -1,0 +1,284 @@
+"""Code: a planned graph compiled to instructions, with every value given a slot. One rule an op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from lmc.backend.base import Backend, Handle, check_supported
+from lmc.backend.instructions import (
+    ALL,
+    RAISE,
+    Ask,
+    Const,
+    Enter,
+    Exit,
+    Fetch,
+    Get,
+    HostCall,
+    Instruction,
+    Prefill,
+    Read,
+    ReadPrompt,
+    Release,
+    Return,
+    Run,
+    Simple,
+    Switch,
+    case_key,
+)
+from lmc.ir.core import DEFAULT, Case, Graph, Op, Operand, Symbol, Value
+from lmc.ir.ops import GEN_PARAMS, trait
+from lmc.prompt import Image, Mark, Origin, Part, Prompt, SamplingParams, Special, make_gen, make_select
+
+
+class Code:
+    """A planned graph as instructions. `bound` places the parameters of a continuation: slots or constants."""
+
+    def __init__(
+        self, graph: Graph, *, strict: bool = False, bound: Sequence[int | Const] | None = None, first: int = 0
+    ) -> None:
+        self.graph = graph
+        self.strict = strict  # what the model is asked waits for everything before it (opt=0)
+        self._place: dict[Value, int | Const] = {}
+        self.slots = first
+        for i, param in enumerate(graph.params):
+            self._place[param] = bound[i] if bound is not None else self._new()
+        blocks: dict[str, list[Instruction]] = {b.label: [] for b in graph.blocks}
+        for block in graph.blocks:  # a block stands after its predecessor
+            blocks[block.label].extend([_RULES[op.kind](self, op) for op in block.ops])
+            blocks[block.label].append(self._terminator(block.terminator, blocks))
+        for block in graph.blocks:
+            end = blocks[block.label][-1]
+            if isinstance(end, Switch):
+                for _, label in block.terminator.cases:
+                    last = blocks[label][-1]
+                    if isinstance(last, Exit) and not isinstance(last.switch, Switch) and last.reason is None:
+                        last.switch = end
+        self.entry: Sequence[Instruction] = blocks[graph.entry.label]
+        if bound is not None:
+            blocks[graph.entry.label].insert(0, Enter(self.slots))
+
+    # places of values
+
+    def _new(self) -> int:
+        self.slots += 1
+        return self.slots - 1
+
+    def out(self, value: Value) -> int:
+        slot = self._place[value] = self._new()
+        return slot
+
+    def place(self, operand: Operand) -> int | Const:
+        """Where an operand's run-time value is: a slot, or here."""
+        if isinstance(operand, Value):
+            return self._place[operand]
+        if isinstance(operand, Symbol):
+            return Const(self.graph.symbols[operand.name])
+        return Const(operand)
+
+    def slot(self, operand: Operand) -> int:
+        place = self.place(operand)
+        assert isinstance(place, int), f"{operand} is a constant"
+        return place
+
+    def deps(self, *operands: Operand) -> tuple[int, ...]:
+        places = [self.place(x) for x in operands]
+        return tuple(dict.fromkeys(p for p in places if isinstance(p, int)))
+
+    def get(self, operand: Operand) -> Get:
+        place = self.place(operand)
+        if isinstance(place, int):
+            return lambda env: env[place]
+        constant = place.value
+        return lambda env: constant
+
+    def fetch(self, operands: Sequence[Operand]) -> Fetch:
+        """All operands' values as a new list."""
+        places = [self.place(x) for x in operands]
+        if not any(isinstance(p, int) for p in places):
+            constants = [p.value for p in places if isinstance(p, Const)]
+            return lambda env: list(constants)
+        template = [None if isinstance(p, int) else p.value for p in places]
+        holes = [(i, p) for i, p in enumerate(places) if isinstance(p, int)]
+        if len(holes) == len(places):
+            slots = [p for _, p in holes]
+            return lambda env: [env[s] for s in slots]
+
+        def fill(env: list[Any]) -> list[Any]:
+            values = template.copy()
+            for i, slot in holes:
+                values[i] = env[slot]
+            return values
+
+        return fill
+
+    # terminators
+
+    def _terminator(self, op: Op, blocks: Mapping[str, list[Instruction]]) -> Instruction:
+        match op.kind:
+            case "switch":
+                switch = Switch(self.deps(*op.operands), op.loc, self.get(op.operands[0]))
+                for case, label in op.cases:
+                    if case is DEFAULT:
+                        switch.default = blocks[label]
+                    else:
+                        switch.arms[case_key(self._case(case))] = blocks[label]
+                return switch
+            case "return":
+                value, prompt, *held = op.operands
+                return Return(
+                    self.deps(*op.operands), op.loc, self.get(value), self.get(prompt), self.fetch(held), op.attrs
+                )
+            case "exit":
+                return Exit(self, op.loc, op.attr("reason"), tuple(self.place(x) for x in op.operands))
+            case _:
+                raise NotImplementedError(f"the executor has no rule for {op.kind}")
+
+    def _case(self, case: Case) -> Any:
+        return self.graph.symbols[case.name] if isinstance(case, Symbol) else case
+
+
+def _append(code: Code, op: Op) -> Instruction:
+    ctx, *parts = op.operands
+    prompt = code.get(ctx)
+    if all(isinstance(p, str | Special | Mark) for p in parts):
+        constant: tuple[Part, ...] = tuple(parts)  # type: ignore[arg-type]
+        return Simple(code.deps(ctx), 0, op.loc, code.out(op.results[0]), lambda run: prompt(run.env).append(*constant))
+    fetch = code.fetch(parts)
+    return Simple(
+        code.deps(*op.operands), 0, op.loc, code.out(op.results[0]), lambda run: prompt(run.env).append(*fetch(run.env))
+    )
+
+
+def _new(code: Code, op: Op) -> Instruction:
+    return Simple((), 0, op.loc, code.out(op.results[0]), lambda run: Prompt())
+
+
+def _concat(code: Code, op: Op) -> Instruction:
+    fetch = code.fetch(op.operands)
+    return Simple(code.deps(*op.operands), 0, op.loc, code.out(op.results[0]), lambda run: "".join(fetch(run.env)))
+
+
+def _image(code: Code, op: Op) -> Instruction:
+    prompt, fetch = code.get(op.operands[0]), code.fetch(op.operands[1:])
+
+    def compute(run: Run) -> Prompt:
+        image = Image(*fetch(run.env))
+        check_supported(run.backend.capabilities, (image,))
+        return prompt(run.env).append(image)
+
+    return Simple(code.deps(*op.operands), RAISE, op.loc, code.out(op.results[0]), compute)
+
+
+_DTYPES = {"int": int, "float": float, "str": str, "bool": bool}
+
+
+def _gen(code: Code, op: Op) -> Instruction:
+    given: dict[str, Any] = {k: op.attrs[k] for k in GEN_PARAMS if k in op.attrs}
+    if given.get("dtype") in _DTYPES:
+        given["dtype"] = _DTYPES[given["dtype"]]
+    names: tuple[str, ...] = op.attr("params", ())
+    ctx, *extra = op.operands
+    fetch = code.fetch(extra)
+    stream, ordinal, name, loc = op.attr("stream"), op.attr("ordinal"), op.attr("name"), op.loc
+    known: dict[SamplingParams, Any] = {}  # requests that are the same in every run
+
+    def make(run: Run) -> Any:
+        if not names and (same := known.get(run.defaults)) is not None:
+            return same
+        full = {**given, **dict(zip(names, fetch(run.env), strict=True))} if names else given
+        ask = make_gen(run.defaults, full, Origin(run.seed, run.item, run.stream + stream, ordinal), name, loc)
+        if not names and ask.params.temperature == 0:
+            known[run.defaults] = ask
+        return ask
+
+    return Ask(
+        code.deps(*op.operands),
+        ALL if code.strict else RAISE,
+        op.loc,
+        tuple(map(code.out, op.results)),
+        code.slot(ctx),
+        (stream, ordinal),
+        make,
+    )
+
+
+def _select(code: Code, op: Op) -> Instruction:
+    names: tuple[str, ...] = op.attr("params", ())
+    ctx, *operands = op.operands
+    count = len(operands) - len(names)
+    fetch = code.fetch(operands)
+    stream, ordinal = op.attr("stream"), op.attr("ordinal")
+    fixed = {"method": op.attr("method"), "temperature": op.attr("temperature", 0.0)}
+
+    def make(run: Run) -> Any:
+        values = fetch(run.env)
+        given = {**fixed, **dict(zip(names, values[count:], strict=True))}
+        origin = Origin(run.seed, run.item, run.stream + stream, ordinal)
+        return make_select(values[:count], given["temperature"], given["method"], origin, op.attr("name"), op.loc)
+
+    return Ask(
+        code.deps(*op.operands),
+        ALL if code.strict else RAISE,
+        op.loc,
+        tuple(map(code.out, op.results)),
+        code.slot(ctx),
+        (stream, ordinal),
+        make,
+    )
+
+
+def _read(code: Code, op: Op) -> Instruction:
+    deps = code.deps(*op.operands)
+    source = code.slot(op.operands[0])
+    return Read(deps, op.loc, code.out(op.results[0]), source)
+
+
+def _read_prompt(code: Code, op: Op) -> Instruction:
+    prompt = code.get(op.operands[0])
+    if op.kind == "ctx.slice":
+        since = code.get(op.operands[1])
+        view: Callable[[Run], Any] = lambda run: prompt(run.env).text(since(run.env))
+    elif op.kind == "ctx.text":
+        view = lambda run: prompt(run.env).text()
+    else:
+        view = lambda run: prompt(run.env).messages()
+    return ReadPrompt(code.deps(*op.operands), op.loc, code.out(op.results[0]), code.slot(op.operands[0]), view)
+
+
+def _host(code: Code, op: Op) -> Instruction:
+    symbol, *operands = op.operands
+    assert isinstance(symbol, Symbol)
+    fn = code.graph.symbols[symbol.name]
+    deps, fetch, kwargs = code.deps(*operands), code.fetch(operands), op.attr("kwargs", ())
+    out = code.out(op.results[0]) if op.results else code._new()
+    if trait(op) != "pure":
+        return HostCall(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), bool(op.attr("inline")))
+    marks = 0 if op.attr("total") else RAISE
+    if not kwargs:
+        return Simple(deps, marks, op.loc, out, lambda run: fn(*fetch(run.env)))
+    n = len(operands) - len(kwargs)
+
+    def compute(run: Run) -> Any:
+        values = fetch(run.env)
+        return fn(*values[:n], **dict(zip(kwargs, values[n:], strict=True)))
+
+    return Simple(deps, marks, op.loc, out, compute)
+
+
+def _prefill(code: Code, op: Op) -> Instruction:
+    shared = WeakKeyDictionary[Backend, Handle]() if op.attr("scope") == "program" else None
+    return Prefill(code.deps(*op.operands), op.loc, code.slot(op.operands[0]), shared)
+
+
+def _release(code: Code, op: Op) -> Instruction:
+    return Release(code.deps(*op.operands), op.loc, code.slot(op.operands[0]))
+
+
+_RULES: Mapping[str, Callable[[Code, Op], Instruction]] = {
+    "ctx.new": _new, "append": _append, "image": _image, "video": _image, "ctx.text": _read_prompt, "ctx.slice": _read_prompt,
+    "ctx.messages": _read_prompt, "concat": _concat, "gen": _gen, "select": _select, "read": _read, "host.call": _host,
+    "prefill": _prefill, "release": _release,
+}  # fmt: skip

@@ -1,0 +1,418 @@
+"""Instructions: ops made ready to execute on one run, and the run they execute on.
+
+An instruction knows what it depends on, what it must wait for in program order, and what it holds back until it is
+finished. It executes at once, is started, or waits for an answer; it never blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
+
+from lmc.backend.base import Backend, Handle, Hints, Meta, Result, TakeOver
+from lmc.errors import Loc
+from lmc.ir.core import exact
+from lmc.prompt import Prompt, SamplingParams
+
+if TYPE_CHECKING:
+    from lmc.backend.code import Code
+
+
+# What an unfinished op holds back, and what an op waits for (bit masks).
+READ = 1  # may raise what the backend failed with
+RAISE = 2  # may raise an exception of the program's own
+EFFECT = 4  # touches the world, or an object that can change
+ALL = READ | RAISE | EFFECT
+
+
+class _Pending:
+    def __repr__(self) -> str:
+        return "PENDING"
+
+
+PENDING = _Pending()
+
+
+class Run:
+    """One run of a program: a binding of its parameters and everything that has become known since.
+
+    env      values by slot, PENDING until they are there
+    pending  instructions of the path not finished yet, in program order
+    path     the answers given to the decisions so far
+    record   results of host operations that must not happen twice, by their key
+    answers  what was asked, by stream and ordinal: (prompt before, request, prompt after)
+    """
+
+    __slots__ = (
+        "answers", "backend", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "owner", "path", "pending",
+        "pins", "record", "result", "root", "seed", "stream", "taken",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        owner: Owner,
+        backend: Backend,
+        defaults: SamplingParams,
+        seed: int,
+        item: int,
+        arguments: Sequence[Any],
+        stream: str = "",
+    ) -> None:
+        """`stream` is what the streams of the graph are relative to: "" unless this is a run inside of another program."""
+        self.owner, self.backend, self.defaults, self.seed, self.item, self.stream = (
+            owner,
+            backend,
+            defaults,
+            seed,
+            item,
+            stream,
+        )
+        self.root: Any = None  # the owner's
+        self.taken = False  # by the interpreter
+        self.context: Context | None = None
+        self.env: list[Any] = list(arguments)
+        self.pending: list[Instruction] = []
+        self.path: list[Any] = []
+        self.record: dict[Any, tuple[bool, Any]] = {}
+        self.answers: dict[tuple[str, int], tuple[Prompt, Any, Prompt]] = {}
+        self.busy: set[Instruction] = set()  # started, or waiting for an answer
+        self.inflight = 0  # of those, host calls running on the pool
+        self.pins: list[Handle] = []
+        self.failure: BaseException | None = None
+        self.result: Any = None  # what the owner made of the end
+        self.error: BaseException | None = None  # what the program raised
+
+    def enter(self, code: Code) -> None:
+        """Starts at the beginning of a compiled graph."""
+        self.grow(code.slots)
+        self.pending = list(code.entry)
+
+    def grow(self, slots: int) -> None:
+        self.env.extend([PENDING] * (slots - len(self.env)))
+
+
+class Owner(Protocol):
+    """Who started a run: knows the program, so it can extend the graph, take over, and say what a run returns."""
+
+    def extend(self, run: Run, exit: Exit) -> Sequence[Instruction] | None:
+        """The instructions that follow for the last decision of `run.path`; None: the interpreter takes over."""
+        ...
+
+    def finish(self, run: Run, value: Any, prompt: Prompt, held: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        """What a run that returned gives back. `held`: value and meta of each variable."""
+        ...
+
+    def replay(self, run: Run) -> Any:
+        """Runs the rest in the interpreter, on the run's record; gives what the run gives back, or raises."""
+        ...
+
+    def context(self, run: Run) -> Context:
+        """The context in which the run's host calls execute."""
+        ...
+
+
+class Scheduler(Protocol):
+    """What an instruction asks of the execution that drives it."""
+
+    parallel: bool
+
+    def wait(self, run: Run, instruction: Instruction, answer: Result) -> bool:
+        """Executes the instruction again when the answer is there; False."""
+        ...
+
+    def start(self, run: Run, instruction: HostCall, args: list[Any]) -> bool:
+        """Runs a host call on the pool; False."""
+        ...
+
+
+class Const:
+    """An operand that is known when the graph is compiled."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+Get = Callable[[list[Any]], Any]
+"""An operand's value from a run's slots."""
+Fetch = Callable[[list[Any]], list[Any]]
+"""The values of several operands from a run's slots, as a new list."""
+
+
+class Instruction:
+    """An op made ready to execute. `execute` gives False when it has only been started or must wait for an answer."""
+
+    __slots__ = ("deps", "loc", "marks", "waits")
+
+    def __init__(self, deps: tuple[int, ...], waits: int, marks: int, loc: Loc | None) -> None:
+        self.deps, self.waits, self.marks, self.loc = deps, waits, marks, loc
+
+    def has_operands(self, env: list[Any]) -> bool:
+        for slot in self.deps:  # noqa: SIM110  # a loop is the fastest here
+            if env[slot] is PENDING:
+                return False
+        return True
+
+    def execute(self, run: Run, x: Scheduler) -> bool:
+        raise NotImplementedError
+
+
+class Terminator(Instruction):
+    """The end of a block. `drains`: only when everything before it is finished."""
+
+    __slots__ = ()
+    drains = True
+
+    def follow(self, run: Run) -> Sequence[Instruction] | None:
+        """The next instructions, or None when the run is over."""
+        raise NotImplementedError
+
+
+class Simple(Instruction):
+    """An op that computes one value from its operands at once."""
+
+    __slots__ = ("compute", "out")
+
+    def __init__(
+        self, deps: tuple[int, ...], marks: int, loc: Loc | None, out: int, compute: Callable[[Run], Any]
+    ) -> None:
+        super().__init__(deps, 0, marks, loc)
+        self.out, self.compute = out, compute
+
+    def execute(self, run: Run, x: Scheduler) -> bool:
+        run.env[self.out] = self.compute(run)
+        return True
+
+
+class Ask(Instruction):
+    """gen and select: submits at once, waits for nothing."""
+
+    __slots__ = ("ctx", "key", "make", "outs")
+
+    def __init__(self, deps: tuple[int, ...], waits: int, loc: Loc | None, outs: tuple[int, ...], ctx: int, key: tuple[str, int],
+                 make: Callable[[Run], Any]) -> None:  # fmt: skip
+        super().__init__(deps, waits, READ, loc)
+        self.outs, self.ctx, self.key, self.make = outs, ctx, key, make
+
+    def execute(self, run: Run, x: Scheduler) -> bool:
+        env = run.env
+        before: Prompt = env[self.ctx]
+        ask = self.make(run)
+        after = before.submit(run.backend, ask)
+        run.answers[run.stream + self.key[0], self.key[1]] = (before, ask, after)
+        ctx, value, meta = self.outs
+        env[ctx], env[value], env[meta] = after, after.result, Meta(after.result)  # type: ignore[arg-type]
+        return True
+
+
+class Read(Instruction):
+    """read: waits for an answer and raises what it failed with."""
+
+    __slots__ = ("out", "source")
+
+    def __init__(self, deps: tuple[int, ...], loc: Loc | None, out: int, source: int) -> None:
+        super().__init__(deps, 0, READ, loc)
+        self.out, self.source = out, source
+
+    def execute(self, run: Run, x: Scheduler) -> bool:
+        answer = run.env[self.source]
+        if answer.__class__ is Meta:
+            if not answer.result.done:
+                return x.wait(run, self, answer.result)
+            run.env[self.out] = answer.result.output().meta
+        elif isinstance(answer, Result):
+            if not answer.done:
+                return x.wait(run, self, answer)
+            run.env[self.out] = answer.output().value
+        else:
+            run.env[self.out] = answer
+        return True
+
+
+class ReadPrompt(Instruction):
+    """ctx.text, ctx.slice, ctx.messages: wait for every answer in the prompt."""
+
+    __slots__ = ("ctx", "out", "view")
+
+    def __init__(self, deps: tuple[int, ...], loc: Loc | None, out: int, ctx: int, view: Callable[[Run], Any]) -> None:
+        super().__init__(deps, 0, READ, loc)
+        self.out, self.ctx, self.view = out, ctx, view
+
+    def execute(self, run: Run, x: Scheduler) -> bool:
+        for node in run.env[self.ctx].nodes():
+            if node.result is not None and not node.result.done:
+                return x.wait(run, self, node.result)
+        run.env[self.out] = self.view(run)
+        return True
+
+
+class HostCall(Instruction):
+    """host.call, ordered or effect: in program order, and its result is recorded."""
+
+    __slots__ = ("args", "fn", "inline", "key", "kwargs", "out")
+
+    def __init__(self, deps: tuple[int, ...], loc: Loc | None, out: int, fn: Callable[..., Any], args: Fetch, kwargs: tuple[str, ...],
+                 key: Any, inline: bool) -> None:  # fmt: skip
+        super().__init__(deps, ALL, ALL, loc)
+        self.out, self.fn, self.args, self.kwargs, self.key, self.inline = out, fn, args, kwargs, key, inline
+
+    def execute(self, run: Run, x: Scheduler) -> bool:
+        args = self.args(run.env)
+        if self.inline or not x.parallel:
+            self.settle(run, *self.call(run, args))
+            return True
+        return x.start(run, self, args)
+
+    def call(self, run: Run, args: list[Any]) -> tuple[bool, Any]:
+        """(True, result) or (False, exception)."""
+        n = len(args) - len(self.kwargs)
+        named = dict(zip(self.kwargs, args[n:], strict=True)) if self.kwargs else {}
+        try:
+            if run.context is None:
+                return True, self.fn(*args[:n], **named)
+            return True, run.context.run(self.fn, *args[:n], **named)
+        except Exception as error:
+            return False, error
+
+    def settle(self, run: Run, ok: bool, value: Any) -> None:
+        if self.key is not None and not isinstance(value, TakeOver):
+            run.record[self.key] = (ok, value)
+        if not ok:
+            raise value
+        run.env[self.out] = value
+
+
+class Prefill(Instruction):
+    """prefill: hands the prompt's text to the backend and pins it. What follows builds on the prefilled prompt."""
+
+    __slots__ = ("ctx", "shared")
+
+    def __init__(
+        self, deps: tuple[int, ...], loc: Loc | None, ctx: int, shared: WeakKeyDictionary[Backend, Handle] | None
+    ) -> None:
+        super().__init__(deps, 0, 0, loc)
+        self.ctx = ctx
+        self.shared = shared  # what all runs have in common, by backend; it stays pinned
+
+    def execute(self, run: Run, x: Scheduler) -> bool:
+        prompt: Prompt = run.env[self.ctx]
+        if self.shared is not None:
+            handle = self.shared.get(run.backend)
+            if handle is None:
+                handle = prompt.prefill(run.backend, Hints(pin=True)).handle
+                assert handle is not None
+                self.shared[run.backend] = handle
+            run.env[self.ctx] = Prompt(prompt, (), None, handle, ())
+            return True
+        prompt = run.env[self.ctx] = prompt.prefill(run.backend, Hints(pin=True))
+        assert prompt.handle is not None
+        run.pins.append(prompt.handle)
+        return True
+
+
+class Release(Instruction):
+    """release: ends the pin of a prefilled prompt."""
+
+    __slots__ = ("ctx",)
+
+    def __init__(self, deps: tuple[int, ...], loc: Loc | None, ctx: int) -> None:
+        super().__init__(deps, READ, 0, loc)
+        self.ctx = ctx
+
+    def execute(self, run: Run, x: Scheduler) -> bool:
+        handle = run.env[self.ctx].handle
+        if handle in run.pins:
+            run.pins.remove(handle)
+            run.backend.release(handle)
+        return True
+
+
+class Enter(Instruction):
+    """The first instruction of a continuation: makes room for its values."""
+
+    __slots__ = ("slots",)
+
+    def __init__(self, slots: int) -> None:
+        super().__init__((), 0, 0, None)
+        self.slots = slots
+
+    def execute(self, run: Run, x: Scheduler) -> bool:
+        run.grow(self.slots)
+        return True
+
+
+class Switch(Terminator):
+    """switch: takes the arm of the operand's value."""
+
+    __slots__ = ("arms", "cond", "default")
+    drains = False
+
+    def __init__(self, deps: tuple[int, ...], loc: Loc | None, cond: Callable[[list[Any]], Any]) -> None:
+        super().__init__(deps, 0, 0, loc)
+        self.cond = cond
+        self.arms: dict[Any, Sequence[Instruction]] = {}
+        self.default: Sequence[Instruction] = ()
+
+    def follow(self, run: Run) -> Sequence[Instruction]:
+        answer = self.cond(run.env)
+        run.path.append(answer)
+        return self.arms.get(case_key(answer), self.default)
+
+
+class Return(Terminator):
+    __slots__ = ("attrs", "held", "prompt", "value")
+
+    def __init__(
+        self, deps: tuple[int, ...], loc: Loc | None, value: Get, prompt: Get, held: Fetch, attrs: Mapping[str, Any]
+    ) -> None:
+        super().__init__(deps, 0, 0, loc)
+        self.value, self.prompt, self.held, self.attrs = value, prompt, held, attrs
+
+    def follow(self, run: Run) -> None:
+        env = run.env
+        run.result = run.owner.finish(run, self.value(env), self.prompt(env), self.held(env), self.attrs)
+
+
+class Exit(Terminator):
+    """exit: where the graph ends but the program goes on. `switch` is the decision it hangs on (None: an escape)."""
+
+    __slots__ = ("code", "operands", "reason", "switch")
+
+    def __init__(self, code: Code, loc: Loc | None, reason: str | None, operands: tuple[int | Const, ...]) -> None:
+        super().__init__((), 0, 0, loc)
+        self.code, self.reason, self.operands = code, reason, operands
+        self.switch: Switch | None = None
+
+    def follow(self, run: Run) -> Sequence[Instruction]:
+        following = run.owner.extend(run, self) if self.switch is not None else None
+        if following is None:
+            raise TakeOver(self.reason or "")
+        return following
+
+
+def case_key(answer: Any) -> Any:
+    """The key of a decision's answer: exact for literals, identity for other objects."""
+    kind = answer.__class__
+    if kind is bool or kind is str or kind is int:
+        return kind, answer
+    if kind in (float, bytes, type(None), tuple):
+        return kind, exact(answer)
+    return id(answer)
+
+
+def unpin(run: Run) -> None:
+    """Ends the run's pins that no release has ended."""
+    for handle in run.pins:
+        run.backend.release(handle)
+    run.pins.clear()
+
+
+def cancel(run: Run) -> None:
+    """Cancels everything the run has asked."""
+    for _, _, prompt in run.answers.values():
+        if prompt.handle is not None and prompt.result is not None and not prompt.result.done:
+            prompt.handle.cancel()
+    unpin(run)
