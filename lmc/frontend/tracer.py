@@ -632,13 +632,14 @@ def trace(tree: Tree, program: Function, arguments: inspect.BoundArguments, path
     """Runs the program on symbolic values along a path of decisions and records what is new into the tree.
 
     Arguments are the tree's parameters by name. False when the program did not do what it did in an earlier trace.
+    Raises TraceEscape when nothing of the program can be captured.
     """
+    twin = instrument(_plain_function(program), hooks)
     mode = TraceMode(tree, path)
     token = active.set(mode)
     state = State(TraceEmitter(mode), name=program.name)
     state_token = ACTIVE.set(state)
     try:
-        twin = instrument(_plain_function(program), hooks)
         values = {p.name: mode.value(p) for p in tree.params}
         args = [values.get(n, x) for n, x in zip(program.params, arguments.args[1:], strict=False)]
         kwargs = {n: values.get(n, x) for n, x in arguments.kwargs.items()}
