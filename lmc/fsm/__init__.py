@@ -1,1 +1,1 @@
-"""Constraints as automata: the room for regex to compressed token automata; empty so far."""
+"""Constraints as automata: regexes of Python's dialect to minimal automata over bytes."""

@@ -1,0 +1,101 @@
+"""Sets of characters as sorted code-point ranges: the algebra, Python's classes, and case folding as `re` does it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+MAX_CHAR = 0x10FFFF
+SURROGATES = (0xD800, 0xDFFF)  # no UTF-8 text has them
+
+Ranges = tuple[tuple[int, int], ...]  # inclusive, ascending, with gaps between
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The same characters, sorted, without overlaps and without neighbours that touch."""
+    out: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if out and low <= out[-1][1] + 1:
+            out[-1] = (out[-1][0], max(out[-1][1], high))
+        else:
+            out.append((low, high))
+    return tuple(out)
+
+
+def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    out: list[tuple[int, int]] = []
+    at = 0
+    for low, high in merged(ranges):
+        if at < low:
+            out.append((at, low - 1))
+        at = high + 1
+    if at <= MAX_CHAR:
+        out.append((at, MAX_CHAR))
+    return tuple(out)
+
+
+def without_surrogates(ranges: Ranges) -> Ranges:
+    out: list[tuple[int, int]] = []
+    for low, high in ranges:
+        if low < SURROGATES[0]:
+            out.append((low, min(high, SURROGATES[0] - 1)))
+        if high > SURROGATES[1]:
+            out.append((max(low, SURROGATES[1] + 1), high))
+    return tuple(out)
+
+
+# -- classes -------------------------------------------------------------------------------------------------------
+
+_ASCII: dict[str, Ranges] = {
+    "d": ((48, 57),),
+    "s": ((9, 13), (32, 32)),
+    "w": ((48, 57), (65, 90), (95, 95), (97, 122)),
+}
+
+
+def ascii_class(letter: str) -> Ranges:
+    """`\\d`, `\\s` or `\\w` under re.ASCII."""
+    return _ASCII[letter]
+
+
+@lru_cache
+def unicode_class(letter: str) -> Ranges:
+    """`\\d`, `\\s` or `\\w` as this Python's Unicode tables have it; asked of `re` itself, once."""
+    return tuple((m.start(), m.end() - 1) for m in re.finditer(rf"\{letter}+", _every_character()))
+
+
+@lru_cache(1)
+def _every_character() -> str:
+    return "".join(map(chr, range(MAX_CHAR + 1)))
+
+
+# -- case ----------------------------------------------------------------------------------------------------------
+
+
+def fold_ascii(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """With the other case of every ASCII letter, as under re.IGNORECASE | re.ASCII."""
+    ranges = list(ranges)
+    extra: list[tuple[int, int]] = []
+    for low, high in ranges:
+        for first, shift in ((65, 32), (97, -32)):
+            a, b = max(low, first), min(high, first + 25)
+            if a <= b:
+                extra.append((a + shift, b + shift))
+    return merged(ranges + extra)
+
+
+def fold_unicode(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """With every character that re.IGNORECASE takes for one of them; asked of `re` itself."""
+    ranges = merged(ranges)
+    if not ranges:
+        return ranges
+    members = "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges)
+    same = re.findall(f"(?i)[{members}]", _cased())
+    return merged([*ranges, *((ord(c), ord(c)) for c in same)])
+
+
+@lru_cache(1)
+def _cased() -> str:
+    """All characters that folding can touch. None lies beyond the second plane."""
+    return "".join(c for c in map(chr, range(0x20000)) if c.lower() != c or c.upper() != c)

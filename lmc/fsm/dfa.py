@@ -1,0 +1,481 @@
+"""Minimal automata over UTF-8 bytes: tree ─► NFA ─► DFA over character classes ─► minimal ─► bytes.
+
+Determinising and minimising happen over the few classes of characters that a pattern tells apart; only the minimal
+automaton is spread over bytes. Partial characters share states, so that the result is minimal as it is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from lmc.errors import ConstraintError
+from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, parse, shown
+
+MAX_STATES = 50_000
+DEAD = -1
+
+
+@dataclass(frozen=True, eq=False)
+class ByteDFA:
+    """A deterministic automaton over bytes, minimal, without dead states; equal languages have equal tables.
+
+    table   int32 [states, 256]: the next state, DEAD where the byte is not legal
+    final   bool [states]: the text so far is in the language
+    States are numbered in breadth-first order of bytes; 0 is the start.
+    """
+
+    table: np.ndarray
+    final: np.ndarray
+
+    @property
+    def states(self) -> int:
+        return len(self.final)
+
+    @property
+    def nbytes(self) -> int:
+        return self.table.nbytes + self.final.nbytes
+
+    def step(self, state: int, text: bytes) -> int:
+        """The state after `text`, DEAD if it leaves the language."""
+        flat = self.flat
+        for byte in text:
+            if state < 0:
+                return DEAD
+            state = flat[state << 8 | byte]
+        return state
+
+    def accepts(self, text: bytes) -> bool:
+        end = self.step(0, text)
+        return end >= 0 and bool(self.final[end])
+
+    @cached_property
+    def flat(self) -> memoryview:
+        """The table as one row of ints: the quickest way to read single entries."""
+        return np.ascontiguousarray(self.table).reshape(-1).data
+
+    @cached_property
+    def singular(self) -> np.ndarray:
+        """bool [states]: exactly one byte is legal and the text may not end here (final counts as a way on)."""
+        return ((self.table >= 0).sum(axis=1) == 1) & ~self.final
+
+
+def compile_regex(pattern: str) -> ByteDFA:
+    """The minimal automaton of a pattern; raises ConstraintError for what `regex.parse` refuses and for what is too large."""
+    try:
+        return build(parse(pattern))
+    except _TooLarge:
+        raise ConstraintError(
+            f"regex {shown(pattern)} needs an automaton of more than {MAX_STATES} states; use smaller repeats, "
+            f"or classes instead of nested alternatives"
+        ) from None
+
+
+def build(tree: Node) -> ByteDFA:
+    """The minimal automaton of a tree."""
+    alphabet = _Alphabet.of(tree)
+    table, final = _determinised(_NFA.of(tree, alphabet))
+    table, final = _live(table, final)
+    table, final = _minimised(table, final)
+    return _spread(table, final, alphabet)
+
+
+class _TooLarge(Exception):
+    """More than MAX_STATES."""
+
+
+# -- classes of characters -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Alphabet:
+    """The coarsest division of characters into classes that every set of the tree is a sum of.
+
+    lows, highs, classes   int64 [intervals]: ascending intervals and the class of each; characters of no set are left out
+    members                each set's classes
+    """
+
+    lows: np.ndarray
+    highs: np.ndarray
+    classes: np.ndarray
+    members: dict[Chars, tuple[int, ...]]
+
+    @property
+    def size(self) -> int:
+        return int(self.classes.max(initial=-1)) + 1
+
+    @staticmethod
+    def of(tree: Node) -> _Alphabet:
+        sets = list(dict.fromkeys(_sets(tree)))
+        cuts = sorted({c for s in sets for low, high in s.ranges for c in (low, high + 1)})
+        lows, highs = np.array(cuts[:-1], np.int64), np.array(cuts[1:], np.int64) - 1
+        inside = np.zeros((len(sets), len(lows)), bool)
+        for row, s in zip(inside, sets):
+            edges = np.searchsorted(lows, [(low, high + 1) for low, high in s.ranges]).reshape(-1, 2)
+            for a, b in edges.tolist():
+                row[a:b] = True
+        used = inside.any(axis=0)
+        signatures = np.ascontiguousarray(np.packbits(inside[:, used], axis=0).T)
+        names: dict[bytes, int] = {}
+        classes = np.array([names.setdefault(s.tobytes(), len(names)) for s in signatures], np.int64)
+        members = {s: tuple(np.unique(classes[row[used]]).tolist()) for s, row in zip(sets, inside)}
+        return _Alphabet(lows[used], highs[used], classes, members)
+
+
+def _sets(tree: Node) -> Iterable[Chars]:
+    if isinstance(tree, Chars):
+        yield tree
+    elif isinstance(tree, Repeat):
+        yield from _sets(tree.body)
+    else:
+        for part in tree.parts if isinstance(tree, Concat) else tree.arms:
+            yield from _sets(part)
+
+
+# -- tree to NFA ---------------------------------------------------------------------------------------------------
+
+
+class _NFA:
+    """Thompson's automaton: a state reads one set of characters, or goes on for free."""
+
+    def __init__(self, alphabet: _Alphabet) -> None:
+        self.members = alphabet.members
+        self.alphabet_size = alphabet.size
+        self.free: list[list[int]] = []  # free moves of each state
+        self.reads: list[tuple[tuple[int, ...], int] | None] = []  # (classes, next state)
+        self.start = self.end = 0
+
+    @staticmethod
+    def of(tree: Node, alphabet: _Alphabet) -> _NFA:
+        nfa = _NFA(alphabet)
+        nfa.start = nfa.state()
+        nfa.end = nfa.add(tree, nfa.start)
+        return nfa
+
+    def state(self) -> int:
+        if len(self.free) > 8 * MAX_STATES:
+            raise _TooLarge
+        self.free.append([])
+        self.reads.append(None)
+        return len(self.free) - 1
+
+    def add(self, tree: Node, at: int) -> int:
+        """Lets `tree` be read from `at`, which reads nothing else; returns the state behind it."""
+        if isinstance(tree, Chars):
+            end = self.state()
+            self.reads[at] = (self.members[tree], end)
+            return end
+        if isinstance(tree, Concat):
+            for part in tree.parts:
+                at = self.add(part, at)
+            return at
+        if isinstance(tree, Union):
+            end = self.state()
+            for arm in tree.arms:
+                self.free[self.add(arm, self.branch(at))].append(end)
+            return end
+        return self.add_repeat(tree, at)
+
+    def add_repeat(self, tree: Repeat, at: int) -> int:
+        for _ in range(tree.low):
+            at = self.add(tree.body, at)
+        end = self.state()
+        if tree.high is None:
+            loop = self.branch(at)
+            self.free[self.add(tree.body, self.branch(loop))].append(loop)
+            self.free[loop].append(end)
+            return end
+        for _ in range(tree.high - tree.low):  # nested, x(x(x)?)?: from every turn one way to the end
+            self.free[at].append(end)
+            at = self.add(tree.body, self.branch(at))
+        self.free[at].append(end)
+        return end
+
+    def branch(self, at: int) -> int:
+        self.free[at].append(new := self.state())
+        return new
+
+    def closures(self) -> list[frozenset[int]]:
+        """Of each state: the states that read, or end, within free moves of it."""
+        found: list[frozenset[int]] = []
+        for state in range(len(self.free)):
+            if not self.free[state]:
+                found.append(frozenset((state,)))
+                continue
+            seen, todo = {state}, [state]
+            while todo:
+                for to in self.free[todo.pop()]:
+                    if to not in seen:
+                        seen.add(to)
+                        todo.append(to)
+            found.append(frozenset(s for s in seen if s == self.end or self.reads[s] is not None))
+        return found
+
+
+def _determinised(nfa: _NFA) -> tuple[np.ndarray, np.ndarray]:
+    """Subset construction over classes: table [states, classes], final [states]."""
+    closures = nfa.closures()
+    start = closures[nfa.start]
+    numbers: dict[frozenset[int], int] = {start: 0}
+    order, rows = [start], list[list[int]]()
+    for subset in order:
+        ways: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for state in subset:
+            read = nfa.reads[state]
+            if read is not None:
+                ways[read[0]].append(read[1])
+        row = [DEAD] * nfa.alphabet_size
+        for classes, target in _per_class(ways, closures):
+            number = numbers.get(target)
+            if number is None:
+                if len(numbers) >= MAX_STATES:
+                    raise _TooLarge
+                number = numbers[target] = len(order)
+                order.append(target)
+            for c in classes:
+                row[c] = number
+        rows.append(row)
+    table = np.array(rows, np.int32).reshape(len(order), nfa.alphabet_size)
+    return table, np.array([nfa.end in s for s in order])
+
+
+def _per_class(
+    ways: dict[tuple[int, ...], list[int]], closures: list[frozenset[int]]
+) -> Iterable[tuple[tuple[int, ...], frozenset[int]]]:
+    """(classes, where they lead): sets that overlap are taken apart."""
+    if len(ways) == 1:
+        [(classes, targets)] = ways.items()
+        yield classes, frozenset().union(*(closures[t] for t in targets))
+        return
+    by_class: dict[int, list[int]] = defaultdict(list)
+    for classes, targets in ways.items():
+        for c in classes:
+            by_class[c] += targets
+    same: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for c, targets in by_class.items():
+        same[tuple(targets)].append(c)
+    for targets, classes in same.items():
+        yield tuple(classes), frozenset().union(*(closures[t] for t in targets))
+
+
+# -- pruning and minimising ----------------------------------------------------------------------------------------
+
+
+def _live(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Without the states from which no end can be reached. All are reachable as they come."""
+    sources, columns = np.nonzero(table >= 0)
+    distance = _to_the_end(sources, table[sources, columns], final)
+    live = distance >= 0
+    if live.all():
+        return table, final
+    numbers = np.append(np.where(live, np.cumsum(live) - 1, DEAD), DEAD).astype(np.int32)
+    return numbers[table[live]], final[live]
+
+
+def _to_the_end(sources: np.ndarray, targets: np.ndarray, final: np.ndarray) -> np.ndarray:
+    """int [states]: steps to the nearest end, -1 if there is none."""
+    before = _predecessors(sources, targets, len(final))
+    distance = np.where(final, 0, -1).tolist()
+    queue = deque(np.flatnonzero(final).tolist())
+    while queue:
+        state = queue.popleft()
+        for p in before[state]:
+            if distance[p] < 0:
+                distance[p] = distance[state] + 1
+                queue.append(p)
+    return np.array(distance)
+
+
+def _predecessors(sources: np.ndarray, targets: np.ndarray, states: int) -> list[list[int]]:
+    pairs = np.unique(targets.astype(np.int64) * states + sources)
+    before: list[list[int]] = [[] for _ in range(states)]
+    for t, s in zip((pairs // states).tolist(), (pairs % states).tolist()):
+        before[t].append(s)
+    return before
+
+
+def _minimised(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One state for each set of states with the same language."""
+    blocks = _refined(table, final)
+    names, first, block = np.unique(blocks, return_index=True, return_inverse=True)
+    if len(names) == len(final):
+        return table, final
+    order = np.argsort(np.argsort(first))  # blocks in order of their first state, so that the start stays 0
+    number = np.append(order[block], DEAD).astype(np.int32)
+    kept = np.sort(first)
+    return number[table[kept]], final[kept]
+
+
+def _refined(table: np.ndarray, final: np.ndarray) -> np.ndarray:
+    """int64 [states]: a name for each block of equivalent states.
+
+    Partition refinement (Moore's signatures, Hopcroft's smaller half): a state is looked at again only when a state
+    after it was renamed, and the largest part of a split block keeps its name. It starts from what equivalent states
+    share anyhow, the length of the shortest and of the longest way to an end, which settles counted repeats at once.
+    """
+    n = len(final)
+    sources, columns = np.nonzero(table >= 0)
+    targets = table[sources, columns]
+    before = _predecessors(sources, targets, n)
+    shortest, longest = _to_the_end(sources, targets, final), _longest(table, before)
+    _, initial = np.unique(np.stack([final, shortest, longest], axis=1), axis=0, return_inverse=True)
+    names = np.append(initial.reshape(-1), -1).astype(np.int64)  # the last: where DEAD (-1) points to
+    members: dict[int, set[int]] = defaultdict(set)
+    for state, name in enumerate(names[:-1].tolist()):
+        members[name].add(state)
+    fresh = len(members)
+    dirty = set(range(n))
+    while dirty:
+        splits: list[list[set[int]]] = []
+        by_block: dict[int, list[int]] = defaultdict(list)
+        for state in dirty:
+            by_block[int(names[state])].append(state)
+        for name, some in by_block.items():
+            block = members[name]
+            if len(block) == 1:
+                continue
+            parts: dict[bytes, set[int]] = defaultdict(set)
+            for state in some:
+                parts[names[table[state]].tobytes()].add(state)
+            if len(some) < len(block):  # the others have one signature still: that of any of them
+                others = block.difference(some)
+                parts[names[table[next(iter(others))]].tobytes()] |= others
+            if len(parts) > 1:
+                splits.append(sorted(parts.values(), key=len))
+        dirty = set()
+        for *small, large in splits:
+            members[int(names[next(iter(large))])] = large
+            for part in small:
+                members[fresh] = part
+                for state in part:
+                    names[state] = fresh
+                    dirty.update(before[state])
+                fresh += 1
+    return names[:-1]
+
+
+def _longest(table: np.ndarray, before: list[list[int]]) -> np.ndarray:
+    """int [states]: the longest way on, -1 if there is no bound. Peels off states whose successors are all known."""
+    waiting = [len(set(row) - {DEAD}) for row in table.tolist()]
+    longest = [-1] * len(waiting)
+    todo = [s for s, open_ways in enumerate(waiting) if not open_ways]
+    for state in todo:
+        longest[state] = 0
+    while todo:
+        state = todo.pop()
+        for p in before[state]:
+            waiting[p] -= 1
+            longest[p] = max(longest[p], longest[state] + 1)
+            if not waiting[p]:
+                todo.append(p)
+    return np.where(np.array(waiting) == 0, longest, -1)
+
+
+# -- characters to bytes -------------------------------------------------------------------------------------------
+
+_Runs = tuple[tuple[int, int, int], ...]  # (first, last, target), ascending, neighbours with one target joined
+
+
+def _spread(table: np.ndarray, final: np.ndarray, alphabet: _Alphabet) -> ByteDFA:
+    """The automaton over bytes of an automaton over classes."""
+    bytes_of = _Bytes(len(final))
+    for row in table:
+        bytes_of.add_state(_segments(row, alphabet))
+    return _numbered([*bytes_of.rows, *bytes_of.inner], final)
+
+
+def _segments(row: np.ndarray, alphabet: _Alphabet) -> _Runs:
+    """A state's transitions as code-point runs."""
+    targets = row[alphabet.classes]
+    use = targets >= 0
+    lows, highs, targets = alphabet.lows[use], alphabet.highs[use], targets[use]
+    if not len(targets):
+        return ()
+    begins = np.append(True, (lows[1:] != highs[:-1] + 1) | (targets[1:] != targets[:-1]))
+    ends = np.append(begins[1:], True)
+    return tuple(zip(lows[begins].tolist(), highs[ends].tolist(), targets[begins].tolist()))
+
+
+class _Bytes:
+    """Rows of the byte automaton: first the states over characters, then those inside a character, each once."""
+
+    _LENGTHS = ((0x80, 0x7FF, 0xC0, 1), (0x800, 0xFFFF, 0xE0, 2), (0x10000, 0x10FFFF, 0xF0, 3))
+
+    def __init__(self, states: int) -> None:
+        self.states = states
+        self.rows: list[_Runs] = []
+        self.inner: dict[_Runs, int] = {}
+        self.made: dict[tuple[int, _Runs], int] = {}
+
+    def add_state(self, segments: _Runs) -> None:
+        row = [(low, min(high, 0x7F), t) for low, high, t in segments if low < 0x80]
+        for low, high, lead, more in self._LENGTHS:
+            part = [(max(a, low), min(b, high), t) for a, b, t in segments if a <= high and b >= low]
+            if part:
+                row += [(lead | first, lead | last, t) for first, last, t in self.blocks(part, more)]
+        assert len(self.rows) < self.states
+        self.rows.append(_joined(row))
+
+    def blocks(self, segments: Iterable[tuple[int, int, int]], more: int) -> Iterable[tuple[int, int, int]]:
+        """Runs of the next byte, whose characters go on for `more` bytes after it."""
+        if not more:
+            return segments
+        bits = 6 * more
+        size = 1 << bits
+        out: list[tuple[int, int, int]] = []
+        partial: dict[int, list[tuple[int, int, int]]] = {}
+        for low, high, target in segments:
+            first, last = low >> bits, high >> bits
+            for block in dict.fromkeys((first, last)):
+                base = block << bits
+                a, b = max(low, base) - base, min(high, base + size - 1) - base
+                if a > 0 or b < size - 1:
+                    partial.setdefault(block, []).append((a, b, target))
+            whole_first = first + (low > first << bits)
+            whole_last = last - (high < (last + 1 << bits) - 1)
+            if whole_first <= whole_last:
+                out.append((whole_first, whole_last, self.node(((0, size - 1, target),), more)))
+        out += [(block, block, self.node(tuple(part), more)) for block, part in partial.items()]
+        return out
+
+    def node(self, segments: _Runs, more: int) -> int:
+        """The state that waits for the last `more` bytes of a character."""
+        key = (more, segments)
+        if key not in self.made:
+            row = _joined((0x80 | a, 0x80 | b, t) for a, b, t in self.blocks(segments, more - 1))
+            if row not in self.inner:
+                if len(self.inner) >= MAX_STATES:
+                    raise _TooLarge
+                self.inner[row] = self.states + len(self.inner)
+            self.made[key] = self.inner[row]
+        return self.made[key]
+
+
+def _joined(runs: Iterable[tuple[int, int, int]]) -> _Runs:
+    out: list[tuple[int, int, int]] = []
+    for first, last, target in sorted(runs):
+        if out and out[-1][2] == target and out[-1][1] + 1 == first:
+            out[-1] = (out[-1][0], last, target)
+        else:
+            out.append((first, last, target))
+    return tuple(out)
+
+
+def _numbered(rows: list[_Runs], final: np.ndarray) -> ByteDFA:
+    """Tables with states in breadth-first order."""
+    numbers, order = {0: 0}, [0]
+    for state in order:
+        for _, _, target in rows[state]:
+            if target not in numbers:
+                numbers[target] = len(order)
+                order.append(target)
+    table = np.full((len(order), 256), DEAD, np.int32)
+    for row, state in zip(table, order):
+        for first, last, target in rows[state]:
+            row[first : last + 1] = numbers[target]
+    characters = np.append(final, np.zeros(max(0, len(rows) - len(final)), bool))
+    return ByteDFA(table, characters[order])

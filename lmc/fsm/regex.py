@@ -1,0 +1,277 @@
+"""Python's regex dialect, parsed by Python's own parser, as a small tree over character sets; refuses what is not regular.
+
+The language of a pattern is that of `re.fullmatch(pattern, text, re.ASCII)`; a pattern that starts with `(?u)` has
+Unicode classes and Unicode case. Groups capture nothing here, and laziness does not change a language.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lmc.errors import ConstraintError
+from lmc.fsm import charset
+from lmc.fsm.charset import Ranges
+
+MAX_REPEAT = 10_000
+
+_parser: Any = re._parser  # type: ignore[attr-defined]  # pyright: ignore
+_sre: Any = re._constants  # type: ignore[attr-defined]  # pyright: ignore
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character out of `ranges` (none of them a surrogate)."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    """Parts one after another; without parts, the empty text."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """Any one of the arms."""
+
+    arms: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`body`, `low` to `high` times; `high` None is without bound."""
+
+    body: Node
+    low: int
+    high: int | None
+
+
+Node = Chars | Concat | Union | Repeat
+EMPTY = Concat(())
+
+
+def parse(pattern: str) -> Node:
+    """The tree of a pattern.
+
+    Raises ConstraintError, with the position in the pattern, for what is invalid, for what is not regular (look-around,
+    back-references, conditions, atomic groups, possessive repeats), and for what needs its surroundings (word
+    boundaries, anchors that are not at an end, multi-line mode).
+    """
+    try:
+        tree = _parser.parse(pattern, 0)
+    except re.error as e:
+        raise ConstraintError(f"invalid regex {shown(pattern)}: {e.msg}{_pointed(pattern, e.pos)}") from None
+    except (OverflowError, RecursionError) as e:
+        raise ConstraintError(f"invalid regex {shown(pattern)}: {e}") from None
+    flags = int(tree.state.flags) & ~re.UNICODE | (re.UNICODE if _asks_for_unicode(pattern) else 0)
+    if flags & re.MULTILINE:
+        raise _refused(pattern, _MULTILINE)
+    try:
+        return _Reader(pattern, flags).sequence(list(tree), at_start=True, at_end=True)
+    except RecursionError:
+        raise ConstraintError(f"regex {shown(pattern)} is nested too deep for a constraint") from None
+
+
+def shown(pattern: str) -> str:
+    """A pattern as error messages quote it."""
+    return repr(pattern if len(pattern) <= 80 else pattern[:77] + "…")
+
+
+def _asks_for_unicode(pattern: str) -> bool:
+    """`(?u)` among the global flags, which stand at the start."""
+    return re.match(r"(?:\(\?[aimsx]+\)|\(\?#[^)]*\)|\s)*\(\?[imsx]*u", pattern) is not None
+
+
+# -- Python's tree to ours -----------------------------------------------------------------------------------------
+
+_CATEGORIES = {
+    _sre.CATEGORY_DIGIT: ("d", False),
+    _sre.CATEGORY_SPACE: ("s", False),
+    _sre.CATEGORY_WORD: ("w", False),
+    _sre.CATEGORY_NOT_DIGIT: ("d", True),
+    _sre.CATEGORY_NOT_SPACE: ("s", True),
+    _sre.CATEGORY_NOT_WORD: ("w", True),
+}
+
+_LOOK, _BACK, _ANCHOR, _BOUNDARY = (
+    "look-ahead and look-behind",
+    "back-references",
+    "an anchor that is not at an end",
+    "word boundaries",
+)
+_CONDITION, _ATOMIC, _POSSESSIVE, _MULTILINE = (
+    "conditional groups",
+    "atomic groups",
+    "possessive repeats",
+    "the flag (?m)",
+)
+_TOO_OFTEN = f"a repeat of more than {MAX_REPEAT}"
+_WHY_NOT = {
+    "ASSERT": _LOOK,
+    "ASSERT_NOT": _LOOK,
+    "FAILURE": _LOOK,  # how later Pythons read (?!)
+    "GROUPREF": _BACK,
+    "GROUPREF_EXISTS": _CONDITION,
+    "ATOMIC_GROUP": _ATOMIC,
+    "POSSESSIVE_REPEAT": _POSSESSIVE,
+}
+_STARTS = (_sre.AT_BEGINNING, _sre.AT_BEGINNING_STRING)
+_ENDS = (_sre.AT_END, _sre.AT_END_STRING)
+
+
+class _Reader:
+    """Reads one syntax tree of `re._parser` under the flags that hold there."""
+
+    def __init__(self, pattern: str, flags: int) -> None:
+        self.pattern, self.flags = pattern, flags
+
+    def sequence(self, items: list[tuple[Any, Any]], *, at_start: bool, at_end: bool) -> Node:
+        """Items one after another; `at_start`, `at_end`: nothing can precede or follow them, so anchors are void."""
+        while at_start and items and items[0][0] is _sre.AT and items[0][1] in _STARTS:
+            items = items[1:]
+        while at_end and items and items[-1][0] is _sre.AT and items[-1][1] in _ENDS:
+            items = items[:-1]
+        last = len(items) - 1
+        parts = [
+            self.item(op, arg, at_start=at_start and i == 0, at_end=at_end and i == last)
+            for i, (op, arg) in enumerate(items)
+        ]
+        return parts[0] if len(parts) == 1 else Concat(tuple(parts))
+
+    def item(self, op: Any, arg: Any, *, at_start: bool, at_end: bool) -> Node:
+        if op is _sre.LITERAL:
+            return self.chars(self.folded([(arg, arg)]))
+        if op is _sre.NOT_LITERAL:
+            return self.chars(charset.complement(self.folded([(arg, arg)])))
+        if op is _sre.ANY:
+            return self.chars(charset.complement([] if self.flags & re.DOTALL else [(10, 10)]))
+        if op is _sre.IN:
+            return self.chars(self.char_class(arg))
+        if op is _sre.BRANCH:
+            return Union(tuple(self.sequence(list(arm), at_start=at_start, at_end=at_end) for arm in arg[1]))
+        if op is _sre.SUBPATTERN:
+            _, add, remove, body = arg
+            return self.under(add, remove).sequence(list(body), at_start=at_start, at_end=at_end)
+        if op in (_sre.MAX_REPEAT, _sre.MIN_REPEAT):
+            return self.repeat(*arg)
+        if op is _sre.AT:
+            raise _refused(self.pattern, _ANCHOR if arg in (*_STARTS, *_ENDS) else _BOUNDARY)
+        raise _refused(self.pattern, _WHY_NOT.get(str(op), str(op)))
+
+    def under(self, add: int, remove: int) -> _Reader:
+        """A reader for the inside of `(?flags:…)`."""
+        if (add | remove) & re.MULTILINE:
+            raise _refused(self.pattern, _MULTILINE)
+        flags = self.flags & ~(re.ASCII | re.UNICODE) if add & (re.ASCII | re.UNICODE) else self.flags
+        return _Reader(self.pattern, (flags | add) & ~remove)
+
+    def repeat(self, low: int, high: int, body: Any) -> Node:
+        unbounded = high is _sre.MAXREPEAT
+        if low > MAX_REPEAT or (not unbounded and high > MAX_REPEAT):
+            raise _refused(self.pattern, _TOO_OFTEN)
+        inner = self.sequence(list(body), at_start=False, at_end=False)
+        if inner == EMPTY or high == 0:
+            return EMPTY
+        return Repeat(inner, low, None if unbounded else high)
+
+    def char_class(self, items: list[tuple[Any, Any]]) -> Ranges:
+        spelled: list[tuple[int, int]] = []
+        named: list[tuple[int, int]] = []  # classes are not folded: they have both cases already, in re as here
+        negate = False
+        for op, arg in items:
+            if op is _sre.NEGATE:
+                negate = True
+            elif op is _sre.LITERAL:
+                spelled.append((arg, arg))
+            elif op is _sre.RANGE:
+                spelled.append(arg)
+            elif op is _sre.CATEGORY:
+                named += self.category(*_CATEGORIES[arg])
+            else:
+                raise _refused(self.pattern, str(op))
+        found = [*self.folded(spelled), *named]
+        return charset.complement(found) if negate else charset.merged(found)
+
+    def category(self, letter: str, negated: bool) -> Ranges:
+        find = charset.unicode_class if self.flags & re.UNICODE else charset.ascii_class
+        return charset.complement(find(letter)) if negated else find(letter)
+
+    def folded(self, ranges: list[tuple[int, int]]) -> Ranges:
+        if not self.flags & re.IGNORECASE:
+            return charset.merged(ranges)
+        return charset.fold_unicode(ranges) if self.flags & re.UNICODE else charset.fold_ascii(ranges)
+
+    def chars(self, ranges: Ranges) -> Node:
+        kept = charset.without_surrogates(ranges)
+        if not kept:
+            raise _refused(self.pattern, "a character class without characters")
+        return Chars(kept)
+
+
+# -- places: Python's tree has none, so the construct that was refused is looked up in the text --------------------
+
+_SPELLED = {
+    _LOOK: r"\(\?<?[=!]",
+    _BACK: r"\(\?P=|\\[1-9]",
+    _CONDITION: r"\(\?\(",
+    _ATOMIC: r"\(\?>",
+    _POSSESSIVE: r"(?<=[*+?}])\+",
+    _BOUNDARY: r"\\[bB]",
+    _ANCHOR: r"[\^$]|\\[AZz]",
+    _TOO_OFTEN: r"\{\d*,?\d{5,}",
+    _MULTILINE: r"\(\?[aiLsux]*m|\(\?[a-zL]*-[a-z]*m",
+}
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)|.", re.DOTALL)
+
+
+def _refused(pattern: str, what: str) -> ConstraintError:
+    position = _position(pattern, what)
+    return ConstraintError(
+        f"regex {shown(pattern)}: {what} cannot be used in a constraint{_pointed(pattern, position)}"
+        f"{'; ' if position is None or chr(10) in pattern else chr(10)}"
+        f"rewrite it with classes, groups, alternatives and repeats, or check the answer afterwards"
+    )
+
+
+def _pointed(pattern: str, position: int | None) -> str:
+    """Where, with a caret when the pattern is one line."""
+    if position is None:
+        return ""
+    caret = "" if "\n" in pattern else f"\n    {pattern}\n    {' ' * position}^"
+    return f" at position {position}{caret}"
+
+
+def _position(pattern: str, what: str) -> int | None:
+    if what not in _SPELLED:
+        return None
+    places = list(_places(pattern, _SPELLED[what]))
+    if what == _ANCHOR and len(places) > 1:
+        return next((at for at, _ in places if _is_inner_anchor(pattern, places, at)), None)
+    return places[0][0] if places else None
+
+
+def _places(pattern: str, spelled: str) -> Iterator[tuple[int, int]]:
+    """Start and end of each occurrence outside of classes, comments and escapes."""
+    wanted = re.compile(spelled)
+    for token in _TOKEN.finditer(pattern):
+        if len(token[0]) <= 2 and (found := wanted.match(pattern, token.start())):
+            yield found.span()
+
+
+def _is_inner_anchor(pattern: str, places: list[tuple[int, int]], at: int) -> bool:
+    """Whether the anchor at `at` alone is refused, the others blanked."""
+    out = pattern
+    for start, end in reversed(places):
+        if start != at:
+            out = f"{out[:start]}(?:){out[end:]}"
+    flags = int(_parser.parse(out, 0).state.flags)
+    try:
+        _Reader(out, flags).sequence(list(_parser.parse(out, 0)), at_start=True, at_end=True)
+    except ConstraintError:
+        return True
+    return False

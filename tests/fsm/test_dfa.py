@@ -1,0 +1,171 @@
+"""Byte automata: the language is that of `re.fullmatch`, and the automaton is minimal."""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import lru_cache
+
+import interegular
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from lmc.errors import ConstraintError
+from lmc.fsm import dfa
+from lmc.fsm.dfa import DEAD, ByteDFA, build, compile_regex
+from lmc.fsm.regex import parse
+from tests.fsm.patterns import ASCII, CHARACTER, HAND_WRITTEN, JUDGE, LETTERS, NAMES, mutated, regexes, word_of
+
+compiled = lru_cache(compile_regex)
+
+
+def flags_of(pattern: str) -> int:
+    return 0 if re.match(r"\(\?i?u", pattern) else re.ASCII
+
+
+def words(pattern: str, n: int) -> list[str]:
+    rng = random.Random(pattern)
+    tree = parse(pattern)
+    inside = [word_of(tree, rng) for _ in range(n)]
+    near = [mutated(word, rng) for word in inside for _ in range(2)]
+    return ["", *inside, *near, *("".join(rng.choices(LETTERS, k=rng.randint(1, 3))) for _ in range(n))]
+
+
+def check_language(pattern: str, n: int) -> None:
+    automaton, reference = compiled(pattern), re.compile(pattern, flags_of(pattern))
+    for word in words(pattern, n):
+        assert automaton.accepts(word.encode()) == bool(reference.fullmatch(word)), word
+
+
+def random_text(automaton: ByteDFA, rng: random.Random) -> bytes:
+    """A text on random ways through the automaton, ended as soon as it may after a while."""
+    state, out = 0, bytearray()
+    while not (automaton.final[state] and (rng.random() < 0.2 or len(out) > 30)):
+        ways = np.flatnonzero(automaton.table[state] >= 0)
+        if not len(ways) or len(out) > 400:
+            break
+        out.append(rng.choice(ways.tolist()))
+        state = automaton.table[state, out[-1]]
+    return bytes(out) if automaton.final[state] else b""
+
+
+def check_words_of_the_automaton(pattern: str, n: int) -> None:
+    automaton, reference = compiled(pattern), re.compile(pattern, flags_of(pattern))
+    rng = random.Random(pattern)
+    for _ in range(n):
+        text = random_text(automaton, rng)
+        if text or automaton.final[0]:
+            assert reference.fullmatch(text.decode()), text  # decodes: whole characters, no surrogates
+
+
+def equivalent_states(automaton: ByteDFA) -> int:
+    """The number of classes of equivalent states, by the textbook's rounds."""
+    block = np.unique(automaton.final, return_inverse=True)[1].reshape(-1)
+    while True:
+        after = np.append(block, -1)[automaton.table]
+        _, refined = np.unique(np.column_stack([block, after]), axis=0, return_inverse=True)
+        if refined.max() == block.max():
+            return int(refined.max()) + 1
+        block = refined.reshape(-1)
+
+
+@pytest.mark.parametrize("pattern", HAND_WRITTEN)
+def test_the_language_is_that_of_fullmatch(pattern):
+    check_language(pattern, 25)
+    check_words_of_the_automaton(pattern, 10)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(regexes)
+def test_any_regex_has_the_language_of_fullmatch_and_a_minimal_automaton(pattern):
+    check_language(pattern, 6)
+    check_words_of_the_automaton(pattern, 3)
+    automaton = compiled(pattern)
+    assert equivalent_states(automaton) == automaton.states
+
+
+@pytest.mark.parametrize("pattern", HAND_WRITTEN)
+def test_the_automaton_is_minimal(pattern):
+    automaton = compiled(pattern)
+    if automaton.states < 100:
+        assert equivalent_states(automaton) == automaton.states
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("(a|b)*", "(a*b*)*"),
+        ("abc|abd|ab", "ab[cd]?"),
+        ("a{2,4}", "aaa?a?"),
+        ("(?i)ab", "[aA][Bb]"),
+        ("[^a]", r"[\x00-`b-\U0010ffff]"),
+        ("x+x+", "xx+"),
+    ],
+)
+def test_equal_languages_have_equal_tables(one, other):
+    a, b = compile_regex(one), compile_regex(other)
+    assert np.array_equal(a.table, b.table) and np.array_equal(a.final, b.final)
+
+
+@pytest.mark.parametrize("pattern", HAND_WRITTEN)
+def test_an_end_is_within_reach_of_every_state(pattern):
+    automaton = compiled(pattern)
+    alive = automaton.final.copy()
+    while True:
+        grown = alive | np.append(alive, False)[automaton.table].any(axis=1)
+        if (grown == alive).all():
+            break
+        alive = grown
+    assert alive.all()
+
+
+@pytest.mark.parametrize(
+    "pattern", [p for p in ASCII if not re.search(r"[\^$]|\\[AZuU]|\(\?[#xis]|世|é|\[\]|\{0\}|\.\{|\{,|^$|\\x", p)]
+)
+def test_interegular_agrees(pattern):
+    """Another implementation, over characters; only for what it reads rightly."""
+    reference, automaton = interegular.parse_pattern(pattern).to_fsm(), compiled(pattern)
+    for word in words(pattern, 8):
+        assert automaton.accepts(word.encode()) == reference.accepts(word), word
+
+
+@pytest.mark.parametrize(
+    ("pattern", "states"),
+    [(r"[\w\s]{1,200}", 201), (NAMES, 26), (JUDGE, 33), ("[a-z]{1,2000}", 2001), ("世界(和平|大战)", 17), (".", 9)],
+)
+def test_sizes(pattern, states):
+    assert compile_regex(pattern).states == states
+
+
+def test_only_whole_characters_are_read():
+    automaton = compile_regex(".")
+    for bad in (
+        b"\xc0\x80",
+        b"\xe0\x80\x80",
+        b"\xed\xa0\x80",
+        b"\xf0\x80\x80\x80",
+        b"\xf4\x90\x80\x80",
+        b"\xff",
+        b"\x80",
+    ):
+        assert automaton.step(0, bad) == DEAD
+    assert not automaton.accepts("世".encode()[:2])
+
+
+def test_what_grows_too_large_is_refused(monkeypatch):
+    monkeypatch.setattr(dfa, "MAX_STATES", 500)
+    with pytest.raises(ConstraintError, match="more than 500 states"):
+        compile_regex("(a|b)*a(a|b){20}")
+    with pytest.raises(ConstraintError, match="more than 500 states"):
+        compile_regex("((((a{9}){9}){9}){9}){9}")
+
+
+def test_the_paper_regex_of_characters_is_small():
+    automaton = compile_regex(CHARACTER)
+    assert automaton.states < 500 and automaton.singular.sum() > automaton.states / 2
+
+
+def test_building_twice_gives_the_same():
+    a, b = build(parse(CHARACTER)), build(parse(CHARACTER))
+    assert np.array_equal(a.table, b.table)

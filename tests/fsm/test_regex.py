@@ -1,0 +1,86 @@
+"""The dialect: what is refused, and where."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lmc.errors import ConstraintError
+from lmc.fsm.charset import complement, fold_unicode, merged, unicode_class
+from lmc.fsm.regex import EMPTY, Chars, Concat, Repeat, Union, parse
+
+REFUSED = {
+    r"a(?=b)": ("look-ahead", 1),
+    r"(?<!a)b": ("look-behind", 0),
+    r"[(?=](?!x)": ("look-ahead", 5),
+    r"(a)\1": ("back-references", 3),
+    r"(?P<x>a)(?P=x)": ("back-references", 8),
+    r"(a)(?(1)b|c)": ("conditional groups", 3),
+    r"x\bword\b": ("word boundaries", 1),
+    r"^a$b": ("anchor", 2),
+    r"a^b": ("anchor", 1),
+    r"^\^[$]a(b|c$|^d)$": ("anchor", 13),
+    r"(?m)^a$": ("(?m)", 0),
+    r"a(?m:b)": ("(?m)", 1),
+    r"[*+]a*+b": ("possessive", 6),
+    r"(?>a)b": ("atomic", 0),
+    r"ab{2}c{12345}": ("a repeat of more than 10000", 6),
+}
+INVALID = {r"(a": 0, r"a)": 1, r"[b-a]": 1, r"*a": 0, r"a{3,2}": 2, r"[a": 0, r"\q": 0}
+
+
+@pytest.mark.parametrize(("pattern", "why", "position"), [(p, *w) for p, w in REFUSED.items()])
+def test_what_is_not_regular_is_refused_with_its_position(pattern, why, position):
+    with pytest.raises(ConstraintError) as caught:
+        parse(pattern)
+    assert why in str(caught.value) and f"at position {position}\n    {pattern}\n    {' ' * position}^" in str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize(("pattern", "position"), INVALID.items())
+def test_an_invalid_regex_names_the_position(pattern, position):
+    with pytest.raises(ConstraintError, match=f"invalid regex .* at position {position}\n"):
+        parse(pattern)
+
+
+@pytest.mark.parametrize("pattern", [r"[^\s\S]", r"[^\w\W]a", r"\ud800"])
+def test_a_class_without_characters_is_refused(pattern):
+    with pytest.raises(ConstraintError, match="without characters"):
+        parse(pattern)
+
+
+def test_a_pattern_of_many_lines_has_no_caret():
+    with pytest.raises(ConstraintError, match="at position 2; rewrite") as caught:
+        parse("a\n(?=b)")
+    assert "\n" not in str(caught.value)
+
+
+def test_trees():
+    a, b = Chars(((97, 97),)), Chars(((98, 98),))
+    assert parse("") == parse("a{0}") == EMPTY
+    assert parse("^a$") == a
+    assert parse("(?:a|bb)") == Union((a, Concat((b, b))))
+    assert parse("a{2,}?b?") == Concat((Repeat(a, 2, None), Repeat(b, 0, 1)))
+    assert parse("(?i)A") == Chars(((65, 65), (97, 97)))
+    assert parse(r"\d") == Chars(((48, 57),))
+
+
+def test_classes_are_ascii_unless_the_pattern_asks():
+    assert parse(r"\w") == parse(r"(?u:(?a:\w))")
+    assert parse(r"(?u)\d") == Chars(unicode_class("d")) == parse(r"(?u:\d)") != parse(r"\d")
+
+
+@pytest.mark.parametrize("ranges", [[], [(0, 0x10FFFF)], [(5, 9), (10, 12), (7, 8)], [(0, 3), (9, 9)]])
+def test_the_complement_of_the_complement_is_the_set(ranges):
+    assert complement(complement(ranges)) == merged(ranges)
+
+
+@pytest.mark.parametrize("letters", ["k", "s", "ß", "İ", "ǆ", "σ", "a-z", "é-ÿ"])
+def test_unicode_folding_is_that_of_re(letters):
+    low, high = ord(letters[0]), ord(letters[-1])
+    mine = fold_unicode([(low, high)])
+    pattern = re.compile(f"(?i)[{letters}]")
+    for code in [*range(0x600), *range(0x1E00, 0x2200), *range(0xFB00, 0xFB10)]:
+        assert any(a <= code <= b for a, b in mine) == bool(pattern.fullmatch(chr(code))), hex(code)
