@@ -502,21 +502,20 @@ def test_many_threads():
 # -- the end of the process --------------------------------------------------------------------------------------------
 
 
-def in_a_process(code: str, *, interrupt_after: float | None = None) -> tuple[int, str, float]:
-    """Exit status, standard error and seconds of a Python process that runs `code` with a backend `engine`."""
+def in_a_process(code: str, *, interrupt_after: float | None = None) -> tuple[int, str]:
+    """Exit status and standard error of a Python process that runs `code` with an `engine` whose `ask` takes minutes."""
     prelude = (
         "from tests.backend.engine_fakes import *\n"
         "from lmc.prompt import *\n"
         "import time\n"
         "class Slow(FakeRunner):\n"
         "    def run(self, work):\n"
-        "        time.sleep(0.01)\n"
+        "        time.sleep(0.1)\n"
         "        return super().run(work)\n"
         "engine, runner = backend()\n"
         "engine._core._runner.__class__ = Slow\n"
         "ask = Gen(SamplingParams(max_new_tokens=1900, temperature=0.0))\n"
     )
-    began = time.time()
     process = subprocess.Popen(
         [sys.executable, "-c", prelude + code],
         cwd=Path(__file__).parents[2],
@@ -529,16 +528,19 @@ def in_a_process(code: str, *, interrupt_after: float | None = None) -> tuple[in
     if interrupt_after is not None:
         time.sleep(interrupt_after)
         process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    return process.returncode, err, time.time() - began
+    try:
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()  # it waits for its answer: the test fails
+    return process.returncode, err
 
 
 def test_a_process_ends_with_work_unfinished():
-    status, err, seconds = in_a_process("h = engine.submit(None, [Text(('x',)), ask]); print('go', flush=True)")
-    assert (status, err) == (0, "") and seconds < 15
+    status, err = in_a_process("h = engine.submit(None, [Text(('x',)), ask]); print('go', flush=True)")
+    assert (status, err) == (0, "")
 
 
 def test_ctrl_c_while_waiting_does_not_hang():
     code = "h = engine.submit(None, [Text(('x',)), ask]); print('go', flush=True); h.results[0].output()"
-    status, err, seconds = in_a_process(code, interrupt_after=0.3)
-    assert status != 0 and "KeyboardInterrupt" in err and seconds < 15
+    status, err = in_a_process(code, interrupt_after=0.3)
+    assert status != 0 and "KeyboardInterrupt" in err

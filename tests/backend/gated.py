@@ -1,0 +1,59 @@
+"""A mock whose answers wait at a gate: shows which requests are with the backend at once, without measuring time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lmc.backend.mock import Mock
+from lmc.errors import BackendError
+
+PATIENCE = 20.0
+"""Seconds after which a held request fails: only against hangs, no test that passes gets there."""
+
+
+class Gated(Mock):
+    """The gate opens when `together` requests wait at it, or by `open()`; what comes later passes at once.
+
+    A program that waits for one answer before it asks for the next never opens it: what waits then fails, with an
+    error that says how many were there.
+    """
+
+    def __init__(self, together: int | None = None, answers: Any = None) -> None:
+        super().__init__(answers, latency=1e-3)
+        self._together = together
+        self._held: list[Callable[[], object]] = []
+        self._gate = threading.Lock()
+        self._opened = False
+
+    @property
+    def waiting(self) -> int:
+        """Requests held now."""
+        return len(self._held)
+
+    def open(self) -> None:
+        with self._gate:
+            self._opened, held, self._held = True, self._held, []
+        for answer in held:
+            answer()
+
+    def _later(self, handle: Any, *rest: Any) -> None:
+        later = super()._later
+        with self._gate:
+            held = not self._opened
+            if held:
+                self._held.append(lambda: later(handle, *rest))
+            full = self._together is not None and len(self._held) >= self._together
+        if not held:
+            later(handle, *rest)
+        elif full:
+            self.open()
+        else:
+            self._timer.at(time.monotonic() + PATIENCE, lambda: self._give_up(handle))
+
+    def _give_up(self, handle: Any) -> None:
+        if not self._opened:
+            wanted = "it was not opened" if self._together is None else f"it opens at {self._together}"
+            self._fail(handle, BackendError(f"only {self.waiting} requests were at the gate at once; {wanted}"))
