@@ -1,4 +1,4 @@
-"""`import lmc` is quick and light, and every exported name is there."""
+"""`import lmc` is light, and every exported name is there."""
 
 import ast
 import json
@@ -10,7 +10,10 @@ import pytest
 
 import lmc
 
-HEAVY = ("torch", "transformers", "triton", "xgrammar", "networkx", "typer", "numpy")
+HEAVY = (
+    "torch", "transformers", "triton", "xgrammar", "networkx", "typer", "rich", "numpy", "lark", "interegular", "jinja2", "tqdm",
+    "asyncio", "ssl", "socket", "subprocess", "json", "logging",
+)
 
 
 def in_fresh_python(code: str) -> str:
@@ -18,14 +21,12 @@ def in_fresh_python(code: str) -> str:
                           cwd=Path(lmc.__file__).parent.parent).stdout
 
 
-def test_import_takes_less_than_300_ms():
-    code = "import time; t = time.perf_counter(); import lmc; print(time.perf_counter() - t)"
-    assert min(float(in_fresh_python(code)) for _ in range(3)) < 0.3
-
-
-def test_import_brings_nothing_heavy():
-    code = f"import lmc, sys, json; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
-    assert json.loads(in_fresh_python(code)) == []
+def test_import_brings_little_and_nothing_heavy():
+    """What it costs is the modules it runs: three of its own and a few dozen small ones of Python's."""
+    new = in_fresh_python("import sys; old = {*sys.modules}; import lmc; print(*{*sys.modules} - old)").split()
+    assert sorted(m for m in new if m.startswith("lmc")) == ["lmc", "lmc.config", "lmc.errors"]
+    assert sorted({m.split(".")[0] for m in new} & {*HEAVY}) == []
+    assert len(new) < 80
 
 
 def test_compiling_and_running_on_the_mock_needs_no_torch():
