@@ -42,19 +42,28 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.backend.local": (
         "Engine",
     ),
+    "lmc.backend.runtime": (
+        "Runtime",
+    ),
+    "lmc.compat": (
+        "global_config",
+    ),
     "lmc.errors": (
         "ArgumentError", "BackendError", "CancelledError", "ConstraintError", "IRError", "LmcError",
         "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "UnsupportedOpError",
     ),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-_ALIASES = {"ProgramState": "State", "Runtime": "Engine"}
+_ALIASES = {"ProgramState": "State"}
+_LATER = ("Anthropic", "LiteLLM", "OpenAI", "RuntimeEndpoint", "SGLang", "VLLM", "VertexAI")
 
 __all__ = [*_HOME, *_ALIASES, "config", "flush_cache", "get_server_info"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     home = _HOME.get(_ALIASES.get(name, name))
+    if home is None and name in _LATER:
+        raise import_module("lmc.compat").refusal(name)
     if home is None:
         raise AttributeError(f"module 'lmc' has no attribute {name!r}")
     value = getattr(import_module(home), _ALIASES.get(name, name))
@@ -66,14 +75,33 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def flush_cache(backend: Any = None) -> None:
-    """Empties the prefix cache of a backend (of the default one, if none is given)."""
-    (backend or config.default_backend()).flush_cache()
+def flush_cache(backend: Any = None, empty_cache: bool = True) -> bool:
+    """Empties the prefix cache of a backend (of the default one, if none is given); False if there is no backend.
+
+    `empty_cache` is accepted and not used: memory that an engine freed is its own.
+    """
+    backend = _given_or_default(backend)
+    if backend is None:
+        return False
+    backend.flush_cache()
+    return True
 
 
-def get_server_info(backend: Any = None) -> dict[str, Any]:
-    """What a backend (the default one, if none is given) says of itself: model, limits, cache."""
-    return (backend or config.default_backend()).server_info()
+def get_server_info(backend: Any = None) -> dict[str, Any] | None:
+    """What a backend (the default one, if none is given) says of itself: model, limits, cache; None if there is none."""
+    backend = _given_or_default(backend)
+    return None if backend is None else backend.server_info()
+
+
+def _given_or_default(backend: Any) -> Any:
+    """Never makes the default backend: asking about a cache must not load a model."""
+    return config.default_backend() if backend is None and config.has_default_backend() else backend
+
+
+def _compiled(fn: Any) -> Any:
+    from lmc.jit import compile
+
+    return compile(fn)
 
 
 def _small_model() -> Any:
@@ -92,13 +120,15 @@ class _CallableModule(ModuleType):
 
 sys.modules["lmc.config"].__class__ = _CallableModule
 config.set_default_factory(_small_model)
+config.set_compiler(_compiled)
 
 if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.backend.local import Engine as Engine
-    from lmc.backend.local import Engine as Runtime
     from lmc.backend.mock import Mock as Mock
+    from lmc.backend.runtime import Runtime as Runtime
     from lmc.chat import get_chat_template as get_chat_template
     from lmc.chat import register_chat_template as register_chat_template
+    from lmc.compat import global_config as global_config
     from lmc.config import set_default_backend as set_default_backend
     from lmc.errors import ArgumentError as ArgumentError
     from lmc.errors import BackendError as BackendError

@@ -198,6 +198,20 @@ def default_backend() -> Backend:
         return _default
 
 
+_compiler: Callable[[Any], Any] | None = None
+
+
+def set_compiler(compile: Callable[[Any], Any]) -> None:
+    """What compiles a program, for parts that must not import the compiler."""
+    global _compiler
+    _compiler = compile
+
+
+def compiler() -> Callable[[Any], Any]:
+    assert _compiler is not None, "set by `import lmc`"
+    return _compiler
+
+
 def has_default_backend() -> bool:
     """Whether a default backend is set or was made already."""
     return _default is not None

@@ -383,10 +383,13 @@ _DTYPES: Mapping[Any, tuple[str, tuple[str, ...]]] = {
     bool: (REGEX_BOOL, ()),
     str: (REGEX_STR, ()),
 }
+_DTYPE_NAMES: Mapping[str, type] = {dtype.__name__: dtype for dtype in _DTYPES}
 
 
 def dtype_constraint(dtype: Any) -> tuple[Constraint, tuple[str, ...]]:
     """The constraint that a `dtype=` means, and the stops that come with it."""
+    if isinstance(dtype, str):
+        dtype = _DTYPE_NAMES.get(dtype, dtype)
     if isinstance(dtype, type) and dtype in _DTYPES:
         regex, stops = _DTYPES[dtype]
         return Constraint("regex", regex), stops
@@ -473,15 +476,15 @@ class Prompt:
     def __init__(
         self,
         parent: Prompt | None = None,
-        parts: tuple[Part | Image, ...] = (),
+        parts: tuple[Piece, ...] = (),
         result: Result | None = None,
         handle: Handle | None = None,
-        tail: tuple[Part | Image, ...] = (),
+        tail: tuple[Piece, ...] = (),
     ) -> None:
         self.parent, self.parts, self.result, self.handle, self.tail = parent, parts, result, handle, tail
 
-    def append(self, *parts: Part | Image) -> Prompt:
-        """This prompt followed by literal parts or an image."""
+    def append(self, *parts: Piece) -> Prompt:
+        """This prompt followed by literal parts, an image or an excerpt."""
         return Prompt(self, parts, None, self.handle, self.tail + parts)
 
     def submit(self, backend: Backend, ask: Gen | Select, hints: Hints | None = None) -> Prompt:
@@ -498,8 +501,8 @@ class Prompt:
         tail = self.tail
         if not tail:
             return ask
-        if any(part.__class__ is Image for part in tail):
-            return (*_split_at_images(tail), *ask)
+        if any(part.__class__ is Image or part.__class__ is Excerpt for part in tail):
+            return (*_split_at_images(_known(tail)), *ask)
         return (Text(tail), *ask)  # pyright: ignore[reportArgumentType]
 
     def nodes(self) -> list[Prompt]:
@@ -522,7 +525,9 @@ class Prompt:
         """Parts in order, answers as their text; waits for each answer. With `since`, only what follows it."""
         for node in self.nodes_after(since):
             for part in node.parts:
-                if not isinstance(part, Image):  # an image has no text
+                if isinstance(part, Excerpt):
+                    yield part.text()
+                elif not isinstance(part, Image):  # an image has no text
                     yield part
             if node.result is not None:
                 yield node.result.output().text
@@ -544,6 +549,31 @@ class Prompt:
             elif content is not None:
                 content.append(piece)
         return found
+
+
+class Excerpt:
+    """What `take` leaves of the answer that ends the prompt `after`; to be known, the answer has to be there."""
+
+    __slots__ = ("after", "take")
+
+    def __init__(self, after: Prompt, take: Callable[[str], str]) -> None:
+        self.after, self.take = after, take
+
+    @property
+    def result(self) -> Result:
+        assert self.after.result is not None, "an excerpt of a prompt that no answer ends"
+        return self.after.result
+
+    def text(self) -> str:
+        """Waits for the answer, and raises what it failed with."""
+        return self.take(self.result.output().text)
+
+
+Piece = Part | Image | Excerpt
+
+
+def _known(tail: tuple[Piece, ...]) -> tuple[Part | Image, ...]:
+    return tuple(part.text() if isinstance(part, Excerpt) else part for part in tail)
 
 
 def _split_at_images(tail: tuple[Part | Image, ...]) -> Iterator[Segment]:

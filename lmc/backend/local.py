@@ -441,6 +441,7 @@ class Engine(LocalBackend):
     seed         mixed into the seed of every sampling op
     parse_special  encode a special token's spelling in plain text as that token (unsafe with foreign text)
     seam         "token", or "text" to encode answers again with what follows them
+    model_path   SGLang's name for `model`
 
     Raises ModelLoadError if the model cannot be loaded.
     """
@@ -457,6 +458,7 @@ class Engine(LocalBackend):
         seed: int = 0,
         parse_special: bool = False,
         seam: Literal["token", "text"] = "token",
+        model_path: str | None = None,
     ) -> None:
         from lmc.backend.engine.constraint import XGrammarCompiler
         from lmc.backend.engine.kv_pool import KVPool
@@ -464,7 +466,7 @@ class Engine(LocalBackend):
         from lmc.backend.engine.models.loader import load
         from lmc.backend.engine.sampler import Sampler
 
-        loaded = load(str(model), device=device, dtype=dtype, parse_special=parse_special)
+        loaded = load(str(model_path or model), device=device, dtype=dtype, parse_special=parse_special)
         config, words = loaded.config, loaded.tokenizer
         slots = max_tokens or _default_pool(loaded)
         pool = KVPool(config.num_layers, slots, config.num_kv_heads, config.head_dim, loaded.dtype, str(loaded.device))

@@ -6,7 +6,7 @@ or the record of a run that is replayed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,6 +35,10 @@ class Emitter(Protocol):
 
     def splice(self, ctx: Ctx, other: Ctx, since: Ctx) -> Ctx:
         """`ctx` followed by what `other` has after its ancestor `since`: parts as they are, answers as their text."""
+        ...
+
+    def separate_reasoning(self, before: Ctx, after: Ctx, take: Callable[[str], str]) -> Ctx:
+        """`before` followed by what `take` leaves of the text of the answer that ends `after`."""
         ...
 
     def read(self, answer: Answer) -> Any:
@@ -68,6 +72,14 @@ class Stored:
 
     value: Any
     source: Answer = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A part of an answer, such as its reasoning: `take(text)` of each of its texts."""
+
+    answer: Answer
+    take: Callable[[str], str]
 
 
 @dataclass(slots=True)

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
 from lmc.backend.base import Backend, Result, Usage, check_supported
-from lmc.config import default_backend, settings
+from lmc.config import compiler, default_backend, settings
 from lmc.errors import ArgumentError, CancelledError, LmcError, Loc, ParameterError, ProgramError
+from lmc.frontend.prefix import Traced, constant_prefix
 from lmc.frontend.primitives import GenExpr, SelectExpr, caller_loc
 from lmc.frontend.state import (
     Emitter,
@@ -38,6 +39,7 @@ from lmc.frontend.streaming import Progress
 from lmc.frontend.values import TraceEscape, Value
 from lmc.prompt import (
     RUN_SAMPLING,
+    Excerpt,
     Gen,
     Image,
     Mark,
@@ -146,6 +148,9 @@ class LiveEmitter:
                 ctx = ctx.append(node.result.output().text)
         return ctx
 
+    def separate_reasoning(self, before: Prompt, after: Prompt, take: Callable[[str], str]) -> Prompt:
+        return before.append(Excerpt(after, take))
+
     def read(self, answer: Result) -> str | list[str]:
         return answer.output().value
 
@@ -176,7 +181,13 @@ class LiveEmitter:
 
 
 def _answers(ctx: Prompt) -> Iterator[Result]:
-    return (node.result for node in ctx.nodes() if node.result is not None)
+    """The answers that a prompt is made of, those of which it keeps an excerpt included."""
+    for node in ctx.nodes():
+        for part in node.parts:
+            if isinstance(part, Excerpt):
+                yield part.result
+        if node.result is not None:
+            yield node.result
 
 
 # -- programs --------------------------------------------------------------------------------------------------------
@@ -201,6 +212,7 @@ class Function:
         self.func = func
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bound: Mapping[str, Any] = dict(bound or {})
+        self._prefix: Prompt | None = None  # what `cache` computed; its handle keeps it
         functools.update_wrapper(self, func)
         self.name: str = getattr(func, "__name__", type(func).__name__)
         code = getattr(func, "__code__", None)
@@ -337,6 +349,25 @@ class Function:
 
         threading.Thread(target=copy_context().run, args=(work,), name=f"lmc-{self.name}", daemon=True).start()
         return state
+
+    # -- looking ahead
+
+    def trace(self, *, backend: Backend | None = None, **kwargs: Any) -> Traced:
+        """What the program does, as a graph to look at, without running it: `print(fn.trace(question="…"))`.
+
+        Arguments that are not given are unknown text. Raises ProgramError if the program cannot be traced.
+        """
+        return Traced(compiler()(self.bind(**kwargs)).graph())
+
+    def cache(self, backend: Backend | None = None) -> None:
+        """Computes what every run's prompt starts with (constants and bound arguments) on the backend, and keeps it there.
+
+        It stays as long as this program does, or until its next `cache`.
+        """
+        backend = backend or default_backend()
+        emitter = LiveEmitter(Run(backend))
+        prompt = constant_prefix(self.trace().graph, emitter, self.bound)
+        self._prefix = prompt.prefill(backend) if prompt.tail else None
 
     # -- batches
 

@@ -14,6 +14,7 @@ from types import CodeType
 from typing import Any, Never, NoReturn
 
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
+from lmc.frontend.reasoning import ReasoningFormat, reasoning_format
 from lmc.frontend.values import Value
 from lmc.prompt import (
     CONSTRAINT_KINDS,
@@ -178,7 +179,7 @@ class ReasoningExpr(Expr):
     """An expression whose answers are split into reasoning and content, as the model family writes them."""
 
     expr: Expr
-    model_type: str
+    format: ReasoningFormat
     loc: Loc | None = field(default=None, compare=False)
 
 
@@ -487,8 +488,15 @@ def video(path: Any, num_frames: int) -> VideoExpr:
     return VideoExpr(path, num_frames, caller_loc())
 
 
-def separate_reasoning(expr: Expr, model_type: str) -> ReasoningExpr:
-    """`expr` with its answers split into reasoning and content, as models of `model_type` write them."""
-    if not isinstance(expr, Expr):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError("separate_reasoning() takes an expression such as gen(…)", loc=caller_loc())
-    return ReasoningExpr(expr, model_type, caller_loc())
+def separate_reasoning(expr: Expr | None = None, model_type: str | None = None) -> ReasoningExpr:
+    """`expr` with its answers split into reasoning and content, as models of the family `model_type` write them.
+
+    A variable of `expr` is the content, and the prompt goes on with that alone; the reasoning is the variable
+    `<name>_reasoning_content`. Families: "deepseek-r1", "qwen3", … (lmc.frontend.reasoning.FORMATS).
+    """
+    loc = caller_loc()
+    if not isinstance(expr, Expr):
+        raise ArgumentError("separate_reasoning() takes an expression such as gen(…)", loc=loc)
+    if not isinstance(model_type, str):
+        raise ArgumentError('separate_reasoning() needs the family of the model: model_type="qwen3"', loc=loc)
+    return ReasoningExpr(expr, reasoning_format(model_type, loc), loc)

@@ -14,9 +14,9 @@ from operator import index
 from typing import Any, cast, overload
 
 from lmc.backend.base import Usage
-from lmc.errors import ArgumentError, LmcError, ParameterError, ProgramError, UnsupportedOpError
+from lmc.errors import ArgumentError, LmcError, ParameterError, ProgramError
 from lmc.frontend import streaming
-from lmc.frontend.emitter import Answer, Ctx, Emitter, Gathered, Scoped, Stored
+from lmc.frontend.emitter import Answer, Ctx, Emitter, Gathered, Scoped, Stored, Taken
 from lmc.frontend.primitives import (
     Expr,
     GenExpr,
@@ -34,6 +34,7 @@ from lmc.frontend.primitives import (
     as_expr,
     caller_loc,
 )
+from lmc.frontend.reasoning import ReasoningFormat, reasoning_name
 from lmc.frontend.values import Value
 from lmc.prompt import Special
 
@@ -202,6 +203,9 @@ class State:
             return [self._read(item) for item in held.items]
         if held.__class__ is Scoped:
             return self.emitter.text(held.until, held.since)
+        if held.__class__ is Taken:
+            value = self.emitter.read(held.answer)
+            return [held.take(text) for text in value] if value.__class__ is list else held.take(value)
         return self.emitter.read(held)
 
     def _await(self, name: str | None) -> Any:
@@ -249,6 +253,8 @@ class State:
             raise UnknownVariable(f"{name!r} was not generated, so it has no meta info")
         if held.__class__ is Gathered or held.__class__ is Stored:
             return self._meta(name, held)
+        if held.__class__ is Taken:
+            held = held.answer
         return self.emitter.meta(held)
 
     # -- reading
@@ -363,10 +369,10 @@ def _select(s: State, expr: SelectExpr) -> None:
     _hold(s, expr.name, answer)
 
 
-def _hold(s: State, name: str | None, answer: Answer) -> None:
+def _hold(s: State, name: str | None, answer: Answer, held: Taken | None = None) -> None:
     s.ordinal += 1
     s.asked.append(answer)
-    s.variables[name] = answer
+    s.variables[name] = answer if held is None else held
 
 
 def _image(s: State, expr: ImageExpr) -> None:
@@ -415,7 +421,21 @@ def _scope_end(s: State, expr: VarScopeEnd) -> None:
 
 
 def _reasoning(s: State, expr: ReasoningExpr) -> None:
-    raise UnsupportedOpError("separate_reasoning", "this version of lmc", "split the answer yourself", loc=expr.loc)
+    for item in expr.expr.items if isinstance(expr.expr, Seq) else (expr.expr,):
+        if isinstance(item, GenExpr):
+            _separated(s, item.name, s.emitter.gen(s.ctx, item, s.stream, s.ordinal), expr.format)
+        elif isinstance(item, SelectExpr):
+            _separated(s, item.name, s.emitter.select(s.ctx, item, s.stream, s.ordinal), expr.format)
+        else:
+            _submit(s, item)
+
+
+def _separated(s: State, name: str | None, asked: tuple[Ctx, Answer], format: ReasoningFormat) -> None:
+    after, answer = asked
+    s.ctx = s.emitter.separate_reasoning(s.ctx, after, format.content)
+    _hold(s, name, answer, Taken(answer, format.content))
+    if name is not None:
+        s.variables[reasoning_name(name)] = Taken(answer, format.reasoning)
 
 
 def _submitted(s: State, expr: Submitted) -> None:

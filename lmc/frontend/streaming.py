@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.base import Result
+from lmc.frontend.emitter import Taken
 from lmc.frontend.values import TraceEscape
-from lmc.prompt import Image, Mark, Part, Prompt, plain
+from lmc.prompt import Excerpt, Image, Mark, Piece, Prompt, plain
 
 if TYPE_CHECKING:
     from lmc.frontend.state import State
@@ -77,6 +78,7 @@ class _Cursor:
         self._since: Prompt | None = None  # of a variable that is a scope
         self._queue: deque[Prompt] = deque()
         self._answer: Result | None = None  # the answer that is being shown
+        self._take: Callable[[str], str] | None = None  # of the answer, what is shown: known only when it is complete
         self._deltas = self._length = 0  # of it, shown
         self._found = name is None
         self._variable: Any = None
@@ -103,7 +105,7 @@ class _Cursor:
 
     def meta(self) -> Any:
         """The meta info of the variable that is shown, as far as it is known."""
-        answer = self._variable
+        answer = self._variable.answer if isinstance(self._variable, Taken) else self._variable
         return answer.output().meta if isinstance(answer, Result) and answer.done else {}
 
     def _find(self, ended: bool) -> bool:
@@ -120,6 +122,8 @@ class _Cursor:
         self._found = True
         if isinstance(self._variable, Result):
             self._watch(self._variable)
+        elif isinstance(self._variable, Taken):
+            self._watch(self._variable.answer, self._variable.take)
         elif hasattr(self._variable, "since"):
             self._since = self._last = self._variable.since
         else:
@@ -154,12 +158,17 @@ class _Cursor:
         return bool(fresh)
 
     def _show_node(self, node: Prompt, shown: list[str]) -> None:
-        shown += [text for part in node.parts if (text := _visible(part))]
+        for part in node.parts:
+            if isinstance(part, Excerpt):
+                assert len(node.parts) == 1, "an excerpt is a node of its own"
+                self._watch(part.result, part.take)
+            elif text := _visible(part):
+                shown.append(text)
         if node.result is not None:
             self._watch(node.result)
 
-    def _watch(self, answer: Result) -> None:
-        self._answer, self._deltas, self._length = answer, 0, 0
+    def _watch(self, answer: Result, take: Callable[[str], str] | None = None) -> None:
+        self._answer, self._take, self._deltas, self._length = answer, take, 0, 0
         answer.on_change(lambda _: self._notify())
 
     def _show_answer(self, shown: list[str]) -> bool:
@@ -168,7 +177,7 @@ class _Cursor:
         if answer is None:
             return True
         done = answer.done  # asked first: deltas come before the end
-        deltas = answer.deltas
+        deltas = answer.deltas if self._take is None else ()
         while self._deltas < len(deltas):
             shown.append(deltas[self._deltas])
             self._length += len(deltas[self._deltas])
@@ -177,14 +186,17 @@ class _Cursor:
             return False
         if answer.error is not None and shown:
             return False  # what came before the error first; the next poll raises it
-        rest = answer.output().text[self._length :]
+        text = answer.output().text
+        rest = text[self._length :] if self._take is None else self._take(text)
         if rest:
             shown.append(rest)
         self._answer = None
         return True
 
 
-def _visible(part: Part | Image) -> str:
+def _visible(part: Piece) -> str:
+    if isinstance(part, Excerpt):
+        return part.text() if part.result.done and part.result.error is None else "…"
     return "" if isinstance(part, (Mark, Image)) else plain((part,))
 
 

@@ -1,0 +1,66 @@
+"""Names that programs for SGLang use and lmc has under another name or not at all: global_config, and backends of a later version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmc import config
+from lmc.errors import UnsupportedOpError
+
+# -- backends that are not there yet ---------------------------------------------------------------------------------
+
+LATER: Mapping[str, str] = {
+    "RuntimeEndpoint": "a client of an SGLang server",
+    "SGLang": "a client of an SGLang server",
+    "VLLM": "a client of a vLLM server",
+    "OpenAI": "a client of OpenAI's API",
+    "Anthropic": "a client of Anthropic's API",
+    "LiteLLM": "a client of LiteLLM",
+    "VertexAI": "a client of Vertex AI",
+}
+
+
+def refusal(name: str) -> UnsupportedOpError:
+    """What asking for a backend that is not there raises."""
+    return UnsupportedOpError(f"lmc.{name} ({LATER[name]})", "this version of lmc", "run a model here with lmc.Engine(…), or use lmc.Mock()")
+
+
+# -- global_config ---------------------------------------------------------------------------------------------------
+
+
+class GlobalConfig:
+    """SGLang's `global_config`: its default backend is lmc's; what else it has keeps the value lmc works with."""
+
+    _FIXED: Mapping[str, Any] = {
+        "verbosity": 0,
+        "skip_special_tokens_in_output": True,
+        "spaces_between_special_tokens_in_out": True,
+    }
+    _WITHOUT_EFFECT: Mapping[str, Any] = {"enable_precache_with_tracing": True, "enable_parallel_encoding": True}
+
+    @property
+    def default_backend(self) -> Any:
+        """The backend of runs that name none; None as long as none was set or made."""
+        return config.default_backend() if config.has_default_backend() else None
+
+    @default_backend.setter
+    def default_backend(self, backend: Any) -> None:
+        config.set_default_backend(backend)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return {**self._FIXED, **self._WITHOUT_EFFECT}[name]
+        except KeyError:
+            raise AttributeError(f"global_config has no {name!r}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._FIXED and value != self._FIXED[name]:
+            raise UnsupportedOpError(f"global_config.{name} = {value!r}", "lmc", "print(state.text()), or see lmc.config(…)")
+        if name == "default_backend":
+            super().__setattr__(name, value)
+        elif name not in self._FIXED and name not in self._WITHOUT_EFFECT:
+            raise AttributeError(f"global_config has no {name!r}; lmc's own settings are lmc.config(…)")
+
+
+global_config = GlobalConfig()

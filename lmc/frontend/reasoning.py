@@ -1,0 +1,78 @@
+"""Reasoning models: how each family marks its reasoning, and the split of an answer into reasoning and content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lmc.errors import Loc, ParameterError
+from lmc.prompt import suggestion
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How a family of models writes its reasoning. The rules are those of SGLang's reasoning parser.
+
+    begin, end  what surrounds the reasoning; `begin` may be missing where `always` holds
+    always      the answer is reasoning from its first character on, because the chat template has already opened it
+    also_ends   what ends the reasoning without `end`, and belongs to the content (a tool call)
+    """
+
+    begin: str = "<think>"
+    end: str = "</think>"
+    always: bool = False
+    also_ends: str = ""
+
+    def split(self, answer: str) -> tuple[str, str]:
+        """(reasoning, content), each as the model wrote it; an answer that was cut while it reasoned has no content."""
+        if not self.always and self.begin not in answer:
+            return "", answer
+        while answer.startswith(self.begin):
+            answer = answer[len(self.begin) :]
+        reasoning, end, content = answer.partition(self.end)
+        if end or not self.also_ends:
+            return reasoning, content
+        reasoning, call, rest = answer.partition(self.also_ends)
+        return reasoning, call + rest
+
+    def reasoning(self, answer: str) -> str:
+        return self.split(answer)[0]
+
+    def content(self, answer: str) -> str:
+        return self.split(answer)[1]
+
+
+_OPENED = ReasoningFormat(always=True)
+_CHOSEN = ReasoningFormat(also_ends="<tool_call>")
+
+FORMATS: Mapping[str, ReasoningFormat] = {
+    "deepseek-r1": _OPENED,
+    "deepseek-v3": _CHOSEN,
+    "glm45": _CHOSEN,
+    "interns1": _CHOSEN,
+    "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
+    "kimi_k2": ReasoningFormat(also_ends="<|tool_calls_section_begin|>"),
+    "mimo": _CHOSEN,
+    "minimax": ReasoningFormat(always=True, also_ends="<tool_call>"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "qwen3": _CHOSEN,
+    "qwen3-thinking": ReasoningFormat(always=True, also_ends="<tool_call>"),
+    "step3": _OPENED,
+    "step3p5": _OPENED,
+}
+"""By the names that SGLang gives the families."""
+
+
+def reasoning_format(model_type: str, loc: Loc | None = None) -> ReasoningFormat:
+    """The format of a family by its name, in any case; raises ParameterError that names those there are."""
+    found = FORMATS.get(model_type.lower())
+    if found is None:
+        raise ParameterError(
+            f"separate_reasoning(model_type={model_type!r}): no such family{suggestion(model_type, list(FORMATS))}", loc=loc
+        )
+    return found
+
+
+def reasoning_name(name: str) -> str:
+    """The variable that holds the reasoning of the answer stored under `name`."""
+    return f"{name}_reasoning_content"
