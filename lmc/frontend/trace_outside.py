@@ -106,11 +106,13 @@ class OutsideMode(Recorder):
 
     def steady_items(self, x: Any, which: int) -> Iterator[Any]:
         """Iterates an outside container that is steady now; checks it at each step once foreign code ran in the loop."""
-        content, tick = self.tree.steady[id(x)][1], self.tick
+        return self._steady_steps(x, self.tree.steady[id(x)][1], self.tick, which + 1)
+
+    def _steady_steps(self, x: Any, content: tuple[Any, ...], tick: int, which: int) -> Iterator[Any]:
         for index, item in enumerate(tuple(x)):
-            self._still(x, content, index, (tick, which + 1, index + 1))
+            self._still(x, content, index, (tick, which, index + 1))
             yield item
-        self._still(x, content, len(content), (tick, which + 1, len(content) + 1))
+        self._still(x, content, len(content), (tick, which, len(content) + 1))
 
     def _still(self, x: Any, content: tuple[Any, ...], index: int, key: tuple[int, int, int]) -> None:
         if self.foreign:

@@ -127,7 +127,7 @@ class TraceMode(OutsideMode):
             if reach.holds_language(owner) or any(callable(x) for x in (owner.values() if isinstance(owner, dict) else owner)):
                 return self.fresh(native(operator.getitem, owner, self.concrete(key)))
         if self.steady(owner) and not reach.holds_value(key):
-            return native(operator.getitem, owner, key)
+            return self.fresh(native(operator.getitem, owner, key))
         return self.simple("py.getitem", owner, key)
 
     def setitem(self, owner: Any, key: Any, value: Any) -> None:

@@ -112,6 +112,7 @@ def conform(
     outside: Callable[[], Any] = lambda: None,
     replays: int | None = None,
     batch: bool = True,
+    opts: Sequence[int] = (0, 1),
     **options: Any,
 ) -> Program:
     """Asserts that every item gives the same in each execution; gives the compiled program for a look at its statistics.
@@ -128,8 +129,8 @@ def conform(
         mock = backend()
         reference.append(run(program.run, item, outside, {**options, "backend": mock}))
         logs.append(asked(mock))
-    compiled = {}
-    for opt in (0, 1):
+    compiled: dict[int, Program] = {}
+    for opt in opts:
         fast = compiled[opt] = lmc.compile(program, opt=opt)
         for _ in range(2):  # the second time on the trees that the first one grew
             for item, expected, log in zip(items, reference, logs, strict=True):
@@ -141,14 +142,14 @@ def conform(
                     assert asked(mock) == log, f"other calls for {item}"
                 elif expected.error is None:
                     assert not asked(mock) - log, f"calls added for {item}: {asked(mock) - log}"
+    fast = compiled[opts[-1]]
     if batch:
-        _batch(program, compiled[1], items, backend, reset, options)
-    for fast in compiled.values():
-        faults = [said for said in fast._said if "internal error" in said]
-        assert not faults, faults
+        _batch(program, fast, items, backend, reset, options)
+    faults = [said for one in compiled.values() for said in one._said if "internal error" in said]
+    assert not faults, faults
     if replays is not None:
-        assert compiled[1].stats.replays <= replays, f"{compiled[1].stats.replays} replays: {compiled[1]._said}"
-    return compiled[1]
+        assert fast.stats.replays <= replays, f"{fast.stats.replays} replays: {fast._said}"
+    return fast
 
 
 def _batch(

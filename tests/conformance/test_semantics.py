@@ -16,7 +16,6 @@ from lmc.backend.mock import Mock
 
 from .harness import EFFECTS, conform, effect, scripted
 
-
 # -- tools of the programs ------------------------------------------------------------------------------------------------
 
 

@@ -122,6 +122,22 @@ def list_read_before_and_after(s: Any, q: str) -> Any:
 
 
 @case(**OUTSIDE)
+def slice_of_an_outside_list(s: Any, q: str) -> Any:
+    seen = []
+    for step in STEPS[:2]:
+        if outside.LIMIT > 3:
+            seen.append("high")
+        seen.append(step + lmc_x(s, q))
+        outside.set_limit(5)
+    return seen, hash(q) * 0
+
+
+def lmc_x(s: Any, q: str) -> str:
+    s += q + lmc.gen("x", max_tokens=2)
+    return s["x"]
+
+
+@case(**OUTSIDE)
 def attributes_of_functions_and_classes(s: Any, q: str) -> Any:
     first = outside.counted.calls, outside.Settings.level, outside.Settings.note
     a = outside.counted(q)
