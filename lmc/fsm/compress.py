@@ -1,0 +1,129 @@
+"""Compression: chains of states with one way on become one edge, so that text without freedom is seen at once.
+
+    0 ─{─► 1 ─"─► 2 ─s─► … ─"─► 14 ─[0-9A-Z…]─► …       a singular state: one legal byte, and the text may not end
+    0 ─{"summary": "─► 14 ─[0-9A-Z…]─► …                the same, compressed
+
+After SGLang (arXiv 2312.07104, figure 4). Unlike there, edges carry bytes: a chain may begin or end inside a character.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from lmc.fsm.dfa import ByteDFA
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """From state to state, by the bytes of `chain` one after another or by any one byte of `any_of`; the other is empty."""
+
+    source: int
+    target: int
+    chain: bytes = b""
+    any_of: bytes = b""
+
+    @property
+    def label(self) -> str:
+        """A chain as text in quotes, a set of bytes as a class."""
+        return chain_label(self.chain) if self.chain else class_label(self.any_of)
+
+
+@dataclass(frozen=True)
+class CompressedFSM:
+    """A byte automaton whose singular chains are single edges. States keep the numbers they have in `dfa`.
+
+    states   those that are left: the start, those with a choice or an end, and those that a choice leads to
+    edges    by source, then by first byte
+    """
+
+    dfa: ByteDFA
+    states: tuple[int, ...]
+    edges: tuple[Edge, ...]
+
+    @property
+    def forced(self) -> float:
+        """The share of the automaton's states in which the next byte is forced."""
+        return float(self.dfa.singular.mean())
+
+    @cached_property
+    def _ways(self) -> dict[int, dict[int, Edge]]:
+        ways: dict[int, dict[int, Edge]] = {state: {} for state in self.states}
+        for edge in self.edges:
+            for byte in edge.any_of or edge.chain[:1]:
+                ways[edge.source][byte] = edge
+        return ways
+
+    def accepts(self, text: bytes) -> bool:
+        """Walks edge by edge; the same answer as `dfa.accepts`."""
+        state, at = 0, 0
+        while at < len(text):
+            edge = self._ways[state].get(text[at])
+            if edge is None or not text.startswith(edge.chain, at):
+                return False
+            state, at = edge.target, at + (len(edge.chain) or 1)
+        return bool(self.dfa.final[state])
+
+
+def compress(dfa: ByteDFA) -> CompressedFSM:
+    """Fuses every maximal chain of singular states."""
+    singular = dfa.singular
+    kept = np.unique(dfa.table[~singular])
+    states = sorted({0, *np.flatnonzero(~singular).tolist(), *kept[kept >= 0].tolist()})
+    edges: list[Edge] = []
+    for state in states:
+        edges += [_chain(dfa, state)] if singular[state] else _choices(dfa, state)
+    return CompressedFSM(dfa, tuple(states), tuple(edges))
+
+
+def forced_bytes(dfa: ByteDFA, state: int) -> tuple[bytes, int]:
+    """What every legal text from `state` goes on with, and the state behind it; b"" where there is a choice."""
+    singular, out = dfa.singular, bytearray()
+    while singular[state]:  # ends: an end is within reach of every state, and it is not singular
+        byte = int((dfa.table[state] >= 0).argmax())
+        out.append(byte)
+        state = int(dfa.table[state, byte])
+    return bytes(out), state
+
+
+def _chain(dfa: ByteDFA, state: int) -> Edge:
+    text, end = forced_bytes(dfa, state)
+    return Edge(state, end, chain=text)
+
+
+def _choices(dfa: ByteDFA, state: int) -> list[Edge]:
+    row = dfa.table[state]
+    targets = dict.fromkeys(row[row >= 0].tolist())
+    return [Edge(state, t, any_of=np.flatnonzero(row == t).astype(np.uint8).tobytes()) for t in targets]
+
+
+# -- labels --------------------------------------------------------------------------------------------------------
+
+
+def chain_label(text: bytes) -> str:
+    """Bytes as text in double quotes; parts of characters and controls escaped."""
+    plain = text.decode("utf-8", "backslashreplace")
+    return '"' + "".join(_shown(c) for c in plain) + '"'
+
+
+def class_label(any_of: bytes) -> str:
+    """Bytes as a class of ranges: [0-9A-Za-z]; bytes of longer characters as \\xNN."""
+    codes = np.frombuffer(any_of, np.uint8).astype(int)
+    runs = np.split(codes, np.flatnonzero(np.diff(codes) != 1) + 1)
+    return "[" + "".join(_run(int(r[0]), int(r[-1])) for r in runs) + "]"
+
+
+def _run(first: int, last: int) -> str:
+    a, b = _byte(first), _byte(last)
+    return a if first == last else a + b if last == first + 1 else f"{a}-{b}"
+
+
+def _byte(code: int) -> str:
+    char = chr(code)
+    return f"\\x{code:02x}" if code >= 0x7F else f"\\{char}" if char in "]^-\\" else _shown(char)
+
+
+def _shown(char: str) -> str:
+    return char if char.isprintable() else char.encode("unicode_escape").decode()

@@ -1,0 +1,134 @@
+"""Compressed automata for the eye: text, DOT for graphviz, and one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from lmc.fsm.compress import CompressedFSM, Edge
+
+
+def to_text(fsm: CompressedFSM) -> str:
+    """One line an edge. `>` marks the start, `*` the states where the text may end."""
+    lines = [summary(fsm)]
+    labels = [edge.label for edge in fsm.edges]
+    width = min(48, max(map(len, labels), default=0))
+    sources = {edge.source for edge in fsm.edges}
+    lines += [
+        f"{_mark(fsm, e.source)}{e.source:>5} -- {label:<{width}} -> {e.target}{'*' if fsm.dfa.final[e.target] else ''}"
+        for e, label in zip(fsm.edges, labels)
+    ]
+    lines += [f"{_mark(fsm, s)}{s:>5}    (nothing may follow)" for s in fsm.states if s not in sources]
+    return "\n".join(lines)
+
+
+def summary(fsm: CompressedFSM) -> str:
+    """Sizes in a line."""
+    chains = sum(bool(edge.chain) for edge in fsm.edges)
+    return (
+        f"{fsm.dfa.states} states, {len(fsm.states)} after compression; {len(fsm.edges)} edges, {chains} of them chains; "
+        f"the next byte is forced in {fsm.forced:.0%} of the states"
+    )
+
+
+def to_dot(fsm: CompressedFSM) -> str:
+    """For graphviz: double circles are ends, thick edges are chains."""
+    lines = ["digraph fsm {", "  rankdir=LR; node [shape=circle, fontsize=10]; edge [fontname=monospace, fontsize=10];"]
+    lines += ['  start [shape=point]; start -> "0";']
+    lines += [f'  "{s}" [shape=doublecircle];' for s in fsm.states if fsm.dfa.final[s]]
+    for edge in fsm.edges:
+        label = edge.label.replace("\\", "\\\\").replace('"', '\\"')
+        lines.append(f'  "{edge.source}" -> "{edge.target}" [label="{label}"{", penwidth=2" if edge.chain else ""}];')
+    return "\n".join([*lines, "}"])
+
+
+def to_html(fsm: CompressedFSM, title: str) -> str:
+    """A page with a drawing and the table of edges."""
+    rows = "\n".join(
+        f"<tr><td>{e.source}</td><td><code>{escape(e.label)}</code></td><td>{e.target}</td></tr>" for e in fsm.edges
+    )
+    return _PAGE.format(title=escape(title), summary=escape(summary(fsm)), svg=_svg(fsm), rows=rows)
+
+
+def _mark(fsm: CompressedFSM, state: int) -> str:
+    return (">" if state == 0 else " ") + ("*" if fsm.dfa.final[state] else " ")
+
+
+# -- the drawing: layers by distance from the start, left to right ---------------------------------------------------
+
+_ACROSS, _DOWN, _RADIUS = 210, 70, 16
+
+
+def _svg(fsm: CompressedFSM) -> str:
+    places = _places(fsm)
+    width = max(x for x, _ in places.values()) + 2 * _RADIUS + 60
+    height = max(y for _, y in places.values()) + 2 * _RADIUS + 50
+    parts = [_arrow(edge, places) for edge in fsm.edges]
+    for state, (x, y) in places.items():
+        if fsm.dfa.final[state]:
+            parts.append(f'<circle cx="{x}" cy="{y}" r="{_RADIUS + 4}"/>')
+        parts.append(f'<circle cx="{x}" cy="{y}" r="{_RADIUS}"/><text x="{x}" y="{y + 4}">{state}</text>')
+    return (
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="automaton">'
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        f'<path d="M0 0L8 4L0 8z"/></marker></defs>{"".join(parts)}</svg>'
+    )
+
+
+def _places(fsm: CompressedFSM) -> dict[int, tuple[int, int]]:
+    after: dict[int, list[int]] = {state: [] for state in fsm.states}
+    for edge in fsm.edges:
+        after[edge.source].append(edge.target)
+    layer, order = {0: 0}, [0]
+    for state in order:
+        for target in after[state]:
+            if target not in layer:
+                layer[target] = layer[state] + 1
+                order.append(target)
+    filled: dict[int, int] = {}
+    places: dict[int, tuple[int, int]] = {}
+    for state in order:
+        row = filled.setdefault(layer[state], 0)
+        filled[layer[state]] += 1
+        places[state] = (40 + layer[state] * _ACROSS, 60 + row * _DOWN)
+    return places
+
+
+def _arrow(edge: Edge, places: dict[int, tuple[int, int]]) -> str:
+    (ax, ay), (bx, by) = places[edge.source], places[edge.target]
+    shown = edge.label if len(edge.label) <= 28 else edge.label[:27] + "…"
+    kind = ' class="chain"' if edge.chain else ""
+    if edge.source == edge.target:
+        path = f"M{ax - 8} {ay - _RADIUS}C{ax - 30} {ay - 55} {ax + 30} {ay - 55} {ax + 8} {ay - _RADIUS}"
+        label_x, label_y = ax, ay - 46
+    else:
+        length = math.hypot(bx - ax, by - ay)
+        ux, uy = (bx - ax) / length, (by - ay) / length
+        bend = 0 if bx > ax else 40 + length / 8  # ways back bow out
+        mx, my = (ax + bx) / 2 - uy * bend, (ay + by) / 2 + ux * bend
+        start, end = _RADIUS + 1, _RADIUS + 5
+        path = f"M{ax + ux * start:.0f} {ay + uy * start:.0f}Q{mx:.0f} {my:.0f} {bx - ux * end:.0f} {by - uy * end:.0f}"
+        label_x, label_y = round((ax + 2 * mx + bx) / 4), round((ay + 2 * my + by) / 4) - 6
+    text = f'<text x="{label_x}" y="{label_y}">{escape(shown)}</text>'
+    return f"<g{kind}><title>{escape(edge.label)}</title><path d='{path}' marker-end='url(#tip)'/>{text}</g>"
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #1c2733; background: #fff }}
+h1 {{ font: 600 1.1rem ui-monospace, monospace; overflow-wrap: anywhere }}
+.drawing {{ overflow-x: auto; border: 1px solid #d5dde5; border-radius: 6px; margin: 1rem 0 }}
+svg {{ display: block; font: 11px ui-monospace, monospace; text-anchor: middle }}
+circle {{ fill: #fff; stroke: #1c2733; stroke-width: 1.3 }} path {{ fill: none; stroke: #71808f }} marker path {{ fill: #71808f; stroke: none }}
+text {{ fill: #1c2733 }} .chain path {{ stroke: #0b6bcb; stroke-width: 2.2 }} .chain text {{ fill: #0b6bcb }}
+table {{ border-collapse: collapse }} td, th {{ padding: .15rem .8rem .15rem 0; text-align: left; border-bottom: 1px solid #e6ecf1 }}
+code {{ white-space: pre-wrap; overflow-wrap: anywhere }}
+</style></head><body>
+<h1>{title}</h1><p>{summary}. Blue: chains, text without a choice. Double circles: the text may end here.</p>
+<div class="drawing">{svg}</div>
+<table><thead><tr><th>from</th><th>by</th><th>to</th></tr></thead><tbody>
+{rows}
+</tbody></table>
+</body></html>
+"""

@@ -1,0 +1,102 @@
+"""Compressed automata: the same language, chains fused, and what they look like."""
+
+from __future__ import annotations
+
+import random
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+
+from lmc.fsm.compress import chain_label, class_label, compress, forced_bytes
+from lmc.fsm.dfa import compile_regex
+from lmc.fsm.draw import to_dot, to_html, to_text
+from lmc.fsm.regex import parse
+from tests.fsm.patterns import JUDGE, mutated, regexes, word_of
+
+
+def chains(pattern: str) -> list[bytes]:
+    return [edge.chain for edge in compress(compile_regex(pattern)).edges if edge.chain]
+
+
+def test_figure_4_of_the_paper():
+    """arXiv 2312.07104, figure 4: constant text is one edge; the end is reached with and without a sign."""
+    assert chains(JUDGE) == [b'{"summary": "', b'", "grade": "', b"}", b'"}']
+
+
+def test_figure_4_as_text():
+    assert to_text(compress(compile_regex(JUDGE))).splitlines() == [
+        "33 states, 9 after compression; 10 edges, 4 of them chains; the next byte is forced in 85% of the states",
+        r""">     0 -- "{"summary": ""    -> 13""",
+        r"""     13 -- [\t-\r 0-9A-Z_a-z] -> 14""",
+        r"""     14 -- [\t-\r 0-9A-Z_a-z] -> 14""",
+        r"""     14 -- [.]                -> 15""",
+        r"""     15 -- "", "grade": ""    -> 28""",
+        r"""     28 -- [A-D]              -> 29""",
+        r"""     29 -- ["]                -> 30""",
+        r"""     29 -- [+\-]              -> 31""",
+        r"""     30 -- "}"                -> 32*""",
+        r"""     31 -- ""}"               -> 32*""",
+        " *   32    (nothing may follow)",
+    ]
+
+
+def test_a_pattern_without_choice_is_one_edge():
+    fsm = compress(compile_regex("a constant"))
+    assert [(e.source, e.chain, e.target) for e in fsm.edges] == [(0, b"a constant", 10)]
+    assert fsm.states == (0, 10)
+
+
+def test_an_end_breaks_the_chain():
+    assert chains("ab(cd)?") == [b"ab", b"d"]
+
+
+def test_chains_may_end_inside_a_character():
+    text, _ = forced_bytes(compile_regex("世界(和平|大战)"), 0)
+    assert text == "世界".encode() + b"\xe5"
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(regexes)
+def test_the_language_stays(pattern):
+    dfa, rng, tree = compile_regex(pattern), random.Random(pattern), parse(pattern)
+    fsm = compress(dfa)
+    for _ in range(6):
+        word = word_of(tree, rng)
+        for text in (word, mutated(word, rng)):
+            assert fsm.accepts(text.encode()) == dfa.accepts(text.encode()), text
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(regexes)
+def test_every_chain_is_maximal(pattern):
+    dfa = compile_regex(pattern)
+    fsm = compress(dfa)
+    for edge in fsm.edges:
+        assert bool(edge.chain) == bool(dfa.singular[edge.source])
+        assert not (edge.chain and dfa.singular[edge.target])
+        assert dfa.step(edge.source, edge.chain or edge.any_of[:1]) == edge.target
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        (class_label(b"-0123]ab"), r"[\-0-3\]ab]"),
+        (class_label(b"\n \x80\x81\x82\xff"), r"[\n \x80-\x82\xff]"),
+        (chain_label('"é\n'.encode() + b"\xe4"), '""é\\n\\xe4"'),
+    ],
+)
+def test_labels(label, expected):
+    assert label == expected
+
+
+def test_dot_quotes_its_labels():
+    dot = to_dot(compress(compile_regex(r'"\\[xy]')))
+    assert '"0" -> "2" [label="\\"\\"\\\\\\"", penwidth=2];' in dot
+    assert '"3" [shape=doublecircle];' in dot
+
+
+def test_html_is_well_formed_and_escaped():
+    page = to_html(compress(compile_regex("<b>(&x|y)*")), "<b>(&x|y)*")
+    ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    assert "&lt;b&gt;(&amp;x|y)*</h1>" in page and "<b>" not in page
