@@ -1,16 +1,23 @@
 """The benchmark's workloads: right shapes, fresh and repeatable text, equal answers in both modes."""
 
+import gc
 import json
 
 import pytest
 
 import lmc
-from benchmarks import bench_programs
+from benchmarks import bench_compile, bench_programs
 from benchmarks.workloads import WORDS, Size, figures, host_overhead
 from tests.backend.gated import Gated
 
 SMALL = Size(0.02)
 ALL = (*figures(SMALL), *host_overhead())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections():
+    """Each measurement collects garbage first; what other tests left behind is not walked."""
+    gc.freeze()
 
 
 def names(workloads):
@@ -49,6 +56,18 @@ def test_prints_a_table_and_writes_json(tmp_path, capsys):
     assert "commit:" in printed and "speedup" in printed and "judge" in printed
     rows = json.loads(out.read_text())["rows"]
     assert [(row["workload"], row["mode"]) for row in rows] == [("judge", "interpreter"), ("judge", "compiled")]
+
+
+def test_compiling_is_timed_step_by_step(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench_compile, "bench_import", lambda reps: [])  # starts processes
+    out = tmp_path / "rows.json"
+    assert bench_compile.main(["--reps", "2", "--json", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "commit:" in printed and "median ms" in printed
+    rows = json.loads(out.read_text())["rows"]
+    assert {(row["program"], row["gens"]) for row in rows} == {("host-one-gen", 1), ("host-judge", 7), ("host-tree", 39)}
+    assert {"first call", "second call", "interpreter", "pass 1 canonicalize", "verify", "print", "parse"} <= {row["step"] for row in rows}
+    assert all(row["reps"] == 2 and 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] for row in rows if "of which" not in row["step"])
 
 
 def test_unknown_workload_names_the_known_ones():
