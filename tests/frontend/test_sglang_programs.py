@@ -600,15 +600,15 @@ def test_bound_arguments_by_run_batch_trace_and_cache():
 
     shown = str(bound.trace())
     assert "graph @ask(%prompt: str, %question: str)" in shown
-    assert '%c1 = append(%c0, %prompt)' in shown
+    assert "%c1 = append(%c0, %prompt)" in shown
     assert "gen(%c" in str(ask.trace(question="y"))
 
     cached = sgl.Mock()
     bound.cache(cached)
-    prefix = "Answer as a child would.\nQ: Which river runs through London?\nA: The Thames\nQ: "
+    prefix = "Answer as a child would.\nQ: Which river runs through London?\nA: The Thames\n"
     assert cached.counters().prefilled_tokens == len(prefix)
     bound.run(question="x", backend=cached).sync()
-    assert cached.counters().prefilled_tokens == len(prefix + "x\nA:")
+    assert cached.counters().prefilled_tokens == len(prefix + "Q: x\nA:")
 
 
 def test_cache_computes_roles_by_the_backend_s_template():
@@ -711,3 +711,70 @@ def test_parameters_come_in_sglang_s_order(name):
 
 def test_gen_string_takes_what_gen_int_takes():
     assert list(inspect.signature(sgl.gen_string).parameters) == list(inspect.signature(sgl.gen_int).parameters)
+
+
+# -- on the small model ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small():
+    engine = sgl.Runtime(model_path="smollm2", max_total_tokens=4096, log_level="error")
+    yield engine
+    engine.check()
+    engine.shutdown()
+
+
+ON_THE_MODEL = {
+    "few_shot_qa": {},
+    "gen_with_choices": {"temperature": 0, "max_new_tokens": 8},
+    "decode_int": {"temperature": 0, "max_new_tokens": 8},
+    "ip_address": {"max_new_tokens": 24},
+    "every_dtype": {"temperature": 0, "max_new_tokens": 8},
+    "tips_of_two_forks": {"temperature": 0, "max_new_tokens": 8},
+    "group_appends": {"temperature": 0},
+}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ON_THE_MODEL)
+def test_the_model_says_the_same_in_every_execution(small, name):
+    one, options = KINDS[name], {"seed": 1, **ON_THE_MODEL[name], "backend": small}
+    items = one.items[:2]
+    expected = [one.program.run(**item, **options) for item in items]
+    fast = sgl.compile(one.program)
+    for states in ([fast(**item, **options) for item in items], fast.batch(items, **options)):
+        assert texts(states) == texts(expected)
+        assert [set(s.variables) for s in states] == [set(s.variables) for s in expected]
+
+
+@pytest.mark.model
+def test_what_the_model_must_obey(small):
+    sgl.set_default_backend(small)
+    try:
+        assert re.fullmatch(OCTETS, ip_address(max_new_tokens=24)["answer"])
+        hours = decode_int(temperature=0, max_new_tokens=8)
+        assert int(hours["hours"]) and int(hours["days"])
+        state = at_least(q="The capital of France?", temperature=0)
+        assert state.get_meta_info("answer")["completion_tokens"] >= 64
+        json.loads(json_by_schema(q="The city of Lisbon as JSON: ", temperature=0)["json_output"])
+        for method in METHODS[1:4]:
+            assert statements(method)(**STATEMENTS[0])["answer"] in ("True", "False", "Unknown")
+        stream = few_shot_qa(question="Which river runs through Paris?", stream=True)
+        pieces = list(stream.text_iter("answer"))
+        assert "".join(pieces) == stream["answer"] and len(pieces) > 1
+    finally:
+        sgl.set_default_backend(None)
+
+
+@pytest.mark.model
+def test_cache_keeps_the_prefix_on_the_model(small):
+    sgl.flush_cache(small)
+    few_shot_qa.cache(small)
+    state = few_shot_qa.run(question="Which river runs through Rome?", backend=small, max_new_tokens=4)
+    assert state.get_meta_info("answer")["cached_tokens"] > 30
+
+
+@pytest.mark.model
+def test_runtime_refuses_what_it_has_not():
+    with pytest.raises(sgl.ArgumentError, match="'tp_size'"):
+        sgl.Runtime(model_path="smollm2", tp_size=2)
