@@ -32,7 +32,7 @@ from lmc.errors import BackendError, CancelledError, UnsupportedOpError
 from lmc.prompt import Constraint, Gen, Image, Part, SamplingParams, Segment, Select, Special, Text
 
 CAPABILITIES = Capabilities(
-    "mock", frozenset({"regex", "json_schema"}), select=True, logprobs=False, images=False, n=True, streams=True
+    "mock", frozenset({"regex", "json_schema"}), select=True, logprobs=True, images=False, n=True, streams=True
 )
 
 # -- what is recorded ------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -117,6 +118,8 @@ def gen_output(node: Node, ask: Gen, scripted: Any, stops: tuple[str, ...]) -> t
     for answer in answers:
         tokens += len(answer.tokens)
         metas.append(_meta(node, len(answer.tokens)) | {"finish_reason": answer.finish})
+        if params.return_logprob:
+            metas[-1] = {**metas[-1], **_logprobs(node, answer.tokens, params)}
     usage = Usage(node.length, tokens, node.answered, 0, 1, max(1, tokens))
     return Output(tuple([answer.text for answer in answers]), tuple(metas), usage), answers[0].tokens
 
@@ -154,6 +157,33 @@ def _meta(node: Node, completion: int) -> dict[str, Any]:
         "completion_tokens": completion,
         "cached_tokens": node.answered,
     }
+
+
+def _logprobs(node: Node, answer: str, params: SamplingParams) -> dict[str, Any]:
+    """Made-up log-probabilities as an engine would list them, [log-probability, id, text]: of the prompt from
+    `logprob_start_len` on (None or -1: not at all; its very first token has none), and of the answer."""
+    start, prompt = params.logprob_start_len, node.tokens
+    known = range(0) if start is None or start < 0 else range(start, len(prompt))
+
+    def listed(logprob: float | None, token: str) -> list[Any]:
+        return [logprob, ord(token), token if params.return_text_in_logprobs else None]
+
+    def alternatives(token: str, logprob: float) -> list[Any]:
+        others = [chr(97 + (ord(token) + k) % 26) for k in range(1, params.top_logprobs_num or 0)]
+        return [listed(logprob, token), *[listed(logprob - k / 2, other) for k, other in enumerate(others, 1)]]
+
+    found: dict[str, Any] = {
+        "input_token_logprobs": [listed(_logprob(p, prompt[p]) if p else None, prompt[p]) for p in known],
+        "output_token_logprobs": [listed(_logprob(node.length + i, token), token) for i, token in enumerate(answer)],
+    }
+    if params.top_logprobs_num:
+        found["output_top_logprobs"] = [alternatives(token, logprob) for (logprob, _, _), token in zip(found["output_token_logprobs"], answer)]
+    return found
+
+
+def _logprob(position: int, token: str) -> float:
+    """In (-8, 0)."""
+    return -0.01 - zlib.crc32(b"%d.%d" % (position, ord(token))) / 2**29
 
 
 def select_output(node: Node, ask: Select, scripted: Any) -> tuple[Output, str]:

@@ -443,7 +443,6 @@ UNSUPPORTED: list[Segment] = [
     Image("x.png"),
     Gen(constraint=Constraint("ebnf", "root ::= 'a'")),
     Gen(constraint=Constraint("structural_tag", "{}")),
-    Gen(SamplingParams(return_logprob=True)),
 ]
 
 
@@ -452,6 +451,32 @@ def test_what_it_cannot_do_is_refused(segment: Segment) -> None:
     with pytest.raises(UnsupportedOpError, match="mock does not support"):
         Mock().submit(None, (segment,))
     assert not CAPABILITIES.images
+
+
+# -- log-probabilities
+
+
+def test_logprobs_are_listed_as_an_engine_lists_them() -> None:
+    params = SamplingParams(return_logprob=True, logprob_start_len=1, top_logprobs_num=2, return_text_in_logprobs=True)
+    mock = Mock(answers=["xy", "xy"])
+    meta = mock.submit(None, (text("abc"), Gen(params))).results[0].output().metas[0]
+    assert [entry[1:] for entry in meta["input_token_logprobs"]] == [[98, "b"], [99, "c"]]
+    assert [entry[1:] for entry in meta["output_token_logprobs"]] == [[120, "x"], [121, "y"]]
+    assert all(-9 < entry[0] < 0 for entry in meta["input_token_logprobs"] + meta["output_token_logprobs"])
+    assert [[own, len(top)] for own, *top in meta["output_top_logprobs"]] == [[e, 1] for e in meta["output_token_logprobs"]]
+    assert all(top[0][0] > top[1][0] for top in meta["output_top_logprobs"])
+    again = mock.submit(None, (text("abc"), Gen(params))).results[0].output().metas[0]
+    assert again == meta
+
+
+def test_logprobs_are_of_the_answer_alone_unless_more_is_asked() -> None:
+    mock = Mock(answers=["xy", "xy"])
+    for start, count in ((None, 0), (0, 3)):
+        params = SamplingParams(return_logprob=True, logprob_start_len=start)
+        meta = mock.submit(None, (text("abc"), Gen(params))).results[0].output().metas[0]
+        assert len(meta["input_token_logprobs"]) == count
+        assert "output_top_logprobs" not in meta
+    assert meta["input_token_logprobs"][0] == [None, 97, None]
 
 
 # -- counters

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import exp
 from typing import Any
 
 import pytest
@@ -247,6 +248,31 @@ def test_constrained_answers_are_of_their_language():
         assert type(state["int_res"]) is int
     finally:
         sgl.set_default_backend(None)
+
+
+@kind({"question": "2 + 2?", "width": 2})
+@sgl.function
+def paths_by_confidence(s, question, width):
+    s += "Q: " + question + "\nA:"
+    first = s.fork(1)[0]
+    first += sgl.gen("start", max_tokens=1, return_logprob=True, top_logprobs_num=width, return_text_in_logprobs=True)
+    tops = first.get_meta_info("start")["output_top_logprobs"][0]
+    found = []
+    for f, (_, _, text) in zip(s.fork(width), tops):
+        f += text + sgl.gen("answer", temperature=0, max_tokens=8, return_logprob=True, top_logprobs_num=2)
+        best = f.get_meta_info("answer")["output_top_logprobs"]
+        gaps = [exp(a[0]) - exp(b[0]) for a, b in best]
+        found.append((sum(gaps) / len(gaps), f["answer"]))
+    s += max(found)[1]
+    return sorted(found)
+
+
+@kind({"q": "x"}, {"q": "y"})
+@sgl.function
+def surprise(s, q):
+    s += sgl.user(q) + sgl.assistant(sgl.gen("answer", max_tokens=6, return_logprob=True, logprob_start_len=0))
+    meta = s.get_meta_info("answer")
+    return meta["prompt_tokens"] == len(meta["input_token_logprobs"]), sum(lp for lp, _, _ in meta["output_token_logprobs"])
 
 
 # -- tools -----------------------------------------------------------------------------------------------------------
@@ -501,6 +527,7 @@ CAPTURED_LATER = {
     "parallel_encoding": "join by appending",
     "reasons": "separate_reasoning",
     "sentence_endings": "choices that are an argument",
+    "paths_by_confidence": "unpacking of meta info inside of zip",
 }
 """What still goes on in the interpreter when it is compiled, and where."""
 
