@@ -26,7 +26,7 @@ from lmc.frontend.interpreter import ACTIVE, RUN_OPTIONS, Function, LiveEmitter
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.replay import ReplayEmitter, replay
 from lmc.frontend.state import State, flat
-from lmc.frontend.tree import Decision, Node, Switch, Tree, decision_of
+from lmc.frontend.tree import Decision, Node, Site, Switch, Tree, decision_of
 from lmc.frontend.values import TraceEscape
 from lmc.ir.core import Graph
 from lmc.ir.core import Value as IRValue
@@ -77,6 +77,11 @@ class Traced:
 
     def applies(self) -> bool:
         return all(guard.holds() for guard in tuple(self.tree.guards.values()))
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether a trace found containers of the program that should be objects of the run from the start."""
+        return self.tree.wanted != self.tree.sites
 
     def missed(self) -> str:
         return next((guard.what for guard in self.tree.guards.values() if not guard.holds()), "")
@@ -272,23 +277,31 @@ class Program:
                 return None
         key = tuple([_type_of(v) for v in values])
         for traced in self._trees.get(key, ()):
-            if traced.applies():
+            if traced.applies() and not traced.outgrown:
                 return traced
         with self._lock:
             trees = self._trees.setdefault(key, [])
-            for traced in trees:
-                if traced.applies():
+            sites: frozenset[Site] = frozenset()
+            for traced in tuple(trees):
+                if not traced.applies():
+                    log("guards", f"{self.function.name}: a trace does not apply: {traced.missed()}")
+                elif traced.outgrown:  # runs on it end in the interpreter; new ones get a better tree
+                    sites |= traced.tree.wanted
+                    trees.remove(traced)
+                else:
                     return traced
-                log("guards", f"{self.function.name}: a trace does not apply: {traced.missed()}")
             if len(trees) >= MAX_TREES:
                 self._say(f"{self.function.name}: more than {MAX_TREES} states of the outside; further ones run in the interpreter")
                 return None
             params = tuple(IRValue(n, t) for n, t in zip(self.function.params, key, strict=True))  # type: ignore[arg-type]
-            traced = Traced(Tree(self.function.name, params), arguments)
-            if not self._grow(traced, ()):
-                return None
-            trees.insert(0, traced)
-            return traced
+            while True:
+                traced = Traced(Tree(self.function.name, params, sites), arguments)
+                if not self._grow(traced, ()):
+                    return None
+                if not traced.outgrown:
+                    trees.insert(0, traced)
+                    return traced
+                sites = traced.tree.wanted
 
     def _grow(self, traced: Traced, path: tuple[Decision, ...]) -> bool:
         """Traces a path, and explores the arms of decisions with few answers ahead. False: the interpreter runs it."""

@@ -24,6 +24,9 @@ from lmc.frontend.values import TraceEscape, Value, active
 Key = tuple[int, int, int]
 """Number of the hook call; 0 for its own result, or 1 + the number of what it iterates or formats; the step in that."""
 
+CHOICES = -1
+"""As the second part of a key: the list of choices that a select was handed."""
+
 Record = Mapping[Key, tuple[bool, Any]]
 """What was done: (True, result) or (False, exception) of each host operation that must not happen twice."""
 
@@ -71,6 +74,11 @@ class Mode:
 
     def callm(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
         return getattr(owner, name)(*args, **kwargs)
+
+    def has_method(self, owner: Any, name: str) -> Any:
+        """`owner`, if it has the method that is about to be called on it."""
+        getattr(owner, name)
+        return owner
 
     def eval_(self, text: Any, inside: dict[str, Any], outside: dict[str, Any]) -> Any:
         return eval(text, inside, outside)  # the program's own call of eval, in its own frame's names
@@ -255,6 +263,13 @@ class Hooks:
         return value if self.truth(value) else rest()  # type: ignore[attr-defined]
 
 
+    def store_item(self, value: Any, owner: Any, key: Any) -> None:
+        self.setitem(owner, key, value)  # type: ignore[attr-defined]
+
+    def store_attr(self, value: Any, owner: Any, name: str) -> None:
+        self.setattr(owner, name, value)  # type: ignore[attr-defined]
+
+
 def _dispatcher(name: str) -> Callable[..., Any]:
     def hook(self: Hooks, *args: Any, **kwargs: Any) -> Any:
         mode = active.get()
@@ -338,6 +353,11 @@ class ReplayMode(CountingMode):
 
     # calls
 
+    def has_method(self, owner: Any, name: str) -> Any:
+        if self.property_of(owner, name) is None:
+            getattr(owner, name)
+        return owner
+
     def call(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(fn, Function) and not fn.split(kwargs)[1]:
             return self.sub_program(fn, args, kwargs)
@@ -359,6 +379,8 @@ class ReplayMode(CountingMode):
             args, kwargs = reach.with_callables(args, kwargs, self.callback)
             return fn(*args, **kwargs)
         if reach.is_own(fn) or reach.is_language(fn) or reach.is_language(getattr(fn, "__self__", None)):
+            if (self.tick, CHOICES, 0) in self.record:
+                kwargs = {**kwargs, "choices": self._answer((self.tick, CHOICES, 0))}
             return fn(*args, **kwargs)
         if hostops.pure_function(fn) is not None or type(getattr(fn, "__self__", None)) is str:
             args = tuple([list(a) if isinstance(a, LAZY) else a for a in args])

@@ -5,6 +5,7 @@ A graph names an operation as `@py.add`; tracer and executor find the function h
 
 from __future__ import annotations
 
+import collections
 import json
 import math
 import operator
@@ -250,6 +251,7 @@ _PURE: dict[Any, Known] = {
     hex: _STR, bin: _STR, oct: _STR, complex: Known(), tuple: Known(), frozenset: Known(), bytes: Known(), callable: Known("bool"),
     list: Known(fresh=True), set: Known(fresh=True), dict: Known(fresh=True), sorted: Known(fresh=True), all: Known("bool"), any: Known("bool"),
     slice: Known(), type: Known(),
+    collections.Counter: Known(fresh=True), collections.deque: Known(fresh=True), collections.OrderedDict: Known(fresh=True),
     json.loads: Known(fresh=True), json.dumps: _STR, re.compile: Known(), re.escape: _STR,
     re.search: Known(), re.match: Known(), re.fullmatch: Known(), re.sub: _STR, re.findall: Known(fresh=True), re.split: _WORDS,
     textwrap.dedent: _STR, textwrap.indent: _STR, textwrap.shorten: _STR, textwrap.fill: _STR, string.capwords: _STR,

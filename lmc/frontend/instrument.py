@@ -243,10 +243,9 @@ class _Rewrite(ast.NodeTransformer):
         return "free" if name in self.free else "global"
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        node.id = self.mangle(node.id)
+        where, node.id = self.place(node.id), self.mangle(node.id)
         if not isinstance(node.ctx, ast.Load) or node.id.startswith("__lmc"):
             return node
-        where = self.place(node.id)
         if where == "local":
             return node
         return self.hook("glob" if where == "global" else "free", self.const(node.id, node), node, at=node)
@@ -276,6 +275,8 @@ class _Rewrite(ast.NodeTransformer):
         if isinstance(func, ast.Attribute) and not (isinstance(func.value, ast.Call) and isinstance(func.value.func, ast.Name)
                                                     and func.value.func.id == "super"):
             owner = self.visit(func.value)
+            if any(map(_may_run, node.args)) or any(_may_run(k.value) for k in node.keywords):  # the method is looked up first
+                owner = self.hook("has_method", owner, self.const(self.mangle(func.attr), func), at=func)
             return self.hook("callm", owner, self.const(self.mangle(func.attr), func), *args, keywords=keywords, at=node)
         return self.hook("call", self.visit(func), *args, keywords=keywords, at=node)
 
@@ -343,7 +344,9 @@ class _Rewrite(ast.NodeTransformer):
             if isinstance(value, ast.FormattedValue):
                 spec = self.visit(value.format_spec) if value.format_spec else self.const("", node)
                 conversion = self.const("" if value.conversion < 0 else chr(value.conversion), node)
-                parts.append(ast.copy_location(ast.Tuple([self.visit(value.value), conversion, spec], ast.Load()), node))
+                part: ast.expr = ast.copy_location(ast.Tuple([self.visit(value.value), conversion, spec], ast.Load()), node)
+                later = node.values[len(parts) + 1 :]
+                parts.append(self.hook("fstring", part, at=node) if any(map(_may_run, later)) else part)  # formatted before they run
             else:
                 parts.append(self.visit(value))
         return self.hook("fstring", *parts, at=node)
@@ -404,6 +407,8 @@ class _Rewrite(ast.NodeTransformer):
                 self.scopes.append(scope)
                 entered = True
             spec = self._spec(gen.target)
+            if any(isinstance(n, ast.Starred) for n in ast.walk(gen.target)):
+                raise self.refuse("a starred target in a comprehension", gen.target)
             gen.iter = self.hook("iter", iterable, *([spec] if spec else []), at=gen.iter)
             gen.ifs = [self.hook("truth", self.visit(test), at=test) for test in gen.ifs]
         try:
@@ -440,10 +445,19 @@ class _Rewrite(ast.NodeTransformer):
         body = node.body
         if isinstance(body, list):
             node.body = self._body(body)
+            self._own_kwargs(node)
         else:
             node.body = self.visit(body)
         self.thunks = thunks
         self.scopes.pop()
+
+    def _own_kwargs(self, node: Any) -> None:
+        """The dict of `**kwargs` is one that the program made."""
+        kwarg = node.args.kwarg if isinstance(node, ast.FunctionDef) else None
+        if kwarg is not None:
+            own = ast.Assign([ast.Name(kwarg.arg, ast.Store())], self.hook("made", ast.Name(kwarg.arg, ast.Load()), at=node))
+            after_doc = int(isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant))
+            node.body.insert(after_doc, ast.fix_missing_locations(ast.copy_location(own, node)))
 
     def _defaults(self, args: ast.arguments) -> None:
         args.defaults = [self.visit(d) for d in args.defaults]
@@ -601,16 +615,16 @@ class _Rewrite(ast.NodeTransformer):
         return [assign, *stores]
 
     def _store_one(self, target: ast.expr, value: ast.expr, at: ast.AST) -> ast.stmt:
-        match target:
+        match target:  # Python evaluates the value first
             case ast.Attribute():
-                call = self.hook("setattr", self.visit(target.value), self.const(self.mangle(target.attr), at), value, at=at)
+                call = self.hook("store_attr", value, self.visit(target.value), self.const(self.mangle(target.attr), at), at=at)
             case ast.Subscript():
-                call = self.hook("setitem", self.visit(target.value), self.visit(target.slice), value, at=at)
+                call = self.hook("store_item", value, self.visit(target.value), self.visit(target.slice), at=at)
             case ast.Name():
                 if self.place(target.id) == "free":
                     raise self.refuse(f"a store to {target.id}, a variable of the function around the program", at)
                 names = ast.copy_location(ast.Call(ast.Name("globals", ast.Load()), [], []), at)
-                call = self.hook("store_global", self.const(target.id, at), value, names, at=at)
+                call = self.hook("store_global", self.const(self.mangle(target.id), at), value, names, at=at)
             case _:
                 raise self.refuse("a store of this form", at)
         return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), at))
@@ -625,11 +639,15 @@ class _Rewrite(ast.NodeTransformer):
                 return node
             if isinstance(node, ast.Starred):
                 node.value = leaf(node.value)
+                assert isinstance(node.value, ast.Name)
+                kept = ast.copy_location(ast.Name(node.value.id, ast.Load()), node)
+                own = ast.Assign([ast.Name(node.value.id, ast.Store())], self.hook("made", kept, at=node))
+                stores.insert(0, ast.fix_missing_locations(ast.copy_location(own, node)))
                 return node
             if isinstance(node, ast.Name):
-                node.id = self.mangle(node.id)
                 nonlocal_here = bool(self.scopes) and node.id in self.scopes[-1].nonlocal_ and self._in_traced(node.id)
                 if self.place(node.id) == "local" or nonlocal_here:
+                    node.id = self.mangle(node.id)
                     return node
             name = self.temp()
             stores.append(self._store_one(node, ast.copy_location(ast.Name(name, ast.Load()), node), node))
@@ -733,6 +751,11 @@ def _own_copy(code: types.CodeType, fn: types.FunctionType) -> types.CodeType:
             _copies.clear()
         known = _copies[key] = (code, fn, code.replace())
     return known[2]
+
+
+def _may_run(node: ast.AST) -> bool:
+    """Whether evaluating an expression may run code that can be seen from outside."""
+    return any(isinstance(n, ast.Call) for n in ast.walk(node))
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:

@@ -23,7 +23,7 @@ _DEPTH = 6  # how deep containers, closures and fields are searched
 def is_language(x: object) -> bool:
     """Whether an object belongs to the language: a state, a group of forks, an expression, a program."""
     cls = x if isinstance(x, type) else type(x)
-    return cls.__module__.startswith("lmc.frontend.") and cls is not Value
+    return cls.__module__.startswith("lmc.frontend.") and cls is not Value and cls.__module__ != "lmc.frontend.hooks"
 
 
 def is_own(x: object) -> bool:

@@ -485,7 +485,7 @@ def flat(asked: Iterable[Any]) -> Iterator[Answer]:
 class StateGroup:
     """The states of one fork."""
 
-    __slots__ = ("_since", "parent", "states")
+    __slots__ = ("__weakref__", "_since", "parent", "states")
 
     def __init__(self, states: list[State], parent: State) -> None:
         self.states, self.parent = states, parent

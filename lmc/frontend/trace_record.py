@@ -19,9 +19,9 @@ from lmc.frontend import hostops, reach
 from lmc.frontend.hooks import LAZY, CountingMode, Key, hooks
 from lmc.frontend.hostops import Known
 from lmc.frontend.primitives import caller_loc
-from lmc.frontend.state import Gathered, Scoped, State, Stored
+from lmc.frontend.state import Gathered, Scoped, State, StateGroup, Stored
 from lmc.frontend.trace_state import NOT_AN_ATTRIBUTE, Answer
-from lmc.frontend.tree import Decision, Escape, Node, Return, Switch, Tree, answer_of
+from lmc.frontend.tree import Decision, Escape, Node, Return, Site, Switch, Tree, answer_of
 from lmc.frontend.values import TraceEscape, Value
 from lmc.ir.core import Attr, Op, Operand, Symbol, Type
 from lmc.ir.core import Value as IRValue
@@ -58,6 +58,8 @@ class Recorder(CountingMode):
         self.dead: BaseException | None = None
         self.foreign = 0  # how many ops so far may have run foreign code
         self.local: dict[int, Any] = self.instances  # containers, iterators and instances that the program itself made
+        self.prompts: dict[IRValue, Op] = {}  # what made each prompt of the path
+        self.sites: dict[int, Site] = {}  # where the program made a container
         self.alive: list[weakref.ref[Any]] = []
 
     def escape(self, reason: TraceEscape) -> None:
@@ -108,6 +110,7 @@ class Recorder(CountingMode):
             known = node.ops[index]
             if known.kind != kind or known.operands != tuple(operands) or known.attrs != attrs:
                 raise self.diverged(known)
+            self._extends(known)
             return known.results
         if node.end is not None:
             raise self.diverged(None)
@@ -116,12 +119,31 @@ class Recorder(CountingMode):
             for t, hint in itertools.zip_longest(types, hints[: len(types)])
         )
         node.ops.append(Op(kind, tuple(operands), results, attrs, (), loc or caller_loc()))
+        self._extends(node.ops[-1])
         self.tree.size += 1
         return results
+
+    def _extends(self, op: Op) -> None:
+        if op.results and op.results[0].type == "ctx":
+            self.prompts[op.results[0]] = op
 
     def diverged(self, known: Op | None) -> TraceEscape:
         where = f" near {known.loc}" if known is not None and known.loc else ""
         return TraceEscape(f"the program did something else than before with the same answers{where}")
+
+    def chain(self, ctx: IRValue, since: IRValue) -> list[Op]:
+        """The ops of this path that lead from one prompt to another, in order."""
+        found: list[Op] = []
+        while ctx != since:
+            found.append(self.prompts[ctx])
+            ctx = found[-1].operands[0]  # type: ignore[assignment]  # every such op extends its first operand
+        return found[::-1]
+
+    def first_text(self, value: IRValue) -> IRValue:
+        """The text that a prompt continues with after an answer."""
+        if value.type == "str":
+            return value
+        raise TraceEscape("joins forks whose answers are lists")
 
     def keep(self, x: Any) -> Any:
         """Registers something that the program can reach as long as Python keeps it."""
@@ -138,6 +160,9 @@ class Recorder(CountingMode):
             x = ref()
             if isinstance(x, Answer):
                 found[x.ir] = found[x.meta] = None
+            elif isinstance(x, StateGroup):  # may be joined: what its states appended can be appended again
+                for op in itertools.chain.from_iterable(self.chain(child.ctx.ir, x._since.ir) for child in x.states):
+                    found |= dict.fromkeys((*op.uses, *op.results))
             elif x is not None:
                 found[x.ir] = None
         return tuple(found)
@@ -388,8 +413,15 @@ class Recorder(CountingMode):
         if any(fn is reader for reader in READERS):
             return
         for x in (*args, *kwargs.values()):
-            if reach.holds(x, lambda y: id(y) in self.local and isinstance(y, list | dict | set)):
+            if self.wants(x):
                 raise TraceEscape(f"hands a {type(x).__name__} that it made to {getattr(fn, '__qualname__', fn)}")
+
+    def wants(self, x: Any) -> bool:
+        """Whether an object holds containers of the program; the next trace makes them objects of the run from the start."""
+        found: list[Any] = []
+        reach.holds(x, lambda y: found.append(y) if id(y) in self.local and isinstance(y, list | dict | set) else False)
+        self.tree.wanted |= {self.sites[id(y)] for y in found if id(y) in self.sites}
+        return bool(found)
 
     def callee(self, fn: Any) -> Symbol:
         operand = self.operand(fn)

@@ -102,6 +102,16 @@ class TraceEmitter:
         ctx, value, meta = self.trace.emit(kind, operands, attrs, ("ctx", result, "any"), (None, name, "m"), loc)
         return self.trace.keep(Ctx(ctx)), self.trace.keep(Answer(value, meta, domain))
 
+    def splice(self, ctx: Ctx, other: Ctx, since: Ctx) -> Ctx:
+        ir = ctx.ir
+        for op in self.trace.chain(other.ir, since.ir):
+            if op.kind in ("gen", "select"):
+                value = self.trace.emit("read", (op.results[1],), {}, (op.results[1].type,), (op.results[1].name,))[0]
+                ir = self.trace.emit("append", (ir, self.trace.first_text(value)), {}, ("ctx",))[0]
+            else:
+                ir = self.trace.emit(op.kind, (ir, *op.operands[1:]), op.attrs, ("ctx",))[0]
+        return self.trace.keep(Ctx(ir))
+
     def read(self, answer: Answer) -> Value:
         if answer.read_value is None:
             (ir,) = self.trace.emit("read", (answer.ir,), {}, (answer.ir.type,), (answer.ir.name,))

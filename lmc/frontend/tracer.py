@@ -15,16 +15,17 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from lmc.config import log
 from lmc.frontend import hostops, reach
-from lmc.frontend.hooks import Key, hooks
+from lmc.frontend.hooks import CHOICES, Key, hooks, program_frame
 from lmc.frontend.hostops import Known, Shape, native
 from lmc.frontend.instrument import instrument
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.primitives import Expr
-from lmc.frontend.state import State
+from lmc.frontend.state import State, StateGroup
 from lmc.frontend.trace_builtins import MAIN, handler_of, sort_in_place
 from lmc.frontend.trace_outside import DICT_VIEWS, OutsideMode, is_enum_member, is_lazy
-from lmc.frontend.trace_record import NO_KEY, SELF, Diverged, StopTrace, held_of
+from lmc.frontend.trace_record import NO_KEY, SELF, Diverged, StopTrace, fault_of, held_of
 from lmc.frontend.trace_state import TraceEmitter
 from lmc.frontend.tree import Decision, Tree
 from lmc.frontend.values import TraceEscape, Value, active
@@ -39,7 +40,7 @@ class TraceMode(OutsideMode):
     # names and attributes
 
     def store_global(self, name: str, value: Any, names: dict[str, Any]) -> None:
-        if isinstance(value, list | dict | set) and id(value) in self.local:
+        if self.wants(value):
             raise TraceEscape(f"stores a container that it made in the global {name}")
         owner = self.tree.symbol(("globals", id(names)), "globals", names)
         self.host(self.operation("py.setitem"), [owner, name, self.operand(value)], Known(), "effect")
@@ -135,6 +136,7 @@ class TraceMode(OutsideMode):
             owner[self.concrete(key)] = value
         elif self.is_plain(owner) and not self.is_own_instance(owner):
             if reach.holds_value(key):
+                self.wants(owner)
                 raise TraceEscape("stores under a traced key in a container that it made")
             native(operator.setitem, owner, key, value)
         else:
@@ -178,8 +180,9 @@ class TraceMode(OutsideMode):
         if not reach.holds_value((a, b)) and self.is_constant(a) and self.is_constant(b):
             return self.fresh(native(hostops.OPERATIONS[hostops.INPLACE[op]], a, b))
         if id(a) in self.local:
+            self.wants(a)
             raise TraceEscape(f"changes a {type(a).__name__} it made by {op}= of something of the host")
-        self.no_containers(f"{op}=", (b,), {})
+        self.no_containers(f"{op}=", tuple(b) if type(b) is list else (b,), {})
         return self.simple(hostops.INPLACE[op], a, b)
 
     def unary(self, op: str, a: Any) -> Any:
@@ -251,8 +254,8 @@ class TraceMode(OutsideMode):
     def fstring(self, *parts: Any) -> Any:
         pieces: list[Operand] = []
         for i, part in enumerate(parts):
-            if isinstance(part, str):
-                pieces.append(part)
+            if isinstance(part, str | Value):
+                pieces.append(part if isinstance(part, str) else part.ir)
                 continue
             value, conversion, spec = part
             if isinstance(value, Value) and value.type == "str" and not spec and conversion in ("", "s"):
@@ -279,11 +282,26 @@ class TraceMode(OutsideMode):
     # -- building and taking apart
 
     def made(self, container: Any) -> Any:
-        return self.fresh(container)
+        return self.contained(container)
+
+    def contained(self, x: Any) -> Any:
+        """A container that the program just made: trace-local, or an object of the run if host code will be handed it."""
+        if type(x) not in (list, dict, set):
+            return self.fresh(x)
+        code, at = (frame := program_frame()).f_code, frame.f_lasti
+        site = (code.co_filename, code.co_name, code.co_firstlineno, at)
+        items = tuple(itertools.chain.from_iterable(x.items())) if isinstance(x, dict) else tuple(x)
+        if site not in self.tree.sites or reach.holds_language(items):
+            self.sites[id(x)] = site
+            return self.fresh(x)
+        if self.wants(items):
+            raise TraceEscape(f"puts a container into a {type(x).__name__} that host code will be handed")
+        operation = self.operation(f"py.{type(x).__name__}")
+        return self.host(operation, [*map(self.operand, items)], Known(fresh=True), "ordered", key=(self.tick, 0, 0))
 
     def build_set(self, items: list[Any]) -> Any:
         if not reach.holds_value(items):
-            return self.fresh(native(set, items))
+            return self.contained(native(set, items))
         return self.simple("py.set", *items)
 
     def build_dict(self, items: list[Any]) -> Any:
@@ -299,7 +317,7 @@ class TraceMode(OutsideMode):
                 built.update(item)
             else:
                 raise TraceEscape("merges a mapping of the host into a dict")
-        return self.fresh(built)
+        return self.contained(built)
 
     def iter(self, value: Any, shape: Shape | None = None) -> Iterable[Any]:
         items = self.items(value)
@@ -407,6 +425,14 @@ class TraceMode(OutsideMode):
 
     # -- calls
 
+    def has_method(self, owner: Any, name: str) -> Any:
+        if isinstance(owner, Value) and owner.type != "str":
+            kind = "pure" if owner.immutable else "ordered"
+            self.host(self.operation("py.getattr"), [owner.ir, name], Known(), kind, key=(self.tick, 1, 0))
+        elif hostops.is_immutable(owner):
+            native(getattr, owner, name)
+        return owner
+
     def call(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self.calls(fn, args, kwargs)
 
@@ -421,7 +447,8 @@ class TraceMode(OutsideMode):
             if fn in MAIN:
                 return self.fresh(handler(self, args, kwargs))
             with self.auxiliary():
-                return self.fresh(handler(self, args, kwargs))
+                result = handler(self, args, kwargs)
+                return self.contained(result) if fn in (list, dict, set, sorted) else self.fresh(result)
         if fn is functools.partial:
             made = self.local[id(made)] = native(functools.partial, *args, **kwargs)
             return made
@@ -454,11 +481,15 @@ class TraceMode(OutsideMode):
         name = getattr(fn, "__name__", "")
         if name in _CONCRETE_FIRST and args:
             args = (self.concrete(args[0]), *args[1:])
+        if isinstance(choices := kwargs.get("choices"), Value):
+            items = self.simple("py.as_tuple", choices, key=(self.tick, CHOICES, 0))
+            kwargs = {**kwargs, "choices": tuple(self.spread(items, choices))}
         for key in ("name", "size"):
             if key in kwargs:
                 kwargs = {**kwargs, key: self.concrete(kwargs[key])}
         with self.auxiliary():
-            return self.fresh(native(fn, *args, **kwargs))
+            made = self.fresh(native(fn, *args, **kwargs))
+        return self.keep(made) if isinstance(made, StateGroup) else made
 
     def known_call(self, fn: Any, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A library function that only reads its arguments."""
@@ -561,6 +592,7 @@ class TraceMode(OutsideMode):
                     return self.fresh(native(getattr(owner, name), *args))
         elif isinstance(owner, dict) and name in ("keys", "values", "items", "copy", "clear", "get", "pop", "setdefault", "update", "popitem"):
             if name == "update" and args and not (self.is_plain(args[0]) and isinstance(args[0], dict)):
+                self.wants(owner)
                 raise TraceEscape("updates a dict it made from host data")
             if name in ("get", "pop", "setdefault") and args:
                 args = (self.concrete(args[0]), *args[1:])
@@ -568,10 +600,12 @@ class TraceMode(OutsideMode):
         if not reach.holds_value((owner, args)):
             args = self.listed(args)
             if not all(map(self.is_constant, args)) or not (isinstance(owner, dict) or self.is_constant(owner)):
+                self.wants(owner)
                 raise TraceEscape(f"{type(owner).__name__}.{name} with objects of the host")
             return self.fresh(native(getattr(owner, name), *args, **kwargs))
         if name in ("count", "index") and isinstance(owner, list) and not reach.holds_language(owner):
             return self.simple_method(tuple(owner), name, args)
+        self.wants(owner)
         raise TraceEscape(f"{type(owner).__name__}.{name} with traced values")
 
     def simple_method(self, owner: tuple[Any, ...], name: str, args: tuple[Any, ...]) -> Value:
@@ -652,7 +686,12 @@ def trace(tree: Tree, program: Function, arguments: inspect.BoundArguments, path
     except Exception as error:  # the program raised: the interpreter raises it again, with its own traceback
         if isinstance(mode.dead, StopTrace):
             return True
-        return mode.give_up(mode.dead.reason if isinstance(mode.dead, TraceEscape) else f"raises {type(error).__name__}")
+        if isinstance(mode.dead, TraceEscape):
+            return mode.give_up(mode.dead.reason)
+        fault = fault_of(error)
+        if fault is not None:
+            log("exits", f"{tree.name}: {fault}")
+        return mode.give_up(fault or f"raises {type(error).__name__}")
     finally:
         ACTIVE.reset(state_token)
         active.reset(token)

@@ -92,11 +92,17 @@ class Guard:
     value: Any = None
 
 
+Site = tuple[str, str, int, int]
+"""A place in the program's code: file, function, first line, offset of the instruction."""
+
+
 class Tree:
     """The trace tree of one program for one list of argument types."""
 
-    def __init__(self, name: str, params: tuple[IRValue, ...]) -> None:
-        self.name, self.params = name, params
+    def __init__(self, name: str, params: tuple[IRValue, ...], sites: frozenset[Site] = frozenset()) -> None:
+        """`sites`: where the program makes containers that host code will be handed; they are objects of the run."""
+        self.name, self.params, self.sites = name, params, sites
+        self.wanted: frozenset[Site] = sites  # those and the ones that a trace was stopped by
         self.root = Node()
         self.guards: dict[object, Guard] = {}
         self.steady: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # guarded outside containers, and what they hold

@@ -17,6 +17,7 @@ import lmc
 from . import outside
 from .harness import Case, case, cases, conform, effect, scripted
 from .outside import TOOLS, ask, shout, tool
+from .programs import HEAD, compiled
 
 EXAMPLES = [("2+2", "4"), ("3*3", "9")]
 
@@ -100,7 +101,7 @@ def skeleton(s: Any, q: str) -> str:
     return str(len(points))
 
 
-@case([{"q": "x", "n": 3}, {"q": "y", "n": 4}], temperature=0.8)
+@case([{"q": "x", "n": 3}, {"q": "y", "n": 4}], temperature=0.8, replays=0)
 def self_consistency(s: Any, q: str, n: int) -> Any:
     s += q
     forks = s.fork(n)
@@ -366,11 +367,12 @@ def raises_own(s: Any, q: str) -> Any:
     effect("x", s["x"])
     if "a" in s["x"]:
         raise LookupError("has a: " + s["x"])
-    assert "e" not in s["x"], f"has e: {s['x']}"
+    if "e" in s["x"]:
+        raise AssertionError(f"has e: {s['x']}")
     return s["x"]
 
 
-@case(replays=0)
+@case()
 def match_literals(s: Any, q: str) -> Any:
     s += q + lmc.select("x", choices=["go", "stop", "wait"])
     match s["x"]:
@@ -410,7 +412,7 @@ class Point:
     y: str = ""
 
 
-@case(replays=0)
+@case()
 def match_classes(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=4)
     p = Point(2, "b")
@@ -464,7 +466,7 @@ def augmented(s: Any, q: str) -> Any:
     return box.x, box.y, table["n"], table["t"], rows
 
 
-@case()
+@case(replays=1)
 def keyed_by_output(s: Any, q: str) -> Any:
     counts: dict[str, int] = {}
     groups = defaultdict(list)
@@ -554,7 +556,7 @@ def early_returns(s: Any, q: str) -> Any:
     return s["x"], s["y"]
 
 
-@case(temperature=0.5)
+@case(temperature=0.5, replays=0)
 def copies_and_scopes(s: Any, q: str) -> Any:
     s += q
     with s.copy() as c:
@@ -603,13 +605,14 @@ def texts_midway(s: Any, q: str) -> Any:
 @case([{"q": "a", "k": 4, "stop": ["a", "e"], "choices": ["u", "vv"], "pattern": "[ab]{3}"}])
 def gen_parameters(s: Any, q: str, k: int, stop: list[str], choices: list[str], pattern: str) -> Any:
     s += q + lmc.gen("x", max_tokens=k, stop=stop) + lmc.select("c", choices=choices)
-    s += lmc.gen("y", regex=pattern) + lmc.gen("z", max_tokens=len(s["y"]), stop=[s["y"][0], "!"])
+    s += lmc.gen("y", regex=pattern)
+    s += lmc.gen("z", max_tokens=len(s["y"]), stop=[s["y"][0], "!"])
     s += lmc.select("w", choices=[s["y"], "or " + s["c"]])
     s += lmc.gen("v", regex=s["y"] + "+", max_tokens=5) + lmc.gen("u", choices=choices)
     return s["w"], s["c"]
 
 
-@case(temperature=0.9)
+@case(temperature=0.9, replays=0)
 def several_samples(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=4, n=3)
     votes = Counter(s["x"])
@@ -638,7 +641,7 @@ def evaluates(s: Any, q: str) -> Any:
     return eval(s["x"], {"__builtins__": {}})
 
 
-@case()
+@case(replays=0)
 def mutated_results(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=12)
     ws = outside.words(s["x"])
@@ -653,7 +656,7 @@ def mutated_results(s: Any, q: str) -> Any:
     return ws, mine
 
 
-@case()
+@case(replays=0)
 def types_and_strings(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=12)
     x = s["x"]
@@ -694,7 +697,7 @@ def enums(s: Any, q: str) -> Any:
     return color.name, color == Color.BLUE, [c.name for c in Color]
 
 
-@case(reset=outside.reset, outside=outside.look, batch=False)
+@case(reset=outside.reset, outside=outside.look, batch=False, replays=0)
 def changed_outside(s: Any, q: str) -> Any:
     limit = outside.LIMIT
     s += f"{limit}"
@@ -716,6 +719,15 @@ def test_program(name: str):
 def test_lambda_program():
     program = Case(lmc.function(lambda s, q: s.__iadd__(q + lmc.gen("x", max_tokens=3))["x"]), [{"q": "a"}], {})
     program.check()
+
+
+def test_assertions():  # as source text: pytest rewrites the asserts of its modules
+    program = compiled(HEAD + """
+    s += q + lmc.gen("x", max_tokens=4)
+    assert "e" not in s["x"], f"has e: {s['x']}"
+    assert "a" in s["x"]
+""")
+    conform(program, [{"q": str(i), "xs": []} for i in range(5)])
 
 
 def test_closure_programs():

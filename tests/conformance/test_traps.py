@@ -408,7 +408,24 @@ def messages_are_new_lists(s: Any, q: str) -> Any:
     return len(s.messages()), a[-1], a is b
 
 
-@case()
+@case(backend=scripted(x=["no", "42 a"]), batch=False)
+def order_of_evaluation(s: Any, q: str) -> Any:
+    found = []
+    for _ in range(2):
+        s += q + lmc.gen("x", max_tokens=5)
+        table: dict[str, str] = {}
+        table[tool("key")] = tool("value")
+        xs = s["x"].split()
+        found.append(f"{xs} {xs.pop()} {xs}")
+        m = re.search(r"\d+", s["x"])
+        try:
+            found.append(m.group(int(tool("0")[1])))
+        except AttributeError:
+            effect("no match")
+    return found
+
+
+@case(**OUTSIDE)
 def aliases(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=3)
     row = [s["x"]]
