@@ -152,13 +152,13 @@ HOOKS: Final = tuple(name for name, member in vars(Mode).items() if callable(mem
 _NATIVE = Mode()
 
 
-_PACKAGE = __file__.rsplit("frontend", 1)[0]
+PACKAGE = __file__.rsplit("frontend", 1)[0]
 
 
 def program_frame() -> types.FrameType:
     """The innermost frame that is not lmc's own: the program's, when a hook was called."""
     frame: types.FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     assert frame is not None, "hooks are called by the program"
     return frame

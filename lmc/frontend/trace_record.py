@@ -419,7 +419,13 @@ class Recorder(CountingMode):
     def wants(self, x: Any) -> bool:
         """Whether an object holds containers of the program; the next trace makes them objects of the run from the start."""
         found: list[Any] = []
-        reach.holds(x, lambda y: found.append(y) if id(y) in self.local and isinstance(y, list | dict | set) else False)
+
+        def look(y: Any) -> bool:
+            if id(y) in self.local and isinstance(y, list | dict | set):
+                found.append(y)
+            return False
+
+        reach.holds(x, look)
         self.tree.wanted |= {self.sites[id(y)] for y in found if id(y) in self.sites}
         return bool(found)
 

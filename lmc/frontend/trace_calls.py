@@ -1,0 +1,289 @@
+"""Calls while tracing: what is traced through, what the tracer does itself, and what is a host operation of which kind."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from lmc.frontend import hostops, reach
+from lmc.frontend.hooks import CHOICES, hooks
+from lmc.frontend.hostops import Known, native
+from lmc.frontend.interpreter import Function
+from lmc.frontend.state import StateGroup
+from lmc.frontend.trace_builtins import MAIN, handler_of, sort_in_place
+from lmc.frontend.trace_outside import OutsideMode, is_enum_member, is_lazy
+from lmc.frontend.values import TraceEscape, Value
+
+
+class CallMode(OutsideMode):
+    """A recorder that knows calls. What Python does with objects otherwise is in tracer.py."""
+
+    if TYPE_CHECKING:  # there
+
+        def items(self, value: Any, which: int = 0) -> Iterable[Any]: ...
+        def contained(self, x: Any) -> Any: ...
+        def spread(self, items: Value, source: Value) -> list[Value]: ...
+
+    # -- what Python itself may work on while tracing
+
+    def is_plain(self, x: Any) -> bool:
+        """Whether Python itself may work on an object while tracing: constants, the program's own objects, the language."""
+        return hostops.is_immutable(x) or id(x) in self.local or type(x) is tuple or isinstance(x, BaseException) or reach.is_language(x)
+
+    def is_own_instance(self, x: Any) -> bool:
+        """Whether an object is an instance of the program's own class: only its fields and methods are known here."""
+        return id(x) in self.local and type(x) not in _BUILT_IN
+
+    def is_constant(self, x: Any) -> bool:
+        """Whether Python itself may read an object to any depth while tracing."""
+        if type(x) in (tuple, list, set, frozenset):
+            return (type(x) in (tuple, frozenset) or id(x) in self.local) and all(map(self.is_constant, x))
+        if type(x) is dict:
+            return id(x) in self.local and all(self.is_constant(k) and self.is_constant(v) for k, v in x.items())
+        if self.is_own_instance(x):
+            return False
+        return self.is_plain(x) or self.by_identity(x)
+
+    def by_identity(self, x: Any) -> bool:
+        return isinstance(x, type | types.FunctionType | types.ModuleType | types.BuiltinFunctionType) or is_enum_member(x)
+
+    def fresh(self, x: Any) -> Any:
+        """Registers a container or iterator that the program just got as its own."""
+        if type(x) in (list, dict, set) or is_lazy(x):
+            self.local[id(x)] = x
+        return x
+
+    def listed(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments with the program's own iterators and views run through."""
+        return tuple([self.fresh(list(self.items(a))) if is_lazy(a) and id(a) in self.local else a for a in args])
+
+    # -- calls
+
+    def has_method(self, owner: Any, name: str) -> Any:
+        if isinstance(owner, Value) and owner.type != "str":
+            kind = "pure" if owner.immutable else "ordered"
+            self.host(self.operation("py.getattr"), [owner.ir, name], Known(), kind, key=(self.tick, 1, 0))
+        elif hostops.is_immutable(owner):
+            native(getattr, owner, name)
+        return owner
+
+    def call(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return self.calls(fn, args, kwargs)
+
+    def calls(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of anything."""
+        if isinstance(fn, Value):
+            if any(map(reach.holds_language, args)) or any(map(reach.holds_language, kwargs.values())):
+                return self.calls(self.decide(fn), args, kwargs)
+            return self.effect(fn, args, kwargs)
+        handler = handler_of(fn)
+        if handler is not None:
+            if fn in MAIN:
+                return self.fresh(handler(self, args, kwargs))
+            with self.auxiliary():
+                result = handler(self, args, kwargs)
+                return self.contained(result) if fn in (list, dict, set, sorted) else self.fresh(result)
+        if fn is functools.partial:
+            made = self.local[id(made)] = native(functools.partial, *args, **kwargs)
+            return made
+        if isinstance(fn, functools.partial) and id(fn) in self.local:
+            return self.calls(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
+        if isinstance(fn, Function):
+            if fn.split(kwargs)[1]:
+                raise TraceEscape(f"calls the program {fn.name} with options of its own")
+            return self.sub_program(fn, args, kwargs)
+        if reach.is_own(fn) or reach.is_language(fn) or reach.is_language(getattr(fn, "__self__", None)):
+            return self.language_call(fn, args, kwargs)
+        if isinstance(fn, types.BuiltinMethodType | types.MethodWrapperType) and getattr(fn, "__self__", None) is not None and not isinstance(
+            fn.__self__, types.ModuleType | type
+        ):
+            return self.methods(fn.__self__, fn.__name__, args, kwargs)
+        twin = reach.traced_twin(fn, args, kwargs, hooks)
+        if twin is not None:
+            result = native(twin, *args, **kwargs)
+            if isinstance(fn, type):
+                self.created(result)
+            return result
+        known = hostops.pure_function(fn)
+        if known is not None:
+            return self.known_call(fn, known, args, kwargs)
+        if _is_python_error(fn) and not kwargs and self.is_constant(args) and not reach.holds_value(args):
+            return native(fn, *args)
+        return self.effect(fn, args, kwargs)
+
+    def language_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = getattr(fn, "__name__", "")
+        if name in _CONCRETE_FIRST and args:
+            args = (self.concrete(args[0]), *args[1:])
+        if isinstance(choices := kwargs.get("choices"), Value):
+            items = self.simple("py.as_tuple", choices, key=(self.tick, CHOICES, 0))
+            kwargs = {**kwargs, "choices": tuple(self.spread(items, choices))}
+        for key in ("name", "size"):
+            if key in kwargs:
+                kwargs = {**kwargs, key: self.concrete(kwargs[key])}
+        with self.auxiliary():
+            made = self.fresh(native(fn, *args, **kwargs))
+        return self.keep(made) if isinstance(made, StateGroup) else made
+
+    def known_call(self, fn: Any, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A library function that only reads its arguments."""
+        args = self.listed(args)
+        everything = (*args, *kwargs.values())
+        if any(isinstance(a, types.FunctionType | types.MethodType | functools.partial) for a in everything):
+            return self.effect(fn, args, kwargs)  # what it calls may do anything
+        if fn is len and self.is_plain(args[0]) and not self.is_own_instance(args[0]):
+            return native(len, *args)
+        if not any(map(reach.holds_value, everything)) and all(self.is_constant(a) or self.steady(a) for a in everything):
+            return self.fresh(native(fn, *args, **kwargs))
+        types_ = [self.type_of(a) for a in everything]
+        operands = [self.operand(a) for a in everything]
+        pure = "any" not in types_
+        if fn in (str, repr, format) or (fn is len and pure):
+            known = Known(known.type, total=types_[0] in ("str", "float", "bool") and len(types_) == 1)
+        return self.host(self.callee(fn), operands, known, "pure" if pure and not known.fresh else "ordered", kwargs=tuple(kwargs))
+
+    def callm(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self.methods(owner, name, args, kwargs)
+
+    def methods(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a method of anything."""
+        if isinstance(owner, Value):
+            return self.value_method(owner, name, args, kwargs)
+        if isinstance(owner, Function) and name == "run":
+            return self.calls(owner, args, kwargs)
+        if reach.is_language(owner):
+            return self.language_call(getattr(owner, name), args, kwargs)
+        if isinstance(owner, types.ModuleType | type):
+            return self.calls(self.getattr(owner, name), args, kwargs)
+        if type(owner) in (list, dict, set) and id(owner) in self.local:
+            return self.container_method(owner, name, args, kwargs)
+        if hostops.is_immutable(owner) or type(owner) is tuple:
+            return self.constant_method(owner, name, args, kwargs)
+        if isinstance(owner, BaseException) or (is_lazy(owner) and id(owner) in self.local):
+            return native(getattr(owner, name), *args, **kwargs)
+        return self.object_method(owner, name, args, kwargs)
+
+    def value_method(self, owner: Value, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        everything = (*args, *kwargs.values())
+        if any(map(reach.holds_language, everything)):
+            raise TraceEscape(f"hands a state to .{name}() of a traced value")
+        args = self.listed(args)
+        types_ = [self.type_of(a) for a in (owner, *args, *kwargs.values())]
+        if owner.type == "str":
+            return self.text_method(owner, name, args, kwargs, types_)
+        if owner.immutable and "any" not in types_ and not any(map(_may_call, everything)) and (known := hostops.method(name)) is not None:
+            kind = "ordered" if known.fresh else "pure"
+            return self.host(self.operation("py.call_method"), [owner.ir, name, *map(self.operand, everything)], known, kind, kwargs=tuple(kwargs))
+        self.no_containers(f".{name}", args, kwargs)
+        return self.host(
+            self.operation("py.call_method"), [owner.ir, name, *map(self.operand, everything)], Known(), "ordered" if owner.items else "effect",
+            kwargs=tuple(kwargs), inline=bool(owner.items))  # fmt: skip
+
+    def text_method(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], types_: list[str]) -> Any:
+        """A method of str on operands some of which are traced."""
+        known = hostops.str_method(name, types_) if not kwargs else hostops.str_method(name, ["str", "any"])
+        if known is None:
+            raise TraceEscape(f"str has no method {name}")  # the interpreter raises what Python raises
+        fn = getattr(str, name)
+        symbol = self.tree.symbol(("id", id(fn)), f"str.{name}", fn)
+        operands = [self.operand(a) for a in (owner, *args, *kwargs.values())]
+        pure = "any" not in types_ and not known.fresh
+        return self.host(symbol, operands, known, "pure" if pure else "ordered", kwargs=tuple(kwargs))
+
+    def constant_method(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args = self.listed(args)
+        everything = (*args, *kwargs.values())
+        if any(map(reach.holds_language, everything)) and type(owner) is not tuple:
+            raise TraceEscape(f"hands a state to {type(owner).__name__}.{name}")
+        args = tuple(tuple(a) if name == "join" and isinstance(a, list) and id(a) in self.local else a for a in args)
+        everything = (*args, *kwargs.values())
+        if any(map(_may_call, everything)):  # what it calls may do anything
+            return self.host(
+                self.operation("py.call_method"), [self.operand(owner), name, *map(self.operand, everything)], Known(), "effect",
+                kwargs=tuple(kwargs), inline=False)  # fmt: skip
+        if not reach.holds_value((owner, everything)) and self.is_constant(owner) and all(self.is_constant(a) or self.steady(a) for a in everything):
+            return self.fresh(native(getattr(owner, name), *args, **kwargs))
+        types_ = [self.type_of(a) for a in (owner, *everything)]
+        if type(owner) is str:
+            return self.text_method(owner, name, args, kwargs, types_)
+        known = hostops.method(name) if "any" not in types_ else None
+        return self.host(
+            self.operation("py.call_method"), [self.operand(owner), name, *map(self.operand, everything)], known or Known(),
+            "pure" if known and not known.fresh else "ordered", kwargs=tuple(kwargs))  # fmt: skip
+
+    def container_method(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A method of a list, dict or set that the program made."""
+        if isinstance(owner, list):
+            match name, args:
+                case "extend", (items,):
+                    return owner.extend(list(self.items(items)))
+                case "sort", ():
+                    sort_in_place(self, owner, kwargs)
+                    return None
+                case ("append" | "insert" | "clear" | "copy" | "reverse" | "pop", _):
+                    if name in ("insert", "pop"):
+                        args = (*map(self.concrete, args[:1]), *args[1:])
+                    return self.fresh(native(getattr(owner, name), *args))
+        elif isinstance(owner, dict) and name in ("keys", "values", "items", "copy", "clear", "get", "pop", "setdefault", "update", "popitem"):
+            if name == "update" and args and not (self.is_plain(args[0]) and isinstance(args[0], dict)):
+                self.wants(owner)
+                raise TraceEscape("updates a dict it made from host data")
+            if name in ("get", "pop", "setdefault") and args:
+                args = (self.concrete(args[0]), *args[1:])
+            return self.fresh(native(getattr(owner, name), *args, **kwargs))
+        if not reach.holds_value((owner, args)):
+            args = self.listed(args)
+            if not all(map(self.is_constant, args)) or not (isinstance(owner, dict) or self.is_constant(owner)):
+                self.wants(owner)
+                raise TraceEscape(f"{type(owner).__name__}.{name} with objects of the host")
+            return self.fresh(native(getattr(owner, name), *args, **kwargs))
+        if name in ("count", "index") and isinstance(owner, list) and not reach.holds_language(owner):
+            return self.simple_method(tuple(owner), name, args)
+        self.wants(owner)
+        raise TraceEscape(f"{type(owner).__name__}.{name} with traced values")
+
+    def simple_method(self, owner: tuple[Any, ...], name: str, args: tuple[Any, ...]) -> Value:
+        types_ = [self.type_of(a) for a in (owner, *args)]
+        return self.host(
+            self.operation("py.call_method"), [self.operand(owner), name, *map(self.operand, args)], Known("int"),
+            "pure" if "any" not in types_ else "ordered")  # fmt: skip
+
+    def object_method(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A method of an instance: the program's own, traced through if it reaches the language, or the host's."""
+        if id(owner) in self.local:
+            return self.calls(self.getattr(owner, name), args, kwargs)
+        method = getattr(type(owner), name, None)
+        if isinstance(method, types.FunctionType) and name not in getattr(owner, "__dict__", {}):
+            bound = getattr(owner, name)
+            if isinstance(bound, types.MethodType) and reach.traced_twin(bound, args, kwargs, hooks) is not None:
+                return self.calls(bound, args, kwargs)
+        if any(map(reach.holds_language, (*args, *kwargs.values()))):
+            return self.calls(getattr(owner, name), args, kwargs)
+        self.no_containers(f".{name}", args, kwargs)
+        operands = [self.operand(owner), name, *map(self.operand, (*args, *kwargs.values()))]
+        return self.host(self.operation("py.call_method"), operands, Known(), "effect", kwargs=tuple(kwargs), inline=False)
+
+
+_BUILT_IN = frozenset({list, dict, set, tuple, functools.partial})
+
+
+def _is_python_error(fn: Any) -> bool:
+    return isinstance(fn, type) and issubclass(fn, BaseException) and fn.__module__ == "builtins"
+
+
+def _may_call(x: Any) -> bool:
+    """Whether a function that is handed an object may call it."""
+    return isinstance(x, types.FunctionType | types.MethodType | functools.partial)
+
+
+def is_method(cls: Any, name: str) -> bool:
+    """Whether an attribute of a class is a function of it: a definition, not data."""
+    if not isinstance(cls, type):
+        return False
+    member = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+    return isinstance(member, types.FunctionType | staticmethod | classmethod | property | types.MethodDescriptorType | types.WrapperDescriptorType)
+
+
+_CONCRETE_FIRST = frozenset({"fork", "get_var", "set_var", "get_meta_info", "var_scope", "gen", "select", "gen_int", "gen_string", "copy"})
