@@ -38,7 +38,7 @@ class ByteDFA:
 
     @property
     def nbytes(self) -> int:
-        return self.table.nbytes + self.final.nbytes
+        return 2 * self.table.nbytes + self.final.nbytes  # once more in `padded`
 
     def step(self, state: int, text: bytes) -> int:
         """The state after `text`, DEAD if it leaves the language."""
@@ -57,6 +57,11 @@ class ByteDFA:
     def flat(self) -> memoryview:
         """The table as one row of ints: the quickest way to read single entries."""
         return np.ascontiguousarray(self.table).reshape(-1).data
+
+    @cached_property
+    def padded(self) -> np.ndarray:
+        """int32 [(states + 1) * 256]: the flat table with a dead row at its end, where DEAD << 8 | byte reads."""
+        return np.append(self.table, np.full((1, 256), DEAD, np.int32))
 
     @cached_property
     def singular(self) -> np.ndarray:
@@ -268,7 +273,7 @@ def _per_class(
 def _live(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Without the states from which no end can be reached. All are reachable as they come."""
     sources, columns = np.nonzero(table >= 0)
-    distance = _to_the_end(sources, table[sources, columns], final)
+    distance = to_the_end(sources, table[sources, columns], final)
     live = distance >= 0
     if live.all():
         return table, final
@@ -276,7 +281,7 @@ def _live(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return numbers[table[live]], final[live]
 
 
-def _to_the_end(sources: np.ndarray, targets: np.ndarray, final: np.ndarray) -> np.ndarray:
+def to_the_end(sources: np.ndarray, targets: np.ndarray, final: np.ndarray) -> np.ndarray:
     """int [states]: steps to the nearest end, -1 if there is none."""
     before = _predecessors(sources, targets, len(final))
     distance = np.where(final, 0, -1).tolist()
@@ -321,7 +326,7 @@ def _refined(table: np.ndarray, final: np.ndarray) -> np.ndarray:
     sources, columns = np.nonzero(table >= 0)
     targets = table[sources, columns]
     before = _predecessors(sources, targets, n)
-    shortest, longest = _to_the_end(sources, targets, final), _longest(table, before)
+    shortest, longest = to_the_end(sources, targets, final), _longest(table, before)
     _, initial = np.unique(np.stack([final, shortest, longest], axis=1), axis=0, return_inverse=True)
     names = np.append(initial.reshape(-1), -1).astype(np.int64)  # the last: where DEAD (-1) points to
     members: dict[int, set[int]] = defaultdict(set)

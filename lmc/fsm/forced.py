@@ -1,0 +1,177 @@
+"""Forced tokens: where a constraint leaves no choice of text, the tokens that need not be sampled.
+
+Forced is a token that the canonical encoding of the forced text contains whatever legal text follows (semantics.md §3):
+
+    forced text     {"order          legal: {"orderId": …, {"orderName": …
+    its encoding    {" | order       if the vocabulary has orderId or orderName, `order` is not certain
+    forced tokens   {"               the rest, the unstable tail, is left to the mask
+
+So the run is the longest common prefix of the encodings of all legal texts from the state. Where these are few, they are
+all encoded. Otherwise the boundaries within the forced text are tried, from the left: a boundary is unstable if some
+token could begin there and reach beyond the forced text. That rests on one property of BPE: text between two boundaries
+is encoded by itself. Legal texts of each kind of next character are encoded besides, for pre-tokenizers that look ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lmc.fsm.compress import forced_bytes
+from lmc.fsm.dfa import ByteDFA, to_the_end
+from lmc.fsm.tokens import TokenAutomaton
+
+Encode = Callable[[str], Sequence[int]]
+
+_FEW = 32  # legal texts that are all encoded
+_TRIED = 64  # tokens tried at a boundary before it is taken for unstable
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedRun:
+    """Tokens that are certain from a state on, and the state behind them."""
+
+    tokens: tuple[int, ...]
+    state: int
+
+
+class ForcedTokens:
+    """The forced run of each state, found once and shared by all sequences of the constraint.
+
+    encode  the tokenizer's ids of plain text in the middle of a sequence, without special tokens
+
+    The run is maximal: ask once after each sampled token, not again behind a run.
+    """
+
+    def __init__(self, automaton: TokenAutomaton, encode: Encode) -> None:
+        self.automaton, self.encode = automaton, encode
+        self._runs: dict[int, ForcedRun] = {}
+        self._endings = _Endings(automaton.dfa)
+
+    def run(self, state: int) -> ForcedRun:
+        """The run from `state`; without tokens where there is a choice, and inside a character."""
+        run = self._runs.get(state)
+        if run is None:
+            tokens = self._certain(state)
+            text = b"".join(self.automaton.vocabulary.tokens[t] for t in tokens)
+            run = self._runs[state] = ForcedRun(tokens, self.automaton.dfa.step(state, text))
+        return run
+
+    def _certain(self, state: int) -> tuple[int, ...]:
+        text = _whole_characters(forced_bytes(self.automaton.dfa, state)[0])
+        if not text:
+            return ()
+        end = self.automaton.dfa.step(state, text)
+        few = self._endings.all_from(end, _FEW)
+        if few is not None:
+            return self._common([text + ending for ending in few])
+        stable = self._common([text])
+        stable = stable[: self._stable_boundaries(text, end, stable)]
+        samples = self._common([text + ending for ending in self._endings.of_each_kind(end)])
+        return _common_prefix([stable, samples])
+
+    def _common(self, texts: Sequence[bytes]) -> tuple[int, ...]:
+        """The common prefix of the encodings of `texts`, but for those that the tokenizer cannot spell; () if all are."""
+        encodings = [(text, tuple(self.encode(text.decode()))) for text in texts]
+        return _common_prefix([ids for text, ids in encodings if self._spelled(ids) == text])
+
+    def _spelled(self, ids: Sequence[int]) -> bytes:
+        return b"".join(self.automaton.vocabulary.tokens[i] for i in ids)
+
+    def _stable_boundaries(self, text: bytes, end: int, ids: tuple[int, ...]) -> int:
+        """How many tokens of `ids`, the encoding of `text`, no legal continuation from `end` can change."""
+        keep = len(ids)
+        for at in range(max(0, len(text) - self.automaton.vocabulary.longest + 1), len(text)):
+            longer = self.automaton.vocabulary.reach(self.automaton.dfa, end, text[at:])[0]
+            if not len(longer):
+                continue
+            if text[at] & 0xC0 == 0x80:  # inside a character: what stands before cannot be encoded by itself
+                return 0
+            before = tuple(self.encode(text[:at].decode()))
+            agreed = len(_common_prefix([before, ids]))
+            if agreed < keep and self._one_is_canonical(text[:at], before, longer):
+                keep = agreed
+        return keep
+
+    def _one_is_canonical(self, text: bytes, before: tuple[int, ...], tokens: np.ndarray) -> bool:
+        """Whether some of `tokens` can follow `before` in a canonical encoding. In doubt, yes."""
+        for token in tokens[:_TRIED].tolist():
+            whole = text + self.automaton.vocabulary.tokens[token]
+            if whole != _whole_characters(whole) or tuple(self.encode(whole.decode())) == (*before, token):
+                return True
+        return len(tokens) > _TRIED
+
+
+def _common_prefix(sequences: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    if not sequences:
+        return ()
+    low, high = min(sequences), max(sequences)
+    same = next((i for i, (a, b) in enumerate(zip(low, high)) if a != b), min(len(low), len(high)))
+    return low[:same]
+
+
+def _whole_characters(text: bytes) -> bytes:
+    """Without the begun character at the end; nothing if `text` begins inside one."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return text[: error.start]
+    return text
+
+
+# -- legal endings -------------------------------------------------------------------------------------------------
+
+
+class _Endings:
+    """Texts that complete the answer from a state."""
+
+    def __init__(self, dfa: ByteDFA) -> None:
+        self.dfa = dfa
+        sources, columns = np.nonzero(dfa.table >= 0)
+        self._distance = to_the_end(sources, dfa.table[sources, columns], dfa.final)
+
+    def all_from(self, state: int, limit: int) -> list[bytes] | None:
+        """All of them, or None if they are more than `limit`."""
+        found: list[bytes] = []
+        todo: list[tuple[int, bytes]] = [(state, b"")]
+        while todo:
+            at, text = todo.pop()
+            if self.dfa.final[at]:
+                found.append(text)
+            row = self.dfa.table[at]
+            todo += [(int(row[byte]), text + bytes([byte])) for byte in np.flatnonzero(row >= 0).tolist()]
+            if len(found) + len(todo) > limit:  # each of todo has an ending of its own
+                return None
+        return found
+
+    def of_each_kind(self, state: int) -> list[bytes]:
+        """A shortest ending through each kind of next character: letters, digits, spaces, marks, others."""
+        kinds = {_kind(byte): byte for byte in np.flatnonzero(self.dfa.table[state] >= 0).tolist()}
+        endings = [bytes([byte]) + self._shortest(int(self.dfa.table[state, byte])) for byte in kinds.values()]
+        return [b"", *endings] if self.dfa.final[state] else endings
+
+    def _shortest(self, state: int) -> bytes:
+        """Of plain letters where possible: not every tokenizer has every control."""
+        out = bytearray()
+        while not self.dfa.final[state]:
+            row = self.dfa.table[state]
+            out.append(min(np.flatnonzero(row >= 0).tolist(), key=lambda b: (self._distance[row[b]], _oddity(b))))
+            state = int(row[out[-1]])
+        return bytes(out)
+
+
+def _kind(byte: int) -> str:
+    char = chr(byte)
+    if byte >= 0x80:
+        return "other"
+    if char.isalpha():
+        return "A" if char.isupper() else "a"
+    if char.isdigit():
+        return "0"
+    return char if char.isspace() or char == "'" else "." if char.isprintable() else "control"
+
+
+def _oddity(byte: int) -> int:
+    return {"a": 0, "A": 1, "0": 2, ".": 3, "control": 9}.get(_kind(byte), 4)

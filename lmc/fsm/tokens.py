@@ -1,0 +1,138 @@
+"""Token automata: which tokens a constraint allows in each state, and where they lead.
+
+A state is a state of the byte automaton, at a token boundary. Rows are built when a state is first reached and shared by
+all sequences of the constraint; states that differ only in a count that no single token can exhaust share one row.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from lmc.errors import ConstraintError
+from lmc.fsm.dfa import DEAD, ByteDFA
+from lmc.fsm.vocabulary import LONG, Vocabulary
+
+
+class TokenAutomaton:
+    """A byte automaton over a vocabulary. Thread-safe.
+
+    A device that walks `dfa.table` over the bytes of the sampled token needs only the masks besides.
+    """
+
+    start = 0
+
+    def __init__(self, dfa: ByteDFA, vocabulary: Vocabulary) -> None:
+        self.dfa, self.vocabulary = dfa, vocabulary
+        self._lock = threading.Lock()
+        self._masks: dict[int, np.ndarray] = {}  # by state; states with equal masks have the same array
+        self._window = _windows(dfa, min(vocabulary.longest, LONG))
+        self._short: dict[int, np.ndarray] = {}  # by window: the tokens of up to LONG bytes
+        self._rows: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}  # by window and other ids: all tokens
+
+    def next(self, state: int, token: int) -> int:
+        """The state behind a token, DEAD if it is not allowed. EOS stays where it is."""
+        if token in self.vocabulary.eos:
+            return state if self.is_final(state) else DEAD
+        text = self.vocabulary.tokens[token] if token < len(self.vocabulary.tokens) else b""
+        return self.dfa.step(state, text) if text else DEAD
+
+    def is_final(self, state: int) -> bool:
+        """The text so far is in the language."""
+        return bool(self.dfa.final[state])
+
+    def is_done(self, state: int) -> bool:
+        """The text so far is in the language, and nothing may follow."""
+        return self.is_final(state) and not (self.dfa.table[state] >= 0).any()
+
+    def mask(self, state: int) -> np.ndarray:
+        """The allowed tokens, EOS where the text may end: uint32 [ceil(size / 32)], token i is bit i % 32 of word i // 32.
+
+        Read-only and shared. Raises ConstraintError if no token of the vocabulary goes on from here.
+        """
+        row = self._masks.get(state)
+        if row is None:
+            with self._lock:
+                row = self._masks.get(state)
+                if row is None:
+                    row = self._masks[state] = self._mask(state)
+        return row
+
+    def targets(self, state: int) -> np.ndarray:
+        """The state behind every token: int32 [size], DEAD where none. Computed anew, for tables of a device and for tests."""
+        ids, ends = self.vocabulary.reach(self.dfa, state)
+        row = np.full(self.vocabulary.size, DEAD, np.int32)
+        row[ids] = ends
+        if self.is_final(state):
+            row[list(self.vocabulary.eos)] = state
+        return row
+
+    @property
+    def rows_built(self) -> int:
+        """Number of walks through the vocabulary so far."""
+        return len(self._short)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the tables so far; the vocabulary's is counted there."""
+        rows = {id(row): row.nbytes for row in [*self._short.values(), *self._rows.values()]}
+        return self.dfa.nbytes + self._window.nbytes + sum(rows.values())
+
+    def _mask(self, state: int) -> np.ndarray:
+        vocabulary, window = self.vocabulary, int(self._window[state])
+        others = tuple(i for i in vocabulary.long_ids if self.dfa.step(state, vocabulary.tokens[i]) >= 0)
+        if self.is_final(state):
+            others += vocabulary.eos
+        if (row := self._rows.get((window, others))) is not None:
+            return row
+        if window not in self._short:
+            self._short[window] = _bits(vocabulary.reach_short(self.dfa, state)[0], vocabulary.words)
+        row = self._short[window]
+        if others:
+            row = row | _bits(np.array(others), vocabulary.words)
+        if not row.any():
+            raise ConstraintError(
+                f"the model's vocabulary has no token for {_bytes_of(self.dfa, state)}, which the constraint asks for; "
+                f"allow other characters there"
+            )
+        row.flags.writeable = False
+        self._rows[window, others] = row
+        return row
+
+
+def _bits(ids: np.ndarray, words: int) -> np.ndarray:
+    flags = np.zeros(words * 32, np.uint8)
+    flags[ids] = 1
+    return np.packbits(flags, bitorder="little").view("<u4")
+
+
+def _bytes_of(dfa: ByteDFA, state: int) -> str:
+    ways = np.flatnonzero(dfa.table[state] >= 0)
+    return "byte " + ", ".join(f"0x{byte:02x}" for byte in ways[:8]) + (", …" if len(ways) > 8 else "")
+
+
+# -- windows: how far a token can see ------------------------------------------------------------------------------
+
+
+def _windows(dfa: ByteDFA, length: int) -> np.ndarray:
+    """int [states]: equal for states from which the same texts of up to `length` bytes are legal.
+
+    `length` rounds of partition refinement over signatures hashed to 64 bits; runs of bytes that no state tells apart are
+    taken as one. In `[a-z]{1,200}` all but the last `length` states are equal.
+    """
+    random = np.random.default_rng(0)
+    weights = random.integers(1, 1 << 63, size=max(256, dfa.states + 1), dtype=np.uint64) | np.uint64(1)
+    table = dfa.table[:, np.append(True, (dfa.table[:, 1:] != dfa.table[:, :-1]).any(axis=0))]
+    block = np.zeros(dfa.states + 1, np.int64)
+    block[-1] = 1  # DEAD
+    blocks = 1
+    for _ in range(length):
+        signature = (weights[block[table]] * weights[: table.shape[1]]).sum(axis=1)
+        _, block[:-1] = np.unique(signature, return_inverse=True)
+        found = int(block[:-1].max()) + 1
+        block[-1] = found
+        if found == blocks:
+            break
+        blocks = found
+    return block[:-1]

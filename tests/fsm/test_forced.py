@@ -1,0 +1,232 @@
+"""Forced tokens: certain whatever legal text follows, against the definition where it can be enumerated."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmc.fsm import forced
+from lmc.fsm.compress import forced_bytes
+from lmc.fsm.dfa import compile_regex
+from lmc.fsm.forced import ForcedTokens
+from lmc.fsm.regex import parse
+from lmc.fsm.tokens import TokenAutomaton
+from lmc.fsm.vocabulary import Vocabulary
+from tests.fsm.patterns import CHARACTER, JUDGE, regexes, word_of
+from tests.fsm.small_vocabulary import small, smollm2
+
+ORDER = r'\{"order(Id|Name)": "\w+"\}'
+TOOL = r'\{"tool": "(search|finish)", "arguments": \{"order(Id|Name)": "\w{1,20}"\}\}'
+
+
+def forced_tokens(pattern: str, which=small) -> ForcedTokens:
+    vocabulary, encode = which()
+    return ForcedTokens(TokenAutomaton(compile_regex(pattern), vocabulary), encode)
+
+
+def texts(f: ForcedTokens, state: int = 0) -> list[bytes]:
+    return [f.automaton.vocabulary.tokens[t] for t in f.run(state).tokens]
+
+
+def merging(*merges: str) -> tuple[Vocabulary, forced.Encode]:
+    """A BPE over printable ASCII with the given tokens, the first merged first; without a pre-tokenizer."""
+    tokens = [b"</s>", *(bytes([b]) for b in range(32, 127)), *(m.encode() for m in merges)]
+    ids = {text: i for i, text in enumerate(tokens)}
+
+    def encode(text: str) -> list[int]:
+        parts = [c.encode() for c in text]
+        while pairs := [a + b for a, b in pairwise(parts) if ids.get(a + b, 0) > 95]:
+            best = min(pairs, key=lambda p: ids[p])
+            at = next(i for i in range(len(parts)) if b"".join(parts[i : i + 2]) == best)
+            parts[at : at + 2] = [best]
+        return [ids[p] for p in parts]
+
+    return Vocabulary(tokens, [0]), encode
+
+
+def endings(f: ForcedTokens, state: int, longest: int) -> list[bytes]:
+    """All legal texts from `state` up to a length."""
+    dfa, found, todo = f.automaton.dfa, [], [(state, b"")]
+    while todo:
+        at, text = todo.pop()
+        if dfa.final[at]:
+            found.append(text)
+        if len(text) < longest:
+            todo += [(int(t), text + bytes([b])) for b, t in enumerate(dfa.table[at]) if t >= 0]
+    return found
+
+
+def by_definition(f: ForcedTokens, state: int, longest: int = 40) -> tuple[int, ...]:
+    """The longest common prefix of the encodings of all legal texts, within the forced text."""
+    text = forced_bytes(f.automaton.dfa, state)[0]
+    encodings = [tuple(f.encode(ending.decode())) for ending in endings(f, state, longest)]
+    common = forced._common_prefix(encodings)
+    while len(b"".join(f.automaton.vocabulary.tokens[t] for t in common)) > len(text):
+        common = common[:-1]
+    return common
+
+
+FINITE = [
+    r'\{"order(Id|Name)": (1|12|yes)\}',
+    r'"(yes|no)"(: 1)?',
+    r"order(Id|Name|s)?",
+    r"the(n| cat| and)",
+    r"世界(和平|大战)",
+    r"  {0,3}x",
+    r'\{"grade": "[AB]\+?"\}',
+    r"a constant, clear and clean",
+    r'yes":  no"|yes": "no"',
+    r"é(é|世|😀)",
+]
+
+
+def at_character_boundaries(f: ForcedTokens) -> list[int]:
+    dfa = f.automaton.dfa
+    inside = {int(t) for row in dfa.table for b, t in enumerate(row) if t >= 0 and b >= 0x80}
+    return [state for state in range(dfa.states) if state == 0 or state not in inside]
+
+
+@pytest.mark.parametrize("pattern", FINITE)
+def test_runs_are_those_of_the_definition(pattern):
+    f = forced_tokens(pattern)
+    for state in at_character_boundaries(f):
+        assert f.run(state).tokens == by_definition(f, state), state
+
+
+@pytest.mark.parametrize("pattern", FINITE)
+def test_without_enumerating_runs_are_not_longer_than_the_definition_allows(pattern, monkeypatch):
+    monkeypatch.setattr(forced, "_FEW", 0)
+    f = forced_tokens(pattern)
+    for state in at_character_boundaries(f):
+        run, most = f.run(state).tokens, by_definition(f, state)
+        assert run == most[: len(run)], state
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(st.text("ab:\"", min_size=1, max_size=3), min_size=1, max_size=3),
+    st.lists(st.text("ab:\"", min_size=2, max_size=3), min_size=1, max_size=5, unique=True),
+)  # fmt: skip
+def test_runs_are_those_of_the_definition_on_any_small_vocabulary(words, merges):
+    vocabulary, encode = merging(*merges)
+    pattern = f"b:(?:{'|'.join(words)})b"
+    f = ForcedTokens(TokenAutomaton(compile_regex(pattern), vocabulary), encode)
+    for state in range(f.automaton.dfa.states):
+        assert f.run(state).tokens == by_definition(f, state)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(st.sampled_from(["order", '"', 'the"', ' "', "  ", "yes", '{"', "世"]), regexes)
+def test_no_legal_text_contradicts_a_run(head, rest):
+    pattern = "".join(f"[{c}]" for c in head) + rest
+    f, rng, tree = forced_tokens(pattern), random.Random(rest), parse(pattern)
+    run = f.run(0).tokens
+    for _ in range(12):
+        assert tuple(f.encode(word_of(tree, rng)))[: len(run)] == run
+
+
+# -- the traps of semantics.md §3 --------------------------------------------------------------------------------------
+
+
+def test_order_before_orderId_is_not_certain():
+    tokens = ("or", "de", "orde", "order", "Id", "orderId")
+    f = ForcedTokens(TokenAutomaton(compile_regex("_order(Id|Name)+x*"), merging(*tokens)[0]), merging(*tokens)[1])
+    assert texts(f) == [b"_"]
+    f = ForcedTokens(
+        TokenAutomaton(compile_regex("_order(Id|Name)+x*"), merging(*tokens[:5])[0]), merging(*tokens[:5])[1]
+    )
+    assert texts(f) == [b"_", b"order"]
+
+
+def test_a_quote_whose_usual_token_has_a_colon_is_not_certain():
+    for rest in ("(: 1)?", "(: [0-9]+)?"):
+        f = forced_tokens(f'"(yes|no)"{rest}')
+        quote = f.automaton.dfa.step(0, b'"yes')
+        assert b'":' in f.automaton.vocabulary.tokens and f.run(quote).tokens == ()
+
+
+def test_a_choice_forces_nothing_and_an_end_forces_all():
+    f = forced_tokens('(a|b)"}')
+    assert f.run(0) == forced.ForcedRun((), 0)
+    run = f.run(f.automaton.dfa.step(0, b"a"))
+    assert run.tokens == tuple(f.encode('"}')) and f.automaton.is_done(run.state)
+
+
+def test_nothing_is_forced_inside_a_character():
+    f = forced_tokens("世a*")
+    assert f.run(f.automaton.dfa.step(0, "世".encode()[:1])).tokens == ()
+
+
+def test_a_tokenizer_that_changes_the_text_forces_nothing():
+    vocabulary, encode = small()
+    f = ForcedTokens(TokenAutomaton(compile_regex("ORDER"), vocabulary), lambda text: encode(text.lower()))
+    assert f.run(0).tokens == ()
+
+
+def test_each_state_is_encoded_once():
+    vocabulary, encode = small()
+    asked: list[str] = []
+    f = ForcedTokens(TokenAutomaton(compile_regex(CHARACTER), vocabulary), lambda t: (asked.append(t), encode(t))[1])
+    f.run(0)
+    count = len(asked)
+    f.run(0)
+    assert len(asked) == count > 0
+
+
+# -- on the small model's vocabulary ------------------------------------------------------------------------------------
+
+CHARACTER_TEXT = """{
+    "name": "Harry Potter",
+    "house": "Gryffindor",
+    "blood status": "Half-blood",
+    "occupation": "student",
+    "wand": {
+        "wood": "Holly",
+        "length": 11.0
+    },
+    "alive": "Alive",
+    "patronus": "Stag"
+}"""
+
+
+def passes_per_token(pattern: str, text: str) -> float:
+    """Sampled tokens over all tokens, following the canonical encoding of `text`; forced runs must be part of it."""
+    f = forced_tokens(pattern, smollm2)
+    ids, at, state, sampled = f.encode(text), 0, 0, 0
+    while at < len(ids):
+        run = f.run(state)
+        assert tuple(ids[at : at + len(run.tokens)]) == run.tokens
+        at, state = at + len(run.tokens), run.state
+        if at < len(ids):
+            state, at, sampled = f.automaton.next(state, ids[at]), at + 1, sampled + 1
+    assert f.automaton.is_final(state)
+    return sampled / len(ids)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("pattern", "text", "most"),
+    [
+        (CHARACTER, CHARACTER_TEXT, 0.32),
+        (TOOL, '{"tool": "search", "arguments": {"orderId": "abc12"}}', 0.45),
+        (JUDGE, '{"summary": "The essay is clear and well argued.", "grade": "B+"}', 0.72),
+    ],
+)
+def test_most_tokens_of_structured_answers_are_forced(pattern, text, most):
+    assert passes_per_token(pattern, text) <= most
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "pattern", [CHARACTER, JUDGE, TOOL, ORDER, *FINITE, r'"[^"]{3,30}"(: [0-9]+)?', r"世界[一-龥]{1,5}。"]
+)
+def test_forced_runs_are_part_of_the_canonical_encoding(pattern):
+    rng, tree = random.Random(pattern), parse(pattern)
+    vocabulary, encode = smollm2()
+    for text in (word_of(tree, rng) for _ in range(20)):
+        if b"".join(vocabulary.tokens[t] for t in encode(text)) == text.encode():  # it lacks some bytes
+            passes_per_token(pattern, text)

@@ -1,0 +1,173 @@
+"""Token automata: masks and targets are those of stepping every token, rows are built once and shared."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from lmc.errors import ConstraintError
+from lmc.fsm.dfa import DEAD, compile_regex
+from lmc.fsm.tokens import TokenAutomaton
+from lmc.fsm.vocabulary import Vocabulary
+from tests.fsm.patterns import ASCII, CHARACTER, HAND_WRITTEN, JUDGE, regexes
+from tests.fsm.small_vocabulary import EOS, SPECIAL, small, smollm2
+
+
+def automaton(pattern: str, vocabulary: Vocabulary | None = None) -> TokenAutomaton:
+    return TokenAutomaton(compile_regex(pattern), vocabulary or small()[0])
+
+
+def allowed(row: np.ndarray) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+
+
+def brute_force(a: TokenAutomaton, state: int) -> dict[int, int]:
+    """Every allowed token and the state behind it, byte by byte."""
+    ends = {EOS: state} if a.dfa.final[state] else {}
+    for token, text in enumerate(a.vocabulary.tokens):
+        at = state
+        for byte in text:
+            at = a.dfa.table[at, byte] if at >= 0 else DEAD
+        if text and at >= 0:
+            ends[token] = int(at)
+    return ends
+
+
+def check_rows(pattern: str, most: int) -> None:
+    a = automaton(pattern)
+    for state in random.Random(pattern).sample(range(a.dfa.states), min(most, a.dfa.states)):
+        ends = brute_force(a, state)
+        assert allowed(a.mask(state)) == set(ends)
+        targets = a.targets(state)
+        assert {t: int(targets[t]) for t in np.flatnonzero(targets >= 0)} == ends
+        assert all(a.next(state, t) == ends.get(t, DEAD) for t in (EOS, SPECIAL, *range(2, a.vocabulary.size, 17)))
+
+
+@pytest.mark.parametrize("pattern", HAND_WRITTEN)
+def test_rows_are_those_of_stepping_every_token(pattern):
+    check_rows(pattern, 6)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(regexes)
+def test_rows_of_any_regex_are_those_of_stepping_every_token(pattern):
+    check_rows(pattern, 3)
+
+
+def test_special_tokens_and_padding_are_never_allowed():
+    a = automaton("(?s).*")
+    assert SPECIAL not in allowed(a.mask(0)) and max(allowed(a.mask(0))) < len(a.vocabulary.tokens)
+    assert a.next(0, SPECIAL) == a.next(0, a.vocabulary.size - 1) == DEAD
+
+
+def test_tokens_of_equal_bytes_are_equal():
+    ids = [i for i, text in enumerate(small()[0].tokens) if text == b"order"]
+    a = automaton("orders?")
+    assert len(ids) == 2 and set(ids) < allowed(a.mask(0)) and a.next(0, ids[0]) == a.next(0, ids[1])
+
+
+def test_eos_where_the_text_may_end():
+    a = automaton("ab?")
+    letter = {text: i for i, text in enumerate(a.vocabulary.tokens)}
+    state = a.next(a.start, letter[b"a"])
+    assert a.is_final(state) and not a.is_done(state) and EOS in allowed(a.mask(state)) and a.next(state, EOS) == state
+    end = a.next(state, letter[b"b"])
+    assert a.is_done(end) and allowed(a.mask(end)) == {EOS}
+    assert EOS not in allowed(a.mask(a.start)) and a.next(a.start, EOS) == DEAD
+
+
+def test_long_tokens_are_tokens_like_others():
+    texts = [b"</s>", b"a", b" " * 40, b" " * 17, b" " * 16, b"a" * 100, "世".encode() * 7]
+    a = automaton("a{1,60}| {1,30}|世+", Vocabulary(texts, [0]))
+    assert allowed(a.mask(0)) == {1, 3, 4, 6}
+    assert a.next(0, 2) == a.next(0, 5) == DEAD and a.is_final(a.next(0, 6))
+
+
+def test_rows_far_from_a_bound_are_one_row():
+    a = automaton(r"[\w\s]{1,200}")
+    masks = [a.mask(state) for state in range(a.dfa.states)]
+    longest = min(a.vocabulary.longest, 16)
+    assert a.rows_built <= longest + 1
+    assert masks[1] is masks[100] and masks[0] is not masks[1]
+    assert allowed(masks[100]) == set(brute_force(a, 100))
+
+
+def test_memory_is_counted():
+    a = automaton(JUDGE)
+    before = a.nbytes
+    a.mask(0)
+    assert a.nbytes - before == a.mask(0).nbytes == a.vocabulary.words * 4
+    a.mask(0)
+    assert a.nbytes - before == a.mask(0).nbytes
+
+
+def test_masks_cannot_be_written():
+    with pytest.raises(ValueError, match="read-only"):
+        automaton("a").mask(0)[0] = 1
+
+
+def test_a_vocabulary_without_the_character_is_an_error():
+    a = automaton("a[é世]", Vocabulary([b"</s>", b"a", b"b"], [0]))
+    with pytest.raises(ConstraintError, match="no token for byte 0xc3, 0xe4"):
+        a.mask(a.next(0, 1))
+
+
+def test_a_vocabulary_has_to_fit_its_logits():
+    with pytest.raises(ValueError, match="does not fit 2 logits"):
+        Vocabulary([b"a", b"b", b"c"], [0], size=2)
+
+
+def test_many_threads_build_each_row_once():
+    a = automaton(CHARACTER)
+    errors: list[Exception] = []
+
+    def follow(seed: int) -> None:
+        rng, state = random.Random(seed), a.start
+        try:
+            while not a.is_done(state):
+                state = a.next(state, rng.choice(sorted(allowed(a.mask(state)) - {EOS})))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=follow, args=(i % 3,)) for i in range(9)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors
+    assert a.rows_built == len(a._short) <= len(a._masks)
+
+
+# -- against another implementation, on a real vocabulary -----------------------------------------------------------
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("part", range(4))
+def test_masks_are_xgrammars(part):
+    """On random reachable states; every text is followed by both."""
+    import torch
+
+    from lmc.backend.engine.constraint import XGrammarCompiler
+    from lmc.prompt import Constraint
+
+    vocabulary, _ = smollm2()
+    compiler = XGrammarCompiler(vocabulary.tokens, [], vocabulary.eos[0], vocabulary.size)
+    words = torch.zeros((1, vocabulary.words), dtype=torch.int32)
+    for pattern in ASCII[part::4]:
+        rng, a = random.Random(pattern), automaton(pattern, vocabulary)
+        for _ in range(3):
+            matcher, state = compiler.matcher(Constraint("regex", pattern)), a.start
+            for step in range(12):
+                matcher.fill(words, 0)
+                mine, theirs = allowed(a.mask(state)), allowed(words[0].numpy())
+                assert mine == theirs, (pattern, step, sorted(mine ^ theirs)[:5])
+                ways = sorted(mine - {vocabulary.eos[0]})
+                if not ways:
+                    break
+                token = rng.choice(ways)
+                matcher.accept(token)
+                state = a.next(state, token)
