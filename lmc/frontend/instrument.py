@@ -455,9 +455,14 @@ class _Rewrite(ast.NodeTransformer):
         """The dict of `**kwargs` is one that the program made."""
         kwarg = node.args.kwarg if isinstance(node, ast.FunctionDef) else None
         if kwarg is not None:
-            own = ast.Assign([ast.Name(kwarg.arg, ast.Store())], self.hook("made", ast.Name(kwarg.arg, ast.Load()), at=node))
             after_doc = int(isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant))
-            node.body.insert(after_doc, ast.fix_missing_locations(ast.copy_location(own, node)))
+            node.body.insert(after_doc, self._own(kwarg.arg, node))
+
+    def _own(self, name: str, at: ast.AST) -> ast.stmt:
+        """`name = made(name)`: a container that Python made for the program."""
+        load = ast.copy_location(ast.Name(name, ast.Load()), at)
+        own = ast.Assign([ast.Name(name, ast.Store())], self.hook("made", load, at=at))
+        return ast.fix_missing_locations(ast.copy_location(own, at))
 
     def _defaults(self, args: ast.arguments) -> None:
         args.defaults = [self.visit(d) for d in args.defaults]
@@ -469,6 +474,11 @@ class _Rewrite(ast.NodeTransformer):
     def visit_Lambda(self, node: ast.Lambda) -> ast.expr:
         self._defaults(node.args)
         self._inner(node, _Bindings(node))
+        if node.args.kwarg is not None:  # its dict is one that the program made
+            name = node.args.kwarg.arg
+            inner = ast.Lambda(ast.arguments([], [ast.arg(name)], None, [], [], None, []), node.body)
+            made = self.hook("made", ast.copy_location(ast.Name(name, ast.Load()), node), at=node)
+            node.body = ast.fix_missing_locations(ast.copy_location(ast.Call(inner, [made], []), node))
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
@@ -640,9 +650,7 @@ class _Rewrite(ast.NodeTransformer):
             if isinstance(node, ast.Starred):
                 node.value = leaf(node.value)
                 assert isinstance(node.value, ast.Name)
-                kept = ast.copy_location(ast.Name(node.value.id, ast.Load()), node)
-                own = ast.Assign([ast.Name(node.value.id, ast.Store())], self.hook("made", kept, at=node))
-                stores.insert(0, ast.fix_missing_locations(ast.copy_location(own, node)))
+                stores.insert(0, self._own(node.value.id, node))
                 return node
             if isinstance(node, ast.Name):
                 nonlocal_here = bool(self.scopes) and node.id in self.scopes[-1].nonlocal_ and self._in_traced(node.id)
@@ -691,7 +699,9 @@ class _Rewrite(ast.NodeTransformer):
         for case in node.cases:
             if case.guard is not None:
                 case.guard = self.hook("truth", self.visit(case.guard), at=case.guard)
-            case.body = self._body(case.body)
+            new = [n.name for n in ast.walk(case.pattern) if isinstance(n, ast.MatchStar)]  # containers that the pattern makes
+            new += [n.rest for n in ast.walk(case.pattern) if isinstance(n, ast.MatchMapping)]
+            case.body = [self._own(name, case.pattern) for name in new if name] + self._body(case.body)
         return node
 
 

@@ -440,6 +440,25 @@ def aliases(s: Any, q: str) -> Any:
     return row, grid, table, copy, grid[0] is grid[1], outside.SEEN[-1] is grid
 
 
+@case(**OUTSIDE)
+def containers_that_python_makes(s: Any, q: str) -> Any:
+    def named(**kw: Any) -> Any:
+        outside.grow(kw.setdefault("l", []), len(kw))
+        outside.keep([kw])
+        kw["more"] = 1
+        return kw
+
+    first, *rest = ["a", "b"]
+    outside.grow(rest, "c")
+    unnamed = (lambda **kw: outside.keep([kw]) and kw)(z=2)
+    unnamed["y"] = 3
+    match ["x", "y", {"k": 1}]:
+        case ["x", *others]:
+            outside.grow(others, "z")
+    s += q + lmc.gen("x", max_tokens=3)
+    return first, rest, named(a=1), unnamed, others, outside.SEEN[0][0] is unnamed
+
+
 @case()
 def sample_list_changes(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=3, n=2)
