@@ -20,7 +20,7 @@ import typer
 
 from lmc import userfiles
 from lmc.config import config
-from lmc.errors import LmcError, ModelLoadError, ParameterError
+from lmc.errors import ConstraintError, LmcError, ModelLoadError, ParameterError
 from lmc.userfiles import UsageError
 
 app = typer.Typer(
@@ -270,6 +270,43 @@ def opt(
     _write(print_graph(run_pipeline(parse(source, str(file)), chosen)), output)
 
 
+# -- lmc dump-fsm --------------------------------------------------------------------------------------------------
+
+
+class Drawing(StrEnum):
+    """How an automaton is shown."""
+
+    text = "text"
+    dot = "dot"
+    html = "html"
+
+
+@app.command("dump-fsm")
+def dump_fsm(
+    regex: Annotated[str, typer.Argument(metavar="REGEX", show_default=False,
+                                         help="A pattern in Python's dialect, with ASCII classes; (?u) asks for Unicode.")],
+    format: Annotated[Drawing, typer.Option(help="dot is for graphviz; html is one file to open in a browser.")] = Drawing.text,
+    output: OutputFile = None,
+) -> None:
+    """Shows the compressed automaton of a regex: which text is forced, and where there is a choice.
+
+    \b
+    Examples:
+      lmc dump-fsm '\\{"summary": "[\\w ]+", "grade": "[ABCD][+-]?"\\}'
+      lmc dump-fsm 'yes|no' --format html -o answer.html
+    """
+    from lmc.fsm import draw
+    from lmc.fsm.compress import compress
+    from lmc.fsm.dfa import compile_regex
+
+    with _as_usage():
+        fsm = compress(compile_regex(regex))
+    if format is Drawing.html:
+        _write(draw.to_html(fsm, regex), output)
+    else:
+        _write(draw.to_dot(fsm) if format is Drawing.dot else draw.to_text(fsm), output)
+
+
 def _write(text: str, output: Path | None) -> None:
     text = text if text.endswith("\n") else text + "\n"
     if output is None:
@@ -442,7 +479,7 @@ def _as_usage() -> Iterator[None]:
     """A value that was typed on the command line is the command's fault, not the program's."""
     try:
         yield
-    except ParameterError as error:
+    except (ParameterError, ConstraintError) as error:
         raise UsageError(error.message) from error
 
 

@@ -147,6 +147,17 @@ def test_dump_ir_formats(lmc_cli, format, start):
     assert code == 0 and out.lstrip().lower().startswith(start), err
 
 
+@pytest.mark.parametrize("format, start", [("text", "4 states"), ("dot", "digraph"), ("html", "<!")])
+def test_dump_fsm_formats(lmc_cli, format, start):
+    code, out, err = lmc_cli("dump-fsm", "ab(c|d)", "--format", format)
+    assert code == 0 and out.lstrip().lower().startswith(start), err
+
+
+def test_dump_fsm_points_at_what_is_not_regular(lmc_cli):
+    code, _, err = lmc_cli("dump-fsm", "a(?=b)")
+    assert code == 2 and "at position 1\n    a(?=b)\n     ^" in err
+
+
 def test_env_says_what_is_installed(lmc_cli, monkeypatch):
     monkeypatch.setenv("LMC_VERIFY", "2")
     monkeypatch.setattr(cli, "_gpus", lambda: "none")  # asking takes torch
@@ -160,7 +171,7 @@ def test_version(lmc_cli):
     assert code == 0 and out.startswith("lmc ")
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["dump-ir"], ["opt"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["dump-ir"], ["dump-fsm"], ["opt"]])
 def test_help_teaches_by_examples(lmc_cli, command):
     code, out, _ = lmc_cli(*command, "--help")
     assert code == 0 and "lmc " in out and ("Examples:" in out or "Start here:" in out)

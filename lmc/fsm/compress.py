@@ -103,9 +103,10 @@ def _choices(dfa: ByteDFA, state: int) -> list[Edge]:
 
 
 def chain_label(text: bytes) -> str:
-    """Bytes as text in double quotes; parts of characters and controls escaped."""
-    plain = text.decode("utf-8", "backslashreplace")
-    return '"' + "".join(_shown(c) for c in plain) + '"'
+    """Bytes as quoted text; parts of characters and controls escaped."""
+    plain = "".join(_shown(c) for c in text.decode("utf-8", "backslashreplace"))
+    quote = "'" if '"' in plain and "'" not in plain else '"'
+    return quote + plain + quote
 
 
 def class_label(any_of: bytes) -> str:

@@ -27,16 +27,16 @@ def test_figure_4_of_the_paper():
 def test_figure_4_as_text():
     assert to_text(compress(compile_regex(JUDGE))).splitlines() == [
         "33 states, 9 after compression; 10 edges, 4 of them chains; the next byte is forced in 85% of the states",
-        r""">     0 -- "{"summary": ""    -> 13""",
+        r""">     0 -- '{"summary": "'    -> 13""",
         r"""     13 -- [\t-\r 0-9A-Z_a-z] -> 14""",
         r"""     14 -- [\t-\r 0-9A-Z_a-z] -> 14""",
         r"""     14 -- [.]                -> 15""",
-        r"""     15 -- "", "grade": ""    -> 28""",
+        r"""     15 -- '", "grade": "'    -> 28""",
         r"""     28 -- [A-D]              -> 29""",
         r"""     29 -- ["]                -> 30""",
         r"""     29 -- [+\-]              -> 31""",
         r"""     30 -- "}"                -> 32*""",
-        r"""     31 -- ""}"               -> 32*""",
+        r"""     31 -- '"}'               -> 32*""",
         " *   32    (nothing may follow)",
     ]
 
@@ -83,7 +83,7 @@ def test_every_chain_is_maximal(pattern):
     [
         (class_label(b"-0123]ab"), r"[\-0-3\]ab]"),
         (class_label(b"\n \x80\x81\x82\xff"), r"[\n \x80-\x82\xff]"),
-        (chain_label('"é\n'.encode() + b"\xe4"), '""é\\n\\xe4"'),
+        (chain_label('"é\n'.encode() + b"\xe4"), "'\"é\\n\\xe4'"),
     ],
 )
 def test_labels(label, expected):
@@ -92,7 +92,7 @@ def test_labels(label, expected):
 
 def test_dot_quotes_its_labels():
     dot = to_dot(compress(compile_regex(r'"\\[xy]')))
-    assert '"0" -> "2" [label="\\"\\"\\\\\\"", penwidth=2];' in dot
+    assert r"""  "0" -> "2" [label="'\"\\'", penwidth=2];""" in dot
     assert '"3" [shape=doublecircle];' in dot
 
 
