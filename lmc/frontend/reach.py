@@ -17,7 +17,7 @@ from lmc.frontend.values import Value, active
 HIGHER_ORDER: frozenset[Any] = frozenset({max, min, sorted, map, filter, functools.reduce, list.sort})
 """Builtins whose function arguments are called at once, or by the program's own iteration."""
 
-_DEPTH = 6  # how deep containers, closures and fields are searched
+_DEPTH = 6  # how deep closures and fields are searched; containers to any depth
 
 
 def is_language(x: object) -> bool:
@@ -72,7 +72,7 @@ def _inside(x: Any) -> Iterator[Any]:
 
 
 def holds(x: Any, wanted: Callable[[Any], bool], depth: int = _DEPTH) -> bool:
-    """Whether an object is, or contains at any depth up to a limit, something `wanted`."""
+    """Whether an object is, or contains, something `wanted`: through containers, and through fields up to a depth."""
     seen: set[int] = set()
 
     def search(y: Any, left: int) -> bool:
@@ -81,11 +81,13 @@ def holds(x: Any, wanted: Callable[[Any], bool], depth: int = _DEPTH) -> bool:
         if left == 0 or type(y) in _ATOMS or id(y) in seen:
             return False
         seen.add(id(y))
-        return any(search(z, left - 1) for z in _inside(y))
+        further = left if type(y) in _CONTAINERS else left - 1
+        return any(search(z, further) for z in _inside(y))
 
     return search(x, depth)
 
 
+_CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, types.ModuleType, types.BuiltinFunctionType})
 
 

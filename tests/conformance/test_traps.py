@@ -459,6 +459,18 @@ def containers_that_python_makes(s: Any, q: str) -> Any:
     return first, rest, named(a=1), unnamed, others, outside.SEEN[0][0] is unnamed
 
 
+@case(replays=0)
+def values_deep_inside(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=3)
+    deep: Any = s["x"]
+    for _ in range(9):
+        deep = [deep]
+    try:
+        return json.dumps(deep), str(deep)
+    except TypeError:
+        return "wrong"
+
+
 @case()
 def sample_list_changes(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=3, n=2)
