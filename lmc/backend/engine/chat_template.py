@@ -16,7 +16,7 @@ from typing import Any
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.chat import ChatTemplate
 from lmc.errors import ProgramError
-from lmc.prompt import Part, Special, plain
+from lmc.prompt import Part, plain
 
 log = logging.getLogger("lmc.chat")
 
