@@ -6,7 +6,7 @@ automaton is spread over bytes. Partial characters share states, so that the res
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,23 +14,34 @@ from functools import cached_property
 import numpy as np
 
 from lmc.errors import ConstraintError
+from lmc.fsm.minimise import DEAD, live, minimised
 from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, parse, shown
 
 MAX_STATES = 50_000
-DEAD = -1
 
 
 @dataclass(frozen=True, eq=False)
 class ByteDFA:
     """A deterministic automaton over bytes, minimal, without dead states; equal languages have equal tables.
 
-    table   int32 [states, 256]: the next state, DEAD where the byte is not legal
+    flat    int32 [(states + 1) * 256]: entry `state << 8 | byte` is the next state, DEAD where the byte is not legal;
+            the last row is dead, so that `DEAD << 8 | byte` reads DEAD
     final   bool [states]: the text so far is in the language
     States are numbered in breadth-first order of bytes; 0 is the start.
     """
 
-    table: np.ndarray
+    flat: np.ndarray
     final: np.ndarray
+
+    @staticmethod
+    def of(table: np.ndarray, final: np.ndarray) -> ByteDFA:
+        """From a table [states, 256]."""
+        return ByteDFA(np.append(table.astype(np.int32), np.full((1, 256), DEAD, np.int32)), final)
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """int32 [states, 256]: a view of `flat`."""
+        return self.flat.reshape(-1, 256)[:-1]
 
     @property
     def states(self) -> int:
@@ -38,15 +49,15 @@ class ByteDFA:
 
     @property
     def nbytes(self) -> int:
-        return 2 * self.table.nbytes + self.final.nbytes  # once more in `padded`
+        return self.flat.nbytes + self.final.nbytes
 
     def step(self, state: int, text: bytes) -> int:
         """The state after `text`, DEAD if it leaves the language."""
-        flat = self.flat
+        entries = self._entries
         for byte in text:
             if state < 0:
                 return DEAD
-            state = flat[state << 8 | byte]
+            state = entries[state << 8 | byte]
         return state
 
     def accepts(self, text: bytes) -> bool:
@@ -54,14 +65,8 @@ class ByteDFA:
         return end >= 0 and bool(self.final[end])
 
     @cached_property
-    def flat(self) -> memoryview:
-        """The table as one row of ints: the quickest way to read single entries."""
-        return np.ascontiguousarray(self.table).reshape(-1).data
-
-    @cached_property
-    def padded(self) -> np.ndarray:
-        """int32 [(states + 1) * 256]: the flat table with a dead row at its end, where DEAD << 8 | byte reads."""
-        return np.append(self.table, np.full((1, 256), DEAD, np.int32))
+    def _entries(self) -> memoryview:
+        return self.flat.data  # much quicker than the array to read one by one
 
     @cached_property
     def singular(self) -> np.ndarray:
@@ -84,8 +89,8 @@ def build(tree: Node) -> ByteDFA:
     """The minimal automaton of a tree."""
     alphabet = _Alphabet.of(tree)
     table, final = _determinised(_NFA.of(tree, alphabet))
-    table, final = _live(table, final)
-    table, final = _minimised(table, final)
+    table, final = live(table, final)
+    table, final = minimised(table, final)
     return _spread(table, final, alphabet)
 
 
@@ -267,119 +272,6 @@ def _per_class(
         yield tuple(classes), frozenset().union(*(closures[t] for t in targets))
 
 
-# -- pruning and minimising ----------------------------------------------------------------------------------------
-
-
-def _live(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Without the states from which no end can be reached. All are reachable as they come."""
-    sources, columns = np.nonzero(table >= 0)
-    distance = to_the_end(sources, table[sources, columns], final)
-    live = distance >= 0
-    if live.all():
-        return table, final
-    numbers = np.append(np.where(live, np.cumsum(live) - 1, DEAD), DEAD).astype(np.int32)
-    return numbers[table[live]], final[live]
-
-
-def to_the_end(sources: np.ndarray, targets: np.ndarray, final: np.ndarray) -> np.ndarray:
-    """int [states]: steps to the nearest end, -1 if there is none."""
-    before = _predecessors(sources, targets, len(final))
-    distance = np.where(final, 0, -1).tolist()
-    queue = deque(np.flatnonzero(final).tolist())
-    while queue:
-        state = queue.popleft()
-        for p in before[state]:
-            if distance[p] < 0:
-                distance[p] = distance[state] + 1
-                queue.append(p)
-    return np.array(distance)
-
-
-def _predecessors(sources: np.ndarray, targets: np.ndarray, states: int) -> list[list[int]]:
-    pairs = np.unique(targets.astype(np.int64) * states + sources)
-    before: list[list[int]] = [[] for _ in range(states)]
-    for t, s in zip((pairs // states).tolist(), (pairs % states).tolist()):
-        before[t].append(s)
-    return before
-
-
-def _minimised(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One state for each set of states with the same language."""
-    blocks = _refined(table, final)
-    names, first, block = np.unique(blocks, return_index=True, return_inverse=True)
-    if len(names) == len(final):
-        return table, final
-    order = np.argsort(np.argsort(first))  # blocks in order of their first state, so that the start stays 0
-    number = np.append(order[block], DEAD).astype(np.int32)
-    kept = np.sort(first)
-    return number[table[kept]], final[kept]
-
-
-def _refined(table: np.ndarray, final: np.ndarray) -> np.ndarray:
-    """int64 [states]: a name for each block of equivalent states.
-
-    Partition refinement (Moore's signatures, Hopcroft's smaller half): a state is looked at again only when a state
-    after it was renamed, and the largest part of a split block keeps its name. It starts from what equivalent states
-    share anyhow, the length of the shortest and of the longest way to an end, which settles counted repeats at once.
-    """
-    n = len(final)
-    sources, columns = np.nonzero(table >= 0)
-    targets = table[sources, columns]
-    before = _predecessors(sources, targets, n)
-    shortest, longest = to_the_end(sources, targets, final), _longest(table, before)
-    _, initial = np.unique(np.stack([final, shortest, longest], axis=1), axis=0, return_inverse=True)
-    names = np.append(initial.reshape(-1), -1).astype(np.int64)  # the last: where DEAD (-1) points to
-    members: dict[int, set[int]] = defaultdict(set)
-    for state, name in enumerate(names[:-1].tolist()):
-        members[name].add(state)
-    fresh = len(members)
-    dirty = set(range(n))
-    while dirty:
-        splits: list[list[set[int]]] = []
-        by_block: dict[int, list[int]] = defaultdict(list)
-        for state in dirty:
-            by_block[int(names[state])].append(state)
-        for name, some in by_block.items():
-            block = members[name]
-            if len(block) == 1:
-                continue
-            parts: dict[bytes, set[int]] = defaultdict(set)
-            for state in some:
-                parts[names[table[state]].tobytes()].add(state)
-            if len(some) < len(block):  # the others have one signature still: that of any of them
-                others = block.difference(some)
-                parts[names[table[next(iter(others))]].tobytes()] |= others
-            if len(parts) > 1:
-                splits.append(sorted(parts.values(), key=len))
-        dirty = set()
-        for *small, large in splits:
-            members[int(names[next(iter(large))])] = large
-            for part in small:
-                members[fresh] = part
-                for state in part:
-                    names[state] = fresh
-                    dirty.update(before[state])
-                fresh += 1
-    return names[:-1]
-
-
-def _longest(table: np.ndarray, before: list[list[int]]) -> np.ndarray:
-    """int [states]: the longest way on, -1 if there is no bound. Peels off states whose successors are all known."""
-    waiting = [len(set(row) - {DEAD}) for row in table.tolist()]
-    longest = [-1] * len(waiting)
-    todo = [s for s, open_ways in enumerate(waiting) if not open_ways]
-    for state in todo:
-        longest[state] = 0
-    while todo:
-        state = todo.pop()
-        for p in before[state]:
-            waiting[p] -= 1
-            longest[p] = max(longest[p], longest[state] + 1)
-            if not waiting[p]:
-                todo.append(p)
-    return np.where(np.array(waiting) == 0, longest, -1)
-
-
 # -- characters to bytes -------------------------------------------------------------------------------------------
 
 _Runs = tuple[tuple[int, int, int], ...]  # (first, last, target), ascending, neighbours with one target joined
@@ -483,4 +375,4 @@ def _numbered(rows: list[_Runs], final: np.ndarray) -> ByteDFA:
         for first, last, target in rows[state]:
             row[first : last + 1] = numbers[target]
     characters = np.append(final, np.zeros(max(0, len(rows) - len(final)), bool))
-    return ByteDFA(table, characters[order])
+    return ByteDFA.of(table, characters[order])

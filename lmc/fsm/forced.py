@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmc.fsm.compress import forced_bytes
-from lmc.fsm.dfa import ByteDFA, to_the_end
+from lmc.fsm.dfa import ByteDFA
+from lmc.fsm.minimise import to_the_end
 from lmc.fsm.tokens import TokenAutomaton
 
 Encode = Callable[[str], Sequence[int]]

@@ -18,13 +18,13 @@ from lmc.fsm.vocabulary import LONG, Vocabulary
 class TokenAutomaton:
     """A byte automaton over a vocabulary. Thread-safe.
 
-    A device that walks `dfa.table` over the bytes of the sampled token needs only the masks besides.
+    Raises ConstraintError if the vocabulary lacks the bytes of every legal text. A device that walks `dfa.table` over the bytes of the sampled token needs only the masks besides.
     """
 
     start = 0
 
     def __init__(self, dfa: ByteDFA, vocabulary: Vocabulary) -> None:
-        self.dfa, self.vocabulary = dfa, vocabulary
+        self.dfa, self.vocabulary = dfa, vocabulary = _spellable(dfa, vocabulary), vocabulary
         self._lock = threading.Lock()
         self._masks: dict[int, np.ndarray] = {}  # by state; states with equal masks have the same array
         self._window = _windows(dfa, min(vocabulary.longest, LONG))
@@ -93,8 +93,8 @@ class TokenAutomaton:
             row = row | _bits(np.array(others), vocabulary.words)
         if not row.any():
             raise ConstraintError(
-                f"the model's vocabulary has no token for {_bytes_of(self.dfa, state)}, which the constraint asks for; "
-                f"allow other characters there"
+                f"the model's vocabulary has no token that begins with {_bytes_of(self.dfa, state)}, which alone may "
+                f"follow here; allow other characters"
             )
         row.flags.writeable = False
         self._rows[window, others] = row
@@ -110,6 +110,24 @@ def _bits(ids: np.ndarray, words: int) -> np.ndarray:
 def _bytes_of(dfa: ByteDFA, state: int) -> str:
     ways = np.flatnonzero(dfa.table[state] >= 0)
     return "byte " + ", ".join(f"0x{byte:02x}" for byte in ways[:8]) + (", …" if len(ways) > 8 else "")
+
+
+def _spellable(dfa: ByteDFA, vocabulary: Vocabulary) -> ByteDFA:
+    """Without the ways into states that only bytes of no token lead out of; states keep their numbers."""
+    table, here = dfa.table, vocabulary.alphabet
+    while True:
+        stuck = ~((table[:, here] >= 0).any(axis=1) | dfa.final)
+        if stuck[0]:
+            raise ConstraintError(f"the model's vocabulary cannot spell any legal text: {_lacking(dfa, here)}")
+        into = np.append(stuck, False)[table] & here  # DEAD reads the last
+        if not into.any():
+            return dfa if table is dfa.table else ByteDFA.of(table, dfa.final)
+        table = np.where(into, DEAD, table)
+
+
+def _lacking(dfa: ByteDFA, here: np.ndarray) -> str:
+    missing = np.flatnonzero((dfa.table >= 0).any(axis=0) & ~here)
+    return "no token has byte " + ", ".join(f"0x{byte:02x}" for byte in missing[:8].tolist())
 
 
 # -- windows: how far a token can see ------------------------------------------------------------------------------

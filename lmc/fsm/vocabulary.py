@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -42,6 +43,13 @@ class Vocabulary:
     def words(self) -> int:
         """Length of a mask row: 32 tokens a word."""
         return (self.size + 31) // 32
+
+    @cached_property
+    def alphabet(self) -> np.ndarray:
+        """bool [256]: bytes that occur in some token."""
+        found = np.zeros(256, bool)
+        found[list(set(b"".join(self.tokens)))] = True
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -126,7 +134,7 @@ class Vocabulary:
 
     def _walk_wide(self, dfa: ByteDFA, state: int, behind: np.ndarray) -> None:
         """`_walk` from the root: whole levels at once as long as much of them is legal."""
-        flat = dfa.padded
+        flat = dfa.flat
         behind[0] = state
         begin = 1
         for end in self._levels_end[1:].tolist():

@@ -110,9 +110,19 @@ def test_masks_cannot_be_written():
         automaton("a").mask(0)[0] = 1
 
 
-def test_a_vocabulary_without_the_character_is_an_error():
-    a = automaton("a[é世]", Vocabulary([b"</s>", b"a", b"b"], [0]))
-    with pytest.raises(ConstraintError, match="no token for byte 0xc3, 0xe4"):
+def test_ways_that_no_token_can_finish_are_closed():
+    a = automaton("a(é|b|世x)", Vocabulary([b"</s>", b"a", b"b", b"\xe4", b"\xb8\x96", b"\xc3"], [0]))
+    assert allowed(a.mask(a.next(0, 1))) == {2}
+
+
+def test_a_vocabulary_without_the_characters_is_an_error():
+    with pytest.raises(ConstraintError, match="no token has byte 0x96, 0xa9, 0xb8, 0xc3, 0xe4"):
+        automaton("a[é世]", Vocabulary([b"</s>", b"a", b"b"], [0]))
+
+
+def test_a_character_that_no_token_begins_with_is_an_error_when_reached():
+    a = automaton("abc", Vocabulary([b"</s>", b"a", b"ab", b"xbc"], [0]))
+    with pytest.raises(ConstraintError, match="begins with byte 0x62"):
         a.mask(a.next(0, 1))
 
 
@@ -145,29 +155,47 @@ def test_many_threads_build_each_row_once():
 # -- against another implementation, on a real vocabulary -----------------------------------------------------------
 
 
-@pytest.mark.model
-@pytest.mark.parametrize("part", range(4))
-def test_masks_are_xgrammars(part):
-    """On random reachable states; every text is followed by both."""
+def check_against_xgrammar(compiler, pattern: str, walks: int) -> None:
     import torch
 
-    from lmc.backend.engine.constraint import XGrammarCompiler
     from lmc.prompt import Constraint
 
     vocabulary, _ = smollm2()
-    compiler = XGrammarCompiler(vocabulary.tokens, [], vocabulary.eos[0], vocabulary.size)
-    words = torch.zeros((1, vocabulary.words), dtype=torch.int32)
-    for pattern in ASCII[part::4]:
-        rng, a = random.Random(pattern), automaton(pattern, vocabulary)
-        for _ in range(3):
-            matcher, state = compiler.matcher(Constraint("regex", pattern)), a.start
-            for step in range(12):
-                matcher.fill(words, 0)
-                mine, theirs = allowed(a.mask(state)), allowed(words[0].numpy())
-                assert mine == theirs, (pattern, step, sorted(mine ^ theirs)[:5])
-                ways = sorted(mine - {vocabulary.eos[0]})
-                if not ways:
-                    break
-                token = rng.choice(ways)
-                matcher.accept(token)
-                state = a.next(state, token)
+    rng, a = random.Random(pattern), automaton(pattern, vocabulary)
+    theirs = torch.zeros((1, vocabulary.words), dtype=torch.int32)
+    for _ in range(walks):
+        matcher, state = compiler.matcher(Constraint("regex", pattern)), a.start
+        for _ in range(12):
+            matcher.fill(theirs, 0)
+            mine = a.mask(state)
+            assert np.array_equal(mine, theirs[0].numpy().view(np.uint32)), sorted(
+                allowed(mine) ^ allowed(theirs[0].numpy())
+            )[:5]
+            ways = sorted(allowed(mine) - {vocabulary.eos[0]})
+            if not ways:
+                break
+            token = rng.choice(ways)
+            matcher.accept(token)
+            state = a.next(state, token)
+
+
+@pytest.fixture(scope="module")
+def xgrammar_compiler():
+    from lmc.backend.engine.constraint import XGrammarCompiler
+
+    vocabulary, _ = smollm2()
+    return XGrammarCompiler(vocabulary.tokens, [], vocabulary.eos[0], vocabulary.size)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("pattern", ASCII)
+def test_masks_are_xgrammars(xgrammar_compiler, pattern):
+    """On random reachable states; every text is followed by both."""
+    check_against_xgrammar(xgrammar_compiler, pattern, walks=2)
+
+
+@pytest.mark.model
+@settings(max_examples=140, deadline=None, derandomize=True)
+@given(regexes)
+def test_masks_of_any_regex_are_xgrammars(xgrammar_compiler, pattern):
+    check_against_xgrammar(xgrammar_compiler, pattern, walks=1)
