@@ -42,6 +42,10 @@ class LmcError(Exception):
         return f"{self.loc}: {self.message}" + (f"\n{excerpt}" if excerpt else "")
 
 
+class CaptureWarning(UserWarning):
+    """Something of a compiled program runs in the interpreter; the message says what and why."""
+
+
 class ConstraintError(LmcError, ValueError):
     """A regex, schema or grammar that is invalid or that this target cannot enforce."""
 

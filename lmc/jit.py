@@ -10,6 +10,7 @@ import contextvars
 import inspect
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +20,13 @@ from lmc.backend.code import Code
 from lmc.backend.executor import Execution
 from lmc.backend.instructions import Exit, Instruction, Run, Scheduler, case_key
 from lmc.chat import CHATML
-from lmc.config import default_backend, has_default_backend, log, settings
-from lmc.errors import ArgumentError, LmcError, ParameterError, ProgramError
+from lmc.config import default_backend, has_default_backend, log, logs, settings
+from lmc.errors import ArgumentError, CaptureWarning, LmcError, ParameterError, ProgramError
 from lmc.frontend import reach, tracer
 from lmc.frontend.interpreter import ACTIVE, RUN_OPTIONS, Function, LiveEmitter
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.replay import ReplayEmitter, replay
-from lmc.frontend.state import State, flat
+from lmc.frontend.state import State
 from lmc.frontend.tree import Decision, Node, Site, Switch, Tree, decision_of
 from lmc.frontend.values import TraceEscape
 from lmc.ir.core import Graph
@@ -100,6 +101,8 @@ def compile(  # the name of the field: torch.compile, re.compile
         raise ArgumentError(f"lmc.compile takes a function decorated with @lmc.function, not {fn!r}")
     if opt not in (0, 1):
         raise ParameterError(f"opt={opt!r}: 0 or 1")
+    if isinstance(outputs, str):
+        raise ParameterError(f"outputs={outputs!r}: a list of names of variables, such as [{outputs!r}]")
     return Program(fn, backend=backend, outputs=outputs, opt=opt)
 
 
@@ -139,17 +142,18 @@ class Program:
 
         errors="raise": every item runs, then the first exception is raised; "return": it is the item's `state.error()`.
         """
-        states = list(self.stream_batch(items, progress=progress, errors=errors, **options))
+        states: dict[int, State] = dict(self.as_completed(items, progress=progress, errors=errors, **options))
+        in_order = [states[i] for i in range(len(states))]
         if errors == "raise":
-            for state in states:
+            for state in in_order:
                 if state.failure is not None:
                     raise state.failure
-        return states
+        return in_order
 
-    def stream_batch(
+    def as_completed(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return", **options: Any
-    ) -> Iterator[State]:
-        """As `batch`, giving each state in input order as soon as it and those before it are done; failures are in the states."""
+    ) -> Iterator[tuple[int, State]]:
+        """As `batch`, giving (index, state) of each item as soon as it is done, answers included; failures are in the states."""
         if errors not in ("raise", "return"):
             raise ParameterError(f"errors={errors!r}: 'raise' or 'return'")
         unknown = options.keys() - RUN_OPTIONS
@@ -159,10 +163,22 @@ class Program:
         if not bound:
             return iter(())
         if self._plain(options):
-            return iter(self.function.run_batch(
+            return enumerate(self.function.run_batch(
                 [tuple(b.args[1:]) if not b.kwargs else dict(list(b.arguments.items())[1:]) for b in bound],
-                progress_bar=progress, errors="return", **self._options(options)))  # fmt: skip
-        return self._stream_batch(bound, options, progress)
+                progress_bar=progress, errors="return", generator_style=True, **self._options(options)))  # fmt: skip
+        return self._as_completed(bound, options, progress)
+
+    def stream_batch(
+        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return", **options: Any
+    ) -> Iterator[State]:
+        """As `as_completed`, in input order: each state as soon as it and those before it are done."""
+        waiting: dict[int, State] = {}
+        following = 0
+        for index, state in self.as_completed(items, progress=progress, errors=errors, **options):
+            waiting[index] = state
+            while following in waiting:
+                yield waiting.pop(following)
+                following += 1
 
     def _call(self, bound: inspect.BoundArguments, options: dict[str, Any]) -> State:
         if self._plain(options):
@@ -183,38 +199,29 @@ class Program:
             raise run.error
         return run.result
 
-    def _stream_batch(self, bound: list[inspect.BoundArguments], options: dict[str, Any], progress: bool) -> Iterator[State]:
+    def _as_completed(self, bound: list[inspect.BoundArguments], options: dict[str, Any], progress: bool) -> Iterator[tuple[int, State]]:
         roots = self.function._batch_states(len(bound), self._options(options))
         backend: Backend = roots[0].emitter.run.backend  # type: ignore[attr-defined]
         before, start = backend.counters(), time.perf_counter()
         bar = _progress_bar(len(bound)) if progress else None
-        waiting: dict[int, Run] = {}
-        following = 0
         execution = Execution(parallel=True, workers=min(256, len(bound)))
         try:
             for run in execution.run(self._runs(roots, bound)):
                 if bar is not None:
                     bar.update()
-                waiting[run.root.index] = run
-                while following in waiting and _answered(waiting[following]):  # never wait while others can go on
-                    yield self._state_of(waiting.pop(following))
-                    following += 1
-            for index in sorted(waiting):
-                yield self._state_of(waiting.pop(index))
+                yield run.root.index, self._state_of(run)
         finally:
             if bar is not None:
                 bar.close()
             self._measured(len(bound), before, start, backend)
 
     def _state_of(self, run: Run) -> State:
-        """The state of a run that is over, its answers complete; with `failure` if the program raised."""
+        """The state of a run that is over; with `failure` if the program raised."""
         if run.error is not None and not isinstance(run.error, Exception):
             raise run.error
         state: State = run.root.state if run.error is not None else run.result
         if run.error is not None:
             state.failure = run.error
-        else:
-            state.sync()
         return state
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,10 +237,13 @@ class Program:
         return bool(options.get("stream")) or not settings().jit
 
     def _say(self, message: str) -> None:
-        """Says something once per program."""
+        """Says, once per program, why something of it is not compiled."""
         if message not in self._said:
             self._said.add(message)
-            log("exits", message)
+            if logs("exits"):
+                log("exits", message)
+            else:
+                warnings.warn(f"{message} (right, but at the interpreter's speed)", CaptureWarning, stacklevel=2)
 
     def _measured(self, runs: int, before: Counters, start: float, backend: Backend) -> None:
         self.stats.runs += runs
@@ -245,13 +255,13 @@ class Program:
     def _runs(self, roots: Sequence[State], bound: Sequence[inspect.BoundArguments]) -> Iterator[Run]:
         for index, (root, arguments) in enumerate(zip(roots, bound, strict=True)):
             arguments.apply_defaults()
-            yield self._begin(root, arguments, index)
+            yield self._begin(Root(root, arguments, index, len(roots) > 1))
 
-    def _begin(self, root: State, arguments: inspect.BoundArguments, index: int) -> Run:
-        live = root.emitter.run  # type: ignore[attr-defined]
+    def _begin(self, root: Root) -> Run:
+        live, arguments = root.live.run, root.arguments
         values = list(arguments.arguments.values())[1:]
-        run = Run(self, live.backend, live.defaults, live.seed, live.item, values, root.stream)
-        run.root = Root(root, arguments, index)
+        run = Run(self, live.backend, live.defaults, live.seed, live.item, values, root.state.stream)
+        run.root = root
         traced = self._find(arguments, values)
         if traced is None:
             run.pending = [_LEAVE]
@@ -424,11 +434,17 @@ class Program:
         live = root.live
         if not run.record and not run.answers:
             self.function._call(root.state, root.arguments)
-            return root.state
+            return self._complete(root)
         state = State(ReplayEmitter(live.run, run.answers), stream=run.stream, name=self.function.name, asked=[root.state.asked])
         root.state = state
         replay(self.function, state, root.arguments, run.record, root.traced.tree if root.traced else None)
-        return state
+        return self._complete(root)
+
+    def _complete(self, root: Root) -> State:
+        """The state of a replay; in a batch, its answers are awaited here, on the replay's own thread."""
+        if root.batch:
+            root.state.sync()
+        return root.state
 
     def context(self, run: Run) -> contextvars.Context:
         context = contextvars.copy_context()
@@ -514,6 +530,7 @@ class Root:
     state: State
     arguments: inspect.BoundArguments
     index: int
+    batch: bool
     traced: Traced | None = None
     target: Target | None = None
 
@@ -521,11 +538,6 @@ class Root:
     def live(self) -> LiveEmitter:
         """The emitter that knows backend, sampling defaults and seed of the run."""
         return self.state.emitter  # type: ignore[return-value]  # states of runs are live
-
-
-def _answered(run: Run) -> bool:
-    """Whether every answer that a finished run asked for is there."""
-    return run.error is not None or all(answer.done for answer in flat(run.result.asked))
 
 
 class Narrowed(LiveEmitter):

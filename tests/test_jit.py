@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import lmc
 from lmc.backend.mock import Mock
 from lmc.chat import RoleTemplate
-from lmc.errors import ArgumentError, ParameterError, ProgramError
+from lmc.errors import ArgumentError, CaptureWarning, ParameterError, ProgramError
 from lmc.jit import MAX_ARMS, MAX_TREES
 
 
@@ -42,6 +43,12 @@ def test_options_are_checked():
         fast.batch([{"text": "a"}, {"tex": "b"}])
     with pytest.raises(ParameterError, match="errors='ignore'"):
         fast.batch([{"text": "a"}], errors="ignore")
+    with pytest.raises(ArgumentError, match="backend='mock'"):
+        fast(text="a", backend="mock")
+    with pytest.raises(ArgumentError, match="seed='q'"):
+        fast(text="a", seed="q")
+    with pytest.raises(ParameterError, match="a list of names"):
+        lmc.compile(classify, outputs="label")
     assert fast.batch([]) == []
 
 
@@ -140,11 +147,14 @@ def test_what_cannot_be_captured_runs_in_the_interpreter_and_says_why(capsys: py
         s += " ".join(words) + lmc.gen("x", max_tokens=3)
         return s["x"]
 
-    with lmc_log("exits"):
-        fast = lmc.compile(open_ended, backend=Mock())
+    fast = lmc.compile(open_ended, backend=Mock())
+    with pytest.warns(CaptureWarning, match=r"takes \*args") as said:
         state = fast("a", "b", seed=1)
         fast("a", "b", seed=1)
+    assert len(said) == 1
     assert state.text() == open_ended.run("a", "b", backend=Mock(), seed=1).text()
+    with lmc_log("exits"):
+        lmc.compile(open_ended, backend=Mock())("a")
     assert capsys.readouterr().err.count("takes *args") == 1
     with pytest.raises(ProgramError, match="interpreter"):
         fast.graph()
@@ -234,3 +244,51 @@ def test_a_decision_with_very_many_answers_does_not_grow_for_ever():
         assert fast(**item, seed=1).ret_value == free.run(**item, backend=Mock(), seed=1).ret_value
     (switch,) = [s for tree, _ in fast.plans() for s in tree.exits()]
     assert len(switch.arms) <= MAX_ARMS
+
+
+def test_as_completed_gives_what_is_done_first():
+    @lmc.function
+    def slow_or_fast(s: Any, q: str) -> str:
+        s += q + lmc.gen("x", max_tokens=4)
+        return "returned before the answer is there"
+
+    mock = Mock(latency=lambda ask: 0.001, answers={"x": lambda prompt, ask: prompt})
+    gate = threading.Event()
+
+    @lmc.function
+    def waits(s: Any, q: str) -> str:
+        s += q + lmc.gen("x", max_tokens=4)
+        if q == "first":
+            hold(gate)
+        return s["x"]
+
+    order: list[int] = []
+    for index, state in lmc.compile(waits, backend=mock).as_completed([{"q": "first"}, {"q": "b"}, {"q": "c"}]):
+        order.append(index)
+        assert state["x"] == (["firs", "b", "c"])[index]
+        if len(order) == 2:
+            gate.set()
+    assert order[-1] == 0
+    states = lmc.compile(slow_or_fast, backend=mock).batch([{"q": "a"}, {"q": "b"}])
+    assert all(s.variables["x"].done for s in states)
+
+
+def hold(gate: threading.Event) -> None:
+    assert gate.wait(20)
+
+
+def test_a_tool_that_leaves_the_process_leaves_the_batch():
+    @lmc.function
+    def leaves(s: Any, q: str) -> str:
+        s += q + lmc.gen("x", max_tokens=4)
+        if q == "b":
+            leave()
+        return s["x"]
+
+    fast = lmc.compile(leaves, backend=Mock())
+    with pytest.raises(SystemExit):
+        fast.batch([{"q": "a"}, {"q": "b"}])
+
+
+def leave() -> None:
+    raise SystemExit(3)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lmc.backend.base import Result
-from lmc.backend.instructions import HostCall, Instruction, Run, Terminator, cancel, unpin
+from lmc.backend.instructions import RETURNED, HostCall, Instruction, Run, Terminator, cancel, unpin
 
 
 class Execution:
@@ -58,6 +58,9 @@ class Execution:
             return
         run.busy.discard(instruction)
         if run.taken:
+            return
+        if instruction is RETURNED:
+            yield from self._answered(run)
             return
         if run.failure is not None:
             yield from self._failed(run)
@@ -122,7 +125,17 @@ class Execution:
             yield from self._failed(run)
             return
         if over:
-            yield from self._over(run)
+            yield from self._answered(run)
+
+    def _answered(self, run: Run) -> Iterator[Run]:
+        """The program returned. In a batch the run is over when what it asked is answered too, so that nobody waits for it."""
+        if self.parallel:
+            for _, _, prompt in run.answers.values():
+                answer = prompt.result
+                if answer is not None and not answer.done:
+                    self.wait(run, RETURNED, answer)
+                    return
+        yield from self._over(run)
 
     def _advance(self, run: Run) -> bool:
         """Executes all that can be executed now, in program order; True when the run is over."""
@@ -162,7 +175,10 @@ class Execution:
         else:
 
             def work() -> None:
-                self._replay(run)
+                try:
+                    self._replay(run)
+                except BaseException as error:  # SystemExit and the like are raised to the caller
+                    run.error = error
                 self._events.put((run, None))
 
             self.pool.submit(work)

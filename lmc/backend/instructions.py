@@ -171,6 +171,10 @@ class Terminator(Instruction):
         raise NotImplementedError
 
 
+RETURNED = Instruction((), 0, 0, None)
+"""Stands for the end of a run that has returned but whose answers are not all there."""
+
+
 class Simple(Instruction):
     """An op that computes one value from its operands at once."""
 
@@ -302,9 +306,11 @@ class Prefill(Instruction):
         if self.shared is not None:
             handle = self.shared.get(run.backend)
             if handle is None:
-                handle = prompt.prefill(run.backend, Hints(pin=True)).handle
-                assert handle is not None
-                self.shared[run.backend] = handle
+                own = prompt.prefill(run.backend, Hints(pin=True)).handle
+                assert own is not None
+                handle = self.shared.setdefault(run.backend, own)
+                if handle is not own:  # another thread was first
+                    run.backend.release(own)
             run.env[self.ctx] = Prompt(prompt, (), None, handle, ())
             return True
         prompt = run.env[self.ctx] = prompt.prefill(run.backend, Hints(pin=True))

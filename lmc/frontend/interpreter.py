@@ -75,6 +75,8 @@ def fresh_seed(seed: int | None = None) -> int:
     """The run seed: what the user gave, else the configured one, else one never seen before."""
     if seed is None:
         seed = settings().seed
+    elif isinstance(seed, bool) or not isinstance(seed, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(f"seed={seed!r}: a whole number", loc=caller_loc())
     return secrets.randbits(63) if seed is None else seed
 
 
@@ -303,6 +305,10 @@ class Function:
     def _state(self, options: Mapping[str, Any], item: int = 0, caller: State | None = None) -> State:
         """A new state for a run with these options; a sub-program's when a program is running here."""
         caller = caller or ACTIVE.get()
+        if (given := options.get("backend")) is not None and not hasattr(given, "submit"):
+            raise ArgumentError(
+                f"backend={given!r}: a backend such as lmc.Engine() or lmc.Mock(), not {type(given).__name__}", loc=caller_loc()
+            )
         if caller is None or options.get("seed") is not None:
             inherited = _run_of(caller).defaults if caller else SamplingParams()
             backend = options.get("backend") or (_run_of(caller).backend if caller else default_backend())
