@@ -156,6 +156,7 @@ def test_many_threads_build_each_row_once():
 
 
 def check_against_xgrammar(compiler, pattern: str, walks: int) -> None:
+    """Masks are equal but for tokens that xgrammar's mask allows and its matcher then refuses (`at` in `a*\\Wa`)."""
     import torch
 
     from lmc.prompt import Constraint
@@ -168,9 +169,9 @@ def check_against_xgrammar(compiler, pattern: str, walks: int) -> None:
         for _ in range(12):
             matcher.fill(theirs, 0)
             mine = a.mask(state)
-            assert np.array_equal(mine, theirs[0].numpy().view(np.uint32)), sorted(
-                allowed(mine) ^ allowed(theirs[0].numpy())
-            )[:5]
+            extra = allowed(theirs[0].numpy().view(np.uint32) & ~mine)
+            assert not any(matcher._matcher.accept_token(token) for token in extra)
+            assert not (mine & ~theirs[0].numpy().view(np.uint32)).any()
             ways = sorted(allowed(mine) - {vocabulary.eos[0]})
             if not ways:
                 break
