@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+import os
 import shutil
+import time
 from dataclasses import replace
 
 import pytest
@@ -305,6 +307,46 @@ def test_a_damaged_copy_is_reported_and_converted_again(small, fresh_cache, tmp_
     assert "the cached copy is damaged" in caplog.text
     place.store(content)
     assert place.load() is not None
+
+
+def test_flipped_bits_are_noticed(small, fresh_cache, tmp_path, caplog):
+    place, content = entry(small.config, tmp_path)
+    place.store(content)
+    whole = place.path.read_bytes()
+    for at in (-1, -9, whole.index(b"add_bos")):
+        place.path.write_bytes(b"".join((whole[:at], bytes([whole[at] ^ 4]), whole[at:][1:])))
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "lmc"):
+            assert place.load() is None
+        assert "its checksum does not fit its content" in caplog.text
+    place.path.write_bytes(whole)
+    assert place.load() is not None
+
+
+def test_what_a_killed_writer_left_goes_and_a_writer_at_work_stays(small, fresh_cache, tmp_path):
+    place, content = entry(small.config, tmp_path)
+    place.store(content)
+    now = time.time()
+    for name, age in ((".part-old", 4000), (".tmpOld", 4000), (".part-new", 60), (".tmpNew", 60), ("other", 9999)):
+        (fresh_cache / name).write_bytes(b"half")
+        os.utime(fresh_cache / name, (now - age, now - age))
+    entry(small.config, tmp_path)
+    assert {p.name for p in fresh_cache.iterdir()} == {place.path.name, ".part-new", ".tmpNew", "other"}
+    assert place.load() is not None
+
+
+def test_a_full_disk_is_no_error(small, fresh_cache, tmp_path, caplog, monkeypatch):
+    import safetensors.torch
+
+    def full(*_, **__):
+        raise safetensors.SafetensorError("No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    place, content = entry(small.config, tmp_path)
+    with caplog.at_level(logging.WARNING, "lmc"):
+        place.store(content)
+    assert "cannot be kept (No space left on device)" in caplog.text
+    assert list(fresh_cache.iterdir()) == []
 
 
 def test_a_changed_source_is_another_copy_and_the_old_one_goes(small, fresh_cache, tmp_path):
