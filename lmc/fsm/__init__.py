@@ -1,1 +1,5 @@
-"""Constraints as automata: regexes of Python's dialect to minimal automata over bytes."""
+"""Constraints as automata: regex ─► byte DFA ─► compressed ─► token automaton ─► forced tokens. No torch.
+
+    regex.parse ─► dfa.build (minimise) ─► compress ─► draw                  what people look at
+                            └─► tokens.TokenAutomaton(dfa, vocabulary) ─► forced.ForcedTokens(automaton, encode)
+"""

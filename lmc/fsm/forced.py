@@ -130,6 +130,7 @@ class _Endings:
 
     def __init__(self, dfa: ByteDFA) -> None:
         self.dfa = dfa
+        self._steps: dict[int, tuple[int, int]] = {}
         sources, columns = np.nonzero(dfa.table >= 0)
         self._distance = to_the_end(sources, dfa.table[sources, columns], dfa.final)
 
@@ -154,13 +155,20 @@ class _Endings:
         return [b"", *endings] if self.dfa.final[state] else endings
 
     def _shortest(self, state: int) -> bytes:
-        """Of plain letters where possible: not every tokenizer has every control."""
         out = bytearray()
         while not self.dfa.final[state]:
-            row = self.dfa.table[state]
-            out.append(min(np.flatnonzero(row >= 0).tolist(), key=lambda b: (self._distance[row[b]], _oddity(b))))
-            state = int(row[out[-1]])
+            byte, state = self._step(state)
+            out.append(byte)
         return bytes(out)
+
+    def _step(self, state: int) -> tuple[int, int]:
+        """One byte nearer to the end; a plain letter where possible, for not every tokenizer has every control."""
+        if state not in self._steps:
+            row = self.dfa.table[state]
+            ways = np.flatnonzero(row >= 0).tolist()
+            byte = min(ways, key=lambda b: (self._distance[row[b]], _oddity(b)))
+            self._steps[state] = byte, int(row[byte])
+        return self._steps[state]
 
 
 def _kind(byte: int) -> str:

@@ -37,6 +37,7 @@ class Vocabulary:
         usable = [i for i, text in enumerate(self.tokens) if text]
         self.longest = max((len(self.tokens[i]) for i in usable), default=0)
         self.long_ids = tuple(i for i in usable if len(self.tokens[i]) > LONG)
+        self._long_heads = frozenset(self.tokens[i][:n] for i in self.long_ids for n in range(len(self.tokens[i])))
         self._build([i for i in usable if len(self.tokens[i]) <= LONG])
 
     @property
@@ -88,6 +89,8 @@ class Vocabulary:
     def reach(self, dfa: ByteDFA, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
         """Tokens that begin with `after` and whose rest, not empty, is legal from `state`: (ids, states behind them)."""
         short = self.reach_short(dfa, state, after)
+        if after not in self._long_heads:
+            return short
         long = [
             (i, end)
             for i in self.long_ids
