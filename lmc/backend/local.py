@@ -151,9 +151,7 @@ class LocalBackend:
         seam: Literal["token", "text"] = "token",
         core: type[EngineCore] = EngineCore,
     ) -> None:
-        for option, value in (("max_tokens", max_tokens), ("max_batch", max_batch), ("chunk", chunk)):
-            if value < 1:
-                raise ParameterError(f"Engine: {option} is {value}; it must be at least 1")
+        _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)
         self._name, self._words, self._template = name, vocabulary, chat_template
         self._asker = Asker(
             name, vocabulary, chat_template, compiler, max_context=max_context, pool=max_tokens, seed=seed, seam=seam
@@ -394,6 +392,17 @@ class LocalBackend:
             core.post(lambda: scheduler.unpin(req))
 
 
+def _check_numbers(*, max_tokens: int | None, max_batch: int, chunk: int, seed: int) -> None:
+    sizes = {"max_tokens": max_tokens, "max_batch": max_batch, "chunk": chunk}
+    for option, value in {**sizes, "seed": seed}.items():
+        if option == "max_tokens" and value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ParameterError(f"Engine: {option} is {value!r}; it must be a whole number")
+        if option in sizes and value < 1:
+            raise ParameterError(f"Engine: {option} is {value}; it must be at least 1")
+
+
 def _feeder(ref: weakref.ref[_Step]) -> Callable[[str], None]:
     def feed(delta: str) -> None:
         step = ref()
@@ -443,7 +452,8 @@ class Engine(LocalBackend):
     seam         "token", or "text" to encode answers again with what follows them
     model_path   SGLang's name for `model`
 
-    Raises ModelLoadError if the model cannot be loaded.
+    Raises ModelLoadError if the model cannot be loaded or the device is not there; ParameterError for a number that
+    cannot be.
     """
 
     def __init__(
@@ -460,6 +470,7 @@ class Engine(LocalBackend):
         seam: Literal["token", "text"] = "token",
         model_path: str | None = None,
     ) -> None:
+        _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
         from lmc.backend.engine.constraint import XGrammarCompiler
         from lmc.backend.engine.kv_pool import KVPool
         from lmc.backend.engine.model_runner import ModelRunner
@@ -468,7 +479,7 @@ class Engine(LocalBackend):
 
         loaded = load(str(model_path or model), device=device, dtype=dtype, parse_special=parse_special)
         config, words = loaded.config, loaded.tokenizer
-        slots = max_tokens or _default_pool(loaded)
+        slots = _default_pool(loaded) if max_tokens is None else max_tokens
         pool = KVPool(config.num_layers, slots, config.num_kv_heads, config.head_dim, loaded.dtype, str(loaded.device))
         table = [words.token_bytes(i) for i in range(words.vocab_size)]
         super().__init__(

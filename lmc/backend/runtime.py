@@ -26,14 +26,15 @@ _DTYPES: Mapping[str, str | None] = {"auto": None, "half": "float16", "float": "
 class Runtime(Engine):
     """An Engine with the arguments of SGLang's `Runtime`: `model_path`, `device`, `dtype`, `max_total_tokens`, …
 
-    Arguments about logs and kernels are accepted without effect; those that would change results are refused.
+    None stands for the default. Arguments about logs and kernels are accepted without effect; those that would change
+    results are refused.
     """
 
     def __init__(self, model_path: str = "smollm2", **server_arguments: Any) -> None:
         own: dict[str, Any] = {}
         for name, value in {"model_path": model_path, **server_arguments}.items():
             if name in _ARGUMENTS:
-                own[_ARGUMENTS[name]] = value
+                own |= {} if value is None else {_ARGUMENTS[name]: value}
             elif name not in _WITHOUT_EFFECT:
                 raise ArgumentError(f"Runtime() has no argument {name!r}{suggestion(name, list(_ARGUMENTS))}")
         if own.get("dtype") in _DTYPES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,17 @@ from pathlib import Path
 import pytest
 
 from lmc.backend.base import Backend
-from lmc.errors import BackendError, CancelledError, ConstraintError, Loc, ProgramError, PromptTooLongError
+from lmc.backend.local import Engine
+from lmc.backend.runtime import Runtime
+from lmc.errors import (
+    BackendError,
+    CancelledError,
+    ConstraintError,
+    Loc,
+    ParameterError,
+    ProgramError,
+    PromptTooLongError,
+)
 from lmc.prompt import ChoicesMethod, Constraint, Gen, Mark, SamplingParams, Select, Special, Text
 from tests.backend.engine_fakes import BOS, EOS, IM_END, IM_START, FakeWords, backend, logprob, reference_ids, stepped
 
@@ -376,6 +387,29 @@ def test_a_child_that_is_too_long_fails_alone():
 def test_parameters_out_of_range_are_refused(engine, params, says):
     with pytest.raises((ProgramError, ConstraintError), match=says):
         engine.submit(None, [Text(("x",)), gen(4, **params)])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
+        ({"max_tokens": -5}, "max_tokens is -5; it must be at least 1"),
+        ({"max_tokens": 1e3}, "max_tokens is 1000.0; it must be a whole number"),
+        ({"max_batch": "8"}, "max_batch is '8'; it must be a whole number"),
+        ({"max_batch": None}, "max_batch is None; it must be a whole number"),
+        ({"chunk": True}, "chunk is True; it must be a whole number"),
+        ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_before_anything_is_loaded(numbers, says):
+    with pytest.raises(ParameterError, match=re.escape(f"Engine: {says}")):
+        Engine("nowhere.gguf", **numbers)
+
+
+def test_runtime_takes_none_for_the_default():
+    asked = {"max_total_tokens": None, "random_seed": None, "chunked_prefill_size": 0}
+    with pytest.raises(ParameterError, match="Engine: chunk is 0"):
+        Runtime("nowhere.gguf", **asked)
 
 
 def test_a_failing_pass_fails_everything_and_the_engine_lives_on():

@@ -232,7 +232,9 @@ def test_damaged_directories_name_the_file_and_the_remedy(saved, tmp_path):
             load(str(copy))
         return str(caught.value)
 
-    assert "config.json: cannot be read" in broken("a", lambda p: (p / "config.json").unlink())
+    assert "this directory has no config.json; a model is a .gguf file, a directory with" in broken(
+        "a", lambda p: (p / "config.json").unlink()
+    )
     assert "config.json: not valid JSON" in broken("b", lambda p: (p / "config.json").write_text("{"))
     assert "tokenizer.json is missing; write it" in broken("c", lambda p: (p / "tokenizer.json").unlink())
     weights = "model.safetensors"
@@ -247,13 +249,54 @@ def test_damaged_directories_name_the_file_and_the_remedy(saved, tmp_path):
 
 
 def test_unknown_sources(monkeypatch, tmp_path):
-    with pytest.raises(ModelLoadError, match=r"nowhere\.gguf: no such file or directory"):
+    with pytest.raises(
+        ModelLoadError, match=r"nowhere\.gguf: no such file or directory in .*; a model is a .gguf file"
+    ):
         load(str(tmp_path / "nowhere.gguf"))
+    with pytest.raises(ModelLoadError, match="x, which does not exist either"):
+        load(str(tmp_path / "x" / "nowhere.gguf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelLoadError, match="no-such/model: no such file or directory, and not loadable as a hub id"):
         load("no-such/model")
     with pytest.raises(ModelLoadError, match="dtype 'int3' is not supported; supported: float32"):
         load("smollm2", dtype="int3")
+
+
+@pytest.mark.parametrize("name", ["my-model", "smolllm2.gguf", "./a/b", "~/models/x", "", "owner/"])
+def test_a_name_that_is_no_hub_id_never_reaches_the_network(monkeypatch, tmp_path, name):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"no such|no config\.json") as caught:
+        load(name)
+    assert 'a hub id "owner/name", or "smollm2"' in str(caught.value)
+
+
+def test_a_model_beside_the_name_is_hinted_at(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-model.gguf").write_bytes(b"")
+    (tmp_path / "all" / "tiny").mkdir(parents=True)
+    (tmp_path / "all" / "tiny" / "config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"my-model: no such file .*, which has 'my-model\.gguf'"):
+        load("my-model")
+    with pytest.raises(ModelLoadError, match=r"all: this directory has no config.json \(but tiny/: name that\)"):
+        load("all")
+    with pytest.raises(ModelLoadError, match="0 bytes is too short; download it again"):
+        load("my-model.gguf")
+
+
+@pytest.mark.parametrize("device", ["gpuu", "cuda:77", "meta", "cpu:x", ""])
+def test_a_device_that_is_not_there(device):
+    with pytest.raises(
+        ModelLoadError, match=rf"device '{device}' is not available; available: cpu.*; leave device out"
+    ):
+        load("smollm2", device=device)
+
+
+def test_cuda_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelLoadError, match="available: cpu; leave device out to run on the CPU; this PyTorch"):
+        load("smollm2", device="cuda")
 
 
 def test_the_embedded_model_missing_tells_the_command(monkeypatch):

@@ -67,7 +67,9 @@ def read(path: Path) -> GgufFile:
     try:
         with path.open("rb") as file:
             if path.stat().st_size < 24:
-                raise ModelLoadError(f"{path}: not a GGUF file: {path.stat().st_size} bytes is too short")
+                raise ModelLoadError(
+                    f"{path}: not a GGUF file: {path.stat().st_size} bytes is too short; download it again"
+                )
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -5,9 +5,11 @@ GGUF weights are dequantized once; the result is kept in the user's cache (see `
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 
 EMBEDDED = "smollm2"
 DTYPES = ("float32", "bfloat16", "float16")
+_SOURCES = (
+    'a model is a .gguf file, a directory with config.json, tokenizer.json and *.safetensors, a hub id "owner/name", '
+    'or "smollm2"'
+)
 
 
 @dataclass(frozen=True)
@@ -82,13 +88,13 @@ def load(source: str, *, device: str = "cpu", dtype: str | None = None, parse_sp
     for activations and KV, and matrices packed as float16 where the CPU has kernels for that (linear.py), else float32.
     Raises ModelLoadError that names the file, what is wrong with it and what to do.
     """
-    import torch
 
     if dtype is not None and dtype not in DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
-    layout = _layout(device, dtype)
+    where = _device(device)
+    layout = _layout(where, dtype)
     found = _read(source, layout, parse_special)
-    weights = {name: tensor.to(device) for name, tensor in found.weights.items()}
+    weights = {name: tensor.to(where) for name, tensor in found.weights.items()}
     tokens = found.tokenizer
     return LoadedModel(
         model=llama.build(weights, found.config, pack_half=layout.pack_half),
@@ -97,15 +103,30 @@ def load(source: str, *, device: str = "cpu", dtype: str | None = None, parse_sp
         chat_template=cut(found.template, tokens, name=found.name),
         name=found.name,
         dtype=layout.activations,
-        device=torch.device(device),
+        device=where,
         weights=layout.name,
     )
 
 
-def _layout(device: str, dtype: str | None) -> _Layout:
+def _device(name: str) -> torch.device:
+    """The device of that name, if this process can use it."""
     import torch
 
-    if dtype is None and device == "cpu":
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = ["cpu", *(f"cuda:{i}" for i in range(gpus))]
+    if str(name) in (*names, *(["cuda"] if gpus else [])):
+        return torch.device(name)
+    remedy = "leave device out to run on the CPU"
+    if str(name).partition(":")[0] == "cuda" and not gpus:
+        why = "was built without CUDA" if torch.version.cuda is None else "finds no GPU that it can use"
+        remedy += f"; this PyTorch ({torch.__version__}) {why}"
+    raise ModelLoadError(f"device {str(name)!r} is not available; available: {', '.join(names)}; {remedy}")
+
+
+def _layout(device: torch.device, dtype: str | None) -> _Layout:
+    import torch
+
+    if dtype is None and device.type == "cpu":
         pack = can_pack_half()
         return _Layout(torch.float16 if pack else torch.float32, torch.float32, pack)
     same = getattr(torch, dtype or "bfloat16")
@@ -260,6 +281,8 @@ def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
 
 
 def _read_directory(path: Path, layout: _Layout, parse_special: bool) -> _Source:
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(f"{path}: this directory has no config.json{_there(path)}; {_SOURCES}")
     config = configs.from_hf(
         _json(path / "config.json"), str(path / "config.json"), _json_or_none(path / "generation_config.json")
     )
@@ -281,11 +304,20 @@ def _read_directory(path: Path, layout: _Layout, parse_special: bool) -> _Source
     return _Source(path.name, config, weights, tokens, _template(path, options))
 
 
+def _there(path: Path) -> str:
+    """A hint at the model files that a directory has instead, if any."""
+    found = sorted(p.name for p in path.glob("*.gguf"))
+    found += sorted(f"{p.parent.name}/" for p in path.glob("*/config.json"))
+    return f" (but {', '.join(found[:4])}: name that)" if found else ""
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}; is this a model's directory?") from error
+        raise ModelLoadError(
+            f"{path}: cannot be read: {error.strerror}; make it readable, or download it again"
+        ) from error
     except ValueError as error:
         raise ModelLoadError(f"{path}: not valid JSON: {error}") from error
 
@@ -321,10 +353,28 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     return state
 
 
+_HUB_ID = re.compile(r"(?!\.)[\w.-]+/[\w.-]+", re.ASCII)
+
+
+def _nearest(missing: Path) -> str:
+    """Where the name was looked up, and names beside it that are like it."""
+    like = difflib.get_close_matches(missing.name, _names(missing.parent), n=1)
+    also = f", which has {like[0]!r}" if like else "" if missing.parent.is_dir() else ", which does not exist either"
+    return f" in {missing.parent}{also}"
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except OSError:
+        return []  # only a hint is lost
+
+
 def _download(source: str) -> Path:
     """A hub id's files in huggingface_hub's cache; it honours HF_HUB_OFFLINE and HF_HOME."""
-    if source.endswith(".gguf") or source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise ModelLoadError(f"{source}: no such file or directory")
+    if not _HUB_ID.fullmatch(source) or source.endswith(".gguf"):
+        looked = Path(source).expanduser().absolute()
+        raise ModelLoadError(f"{source}: no such file or directory{_nearest(looked)}; {_SOURCES}")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
