@@ -16,7 +16,7 @@ from lmc.backend.base import Output, Usage
 from lmc.backend.mock_prompt import Node, tokens_of
 from lmc.backend.mock_samples import sample_json, sample_regex
 from lmc.errors import ArgumentError, BackendError, LmcError
-from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select, check_regex
+from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select
 
 Ask = Gen | Select
 Answers = Callable[[str, Ask], Any] | Mapping[str, Any] | Sequence[Any]
@@ -70,7 +70,7 @@ def _hash_answer(node: Node, ask: Gen, sample: int) -> str:
         wanted = min(params.max_new_tokens, _BUDGET) if params.ignore_eos else params.min_new_tokens
         return _words(digest, wanted)
     if constraint.kind == "regex":
-        return sample_regex(constraint.source, digest, ask.loc)
+        return sample_regex(constraint.source, digest)
     return sample_json(json.loads(constraint.source), digest, ask.loc)
 
 
@@ -239,7 +239,7 @@ def check_constraint(constraint: Constraint, ask: Gen) -> None:
 @lru_cache(maxsize=1024)
 def _check_source(constraint: Constraint) -> None:
     if constraint.kind == "regex":
-        sample_regex(check_regex(constraint.source), b"")
+        sample_regex(constraint.source, b"")
     else:
         sample_json(json.loads(constraint.source), b"")
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 import json
 import math
 import random
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from lmc.errors import ConstraintError, Loc, UnsupportedOpError
-
-sre: Any = getattr(re, "_constants")  # noqa: B009  the parser that `re` itself uses, without a public name
-_parse: Any = getattr(re, "_parser").parse  # noqa: B009
-
+from lmc.fsm.charset import Ranges
+from lmc.fsm.regex import Chars, Concat, Node, Union, parse
 
 _MORE = 3  # turns of a repeat beyond its minimum
-_TRIES = 64
+_WIDE = 62  # characters beyond which a class is more than somebody would list
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _PRINTABLE = "".join(chr(c) for c in range(32, 127))
 
@@ -32,115 +30,40 @@ def dice(digest: bytes) -> random.Random:
 # -- regular expressions ---------------------------------------------------------------------------------------------
 
 
-def sample_regex(source: str, digest: bytes, loc: Loc | None = None) -> str:
-    """A string that `re.fullmatch(source, …, re.ASCII)` accepts; UnsupportedOpError if none is found."""
-    flags = 0 if source.startswith("(?u)") else re.ASCII
-    matches = re.compile(source, flags).fullmatch
-    tree: Any = _parse(source, flags)
-    rng = dice(digest)
-    for _ in range(_TRIES):  # look-arounds and anchors are not generated, only checked
-        text = _Writer(rng).items(tree)
-        if matches(text):
-            return text
-    raise UnsupportedOpError(f"gen(regex={source!r})", "mock", "no match was found", loc=loc)
+def sample_regex(source: str, digest: bytes) -> str:
+    """A string of the language of `source`. ConstraintError for what is outside the dialect of constraints."""
+    return _member(_tree(source), dice(digest))
 
 
-class _Writer:
-    """Writes one string along a parsed regex; remembers groups for back references."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-        self.groups: dict[int, str] = {}
-
-    def items(self, tree: Any) -> str:
-        return "".join([self.item(op, arg) for op, arg in tree])
-
-    def item(self, op: Any, arg: Any) -> str:
-        try:
-            rule = _REGEX[op]
-        except KeyError:
-            raise UnsupportedOpError(f"the regex element {str(op).lower()}", "mock") from None
-        return rule(self, arg)
-
-    def branch(self, arg: Any) -> str:
-        return self.items(self.rng.choice(arg[1]))
-
-    def group(self, arg: Any) -> str:
-        number, _, _, tree = arg
-        text = self.items(tree)
-        if number is not None:
-            self.groups[number] = text
-        return text
-
-    def repeat(self, arg: Any) -> str:
-        low, high, tree = arg
-        turns = low + self.rng.randint(0, min(int(high) - low, _MORE))
-        return "".join([self.items(tree) for _ in range(turns)])
-
-    def one_of(self, arg: Any) -> str:
-        if arg[0][0] is sre.NEGATE:
-            allowed = [c for c in _LETTERS + _PRINTABLE if not any(_within(c, part) for part in arg[1:])]
-            if not allowed:
-                raise UnsupportedOpError("a negated set of all of ASCII", "mock")
-            return self.rng.choice(allowed[:26] if self.rng.random() < 0.8 else allowed)
-        return self.member(self.rng.choice(arg))
-
-    def member(self, part: Any) -> str:
-        op, arg = part
-        if op is sre.LITERAL:
-            return chr(arg)
-        if op is sre.RANGE:
-            return chr(self.rng.randint(*arg))
-        return self.rng.choice(_CATEGORIES[arg])
-
-    def conditional(self, arg: Any) -> str:
-        number, yes, no = arg
-        return self.items(yes if number in self.groups else no or ())
+_tree = lru_cache(maxsize=1024)(parse)
 
 
-def _within(char: str, part: Any) -> bool:
-    op, arg = part
-    if op is sre.LITERAL:
-        return ord(char) == arg
-    if op is sre.RANGE:
-        return arg[0] <= ord(char) <= arg[1]
-    inverse = _INVERSE.get(arg)
-    return char not in _FULL[inverse] if inverse is not None else char in _FULL[arg]
+def _member(tree: Node, rng: random.Random) -> str:
+    if isinstance(tree, Chars):
+        often, any_ = _alphabet(tree.ranges)
+        return rng.choice(often if rng.random() < 0.8 else any_)
+    if isinstance(tree, Concat):
+        return "".join([_member(part, rng) for part in tree.parts])
+    if isinstance(tree, Union):
+        return _member(rng.choice(tree.arms), rng)
+    more = _MORE if tree.high is None else min(tree.high - tree.low, _MORE)
+    return "".join([_member(tree.body, rng) for _ in range(tree.low + rng.randint(0, more))])
 
 
-_DIGITS, _SPACE, _WORD = "0123456789", " \t\n\r\f\v", _LETTERS + _LETTERS.upper() + "0123456789_"
-_CATEGORIES: Mapping[Any, str] = {
-    sre.CATEGORY_DIGIT: _DIGITS,
-    sre.CATEGORY_SPACE: " ",
-    sre.CATEGORY_WORD: _LETTERS,
-    sre.CATEGORY_NOT_DIGIT: _LETTERS,
-    sre.CATEGORY_NOT_SPACE: _LETTERS + _DIGITS,
-    sre.CATEGORY_NOT_WORD: " .,;:!?-",
-}
-_FULL: Mapping[Any, str] = {sre.CATEGORY_DIGIT: _DIGITS, sre.CATEGORY_SPACE: _SPACE, sre.CATEGORY_WORD: _WORD}
-_INVERSE: Mapping[Any, Any] = {
-    sre.CATEGORY_NOT_DIGIT: sre.CATEGORY_DIGIT,
-    sre.CATEGORY_NOT_SPACE: sre.CATEGORY_SPACE,
-    sre.CATEGORY_NOT_WORD: sre.CATEGORY_WORD,
-}
-_REGEX: Mapping[Any, Callable[[_Writer, Any], str]] = {
-    sre.LITERAL: lambda w, a: chr(a),
-    sre.NOT_LITERAL: lambda w, a: w.rng.choice([c for c in _LETTERS if ord(c) != a]),
-    sre.ANY: lambda w, a: w.rng.choice(_LETTERS),
-    sre.IN: _Writer.one_of,
-    sre.BRANCH: _Writer.branch,
-    sre.SUBPATTERN: _Writer.group,
-    sre.ATOMIC_GROUP: _Writer.items,
-    sre.MAX_REPEAT: _Writer.repeat,
-    sre.MIN_REPEAT: _Writer.repeat,
-    sre.POSSESSIVE_REPEAT: _Writer.repeat,
-    sre.GROUPREF: lambda w, a: w.groups.get(a, ""),
-    sre.GROUPREF_EXISTS: _Writer.conditional,
-    sre.AT: lambda w, a: "",
-    sre.ASSERT: lambda w, a: "",
-    sre.ASSERT_NOT: lambda w, a: "",
-    sre.CATEGORY: lambda w, a: w.rng.choice(_CATEGORIES[a]),
-}
+@lru_cache(maxsize=4096)
+def _alphabet(ranges: Ranges) -> tuple[str, str]:
+    """The characters of a class to take most of the time, and those to take now and then; both in the class. Printable
+    ones if it has any; of a wide class mostly small letters."""
+    shown = _within(ranges, _PRINTABLE)
+    if not shown:
+        low, high = ranges[0]
+        shown = "".join(map(chr, range(low, min(high, low + _WIDE) + 1)))
+    wide = sum(high - low + 1 for low, high in ranges) > _WIDE
+    return (_within(ranges, _LETTERS) or shown) if wide else shown, shown
+
+
+def _within(ranges: Ranges, characters: str) -> str:
+    return "".join([c for c in characters if any(low <= ord(c) <= high for low, high in ranges)])
 
 
 # -- JSON schemas ----------------------------------------------------------------------------------------------------
@@ -255,8 +178,7 @@ class _Instance:
     def string(self, schema: Mapping[str, Any]) -> str:
         low, high = int(schema.get("minLength", 0)), int(schema.get("maxLength", 1 << 30))
         if "pattern" in schema:
-            pattern = schema["pattern"].removeprefix("^").removesuffix("$")
-            return sample_regex(pattern, self.rng.randbytes(16), self.loc)
+            return sample_regex(schema["pattern"], self.rng.randbytes(16))
         wanted = min(max(low, self.rng.randint(3, 9)), high)
         return "".join(self.rng.choice(_LETTERS) for _ in range(wanted))
 

@@ -19,7 +19,8 @@ from lmc.backend.mock_answers import Ask
 from lmc.backend.mock_prompt import encode, special_id
 from lmc.backend.mock_samples import sample_json, sample_regex
 from lmc.chat import RoleTemplate
-from lmc.errors import ArgumentError, BackendError, CancelledError, Loc, UnsupportedOpError
+from lmc.errors import ArgumentError, BackendError, CancelledError, ConstraintError, Loc, UnsupportedOpError
+from lmc.fsm.regex import parse
 from lmc.prompt import (
     ChoicesMethod,
     Constraint,
@@ -179,11 +180,13 @@ REGEXES = [
     r"[-+]?[0-9]+[ \n]*",
     r"(True|False)",
     r"\d{4}-\d\d-\d\d",
-    r"(?i:yes|no)\b!?",
-    r"(a|b)\1x*?",
+    r"(?i:yes|no)!?",
+    r"(a|b)(?:ab)x*?",
     r"[^a-z\s]+",
-    r"(?=ab)[a-c]{2}",
     r"a{2,}",
+    r"\s[\n\t][\x00-\x03]\x7f",
+    r"[äöü][^\x00-\x7f]",
+    r"",
     r"(?:x(?P<n>y)?z){3}",
     r".{5}",
     r"[\D]{2}\S\W",
@@ -198,9 +201,23 @@ def test_constrained_answers_match(source: str) -> None:
         assert re.fullmatch(source, found, re.ASCII), found
 
 
-def test_an_empty_language_is_refused_at_once_with_its_place() -> None:
-    with pytest.raises(UnsupportedOpError, match=r"^prog.py:3: mock does not support"):
-        Mock().submit(None, (gen(constraint=Constraint("regex", "a(?!b)b")),))
+@pytest.mark.parametrize("source", [r"(a)\1", "a(?!b)b", r"\bno", "a$b", "(?>a)b", "(a", "[z-a]"])
+def test_what_the_dialect_refuses_is_refused_at_once_with_its_place(source: str) -> None:
+    with pytest.raises(ConstraintError) as dialect:
+        parse(source)
+    with pytest.raises(ConstraintError, match=r"^prog.py:3: ") as caught:
+        Mock().submit(None, (gen(constraint=Constraint("regex", source)),))
+    assert caught.value.message == dialect.value.message
+
+
+def test_a_pattern_in_a_schema_is_of_the_same_dialect() -> None:
+    schema = json.dumps({"type": "string", "pattern": r"^(a)\1$"})
+    with pytest.raises(ConstraintError, match=r"^prog.py:3: .*back-references"):
+        Mock().submit(None, (gen(constraint=Constraint("json_schema", schema)),))
+
+
+def test_unicode_classes_where_they_are_asked_for() -> None:
+    assert re.fullmatch(r"(?u)é\w{3}", answer(Mock(), "p", gen(constraint=Constraint("regex", r"(?u)é\w{3}"))))
 
 
 def linked(x: Any) -> bool:
@@ -219,6 +236,7 @@ SCHEMAS: list[tuple[Any, Callable[[Any], bool]]] = [
     ({"type": "array", "prefixItems": [{"const": 1}, {"type": "null"}], "items": False}, lambda x: x == [1, None]),
     ({"enum": ["a", 2, None]}, lambda x: x in ("a", 2, None)),
     ({"type": "string", "pattern": "^[a-f]{3}$"}, lambda x: re.fullmatch("[a-f]{3}", x) is not None),
+    ({"type": "string", "pattern": r"a\$"}, lambda x: x == "a$"),
     ({"type": "string", "minLength": 12}, lambda x: len(x) >= 12),
     ({"anyOf": [{"type": "null"}, {"type": "string", "maxLength": 2}]}, lambda x: x is None or len(x) <= 2),
     ({"type": ["integer", "null"], "minimum": 4}, lambda x: x is None or x >= 4),
