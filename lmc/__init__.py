@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lmc import config
+from lmc.errors import ParameterError
 
 __version__ = "0.1.0.dev0"
 
@@ -105,10 +106,29 @@ def _compiled(fn: Any) -> Any:
 
 
 def _small_model() -> Any:
+    return _engine(config.settings().model or "smollm2")
+
+
+def _engine(model: str) -> Any:
+    """An engine on LMC_DEVICE (the CPU, if it is not set)."""
     from lmc.backend.local import Engine
 
-    now = config.settings()
-    return Engine(now.model or "smollm2", device=now.device or "cpu")
+    device = config.settings().device or "cpu"
+    _check_device(device)
+    return Engine(model, device=device)
+
+
+def _check_device(device: str) -> None:
+    """Refuses a device that torch does not know or cannot reach, before a model is loaded."""
+    import torch
+
+    try:
+        torch.ones(1, device=device).item()
+    except Exception as error:  # torch says it by many types and at length
+        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        raise ParameterError(
+            f"LMC_DEVICE={device!r} is not a device that torch can use here; set it to {' or '.join(['cpu', *gpus])}, or unset it"
+        ) from error
 
 
 class _CallableModule(ModuleType):

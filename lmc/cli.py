@@ -1,16 +1,20 @@
 """The command line: run programs on files of items, look at their graphs, and say what is installed. Composes, decides nothing.
 
-Exit codes: 0 done, 1 a run failed (at least one item ended with an error), 2 the command cannot be used as given.
+Exit codes: 0 done, 1 a run failed (at least one item ended with an error), 2 the command cannot be used as given,
+130 interrupted.
 `LMC_DEBUG` (any value but 0) shows tracebacks.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
+import queue
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -75,20 +79,25 @@ def run(
     input_file: Annotated[Path | None, typer.Option("--input", "-i", metavar="IN.jsonl", show_default=False,
                                                     help="Items, one JSON object of arguments a line.")] = None,
     output: OutputFile = None,
-    backend: BackendName = "smollm2",
+    backend: Annotated[str | None, typer.Option(
+        "--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2",
+        help="smollm2 (the small model), mock (no model: made-up answers), or the path of a model folder or GGUF file.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, show_default=False,
                                                       help="Default of every gen; 0 takes the likeliest token.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, show_default=False,
                                                    help="Default length limit of every gen, in tokens.")] = None,
-    seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable, for a whole run; a "
+                                                                   "resumed one samples the rest anew.")] = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Run op by op, without compiling.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the results in --output and run the other items.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --output; with --resume only what "
+                                                                "does not belong to this input and these options.")] = False,
 ) -> None:
     """Runs a program on one set of arguments, or on every line of a JSONL file.
 
-    With --input, each finished item becomes one line of --output at once, in input order: its index, return value,
-    variables, text and usage, or its error. If a run stops half way, what is there stays; the same command with
-    --resume does the rest. Fields that are no parameter of the program are copied to the result as "input".
+    With --input, each item becomes one line of --output as soon as it is finished: its index, return value, variables,
+    text and usage, or its error. At the end the lines are put into input order. If a run stops half way, what is
+    there stays; the same command with --resume does the rest. Fields that are no parameter of the program are copied to the result as "input".
 
     \b
     Examples:
@@ -104,29 +113,36 @@ def run(
         raise UsageError("--resume continues a run from its --input and --output; give both")
     program = userfiles.load_program(target)
     options = {k: v for k, v in {"temperature": temperature, "max_new_tokens": max_tokens, "seed": seed}.items() if v is not None}
+    userfiles.check_output(output, input_file)
+    name = backend or config().model or "smollm2"
     if input_file is None:
         arguments = userfiles.parse_arguments(program, arg or ())
         userfiles.check_arguments(program, arguments)
-        _run_one(program, arguments, options, backend, output, interpret)
-    else:
-        items = userfiles.read_items(program, input_file)
-        if items.extra_names:
-            _say(f"note: {program.name} has no parameter {', '.join(items.extra_names)}; copied to the results as \"input\"")
-        _run_file(program, items, options, backend, output, interpret, resume)
+        results = userfiles.Results(output, overwrite=overwrite)
+        _run_one(program, arguments, options, name, results, interpret)
+        return
+    items = userfiles.read_items(program, input_file)
+    if items.extra_names:
+        _say(f"note: {program.name} has no parameter {', '.join(items.extra_names)}; copied to the results as \"input\"")
+    expected = userfiles.digests(program, items, options, name)
+    results = userfiles.Results(output, expected, resume=resume, overwrite=overwrite)
+    if results.note:
+        _say(results.note)
+    _run_file(program, items, options, name, results, interpret)
 
 
-def _run_one(program: Any, arguments: dict[str, Any], options: dict[str, Any], backend: str, output: Path | None,
+def _run_one(program: Any, arguments: dict[str, Any], options: dict[str, Any], backend: str, results: userfiles.Results,
              interpret: bool) -> None:
     with closing(_backend(backend)) as target:
-        state = next(iter(_states(program, [arguments], options, target, interpret)))
+        ((_, state),) = _states(program, [arguments], options, target, interpret)
         if (error := state.error()) is not None:
             raise error
         record = userfiles.record_of(0, state, {})
-    if output is not None:
-        with userfiles.closing_results(userfiles.Results(output, resume=False)) as results:
-            results.write(record)
-    else:
+    if results.path is None:
         _print_result(state)
+        return
+    with results:
+        results.write(record)
 
 
 def _print_result(state: Any) -> None:
@@ -140,35 +156,41 @@ def _print_result(state: Any) -> None:
         print(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr))
 
 
-def _run_file(program: Any, items: userfiles.Items, options: dict[str, Any], backend: str, output: Path | None,
-              interpret: bool, resume: bool) -> None:
+def _run_file(program: Any, items: userfiles.Items, options: dict[str, Any], backend: str, results: userfiles.Results,
+              interpret: bool) -> None:
     with closing(_backend(backend)) as target:
-        failed, done = _write_all(program, items, options, target, output, interpret, resume)
+        failed, done = _write_all(program, items, options, target, results, interpret)
     if failed:
         first = ", ".join(str(i) for i in failed[:5]) + (", …" if len(failed) > 5 else "")
-        again = "; the same command with --resume runs them again" if output else ""
+        again = "; the same command with --resume runs them again" if results.path else ""
         raise RunFailed(f"{len(failed)} of {done} items ended with an error (index {first}), written as \"error\"{again}")
 
 
-def _write_all(program: Any, items: userfiles.Items, options: dict[str, Any], target: Any, output: Path | None,
-               interpret: bool, resume: bool) -> tuple[list[int], int]:
+def _write_all(program: Any, items: userfiles.Items, options: dict[str, Any], target: Any, results: userfiles.Results,
+               interpret: bool) -> tuple[list[int], int]:
     """Runs what is to do and writes each result; the indices of items that failed, and how many ran."""
-    results = userfiles.Results(output, resume)
     todo = [i for i in range(len(items.arguments)) if i not in results.done]
     failed: list[int] = []
+
+    def write(place: int, state: Any) -> None:
+        index = todo[place]
+        if state.error() is not None:
+            failed.append(index)
+        results.write(userfiles.record_of(index, state, items.extra[index]))
+
     started, before = time.perf_counter(), target.counters()
-    with userfiles.closing_results(results):
+    with results:
+        states = _Background(_states(program, [items.arguments[i] for i in todo], options, target, interpret))
         try:
-            states = _states(program, [items.arguments[i] for i in todo], options, target, interpret)
-            for index, state in zip(todo, _progress(states, len(todo)), strict=True):
-                if state.error() is not None:
-                    failed.append(index)
-                results.write(userfiles.record_of(index, state, items.extra[index]))
-        except BaseException:
+            for place, state in _progress(states, len(todo)):
+                write(place, state)
+        except BaseException as error:
+            for place, state in states.finished() if isinstance(error, KeyboardInterrupt) else ():
+                write(place, state)
             _say(_kept(results, len(items.arguments)))
             raise
     _say(_summary(len(todo), time.perf_counter() - started, target.counters() - before))
-    return failed, len(todo)
+    return sorted(failed), len(todo)
 
 
 class RunFailed(LmcError):
@@ -176,13 +198,44 @@ class RunFailed(LmcError):
 
 
 def _states(program: Any, items: Sequence[dict[str, Any]], options: dict[str, Any], backend: Any,
-            interpret: bool) -> Iterator[Any]:
-    """The final state of each item, in order and as early as it is there; a failed one knows its `error()`."""
+            interpret: bool) -> Iterator[tuple[int, Any]]:
+    """The final state of each item with its place, as soon as it is there; a failed one knows its `error()`.
+
+    Compiled runs come as they end, interpreted ones in order.
+    """
     import lmc
 
     if interpret:
-        return program.run_batch(list(items), backend=backend, errors="return", generator_style=True, **options)
-    return lmc.compile(program, backend=backend).stream_batch(items, errors="return", **options)
+        return enumerate(program.run_batch(list(items), backend=backend, errors="return", generator_style=True, **options))
+    return lmc.compile(program, backend=backend).as_completed(items, errors="return", **options)
+
+
+class _Background:
+    """Iterates in a thread of its own, so that an interruption waits for nothing and loses nothing that is finished."""
+
+    def __init__(self, states: Iterator[tuple[int, Any]]) -> None:
+        self._events: queue.SimpleQueue[tuple[int, Any] | BaseException | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, args=(states,), name="lmc-run", daemon=True).start()
+
+    def _work(self, states: Iterator[tuple[int, Any]]) -> None:
+        try:
+            for event in states:
+                self._events.put(event)
+            self._events.put(None)
+        except BaseException as error:  # SystemExit of a program too: raised where the results are read
+            self._events.put(error)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        while (event := self._events.get()) is not None:
+            if isinstance(event, BaseException):
+                raise event
+            yield event
+
+    def finished(self) -> Iterator[tuple[int, Any]]:
+        """What is finished and was not yet given."""
+        while not self._events.empty():
+            if isinstance(event := self._events.get(), tuple):
+                yield event
 
 
 def _kept(results: userfiles.Results, total: int) -> str:
@@ -204,8 +257,24 @@ def _backend(name: str) -> Any:
 
     if name == "mock":
         return lmc.Mock()
-    with _waiting("loading the model"):
-        return lmc.Engine(name, device=config().device or "cpu")
+    _check_model(name)
+    with _waiting("loading the model"), _as_usage():
+        return lmc._engine(name)
+
+
+_MODELS = ("expected is mock, smollm2, a GGUF file, a folder with config.json, tokenizer.json and *.safetensors, "
+           "or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct (--backend, or LMC_MODEL)")
+
+
+def _check_model(name: str) -> None:
+    """Refuses what can be no model before anything heavy is imported."""
+    path = Path(name).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise UsageError(f"the folder {name} has no config.json, so it holds no model; {_MODELS}")
+    if not path.exists() and name != "smollm2" and (name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf"):
+        near = difflib.get_close_matches(name, ("mock", "smollm2"), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"no model {name!r}: there is no such file or folder (looked in {Path.cwd()}); {hint}{_MODELS}")
 
 
 # -- lmc dump-ir, lmc opt ------------------------------------------------------------------------------------------
@@ -397,14 +466,14 @@ def _say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def _progress(states: Iterator[Any], total: int) -> Iterator[Any]:
+def _progress(states: Iterable[Any], total: int) -> Iterator[Any]:
     """Passes `states` on; shows how far it is on standard error: a bar on a terminal, else a line every few seconds."""
     if not sys.stderr.isatty():
         return _progress_lines(states, total)
     return _progress_bar(states, total)
 
 
-def _progress_lines(states: Iterator[Any], total: int, every: float = 5.0) -> Iterator[Any]:
+def _progress_lines(states: Iterable[Any], total: int, every: float = 5.0) -> Iterator[Any]:
     last = time.monotonic()
     for done, state in enumerate(states, 1):
         yield state
@@ -413,7 +482,7 @@ def _progress_lines(states: Iterator[Any], total: int, every: float = 5.0) -> It
             _say(f"{done}/{total} items")
 
 
-def _progress_bar(states: Iterator[Any], total: int) -> Iterator[Any]:
+def _progress_bar(states: Iterable[Any], total: int) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -464,14 +533,35 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
-        _say("interrupted")
-        sys.exit(130)
+        _leave()
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:  # typer makes it of Ctrl-C inside a command
+            _leave()
+        raise
     except Exception as error:
         if _debugging():
             traceback.print_exc()
         else:
             _say(f"error: {explain(error)}")
         sys.exit(2 if isinstance(error, UsageError | ModelLoadError) else 1)
+
+
+INTERRUPTED = 130
+
+
+def _leave() -> None:
+    """Ends an interrupted command now: Python itself would wait for threads that are in a program's own code."""
+    busy = [t for t in threading.enumerate() if t.name.startswith("lmc-") and not t.daemon]
+    until = time.monotonic() + 0.5  # those that are only idle end when they hear of it
+    while any(t.is_alive() for t in busy) and time.monotonic() < until:
+        time.sleep(0.01)
+    left = sum(t.is_alive() for t in busy)
+    if not left:
+        _say("interrupted")
+        sys.exit(INTERRUPTED)
+    _say(f"interrupted; {left} calls of the program's own functions were still running and are cut off")
+    sys.stdout.flush()
+    os._exit(INTERRUPTED)
 
 
 @contextmanager

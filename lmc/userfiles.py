@@ -6,8 +6,8 @@ model is asked.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
+import hashlib
 import importlib.util
 import inspect
 import json
@@ -163,6 +163,8 @@ class Items:
 
     arguments: tuple[Item, ...]
     extra: tuple[Item, ...]
+    places: tuple[str, ...]
+    """`FILE:LINE` of each item."""
 
     @property
     def extra_names(self) -> list[str]:
@@ -174,14 +176,16 @@ def read_items(program: Any, path: Path) -> Items:
     known = parameters(program)
     arguments: list[Item] = []
     extra: list[Item] = []
+    places: list[str] = []
     for number, row in _objects(path):
         mine = {k: v for k, v in row.items() if k in known or _takes_any(known)}
         check_arguments(program, mine, f"{path}:{number}")
         arguments.append(mine)
         extra.append({k: v for k, v in row.items() if k not in mine})
+        places.append(f"{path}:{number}")
     if not arguments:
         raise UsageError(f"{path} has no items: one JSON object a line is expected, with the fields {describe(program)}")
-    return Items(tuple(arguments), tuple(extra))
+    return Items(tuple(arguments), tuple(extra), tuple(places))
 
 
 def _objects(path: Path) -> Iterator[tuple[int, Item]]:
@@ -195,62 +199,174 @@ def _objects(path: Path) -> Iterator[tuple[int, Item]]:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text (byte {error.start}); a JSONL file is expected") from None
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"not JSON: {error.msg} at column {error.colno}; each line is one JSON object",
-                             loc=Loc(str(path), number, error.colno - 1)) from None
-        if not isinstance(row, dict):
-            raise UsageError(f"a JSON object with the program's arguments is expected, not {type(row).__name__}",
-                             loc=Loc(str(path), number))
-        yield number, row
+        if line.strip():
+            yield number, _object(line, Loc(str(path), number))
+
+
+def _object(line: str, loc: Loc) -> Item:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"not JSON: {error.msg} at column {error.colno}; each line is one JSON object",
+                         loc=Loc(loc.file, loc.line, error.colno - 1)) from None
+    if not isinstance(row, dict):
+        raise UsageError(f"a JSON object with the program's arguments is expected, not {type(row).__name__}", loc=loc)
+    return row
 
 
 # -- results out ---------------------------------------------------------------------------------------------------
 
 
-class Results:
-    """A JSONL file of result records, each written as soon as it and all before it are there.
+@dataclass(frozen=True)
+class Digests:
+    """What a record must have been made of to be the result of an item: the item, and what ran it."""
 
-    With `resume`, records of an earlier run that hold no error are kept and `done` names their indices.
+    items: tuple[str, ...]
+    run: str
+    places: tuple[str, ...]
+
+    def of(self, index: int) -> Item:
+        return {"item": self.items[index], "run": self.run}
+
+
+def digests(program: Any, items: Items, options: Mapping[str, Any], backend: str) -> Digests:
+    """Digests of every item's arguments, and of program (file name and function), backend and sampling options."""
+    code = program.func.__code__
+    what = [Path(code.co_filename).name, program.name, backend, dict(options)]
+    return Digests(tuple(_digest(a) for a in items.arguments), _digest(what), items.places)
+
+
+def _digest(x: Any) -> str:
+    text = json.dumps(x, sort_keys=True, ensure_ascii=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Results:
+    """A JSONL file of result records, each written when its run is over; in the order of the items once it is closed.
+
+    resume     keeps the records of an earlier run that hold no error (`done` names their indices), if they belong to
+               these items and this program; refuses the file otherwise
+    overwrite  replaces what is there; with `resume` only the records that do not belong here
+
+    Making one only reads and refuses; the file is opened by `with`.
     """
 
-    def __init__(self, path: Path | None, resume: bool) -> None:
+    def __init__(self, path: Path | None, expected: Digests | None = None, *, resume: bool = False, overwrite: bool = False) -> None:
         self.path = path
+        self.note = ""
         self.kept: dict[int, Item] = {}
-        if path is not None and resume and path.exists():
-            self.kept = {row["index"]: row for _, row in _objects(path) if "index" in row and "error" not in row}
+        self._expected = expected
+        if path is not None and _is_file_with_text(path):
+            if resume and expected is not None:
+                self.kept = self._earlier(path, expected, overwrite)
+            elif not overwrite:
+                raise UsageError(f"{path} exists and is not empty; choose another --output, --overwrite to replace it, "
+                                 f"or --resume to keep its results and run the other items of --input")
         self.written = len(self.kept)
         self._indices = list(self.kept)
         self._stream: TextIO = sys.stdout
-        if path is not None:
-            self._stream = _rewrite(path, self.kept.values())
+
+    def __enter__(self) -> Results:
+        if self.path is not None:
+            self._stream = _rewrite(self.path, self.kept.values())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the file, its records in input order."""
+        if self.path is None:
+            return
+        self._stream.close()
+        if self._indices != sorted(self._indices) and self.path.is_file():
+            rows = sorted((row for _, row in _objects(self.path)), key=lambda row: row["index"])
+            _rewrite(self.path, rows).close()
 
     @property
     def done(self) -> frozenset[int]:
         return frozenset(self.kept)
 
     def write(self, record: Item) -> None:
+        if self._expected is not None:
+            record = {**record, "digest": self._expected.of(record["index"])}
+        self._indices.append(record["index"])
         self._stream.write(json.dumps(record, ensure_ascii=False, default=repr) + "\n")
         self._stream.flush()
-        self._indices.append(record["index"])
         self.written += 1
 
-    def close(self) -> None:
-        """Closes the file; after a resumed run, puts the records in input order."""
-        if self.path is None:
-            return
-        self._stream.close()
-        if self._indices != sorted(self._indices):
-            rows = sorted((row for _, row in _objects(self.path)), key=lambda row: row["index"])
-            _rewrite(self.path, rows).close()
+    def _earlier(self, path: Path, expected: Digests, overwrite: bool) -> dict[int, Item]:
+        """The records of an earlier run that stand for their items."""
+        kept: dict[int, Item] = {}
+        rows, torn = _records(path)
+        if torn:
+            self.note = f"note: the last line of {path} is incomplete (the run was stopped while writing it); its item runs again"
+        for number, row in rows:
+            if "error" in row:
+                continue
+            wrong = _mismatch(row, expected)
+            if wrong and not overwrite:
+                raise UsageError(f"{path}:{number}: {wrong}; nothing was changed. Name the --input, program and options that "
+                                 f"made it, another --output, or --resume --overwrite to run what does not match again")
+            if not wrong:
+                kept[row["index"]] = row
+        return kept
+
+
+def _mismatch(row: Item, expected: Digests) -> str:
+    """Why a record is not the result of the item with its index; "" if it is."""
+    index, found = row.get("index"), row.get("digest")
+    if not isinstance(index, int) or not isinstance(found, dict):
+        return "this is no result of `lmc run --input` (it has no index and digest)"
+    if not 0 <= index < len(expected.items):
+        return f"this is the result of item {index}, and the input has only {len(expected.items)} items"
+    if found.get("item") != expected.items[index]:
+        return f"this is the result of another item than {expected.places[index]} is now"
+    if found.get("run") != expected.run:
+        return "this result was made by another program, --backend, --temperature, --max-tokens or --seed"
+    return ""
+
+
+def _records(path: Path) -> tuple[list[tuple[int, Item]], bool]:
+    """The records of a results file with their line numbers, and whether its last line was torn off (and is left out)."""
+    try:
+        whole, newline, last = path.read_bytes().rpartition(b"\n")
+    except OSError as error:
+        raise UsageError(f"cannot read the results in {path}: {error.strerror}; choose another --output") from error
+    rows: list[tuple[int, Item]] = []
+    number = 0
+    for number, line in enumerate(whole.split(b"\n") if newline else (), 1):
+        if line.strip():
+            rows.append((number, _object(line.decode("utf-8", errors="replace"), Loc(str(path), number))))
+    if last.strip():
+        try:
+            rows.append((number + 1, _object(last.decode("utf-8"), Loc(str(path), number + 1))))
+        except (UsageError, UnicodeDecodeError):
+            return rows, True
+    return rows, False
+
+
+def check_output(output: Path | None, input_file: Path | None) -> None:
+    """Refuses an output that is the input, or a folder."""
+    if output is None:
+        return
+    if input_file is not None and (output.resolve() == input_file.resolve() or _same_file(output, input_file)):
+        raise UsageError(f"--output {output} is the --input file; choose another file for the results")
+    if output.is_dir():
+        raise UsageError(f"--output {output} is a folder; name a file in it, such as {output / 'results.jsonl'}")
+
+
+def _same_file(one: Path, two: Path) -> bool:
+    return one.exists() and two.exists() and one.samefile(two)
+
+
+def _is_file_with_text(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
 
 
 def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
     """Replaces a file by `rows` at once (a crash leaves the old or the new one), and leaves it open at its end."""
     try:
+        path = path.resolve()  # a link stays a link
+        if path.exists() and not path.is_file():  # a pipe or a device, such as /dev/null
+            return path.open("w", encoding="utf-8")
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(path.name + ".new")
         with fresh.open("w", encoding="utf-8") as stream:
@@ -271,11 +387,3 @@ def record_of(index: int, state: Any, extra: Item) -> Item:
         variables = {name: state.get_var(name) for name in state.variables if name is not None}
         result = {"return": state.ret_value, "variables": variables, "text": state.text(), "usage": asdict(state.usage)}
     return {"index": index, **result, **({"input": extra} if extra else {})}
-
-
-@contextlib.contextmanager
-def closing_results(results: Results) -> Iterator[Results]:
-    try:
-        yield results
-    finally:
-        results.close()

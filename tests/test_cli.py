@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,20 @@ def picky(s, text):
 @lmc.function
 def broken_regex(s):
     s += lmc.gen("x", regex="[a-")
+'''
+
+SLOW = '''
+import time
+
+import lmc
+
+
+@lmc.function
+def slow(s, text):
+    s += text + lmc.gen("x", max_tokens=4)
+    if text == "slow":
+        time.sleep(60)
+    return text
 '''
 
 
@@ -108,7 +124,7 @@ def test_interpret_gives_the_same_records(lmc_cli, folder, options):
 def test_without_output_records_go_to_standard_output(lmc_cli, folder):
     items(folder / "in.jsonl", {"text": "a"}, {"text": "b"})
     code, out, _ = lmc_cli("run", "prog.py:echo", "-i", "in.jsonl", "-b", "mock")
-    assert code == 0 and [json.loads(line)["index"] for line in out.splitlines()] == [0, 1]
+    assert code == 0 and sorted(json.loads(line)["index"] for line in out.splitlines()) == [0, 1]
 
 
 def test_fields_that_are_no_parameter_are_copied_and_said(lmc_cli, folder):
@@ -260,6 +276,222 @@ def test_a_result_that_cannot_go_on_keeps_what_is_done(lmc_cli, folder, monkeypa
     code, _, err = lmc_cli(*run, "--resume")
     assert code == 0 and "3 items" in err
     assert [row["index"] for row in jsonl(folder / "out.jsonl")] == list(range(6))
+
+
+# -- results are written as they come, and kept --------------------------------------------------------------------
+
+ECHO = ("run", "prog.py:echo", "-i", "in.jsonl", "-o", "out.jsonl", "-b", "mock", "--temperature", "0")
+
+
+@pytest.fixture
+def results(lmc_cli, folder) -> Path:
+    """The results of `ECHO` for three items."""
+    items(folder / "in.jsonl", *({"text": f"t{i}"} for i in range(3)))
+    assert lmc_cli(*ECHO)[0] == 0
+    return folder / "out.jsonl"
+
+
+@pytest.mark.parametrize("order, options", [(["slow", "a", "b", "c"], []), (["a", "b", "c", "slow"], ["--interpret"])],
+                         ids=["compiled", "interpreted"])
+def test_what_is_finished_is_written_at_once_and_interruption_is_prompt(folder, order, options):
+    """An item that hangs in its own code, first in the file, holds up neither the others' results nor Ctrl-C."""
+    (folder / "slow.py").write_text(SLOW)
+    items(folder / "in.jsonl", *({"text": text} for text in order))
+    command = [sys.executable, "-m", "lmc", "run", "slow.py:slow", "-i", "in.jsonl", "-o", "out.jsonl", "-b", "mock", *options]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        until = time.monotonic() + 40
+        while time.monotonic() < until and not (Path("out.jsonl").exists() and len(Path("out.jsonl").read_text().splitlines()) == 3):
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=20)
+    finally:
+        run.kill()
+    assert run.returncode == 130
+    assert "3 of 4 results are in out.jsonl" in err and "--resume" in err and "still running" in err and "Traceback" not in err
+    assert [row["return"] for row in jsonl(folder / "out.jsonl")] == ["a", "b", "c"]
+
+
+def test_results_that_come_out_of_order_are_sorted_at_the_end(lmc_cli, folder, monkeypatch):
+    items(folder / "in.jsonl", *({"text": f"t{i}"} for i in range(4)))
+    states = cli._states
+    monkeypatch.setattr(cli, "_states", lambda *args: reversed(list(states(*args))))
+    code, _, err = lmc_cli(*ECHO)
+    assert code == 0, err
+    assert [(row["index"], row["return"]["text"]) for row in jsonl(folder / "out.jsonl")] == [(i, f"t{i}") for i in range(4)]
+
+
+def test_finished_results_are_flushed_on_interruption(lmc_cli, folder, monkeypatch):
+    """What was finished while a result was being shown is written too."""
+    items(folder / "in.jsonl", *({"text": f"t{i}"} for i in range(5)))
+
+    def interrupted(states, total):
+        yield next(iter(states))
+        deadline = time.monotonic() + 10
+        while states._events.qsize() < total and time.monotonic() < deadline:  # the others, and the end
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_progress", interrupted)
+    code, _, err = lmc_cli(*ECHO)
+    assert code == 130 and "5 of 5 results" in err
+    assert [row["index"] for row in jsonl(folder / "out.jsonl")] == list(range(5))
+
+
+@pytest.mark.parametrize("output", ["in.jsonl", "./sub/../in.jsonl", "link.jsonl"])
+@pytest.mark.parametrize("flag", [[], ["--overwrite"], ["--resume"]], ids=["plain", "overwrite", "resume"])
+def test_the_input_is_never_the_output(lmc_cli, folder, output, flag):
+    source = items(folder / "in.jsonl", {"text": "a"})
+    (folder / "sub").mkdir()
+    (folder / "link.jsonl").symlink_to(source)
+    before = source.read_text()
+    code, _, err = lmc_cli("run", "prog.py:echo", "-i", "in.jsonl", "-o", output, "-b", "mock", *flag)
+    assert code == 2 and "is the --input file; choose another" in err
+    assert source.read_text() == before
+
+
+@pytest.mark.parametrize("what", [["-i", "in.jsonl"], ["-a", "text=x"]], ids=["file", "one"])
+def test_existing_results_are_not_replaced_unasked(lmc_cli, folder, what):
+    items(folder / "in.jsonl", {"text": "a"})
+    (folder / "out.jsonl").write_text("precious\n")
+    command = ("run", "prog.py:echo", *what, "-o", "out.jsonl", "-b", "mock")
+    code, _, err = lmc_cli(*command)
+    assert code == 2 and "not empty" in err and "--overwrite" in err and "--resume" in err
+    assert (folder / "out.jsonl").read_text() == "precious\n"
+    assert lmc_cli(*command, "--overwrite")[0] == 0
+    assert [row["index"] for row in jsonl(folder / "out.jsonl")] == [0]
+
+
+def test_an_output_that_is_a_folder_or_a_device(lmc_cli, folder):
+    (folder / "out").mkdir()
+    code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-o", "out", "-b", "mock")
+    assert code == 2 and "is a folder" in err and "out/results.jsonl" in err
+    assert lmc_cli("run", "prog.py:echo", "-a", "text=x", "-o", os.devnull, "-b", "mock")[0] == 0
+    assert not Path(os.devnull).is_file()
+
+
+def test_resume_refuses_results_of_other_items(lmc_cli, results, folder):
+    before = results.read_text()
+    items(folder / "in.jsonl", {"text": "new"}, *({"text": f"t{i}"} for i in range(3)))
+    code, _, err = lmc_cli(*ECHO, "--resume")
+    assert code == 2 and "out.jsonl:1" in err and "another item than in.jsonl:1 is now" in err and "--overwrite" in err
+    assert results.read_text() == before
+    code, _, err = lmc_cli(*ECHO, "--resume", "--overwrite")
+    assert code == 0 and "4 items" in err
+    assert [row["return"]["text"] for row in jsonl(results)] == ["new", "t0", "t1", "t2"]
+
+
+@pytest.mark.parametrize("command, words", [
+    ([*ECHO[:-1], "0.5"], "--temperature"),
+    ([*ECHO, "--seed", "3"], "--seed"),
+    ([w.replace("echo", "picky") for w in ECHO], "another program"),
+], ids=["temperature", "seed", "program"])
+def test_resume_refuses_results_of_another_run(lmc_cli, results, command, words):
+    before = results.read_text()
+    code, _, err = lmc_cli(*command, "--resume")
+    assert code == 2 and "out.jsonl:1" in err and words in err and "--overwrite" in err
+    assert results.read_text() == before
+
+
+@pytest.mark.parametrize("row, words", [({"index": 7}, "no result"), ({"text": "a"}, "no result"), (None, "has only 2 items")],
+                         ids=["no digest", "no index", "too many"])
+def test_resume_refuses_what_is_no_result_of_it(lmc_cli, results, folder, row, words):
+    if row is None:
+        items(folder / "in.jsonl", {"text": "t0"}, {"text": "t1"})
+    else:
+        results.write_text(json.dumps(row) + "\n")
+    code, _, err = lmc_cli(*ECHO, "--resume")
+    assert code == 2 and words in err and "--overwrite" in err
+
+
+def test_resume_keeps_what_matches_and_asks_for_nothing(lmc_cli, results):
+    before = results.read_text()
+    code, _, err = lmc_cli(*ECHO, "--resume")
+    assert code == 0 and "0 items" in err and "0 calls" in err
+    assert results.read_text() == before
+
+
+@pytest.mark.parametrize("cut", [1, 20], ids=["the last byte", "in the middle"])
+def test_resume_after_a_line_that_was_torn_off(lmc_cli, results, cut):
+    whole = results.read_bytes()
+    results.write_bytes(whole[:-1 - cut])
+    code, _, err = lmc_cli(*ECHO, "--resume")
+    assert code == 0 and "last line of out.jsonl is incomplete" in err and "1 items" in err
+    assert results.read_bytes() == whole
+
+
+def test_resume_takes_a_whole_last_line_without_its_newline(lmc_cli, results):
+    whole = results.read_bytes()
+    results.write_bytes(whole[:-1])
+    code, _, err = lmc_cli(*ECHO, "--resume")
+    assert code == 0 and "0 items" in err and "incomplete" not in err
+    assert results.read_bytes() == whole
+
+
+def test_resume_after_a_line_torn_inside_a_character(lmc_cli, folder):
+    items(folder / "in.jsonl", {"text": "a"}, {"text": "é"})
+    assert lmc_cli(*ECHO)[0] == 0
+    whole = (folder / "out.jsonl").read_bytes()
+    (folder / "out.jsonl").write_bytes(whole[: whole.index("é".encode()) + 1])
+    assert lmc_cli(*ECHO, "--resume")[0] == 0
+    assert (folder / "out.jsonl").read_bytes() == whole
+
+
+def test_damage_inside_the_results_is_not_passed_over(lmc_cli, results):
+    lines = results.read_text().splitlines(keepends=True)
+    results.write_text(lines[0] + "{oops\n" + lines[2])
+    code, _, err = lmc_cli(*ECHO, "--resume")
+    assert code == 2 and "out.jsonl:2" in err and "not JSON" in err
+
+
+# -- the model -----------------------------------------------------------------------------------------------------
+
+
+def test_the_model_of_the_settings_is_the_default(lmc_cli, monkeypatch):
+    from lmc.config import reset
+
+    monkeypatch.setenv("LMC_MODEL", "mock")
+    reset()
+    try:
+        assert lmc_cli("run", "prog.py:echo", "-a", "text=x")[0] == 0
+        monkeypatch.setenv("LMC_MODEL", "/nope.gguf")
+        reset()
+        code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x")
+        assert code == 2 and "/nope.gguf" in err
+        assert lmc_cli("run", "prog.py:echo", "-a", "text=x", "-b", "mock")[0] == 0
+    finally:
+        monkeypatch.delenv("LMC_MODEL")
+        reset()
+
+
+@pytest.mark.parametrize("name, words", [
+    ("/nope", ["no model '/nope'", "no such file or folder", "GGUF", "config.json"]),
+    ("nope/model.gguf", ["no such file or folder", "GGUF"]),
+    ("smollm", ["did you mean smollm2"]),
+    ("empty", ["the folder empty has no config.json", "tokenizer.json", "GGUF"]),
+])
+def test_what_can_be_no_model_is_refused_with_what_can(lmc_cli, folder, name, words):
+    (folder / "empty").mkdir()
+    code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "--backend", name)
+    assert code == 2 and "Traceback" not in err
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("device", ["gpuu", "cuda:99", "meta"])
+def test_wrong_device(lmc_cli, monkeypatch, device):
+    from lmc.config import reset
+
+    monkeypatch.setenv("LMC_DEVICE", device)
+    reset()
+    try:
+        code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x")
+    finally:
+        monkeypatch.delenv("LMC_DEVICE")
+        reset()
+    assert code == 2 and err.startswith(f"error: LMC_DEVICE={device!r} is not a device") and "set it to cpu" in err
+    assert len(err.splitlines()) == 1
 
 
 @pytest.mark.model
