@@ -292,3 +292,12 @@ def test_a_tool_that_leaves_the_process_leaves_the_batch():
 
 def leave() -> None:
     raise SystemExit(3)
+
+
+def test_places_in_the_source():
+    """The first op stands where the program begins, a merged append where its text begins."""
+    lines = lmc.compile(classify, backend=Mock()).dump_ir().splitlines()
+    first = classify.func.__code__.co_firstlineno
+    assert any("ctx.new" in line and f'test_jit.py":{first}' in line for line in lines)
+    merged = next(line for line in lines if "append" in line and "Be brief." in line)
+    assert f'test_jit.py":{first + 2}' in merged

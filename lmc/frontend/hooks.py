@@ -4,6 +4,10 @@ Every hook call has a number, counted the same way while tracing and while repla
 that must not happen twice are recorded under it, so the interpreter can go on where a compiled run stopped.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
 from __future__ import annotations
 
 import itertools

@@ -3,6 +3,10 @@
 A graph names an operation as `@py.add`; tracer and executor find the function here. Nothing here touches a `Value`.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
 from __future__ import annotations
 
 import collections

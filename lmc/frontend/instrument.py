@@ -5,6 +5,10 @@ debuggers point at the user's lines. What a hook does depends on the active mode
 plain Python does.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
 from __future__ import annotations
 
 import ast
@@ -157,7 +161,7 @@ class _Bindings(ast.NodeVisitor):
 
     def _comprehension(self, node: ast.AST) -> None:
         for inner in ast.walk(node):  # a walrus binds in the function around the comprehension
-            if isinstance(inner, ast.NamedExpr) and isinstance(inner.target, ast.Name):
+            if isinstance(inner, ast.NamedExpr):
                 self.bound.add(inner.target.id)
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
@@ -202,7 +206,7 @@ class _Rewrite(ast.NodeTransformer):
         self.file = fn.__code__.co_filename
         self.free = set(fn.__code__.co_freevars)
         self.class_name = class_name
-        self.scopes: list[_Bindings] = []
+        self.scopes: list[_Bindings | _Names] = []
         self.temps = 0
         self.thunks = 0  # > 0 where an assignment expression is not allowed
 
@@ -455,7 +459,8 @@ class _Rewrite(ast.NodeTransformer):
         """The dict of `**kwargs` is one that the program made."""
         kwarg = node.args.kwarg if isinstance(node, ast.FunctionDef) else None
         if kwarg is not None:
-            after_doc = int(isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant))
+            first: Any = node.body[0]
+            after_doc = int(isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant))
             node.body.insert(after_doc, self._own(kwarg.arg, node))
 
     def _own(self, name: str, at: ast.AST) -> ast.stmt:
@@ -548,7 +553,8 @@ class _Rewrite(ast.NodeTransformer):
             handler.body = self._body(handler.body)
         return node
 
-    visit_TryStar = visit_Try
+    def visit_TryStar(self, node: Any) -> ast.stmt:
+        return self.visit_Try(node)
 
     def visit_Raise(self, node: ast.Raise) -> ast.stmt:
         if node.exc is not None:
@@ -732,6 +738,7 @@ def _rewrite(fn: types.FunctionType) -> types.CodeType:
         args.kw_defaults = [ast.copy_location(ast.Constant(None), d) if d else None for d in args.kw_defaults]
     if isinstance(node, ast.FunctionDef):
         node.decorator_list = []
+        _without_type_params(node)
         inner = rewrite.visit_FunctionDef(node)
         inner.name = fn.__code__.co_name
         result: ast.stmt = inner
@@ -740,13 +747,21 @@ def _rewrite(fn: types.FunctionType) -> types.CodeType:
     names = [HOOKS_NAME, *fn.__code__.co_freevars]
     params = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
     factory = ast.FunctionDef("__lmc_factory__", params, [result], [], None)
-    if "type_params" in ast.FunctionDef._fields:  # Python 3.12 and later
-        factory.type_params = []
+    _without_type_params(factory)
     module = ast.fix_missing_locations(ast.copy_location(ast.Module([ast.copy_location(factory, result)], []), node))
     flags = fn.__code__.co_flags & 0x1FE0000  # the module's `from __future__` imports
     compiled = compile(module, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
     outer = next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
-    return next(c for c in outer.co_consts if isinstance(c, types.CodeType) and c.co_name == fn.__code__.co_name)
+    for code in outer.co_consts:
+        if isinstance(code, types.CodeType) and code.co_name == fn.__code__.co_name:
+            return code
+    raise CannotInstrument(f"the code of {fn.__qualname__} has a form that capture does not know ({fn.__code__.co_filename})")
+
+
+def _without_type_params(node: ast.FunctionDef) -> None:
+    """Type parameters (Python 3.12 and later) mean nothing at run time and would wrap the function in a scope of their own."""
+    if "type_params" in ast.FunctionDef._fields:
+        setattr(node, "type_params", [])  # noqa: B010  # not a field in Python 3.11
 
 
 _copies: dict[tuple[int, ...], tuple[types.CodeType, types.FunctionType, types.CodeType]] = {}

@@ -3,6 +3,10 @@
 Everything else is a host call. The same rule holds while tracing and while replaying, so that both count alike.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
 from __future__ import annotations
 
 import builtins

@@ -1,5 +1,9 @@
 """Interpreter replay: a compiled run that left its graph goes on as plain Python, answered from what it already did."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
 from __future__ import annotations
 
 import inspect
@@ -14,7 +18,7 @@ from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.state import State
 from lmc.frontend.tree import Tree
 from lmc.frontend.values import active
-from lmc.prompt import Gen, Image, Mark, Origin, Prompt, Select, Special, make_gen, make_select
+from lmc.prompt import Gen, Origin, Prompt, Select, make_gen, make_select
 
 Answers = Mapping[tuple[str, int], tuple[Prompt, Any, Prompt]]
 """What was asked, by stream and ordinal: (prompt before, request, prompt after)."""
@@ -66,9 +70,9 @@ def _same_request(a: Gen | Select, b: Gen | Select) -> bool:
     return False
 
 
-def _content(prompt: Prompt) -> list[str | Special | Mark | Image | int]:
+def _content(prompt: Prompt) -> list[Any]:
     """A prompt as its literal parts, merged, and its answers by identity."""
-    found: list[str | Special | Mark | Image | int] = []
+    found: list[Any] = []
     for node in prompt.nodes():
         for part in node.parts:
             last = found[-1] if found else None

@@ -485,11 +485,11 @@ def flat(asked: Iterable[Any]) -> Iterator[Answer]:
 class StateGroup:
     """The states of one fork."""
 
-    __slots__ = ("__weakref__", "_since", "parent", "states")
+    __slots__ = ("__weakref__", "parent", "since", "states")
 
     def __init__(self, states: list[State], parent: State) -> None:
         self.states, self.parent = states, parent
-        self._since = parent.ctx
+        self.since = parent.ctx
 
     @overload
     def __getitem__(self, i: int) -> State: ...
@@ -550,7 +550,7 @@ class StateGroup:
     def _concatenate(self) -> None:
         parent = self.parent
         for child in self.states:
-            parent.ctx = parent.emitter.splice(parent.ctx, child.ctx, self._since)
+            parent.ctx = parent.emitter.splice(parent.ctx, child.ctx, self.since)
             parent.role, parent.previous = child.role, child.previous
         if parent.progress is not None:
             parent.progress.notify()

@@ -1,5 +1,9 @@
 """Python's builtins on traced values: what of them the tracer does itself, step by step, and what is one host operation."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
 from __future__ import annotations
 
 import functools
@@ -92,11 +96,12 @@ def _all(t: TraceMode, args: _Args, kwargs: _Kwargs) -> bool:
 
 
 def _sum(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
-    if isinstance(args[0], Value):
+    items, *start = args
+    if isinstance(items, Value):
         t.main = True
         return t.known_call(sum, Known(), args, kwargs)
-    total = args[1] if len(args) > 1 else kwargs.get("start", 0)
-    for x in t.items(args[0]):
+    total = start[0] if start else kwargs.get("start", 0)
+    for x in t.items(items):
         total = t.binop("+", total, x)
     return total
 

@@ -1,11 +1,15 @@
 """Calls while tracing: what is traced through, what the tracer does itself, and what is a host operation of which kind."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
 from __future__ import annotations
 
 import functools
 import types
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lmc.frontend import hostops, reach
 from lmc.frontend.hooks import CHOICES, hooks
@@ -15,6 +19,9 @@ from lmc.frontend.state import StateGroup
 from lmc.frontend.trace_builtins import MAIN, handler_of, sort_in_place
 from lmc.frontend.trace_outside import OutsideMode, is_enum_member, is_lazy
 from lmc.frontend.values import TraceEscape, Value
+
+if TYPE_CHECKING:
+    from lmc.frontend.tracer import TraceMode
 
 
 class CallMode(OutsideMode):
@@ -72,6 +79,11 @@ class CallMode(OutsideMode):
     def call(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self.calls(fn, args, kwargs)
 
+    @property
+    def whole(self) -> TraceMode:
+        """This mode as the class that has all hooks."""
+        return cast("TraceMode", self)
+
     def calls(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of anything."""
         if isinstance(fn, Value):
@@ -81,9 +93,9 @@ class CallMode(OutsideMode):
         handler = handler_of(fn)
         if handler is not None:
             if fn in MAIN:
-                return self.fresh(handler(self, args, kwargs))
+                return self.fresh(handler(self.whole, args, kwargs))
             with self.auxiliary():
-                result = handler(self, args, kwargs)
+                result = handler(self.whole, args, kwargs)
                 return self.contained(result) if fn in (list, dict, set, sorted) else self.fresh(result)
         if fn is functools.partial:
             made = self.local[id(made)] = native(functools.partial, *args, **kwargs)
@@ -220,12 +232,14 @@ class CallMode(OutsideMode):
                 case "extend", (items,):
                     return owner.extend(list(self.items(items)))
                 case "sort", ():
-                    sort_in_place(self, owner, kwargs)
+                    sort_in_place(self.whole, owner, kwargs)
                     return None
                 case ("append" | "insert" | "clear" | "copy" | "reverse" | "pop", _):
                     if name in ("insert", "pop"):
                         args = (*map(self.concrete, args[:1]), *args[1:])
                     return self.fresh(native(getattr(owner, name), *args))
+                case _:
+                    pass
         elif isinstance(owner, dict) and name in ("keys", "values", "items", "copy", "clear", "get", "pop", "setdefault", "update", "popitem"):
             if name == "update" and args and not (self.is_plain(args[0]) and isinstance(args[0], dict)):
                 self.wants(owner)

@@ -4,6 +4,10 @@ What is read before any foreign code ran is guarded at entry, and a trace made l
 the outside has become since. What is read afterwards is a host read of the run.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
 from __future__ import annotations
 
 import enum

@@ -3,13 +3,17 @@
 Knows ops, operands and decisions, and nothing of Python's statements and calls (tracer.py).
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
 from __future__ import annotations
 
 import contextlib
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from lmc.backend.base import Meta, Result, TakeOver
@@ -56,6 +60,7 @@ class Recorder(CountingMode):
         self.taken = 0
         self.ops = 0
         self.dead: BaseException | None = None
+        self.start: Loc | None = None  # where the program begins, until its prompt does
         self.foreign = 0  # how many ops so far may have run foreign code
         self.local: dict[int, Any] = self.instances  # containers, iterators and instances that the program itself made
         self.prompts: dict[IRValue, Op] = {}  # what made each prompt of the path
@@ -79,7 +84,7 @@ class Recorder(CountingMode):
             raise TraceEscape(fault) from error
 
     @contextlib.contextmanager
-    def auxiliary(self) -> Iterator[None]:
+    def auxiliary(self) -> Generator[None]:
         """Host operations in here are not the hook call's own result; a replay does them again."""
         main, self.main = self.main, False
         try:
@@ -93,7 +98,7 @@ class Recorder(CountingMode):
         self,
         kind: str,
         operands: Sequence[Operand],
-        attrs: dict[str, Attr],
+        attrs: Mapping[str, Attr],
         types: Sequence[Type],
         hints: Sequence[str | None] = (),
         loc: Loc | None = None,
@@ -161,7 +166,7 @@ class Recorder(CountingMode):
             if isinstance(x, Answer):
                 found[x.ir] = found[x.meta] = None
             elif isinstance(x, StateGroup):  # may be joined: what its states appended can be appended again
-                for op in itertools.chain.from_iterable(self.chain(child.ctx.ir, x._since.ir) for child in x.states):
+                for op in itertools.chain.from_iterable(self.chain(child.ctx.ir, x.since.ir) for child in x.states):
                     found |= dict.fromkeys((*op.uses, *op.results))
             elif x is not None:
                 found[x.ir] = None

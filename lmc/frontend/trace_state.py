@@ -1,5 +1,9 @@
 """What a traced state writes to: the graph. Prompts and answers are named by IR values."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -48,7 +52,9 @@ class TraceEmitter:
         return self.trace.keep(Ctx(self.trace.emit(kind, operands, attrs, ("ctx",))[0]))
 
     def root(self) -> Ctx:
-        return self._ctx("ctx.new", ())
+        """The empty prompt; the program's own begins where the program does."""
+        start, self.trace.start = self.trace.start, None
+        return self.trace.keep(Ctx(self.trace.emit("ctx.new", (), {}, ("ctx",), loc=start)[0]))
 
     def append(self, ctx: Ctx, text: str | Value | Special) -> Ctx:
         return self._ctx("append", (ctx.ir, self.trace.text_operand(text)))

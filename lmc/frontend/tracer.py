@@ -4,6 +4,10 @@ It never calls the model and never runs the program's host effects, so it can ru
 needs a concrete answer, the decisions given for the path so far are used; at the first one missing the trace stops.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
 from __future__ import annotations
 
 import inspect
@@ -300,7 +304,7 @@ class TraceMode(CallMode):
         if self.is_own_instance(value) and not is_lazy(value):
             raise TraceEscape(f"iterates a {type(value).__name__}, which runs code of its class")
         if self.is_plain(value) or isinstance(value, type):
-            return value
+            return cast(Iterable[Any], value)
         if self.steady(value):
             return self.steady_items(value, which)
         return self._host_items(self.operand(value), None, which)
@@ -408,6 +412,7 @@ def trace(tree: Tree, program: Function, arguments: inspect.BoundArguments, path
     """
     twin = instrument(_plain_function(program), hooks)
     mode = TraceMode(tree, path)
+    mode.start = program.loc
     token = active.set(mode)
     state = State(cast(Emitter, TraceEmitter(mode)), name=program.name)  # what it lacks cannot be captured
     state_token = ACTIVE.set(state)

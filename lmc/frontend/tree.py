@@ -4,6 +4,10 @@ A node is a straight run of ops. It ends in a decision (what Python wanted to kn
 return, or in an escape to the interpreter. Nodes only grow: a recorded op never changes.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

@@ -31,7 +31,7 @@ class TraceEscape(BaseException):  # not an Exception: a program's `except Excep
 
 def _escape(what: str) -> Any:
     def method(self: Value, *_args: Any, **_kwargs: Any) -> NoReturn:
-        raise TraceEscape(f"{what} of a traced value outside of the program's own code")
+        raise TraceEscape(f"needs the {what} of a traced value in code that is not its own")
 
     return method
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lmc.ir.builder import Rewriter, rewrite, with_operands
+from lmc.errors import Loc
+from lmc.ir.builder import Rewriter, rewrite
 from lmc.ir.core import Graph, Op, Operand, Symbol, Value
 from lmc.passes.manager import Pass, PassContext, register
 
@@ -33,6 +34,7 @@ class Canonicalize(Pass):
 def _once(graph: Graph, ctx: PassContext) -> Graph:
     absorbed = _absorbed(graph)
     inside: dict[Value, tuple[Operand, ...]] = {}  # operands of absorbed ops
+    began: dict[Value, Loc | None] = {}  # where the first of them stands: the place of what they become
 
     def rule(op: Op, rewriter: Rewriter) -> Sequence[Op] | None:
         if _adds_text(op, graph):
@@ -43,15 +45,24 @@ def _once(graph: Graph, ctx: PassContext) -> Graph:
         operands = _joined(_flat(op, inside))
         if op.results[0] in absorbed:
             inside[op.results[0]] = operands
+            began[op.results[0]] = _began(op, began)
             ctx.count("merged")
             return ()
         if (same := _trivial(op, operands)) is not None:
             rewriter.replace(op.results[0], same)
             ctx.count("folded")
             return ()
-        return None if operands == op.operands else (with_operands(op, operands),)
+        if operands == op.operands:
+            return None
+        return (Op(op.kind, operands, op.results, op.attrs, op.cases, _began(op, began)),)
 
     return rewrite(graph, rule)
+
+
+def _began(op: Op, began: dict[Value, Loc | None]) -> Loc | None:
+    """Where an op begins in the source: where the prompt it absorbed began, if it absorbed one."""
+    first = op.operands[0] if op.kind == "append" else None
+    return began.get(first, op.loc) if isinstance(first, Value) else op.loc
 
 
 def _adds_text(op: Op, graph: Graph) -> bool:

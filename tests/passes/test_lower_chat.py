@@ -39,7 +39,7 @@ def test_the_first_message_brings_the_templates_default_system() -> None:
     )
     check("lower-chat,canonicalize", CHAT, """
         %c0 = ctx.new()
-        %c4 = append(%c0, special("<s>"), "Be kind.U:", begin("user"), %essay, end("user"), "\\n", begin("assistant"))
+        %c4 = append(%c0, special("<s>"), "Be kind.U:", begin("user"), %essay, end("user"), "\\n", begin("assistant")) loc("chat.py":3)
         %c5, %x, %m = gen(%c4)
         exit(%c5) {id = 0}
     """, target=Target(template=template))  # fmt: skip
@@ -48,7 +48,7 @@ def test_the_first_message_brings_the_templates_default_system() -> None:
 def test_a_message_api_gets_marks_only() -> None:
     check("lower-chat,canonicalize", CHAT, """
         %c0 = ctx.new()
-        %c4 = append(%c0, begin("user"), %essay, end("user"), begin("assistant"))
+        %c4 = append(%c0, begin("user"), %essay, end("user"), begin("assistant")) loc("chat.py":3)
         %c5, %x, %m = gen(%c4)
         exit(%c5) {id = 0}
     """, target=Target("chat", RoleTemplate("messages", dict.fromkeys(["user", "assistant"], ((), ())))))  # fmt: skip
@@ -63,7 +63,7 @@ def test_a_role_that_the_template_lacks_is_named_with_its_place() -> None:
 def test_the_template_can_be_named() -> None:
     check("lower-chat{template = \"default\"},canonicalize", CHAT, """
         %c0 = ctx.new()
-        %c4 = append(%c0, "USER:", begin("user"), %essay, end("user"), "\\nASSISTANT:", begin("assistant"))
+        %c4 = append(%c0, "USER:", begin("user"), %essay, end("user"), "\\nASSISTANT:", begin("assistant")) loc("chat.py":3)
         %c5, %x, %m = gen(%c4)
         exit(%c5) {id = 0}
     """)  # fmt: skip
