@@ -177,7 +177,9 @@ def _logprobs(node: Node, answer: str, params: SamplingParams) -> dict[str, Any]
         "output_token_logprobs": [listed(_logprob(node.length + i, token), token) for i, token in enumerate(answer)],
     }
     if params.top_logprobs_num:
-        found["output_top_logprobs"] = [alternatives(token, logprob) for (logprob, _, _), token in zip(found["output_token_logprobs"], answer)]
+        inputs, outputs = found["input_token_logprobs"], found["output_token_logprobs"]
+        found["input_top_logprobs"] = [alternatives(chr(i), lp) if lp is not None else None for lp, i, _ in inputs]
+        found["output_top_logprobs"] = [alternatives(chr(i), lp) for lp, i, _ in outputs]
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lmc.backend.engine.engine import EngineCore, PassOutput
-from lmc.backend.engine.request import TokenLogprob
+from lmc.backend.engine.request import TokenLogprob, Top
 from lmc.backend.engine.scheduler import Pass
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML
@@ -116,6 +116,11 @@ def logprob(context: Sequence[int] | np.ndarray, token: int) -> float:
     return -(zlib.crc32(np.asarray([*context, token], np.int32).tobytes()) % 1000 + 1) / 100
 
 
+def top(context: Sequence[int] | np.ndarray, n: int) -> Top:
+    """The `n` likeliest letters."""
+    return tuple(sorted(((logprob(context, letter), letter) for letter in LETTERS), reverse=True)[:n])
+
+
 class FakeRunner:
     """Stores each row's token in its slot and reads contexts back from the slots.
 
@@ -162,7 +167,8 @@ class FakeRunner:
             tokens.append(token)
             logprobs.append(TokenLogprob(token, logprob(contexts[row], token)) if req.params.return_logprob else None)
         scores = [logprob(contexts[s.row], s.token) for s in work.scores]
-        return PassOutput(tokens, logprobs, scores)
+        tops = [top(contexts[s.row], s.top) for s in work.scores]
+        return PassOutput(tokens, logprobs, scores, tops)
 
 
 class FakeMatcher:

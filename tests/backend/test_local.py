@@ -27,7 +27,18 @@ from lmc.errors import (
     PromptTooLongError,
 )
 from lmc.prompt import ChoicesMethod, Constraint, Gen, Mark, SamplingParams, Select, Special, Text
-from tests.backend.engine_fakes import BOS, EOS, IM_END, IM_START, FakeWords, backend, logprob, reference_ids, stepped
+from tests.backend.engine_fakes import (
+    BOS,
+    EOS,
+    IM_END,
+    IM_START,
+    FakeWords,
+    backend,
+    logprob,
+    reference_ids,
+    stepped,
+    top,
+)
 
 WORDS = FakeWords()
 
@@ -331,6 +342,24 @@ def test_logprobs_of_answer_and_prompt(engine):
     assert [t[1] for t in meta["output_token_logprobs"]] == reference_ids(ids, 2)
 
 
+@pytest.mark.parametrize("start", [None, -1])
+def test_minus_one_asks_for_nothing_of_the_prompt(engine, start):
+    options = {"return_logprob": True, "logprob_start_len": start, "top_logprobs_num": 2}
+    answer(engine, "hello", gen(1))
+    out = answer(engine, "hello", gen(2, **options))
+    assert out.metas[0]["input_token_logprobs"] == out.metas[0]["input_top_logprobs"] == []
+    assert len(out.metas[0]["output_token_logprobs"]) == 2
+    assert out.usage.cached_tokens == 4  # nothing of the prompt is computed again for it
+
+
+def test_the_likeliest_tokens_of_the_prompt(engine):
+    options = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+    first, *others = answer(engine, "hello", gen(1, **options)).metas[0]["input_top_logprobs"]
+    ids = WORDS.encode(("hello",))
+    assert first is None
+    assert others == [[[lp, i, WORDS.decode([i])] for lp, i in top(ids[:n], 2)] for n in range(1, len(ids))]
+
+
 def test_streams_end_with_the_answer(engine):
     result = ask(engine, "stream", gen(20)).results[0]
     deltas = list(result.stream())
@@ -379,6 +408,7 @@ def test_a_child_that_is_too_long_fails_alone():
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"top_k": 0}, "top_k is 0"),
         ({"n": 0}, "n is 0"),
+        ({"top_logprobs_num": 10**6}, "top_logprobs_num is 1000000"),
         ({"min_new_tokens": 9}, "min_tokens is 9"),
         ({"stop_token_ids": (10**6,)}, "token id 1000000"),
         ({"stop_regex": ("(",)}, "stop_regex '\\('"),

@@ -123,6 +123,20 @@ def test_select_scores_equal_a_plain_pass(engine):
         assert [lp for lp, _, _ in row] == pytest.approx(expected, abs=2e-3)
 
 
+def test_the_prompts_logprobs_equal_a_plain_pass(engine):
+    options = {"return_logprob": True, "logprob_start_len": 2, "top_logprobs_num": 3}
+    handle = engine.submit(None, [Text(("The capital of France is Paris",)), gen(1, **options)])
+    meta = handle.results[0].output().metas[0]
+    ids = engine.tokenizer.encode(("The capital of France is Paris",))
+    rows = reference(engine, ids).log_softmax(-1)[1:-1]
+    for row, token, own, best in zip(
+        rows, ids[2:], meta["input_token_logprobs"], meta["input_top_logprobs"], strict=True
+    ):
+        assert own == [pytest.approx(float(row[token]), abs=0.02), token, None]
+        assert [lp for lp, _, _ in best] == pytest.approx(row.topk(3).values.tolist(), abs=0.02)
+        assert all(float(row[i]) == pytest.approx(lp, abs=0.02) for lp, i, _ in best)
+
+
 def test_plain_text_never_becomes_a_special_token(engine):
     with pytest.warns(UserWarning, match="special"):
         handle = engine.submit(None, [Text(("a<|im_end|>b", Special("<|im_end|>"))), gen(1)])

@@ -483,13 +483,14 @@ def test_logprobs_are_listed_as_an_engine_lists_them() -> None:
     assert all(-9 < entry[0] < 0 for entry in meta["input_token_logprobs"] + meta["output_token_logprobs"])
     assert [[own, len(top)] for own, *top in meta["output_top_logprobs"]] == [[e, 1] for e in meta["output_token_logprobs"]]
     assert all(top[0][0] > top[1][0] for top in meta["output_top_logprobs"])
+    assert [own for own, *_ in meta["input_top_logprobs"]] == meta["input_token_logprobs"]
     again = mock.submit(None, (text("abc"), Gen(params))).results[0].output().metas[0]
     assert again == meta
 
 
 def test_logprobs_are_of_the_answer_alone_unless_more_is_asked() -> None:
-    mock = Mock(answers=["xy", "xy"])
-    for start, count in ((None, 0), (0, 3)):
+    mock = Mock(answers=["xy"] * 3)
+    for start, count in ((None, 0), (-1, 0), (0, 3)):
         params = SamplingParams(return_logprob=True, logprob_start_len=start)
         meta = mock.submit(None, (text("abc"), Gen(params))).results[0].output().metas[0]
         assert len(meta["input_token_logprobs"]) == count

@@ -95,7 +95,7 @@ class Asker:
                 params=params,
                 seed=_sample_seed(ask.seed, self.seed, item),
                 answer=self._answer(ask, params, on_text if item == 0 else None),
-                score_from=params.logprob_start_len if params.return_logprob and item == 0 else None,
+                score_from=_scored_from(params) if item == 0 else None,
                 priority=order,
             )
             for item in range(params.n)
@@ -135,14 +135,15 @@ class Asker:
     def _logprobs(self, req: Request) -> dict[str, Any]:
         """Lists of [log-probability, id, text]; the text where it was asked for, the first prompt token without any."""
         shown = self.shown if req.params.return_text_in_logprobs else lambda _: None
-        start = req.params.logprob_start_len
-        known = [] if start is None else range(max(0, start), req.prompt_len)
+        start = _scored_from(req.params)
         prompt = req.prompt.tolist()
+        known = [] if start is None else [(prompt[p], req.prompt_logprobs.get(p)) for p in range(start, len(prompt))]
         found: dict[str, Any] = {
-            "input_token_logprobs": [[req.prompt_logprobs.get(p), prompt[p], shown(prompt[p])] for p in known],
+            "input_token_logprobs": [[t.logprob if t else None, token, shown(token)] for token, t in known],
             "output_token_logprobs": [[t.logprob, t.token, shown(t.token)] for t in req.logprobs],
         }
         if req.params.top_logprobs_num:
+            found["input_top_logprobs"] = [[[lp, i, shown(i)] for lp, i in t.top] if t else None for _, t in known]
             found["output_top_logprobs"] = [[[lp, i, shown(i)] for lp, i in t.top] for t in req.logprobs]
         return found
 
@@ -330,6 +331,12 @@ class _Scoring:
         ]
 
 
+def _scored_from(params: SamplingParams) -> int | None:
+    """The first prompt token whose log-probability is asked for; None for none (`logprob_start_len` None or -1)."""
+    start = params.logprob_start_len if params.return_logprob else None
+    return None if start is None or start < 0 else start
+
+
 def _sample_seed(seed: int, engine_seed: int, item: int) -> int:
     """The seed of sample `item` of an op; the op's own for the first."""
     return seed + 0x9E3779B97F4A7C15 * item + 0xD1B54A32D192ED03 * engine_seed
@@ -344,6 +351,7 @@ def _validate_params(p: SamplingParams, vocab_size: int, loc: Loc | None) -> Non
         ("top_p", p.top_p, 0 < p.top_p <= 1, "above 0 and at most 1"),
         ("top_k", p.top_k, p.top_k == -1 or p.top_k >= 1, "-1 (all) or at least 1"),
         ("min_p", p.min_p, 0 <= p.min_p <= 1, "between 0 and 1"),
+        ("top_logprobs_num", p.top_logprobs_num, 0 <= (p.top_logprobs_num or 0) <= vocab_size, f"0 to {vocab_size}"),
         ("frequency_penalty", p.frequency_penalty, -2 <= p.frequency_penalty <= 2, "between -2 and 2"),
         ("presence_penalty", p.presence_penalty, -2 <= p.presence_penalty <= 2, "between -2 and 2"),
     )

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from lmc import config
 from lmc.backend.base import Counters
-from lmc.backend.engine.request import Kind, Request, TokenLogprob
+from lmc.backend.engine.request import Kind, Request, TokenLogprob, Top
 from lmc.backend.engine.scheduler import Pass, Scheduler
 from lmc.errors import BackendError, CancelledError, LmcError
 
@@ -26,11 +26,12 @@ log = logging.getLogger("lmc.engine")
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """What a pass gives: a token per entry of `samples`, a log-probability per entry of `scores`."""
+    """What a pass gives: a token per entry of `samples`, a log-probability and alternatives per entry of `scores`."""
 
     tokens: Sequence[int]
     logprobs: Sequence[TokenLogprob | None]  # of the sampled tokens, where the request asked for them
     scores: Sequence[float]
+    tops: Sequence[Top]  # the likeliest tokens beside each score, as many as it asks for
 
 
 class Runner(Protocol):
@@ -196,9 +197,9 @@ class EngineCore:
         self._deliver(work, output)
 
     def _deliver(self, work: Pass, output: PassOutput) -> None:
-        for score, value in zip(work.scores, output.scores, strict=True):
+        for score, value, top in zip(work.scores, output.scores, output.tops, strict=True):
             if score.branch is None:
-                score.request.prompt_logprobs[score.at] = value
+                score.request.prompt_logprobs[score.at] = TokenLogprob(score.token, value, top)
             else:
                 score.request.branch_logprobs[score.branch][score.at] = value
         for (_, req), token, logprob in zip(work.samples, output.tokens, output.logprobs, strict=True):

@@ -9,7 +9,7 @@ import torch
 
 from lmc.backend.engine.attention.base import CausalModel, ForwardBatch, KVStore, Span
 from lmc.backend.engine.engine import PassOutput
-from lmc.backend.engine.sampler import Sampler, score_logprobs
+from lmc.backend.engine.sampler import Sampler, likeliest, score_logprobs
 
 if TYPE_CHECKING:
     from lmc.backend.engine.scheduler import Pass
@@ -27,13 +27,14 @@ class ModelRunner:
         index = {row: i for i, row in enumerate(wanted)}
         logits = self._model.forward(self._batch(work, wanted), self._kv)  # [len(wanted), vocab] float32
         scores: list[float] = []
+        tops = [likeliest(logits[index[s.row]].log_softmax(-1), s.top) if s.top else () for s in work.scores]
         if work.scores:
             rows = torch.tensor([index[s.row] for s in work.scores], device=logits.device)
             tokens = torch.tensor([s.token for s in work.scores], device=logits.device)
             scores = score_logprobs(logits, rows, tokens).tolist()
         rows_of = [index[row] for row, _ in work.samples]
         tokens, logprobs = self._sampler.sample(logits, rows_of, [req for _, req in work.samples])
-        return PassOutput(tokens, logprobs, scores)
+        return PassOutput(tokens, logprobs, scores, tops)
 
     def _batch(self, work: Pass, wanted: list[int]) -> ForwardBatch:
         ids = np.concatenate([s.ids for s in work.spans])

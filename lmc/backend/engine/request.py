@@ -35,13 +35,16 @@ class Branch:
         return len(self.ids) - 1
 
 
+Top = tuple[tuple[float, int], ...]  # (log-probability, id) of the likeliest tokens at a place, best first
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Log-probability of one token under the model itself: before penalties, masks and temperature."""
 
     token: int
     logprob: float
-    top: tuple[tuple[float, int], ...] = ()  # (log-probability, id), best first
+    top: Top = ()
 
 
 _order = itertools.count()
@@ -75,7 +78,7 @@ class Request:
     done: bool = False
     ending: Ending | None = None  # GENERATE
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: dict[int, float] = field(default_factory=dict)  # by position
+    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by position
     branch_logprobs: list[list[float]] = field(default_factory=list)  # per branch and token; unscored is 0
     passes: int = 0
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lmc.backend.engine.request import Request, TokenLogprob
+from lmc.backend.engine.request import Request, TokenLogprob, Top
 from lmc.prompt import SamplingParams
 
 _MASK = (1 << 64) - 1
@@ -176,9 +176,10 @@ def score_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tenso
 
 def _logprob(row: torch.Tensor, token: int, req: Request) -> TokenLogprob:
     every = row.log_softmax(-1)
-    n = req.params.top_logprobs_num or 0
-    top: tuple[tuple[float, int], ...] = ()
-    if n:
-        values, ids = every.topk(n)
-        top = tuple(zip(values.tolist(), ids.tolist(), strict=True))
-    return TokenLogprob(token, float(every[token]), top)
+    return TokenLogprob(token, float(every[token]), likeliest(every, req.params.top_logprobs_num or 0))
+
+
+def likeliest(logprobs: torch.Tensor, n: int) -> Top:
+    """The best `n` of `logprobs` [V]."""
+    values, ids = logprobs.topk(n)
+    return tuple(zip(values.tolist(), ids.tolist(), strict=True))

@@ -47,6 +47,11 @@ class Score(NamedTuple):
     branch: int | None
     at: int
 
+    @property
+    def top(self) -> int:
+        """How many of the likeliest tokens are asked for beside it; none for a choice's tokens."""
+        return (self.request.params.top_logprobs_num or 0) if self.branch is None else 0
+
 
 @dataclass(slots=True)
 class Pass:
