@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import queue
+import re
 import sys
 import threading
 import time
@@ -551,17 +552,21 @@ INTERRUPTED = 130
 
 def _leave() -> None:
     """Ends an interrupted command now: Python itself would wait for threads that are in a program's own code."""
-    busy = [t for t in threading.enumerate() if t.name.startswith("lmc-") and not t.daemon]
-    until = time.monotonic() + 0.5  # those that are only idle end when they hear of it
-    while any(t.is_alive() for t in busy) and time.monotonic() < until:
+    until = time.monotonic() + 0.5  # those that wait for the model end when they hear that it is closed
+    while (left := _own_code_running()) and time.monotonic() < until:
         time.sleep(0.01)
-    left = sum(t.is_alive() for t in busy)
+    _say("interrupted" + (f"; the program's own code was still running in {left} of its threads and is cut off" if left else ""))
     if not left:
-        _say("interrupted")
         sys.exit(INTERRUPTED)
-    _say(f"interrupted; {left} calls of the program's own functions were still running and are cut off")
     sys.stdout.flush()
     os._exit(INTERRUPTED)
+
+
+def _own_code_running() -> int:
+    """How many threads of pools are not idle."""
+    frames = sys._current_frames()
+    workers = [t for t in threading.enumerate() if re.fullmatch(r"lmc-.*_\d+", t.name) and t.ident in frames]
+    return sum(not frames[t.ident or 0].f_code.co_filename.endswith(os.path.join("futures", "thread.py")) for t in workers)
 
 
 @contextmanager
