@@ -169,7 +169,7 @@ def _checksum(meta: Mapping[str, str], weights: Mapping[str, Tensor]) -> str:
     for name in sorted(meta.keys() - {"checksum"}):
         found = zlib.crc32(f"{name}={meta[name]}".encode(), found)
     for name in sorted(weights):
-        data = weights[name].flatten().view(torch.uint8).numpy()
+        data = weights[name].flatten().view(torch.uint8).numpy().data
         found = zlib.crc32(data, zlib.crc32(name.encode(), found))
     return f"{found:08x}"
 
