@@ -471,6 +471,7 @@ class Engine(LocalBackend):
         model_path: str | None = None,
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
+        from lmc.backend.engine.automaton import ConstraintCompiler
         from lmc.backend.engine.constraint import XGrammarCompiler
         from lmc.backend.engine.kv_pool import KVPool
         from lmc.backend.engine.model_runner import ModelRunner
@@ -481,13 +482,13 @@ class Engine(LocalBackend):
         config, words = loaded.config, loaded.tokenizer
         slots = _default_pool(loaded) if max_tokens is None else max_tokens
         pool = KVPool(config.num_layers, slots, config.num_kv_heads, config.head_dim, loaded.dtype, str(loaded.device))
-        table = [words.token_bytes(i) for i in range(words.vocab_size)]
+        of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
         super().__init__(
             name=loaded.name,
             vocabulary=words,
             chat_template=loaded.chat_template,
             runner=ModelRunner(loaded.model, pool, Sampler(words.vocab_size), str(loaded.device)),
-            compiler=XGrammarCompiler(table, words.special_ids, _eos(loaded), config.vocab_size),
+            compiler=ConstraintCompiler(*of, grammar=lambda: XGrammarCompiler(*of)),
             max_tokens=slots,
             max_context=config.max_context,
             max_batch=max_batch,

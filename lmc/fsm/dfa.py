@@ -78,7 +78,7 @@ def compile_regex(pattern: str) -> ByteDFA:
     """The minimal automaton of a pattern; raises ConstraintError for what `regex.parse` refuses and for what is too large."""
     try:
         return build(parse(pattern))
-    except _TooLarge:
+    except TooLarge:
         raise ConstraintError(
             f"regex {shown(pattern)} needs an automaton of more than {MAX_STATES} states; use smaller repeats, "
             f"or classes instead of nested alternatives"
@@ -86,7 +86,7 @@ def compile_regex(pattern: str) -> ByteDFA:
 
 
 def build(tree: Node) -> ByteDFA:
-    """The minimal automaton of a tree."""
+    """The minimal automaton of a tree; raises TooLarge."""
     alphabet = _Alphabet.of(tree)
     table, final = _determinised(_NFA.of(tree, alphabet))
     table, final = live(table, final)
@@ -94,8 +94,8 @@ def build(tree: Node) -> ByteDFA:
     return _spread(table, final, alphabet)
 
 
-class _TooLarge(Exception):
-    """More than MAX_STATES."""
+class TooLarge(Exception):
+    """An automaton of more than MAX_STATES states."""
 
 
 # -- classes of characters -----------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class _NFA:
 
     def state(self) -> int:
         if len(self.free) > 8 * MAX_STATES:
-            raise _TooLarge
+            raise TooLarge
         self.free.append([])
         self.reads.append(None)
         return len(self.free) - 1
@@ -243,7 +243,7 @@ def _determinised(nfa: _NFA) -> tuple[np.ndarray, np.ndarray]:
             number = numbers.get(target)
             if number is None:
                 if len(numbers) >= MAX_STATES:
-                    raise _TooLarge
+                    raise TooLarge
                 number = numbers[target] = len(order)
                 order.append(target)
             for c in classes:
@@ -346,7 +346,7 @@ class _Bytes:
             row = _joined((0x80 | a, 0x80 | b, t) for a, b, t in self.blocks(segments, more - 1))
             if row not in self.inner:
                 if len(self.inner) >= MAX_STATES:
-                    raise _TooLarge
+                    raise TooLarge
                 self.inner[row] = self.states + len(self.inner)
             self.made[key] = self.inner[row]
         return self.made[key]

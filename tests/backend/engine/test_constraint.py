@@ -124,13 +124,15 @@ EOS = 256
 SPECIAL = 257
 
 
-@pytest.fixture(scope="module")
-def compiler():
+@pytest.fixture(scope="module", params=["xgrammar", "automaton"])
+def compiler(request):
     pytest.importorskip("xgrammar")
+    from lmc.backend.engine.automaton import ConstraintCompiler
     from lmc.backend.engine.constraint import XGrammarCompiler
 
     table = [bytes([i]) for i in range(256)] + [b"</s>", b"<|im_start|>"]
-    return XGrammarCompiler(table, {EOS, SPECIAL}, EOS, 260)
+    of = table, {EOS, SPECIAL}, EOS, 260
+    return XGrammarCompiler(*of) if request.param == "xgrammar" else ConstraintCompiler(*of, lambda: XGrammarCompiler(*of))
 
 
 def allowed(matcher) -> set[int]:
@@ -181,6 +183,7 @@ def test_special_tokens_are_never_allowed(compiler):
 def test_grammars_are_compiled_once(compiler, monkeypatch):
     compiler.check(Constraint("regex", "once+"), None)
     monkeypatch.setattr("lmc.backend.engine.constraint.normalise_regex", lambda _: pytest.fail("compiled again"))
+    monkeypatch.setattr("lmc.backend.engine.automaton.build", lambda _: pytest.fail("compiled again"))
     compiler.matcher(Constraint("regex", "once+"))
 
 

@@ -1,0 +1,92 @@
+"""The engine's compiler of constraints: which become automata, and that a mask and a step never disagree."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+
+from lmc.backend.engine.automaton import AutomatonMatcher, ConstraintCompiler
+from lmc.errors import ConstraintError, Loc
+from lmc.prompt import Constraint
+
+pytestmark = pytest.mark.model
+
+EOS, SPECIAL = 256, 257
+TOKENS = [bytes([i]) for i in range(256)] + [b"</s>", b"<|im_start|>", b"at", b"ab", "é".encode()]
+
+
+class Grammar:
+    """Stands for xgrammar's compiler; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def check(self, constraint: Constraint, loc: Loc | None) -> None:
+        self.asked.append(constraint.kind)
+
+    def matcher(self, constraint: Constraint) -> str:
+        return f"grammar for {constraint.kind}"
+
+
+def compiler(grammar: Grammar | None = None) -> ConstraintCompiler:
+    def make() -> Grammar:
+        assert grammar is not None, "xgrammar was loaded for a regex"
+        return grammar
+
+    return ConstraintCompiler(TOKENS, {SPECIAL}, EOS, len(TOKENS), make)
+
+
+def allowed(matcher: AutomatonMatcher) -> list[int]:
+    mask = torch.zeros((2, (len(TOKENS) + 31) // 32), dtype=torch.int32)
+    matcher.fill(mask, 1)
+    assert not mask[0].any()
+    words = mask[1].numpy().view("uint32")
+    return [i for i in range(len(TOKENS)) if words[i // 32] >> (i % 32) & 1]
+
+
+@pytest.mark.parametrize("pattern", [r"a*\Wa", r"(?u)\w{1,3}", r"[ab]{2,5}", r"(at|ab)+é?", r"(?i)yes|no"])
+def test_every_allowed_token_can_be_taken_and_endings_match(pattern: str):
+    made = compiler()
+    made.check(Constraint("regex", pattern), None)
+    flags = 0 if "(?u)" in pattern else re.ASCII
+    frontier = [(made.matcher(Constraint("regex", pattern)), b"")]
+    seen = 0
+    while frontier and seen < 200:
+        matcher, text = frontier.pop(0)
+        seen += 1
+        tokens = allowed(matcher)
+        assert SPECIAL not in tokens
+        assert (EOS in tokens) == matcher.complete
+        if matcher.complete:
+            assert re.fullmatch(pattern, text.decode(), flags)
+        assert matcher.done == (tokens == [EOS])
+        for token in tokens[:: max(1, len(tokens) // 6)]:
+            if token != EOS:
+                following = AutomatonMatcher(matcher._automaton)
+                following.state = matcher.state
+                following.accept(token)
+                frontier.append((following, text + TOKENS[token]))
+
+
+def test_a_token_outside_is_refused():
+    matcher = compiler().matcher(Constraint("regex", "ab"))
+    with pytest.raises(RuntimeError, match="outside the constraint"):
+        matcher.accept(ord("x"))
+
+
+def test_grammars_and_what_is_too_large_go_to_xgrammar(monkeypatch: pytest.MonkeyPatch):
+    grammar = Grammar()
+    made = compiler(grammar)
+    made.check(Constraint("json_schema", "{}"), None)
+    monkeypatch.setattr("lmc.fsm.dfa.MAX_STATES", 10)
+    assert made.matcher(Constraint("regex", "[ab]{50}")) == "grammar for regex"
+    assert grammar.asked == ["json_schema"]
+
+
+def test_an_invalid_regex_names_the_place():
+    with pytest.raises(ConstraintError, match="prog.py:7"):
+        compiler().check(Constraint("regex", r"(a)\1"), Loc("prog.py", 7))
