@@ -56,6 +56,33 @@ def test_every_module_is_on_the_map():
     assert [str(p.relative_to(ROOT)) for p in modules if f"`{p.name}`" not in text] == []
 
 
+def test_every_benchmark_is_in_its_list():
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    assert [p.name for p in sorted((ROOT / "benchmarks").glob("bench_*.py")) if f"`{p.name}`" not in text] == []
+
+
+def test_every_page_is_linked_from_the_readme():
+    linked = {(ROOT / target).resolve() for target in LINK.findall((ROOT / "README.md").read_text())}
+    assert [p.name for p in sorted((ROOT / "docs").glob("*.md")) if p.resolve() not in linked] == []
+
+
+def test_what_the_readme_says_is_not_there_is_not_there():
+    """The list under Status shrinks in the change that brings the thing."""
+    there = [name for name in ("stream", "acall", "abatch", "save", "load") if hasattr(lmc.Program, name)]
+    assert there == []
+    for name in ("OpenAI", "RuntimeEndpoint"):
+        with pytest.raises(lmc.UnsupportedOpError):
+            getattr(lmc, name)
+
+
+def test_every_command_is_in_the_changelog():
+    from lmc.cli import app
+
+    text = (ROOT / "CHANGELOG.md").read_text()
+    names = [c.name or c.callback.__name__ for c in app.registered_commands]
+    assert [name for name in names if f"lmc {name}`" not in text] == []
+
+
 def test_documented_flags_exist():
     """Every LMC_* name in the docs is a setting."""
     from dataclasses import fields
