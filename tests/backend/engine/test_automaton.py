@@ -88,5 +88,5 @@ def test_grammars_and_what_is_too_large_go_to_xgrammar(monkeypatch: pytest.Monke
 
 
 def test_an_invalid_regex_names_the_place():
-    with pytest.raises(ConstraintError, match="prog.py:7"):
+    with pytest.raises(ConstraintError, match=r"prog\.py:7"):
         compiler().check(Constraint("regex", r"(a)\1"), Loc("prog.py", 7))
