@@ -98,7 +98,8 @@ def run(
 
     With --input, each item becomes one line of --output as soon as it is finished: its index, return value, variables,
     text and usage, or its error. At the end the lines are put into input order. If a run stops half way, what is
-    there stays; the same command with --resume does the rest. Fields that are no parameter of the program are copied to the result as "input".
+    there stays; the same command with --resume does the rest. A record's "digest" tells --resume whether it belongs to
+    its line, program and options. Fields that are no parameter of the program are copied to the result as "input".
 
     \b
     Examples:
