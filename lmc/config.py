@@ -31,7 +31,7 @@ class Settings:
     seed       the seed of runs that name none; None for a fresh one each time
     cache_dir  where converted weights and compiled constraints are kept
     model      the model of the default backend, "" for the small one
-    device     the device of engines that name none, "" for the best there is
+    device     the device of the default backend and of `lmc run`, "" for the CPU
     """
 
     debug: int = 0
