@@ -21,7 +21,7 @@ from lmc.backend.executor import Execution
 from lmc.backend.instructions import Exit, Instruction, Run, Scheduler, case_key
 from lmc.chat import CHATML
 from lmc.config import default_backend, has_default_backend, log, logs, settings
-from lmc.errors import ArgumentError, CaptureWarning, LmcError, ParameterError, ProgramError
+from lmc.errors import ArgumentError, CaptureWarning, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend import reach, tracer
 from lmc.frontend.interpreter import ACTIVE, RUN_OPTIONS, Function, LiveEmitter
 from lmc.frontend.primitives import caller_loc
@@ -243,7 +243,9 @@ class Program:
             if logs("exits"):
                 log("exits", message)
             else:
-                warnings.warn(f"{message} (right, but at the interpreter's speed)", CaptureWarning, stacklevel=2)
+                where = self.function.loc or Loc("<unknown>", 1)
+                text = f"{message} (right, but at the interpreter's speed)"
+                warnings.warn_explicit(text, CaptureWarning, where.file, where.line)
 
     def _measured(self, runs: int, before: Counters, start: float, backend: Backend) -> None:
         self.stats.runs += runs
