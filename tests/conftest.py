@@ -5,10 +5,17 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import signal
 
 import pytest
 
 TIERS = ("unit", "model", "gpu", "api")
+
+
+def pytest_configure() -> None:
+    """A shell's background job ignores SIGINT and its children would inherit that: tests that press Ctrl-C need it back."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
