@@ -168,18 +168,6 @@ class Program:
                 progress_bar=progress, errors="return", generator_style=True, **self._options(options)))  # fmt: skip
         return self._as_completed(bound, options, progress)
 
-    def stream_batch(
-        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return", **options: Any
-    ) -> Iterator[State]:
-        """As `as_completed`, in input order: each state as soon as it and those before it are done."""
-        waiting: dict[int, State] = {}
-        following = 0
-        for index, state in self.as_completed(items, progress=progress, errors=errors, **options):
-            waiting[index] = state
-            while following in waiting:
-                yield waiting.pop(following)
-                following += 1
-
     def _call(self, bound: inspect.BoundArguments, options: dict[str, Any]) -> State:
         if self._plain(options):
             state = self.function._state(self._options(options))

@@ -180,8 +180,7 @@ def _gen(code: Code, op: Op) -> Instruction:
     if given.get("dtype") in _DTYPES:
         given["dtype"] = _DTYPES[given["dtype"]]
     names: tuple[str, ...] = op.attr("params", ())
-    ctx, *extra = op.operands
-    fetch = code.fetch(extra)
+    fetch = code.fetch(op.operands[1:])
     stream, ordinal, name, loc = op.attr("stream"), op.attr("ordinal"), op.attr("name"), op.loc
     known: dict[SamplingParams, Any] = {}  # requests that are the same in every run
 
@@ -194,20 +193,25 @@ def _gen(code: Code, op: Op) -> Instruction:
             known[run.defaults] = ask
         return ask
 
+    return _ask(code, op, make)
+
+
+def _ask(code: Code, op: Op, make: Callable[[Run], Any]) -> Ask:
+    """What gen and select have in common: the request that `make` gives, asked of the op's prompt."""
     return Ask(
         code.deps(*op.operands),
         ALL if code.strict else RAISE,
         op.loc,
         tuple(map(code.out, op.results)),
-        code.slot(ctx),
-        (stream, ordinal),
+        code.slot(op.operands[0]),
+        (op.attr("stream"), op.attr("ordinal")),
         make,
     )
 
 
 def _select(code: Code, op: Op) -> Instruction:
     names: tuple[str, ...] = op.attr("params", ())
-    ctx, *operands = op.operands
+    operands = op.operands[1:]
     count = len(operands) - len(names)
     fetch = code.fetch(operands)
     stream, ordinal = op.attr("stream"), op.attr("ordinal")
@@ -219,15 +223,7 @@ def _select(code: Code, op: Op) -> Instruction:
         origin = Origin(run.seed, run.item, run.stream + stream, ordinal)
         return make_select(values[:count], given["temperature"], given["method"], origin, op.attr("name"), op.loc)
 
-    return Ask(
-        code.deps(*op.operands),
-        ALL if code.strict else RAISE,
-        op.loc,
-        tuple(map(code.out, op.results)),
-        code.slot(ctx),
-        (stream, ordinal),
-        make,
-    )
+    return _ask(code, op, make)
 
 
 def _read(code: Code, op: Op) -> Instruction:
