@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmc.backend.base import Backend, Counters, TakeOver
@@ -23,7 +23,8 @@ from lmc.chat import CHATML
 from lmc.config import default_backend, has_default_backend, log, logs, settings
 from lmc.errors import ArgumentError, CaptureWarning, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend import reach, tracer
-from lmc.frontend.interpreter import ACTIVE, RUN_OPTIONS, Function, LiveEmitter
+from lmc.frontend.interpreter import ACTIVE, Function, LiveEmitter
+from lmc.frontend.options import PROGRAM_OPTIONS, Options
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.replay import ReplayEmitter, replay
 from lmc.frontend.state import State
@@ -125,15 +126,12 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> State:
         """Runs the program and returns its state, as `fn.run` does. Sampling defaults, `backend` and `seed` as there."""
-        arguments, options = self.function.split(kwargs)
-        return self._call(self.function.arguments(args, arguments), options)
+        arguments, options = self.function.split(kwargs, PROGRAM_OPTIONS)
+        return self._call(self.function.arguments(args, arguments), self._options(options))
 
     def call(self, args: Mapping[str, Any], **options: Any) -> State:
         """As calling it, with the program's arguments apart from the options."""
-        unknown = options.keys() - RUN_OPTIONS
-        if unknown:
-            raise ArgumentError(f"{self.function.described}: no option {sorted(unknown)[0]!r}")
-        return self._call(self.function.arguments((), args), options)
+        return self._call(self.function.arguments((), args), self._options(options))
 
     def batch(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
@@ -151,31 +149,28 @@ class Program:
         return in_order
 
     def as_completed(
-        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return", **options: Any
+        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return", **given: Any
     ) -> Iterator[tuple[int, State]]:
         """As `batch`, giving (index, state) of each item as soon as it is done, answers included; failures are in the states."""
         if errors not in ("raise", "return"):
             raise ParameterError(f"errors={errors!r}: 'raise' or 'return'")
-        unknown = options.keys() - RUN_OPTIONS
-        if unknown:
-            raise ArgumentError(f"{self.function.described}: batch() has no option {sorted(unknown)[0]!r}")
+        options = self._options(given, "batch()")
         bound = self.function._bind_all(list(items))
         if not bound:
             return iter(())
         if self._plain(options):
             return enumerate(self.function.run_batch(
                 [tuple(b.args[1:]) if not b.kwargs else dict(list(b.arguments.items())[1:]) for b in bound],
-                progress_bar=progress, errors="return", generator_style=True, **self._options(options)))  # fmt: skip
+                progress_bar=progress, errors="return", generator_style=True, backend=options.backend, seed=options.seed, **options.sampling))  # fmt: skip
         return self._as_completed(bound, options, progress)
 
-    def _call(self, bound: inspect.BoundArguments, options: dict[str, Any]) -> State:
+    def _call(self, bound: inspect.BoundArguments, options: Options) -> State:
+        root = self.function._state(options)
         if self._plain(options):
-            state = self.function._state(self._options(options))
-            if options.get("stream"):
-                return self.function._stream(state, bound)
-            self.function._call(state, bound)
-            return state
-        root = self.function._state(self._options(options))
+            if options.stream:
+                return self.function._stream(root, bound)
+            self.function._call(root, bound)
+            return root
         before, start = root.emitter.run.backend.counters(), time.perf_counter()  # type: ignore[attr-defined]
         token = ACTIVE.set(root)
         try:
@@ -187,8 +182,8 @@ class Program:
             raise run.error
         return run.result
 
-    def _as_completed(self, bound: list[inspect.BoundArguments], options: dict[str, Any], progress: bool) -> Iterator[tuple[int, State]]:
-        roots = self.function._batch_states(len(bound), self._options(options))
+    def _as_completed(self, bound: list[inspect.BoundArguments], options: Options, progress: bool) -> Iterator[tuple[int, State]]:
+        roots = self.function._batch_states(len(bound), options)
         backend: Backend = roots[0].emitter.run.backend  # type: ignore[attr-defined]
         before, start = backend.counters(), time.perf_counter()
         bar = _progress_bar(len(bound)) if progress else None
@@ -212,17 +207,18 @@ class Program:
             state.failure = run.error
         return state
 
-    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        if self.backend is not None and options.get("backend") is None and ACTIVE.get() is None:
-            return {**options, "backend": self.backend}
-        return dict(options)
+    def _options(self, given: Mapping[str, Any], what: str = "a program") -> Options:
+        options = Options.of(given, PROGRAM_OPTIONS, f"{self.function.described}: {what}")
+        if self.backend is not None and options.backend is None and ACTIVE.get() is None:
+            return replace(options, backend=self.backend)
+        return options
 
-    def _plain(self, options: Mapping[str, Any]) -> bool:
+    def _plain(self, options: Options) -> bool:
         """Whether calls go to the interpreter: nothing can be captured, a stream is wanted, or LMC_JIT=0."""
         if self._interpreted is not None:
             self._say(f"{self.function.name} runs in the interpreter: {self._interpreted}")
             return True
-        return bool(options.get("stream")) or not settings().jit
+        return options.stream or not settings().jit
 
     def _say(self, message: str) -> None:
         """Says, once per program, why something of it is not compiled."""

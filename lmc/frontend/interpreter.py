@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
 from lmc.backend.base import Backend, Result, Usage, check_supported
 from lmc.config import compiler, default_backend, settings
 from lmc.errors import ArgumentError, CancelledError, LmcError, Loc, ParameterError, ProgramError
+from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options
 from lmc.frontend.prefix import Traced, constant_prefix
 from lmc.frontend.primitives import GenExpr, SelectExpr, caller_loc
 from lmc.frontend.state import (
@@ -38,7 +39,6 @@ from lmc.frontend.state import (
 from lmc.frontend.streaming import Progress
 from lmc.frontend.values import TraceEscape, Value
 from lmc.prompt import (
-    RUN_SAMPLING,
     Excerpt,
     Gen,
     Image,
@@ -51,7 +51,6 @@ from lmc.prompt import (
     derive_seed,
     make_gen,
     make_select,
-    sampling,
     suggestion,
 )
 
@@ -75,8 +74,6 @@ def fresh_seed(seed: int | None = None) -> int:
     """The run seed: what the user gave, else the configured one, else one never seen before."""
     if seed is None:
         seed = settings().seed
-    elif isinstance(seed, bool) or not isinstance(seed, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(f"seed={seed!r}: a whole number", loc=caller_loc())
     return secrets.randbits(63) if seed is None else seed
 
 
@@ -197,9 +194,6 @@ def _answers(ctx: Prompt) -> Iterator[Result]:
 ACTIVE: ContextVar[State | None] = ContextVar("lmc_active_state", default=None)
 """The root state of the program that is running here; sub-programs inherit its backend and sampling defaults."""
 
-RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread"))
-_BATCH_OPTIONS = (RUN_OPTIONS - {"stream"}) | {"num_threads", "progress_bar", "errors"}
-
 
 class Function:
     """A language-model program: a Python function whose first parameter is the state."""
@@ -287,10 +281,10 @@ class Function:
         (return at once; watch with `text_iter`) and `use_thread` (accepted, without effect). Inside a running program it
         is a sub-program: it inherits backend, defaults and seed from the caller.
         """
-        arguments, options = self.split(kwargs)
-        bound = self.arguments(args, arguments)
+        arguments, given = self.split(kwargs)
+        bound, options = self.arguments(args, arguments), Options.of(given)
         state = self._state(options)
-        if options.get("stream"):
+        if options.stream:
             return self._stream(state, bound)
         try:
             self._call(state, bound)
@@ -302,22 +296,16 @@ class Function:
     def __call__(self, *args: Any, **kwargs: Any) -> State:
         return self.run(*args, **kwargs)
 
-    def _state(self, options: Mapping[str, Any], item: int = 0, caller: State | None = None) -> State:
+    def _state(self, options: Options, item: int = 0) -> State:
         """A new state for a run with these options; a sub-program's when a program is running here."""
-        caller = caller or ACTIVE.get()
-        if (given := options.get("backend")) is not None and not hasattr(given, "submit"):
-            raise ArgumentError(
-                f"backend={given!r}: a backend such as lmc.Engine() or lmc.Mock(), not {type(given).__name__}", loc=caller_loc()
-            )
-        if caller is None or options.get("seed") is not None:
+        caller = ACTIVE.get()
+        if caller is None or options.seed is not None:
             inherited = _run_of(caller).defaults if caller else SamplingParams()
-            backend = options.get("backend") or (_run_of(caller).backend if caller else default_backend())
-            run = Run(backend, self._defaults(inherited, options), fresh_seed(options.get("seed")), item)
+            backend = options.backend or (_run_of(caller).backend if caller else default_backend())
+            run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item)
             return self._counted(caller, State(LiveEmitter(run), name=self.name))
         outer = _run_of(caller)
-        run = Run(
-            options.get("backend") or outer.backend, self._defaults(outer.defaults, options), outer.seed, outer.item
-        )
+        run = Run(options.backend or outer.backend, options.defaults(outer.defaults), outer.seed, outer.item)
         stream = f"{caller.stream}/c{caller.calls}"
         caller.calls += 1
         return self._counted(caller, State(LiveEmitter(run), stream=stream, name=self.name))
@@ -326,13 +314,6 @@ class Function:
         if caller is not None:
             caller.asked.append(state.asked)
         return state
-
-    def _defaults(self, inherited: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
-        try:
-            return sampling(inherited, {k: v for k, v in options.items() if k in _SAMPLING})
-        except LmcError as error:
-            error.loc = error.loc or caller_loc()
-            raise
 
     def _call(self, state: State, bound: inspect.BoundArguments) -> None:
         token = ACTIVE.set(state)
@@ -392,15 +373,11 @@ class Function:
         `generator_style=False` (yield each state when it and those before it are done); `errors="raise"` (every item
         runs, then the first exception is raised) or `"return"` (the item's state has it as `state.error()`).
         """
-        for name in options:
-            if name not in _BATCH_OPTIONS:
-                raise ArgumentError(
-                    f"run_batch() has no option {name!r}{suggestion(name, sorted(_BATCH_OPTIONS))}", loc=caller_loc()
-                )
+        run_options = Options.of(options, BATCH_OPTIONS, "run_batch()")
         errors = options.get("errors", "raise")
         if errors not in ("raise", "return"):
             raise ParameterError(f"errors={errors!r}: 'raise' or 'return'", loc=caller_loc())
-        results = self._batch(self._bind_all(batch), options)
+        results = self._batch(self._bind_all(batch), run_options, options)
         if errors == "raise":
             results = _raising(results)
         return results if generator_style else list(results)
@@ -423,26 +400,27 @@ class Function:
                 raise
         return bound
 
-    def _batch(self, items: list[inspect.BoundArguments], options: Mapping[str, Any]) -> Iterator[State]:
+    def _batch(self, items: list[inspect.BoundArguments], options: Options, given: Mapping[str, Any]) -> Iterator[State]:
         if not items:
             return iter(())
         states = self._batch_states(len(items), options)
-        threads = min(_threads(options.get("num_threads", "auto")), len(items))
-        bar = _progress_bar(len(items)) if options.get("progress_bar") else None
+        threads = min(_threads(given.get("num_threads", "auto")), len(items))
+        bar = _progress_bar(len(items)) if given.get("progress_bar") else None
         if threads == 1:
             return self._batch_here(states, items, bar)
         return self._batch_pool(states, items, threads, bar)
 
-    def _batch_states(self, count: int, options: Mapping[str, Any]) -> list[State]:
+    def _batch_states(self, count: int, options: Options, first: int = 0) -> list[State]:
+        """States of a batch whose items are numbered from `first`."""
         caller = ACTIVE.get()
-        options = dict(options)
-        if options.get("seed") is None and caller is not None:  # one sub-program call, each item a run of its own
+        if options.seed is None and caller is not None:  # one sub-program call, each item a run of its own
             run = _run_of(caller)
-            options["seed"] = derive_seed(run.seed, run.item, f"{caller.stream}/c{caller.calls}", 0)
+            seed = derive_seed(run.seed, run.item, f"{caller.stream}/c{caller.calls}", 0)
             caller.calls += 1
         else:
-            options["seed"] = fresh_seed(options.get("seed"))
-        return [self._state(options, item) for item in range(count)]
+            seed = fresh_seed(options.seed)
+        options = replace(options, seed=seed)
+        return [self._state(options, item) for item in range(first, first + count)]
 
     def _batch_item(self, state: State, bound: inspect.BoundArguments) -> State:
         try:
@@ -489,9 +467,6 @@ class Function:
 
     def __repr__(self) -> str:
         return f"<lmc {self.described}>"
-
-
-_SAMPLING = frozenset(RUN_SAMPLING)
 
 
 def _cancel(state: State) -> None:

@@ -1,0 +1,64 @@
+"""What a call of a program takes beside the program's own arguments, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmc.backend.base import Backend
+from lmc.errors import ArgumentError, LmcError
+from lmc.frontend.primitives import caller_loc
+from lmc.prompt import RUN_SAMPLING, SamplingParams, sampling, suggestion
+
+RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread"))
+"""What `fn.run` takes."""
+BATCH_OPTIONS = (RUN_OPTIONS - {"stream"}) | {"num_threads", "progress_bar", "errors"}
+"""What `fn.run_batch` takes."""
+LATER = frozenset({"journal", "speculate"})
+"""Options of compiled programs that a later version has; giving one is refused."""
+PROGRAM_OPTIONS = RUN_OPTIONS | LATER
+"""What calls of a compiled program take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of one run or batch. None: not given.
+
+    sampling  defaults for every gen, by the names of `fn.run`
+    backend   where it runs; a sub-program's caller's, or the default backend
+    seed      of the run; a sub-program's caller's, or a new one
+    stream    return at once; the state is watched while it grows
+    """
+
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    backend: Backend | None = None
+    seed: int | None = None
+    stream: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
+        """Checks names and values; `what` takes them, for messages. Raises ArgumentError."""
+        for name in given:
+            if name not in known:
+                raise ArgumentError(f"{what} has no option {name!r}{suggestion(name, sorted(known))}", loc=caller_loc())
+            if name in LATER and given[name] is not None:
+                raise ArgumentError(f"{name}= is an option of a later version of lmc", loc=caller_loc())
+        backend = given.get("backend")
+        if backend is not None and not hasattr(backend, "submit"):
+            raise ArgumentError(
+                f"backend={backend!r}: a backend such as lmc.Engine() or lmc.Mock(), not {type(backend).__name__}", loc=caller_loc()
+            )
+        seed = given.get("seed")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise ArgumentError(f"seed={seed!r}: a whole number", loc=caller_loc())
+        sampled = {k: given[k] for k in RUN_SAMPLING if k in given}
+        return cls(sampled, backend, seed, bool(given.get("stream")))
+
+    def defaults(self, inherited: SamplingParams) -> SamplingParams:
+        """`inherited` with what was given. Raises for an unusable value."""
+        try:
+            return sampling(inherited, self.sampling)
+        except LmcError as error:
+            error.loc = error.loc or caller_loc()
+            raise
