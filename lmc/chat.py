@@ -213,6 +213,11 @@ def get_chat_template(name: str) -> ChatTemplate:
         raise ProgramError(f"no chat template {name!r}; there are {', '.join(sorted(_templates))}") from None
 
 
+def known_chat_template(template: ChatTemplate) -> bool:
+    """Whether `get_chat_template` gives this very template for its name."""
+    return _templates.get(template.name) is template
+
+
 def register_chat_template(template: ChatTemplate) -> ChatTemplate:
     """Makes a template known by its name, in place of any other of that name; returns it."""
     _templates[template.name] = template

@@ -318,8 +318,17 @@ def dump_ir(
 @app.command()
 def opt(
     file: Annotated[Path, typer.Argument(metavar="FILE.lmir", show_default=False, help="A graph in text form.")],
-    passes: Annotated[str, typer.Option("--passes", metavar="PIPELINE",
-                                        help="Passes by name, separated by commas, run in this order.")] = "canonicalize",
+    passes: Annotated[str | None, typer.Option("--passes", metavar="PIPELINE", show_default=False,
+                                               help="Passes by name, separated by commas, run in this order; options in braces: "
+                                               "plan-prefix{min_chars = 4}. Default: the pipeline of --target.")] = None,
+    target: Annotated[str, typer.Option(metavar="KIND", help="What is compiled for: tokens, text or chat.")] = "tokens",
+    template: Annotated[str, typer.Option(metavar="NAME", help="The chat template, by name.")] = "chatml",
+    verify_each: Annotated[bool, typer.Option("--verify-each", help="Check the graph after every pass.")] = False,
+    print_after: Annotated[str, typer.Option("--print-after", metavar="PASSES", show_default=False,
+                                             help="Print the graph on stderr after these passes, or after all.")] = "",
+    timing: Annotated[bool, typer.Option("--timing", help="Print time and statistics of each pass on stderr.")] = False,
+    list_passes: Annotated[bool, typer.Option("--list", help="Print all passes with their options, and stop.",
+                                              is_eager=True, callback=lambda wanted: _list_passes(wanted))] = False,
     output: OutputFile = None,
 ) -> None:
     """Runs passes on a graph in text form, and prints the result.
@@ -327,18 +336,34 @@ def opt(
     \b
     Examples:
       lmc dump-ir examples/judge.py:judge --after trace -o judge.lmir
-      lmc opt judge.lmir --passes=canonicalize,plan-prefix
+      lmc opt judge.lmir --timing
+      lmc opt judge.lmir --passes='canonicalize,plan-prefix{min_chars = 4}' --print-after=canonicalize
     """
+    from lmc.chat import get_chat_template
     from lmc.ir.text import parse, print_graph
-    from lmc.passes.manager import parse_pipeline, run_pipeline
+    from lmc.passes.manager import PassManager, Target, parse_pipeline, pipeline_for
 
     try:
         source = file.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
     with _as_usage():
-        chosen = parse_pipeline(passes)
-    _write(print_graph(run_pipeline(parse(source, str(file)), chosen)), output)
+        compiled_for = Target(target, get_chat_template(template))
+        chosen = parse_pipeline(passes) if passes is not None else pipeline_for(compiled_for)
+        manager = PassManager(chosen, verify_each=verify_each, print_after=print_after)
+    planned = manager.plan(parse(source, str(file)), compiled_for)
+    if timing:
+        print(planned.table(), file=sys.stderr)
+    _write(print_graph(planned.graph), output)
+
+
+def _list_passes(wanted: bool) -> None:
+    """`lmc opt --list`: the passes, what they do, and their options with the defaults."""
+    from lmc.passes.manager import described
+
+    if wanted:
+        typer.echo("\n".join(described()))
+        raise typer.Exit
 
 
 # -- lmc dump-fsm --------------------------------------------------------------------------------------------------

@@ -157,6 +157,15 @@ def test_dump_ir_prints_a_graph_that_opt_reads(lmc_cli, folder):
     assert code == 0 and "graph @echo" in out, err
 
 
+def test_opt_runs_a_targets_pipeline_and_reports(lmc_cli, folder):
+    assert lmc_cli("dump-ir", "prog.py:echo", "--after", "trace", "-o", "echo.lmir")[0] == 0
+    code, out, err = lmc_cli("opt", "echo.lmir", "--timing", "--verify-each", "--print-after=plan-prefix")
+    assert code == 0 and "graph @echo" in out
+    assert err.count("// -- after plan-prefix") == 1 and "what it did" in err and "lower-chat" in err
+    code, out, _ = lmc_cli("opt", "echo.lmir", "--list")
+    assert code == 0 and out.startswith("canonicalize: ")
+
+
 @pytest.mark.parametrize("format, start", [("dot", "digraph"), ("html", "<!"), ("json", "{")])
 def test_dump_ir_formats(lmc_cli, format, start):
     code, out, err = lmc_cli("dump-ir", "prog.py:echo", "--format", format)
@@ -222,6 +231,7 @@ BAD = {
     "graph that does not parse": (["opt", "prog.py"], 1, ["prog.py:2", "expected graph"]),
     "no graph file": (["opt", "none.lmir"], 2, ["none.lmir"]),
     "unknown pass of opt": (["opt", "g.lmir", "--passes=cannonicalize"], 2, ["canonicalize"]),
+    "unknown template of opt": (["opt", "g.lmir", "--template=qwem"], 1, ["qwem", "qwen"]),
     "unknown option": (["run", "prog.py:echo", "--bakend", "mock"], 2, ["--bakend"]),
     "unknown command": (["rnu"], 2, ["rnu"]),
 }

@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, TypeVar
+from types import NoneType, UnionType
+from typing import Any, ClassVar, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from lmc.chat import CHATML, ChatTemplate
+from lmc.chat import CHATML, ChatTemplate, known_chat_template
 from lmc.config import cache_dir, logs, settings
 from lmc.errors import IRError, LmcError, ParameterError
 from lmc.ir.core import Graph
@@ -27,7 +29,8 @@ from lmc.ir.verifier import verify, verify_level
 
 @dataclass(frozen=True)
 class Target:
-    """What graphs are compiled for. `kind` picks the pipeline: `tokens` (mock, engine) or `chat` (message APIs)."""
+    """What graphs are compiled for. `kind` picks the pipeline: `tokens` (mock, engine), `text` (completion APIs) or
+    `chat` (message APIs)."""
 
     kind: str = "tokens"
     template: ChatTemplate = CHATML
@@ -112,6 +115,13 @@ def print_pipeline(passes: Sequence[Pass]) -> str:
     return ",".join(p.text for p in passes)
 
 
+def described() -> Iterator[str]:
+    """A line for each pass: its name with all options at their defaults, and what it does."""
+    for name, cls in sorted(registry().items()):
+        options = ", ".join(f"{f.name} = {json.dumps(f.default)}" for f in fields(cls))  # pyright: ignore[reportArgumentType]
+        yield f"{name}{f'{{{options}}}' if options else ''}: {(cls.__doc__ or '').strip().splitlines()[0]}"
+
+
 def _split(text: str) -> Iterator[str]:
     depth, start, quoted = 0, 0, False
     for i, char in enumerate(text + ","):
@@ -135,19 +145,39 @@ def _parse_pass(item: str) -> Pass:
     if match is None or cls is None:
         raise ParameterError(f"there is no pass {name!r}; there are {', '.join(sorted(registry()))}")
     known = {f.name: f for f in fields(cls)}  # pyright: ignore[reportArgumentType]
+    hints = get_type_hints(cls)
     options: dict[str, Any] = {}
     for option in _split(match[2] or ""):
         key, equals, value = (part.strip() for part in option.partition("="))
         if key not in known or not equals:
             raise ParameterError(f"pass {name} has no option {key!r}; it has {', '.join(known) or 'none'}")
         try:
-            parsed = json.loads(value)
+            parsed: Any = json.loads(value)
         except ValueError:
             raise ParameterError(
                 f'pass {name}: {key} = {value} is no value; write a number, true, false, "text" or [list]'
             ) from None
-        options[key] = tuple(parsed) if isinstance(parsed, list) else parsed  # pyright: ignore[reportUnknownArgumentType]
+        options[key] = _typed(name, key, hints[key], parsed)
     return cls(**options)
+
+
+def _typed(name: str, key: str, hint: Any, value: Any) -> Any:
+    """An option's value as its field declares it, or ParameterError that says which type it has."""
+    kinds: tuple[Any, ...] = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
+    for kind in kinds:
+        if get_origin(kind) is tuple and isinstance(value, list):
+            items = cast("list[Any]", value)
+            if all(isinstance(x, get_args(kind)[0]) for x in items):
+                return tuple(items)
+        elif type(cast("object", value)) is kind:
+            return cast("object", value)
+        elif kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+    wanted = " or ".join(_TYPES.get(kind, "a list of texts") for kind in kinds)
+    raise ParameterError(f"pass {name}: {key} = {json.dumps(value)} is of the wrong type; it is {wanted}")
+
+
+_TYPES: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
 
 
 # -- running ---------------------------------------------------------------------------------------------------------
@@ -189,12 +219,32 @@ class Planned:
     def seconds(self) -> float:
         return sum(r.seconds for r in self.reports)
 
+    def table(self) -> str:
+        """A line for each pass that ran: milliseconds, ops after it, what it counted."""
+        lines = [f"{'pass':<18} {'ms':>8} {'ops':>6}  what it did"]
+        for r in self.reports:
+            ops = sum(1 for _ in r.graph.ops())
+            did = ", ".join(f"{n} {what}" for what, n in r.stats.items())
+            lines.append(f"{r.pass_.name:<18} {r.seconds * 1e3:8.2f} {ops:6}  {did or ('changed' if r.changed else 'nothing')}")
+        return "\n".join([*lines, f"{'all':<18} {self.seconds * 1e3:8.2f}"])
+
 
 class PassManager:
-    """Runs a tuple of passes, one after another."""
+    """Runs a tuple of passes, one after another.
 
-    def __init__(self, passes: Sequence[Pass]) -> None:
+    verify_each  checks the graph after every pass, as LMC_VERIFY=2 does
+    print_after  prints the graph after these passes (names with commas, or "all"), as LMC_PRINT_IR does
+    """
+
+    def __init__(self, passes: Sequence[Pass], *, verify_each: bool = False, print_after: str = "") -> None:
         self.passes = tuple(passes)
+        self.verify_each = verify_each
+        self._printed = frozenset(name.strip() for name in print_after.split(",") if name.strip())
+        if unknown := sorted(self._printed - registry().keys() - {p.name for p in passes} - {"all"}):
+            raise ParameterError(f"there is no pass {unknown[0]!r} to print after; there are {', '.join(sorted(registry()))}")
+
+    def _prints(self, p: Pass) -> bool:
+        return not self._printed.isdisjoint(("all", p.name)) or _wants(p.name)
 
     def run(self, graph: Graph, target: Target | None = None) -> Graph:
         """The graph after all passes."""
@@ -211,10 +261,10 @@ class PassManager:
         reports: list[Report] = []
         first = graph
         for p in self.passes:
-            report = _run_one(p, graph, target)
+            report = _run_one(p, graph, target, 2 if self.verify_each else 0)
             reports.append(report)
             graph = report.graph
-            _show(graph, f"after {p.text}", _wants(p.name) or (settings().debug >= 4 and report.changed))
+            _show(graph, f"after {p.text}", self._prints(p) or (settings().debug >= 4 and report.changed))
             if logs("passes"):
                 stats = ", ".join(f"{n} {what}" for what, n in report.stats.items())
                 print(f"lmc[passes] {p.name}: {report.seconds * 1e3:.2f} ms  {stats or 'no change'}", file=sys.stderr)
@@ -257,12 +307,12 @@ def stage_of(graph: Graph) -> Stage:
     return "planned" if all("planned" in OPS[op.kind].stages for op in graph.ops() if op.kind in OPS) else "traced"
 
 
-def _run_one(p: Pass, graph: Graph, target: Target) -> Report:
+def _run_one(p: Pass, graph: Graph, target: Target, verified: int) -> Report:
     ctx = PassContext(target)
     start = time.perf_counter()
     after = _blame(p, graph, (p,), target, lambda: p.run(graph, ctx))
     seconds = time.perf_counter() - start
-    if verify_level() >= 2:
+    if max(verified, verify_level()) >= 2:
         _blame(p, graph, (p,), target, lambda: _check(graph, after))
     return Report(p, seconds, ctx.stats, graph, after)
 
@@ -312,9 +362,16 @@ def _reproducer(graph: Graph, passes: Sequence[Pass], target: Target) -> str:
     directory.mkdir(exist_ok=True)
     name = re.sub(r"\W+", "-", graph.name)[:40]
     path = directory / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.lmir"
-    command = f"lmc opt {path} --passes='{print_pipeline(passes)}'"
+    command = f"lmc opt {path} --passes={shlex.quote(print_pipeline(passes))}{_options(target)}"
     path.write_text(f"// {command}\n// chat template: {target.template.name}\n{text}", encoding="utf-8")
     return command
+
+
+def _options(target: Target) -> str:
+    """What `lmc opt` needs to know of a target. A model's own template has no name there; it stands in the comment."""
+    kind = f" --target={target.kind}" if target.kind != "tokens" else ""
+    named = target.template is not CHATML and known_chat_template(target.template)
+    return kind + (f" --template={shlex.quote(target.template.name)}" if named else "")
 
 
 # -- showing ---------------------------------------------------------------------------------------------------------

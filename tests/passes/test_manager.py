@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 
+from lmc.chat import get_chat_template
 from lmc.config import reset
 from lmc.errors import IRError, ParameterError, ProgramError
 from lmc.ir import Builder, Graph, Op, Value, parse, print_graph, rewrite
@@ -20,6 +21,7 @@ from lmc.passes.manager import (
     PassContext,
     PassManager,
     Target,
+    described,
     parse_pipeline,
     pipeline_for,
     print_pipeline,
@@ -77,6 +79,10 @@ def test_a_pipeline_reads_as_it_prints() -> None:
         ("cse{x = 1}", "pass cse has no option 'x'; it has none"),
         ("plan-prefix{min_chars = many}", "min_chars = many is no value"),
         ("plan-prefix{min_chars = 1", "unclosed"),
+        ('plan-prefix{min_chars = "1"}', 'plan-prefix: min_chars = "1" is of the wrong type; it is a whole number'),
+        ("plan-prefix{min_chars = true}", "it is a whole number"),
+        ("lower-chat{template = 3}", "it is a text"),
+        ("dce{outputs = [1]}", "it is a list of texts or null"),
     ],
 )
 def test_a_wrong_pipeline_says_what_there_is(text: str, message: str) -> None:
@@ -123,9 +129,15 @@ def test_a_pass_that_fails_leaves_a_reproducer(env: pytest.MonkeyPatch, tmp_path
         PassManager([Canonicalize(), Broken()]).run(graph())
     (path,) = (tmp_path / "reproducers").iterdir()
     command, *_ = path.read_text().splitlines()
-    assert command == f"// lmc opt {path} --passes='broken'" and command[3:] in e.value.message
+    assert command == f"// lmc opt {path} --passes=broken" and command[3:] in e.value.message
     assert "ab" in print_graph(parse(path.read_text()))  # the graph as the failing pass got it
     assert isinstance(e.value.__cause__, ZeroDivisionError)
+
+
+def test_a_reproducer_names_target_and_template(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(IRError) as e:
+        PassManager([Broken()]).run(graph(), Target("chat", get_chat_template("qwen")))
+    assert e.value.message.endswith(".lmir --passes=broken --target=chat --template=qwen")
 
 
 def test_errors_about_the_program_pass_through(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -154,6 +166,28 @@ def test_graphs_are_printed_on_demand(env: pytest.MonkeyPatch, capsys: pytest.Ca
     reset()
     run_pipeline(graph())
     assert capsys.readouterr().err.count("// -- after ") == 7
+
+
+def test_a_manager_verifies_and_prints_when_it_is_told(env: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(IRError, match="pass broken failed"):
+        PassManager([Broken("drop"), Canonicalize()], verify_each=True).run(graph())
+    PassManager(parse_pipeline("cse,canonicalize"), print_after="canonicalize").run(graph())
+    assert capsys.readouterr().err.count("// -- after canonicalize") == 1
+    with pytest.raises(ParameterError, match="no pass 'fuse' to print after"):
+        PassManager([], print_after="fuse")
+
+
+def test_a_plan_has_a_table() -> None:
+    table = PassManager(parse_pipeline("cse,canonicalize")).plan(graph()).table()
+    head, cse, canonicalize, total = table.splitlines()
+    assert head.split()[0] == "pass" and total.split()[0] == "all"
+    assert cse.endswith("nothing") and canonicalize.endswith("1 merged")
+
+
+def test_all_passes_are_described_with_their_options() -> None:
+    lines = list(described())
+    assert [line.split("{")[0].split(":")[0] for line in lines] == sorted(registry())
+    assert any(line.startswith("plan-prefix{min_chars = 16, ") for line in lines)
 
 
 @pytest.mark.parametrize("name", ["canonicalize", "lower-chat", "cse", "plan-prefix"])

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
+from lmc.errors import IRError
 from lmc.ir import OPS, Graph, Op, can_raise, parse, print_graph, rewrite, trait, verify
 from lmc.passes.manager import Pass, PassContext, PassManager, Target, interface, parse_pipeline, pipeline_for, stage_of
 from tests.ir.graphs import graphs
 from tests.passes.evaluate import evaluate
+from tests.passes.shrink import shrunk
 
 slow = settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 PIPELINES = [
@@ -161,35 +164,48 @@ FORKS = """graph @f(%essay: str) -> (any) {
   %c0 = ctx.new()
   %c1 = append(%c0, "Essay: ", %essay, " Judge it.")
   %c2, %x, %m0 = gen(%c1) {name = "x", stream = "/0.0", ordinal = 0}
-  %c3, %y, %m1 = gen(%c1) {name = "x", stream = "/0.1", ordinal = 0}
+  %c3, %y, %m1 = gen(%c1) {name = "y", stream = "/0.1", ordinal = 0}
   %r = read(%x)
-  %n = host.call(@int, %r) {pure = true}
-  %e = host.call(@charge, %r) {ord = 1}
-  %e1 = host.call(@log, "done") {ord = 2}
-  %p: bool = host.call(@py.eq, %r, "no") {pure = true, total = true}
-  switch(%p) [true -> ^on, false -> ^off]
+  switch(%r) ["no" -> ^on, _ -> ^off]
 ^on:
-  %d = append(%c2, "more", %y)
-  return(%e, %d, %y, %m1) {vars = ["y"]}
+  return(%r, %c2, %y, %m1) {vars = ["y"]}
 ^off:
   exit(%c3, %y) {id = 0}
 }"""
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_found(bug: str) -> None:
-    """By the same property as above, on one program and a few models."""
-
-    def breaks(seed: int) -> bool:
+def broken_by(bug: str, graph: Graph) -> bool:
+    """Whether the property above fails for the planted pass on this graph, with some model."""
+    for seed in range(2):
         try:
-            keeps_meaning([Planted(bug)], parse(FORKS), seed)
+            keeps_meaning([Planted(bug)], graph, seed)
         except Exception:
             return True
-        return False
-
-    assert any(breaks(seed) for seed in range(20)), f"the property does not see that the pass {bug}"
+    return False
 
 
-def test_no_bug_is_found_where_none_is() -> None:
-    for seed in range(20):
-        keeps_meaning(pipeline_for(Target()), parse(FORKS), seed)
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found_and_shrunk(bug: str) -> None:
+    """On random graphs by the property above; what is left of them is a handful of ops that show the bug."""
+    found = find(
+        graphs(),
+        lambda graph: broken_by(bug, graph),
+        settings=settings(slow, max_examples=500, database=None, phases=[Phase.generate]),
+    )
+    smallest = shrunk(found, lambda graph: broken_by(bug, graph))
+    assert sum(1 for _ in smallest.ops()) <= 6, print_graph(smallest)
+
+
+def test_a_failing_pass_leaves_a_reproducer_of_the_shrunk_graph() -> None:
+    """The file's first line is the command that fails; the graph in it is the one the pass was given."""
+    smallest = shrunk(parse(FORKS), lambda graph: any(op.kind == "gen" for op in graph.ops()))
+    with pytest.raises(IRError, match="reproduce with: lmc opt") as e:
+        PassManager([Planted("no such bug")]).run(smallest)
+    path = e.value.message.split("lmc opt ")[1].split()[0]
+    assert parse(Path(path).read_text()) == smallest
+
+
+@given(graphs(), st.integers(0, 3))
+@slow
+def test_no_bug_is_found_where_none_is(graph: Graph, seed: int) -> None:
+    keeps_meaning(pipeline_for(Target()), graph, seed)
