@@ -66,7 +66,11 @@ def __getattr__(name: str) -> Any:
     if home is None and name in _LATER:
         raise import_module("lmc.compat").refusal(name)
     if home is None:
-        raise AttributeError(f"module 'lmc' has no attribute {name!r}")
+        from lmc.prompt import suggestion
+
+        known = [n for n in (*__all__, *_LATER) if not n.startswith("_")]
+        near = suggestion(name, known)
+        raise AttributeError(f"module 'lmc' has no attribute {name!r}{near if 'did you mean' in near else ''}")
     value = getattr(import_module(home), _ALIASES.get(name, name))
     globals()[name] = value
     return value

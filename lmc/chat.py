@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from lmc.errors import ProgramError
+from lmc.errors import ArgumentError, ProgramError
 from lmc.prompt import Part, Special
 
 
@@ -219,6 +219,11 @@ def known_chat_template(template: ChatTemplate) -> bool:
 
 
 def register_chat_template(template: ChatTemplate) -> ChatTemplate:
-    """Makes a template known by its name, in place of any other of that name; returns it."""
+    """Makes a template known by its name, in place of any other of that name; returns it.
+
+    Most are a `RoleTemplate(name, {role: (prefix, suffix)})`. Raises ArgumentError for what is no template.
+    """
+    if not (hasattr(template, "name") and hasattr(template, "begin") and hasattr(template, "end")):
+        raise ArgumentError(f"register_chat_template() takes a template such as lmc.chat.RoleTemplate(…), not {template!r}")
     _templates[template.name] = template
     return template

@@ -99,11 +99,11 @@ def compile(  # the name of the field: torch.compile, re.compile
     opt      0: nothing removed, merged or reordered; 1: the default pipeline
     """
     if not isinstance(fn, Function):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(f"lmc.compile takes a function decorated with @lmc.function, not {fn!r}")
+        raise ArgumentError(f"lmc.compile takes a function decorated with @lmc.function, not {fn!r}", loc=caller_loc())
     if opt not in (0, 1):
-        raise ParameterError(f"opt={opt!r}: 0 or 1")
+        raise ParameterError(f"opt={opt!r}: 0 or 1", loc=caller_loc())
     if isinstance(outputs, str):
-        raise ParameterError(f"outputs={outputs!r}: a list of names of variables, such as [{outputs!r}]")
+        raise ParameterError(f"outputs={outputs!r}: a list of names of variables, such as [{outputs!r}]", loc=caller_loc())
     return Program(fn, backend=backend, outputs=outputs, opt=opt)
 
 

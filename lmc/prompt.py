@@ -371,6 +371,8 @@ def _json_text(kind: str, value: Any) -> str:
         return value
     if hasattr(value, "model_json_schema"):  # a pydantic model
         value = value.model_json_schema()
+    if not isinstance(value, (Mapping, bool)):
+        raise _wrong_type(kind, value, "JSON text, a dict or a pydantic model")
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:

@@ -181,6 +181,12 @@ class LocalBackend:
     def chat_template(self) -> ChatTemplate:
         return self._template
 
+    @chat_template.setter
+    def chat_template(self, template: ChatTemplate) -> None:
+        """Another template than the model's own, for runs that start later: `lmc.get_chat_template(name)`."""
+        self._asker.use_template(template)
+        self._template = template
+
     def submit(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> LocalHandle:
         """Extends `parent` by a chain of segments; see Backend.submit."""
         self._check(segments)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmc.backend.local import Engine
-from lmc.errors import ArgumentError
-from lmc.prompt import suggestion
+from lmc.chat import get_chat_template
+from lmc.errors import ArgumentError, UnsupportedOpError
+from lmc.prompt import Text, suggestion
 
 _ARGUMENTS: Mapping[str, str] = {
-    "model_path": "model",
     "device": "device",
     "dtype": "dtype",
     "max_total_tokens": "max_tokens",
@@ -19,27 +19,51 @@ _ARGUMENTS: Mapping[str, str] = {
     "random_seed": "seed",
 }
 """SGLang's server arguments that an Engine has, by its own names."""
-_WITHOUT_EFFECT = frozenset({"log_level", "log_level_http", "log_requests", "disable_cuda_graph", "attention_backend", "sampling_backend"})
+_WITHOUT_EFFECT = frozenset({
+    "attention_backend", "disable_cuda_graph", "host", "launch_timeout", "log_level", "log_level_http", "log_requests",
+    "mem_fraction_static", "port", "sampling_backend", "tokenizer_mode", "trust_remote_code",
+})  # fmt: skip
+"""There is no server to listen, log or wait for, and the pool is sized by `max_total_tokens`."""
+_ONE = frozenset({"tp_size", "dp_size", "pp_size"})
 _DTYPES: Mapping[str, str | None] = {"auto": None, "half": "float16", "float": "float32"}
 
 
 class Runtime(Engine):
-    """An Engine with the arguments of SGLang's `Runtime`: `model_path`, `device`, `dtype`, `max_total_tokens`, …
+    """An Engine with the arguments of SGLang's `Runtime`: `model_path`, `device`, `dtype`, `max_total_tokens`, `chat_template`, …
 
-    None stands for the default. Arguments about logs and kernels are accepted without effect; those that would change
-    results are refused.
+    None stands for the default. Arguments about a server's logs, ports and kernels are accepted without effect; those that
+    would change results are refused.
     """
 
-    def __init__(self, model_path: str = "smollm2", **server_arguments: Any) -> None:
-        own: dict[str, Any] = {}
-        for name, value in {"model_path": model_path, **server_arguments}.items():
+    def __init__(self, model_path: str = "smollm2", *, chat_template: str | None = None, **server_arguments: Any) -> None:
+        own: dict[str, Any] = {"model": model_path}
+        for name, value in server_arguments.items():
             if name in _ARGUMENTS:
                 own |= {} if value is None else {_ARGUMENTS[name]: value}
-            elif name not in _WITHOUT_EFFECT:
-                raise ArgumentError(f"Runtime() has no argument {name!r}{suggestion(name, list(_ARGUMENTS))}")
+            elif name in _ONE and value not in (None, 1):
+                raise UnsupportedOpError(f"{name}={value}", "Runtime", "it runs on one device")
+            elif name not in _WITHOUT_EFFECT | _ONE:
+                known = ["model_path", "chat_template", *_ARGUMENTS]
+                raise ArgumentError(f"Runtime() has no argument {name!r}{suggestion(name, known)}")
         if own.get("dtype") in _DTYPES:
             own["dtype"] = _DTYPES[own["dtype"]]
+        template = get_chat_template(chat_template) if chat_template else None  # before seconds of loading
         super().__init__(**own)
+        if template is not None:
+            self.chat_template = template
+
+    @property
+    def endpoint(self) -> Runtime:
+        """Itself: SGLang's Runtime talks to a server of its own through this."""
+        return self
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.tokenizer
+
+    def cache_prefix(self, prefix: str) -> None:
+        """Computes a text that prompts will begin with; it stays in the cache as long as there is room."""
+        self.prefill(None, [Text((prefix,))])
 
     def shutdown(self) -> None:
         """Closes the engine."""

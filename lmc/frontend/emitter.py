@@ -45,6 +45,10 @@ class Emitter(Protocol):
         """The value of an answer; waits for it and raises what it failed with."""
         ...
 
+    def read_part(self, answer: Answer, take: Callable[[str], str]) -> Any:
+        """As `read`, with `take` of each text."""
+        ...
+
     def meta(self, answer: Answer) -> Any: ...
 
     def text(self, ctx: Ctx, since: Ctx | None = None) -> Any: ...
@@ -80,6 +84,11 @@ class Taken:
 
     answer: Answer
     take: Callable[[str], str]
+
+
+def taken(value: str | list[str], take: Callable[[str], str]) -> str | list[str]:
+    """`take` of an answer's text, or of each of its texts."""
+    return [take(text) for text in value] if isinstance(value, list) else take(value)
 
 
 @dataclass(slots=True)

@@ -384,6 +384,7 @@ class ReplayMode(CountingMode):
             return fn(*args, **kwargs)
         if reach.is_own(fn) or reach.is_language(fn) or reach.is_language(getattr(fn, "__self__", None)):
             if (self.tick, CHOICES, 0) in self.record:
+                args = args if "choices" in kwargs else args[:1]
                 kwargs = {**kwargs, "choices": self._answer((self.tick, CHOICES, 0))}
             return fn(*args, **kwargs)
         if hostops.pure_function(fn) is not None or type(getattr(fn, "__self__", None)) is str:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from lmc.backend.base import TakeOver
 from lmc.ir.core import Type
 
 
@@ -97,6 +98,13 @@ def _text(value: Any) -> str:
     raise TypeError(f"not text: {type(value).__name__}")  # the replay says it in the user's words, or appends an expression
 
 
+def _choices(value: Any) -> tuple[Any, ...]:
+    """What a select was handed to choose from."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TakeOver("raises ArgumentError: choices are a list")  # the replay says it in the user's words
+    return tuple(value)
+
+
 def _dict(*items: Any) -> dict[Any, Any]:
     return dict(zip(items[::2], items[1::2], strict=True))
 
@@ -124,7 +132,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "py.format": _format, "py.iter": iter, "py.next": _next, "py.unpack": _unpack, "py.call": _call, "py.call_method": _call_method,
     "py.tuple": lambda *items: items, "py.list": lambda *items: list(items), "py.set": lambda *items: set(items), "py.dict": _dict,
     "py.as_tuple": tuple, "py.argsort": _argsort, "py.argmin": _argmin, "py.argmax": _argmax, "py.text": _text,
-    "py.mapping": dict,
+    "py.mapping": dict, "py.choices": _choices,
 }  # fmt: skip
 
 BINARY = {

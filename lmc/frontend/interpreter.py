@@ -22,7 +22,8 @@ from typing import Any, Literal, overload
 from lmc.backend.base import Backend, Result, Usage, check_supported
 from lmc.config import compiler, default_backend, settings
 from lmc.errors import ArgumentError, CancelledError, LmcError, Loc, ParameterError, ProgramError
-from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options
+from lmc.frontend.emitter import taken
+from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, signature
 from lmc.frontend.prefix import Traced, constant_prefix
 from lmc.frontend.primitives import GenExpr, SelectExpr, caller_loc
 from lmc.frontend.state import (
@@ -153,6 +154,9 @@ class LiveEmitter:
     def read(self, answer: Result) -> str | list[str]:
         return answer.output().value
 
+    def read_part(self, answer: Result, take: Callable[[str], str]) -> str | list[str]:
+        return taken(answer.output().value, take)
+
     def meta(self, answer: Result) -> Any:
         return answer.output().meta
 
@@ -243,9 +247,13 @@ class Function:
             return
         for name in given:
             if name not in self.params:
-                raise ArgumentError(
-                    f"{self.described} has no parameter {name!r}{suggestion(name, self.params)}", loc=caller_loc()
-                )
+                raise ArgumentError(f"{self.described} has no parameter {name!r}{self._meant(name)}", loc=caller_loc())
+
+    def _meant(self, name: str) -> str:
+        """What a name that is no parameter may stand for: a parameter, or an option of `run`."""
+        own = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}.get(name, name)
+        found = suggestion(own, (*self.params, *RUN_OPTIONS))
+        return found if "did you mean" in found else suggestion(name, self.params)
 
     @property
     def described(self) -> str:
@@ -373,6 +381,8 @@ class Function:
         `generator_style=False` (yield each state when it and those before it are done); `errors="raise"` (every item
         runs, then the first exception is raised) or `"return"` (the item's state has it as `state.error()`).
         """
+        if isinstance(batch, (str, Mapping)):
+            raise ArgumentError(f"run_batch() takes a list of items, each a dict or a tuple, not one {type(batch).__name__}", loc=caller_loc())
         run_options = Options.of(options, BATCH_OPTIONS, "run_batch()")
         errors = options.get("errors", "raise")
         if errors not in ("raise", "return"):
@@ -467,6 +477,10 @@ class Function:
 
     def __repr__(self) -> str:
         return f"<lmc {self.described}>"
+
+
+Function.run.__signature__ = signature("*args", RUN_OPTIONS)  # pyright: ignore[reportFunctionMemberAccess]
+Function.run_batch.__signature__ = signature("batch", {*BATCH_OPTIONS, "generator_style"})  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _cancel(state: State) -> None:

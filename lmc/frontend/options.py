@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,3 +63,29 @@ class Options:
         except LmcError as error:
             error.loc = error.loc or caller_loc()
             raise
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    **{name: getattr(SamplingParams(), name) for name in RUN_SAMPLING},
+    **dict.fromkeys((
+        "stop", "stop_token_ids", "stop_regex", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs",
+        "logit_bias")),
+    "stream": False, "backend": None, "use_thread": True, "seed": None, "num_threads": "auto", "progress_bar": False,
+    "generator_style": False, "errors": "raise",
+}  # fmt: skip
+"""As they are written; an option that is not here has None."""
+
+
+def signature(first: str, options: Iterable[str]) -> inspect.Signature:
+    """What a method with `**options` shows to `help` and editors; `first` is its own argument, "*args" that of a program.
+
+    It takes `**options`, because a parameter of the program may have the name of an option and is meant then.
+    """
+    parameter = inspect.Parameter
+    found = [parameter("self", parameter.POSITIONAL_ONLY)]
+    found.append(parameter(first.lstrip("*"), parameter.VAR_POSITIONAL if first.startswith("*") else parameter.POSITIONAL_OR_KEYWORD))
+    names = sorted(options, key=lambda name: [*_DEFAULTS, name].index(name))
+    found += [parameter(name, parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name)) for name in names]
+    if first.startswith("*"):
+        found.append(parameter("kwargs", parameter.VAR_KEYWORD))
+    return inspect.Signature(found)

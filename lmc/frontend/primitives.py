@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any, Never, NoReturn
+from typing import Any, Never, NoReturn, cast
 
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_format
@@ -200,13 +200,24 @@ def _items(x: object) -> tuple[Expr, ...]:
 def _refusal(x: object, what: str) -> ProgramError:
     if x is None:
         return ParameterError(f"cannot {what} None; did a function forget to return its expression?", loc=caller_loc())
-    kinds = type(x).__mro__
-    remedy = '; join it first: "\\n".join(items)' if list in kinds else "; write str(x)" if int in kinds or float in kinds else ""
-    return ArgumentError(f"cannot {what} {_an(x)}, only text and expressions{remedy}", loc=caller_loc())
+    found = next((remedy for kind, remedy in _REMEDIES.items() if kind in [k.__name__ for k in type(x).__mro__]), "")
+    return ArgumentError(f"cannot {what} {an(type(x).__name__)}, only text and expressions{found}", loc=caller_loc())
 
 
-def _an(x: object) -> str:
-    name = type(x).__name__
+_REMEDIES: Mapping[str, str] = {
+    "list": '; join it first: "\\n".join(items)',
+    "int": "; write str(x)",
+    "float": "; write str(x)",
+    "function": "; call it",
+    "Function": '; call it, and append what it says: child(…)["name"]',
+    "State": '; append its text: other.text() or other["name"]',
+    "StateGroup": '; append what they say: "\\n".join(f["name"] for f in forks)',
+}
+"""What to write instead of appending an object, by the name of its type."""
+
+
+def an(name: str) -> str:
+    """A name with its article: `a State`, `an int`."""
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
@@ -377,14 +388,14 @@ def select(
 def _select(what: str, name: str | None, choices: Any, temperature: Any, method: Any) -> SelectExpr:
     loc = caller_loc()
     _check_name(what, name, loc)
-    if choices is None or isinstance(choices, str):
+    if choices is None or isinstance(choices, str) or not isinstance(choices, Iterable):
         raise ArgumentError(f"{what}(choices=…) takes a list of texts, not {choices!r}", loc=loc)
-    choices = tuple(choices)
+    choices = tuple(cast(Iterable[Any], choices))
     if not choices:
         raise ParameterError(f"{what}(choices=[]): there is nothing to choose from", loc=loc)
     for choice in choices:
         if not isinstance(choice, (str, Value)):
-            raise ArgumentError(f"{what}(choices=…): {choice!r} is {_an(choice)}; choices are texts", loc=loc)
+            raise ArgumentError(f"{what}(choices=…): {choice!r} is {an(type(choice).__name__)}; choices are texts", loc=loc)
     if not isinstance(temperature, Value):
         resolve(_ANY_RUN, {"temperature": temperature}, loc)
     return SelectExpr(name, choices, temperature, _method(what, method, loc), loc)
@@ -474,7 +485,7 @@ def assistant_end() -> RoleEnd:
 def special(text: str) -> SpecialExpr:
     """A special token of the model by its spelling, such as `"<|im_start|>"`. Plain text never becomes one."""
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(f"special() takes a constant spelling, not {_an(text)}", loc=caller_loc())
+        raise ArgumentError(f"special() takes a constant spelling, not {an(type(text).__name__)}", loc=caller_loc())
     return SpecialExpr(text)
 
 

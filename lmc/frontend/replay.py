@@ -18,7 +18,7 @@ from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.state import State
 from lmc.frontend.tree import Tree
 from lmc.frontend.values import active
-from lmc.prompt import Gen, Origin, Prompt, Select, make_gen, make_select
+from lmc.prompt import Excerpt, Gen, Origin, Prompt, Select, make_gen, make_select
 
 Answers = Mapping[tuple[str, int], tuple[Prompt, Any, Prompt]]
 """What was asked, by stream and ordinal: (prompt before, request, prompt after)."""
@@ -76,6 +76,7 @@ def _content(prompt: Prompt) -> list[Any]:
     for node in prompt.nodes():
         for part in node.parts:
             last = found[-1] if found else None
+            part = part.text() if isinstance(part, Excerpt) else part
             if isinstance(part, str) and isinstance(last, str):
                 found[-1] = last + part
             elif part != "":

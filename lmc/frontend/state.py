@@ -6,6 +6,7 @@ interpreter), the graph being traced, or nothing more (a state that a compiled r
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from lmc.frontend.primitives import (
     VarScopeBegin,
     VarScopeEnd,
     VideoExpr,
+    an,
     as_expr,
     caller_loc,
 )
@@ -45,6 +47,11 @@ class Submitted(Expr):
 
     expr: Expr
     state: State
+
+    def __enter__(self) -> None:
+        raise ArgumentError("a message with its content is complete; for one with a block, write `with s.user():`", loc=caller_loc())
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 class State:
@@ -204,8 +211,7 @@ class State:
         if held.__class__ is Scoped:
             return self.emitter.text(held.until, held.since)
         if held.__class__ is Taken:
-            value = self.emitter.read(held.answer)
-            return [held.take(text) for text in value] if value.__class__ is list else held.take(value)
+            return self.emitter.read_part(held.answer, held.take)
         return self.emitter.read(held)
 
     def _await(self, name: str | None) -> Any:
@@ -222,8 +228,10 @@ class State:
 
     def _unknown(self, name: str | None) -> KeyError:
         known = ", ".join(repr(n) for n in self.variables) or "none yet"
+        near = difflib.get_close_matches(name, [n for n in self.variables if n is not None], 1) if isinstance(name, str) else []
+        mean = f"; did you mean {near[0]!r}?" if near else ""
         place = caller_loc()
-        return UnknownVariable(f"{f'{place}: ' if place else ''}no variable {name!r}; there are: {known}")
+        return UnknownVariable(f"{f'{place}: ' if place else ''}no variable {name!r}; there are: {known}{mean}")
 
     def __setitem__(self, name: str, value: Any) -> None:
         held: Any = self.variables.get(name)
@@ -388,7 +396,7 @@ def _video(s: State, expr: VideoExpr) -> None:
 def _role_begin(s: State, expr: RoleBegin) -> None:
     if s.role is not None:
         raise ProgramError(
-            f"cannot open a {expr.role} message inside the open {s.role} message; close that one first", loc=expr.loc
+            f"cannot open {an(expr.role)} message inside the open {s.role} message; close that one first", loc=expr.loc
         )
     try:
         s.ctx = s.emitter.role_begin(s.ctx, expr.role, s.previous)
@@ -401,7 +409,7 @@ def _role_begin(s: State, expr: RoleBegin) -> None:
 def _role_end(s: State, expr: RoleEnd) -> None:
     if s.role != expr.role:
         open_ = f"the open message is the {s.role}'s" if s.role else "no message is open"
-        raise ProgramError(f"cannot close a {expr.role} message: {open_}", loc=expr.loc)
+        raise ProgramError(f"cannot close {an(expr.role)} message: {open_}", loc=expr.loc)
     s.ctx = s.emitter.role_end(s.ctx, expr.role)
     s.role, s.previous = None, expr.role
 

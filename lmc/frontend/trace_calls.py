@@ -129,8 +129,12 @@ class CallMode(OutsideMode):
         name = getattr(fn, "__name__", "")
         if name in _CONCRETE_FIRST and args:
             args = (self.concrete(args[0]), *args[1:])
+        if name == "select" and len(args) > 1 and isinstance(args[1], Value):
+            args, kwargs = (args[0], *args[2:]), {**kwargs, "choices": args[1]}
+            if len(args) > 1:
+                raise TraceEscape("select with all its arguments by position")
         if isinstance(choices := kwargs.get("choices"), Value):
-            items = self.simple("py.as_tuple", choices, key=(self.tick, CHOICES, 0))
+            items = self.simple("py.choices", choices, key=(self.tick, CHOICES, 0))
             kwargs = {**kwargs, "choices": tuple(self.spread(items, choices))}
         for key in ("name", "size"):
             if key in kwargs:
@@ -166,7 +170,7 @@ class CallMode(OutsideMode):
         if isinstance(owner, Function) and name == "run":
             return self.calls(owner, args, kwargs)
         if reach.is_language(owner):
-            return self.language_call(getattr(owner, name), args, kwargs)
+            return self.language_call(native(getattr, owner, name), args, kwargs)
         if isinstance(owner, types.ModuleType | type):
             return self.calls(self.getattr(owner, name), args, kwargs)
         if type(owner) in (list, dict, set) and id(owner) in self.local:

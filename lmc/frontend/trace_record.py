@@ -20,6 +20,7 @@ from lmc.backend.base import Meta, Result, TakeOver
 from lmc.config import log
 from lmc.errors import LmcError, Loc
 from lmc.frontend import hostops, reach
+from lmc.frontend.emitter import Taken
 from lmc.frontend.hooks import LAZY, CountingMode, Key, hooks
 from lmc.frontend.hostops import Known
 from lmc.frontend.primitives import caller_loc
@@ -148,7 +149,7 @@ class Recorder(CountingMode):
         """The text that a prompt continues with after an answer."""
         if value.type == "str":
             return value
-        raise TraceEscape("joins forks whose answers are lists")
+        return self.emit("host.call", (self.own(_first_text), value), {"pure": True, "total": True}, ("str",))[0]
 
     def keep(self, x: Any) -> Any:
         """Registers something that the program can reach as long as Python keeps it."""
@@ -217,6 +218,9 @@ class Recorder(CountingMode):
             case Gathered():
                 items = [x for item in held.items for x in self.held(item)]
                 return self.emit("host.call", (self.own(_gathered), *items), {"pure": True, "total": True}, ("any",))[0], None
+            case Taken():
+                operands = self.own(Taken), held.answer.ir, self.own(held.take)
+                return self.emit("host.call", operands, {"pure": True, "total": True}, ("any",))[0], held.answer.meta
             case Scoped():
                 ctxs = (held.since.ir, held.until.ir)
                 return self.emit("host.call", (self.own(_scoped), *ctxs), {"pure": True, "total": True}, ("any",))[0], None
@@ -488,6 +492,11 @@ def _gathered(*pairs: Any) -> Gathered:
     return Gathered(tuple(held_of(value, meta) for value, meta in zip(pairs[::2], pairs[1::2], strict=True)))
 
 
+def _first_text(texts: Sequence[str]) -> str:
+    """Run time: of several answers, the one that the prompt goes on with."""
+    return texts[0]
+
+
 def _scoped(since: Any, until: Any) -> Scoped:
     """Run time: the text between two prompts."""
     return Scoped(since, until)
@@ -495,7 +504,7 @@ def _scoped(since: Any, until: Any) -> Scoped:
 
 def held_of(value: Any, meta: Any) -> Any:
     """Run time: a variable's content from the two operands that stand for it."""
-    if isinstance(value, Result | Gathered | Scoped):
+    if isinstance(value, Result | Gathered | Scoped | Taken):
         return value
     return Stored(value, meta.result if isinstance(meta, Meta) else meta)
 

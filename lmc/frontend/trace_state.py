@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmc.errors import Loc
+from lmc.frontend.emitter import taken
 from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.values import TraceEscape, Value
 from lmc.ir.core import Attr, Operand, Type
@@ -112,16 +113,33 @@ class TraceEmitter:
         ir = ctx.ir
         for op in self.trace.chain(other.ir, since.ir):
             if op.kind in ("gen", "select"):
-                value = self.trace.emit("read", (op.results[1],), {}, (op.results[1].type,), (op.results[1].name,))[0]
+                value = self._read(op.results[1])
                 ir = self.trace.emit("append", (ir, self.trace.first_text(value)), {}, ("ctx",))[0]
             else:
                 ir = self.trace.emit(op.kind, (ir, *op.operands[1:]), op.attrs, ("ctx",))[0]
         return self.trace.keep(Ctx(ir))
 
+    def separate_reasoning(self, before: Ctx, after: Ctx, take: Callable[[str], str]) -> Ctx:
+        (answer,) = self.trace.chain(after.ir, before.ir)
+        text = self._taken(self.trace.first_text(self._read(answer.results[1])), take)
+        return self._ctx("append", (before.ir, text))
+
+    def _taken(self, text: IRValue, take: Callable[[str], str]) -> IRValue:
+        return self.trace.emit("host.call", (self.trace.own(take), text), {"pure": True, "total": True}, ("str",))[0]
+
+    def _read(self, answer: IRValue) -> IRValue:
+        return self.trace.emit("read", (answer,), {}, (answer.type,), (answer.name,))[0]
+
+    def read_part(self, answer: Answer, take: Callable[[str], str]) -> Value:
+        if answer.ir.type == "str":
+            return self.trace.value(self._taken(self.read(answer).ir, take))
+        operands = self.trace.own(taken), self.read(answer).ir, self.trace.own(take)
+        attrs: dict[str, Attr] = {"ordered": True, "inline": True, "total": True}  # a list of its own, made again by a replay
+        return self.trace.value(self.trace.emit("host.call", operands, attrs, ("any",))[0], items="str")
+
     def read(self, answer: Answer) -> Value:
         if answer.read_value is None:
-            (ir,) = self.trace.emit("read", (answer.ir,), {}, (answer.ir.type,), (answer.ir.name,))
-            answer.read_value = self.trace.value(ir, domain=answer.domain)
+            answer.read_value = self.trace.value(self._read(answer.ir), domain=answer.domain)
         return answer.read_value
 
     def meta(self, answer: Answer) -> Value:

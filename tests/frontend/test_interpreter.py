@@ -187,7 +187,7 @@ def test_closing_what_is_not_open() -> None:
     s += lmc.user_begin()
     with pytest.raises(ProgramError) as caught:
         s += lmc.assistant_end()
-    assert str(caught.value).startswith(f"{line(-1)}: cannot close a assistant message: the open message is the user's")
+    assert str(caught.value).startswith(f"{line(-1)}: cannot close an assistant message: the open message is the user's")
     with pytest.raises(ProgramError, match="cannot open a system message inside the open user message"):
         s += system("x")
     s += "q" + lmc.user_end()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 import lmc
+import lmc.prompt
 from lmc import Mock, gen, separate_reasoning
 from lmc.frontend.reasoning import FORMATS, reasoning_format
+from tests.conformance.harness import conform, effect
 
 ANSWER = "<think>\nTwo cities.\n</think>\n\nBern."
 
@@ -130,3 +132,92 @@ def test_an_unknown_family_is_refused_where_it_is_written():
         separate_reasoning(gen("a"))
     with pytest.raises(lmc.ArgumentError, match="expression"):
         separate_reasoning("text", "qwen3")
+
+
+# -- compiled --------------------------------------------------------------------------------------------------------
+
+
+@lmc.function
+def in_a_chat(s, q):
+    s += lmc.user(q)
+    s += lmc.assistant("So: " + separate_reasoning(gen("a") + "," + gen("b"), "qwen3") + " Really.")
+    s += lmc.user("Sure?") + lmc.assistant(gen("c", max_tokens=8))
+    return s["a"].strip(), len(s["a_reasoning_content"])
+
+
+@lmc.function
+def in_forks(s, q):
+    forks = s.fork(2)
+    for i, f in enumerate(forks):
+        f += f"{q} {i}" + separate_reasoning(gen("a"), "qwen3")
+        effect("asked", i)
+    forks.join()
+    s += "".join(s["a"]) + " after " + s["a_reasoning_content"][0]
+    with s.copy() as draft:
+        draft += separate_reasoning(gen("d"), "deepseek-r1")
+    return s["d"]
+
+
+@lmc.function
+def appended_forks(s, q):
+    forks = s.fork(2)
+    forks += q + separate_reasoning(gen("a", n=2), "qwen3") + separate_reasoning(lmc.select("w", [" yes", " no"]), "qwen3")
+    forks.join("concate_and_append")
+    s += gen("end", max_tokens=4)
+    if forks[0]["w"] == " yes":
+        return forks[1]["a"]
+    return forks[0]["a"][0]
+
+
+@lmc.function
+def samples(s, q):
+    s += q + separate_reasoning(gen("a", n=2), "qwen3")
+    s["a"].append("changed")
+    s += gen("b", max_tokens=4)
+    return s["a"], s["a_reasoning_content"], len(s.get_meta_info("a"))
+
+
+@lmc.function
+def branches(s, q):
+    for i in range(3):
+        s += separate_reasoning(gen(f"thought {i}"), "qwen3")
+        if "Bern" in s[f"thought {i}"]:
+            return i
+        s += q
+
+
+def thinks(prompt, ask):
+    if isinstance(ask, lmc.prompt.Select):
+        return None
+    if ask.name == "d":
+        return "deep</think>draft"
+    return ["<think>x</think>y", "z"] if ask.params.n == 2 else ANSWER if "France" in prompt or ask.name != "thought 0" else "no"
+
+
+@pytest.mark.parametrize("program", (in_a_chat, in_forks, appended_forks, samples, branches), ids=lambda p: p.name)
+def test_it_is_captured(program):
+    conform(program, [{"q": "France"}, {"q": "Why"}], backend=lambda: Mock(answers=thinks), replays=0)
+
+
+def test_a_replay_does_not_ask_again():
+    mock = Mock(answers=thinks)
+
+    @lmc.function
+    def leaves(s, q):
+        s += q + separate_reasoning(gen("a"), "qwen3")
+        s += gen("b", max_tokens=4)
+        exec("s = s['b']")  # cannot be captured
+        s += s["a"]
+
+    with pytest.warns(lmc.errors.CaptureWarning):
+        state = lmc.compile(leaves)(q="x", backend=mock)
+    assert state.text().startswith("x\n\nBern.")
+    assert [c.ask.name for c in mock.call_log] == ["a", "b"]
+
+
+def test_a_failed_answer_is_the_same_compiled():
+    def down(ask, prompt):
+        return lmc.BackendError("down") if ask.name == "a" else None
+
+    conform(in_a_chat, [{"q": "x"}], backend=lambda: Mock(answers=thinks, fault=down))
+    conform(in_forks, [{"q": "x"}], backend=lambda: Mock(answers=thinks, fault=down))

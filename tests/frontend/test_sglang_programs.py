@@ -6,6 +6,8 @@ import asyncio
 import inspect
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import exp
@@ -801,7 +803,65 @@ def test_cache_keeps_the_prefix_on_the_model(small):
     assert state.get_meta_info("answer")["cached_tokens"] > 30
 
 
-@pytest.mark.model
 def test_runtime_refuses_what_it_has_not():
-    with pytest.raises(sgl.ArgumentError, match="'tp_size'"):
-        sgl.Runtime(model_path="smollm2", tp_size=2)
+    with pytest.raises(sgl.UnsupportedOpError, match="tp_size=2"):
+        sgl.Runtime(model_path="nowhere.gguf", tp_size=2)
+    with pytest.raises(sgl.ArgumentError, match="did you mean 'max_running_requests'"):
+        sgl.Runtime(model_path="nowhere.gguf", max_running_request=2)
+    with pytest.raises(sgl.ProgramError, match="no chat template 'vicuna'"):
+        sgl.Runtime(model_path="nowhere.gguf", chat_template="vicuna")
+
+
+SCRIPT = """
+import lmc as sgl
+
+@sgl.function
+def multi_turn(s, question_1, question_2):
+    s += sgl.system("You are a helpful assistant.")
+    s += sgl.user(question_1)
+    s += sgl.assistant(sgl.gen("answer_1", max_tokens=12))
+    s += sgl.user(question_2)
+    s += sgl.assistant(sgl.gen("answer_2", max_tokens=12))
+
+def single():
+    state = multi_turn.run(question_1="What is the capital of France?", question_2="List two rivers.", temperature=0)
+    for m in state.messages():
+        print(m["role"], ":", m["content"])
+    print("answer_1", state["answer_1"])
+
+def stream():
+    state = multi_turn.run(question_1="What is the capital of France?", question_2="List two rivers.", temperature=0, stream=True)
+    for out in state.text_iter():
+        print(out, end="", flush=True)
+
+def batch():
+    states = multi_turn.run_batch([
+        {"question_1": "What is the capital of France?", "question_2": "List two rivers."},
+        {"question_1": "What is the capital of Japan?", "question_2": "List two foods."},
+    ], temperature=0, num_threads=2)
+    for s in states:
+        print(s.messages()[-1])
+
+if __name__ == "__main__":
+    runtime = sgl.Runtime(model_path="smollm2", max_total_tokens=2048, port=30000, tp_size=1, mem_fraction_static=0.8)
+    runtime.endpoint.chat_template = sgl.get_chat_template("chatml")
+    sgl.set_default_backend(runtime)
+    single()
+    stream()
+    batch()
+    print(sgl.get_server_info(runtime.endpoint)["model"], sgl.flush_cache())
+    runtime.cache_prefix("You are a helpful assistant.")
+    print(len(runtime.get_tokenizer().encode("Hello there")))
+    runtime.shutdown()
+"""
+
+
+@pytest.mark.model
+def test_a_whole_script_runs(tmp_path):
+    """Launch a runtime, a run, a stream, a batch, shut down; only the import differs from what it was written for."""
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert done.stdout.count("assistant") >= 2 + 2 + 2  # of the run, the stream's template, the batch

@@ -69,8 +69,12 @@ class Asker:
             raise ParameterError(f'seam is {seam!r}; it can be "token" or "text"')
         self.name, self.words, self.compiler, self.seam, self.seed = name, words, compiler, seam, seed
         self.max_context, self.pool, self.limit = max_context, pool, min(max_context, pool)
-        self.stop_ids, self.stop_strings = template_stops(words, template)
+        self.use_template(template)
         self.encoder = Encoder(words)
+
+    def use_template(self, template: ChatTemplate) -> None:
+        """What ends an assistant's message from now on."""
+        self.stop_ids, self.stop_strings = template_stops(self.words, template)
 
     def ids(self, place: Place) -> np.ndarray:
         """The whole prompt at `place`, [n] int32."""
