@@ -456,6 +456,7 @@ class Engine(LocalBackend):
     seed         mixed into the seed of every sampling op
     parse_special  encode a special token's spelling in plain text as that token (unsafe with foreign text)
     seam         "token", or "text" to encode answers again with what follows them
+    forced       False samples every token of a constrained answer, also those that its regex leaves no choice of
     model_path   SGLang's name for `model`
 
     Raises ModelLoadError if the model cannot be loaded or the device is not there; ParameterError for a number that
@@ -474,6 +475,7 @@ class Engine(LocalBackend):
         seed: int = 0,
         parse_special: bool = False,
         seam: Literal["token", "text"] = "token",
+        forced: bool = True,
         model_path: str | None = None,
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
@@ -494,7 +496,11 @@ class Engine(LocalBackend):
             vocabulary=words,
             chat_template=loaded.chat_template,
             runner=ModelRunner(loaded.model, pool, Sampler(words.vocab_size), str(loaded.device)),
-            compiler=ConstraintCompiler(*of, grammar=lambda: XGrammarCompiler(*of)),
+            compiler=ConstraintCompiler(
+                *of,
+                grammar=lambda: XGrammarCompiler(*of),
+                encode=(lambda text: words.encode((text,), at_start=False)) if forced else None,
+            ),
             max_tokens=slots,
             max_context=config.max_context,
             max_batch=max_batch,

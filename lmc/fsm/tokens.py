@@ -25,6 +25,7 @@ class TokenAutomaton:
 
     def __init__(self, dfa: ByteDFA, vocabulary: Vocabulary) -> None:
         self.dfa, self.vocabulary = dfa, vocabulary = _spellable(dfa, vocabulary), vocabulary
+        self._done = dfa.final & ~(dfa.table >= 0).any(axis=1)
         self._lock = threading.Lock()
         self._masks: dict[int, np.ndarray] = {}  # by state; states with equal masks have the same array
         self._window = _windows(dfa, min(vocabulary.longest, LONG))
@@ -44,7 +45,7 @@ class TokenAutomaton:
 
     def is_done(self, state: int) -> bool:
         """The text so far is in the language, and nothing may follow."""
-        return self.is_final(state) and not (self.dfa.table[state] >= 0).any()
+        return bool(self._done[state])
 
     def mask(self, state: int) -> np.ndarray:
         """The allowed tokens, EOS where the text may end: uint32 [ceil(size / 32)], token i is bit i % 32 of word i // 32.

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lmc.backend.engine.automaton import ConstraintCompiler
+from lmc.backend.engine.constraint import Compiler
+from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import EngineCore, PassOutput
 from lmc.backend.engine.request import TokenLogprob, Top
 from lmc.backend.engine.scheduler import Pass
@@ -127,7 +130,8 @@ class FakeRunner:
     script: token ids to answer with instead, per prompt text end (see `say`).
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, eos: int = EOS) -> None:
+        self.eos = eos
         self.slots = np.full(num_slots, -1, np.int64)
         self.positions = np.full(num_slots, -1, np.int64)
         self.script: dict[tuple[int, ...], Sequence[int]] = {}
@@ -137,7 +141,7 @@ class FakeRunner:
     def say(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """After `prompt` the model says `answer`, token by token, then EOS."""
         ids = tuple(int(i) for i in prompt)
-        for i, token in enumerate([*answer, EOS]):
+        for i, token in enumerate([*answer, self.eos]):
             self.script[ids + tuple(answer[:i])] = [token]
 
     def run(self, work: Pass) -> PassOutput:
@@ -162,13 +166,25 @@ class FakeRunner:
             assert (contexts[row] == expected).all(), "the pages hold another text"
             noise = req.seed + req.answer.sampled if req.params.temperature > 0 else 0
             scripted = self.script.get(tuple(contexts[row].tolist()))
-            allowed = req.answer.matcher.allowed() if req.answer.matcher is not None else None
+            allowed = ids_of(req.answer.matcher.bits) if req.answer.matcher is not None else None
             token = scripted[0] if scripted else next_token(contexts[row], noise & (2**63 - 1), allowed)
             tokens.append(token)
-            logprobs.append(TokenLogprob(token, logprob(contexts[row], token)) if req.params.return_logprob else None)
+            best = top(contexts[row], req.params.top_logprobs_num or 0)
+            known = TokenLogprob(token, logprob(contexts[row], token), best)
+            logprobs.append(known if req.params.return_logprob else None)
         scores = [logprob(contexts[s.row], s.token) for s in work.scores]
         tops = [top(contexts[s.row], s.top) for s in work.scores]
         return PassOutput(tokens, logprobs, scores, tops)
+
+
+def bits_of(ids: Sequence[int]) -> np.ndarray:
+    flags = np.zeros((VOCAB + 31) // 32 * 32, np.uint8)
+    flags[list(ids)] = 1
+    return np.packbits(flags, bitorder="little").view(np.uint32)
+
+
+def ids_of(bits: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
 
 
 class FakeMatcher:
@@ -177,15 +193,19 @@ class FakeMatcher:
     def __init__(self) -> None:
         self.count = 0
 
-    def allowed(self) -> list[int]:
-        return [*range(48, 58), *([EOS] if self.count else [])]
+    @property
+    def bits(self) -> np.ndarray:
+        return bits_of([*range(48, 58), *([EOS] if self.count else [])])
 
-    def fill(self, mask: object, row: int) -> None:
-        raise NotImplementedError
+    def allows(self, token: int) -> bool:
+        return token in ids_of(self.bits)
 
     def accept(self, token: int) -> None:
         assert 48 <= token < 58
         self.count += 1
+
+    def forced(self) -> tuple[int, ...]:
+        return ()
 
     @property
     def complete(self) -> bool:
@@ -206,15 +226,23 @@ class FakeCompiler:
 
 
 def backend(
-    max_tokens: int = 4096, *, max_context: int = 2048, max_batch: int = 32, chunk: int = 64, **options
+    max_tokens: int = 4096,
+    *,
+    max_context: int = 2048,
+    max_batch: int = 32,
+    chunk: int = 64,
+    words: Vocabulary | None = None,
+    compiler: Compiler | None = None,
+    **options,
 ) -> tuple[LocalBackend, FakeRunner]:
-    runner = FakeRunner(max_tokens)
+    words = words or FakeWords()
+    runner = FakeRunner(max_tokens, words.eos_token_ids[0])
     engine = LocalBackend(
         name="fake",
-        vocabulary=FakeWords(),
+        vocabulary=words,
         chat_template=CHATML,
         runner=runner,
-        compiler=FakeCompiler(),
+        compiler=compiler or FakeCompiler(),
         max_tokens=max_tokens,
         max_context=max_context,
         max_batch=max_batch,
@@ -244,3 +272,15 @@ def reference_ids(prompt: Sequence[int], n: int) -> list[int]:
     for _ in range(n):
         ids.append(next_token(ids))
     return ids[len(prompt) :]
+
+
+def automata(words: Vocabulary, *, forced: bool = True) -> ConstraintCompiler:
+    """A compiler of regexes over a vocabulary; no grammars."""
+    return ConstraintCompiler(
+        [words.token_bytes(i) for i in range(words.vocab_size)],
+        words.special_ids,
+        words.eos_token_ids[0],
+        words.vocab_size,
+        grammar=FakeCompiler,
+        encode=(lambda text: words.encode((text,), at_start=False)) if forced else None,
+    )

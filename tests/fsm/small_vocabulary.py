@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from lmc.backend.engine.tokenizer import Tokenizer as Words
+from lmc.backend.engine.tokenizer import from_gguf
 from lmc.fsm.vocabulary import Vocabulary
 
 TEXT = [
@@ -18,9 +20,10 @@ EOS, SPECIAL = 0, 1
 
 
 @lru_cache
-def small() -> tuple[Vocabulary, Callable[[str], list[int]]]:
-    """The vocabulary and its encoder. Id 0 is EOS, 1 is special, and the last has the bytes of another token."""
+def trained() -> Tokenizer:
+    """The tokenizer. Id 0 is EOS, 1 is special."""
     raw = Tokenizer(models.BPE())
+    raw.decoder = decoders.ByteLevel()
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     raw.train_from_iterator(
@@ -34,6 +37,13 @@ def small() -> tuple[Vocabulary, Callable[[str], list[int]]]:
         ),
     )
     raw.encode_special_tokens = True
+    return raw
+
+
+@lru_cache
+def small() -> tuple[Vocabulary, Callable[[str], list[int]]]:
+    """The vocabulary and its encoder; the last id has the bytes of another token."""
+    raw = trained()
     byte_of = {char: byte for byte, char in byte_alphabet().items()}
     spelled = [raw.id_to_token(i) for i in range(raw.get_vocab_size())]
     tokens = [bytes(byte_of[c] for c in s) if i > 1 else s.encode() for i, s in enumerate(spelled)]
@@ -51,9 +61,20 @@ def byte_alphabet() -> dict[int, str]:
 @lru_cache
 def smollm2() -> tuple[Vocabulary, Callable[[str], list[int]]]:
     """The small model's vocabulary and encoder; for tests marked `model`."""
-    from lmc.backend.engine import tokenizer
-    from lmc.backend.engine.models import gguf, loader
-
-    tokens = tokenizer.from_gguf(gguf.read(loader.embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
+    tokens = smollm2_words()
     vocabulary = Vocabulary(tokens.byte_table, tokens.eos_token_ids, tokens.special_ids)
     return vocabulary, lambda text: tokens.encode([text], at_start=False)
+
+
+@lru_cache
+def smollm2_words() -> Words:
+    """The small model's tokenizer without the model."""
+    from lmc.backend.engine.models import gguf, loader
+
+    return from_gguf(gguf.read(loader.embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
+
+
+@lru_cache
+def small_words() -> Words:
+    """The small vocabulary as a backend wants it."""
+    return Words(trained(), eos_token_ids=(EOS,))

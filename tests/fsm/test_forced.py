@@ -10,22 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmc.fsm import forced
-from lmc.fsm.compress import forced_bytes
 from lmc.fsm.dfa import compile_regex
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.regex import parse
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
+from tests.fsm.forced_oracle import CHARACTER_TEXT, FINITE, TOOL, by_definition, forced_tokens
 from tests.fsm.patterns import ASCII, CHARACTER, JUDGE, regexes, word_of
 from tests.fsm.small_vocabulary import small, smollm2
 
 ORDER = r'\{"order(Id|Name)": "\w+"\}'
-TOOL = r'\{"tool": "(search|finish)", "arguments": \{"order(Id|Name)": "\w{1,20}"\}\}'
-
-
-def forced_tokens(pattern: str, which=small) -> ForcedTokens:
-    vocabulary, encode = which()
-    return ForcedTokens(TokenAutomaton(compile_regex(pattern), vocabulary), encode)
 
 
 def texts(f: ForcedTokens, state: int = 0) -> list[bytes]:
@@ -46,42 +40,6 @@ def merging(*merges: str) -> tuple[Vocabulary, forced.Encode]:
         return [ids[p] for p in parts]
 
     return Vocabulary(tokens, [0]), encode
-
-
-def endings(f: ForcedTokens, state: int, longest: int) -> list[bytes]:
-    """All legal texts from `state` up to a length."""
-    dfa, found, todo = f.automaton.dfa, [], [(state, b"")]
-    while todo:
-        at, text = todo.pop()
-        if dfa.final[at]:
-            found.append(text)
-        if len(text) < longest:
-            todo += [(int(t), text + bytes([b])) for b, t in enumerate(dfa.table[at]) if t >= 0]
-    return found
-
-
-def by_definition(f: ForcedTokens, state: int, longest: int = 40) -> tuple[int, ...]:
-    """The longest common prefix of the encodings of all legal texts, within the forced text."""
-    text = forced_bytes(f.automaton.dfa, state)[0]
-    encodings = [tuple(f.encode(ending.decode())) for ending in endings(f, state, longest)]
-    common = forced._common_prefix(encodings)
-    while len(b"".join(f.automaton.vocabulary.tokens[t] for t in common)) > len(text):
-        common = common[:-1]
-    return common
-
-
-FINITE = [
-    r'\{"order(Id|Name)": (1|12|yes)\}',
-    r'"(yes|no)"(: 1)?',
-    r"order(Id|Name|s)?",
-    r"the(n| cat| and)",
-    r"世界(和平|大战)",
-    r"  {0,3}x",
-    r'\{"grade": "[AB]\+?"\}',
-    r"a constant, clear and clean",
-    r'yes":  no"|yes": "no"',
-    r"é(é|世|😀)",
-]
 
 
 def at_character_boundaries(f: ForcedTokens) -> list[int]:
@@ -178,20 +136,6 @@ def test_each_state_is_encoded_once():
 
 
 # -- on the small model's vocabulary ------------------------------------------------------------------------------------
-
-CHARACTER_TEXT = """{
-    "name": "Harry Potter",
-    "house": "Gryffindor",
-    "blood status": "Half-blood",
-    "occupation": "student",
-    "wand": {
-        "wood": "Holly",
-        "length": 11.0
-    },
-    "alive": "Alive",
-    "patronus": "Stag"
-}"""
-
 
 SPACED = [
     r"x  +y",

@@ -41,7 +41,7 @@ class Ending:
 
 
 class Answer:
-    """Collects sampled tokens; `push` says when it is over.
+    """Collects tokens; `push` says when it is over.
 
     stop_ids    tokens that end the answer and are no part of it (EOS, the template's, the user's)
     """
@@ -57,7 +57,7 @@ class Answer:
         on_text: Callable[[str], None] | None = None,
     ) -> None:
         self.stop_ids, self.matcher = stop_ids, matcher
-        self.sampled = 0  # tokens sampled, a stop token included
+        self.sampled = 0  # tokens so far, forced ones and a stop token included
         self.text = ""
         self._ids: list[int] = []
         self._ends: list[int] = []  # length of the text after each token
@@ -70,7 +70,7 @@ class Answer:
         self._fed = 0
 
     def push(self, token: int) -> Ending | None:
-        """One more sampled token; the ending if it was the last."""
+        """One more token; the ending if it was the last."""
         self.sampled += 1
         if token in self.stop_ids:
             return self._end({"type": "stop", "matched": token})
@@ -89,6 +89,10 @@ class Answer:
             return self._end({"type": "length", "length": self.sampled})
         self._feed(self._safe())
         return None
+
+    def forced(self) -> Sequence[int]:
+        """The tokens that come next whatever the model says; to be pushed one by one. Ask once after a sample."""
+        return () if self.matcher is None else self.matcher.forced()
 
     def empty(self) -> Ending:
         """The ending of an answer that may have no tokens."""

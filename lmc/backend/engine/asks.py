@@ -251,6 +251,7 @@ class _Sampling:
             prompt_tokens=len(self._prompt),
             completion_tokens=sum(r.answer.sampled for r in done if r.answer is not None),
             cached_tokens=done[0].hit_len,
+            forced_tokens=sum(r.forced for r in done),
             calls=1,
             passes=max(r.passes for r in done),
         )

@@ -14,7 +14,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,21 +23,28 @@ from lmc.fsm.charset import Ranges
 from lmc.fsm.regex import Chars, Concat, Node, Union, parse
 from lmc.prompt import Constraint
 
-if TYPE_CHECKING:
-    import torch
-
 KINDS = frozenset({"regex", "json_schema", "ebnf"})
 
 
 class Matcher(Protocol):
     """Follows one answer through its language. Not thread-safe: used by the scheduler thread only."""
 
-    def fill(self, mask: torch.Tensor, row: int) -> None:
-        """Writes the allowed next tokens into row `row` of a packed bit mask [rows, ceil(vocab / 32)] int32."""
+    @property
+    def bits(self) -> np.ndarray:
+        """The allowed next tokens: uint32 [ceil(vocab / 32)], token i is bit i % 32 of word i // 32. To be read before
+        the next `accept`, and never written."""
+        ...
+
+    def allows(self, token: int) -> bool:
+        """One bit of `bits`, without the others where that is cheaper."""
         ...
 
     def accept(self, token: int) -> None:
         """Moves on by a token that the mask allowed."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that come next whatever is sampled (fsm/forced.py); does not move. None behind a forced run."""
         ...
 
     @property
@@ -158,22 +165,25 @@ class _XGrammarMatcher:
         self._matcher = matcher
         self._eos_words = eos_words
         self._row = torch.zeros((1, len(eos_words)), dtype=torch.int32)  # the mask at the present position
-        self._words = self._row.numpy().view(np.uint32)[0]
+        self.bits = self._row.numpy().view(np.uint32)[0]
         self._refill()
 
     def _refill(self) -> None:
         self._row.fill_(-1)
         self._matcher.fill_next_token_bitmask(self._row, 0)
         self.complete = bool(self._matcher.is_completed())
-        self.done = self.complete and not bool((self._words & ~self._eos_words).any())
+        self.done = self.complete and not bool((self.bits & ~self._eos_words).any())
 
-    def fill(self, mask: torch.Tensor, row: int) -> None:
-        mask[row] = self._row[0]
+    def allows(self, token: int) -> bool:
+        return bool(self.bits[token // 32] >> np.uint32(token % 32) & np.uint32(1))
 
     def accept(self, token: int) -> None:
         if not self._matcher.accept_token(token):
             raise RuntimeError(f"token {token} is outside the constraint although its mask allowed it")
         self._refill()
+
+    def forced(self) -> Sequence[int]:
+        return ()
 
 
 # -- regexes: Python's dialect in, xgrammar's out ----------------------------------------------------------------

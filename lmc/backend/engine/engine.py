@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from lmc import config
 from lmc.backend.base import Counters
+from lmc.backend.engine.answer import Ending
 from lmc.backend.engine.request import Kind, Request, TokenLogprob, Top
 from lmc.backend.engine.scheduler import Pass, Scheduler
 from lmc.errors import BackendError, CancelledError, LmcError
@@ -48,7 +49,7 @@ class EngineCore:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # reentrant: usable from destructors
         self._live: dict[Request, None] = {}
         self._closed = self._ended = False
-        self._generated = self._calls = 0
+        self._generated = self._forced = self._calls = 0
         self._device_seconds = 0.0
         self._busy_seconds = 0.0
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
@@ -127,6 +128,7 @@ class EngineCore:
             prefilled_tokens=t.prefilled_tokens,
             unique_tokens=t.unique_tokens,
             generated_tokens=self._generated,
+            forced_tokens=self._forced,
             passes=t.passes,
             rows=t.rows,
             device_seconds=self._device_seconds,
@@ -198,24 +200,45 @@ class EngineCore:
 
     def _deliver(self, work: Pass, output: PassOutput) -> None:
         for score, value, top in zip(work.scores, output.scores, output.tops, strict=True):
-            if score.branch is None:
-                score.request.prompt_logprobs[score.at] = TokenLogprob(score.token, value, top)
-            else:
+            if score.branch is not None:
                 score.request.branch_logprobs[score.branch][score.at] = value
+            elif score.at < score.request.prompt_len:
+                score.request.prompt_logprobs[score.at] = TokenLogprob(score.token, value, top)
+            else:  # a forced token: its turn comes before that of this pass's sample
+                score.request.logprobs.append(TokenLogprob(score.token, value, top))
         for (_, req), token, logprob in zip(work.samples, output.tokens, output.logprobs, strict=True):
             self._guarded(req, lambda r=req, t=token, p=logprob: self._push(r, t, p))
         self._finish_ready(list(dict.fromkeys(span.request for span in work.spans)))
 
     def _push(self, req: Request, token: int, logprob: TokenLogprob | None) -> None:
-        assert req.answer is not None
-        self._generated += 1
         req.passes += 1
         if logprob is not None:
             req.logprobs.append(logprob)
+        req.ending = self._append(req, token)
+        if req.ending is not None:
+            return self._end(req)
+        req.ending = self._force(req)
+        if req.needs_no_model:
+            self._end(req)
+
+    def _append(self, req: Request, token: int) -> Ending | None:
+        assert req.answer is not None
+        self._generated += 1
         req.append(token)
-        ending = req.answer.push(token)
-        if ending is not None:
-            self._end(req, req.prompt_len + min(ending.keep, req.device_len - req.prompt_len), ending)
+        return req.answer.push(token)
+
+    def _force(self, req: Request) -> Ending | None:
+        """Goes on by the tokens that the constraint leaves no choice of; the ending, if one of them ends the answer."""
+        assert req.answer is not None
+        if req.params.logit_bias:
+            return None  # who weighs single tokens cares how a text is cut into them
+        for token in req.answer.forced():
+            req.forced += 1
+            self._forced += 1
+            ending = self._append(req, token)
+            if ending is not None:
+                return ending
+        return None
 
     def _finish_ready(self, requests: Sequence[Request]) -> None:
         """Ends requests that sample nothing and have all they wanted."""
@@ -223,11 +246,15 @@ class EngineCore:
         for req in prefilled:
             self._done(req)
         for req in requests:
-            if req.done or req.in_prompt or req not in self.scheduler.running:
+            if req.done or req.in_head or req not in self.scheduler.running:
                 continue
             elif req.kind is Kind.GENERATE and req.max_new == 0:
                 assert req.answer is not None
-                self._end(req, req.device_len, req.answer.empty())
+                req.ending = req.answer.empty()
+                self._end(req)
+            elif req.ending is not None and req.extend_len == 0:  # scores of forced tokens were all it waited for
+                req.passes += 1
+                self._end(req)
             elif req.kind is Kind.SCORE and req.next_branch == len(req.branches):
                 self._guarded(req, lambda r=req: self._conclude(r))
             elif req.kind is Kind.SCORE:
@@ -236,7 +263,7 @@ class EngineCore:
     def _conclude(self, req: Request) -> None:
         assert req.choose is not None
         self.scheduler.keep_branch(req, req.choose(req))
-        self._end(req, req.device_len, None)
+        self._end(req)
 
     def _guarded(self, req: Request, action: Callable[[], None]) -> None:
         """A request that fails does not take its batch along."""
@@ -247,9 +274,10 @@ class EngineCore:
         except Exception as error:
             self._drop(req, _as_backend_error(error))
 
-    def _end(self, req: Request, keep: int, ending: Any) -> None:
-        req.ending = ending
-        self.scheduler.finish(req, keep)
+    def _end(self, req: Request) -> None:
+        """Keeps the KV of the prompt and of the answer up to its cut."""
+        keep = req.prompt_len + req.ending.keep if req.ending is not None else req.device_len
+        self.scheduler.finish(req, min(keep, req.device_len))
         self._done(req)
 
     def _done(self, req: Request) -> None:
@@ -265,7 +293,23 @@ class EngineCore:
             return self._drop(req, BackendError("the engine was closed"))
         self._live[req] = None
         self._calls += req.kind is not Kind.PREFILL
+        if req.max_new > 0:
+            self._guarded(req, lambda: self._open(req))
+        if req.done:
+            return
+        if req.needs_no_model:
+            return self.post(lambda: self._settle(req))  # not at once: chains of such answers would recurse
         self.scheduler.add(req)
+
+    def _open(self, req: Request) -> None:
+        """What the constraint forces from the start needs no pass of its own: it belongs to the head."""
+        req.ending = self._force(req)
+        req.head_len = req.wanted_len
+
+    def _settle(self, req: Request) -> None:
+        if req in self._live:
+            req.done = True
+            self._done(req)
 
     def _cancel(self, req: Request) -> None:
         if req in self._live:

@@ -58,7 +58,9 @@ class Request:
                 [cached_len, device_len) ours: KV computed, given to the tree or freed on finish
                 [device_len, kv_max)     not allocated yet, but reserved: decoding never runs out of memory
 
-    `ids[:length]` are known tokens: the prompt and what was sampled. While decoding, the last is not computed yet.
+    `ids[:length]` are known tokens: the prompt, what was sampled, and what the constraint forced behind it. While
+    decoding, the last sampled one and those forced behind it are not computed yet. `ids[:head_len]` is computed before
+    the first sample: the prompt, and the forced beginning of the answer.
     """
 
     kind: Kind
@@ -81,11 +83,13 @@ class Request:
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by position
     branch_logprobs: list[list[float]] = field(default_factory=list)  # per branch and token; unscored is 0
     passes: int = 0
+    forced: int = 0  # tokens of the answer that were not sampled
 
     # progress
     ids: np.ndarray = field(init=False)
     slots: np.ndarray = field(init=False)
     length: int = field(init=False)
+    head_len: int = field(init=False)
     cached_len: int = 0
     device_len: int = 0
     hit_len: int = 0  # prompt tokens that were cached at admission
@@ -99,7 +103,7 @@ class Request:
     def __post_init__(self) -> None:
         self.ids = np.empty(self.prompt_len + self.max_new, np.int32)
         self.ids[: self.prompt_len] = self.prompt
-        self.length = self.prompt_len
+        self.length = self.head_len = self.prompt_len
         self.slots = np.zeros(self.kv_max, np.int64)
         self.branch_logprobs = [[0.0] * len(b.ids) for b in self.branches]
 
@@ -127,36 +131,53 @@ class Request:
 
     @property
     def match_limit(self) -> int:
-        """How much of the prompt may come from the cache: a row must be left for each logit that is wanted."""
+        """How much of the head may come from the cache: a row must be left for each logit that is wanted."""
         if self.kind is Kind.PREFILL:
             return self.prompt_len
-        last = self.prompt_len - 1
-        return last if self.score_from is None else max(0, min(last, self.score_from - 1))
+        return max(0, min(self.head_len, self.first_scored) - 1)
 
     @property
-    def in_prompt(self) -> bool:
-        return self.device_len < self.prompt_len
+    def first_scored(self) -> int:
+        """From this position on, the log-probability of a token that is known before its row is run is wanted."""
+        if self.score_from is not None:
+            return self.score_from
+        wanted = self.kind is Kind.GENERATE and self.params.return_logprob
+        return self.prompt_len if wanted else len(self.ids)
+
+    @property
+    def in_head(self) -> bool:
+        return self.device_len < self.head_len
+
+    @property
+    def wanted_len(self) -> int:
+        """Known tokens that need a row: all, but for the last of an answer that has ended."""
+        return self.length - (self.ending is not None)
 
     @property
     def extend_len(self) -> int:
-        """Known tokens whose KV is not computed."""
-        return self.length - self.device_len
+        """Rows that are known and not computed."""
+        return self.wanted_len - self.device_len
+
+    @property
+    def needs_no_model(self) -> bool:
+        """The constraint has spoken the whole answer, and nobody asks how likely it was."""
+        return self.ending is not None and self.first_scored >= self.length
 
     def append(self, token: int) -> None:
         self.ids[self.length] = token
         self.length += 1
 
     def check(self) -> None:
-        assert 0 <= self.cached_len <= self.device_len <= self.length <= len(self.ids), (
+        assert 0 <= self.cached_len <= self.device_len <= self.wanted_len <= self.length <= len(self.ids), (
             f"request {self.order}: cached {self.cached_len}, on device {self.device_len}, known {self.length}"
         )
         assert self.node is None or self.node.end == self.cached_len
 
     def is_twin_of(self, other: Request) -> bool:
-        """Whether the last prompt row of `other` also gives our first token."""
+        """Whether the last row of `other`'s head also gives our first sample."""
         return (
             self.kind is other.kind is Kind.GENERATE
-            and self.score_from is None
+            and self.first_scored >= self.length
             and min(self.max_new, other.max_new) > 0
-            and np.array_equal(self.prompt, other.prompt)
+            and np.array_equal(self.ids[: self.head_len], other.ids[: other.head_len])
         )

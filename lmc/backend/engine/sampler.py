@@ -1,7 +1,7 @@
 """The sampler: a row of logits becomes a token, for all rows of a pass at once.
 
 Order of steps as in SGLang: penalties, logit bias, minimum length, constraint mask; then greedy, or temperature,
-top-k, top-p, min-p and a draw. The draw is by inversion with one number that depends on nothing but the request's seed
+top-k, top-p, min-p and a draw. A greedy row is masked only if its best token is not allowed. The draw is by inversion with one number that depends on nothing but the request's seed
 and the position, so that no batch composition changes a sample. Log-probabilities are the model's own: before all that.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from lmc.backend.engine.constraint import Matcher
 from lmc.backend.engine.request import Request, TokenLogprob, Top
 from lmc.prompt import SamplingParams
 
@@ -37,7 +38,6 @@ class Sampler:
         own[:, self._vocab_size :] = -torch.inf
         for i, req in enumerate(requests):
             _adjust(own, i, req)
-        _mask(own, requests)
         tokens = self._pick(own, requests)
         if not wants_logprobs:
             return tokens, [None] * len(tokens)
@@ -46,9 +46,16 @@ class Sampler:
 
     def _pick(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
         greedy = [r.params.temperature <= 0 or r.params.top_k == 1 for r in requests]
-        if all(greedy):
-            return logits.argmax(-1).tolist()
         tokens = logits.argmax(-1).tolist() if any(greedy) else [0] * len(requests)
+        for i, req in enumerate(requests):
+            if not is_constrained(req):
+                continue
+            if not greedy[i]:
+                mask(logits[i], req)
+            elif not is_allowed(req, tokens[i]):  # the best of all is the best of the allowed, where it is one of them
+                tokens[i] = best_allowed(logits[i], req)
+        if all(greedy):
+            return tokens
         for drawing in (draw, draw_truncated):  # rows are split, so that how one is drawn does not depend on others
             truncated = drawing is draw_truncated
             drawn = [i for i, r in enumerate(requests) if not greedy[i] and _is_truncated(r.params) == truncated]
@@ -143,30 +150,49 @@ def _adjust(logits: torch.Tensor, i: int, req: Request) -> None:
         row[list(req.answer.stop_ids)] = -torch.inf
 
 
-def _mask(logits: torch.Tensor, requests: Sequence[Request]) -> None:
-    """Constraint masks, in place. A constraint that is complete allows EOS, except before the minimum length while
-    anything else is allowed."""
-    rows = [i for i, r in enumerate(requests) if r.answer is not None and r.answer.matcher is not None]
-    if not rows:
-        return
-    from xgrammar import apply_token_bitmask_inplace
-
-    words = (logits.shape[1] + 31) // 32
-    bits = torch.zeros((len(requests), words), dtype=torch.int32)
-    for i in rows:
-        answer = requests[i].answer
-        assert answer is not None and answer.matcher is not None
-        answer.matcher.fill(bits, i)
-        if answer.sampled < requests[i].params.min_new_tokens and not answer.matcher.done:
-            for token in answer.stop_ids:
-                bits[i, token // 32] &= ~_bit(token % 32)
-    if logits.device.type != "cpu":
-        bits = bits.to(logits.device)
-    apply_token_bitmask_inplace(logits, bits, indices=rows)
+# -- constraints -------------------------------------------------------------------------------------------------
 
 
-def _bit(n: int) -> int:
-    return (1 << n) if n < 31 else -(1 << 31)
+def is_constrained(req: Request) -> bool:
+    return req.answer is not None and req.answer.matcher is not None
+
+
+def is_allowed(req: Request, token: int) -> bool:
+    """Whether the constraint lets `token` come next."""
+    assert req.answer is not None
+    return _matcher(req).allows(token) and not (token in req.answer.stop_ids and token in _too_early(req))
+
+
+def best_allowed(row: torch.Tensor, req: Request) -> int:
+    """The allowed token with the highest of `row` [V]; the first of equals."""
+    ids = np.flatnonzero(_allowed(req, len(row)))
+    if row.device.type != "cpu":
+        return int(ids[int(row[torch.from_numpy(ids).to(row.device)].argmax())])
+    return int(ids[row.numpy()[ids].argmax()])
+
+
+def mask(row: torch.Tensor, req: Request) -> None:
+    """Closes what the constraint does not allow, in place on `row` [V]."""
+    row.masked_fill_(torch.from_numpy(~_allowed(req, len(row))).to(row.device), -torch.inf)
+
+
+def _allowed(req: Request, size: int) -> np.ndarray:
+    """bool [size], the caller's own."""
+    allowed = np.unpackbits(_matcher(req).bits.view(np.uint8), count=size, bitorder="little").view(bool)
+    allowed[list(_too_early(req))] = False
+    return allowed
+
+
+def _too_early(req: Request) -> frozenset[int]:
+    """Tokens that would end the answer before its minimum length, unless the constraint lets nothing else follow."""
+    assert req.answer is not None
+    early = req.answer.sampled < req.params.min_new_tokens and not _matcher(req).done
+    return req.answer.stop_ids if early else frozenset()
+
+
+def _matcher(req: Request) -> Matcher:
+    assert req.answer is not None and req.answer.matcher is not None
+    return req.answer.matcher
 
 
 def score_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

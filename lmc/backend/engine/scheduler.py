@@ -3,7 +3,8 @@
 Waiting requests are admitted longest cached prefix first, with a bound on waiting. Admission reserves every slot a
 request can need, so that what runs never runs out. Two requests never compute the same prompt token at the same time:
 one with rows in this pass *claims* (tree node, next token); another that needs the same token waits until it is in the
-tree, and one with the very same prompt becomes a *twin* that samples from the same logits.
+tree, and one with the very same head becomes a *twin* that samples from the same logits. (A head is the prompt and the
+tokens that a constraint forces behind it.)
 
 Pure bookkeeping on token ids and slots: no model, no text, no threads.
 """
@@ -90,7 +91,8 @@ class _Verdict(Enum):
 
 
 class Scheduler:
-    """max_batch: sequences that run together. chunk: rows of prompt computed in one pass (decode rows ride along)."""
+    """max_batch: sequences that run together. chunk: rows of known text, prompts and forced runs, computed in one pass
+    (the rows of sampled tokens ride along)."""
 
     def __init__(self, num_slots: int, *, max_batch: int = 64, chunk: int = 512) -> None:
         self.max_batch, self.chunk = max_batch, chunk
@@ -170,12 +172,12 @@ class Scheduler:
         self._clock += 1
         work = Pass()
         self._claims.clear()
-        for req in list(self.running):
-            if not req.in_prompt and req.kind is Kind.GENERATE:
-                self._decode(work, req)
         room = self.chunk
         for req in list(self.running):
-            if req.in_prompt or req.kind is Kind.SCORE:
+            if not req.in_head and req.kind is Kind.GENERATE:
+                room -= self._decode(work, req, room)
+        for req in list(self.running):
+            if req.in_head or req.kind is Kind.SCORE:
                 room -= self._advance(work, req, room)
         self._admit(work, room)
         for row, req in work.first:  # only now: twins may join a prompt that is in this very pass
@@ -186,27 +188,30 @@ class Scheduler:
         self.tally.rows += work.rows
         return work
 
-    def _decode(self, work: Pass, req: Request) -> None:
-        assert req.extend_len == 1, f"a decoding request has {req.extend_len} tokens to compute"
-        work.samples.append((self._extend(work, req, 1), req))
+    def _decode(self, work: Pass, req: Request, room: int) -> int:
+        """The row of the sampled token, and as many as there is room for of the tokens forced behind it; returns how
+        many of those. The last one gives the next sample, unless the answer has ended and only waits for scores."""
+        n = min(req.extend_len, 1 + max(0, room))
+        assert n > 0, "a decoding request has nothing to compute"
+        complete = n == req.extend_len
+        row = self._extend(work, req, n) + n - 1
+        if complete and req.ending is None:
+            work.samples.append((row, req))
+        return n - 1
 
     def _advance(self, work: Pass, req: Request, room: int) -> int:
-        """The next prompt chunk, and the branches once the prompt is complete; returns the rows used."""
-        n = max(0, min(req.prompt_len - req.device_len, room))
+        """The next chunk of the head, and the branches once it is complete; returns the rows used."""
+        n = max(0, min(req.head_len - req.device_len, room))
         used, row = n, -1
         if n > 0:
             first = req.device_len
             assert req.node is not None
-            self._claims.setdefault((req.node, int(req.prompt[first])), req)
-            start = self._extend(work, req, n)
-            row = start + n - 1
-            if req.score_from is not None:
-                for p in range(max(first, req.score_from - 1), min(first + n, req.prompt_len - 1)):
-                    work.scores.append(Score(start + p - first, int(req.prompt[p + 1]), req, None, p + 1))
+            self._claims.setdefault((req.node, int(req.ids[first])), req)
+            row = self._extend(work, req, n) + n - 1
         planned = req.device_len + n
-        if planned < req.prompt_len:
+        if planned < req.head_len:
             return used
-        if req.kind is Kind.GENERATE and req.max_new > 0:
+        if req.kind is Kind.GENERATE and req.max_new > 0 and req.ending is None:
             work.first.append((row, req))
         if req.kind is Kind.SCORE:
             if row >= 0:
@@ -240,13 +245,16 @@ class Scheduler:
         return used
 
     def _extend(self, work: Pass, req: Request, n: int) -> int:
-        """Rows for the next `n` known tokens, in fresh slots."""
+        """Rows for the next `n` known tokens, in fresh slots; scores for those behind them that are known too."""
         at = req.device_len
         req.slots[at : at + n] = self._alloc(n)
         req.reserved -= n
         self.committed -= n
         assert req.reserved >= 0
-        return work.add(Rows(req, req.ids[at : at + n], at, req.slots[: at + n]))
+        start = work.add(Rows(req, req.ids[at : at + n], at, req.slots[: at + n]))
+        for p in range(max(at, req.first_scored - 1), min(at + n, req.length - 1)):
+            work.scores.append(Score(start + p - at, int(req.ids[p + 1]), req, None, p + 1))
+        return start
 
     def _alloc(self, n: int) -> np.ndarray:
         if self.pool.free_count < n:
@@ -303,12 +311,12 @@ class Scheduler:
         """Starved first, then longest cached prefix, then the plan's order, then arrival."""
         if self._starved(req):
             return (False, 0, (), req.order)
-        return (True, -self.tree.match(req.prompt, req.match_limit).end, req.priority, req.order)
+        return (True, -self.tree.match(req.ids[: req.head_len], req.match_limit).end, req.priority, req.order)
 
     def _try_admit(self, work: Pass, req: Request) -> _Verdict:
-        node = self.tree.match(req.prompt, req.match_limit)
+        node = self.tree.match(req.ids[: req.head_len], req.match_limit)
         cached = node.end
-        leader = self._claims.get((node, int(req.prompt[cached]))) if cached < req.prompt_len else None
+        leader = self._claims.get((node, int(req.ids[cached]))) if cached < req.head_len else None
         if leader is not None and req.is_twin_of(leader) and any(r is leader for _, r in work.first):
             return self._join(req, leader)
         if leader is not None and cached < req.match_limit:
@@ -319,17 +327,18 @@ class Scheduler:
             self.tree.unlock(node)
             return _Verdict.NO_ROOM
         self._reserve(req, need)
-        req.node, req.cached_len, req.device_len, req.hit_len = node, cached, cached, cached
+        req.node, req.cached_len, req.device_len = node, cached, cached
+        req.hit_len = min(cached, req.prompt_len)
         req.slots[:cached] = self.tree.slots_to(node)
         self.tally.prompt_tokens += req.prompt_len
-        self.tally.cached_tokens += cached
-        if req.kind is Kind.PREFILL and not req.in_prompt:
+        self.tally.cached_tokens += req.hit_len
+        if req.kind is Kind.PREFILL and not req.in_head:
             self._complete_prefill(req)
         return _Verdict.ADMITTED
 
     def _join(self, req: Request, leader: Request) -> _Verdict:
-        """A twin: it runs from the moment its leader's prompt is there, which is the end of this pass."""
-        need = req.kv_max - req.prompt_len
+        """A twin: it runs from the moment its leader's head is there, which is the end of this pass."""
+        need = req.kv_max - req.head_len
         if not self._has_room(need):
             return _Verdict.NO_ROOM
         self.committed += need
@@ -360,12 +369,16 @@ class Scheduler:
                 self.tally.prefilled_tokens += n
                 self.tally.unique_tokens += n
                 continue
-            was_prompt = req.in_prompt
+            was_head, before = req.in_head, req.device_len
             req.device_len += n
-            if was_prompt:
-                self.tally.prefilled_tokens += n
-                self.tally.unique_tokens += self._give_to_tree(req, req.device_len)
-                if not req.in_prompt:
+            if was_head:
+                prompt = min(req.device_len, req.prompt_len)
+                if prompt > before:
+                    self.tally.prefilled_tokens += prompt - before
+                    self.tally.unique_tokens += self._give_to_tree(req, prompt)
+                if req.device_len > prompt:
+                    self._give_to_tree(req, req.device_len)  # what was forced: nobody asked for it, so it is not counted
+                if not req.in_head:
                     self._release_twins(req)
                     if req.kind is Kind.PREFILL:
                         self._complete_prefill(req)

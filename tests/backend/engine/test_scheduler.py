@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from lmc.backend.base import Hints
 from lmc.errors import CancelledError
-from lmc.prompt import Gen, SamplingParams, Select, Text
-from tests.backend.engine_fakes import FakeWords, SteppedCore, reference_ids, stepped
+from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
+from tests.backend.engine_fakes import FakeWords, SteppedCore, automata, reference_ids, stepped
 
 WORDS = FakeWords()
 
@@ -177,13 +177,16 @@ def test_equal_selects_in_one_pass_keep_one_copy():
     engine.check()
 
 
+FORCING = ["yes", "(a|b) and the cat(s|END)", "[ab]{1,3} the end", "the cat"]
+
+
 class Anything(RuleBasedStateMachine):
     """Submit, fork, chain, prefill, cancel, drop and run passes in any order: texts are those of a model alone, and
     nothing leaks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine, self.core = stepped(160, chunk=12, max_batch=5, max_context=120)
+        self.engine, self.core = stepped(160, chunk=12, max_batch=5, max_context=120, compiler=automata(WORDS))
         self.open: list[tuple[object, str, list[tuple[object, int]]]] = []
 
     def _submit(self, parent, text: str, *asks):
@@ -217,6 +220,16 @@ class Anything(RuleBasedStateMachine):
     @rule(data=st.data(), text=st.text("ab", min_size=1, max_size=5), n=st.integers(2, 3))
     def several(self, data, text, n):
         self._submit(None, text, Gen(SamplingParams(max_new_tokens=4, n=n), seed=data.draw(st.integers(0, 5))))
+
+    @rule(data=st.data(), n=st.integers(1, 20), regex=st.sampled_from(FORCING), scored=st.booleans())
+    def fill_in(self, data, n, regex, scored):
+        """A constrained answer, most of it forced."""
+        ask = Gen(SamplingParams(max_new_tokens=n, return_logprob=scored), Constraint("regex", regex))
+        if self.open and data.draw(st.booleans()):
+            handle, *_ = data.draw(st.sampled_from(self.open))
+            self.open.append((self._try(handle, "x", ask), None, []))
+        else:
+            self._submit(None, "fill in: ", ask)
 
     def _try(self, handle, text, ask):
         from lmc.errors import PromptTooLongError
@@ -254,7 +267,8 @@ class Anything(RuleBasedStateMachine):
         for handle, whole, asks in self.open:
             for result in handle.results:
                 assert result.done
-            if whole is not None and len(asks) == 1 and asks[0].params.n == 1 and handle.results[0].error is None:
+            free = len(asks) == 1 and asks[0].params.n == 1 and asks[0].constraint is None
+            if whole is not None and free and handle.results[0].error is None:
                 n = min(asks[0].params.max_new_tokens, 120 - len(WORDS.encode((whole,))))
                 assert handle.results[0].output().text == expected_text(whole, n)
         self.open.clear()
