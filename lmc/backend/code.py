@@ -204,7 +204,7 @@ def _ask(code: Code, op: Op, make: Callable[[Run], Any]) -> Ask:
         op.loc,
         tuple(map(code.out, op.results)),
         code.slot(op.operands[0]),
-        (op.attr("stream"), op.attr("ordinal")),
+        ((op.attr("stream"), op.attr("ordinal")), *op.attr("also", ())),
         make,
     )
 

@@ -194,19 +194,21 @@ class Simple(Instruction):
 class Ask(Instruction):
     """gen and select: submits at once, waits for nothing."""
 
-    __slots__ = ("ctx", "key", "make", "outs")
+    __slots__ = ("ctx", "keys", "make", "outs")
 
-    def __init__(self, deps: tuple[int, ...], waits: int, loc: Loc | None, outs: tuple[int, ...], ctx: int, key: tuple[str, int],
-                 make: Callable[[Run], Any]) -> None:  # fmt: skip
+    def __init__(self, deps: tuple[int, ...], waits: int, loc: Loc | None, outs: tuple[int, ...], ctx: int,
+                 keys: tuple[tuple[str, int], ...], make: Callable[[Run], Any]) -> None:  # fmt: skip
         super().__init__(deps, waits, READ, loc)
-        self.outs, self.ctx, self.key, self.make = outs, ctx, key, make
+        self.outs, self.ctx, self.make = outs, ctx, make
+        self.keys = keys  # its own identity, and those of the equal asks merged into it
 
     def execute(self, run: Run, x: Scheduler) -> bool:
         env = run.env
         before: Prompt = env[self.ctx]
         ask = self.make(run)
         after = before.submit(run.backend, ask)
-        run.answers[run.stream + self.key[0], self.key[1]] = (before, ask, after)
+        for stream, ordinal in self.keys:
+            run.answers[run.stream + stream, ordinal] = (before, ask, after)
         ctx, value, meta = self.outs
         env[ctx], env[value], env[meta] = after, after.result, Meta(after.result)  # type: ignore[arg-type]
         return True

@@ -40,6 +40,7 @@ ATTRS: dict[str, str] = {
     "name": "the variable that the answer is stored under, or none",
     "stream": 'the fork path of the state, "" for the root; with `ordinal` the identity from which the seed derives',
     "ordinal": "the number of the ask on its stream; of a return: how many asks the state has made",
+    "also": "stream and ordinal of each equal ask that was merged into this one",
     "params": "names of the parameters that the trailing operands give, in their order",
     "constraint": "the compiled constraint, a constant of the graph",
     "group": "siblings with the same number are submitted together",
@@ -68,7 +69,7 @@ ATTRS: dict[str, str] = {
 
 # `stream` is the fork path of the state ("" for the root), `ordinal` the op's number on it: together the op's identity,
 # from which its seed derives. `params` names the gen parameters given by the trailing operands.
-_ASK = ("name", "stream", "ordinal", "params")
+_ASK = ("name", "stream", "ordinal", "also", "params")
 
 # fmt: off
 OPS: dict[str, OpSpec] = {
@@ -87,7 +88,7 @@ OPS: dict[str, OpSpec] = {
         OpSpec("gen", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Samples an answer: the prompt with it, its value, its meta info.",
                (*_ASK, *GEN_PARAMS, "constraint", "group", "lookahead")),
         OpSpec("select", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Chooses one of the operands by log-probability.",
-               ("name", "stream", "ordinal", "method", "temperature", "params", "group")),
+               (*_ASK, "method", "temperature", "group")),
         OpSpec("read", ("any",), ("any",), "pure", "Waits for an answer or its meta info and raises what it failed with, here in program order."),
         OpSpec("host.call", ("const", "*any"), ("*any",), "effect", "Calls a host function on real values. With `catch` it also gives the "
                "exception it raised (None if none) instead of raising.",

@@ -1,50 +1,92 @@
-"""Common subexpressions: a pure op that an op before it on the same path equals is replaced by that one.
+"""Common subexpressions: what an op before it on the same path equals is replaced by that one.
 
 Results must not depend on which of two equal ops computed them, so only `pure` ops are merged: two equal
 `json.loads` are two lists. An op that can raise may be merged: had it raised, the second would never run.
-Sampling ops are never merged here, not even at temperature 0.
+
+Sampling ops are merged at temperature 0 only, where equal prompts and parameters have one likeliest answer. The
+temperature has to stand in the op: one that comes from an argument or from the run's defaults may be anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lmc.ir.analysis import dominance
-from lmc.ir.builder import Rewriter, rewrite
-from lmc.ir.core import Graph, Op, exact
+from lmc.ir.builder import Rewriter, rewrite, with_attrs
+from lmc.ir.core import Attr, Graph, Op, Value, exact
 from lmc.ir.ops import trait
 from lmc.passes.manager import Pass, PassContext, register
+
+_IDENTITY = ("stream", "ordinal", "also", "seed")  # what equal asks may differ in: at temperature 0 no seed is used
 
 
 @register
 @dataclass(frozen=True)
 class Cse(Pass):
-    """Merges equal pure ops along each path."""
+    """Merges equal pure ops along each path, and equal gens and selects at temperature 0."""
 
     name: ClassVar[str] = "cse"
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         dominates = dominance(graph)
         seen: dict[object, list[tuple[str, Op]]] = {}
+        merged: dict[Value, list[Attr]] = {}  # identities of the asks merged into the one that gives this prompt
 
         def rule(op: Op, rewriter: Rewriter) -> Sequence[Op] | None:
-            if not op.results or trait(op) != "pure":
+            key = _key(op, graph)
+            if key is None:
                 return None
-            known = seen.setdefault(_key(op), [])
+            known = seen.setdefault(key, [])
             for label, before in known:
                 if dominates(label, rewriter.label):
                     for old, new in zip(op.results, before.results, strict=True):
                         rewriter.replace(old, new)
-                    ctx.count("merged")
+                    if trait(op) == "samples":
+                        merged.setdefault(before.results[0], []).extend(_identities(op))
+                    ctx.count("calls saved" if trait(op) == "samples" else "merged")
                     return ()
             known.append((rewriter.label, op))
             return None
 
-        return rewrite(graph, rule)
+        graph = rewrite(graph, rule)
+        return _noted(graph, merged) if merged else graph
 
 
-def _key(op: Op) -> object:
-    attrs = tuple(sorted((name, exact(value)) for name, value in op.attrs.items()))
-    return op.kind, exact(op.operands), attrs, tuple(v.type for v in op.results)
+def _key(op: Op, graph: Graph) -> object:
+    """What equal ops have in common; None for an op that is never merged."""
+    if op.results and trait(op) == "pure":
+        attrs = op.attrs
+    elif trait(op) == "samples" and _is_greedy(op) and _is_only_text(op, graph):
+        attrs = {name: value for name, value in op.attrs.items() if name not in _IDENTITY}
+    else:
+        return None
+    items = tuple(sorted((name, exact(value)) for name, value in attrs.items()))
+    return op.kind, exact(op.operands), items, tuple(v.type for v in op.results)
+
+
+def _is_greedy(op: Op) -> bool:
+    temperature = op.attr("temperature")
+    return isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0
+
+
+def _is_only_text(op: Op, graph: Graph) -> bool:
+    """Whether the program sees the answer as a text alone. Meta info and lists of answers are objects that it could change."""
+    _, value, meta = op.results
+    return value.type == "str" and all(user.kind == "return" for user in graph.users.get(meta, ()))
+
+
+def _identities(op: Op) -> tuple[Attr, ...]:
+    return ((op.attr("stream"), op.attr("ordinal")), *op.attr("also", ()))
+
+
+def _noted(graph: Graph, merged: Mapping[Value, Sequence[Attr]]) -> Graph:
+    """The graph in which asks know for whom else they answer."""
+
+    def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
+        if not op.results or op.results[0] not in merged:
+            return None
+        return (with_attrs(op, {**op.attrs, "also": (*op.attr("also", ()), *merged[op.results[0]])}),)
+
+    return rewrite(graph, rule)

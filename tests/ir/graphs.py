@@ -169,13 +169,17 @@ class Maker:
                 {}, optional={"max_tokens": st.integers(1, 9), "stop": st.lists(texts, max_size=2).map(tuple)}
             )
         )
-        given = (self.any(scope),) if self.draw(st.booleans()) else ()
-        if given:
-            attrs["params"] = ("temperature",)
+        given = ()
+        match self.draw(st.integers(0, 3)):
+            case 0:
+                given, attrs["params"] = (self.any(scope),), ("temperature",)
+            case 1:
+                attrs |= {"name": "x", "temperature": self.draw(st.sampled_from([0.0, 0.7]))}
         self.emit(scope, "gen", (self.prompt(scope), *given), attrs)
 
     def make_select(self, scope: Scope) -> None:
-        self.emit(scope, "select", (self.prompt(scope), "yes", self.text(scope)), self.ask())
+        attrs = self.ask() | self.draw(st.sampled_from([{}, {"name": "x", "temperature": 0.0}]))
+        self.emit(scope, "select", (self.prompt(scope), "yes", self.text(scope)), attrs)
 
     def make_read(self, scope: Scope) -> None:
         self.emit(scope, "read", (self.text(scope),), types=["str"])
