@@ -177,7 +177,13 @@ def _typed(name: str, key: str, hint: Any, value: Any) -> Any:
     raise ParameterError(f"pass {name}: {key} = {json.dumps(value)} is of the wrong type; it is {wanted}")
 
 
-_TYPES: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
+_TYPES: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    NoneType: "null",
+}
 
 
 # -- running ---------------------------------------------------------------------------------------------------------
@@ -225,7 +231,9 @@ class Planned:
         for r in self.reports:
             ops = sum(1 for _ in r.graph.ops())
             did = ", ".join(f"{n} {what}" for what, n in r.stats.items())
-            lines.append(f"{r.pass_.name:<18} {r.seconds * 1e3:8.2f} {ops:6}  {did or ('changed' if r.changed else 'nothing')}")
+            lines.append(
+                f"{r.pass_.name:<18} {r.seconds * 1e3:8.2f} {ops:6}  {did or ('changed' if r.changed else 'nothing')}"
+            )
         return "\n".join([*lines, f"{'all':<18} {self.seconds * 1e3:8.2f}"])
 
 
@@ -241,7 +249,9 @@ class PassManager:
         self.verify_each = verify_each
         self._printed = frozenset(name.strip() for name in print_after.split(",") if name.strip())
         if unknown := sorted(self._printed - registry().keys() - {p.name for p in passes} - {"all"}):
-            raise ParameterError(f"there is no pass {unknown[0]!r} to print after; there are {', '.join(sorted(registry()))}")
+            raise ParameterError(
+                f"there is no pass {unknown[0]!r} to print after; there are {', '.join(sorted(registry()))}"
+            )
 
     def _prints(self, p: Pass) -> bool:
         return not self._printed.isdisjoint(("all", p.name)) or _wants(p.name)

@@ -175,7 +175,10 @@ class Maker:
                 given, attrs["params"] = (self.any(scope),), ("temperature",)
             case 1:
                 attrs |= {"name": "x", "temperature": self.draw(st.sampled_from([0.0, 0.7]))}
-        self.emit(scope, "gen", (self.prompt(scope), *given), attrs)
+        prompt = self.prompt(scope)
+        self.emit(scope, "gen", (prompt, *given), attrs)
+        for i in range(self.draw(st.sampled_from([0, 0, 1, 2]))):  # siblings that ask the same
+            self.emit(scope, "gen", (prompt, *given), attrs | {"stream": f"/1.{i}"})
 
     def make_select(self, scope: Scope) -> None:
         attrs = self.ask() | self.draw(st.sampled_from([{}, {"name": "x", "temperature": 0.0}]))

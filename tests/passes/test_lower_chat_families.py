@@ -55,7 +55,11 @@ LEAD = {"llama-2": " ", "zephyr": "\n"}
 """What these families expect the model to write itself before its answer: in lmc it is part of the answer."""
 
 # no template that is cut may say anything else than the whole, however long the conversation
-TURNS = [("system",) * s + turns for s in (0, 1) for turns in [("user",), *(("user",) + ("assistant", "user") * n for n in (1, 2, 3, 4))]]
+TURNS = [
+    ("system",) * s + turns
+    for s in (0, 1)
+    for turns in [("user",), *(("user",) + ("assistant", "user") * n for n in (1, 2, 3, 4))]
+]
 
 
 def template_of(family: str) -> ChatTemplate:
@@ -121,7 +125,18 @@ def test_the_pieces_write_what_the_whole_template_renders(family: str) -> None:
     assert seen or isinstance(template, MissingTemplate)
 
 
-EXACT = {"chatml": 10, "qwen2.5": 10, "llama-2": 10, "llama-3": 10, "mistral": 5, "gemma": 5, "phi-3": 10, "zephyr": 10, "deepseek-v3": 10, "qwen3": 10}
+EXACT = {
+    "chatml": 10,
+    "qwen2.5": 10,
+    "llama-2": 10,
+    "llama-3": 10,
+    "mistral": 5,
+    "gemma": 5,
+    "phi-3": 10,
+    "zephyr": 10,
+    "deepseek-v3": 10,
+    "qwen3": 10,
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

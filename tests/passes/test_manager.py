@@ -168,7 +168,9 @@ def test_graphs_are_printed_on_demand(env: pytest.MonkeyPatch, capsys: pytest.Ca
     assert capsys.readouterr().err.count("// -- after ") == 7
 
 
-def test_a_manager_verifies_and_prints_when_it_is_told(env: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_manager_verifies_and_prints_when_it_is_told(
+    env: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(IRError, match="pass broken failed"):
         PassManager([Broken("drop"), Canonicalize()], verify_each=True).run(graph())
     PassManager(parse_pipeline("cse,canonicalize"), print_after="canonicalize").run(graph())
@@ -199,7 +201,9 @@ def test_a_passs_work_grows_with_the_graph(name: str) -> None:
     per_op: list[float] = []
     for graph in (small, large):
         before = PassManager(WHOLE[:at]).run(graph)
-        per_op.append(_calls_of(lambda g=before: WHOLE[at].run(g, PassContext(Target()))) / sum(1 for _ in before.ops()))
+        per_op.append(
+            _calls_of(lambda g=before: WHOLE[at].run(g, PassContext(Target()))) / sum(1 for _ in before.ops())
+        )
     assert per_op[1] < (2 if name == "plan-prefix" else 1.1) * per_op[0]  # which looks at the graph once a fork
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import ClassVar
 
 import pytest
@@ -190,7 +191,8 @@ def test_a_planted_bug_is_found_and_shrunk(bug: str) -> None:
     found = find(
         graphs(),
         lambda graph: broken_by(bug, graph),
-        settings=settings(slow, max_examples=500, database=None, phases=[Phase.generate]),
+        settings=settings(slow, max_examples=1000, database=None, phases=[Phase.generate]),
+        random=Random(bug),
     )
     smallest = shrunk(found, lambda graph: broken_by(bug, graph))
     assert sum(1 for _ in smallest.ops()) <= 6, print_graph(smallest)
