@@ -31,6 +31,12 @@ Key = tuple[int, int, int]
 CHOICES = -1
 """As the second part of a key: the list of choices that a select was handed."""
 
+
+def inner_key(key: Key, index: int) -> Key:
+    """For a target inside of an unpacked one: the first number is that of the hook call, the last that of the iteration."""
+    return key[0], key[1] * 64 + index + 1, key[2]
+
+
 Record = Mapping[Key, tuple[bool, Any]]
 """What was done: (True, result) or (False, exception) of each host operation that must not happen twice."""
 
@@ -306,6 +312,8 @@ class ReplayMode(CountingMode):
             return super().dispatch(name, args, kwargs)
         self.count += 1
         answer = self._answer(key)
+        if name == "dstar":
+            return dict(zip(*answer, strict=True))
         return self._flat(answer, args[1]) if name == "unpack" else answer
 
     def _answer(self, key: Key) -> Any:
@@ -414,7 +422,19 @@ class ReplayMode(CountingMode):
     def _unpacked_items(self, tick: int, items: Iterable[Any], shape: Shape) -> Iterator[Any]:
         for index, item in enumerate(items, 1):
             key = (tick, 1, -index)
-            yield self._flat(self._answer(key), shape) if key in self.record else item
+            yield self._flat(self._answer(key), shape) if key in self.record else self._inside(item, shape, key)
+
+    def unpack(self, value: Any, shape: Shape) -> Any:
+        return self._inside(value, shape, (self.tick, 1, 0))
+
+    def _inside(self, value: Any, shape: Shape, key: Key) -> Any:
+        """A container of the program with those of its items that were unpacked before as they were then."""
+        if not any(isinstance(s, tuple) for s in shape) or not (isinstance(value, tuple | list) and len(value) == len(shape)):
+            return value
+        return tuple([self._inner(v, s, inner_key(key, i)) if isinstance(s, tuple) else v for i, (v, s) in enumerate(zip(value, shape, strict=True))])
+
+    def _inner(self, value: Any, shape: Shape, key: Key) -> Any:
+        return self._flat(self._answer(key), shape) if key in self.record else self._inside(value, shape, key)
 
     def _recorded_iter(self, which: int, value: Any) -> Any:
         """Iterates `value`; what was iterated before comes from the record, the rest from the same iterator."""

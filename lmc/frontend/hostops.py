@@ -105,6 +105,13 @@ def _choices(value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def _named(mapping: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """Names and values of what is passed as `**mapping`."""
+    if not isinstance(mapping, dict) or not all(type(name) is str for name in mapping):
+        raise TakeOver("raises TypeError: ** takes a mapping with names")  # or it is a mapping of another kind
+    return tuple(mapping), tuple(mapping.values())
+
+
 def _dict(*items: Any) -> dict[Any, Any]:
     return dict(zip(items[::2], items[1::2], strict=True))
 
@@ -132,7 +139,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "py.format": _format, "py.iter": iter, "py.next": _next, "py.unpack": _unpack, "py.call": _call, "py.call_method": _call_method,
     "py.tuple": lambda *items: items, "py.list": lambda *items: list(items), "py.set": lambda *items: set(items), "py.dict": _dict,
     "py.as_tuple": tuple, "py.argsort": _argsort, "py.argmin": _argmin, "py.argmax": _argmax, "py.text": _text,
-    "py.mapping": dict, "py.choices": _choices,
+    "py.mapping": dict, "py.choices": _choices, "py.named": _named,
 }  # fmt: skip
 
 BINARY = {

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from lmc.config import log
 from lmc.frontend import hostops, reach
-from lmc.frontend.hooks import PACKAGE, Key, hooks, program_frame
+from lmc.frontend.hooks import PACKAGE, Key, hooks, inner_key, program_frame
 from lmc.frontend.hostops import Known, Shape, native
 from lmc.frontend.instrument import instrument
 from lmc.frontend.interpreter import ACTIVE, Function
@@ -343,8 +343,10 @@ class TraceMode(CallMode):
             return self._taken_apart(items, items, shape)
         if not any(isinstance(s, tuple) for s in shape) or not (isinstance(value, tuple | list) and len(value) == len(shape)):
             return value
+        key = key or (self.tick, 1, 0)
+        pairs = enumerate(zip(value, shape, strict=True))
         with self.auxiliary():
-            return tuple([self.unpacked(v, s) if isinstance(s, tuple) else v for v, s in zip(value, shape, strict=True)])
+            return tuple([self.unpacked(v, s, inner_key(key, i)) if isinstance(s, tuple) else v for i, (v, s) in pairs])
 
     def _taken_apart(self, items: Value, source: Value, shape: Shape) -> tuple[Any, ...]:
         found: list[Any] = []
@@ -375,9 +377,13 @@ class TraceMode(CallMode):
         return found
 
     def dstar(self, value: Any) -> Any:
-        if isinstance(value, Value):
-            raise TraceEscape("passes a traced mapping as keyword arguments")
-        return value
+        """What `**value` gives: one arm of the trace tree for each list of names."""
+        if not isinstance(value, Value):
+            return value
+        mapping = self.simple("py.named", value)
+        names = self.decide(self.host(self.operation("py.getitem"), [mapping.ir, 0], Known(total=True), "pure"))
+        items = self.host(self.operation("py.getitem"), [mapping.ir, 1], Known(total=True), "pure")
+        return self.fresh({name: self.host(self.operation("py.getitem"), [items.ir, i], Known(total=True), "pure") for i, name in enumerate(names)})
 
     # -- statements
 

@@ -8,8 +8,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from math import exp
 from typing import Any
 
@@ -17,29 +15,9 @@ import pytest
 
 import lmc as sgl
 from tests.conformance.harness import conform, effect, scripted
+from tests.frontend.kinds import Kinds
 
-
-@dataclass(frozen=True)
-class Kind:
-    """One program of a kind that SGLang documents, with what it is run on."""
-
-    program: Any
-    items: list[dict[str, Any]]
-    backend: Callable[[], sgl.Mock] = sgl.Mock
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-KINDS: dict[str, Kind] = {}
-
-
-def kind(*items: dict[str, Any], backend: Callable[[], sgl.Mock] = sgl.Mock, **options: Any) -> Callable[[Any], Any]:
-    """Registers a program; it is still the program."""
-
-    def register(program: Any) -> Any:
-        KINDS[program.name] = Kind(program, list(items) or [{}], backend, options)
-        return program
-
-    return register
+kind = KINDS = Kinds()
 
 
 # -- questions and answers -------------------------------------------------------------------------------------------
@@ -525,22 +503,9 @@ def reasons(s, question):
 
 # -- all of them, three ways -----------------------------------------------------------------------------------------
 
-CAPTURED_LATER = {
-    "parallel_encoding": "join by appending",
-    "reasons": "separate_reasoning",
-    "sentence_endings": "choices that are an argument",
-    "paths_by_confidence": "unpacking of meta info inside of zip",
-}
-"""What still goes on in the interpreter when it is compiled, and where."""
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_means_the_same_in_every_execution(name):
-    one = KINDS[name]
-    program = conform(one.program, one.items, backend=one.backend, **one.options)
-    if name not in CAPTURED_LATER:
-        assert program.interpreted is None, program.interpreted
-        assert program.stats.replays == 0, program._said
+    KINDS[name].check()
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------
