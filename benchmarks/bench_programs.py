@@ -124,9 +124,9 @@ def _row(workload: Workload, mode: str, n: int, runs: dict[str, list[Run]]) -> R
 # -- backends and workloads by name --------------------------------------------------------------------------------
 
 
-def open_backend(name: str) -> Any:
+def open_backend(name: str, **options: Any) -> Any:
     """`mock` (answers at once, tokens are bytes), `smollm2`, or a model's path."""
-    return lmc.Mock() if name == "mock" else lmc.Engine(name)
+    return lmc.Mock() if name == "mock" else lmc.Engine(name, **options)
 
 
 def choose(names: str, size: Size) -> list[Workload]:
@@ -184,6 +184,8 @@ def where() -> dict[str, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="mock", help="mock, smollm2, or a model's path")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")
     parser.add_argument("--workloads", default="all", help="all, host, or names separated by commas")
     parser.add_argument("--modes", default=",".join(MODES), help="interpreter,compiled")
     parser.add_argument("--n", type=int, help="items per workload (default: its own)")
@@ -197,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(modes) - set(MODES):
         parser.error(f"unknown mode {unknown.pop()!r}; there are {', '.join(MODES)}")
 
-    backend = open_backend(options.backend)
+    backend = open_backend(options.backend, device=options.device, load_format=options.load_format)
     rows: list[Row] = []
     try:
         for workload in choose(options.workloads, Size(options.scale)):

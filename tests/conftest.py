@@ -11,6 +11,9 @@ import pytest
 
 TIERS = ("unit", "model", "gpu", "api")
 
+if not os.path.exists("/dev/nvidiactl"):  # Triton reads this once, when it is imported: its kernels then run on a CPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 def pytest_configure() -> None:
     """A shell's background job ignores SIGINT and its children would inherit that: tests that press Ctrl-C need it back."""

@@ -31,7 +31,9 @@ from lmc.errors import BackendError, CancelledError, ParameterError
 from lmc.prompt import Gen, Part, Segment, Select, Text
 
 if TYPE_CHECKING:
+    from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.loader import LoadedModel
+    from lmc.backend.engine.sampler import Sampler
 
 
 # -- handles -----------------------------------------------------------------------------------------------------
@@ -398,10 +400,10 @@ class LocalBackend:
             core.post(lambda: scheduler.unpin(req))
 
 
-def _check_numbers(*, max_tokens: int | None, max_batch: int, chunk: int, seed: int) -> None:
+def _check_numbers(*, max_tokens: int | None, max_batch: int | None, chunk: int | None, seed: int) -> None:
     sizes = {"max_tokens": max_tokens, "max_batch": max_batch, "chunk": chunk}
     for option, value in {**sizes, "seed": seed}.items():
-        if option == "max_tokens" and value is None:
+        if option in sizes and value is None:
             continue
         if not isinstance(value, int) or isinstance(value, bool):
             raise ParameterError(f"Engine: {option} is {value!r}; it must be a whole number")
@@ -452,12 +454,14 @@ class Engine(LocalBackend):
     device       "cpu" or a torch device
     dtype        "float32", "bfloat16", "float16"; None: what suits the device
     max_tokens   size of the KV pool in tokens; None: a part of the free memory
-    max_batch    sequences that run together;  chunk: prompt tokens computed in one pass
+    max_batch    sequences that run together; None: 64 on a CPU, 256 on a GPU
+    chunk        prompt tokens computed in one pass; None: 512 on a CPU, 2048 on a GPU
     seed         mixed into the seed of every sampling op
     parse_special  encode a special token's spelling in plain text as that token (unsafe with foreign text)
     seam         "token", or "text" to encode answers again with what follows them
     forced       False samples every token of a constrained answer, also those that its regex leaves no choice of
     model_path   SGLang's name for `model`
+    load_format  "auto", or "dummy" for random weights with a directory's config and tokenizer, to measure with
 
     Raises ModelLoadError if the model cannot be loaded or the device is not there; ParameterError for a number that
     cannot be.
@@ -470,32 +474,34 @@ class Engine(LocalBackend):
         device: str = "cpu",
         dtype: str | None = None,
         max_tokens: int | None = None,
-        max_batch: int = 64,
-        chunk: int = 512,
+        max_batch: int | None = None,
+        chunk: int | None = None,
         seed: int = 0,
         parse_special: bool = False,
         seam: Literal["token", "text"] = "token",
         forced: bool = True,
         model_path: str | None = None,
+        load_format: Literal["auto", "dummy"] = "auto",
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
         from lmc.backend.engine.automaton import ConstraintCompiler
         from lmc.backend.engine.constraint import XGrammarCompiler
         from lmc.backend.engine.kv_pool import KVPool
-        from lmc.backend.engine.model_runner import ModelRunner
         from lmc.backend.engine.models.loader import load
         from lmc.backend.engine.sampler import Sampler
 
-        loaded = load(str(model_path or model), device=device, dtype=dtype, parse_special=parse_special)
+        source = str(model_path or model)
+        loaded = load(source, device=device, dtype=dtype, parse_special=parse_special, load_format=load_format)
         config, words = loaded.config, loaded.tokenizer
         slots = _default_pool(loaded) if max_tokens is None else max_tokens
         pool = KVPool(config.num_layers, slots, config.num_kv_heads, config.head_dim, loaded.dtype, str(loaded.device))
         of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
+        batch, rows = (256, 2048) if loaded.device.type == "cuda" else (64, 512)
         super().__init__(
             name=loaded.name,
             vocabulary=words,
             chat_template=loaded.chat_template,
-            runner=ModelRunner(loaded.model, pool, Sampler(words.vocab_size), str(loaded.device)),
+            runner=_runner(loaded, pool, Sampler(words.vocab_size)),
             compiler=ConstraintCompiler(
                 *of,
                 grammar=lambda: XGrammarCompiler(*of),
@@ -503,11 +509,23 @@ class Engine(LocalBackend):
             ),
             max_tokens=slots,
             max_context=config.max_context,
-            max_batch=max_batch,
-            chunk=chunk,
+            max_batch=max_batch or batch,
+            chunk=chunk or rows,
             seed=seed,
             seam=seam,
         )
+
+
+def _runner(loaded: LoadedModel, pool: KVPool, sampler: Sampler) -> Runner:
+    """Fused kernels and CUDA graphs on a GPU in half precision; torch's own operations elsewhere."""
+    from lmc.backend.engine.model_runner import ModelRunner
+    from lmc.backend.engine.models.llama import LlamaModel
+
+    if loaded.device.type == "cuda" and loaded.dtype.itemsize == 2 and isinstance(loaded.model, LlamaModel):
+        from lmc.backend.engine.cuda_runner import CudaRunner
+
+        return CudaRunner(loaded.model, pool, sampler)
+    return ModelRunner(loaded.model, pool, sampler, str(loaded.device))
 
 
 def _eos(loaded: LoadedModel) -> int:

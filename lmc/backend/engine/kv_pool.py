@@ -64,14 +64,15 @@ class SlotAllocator:
 
 
 class KVPool:
-    """Storage of the pool: per layer, K and V [num_slots, num_kv_heads, head_dim]."""
+    """Storage of the pool: per layer, K and V [num_slots + 1, num_kv_heads, head_dim]; the last slot is scratch."""
 
     def __init__(
         self, num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu"
     ) -> None:
         import torch
 
-        shape = (num_layers, num_slots, num_kv_heads, head_dim)
+        self.scratch = num_slots  # where rows that only fill up a pass write; nobody reads it
+        shape = (num_layers, num_slots + 1, num_kv_heads, head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)  # zeros: an unwritten slot must never be NaN
         self._values = torch.zeros(shape, dtype=dtype, device=device)
 

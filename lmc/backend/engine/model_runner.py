@@ -25,7 +25,7 @@ class ModelRunner:
     def run(self, work: Pass) -> PassOutput:
         wanted = sorted({row for row, _ in work.samples} | {s.row for s in work.scores})
         index = {row: i for i, row in enumerate(wanted)}
-        logits = self._model.forward(self._batch(work, wanted), self._kv)  # [len(wanted), vocab] float32
+        logits = self.logits(work, wanted)
         scores: list[float] = []
         tops = [likeliest(logits[index[s.row]].log_softmax(-1), s.top) if s.top else () for s in work.scores]
         if work.scores:
@@ -35,6 +35,10 @@ class ModelRunner:
         rows_of = [index[row] for row, _ in work.samples]
         tokens, logprobs = self._sampler.sample(logits, rows_of, [req for _, req in work.samples])
         return PassOutput(tokens, logprobs, scores, tops)
+
+    def logits(self, work: Pass, wanted: list[int]) -> torch.Tensor:
+        """Logits of the rows `wanted`, [len(wanted), vocab] float32."""
+        return self._model.forward(self._batch(work, wanted), self._kv)
 
     def _batch(self, work: Pass, wanted: list[int]) -> ForwardBatch:
         ids = np.concatenate([s.ids for s in work.spans])

@@ -209,6 +209,25 @@ def test_safetensors_of_each_family(saved, family):
     assert loaded.config.eos_token_ids == (2,)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dummy_weights_need_no_weights_and_have_their_shapes(saved, family):
+    folder, _ = saved(family)
+    real = load(str(folder), dtype="float32").model
+    (folder / "model.safetensors").unlink()
+    dummy = load(str(folder), dtype="float32", load_format="dummy")
+    for ours, theirs in zip(dummy.model.layers, real.layers, strict=True):
+        for name in ("input_norm", "q_norm", "k_norm", "post_norm"):
+            a, b = getattr(ours, name), getattr(theirs, name)
+            assert (a is None) == (b is None) and (a is None or a.shape == b.shape)
+    assert all_logits(dummy, [1, 2, 3]).isfinite().all()
+    assert greedy(dummy, [1, 2, 3], 4) == greedy(load(str(folder), dtype="float32", load_format="dummy"), [1, 2, 3], 4)
+
+
+def test_an_unknown_load_format_is_refused():
+    with pytest.raises(ModelLoadError, match="supported: auto, dummy"):
+        load("smollm2", load_format="npcache")
+
+
 def test_sharded_safetensors(saved):
     folder, theirs = saved("qwen2", max_shard_size="100KB")
     assert (folder / "model.safetensors.index.json").exists()

@@ -175,6 +175,29 @@ def fuse_layer(state: Mapping[str, Tensor], config: ModelConfig, index: int) -> 
     return fused
 
 
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every fused weight: the names and layout of `fuse`."""
+    c = config
+    found: dict[str, tuple[int, ...]] = {"embed": (c.vocab_size, c.hidden_size), "norm": (c.hidden_size,)}
+    if not c.tie_embeddings:
+        found["head"] = (c.vocab_size, c.hidden_size)
+    for i in range(c.num_layers):
+        layer = f"layers.{i}."
+        for kind, rows, columns, biased in (
+            ("qkv", c.q_size + 2 * c.kv_size, c.hidden_size, c.qkv_bias),
+            ("o", c.hidden_size, c.q_size, c.o_bias),
+            ("gate_up", 2 * c.intermediate_size, c.hidden_size, False),
+            ("down", c.hidden_size, c.intermediate_size, False),
+        ):
+            found[f"{layer}{kind}.weight"] = (rows, columns)
+            if biased:
+                found[f"{layer}{kind}.bias"] = (rows,)
+        found |= {f"{layer}input_norm": (c.hidden_size,), f"{layer}post_norm": (c.hidden_size,)}
+        if c.qk_norm:
+            found |= {f"{layer}q_norm": (c.head_dim,), f"{layer}k_norm": (c.head_dim,)}
+    return found
+
+
 def _get(state: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in state:
         raise ModelLoadError(f"the weights lack {name!r}; is the download complete?")

@@ -81,19 +81,32 @@ class _Source:
     template: str | None  # Jinja source
 
 
-def load(source: str, *, device: str = "cpu", dtype: str | None = None, parse_special: bool = False) -> LoadedModel:
+LOAD_FORMATS = ("auto", "dummy")
+
+
+def load(
+    source: str,
+    *,
+    device: str = "cpu",
+    dtype: str | None = None,
+    parse_special: bool = False,
+    load_format: str = "auto",
+) -> LoadedModel:
     """Loads `source`: a .gguf file, a directory with config.json, safetensors and tokenizer.json, a hub id, or "smollm2".
 
     `dtype`: "float32", "bfloat16" or "float16" for everything. None takes bfloat16 on a GPU; on a CPU it takes float32
     for activations and KV, and matrices packed as float16 where the CPU has kernels for that (linear.py), else float32.
+    `load_format` "dummy": a directory's config and tokenizer with random weights, for measuring; no weights are read.
     Raises ModelLoadError that names the file, what is wrong with it and what to do.
     """
 
     if dtype is not None and dtype not in DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
+    if load_format not in LOAD_FORMATS:
+        raise ModelLoadError(f"load_format {load_format!r} is not supported; supported: {', '.join(LOAD_FORMATS)}")
     where = _device(device)
     layout = _layout(where, dtype)
-    found = _read(source, layout, parse_special)
+    found = _read(source, layout, parse_special, where if load_format == "dummy" else None)
     weights = {name: tensor.to(where) for name, tensor in found.weights.items()}
     tokens = found.tokenizer
     return LoadedModel(
@@ -152,8 +165,11 @@ def _fused(
     return fused
 
 
-def _read(source: str, layout: _Layout, parse_special: bool) -> _Source:
+def _read(source: str, layout: _Layout, parse_special: bool, dummy_on: torch.device | None) -> _Source:
     path = Path(source).expanduser()
+    if dummy_on is not None:
+        folder = path if path.is_dir() else _download(source)
+        return replace(_read_directory(folder, layout, parse_special, dummy_on), name=f"{path.name} (random weights)")
     if source == EMBEDDED and not path.exists():
         return _read_gguf(embedded_path(), layout, parse_special, name=EMBEDDED)
     if path.is_dir():
@@ -280,7 +296,9 @@ def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
 # -- directories and the hub -------------------------------------------------------------------------------------------
 
 
-def _read_directory(path: Path, layout: _Layout, parse_special: bool) -> _Source:
+def _read_directory(
+    path: Path, layout: _Layout, parse_special: bool, dummy_on: torch.device | None = None
+) -> _Source:
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path}: this directory has no config.json{_there(path)}; {_SOURCES}")
     config = configs.from_hf(
@@ -299,9 +317,31 @@ def _read_directory(path: Path, layout: _Layout, parse_special: bool) -> _Source
         add_bos=bool(options.get("add_bos_token", False)),
         parse_special=parse_special,
     )
-    state = _read_safetensors(path)
-    weights = _fused(lambda _: state, config, layout)
+    if dummy_on is not None:
+        weights = _random(config, layout, dummy_on)
+    else:
+        state = _read_safetensors(path)
+        weights = _fused(lambda _: state, config, layout)
     return _Source(path.name, config, weights, tokens, _template(path, options))
+
+
+_DUMMY_SEED, _DUMMY_SCALE = 0, 0.02  # the scale of transformers' own initial weights
+
+
+def _random(config: ModelConfig, layout: _Layout, device: torch.device) -> dict[str, Tensor]:
+    """Fused weights from a fixed seed, made where they will be: norms 1, biases 0, the rest normal."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(_DUMMY_SEED)
+
+    def weight(name: str, shape: tuple[int, ...]) -> Tensor:
+        if len(shape) == 1:
+            make = torch.zeros if name.endswith("bias") else torch.ones
+            return make(shape, dtype=layout.activations, device=device)
+        dtype = layout.activations if name == "embed" else layout.matrices
+        return torch.empty(shape, dtype=dtype, device=device).normal_(0, _DUMMY_SCALE, generator=generator)
+
+    return {name: weight(name, shape) for name, shape in llama.shapes(config).items()}
 
 
 def _there(path: Path) -> str:

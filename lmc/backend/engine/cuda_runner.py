@@ -1,0 +1,204 @@
+"""The runner on a GPU: one transfer a pass, small passes replayed from CUDA graphs, larger ones launched.
+
+    a pass on the host ──one pinned copy──► header and slots on the device ──► graph of its bucket ──► logits
+
+A bucket is a number of rows; a pass of T rows takes the next larger one. Rows beyond T compute on token 0 and write to
+the pool's scratch slot; sequences beyond the pass's have no rows. Which rows belong together (decode, constants, prompt
+chunks, choices) is in the plan and not in the graph, so that mixed passes replay too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmc.backend.engine.attention.flashinfer import CapturedAttention, PagedAttention, Shape
+from lmc.backend.engine.kv_pool import KVPool
+from lmc.backend.engine.model_runner import ModelRunner
+from lmc.backend.engine.models.fused import FusedLlama
+from lmc.backend.engine.models.llama import LlamaModel
+from lmc.backend.engine.sampler import Sampler
+from lmc.backend.engine.scheduler import Pass
+
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256)
+
+
+IDS, POSITIONS, SLOTS, QO, KV, LOGITS = range(6)  # the parts of a stage
+
+
+class Stage:
+    """A pass's integers, int32, at fixed places: host memory that the GPU reads fast, and its copy on the device.
+
+    [ ids | positions | slots | qo_indptr | kv_indptr | logit rows | kv indices … ]
+      rows  rows        rows    rows + 1    rows + 1    rows         grows
+    """
+
+    def __init__(self, rows: int, indices: int, device: torch.device) -> None:
+        ends = np.cumsum([rows, rows, rows, rows + 1, rows + 1, rows])
+        self._begins = (0, *ends[:-1].tolist())
+        self.header, self.rows = int(ends[-1]), rows
+        self.host = torch.empty(self.header + indices, dtype=torch.int32, pin_memory=True)
+        self.array = self.host.numpy()
+        self.device = torch.empty(self.header + indices, dtype=torch.int32, device=device)
+
+    @property
+    def capacity(self) -> int:
+        """How many kv indices it can hold."""
+        return len(self.array) - self.header
+
+    def part(self, index: int, length: int) -> slice:
+        begin = self._begins[index]
+        return slice(begin, begin + length)
+
+    def rows_of(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """ids, positions and slots of the first `rows` rows, on the device."""
+        return (
+            self.device[self.part(IDS, rows)],
+            self.device[self.part(POSITIONS, rows)],
+            self.device[self.part(SLOTS, rows)],
+        )
+
+    def send(self, indices: int) -> None:
+        """To the device, in stream order; the host side may be written again once the pass has been waited for."""
+        n = self.header + indices
+        self.device[:n].copy_(self.host[:n], non_blocking=True)
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """A graph for `rows` rows, what it reads its lengths from, and what it leaves: hidden states of the logit rows."""
+
+    rows: int
+    graph: torch.cuda.CUDAGraph
+    attention: CapturedAttention
+    hidden: Tensor  # [rows, hidden_size], in the order of the stage's logit rows
+
+
+class CudaRunner(ModelRunner):
+    """Runs passes on one GPU. Not thread-safe; a pass is waited for before the next is staged."""
+
+    def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
+        super().__init__(model, kv, sampler, str(model.device))
+        c = model.config
+        self._fused, self._pool = FusedLlama(model), kv
+        shape = Shape(c.num_heads, c.num_kv_heads, c.head_dim, model.dtype, c.sliding_window)
+        self._attention = PagedAttention(shape, model.device)
+        self._stage = Stage(BUCKETS[-1], 1 << 22, model.device)
+        self._large = Stage(BUCKETS[-1], 1, model.device)  # grows with the passes
+        self._graphs: dict[int, _Captured] = {}
+        self._memory = torch.cuda.graph_pool_handle()
+        self._computed = torch.cuda.Event()
+
+    def prepare(self) -> None:
+        """Captures every bucket, the largest first so that the others use its memory; else each on its first use."""
+        for rows in reversed(BUCKETS):
+            self._captured(rows)
+
+    def logits(self, work: Pass, wanted: list[int]) -> Tensor:
+        self._computed.synchronize()  # the last pass's staging, ours and FlashInfer's, may be written again
+        logits = self._run(work, wanted)
+        self._computed.record()
+        return logits
+
+    def _run(self, work: Pass, wanted: list[int]) -> Tensor:
+        contexts = sum(len(s.slots) for s in work.spans)
+        if max(work.rows, len(wanted)) > BUCKETS[-1] or contexts > self._stage.capacity:
+            return self._launch(work, wanted, contexts)
+        return self._replay(work, wanted, contexts)
+
+    def _replay(self, work: Pass, wanted: list[int], contexts: int) -> Tensor:
+        captured = self._captured(next(b for b in BUCKETS if b >= max(work.rows, len(wanted))))
+        stage = self._stage
+        host, rows = _fill(stage, work, wanted, captured.rows, self._pool.scratch), captured.rows
+        stage.send(contexts)
+        captured.attention.plan(host[stage.part(QO, rows + 1)], host[stage.part(KV, rows + 1)], stage.device[:0])
+        captured.graph.replay()
+        return self._fused.logits(captured.hidden[: len(wanted)])
+
+    def _launch(self, work: Pass, wanted: list[int], contexts: int) -> Tensor:
+        sequences = len(work.spans)
+        rows = max(work.rows, sequences, len(wanted))
+        if rows > self._large.rows or contexts > self._large.capacity:
+            self._large = Stage(_grown(rows), _grown(contexts), self._fused.device)
+        stage = self._large
+        host = _fill(stage, work, wanted, sequences, self._pool.scratch)
+        stage.send(contexts)
+        on_device = stage.device
+        attend = self._attention.plan(
+            host[stage.part(QO, sequences + 1)],
+            host[stage.part(KV, sequences + 1)],
+            on_device[stage.header : stage.header + contexts],
+        )
+        hidden = self._fused.hidden(*stage.rows_of(work.rows), self._pool, attend)
+        return self._fused.logits(hidden.index_select(0, on_device[stage.part(LOGITS, len(wanted))]))
+
+    def _captured(self, rows: int) -> _Captured:
+        if rows not in self._graphs:
+            self._graphs[rows] = self._capture(rows)
+        return self._graphs[rows]
+
+    def _capture(self, rows: int) -> _Captured:
+        stage = self._stage
+        on_device = stage.device
+        attention = self._attention.captured(
+            on_device[stage.part(QO, rows + 1)], on_device[stage.part(KV, rows + 1)], on_device[stage.header :]
+        )
+        # a pass of one-row sequences, each over its scratch slot: what is captured is the shape
+        array = stage.array
+        for index, value in ((IDS, 0), (POSITIONS, 0), (SLOTS, self._pool.scratch), (LOGITS, 0)):
+            array[stage.part(index, rows)] = value
+        for index in (QO, KV):
+            array[stage.part(index, rows + 1)] = np.arange(rows + 1)
+        array[stage.header : stage.header + rows] = self._pool.scratch
+        stage.send(rows)
+        host = stage.host
+        attention.plan(
+            host[stage.part(QO, rows + 1)],
+            host[stage.part(KV, rows + 1)],
+            on_device[stage.header : stage.header + rows],
+        )
+
+        def forward() -> Tensor:
+            hidden = self._fused.hidden(*stage.rows_of(rows), self._pool, attention.attend)
+            return hidden.index_select(0, on_device[stage.part(LOGITS, rows)])
+
+        side = torch.cuda.Stream()  # kernels are compiled and libraries set up outside the capture
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            forward()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            hidden = forward()
+        return _Captured(rows, graph, attention, hidden)
+
+
+def _fill(stage: Stage, work: Pass, wanted: list[int], sequences: int, scratch: int) -> Tensor:
+    """Writes a pass for `sequences` sequences and at least as many rows; those beyond the pass's own are empty."""
+    array, spans, rows = stage.array, work.spans, work.rows
+    to = max(rows, sequences)
+    ids, positions, slots = (array[stage.part(index, to)] for index in (IDS, POSITIONS, SLOTS))
+    qo, kv = (array[stage.part(index, sequences + 1)] for index in (QO, KV))
+    lengths = np.fromiter((len(s.ids) for s in spans), np.int64, len(spans))
+    contexts = np.fromiter((len(s.slots) for s in spans), np.int64, len(spans))
+    np.concatenate([s.ids for s in spans], out=ids[:rows], casting="same_kind")
+    np.concatenate([s.slots[s.position :] for s in spans], out=slots[:rows], casting="same_kind")
+    ends = np.cumsum(lengths)
+    positions[:rows] = np.arange(rows) + np.repeat(contexts - ends, lengths)
+    ids[rows:], positions[rows:], slots[rows:] = 0, 0, scratch
+    qo[0] = kv[0] = 0
+    qo[1 : len(spans) + 1], kv[1 : len(spans) + 1] = ends, np.cumsum(contexts)
+    qo[len(spans) + 1 :], kv[len(spans) + 1 :] = rows, int(contexts.sum())
+    logits = array[stage.part(LOGITS, max(len(wanted), to))]
+    logits[: len(wanted)], logits[len(wanted) :] = wanted, 0
+    total = int(contexts.sum())
+    np.concatenate([s.slots for s in spans], out=array[stage.header : stage.header + total], casting="same_kind")
+    return stage.host
+
+
+def _grown(n: int) -> int:
+    return max(1024, 1 << (n - 1).bit_length())

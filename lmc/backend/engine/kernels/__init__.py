@@ -1,0 +1,1 @@
+"""Small fused kernels in Triton, each beside the torch code that defines it."""

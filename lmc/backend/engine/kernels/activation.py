@@ -1,0 +1,37 @@
+"""SiLU of the gate times up: the middle of a gated MLP."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 1024
+
+
+def silu_mul_reference(gate_up: Tensor) -> Tensor:
+    """silu(gate) · up in float32; gate_up [T, 2·I] → [T, I]."""
+    gate, up = gate_up.float().chunk(2, -1)
+    return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+@triton.jit
+def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    gate = tl.load(gate_up + row * 2 * width + at, mask=inside).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + at, mask=inside).to(tl.float32)
+    tl.store(out + row * width + at, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [T, 2·I], contiguous → [T, I]."""
+    rows, width = len(gate_up), gate_up.shape[1] // 2
+    out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
+    if rows:
+        launch = _silu_mul[(rows, triton.cdiv(width, _BLOCK))]
+        launch(gate_up, out, width, _BLOCK, num_warps=4)  # pyright: ignore[reportCallIssue]
+    return out

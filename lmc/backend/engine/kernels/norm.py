@@ -1,0 +1,48 @@
+"""RMSNorm fused with the residual addition before it.
+
+Reads and writes each row once; torch's own sequence (add, square, mean, rsqrt, two products) is six launches.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def add_rms_norm_reference(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(norm(residual + x), residual + x), sums in float32; x None: nothing is added. x, residual [T, C], weight [C]."""
+    total = residual if x is None else (residual.float() + x.float()).to(residual.dtype)
+    wide = total.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normed * weight.float()).to(residual.dtype), total
+
+
+@triton.jit
+def _add_rms_norm(x, residual, weight, out, columns, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < columns
+    total = tl.load(residual + row * columns + at, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        total += tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32)
+        total = total.to(residual.dtype.element_ty)  # as it is stored, so that the norm is of what others read
+        tl.store(residual + row * columns + at, total, mask=inside)
+        total = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(total * total, 0) / columns + eps)
+    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * columns + at, (total * scale * w).to(out.dtype.element_ty), mask=inside)
+
+
+def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """norm(residual + x) [T, C]; `residual` becomes the sum in place. All contiguous, one dtype."""
+    rows, columns = residual.shape
+    out = torch.empty_like(residual)
+    if rows:
+        block = triton.next_power_of_2(columns)
+        warps = min(16, max(1, block // 512))
+        given = residual if x is None else x
+        launch = _add_rms_norm[(rows,)]
+        launch(given, residual, weight, out, columns, eps, x is not None, block, num_warps=warps)  # pyright: ignore[reportCallIssue]
+    return out

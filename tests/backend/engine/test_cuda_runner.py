@@ -1,0 +1,109 @@
+"""The GPU's runner gives the reference's logits: captured and launched passes, any mix of rows, shared slots."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+torch = pytest.importorskip("torch")
+
+import numpy as np  # noqa: E402
+
+from lmc.backend.engine.attention.base import ForwardBatch, Span  # noqa: E402
+from lmc.backend.engine.attention.torch_ref import reference  # noqa: E402
+from lmc.backend.engine.kv_pool import KVPool  # noqa: E402
+from lmc.backend.engine.models import llama  # noqa: E402
+from lmc.backend.engine.models.config import ModelConfig  # noqa: E402
+from lmc.backend.engine.request import Kind, Request  # noqa: E402
+from lmc.backend.engine.sampler import Sampler  # noqa: E402
+from lmc.backend.engine.scheduler import Pass, Rows  # noqa: E402
+
+SLOTS, VOCAB = 4096, 500
+BASE = {
+    "num_layers": 3, "num_heads": 8, "num_kv_heads": 2, "head_dim": 64, "hidden_size": 256, "intermediate_size": 384,
+    "vocab_size": VOCAB, "max_context": 2048,
+}  # fmt: skip
+CONFIGS = {
+    "llama": ModelConfig("llama", **BASE),
+    "qwen2": ModelConfig("qwen2", **BASE, qkv_bias=True, tie_embeddings=True),
+    "qwen3": ModelConfig("qwen3", **{**BASE, "head_dim": 128}, qk_norm=True),
+    "window": ModelConfig("mistral", **BASE, sliding_window=40),
+}
+
+
+class Both:
+    """The runner in bfloat16 beside the reference in float32, over pools of their own."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        from lmc.backend.engine.cuda_runner import CudaRunner
+
+        generator = torch.Generator().manual_seed(0)
+        weights = {
+            n: torch.randn(s, generator=generator) * 0.05 + (len(s) == 1) for n, s in llama.shapes(config).items()
+        }
+        half = {n: w.to("cuda", torch.bfloat16) for n, w in weights.items()}
+        shape = (config.num_layers, SLOTS, config.num_kv_heads, config.head_dim)
+        self.runner = CudaRunner(
+            llama.build(half, config), KVPool(*shape, torch.bfloat16, "cuda"), Sampler(config.vocab_size)
+        )
+        self.model = llama.build({n: w.float() for n, w in half.items()}, config, plan=reference)
+        self.kv = KVPool(*shape, torch.float32, "cuda")
+        self.rng = np.random.default_rng(1)
+
+    def check(self, *spans: tuple[int, np.ndarray]) -> None:
+        """A pass of (rows, slots of the context): every row's logits are near the reference's."""
+        work = Pass()
+        for rows, slots in spans:
+            ids = self.rng.integers(0, VOCAB, rows).astype(np.int32)
+            work.add(Rows(Request(Kind.PREFILL, ids, lambda _: None), ids, len(slots) - rows, slots.astype(np.int64)))
+        wanted = list(range(work.rows))
+        with torch.inference_mode():
+            ours = self.runner.logits(work, wanted)
+            expected = self.model.forward(_batch(work, wanted), self.kv)
+        worst = ((ours - expected).norm(dim=-1) / expected.norm(dim=-1)).max()
+        assert worst < 3e-2, f"a row is off by {worst:.3f}"
+
+
+def _batch(work: Pass, wanted: list[int]) -> ForwardBatch:
+    def to(array):
+        return torch.as_tensor(np.asarray(array, np.int64), device="cuda")
+
+    spans, start = [], 0
+    for s in work.spans:
+        spans.append(Span(start, len(s.ids), to(s.slots)))
+        start += len(s.ids)
+    return ForwardBatch(
+        to(np.concatenate([s.ids for s in work.spans])),
+        to(np.concatenate([np.arange(s.position, len(s.slots)) for s in work.spans])),
+        to(np.concatenate([s.slots[s.position :] for s in work.spans])),
+        tuple(spans),
+        to(wanted),
+    )
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_captured_and_launched_passes_give_the_references_logits(name):
+    both = Both(CONFIGS[name])
+    slots = np.random.default_rng(0).permutation(SLOTS)
+    shared, a, b, c, d = slots[:90], slots[100:400], slots[400:900], slots[1000:1400], slots[1500:1600]
+    both.check((90, shared))  # a prompt, captured
+    both.check((300, a), (100, b[:100]))  # prompts, launched
+    on = np.concatenate
+    both.check((1, on((shared, c[:1]))), (1, on((shared, d[:1]))))  # siblings decode
+    both.check(
+        (1, on((shared, c[:2]))), (7, on((shared, d[:8]))), (20, b[:120])
+    )  # decode, constants and a chunk together
+    both.check((1, on((shared, c[:3]))))
+    both.check((1, on((shared, c[:4]))), (380, b[:500]))
+
+
+def test_a_pass_without_wanted_rows_still_writes_its_kv():
+    both = Both(CONFIGS["llama"])
+    slots = np.arange(64)
+    work = Pass()
+    ids = both.rng.integers(0, VOCAB, 63).astype(np.int32)
+    work.add(Rows(Request(Kind.PREFILL, ids, lambda _: None), ids, 0, slots[:63]))
+    with torch.inference_mode():
+        assert both.runner.logits(work, []).shape == (0, VOCAB)
+        both.model.forward(_batch(work, []), both.kv)
+    both.check((1, slots))
