@@ -22,6 +22,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "special", "system", "system_begin", "system_end", "token_length_normalized",
         "unconditional_likelihood_normalized", "user", "user_begin", "user_end", "video",
     ),
+    "lmc.frontend.host": (
+        "host", "pure",
+    ),
     "lmc.frontend.interpreter": (
         "Function", "State", "function",
     ),
@@ -50,7 +53,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "global_config",
     ),
     "lmc.errors": (
-        "ArgumentError", "BackendError", "CancelledError", "ConstraintError", "IRError", "LmcError",
+        "ArgumentError", "BackendError", "CancelledError", "ConstraintError", "HostTimeout", "IRError", "LmcError",
         "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "UnsupportedOpError",
     ),
 }  # fmt: skip
@@ -158,6 +161,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import BackendError as BackendError
     from lmc.errors import CancelledError as CancelledError
     from lmc.errors import ConstraintError as ConstraintError
+    from lmc.errors import HostTimeout as HostTimeout
     from lmc.errors import IRError as IRError
     from lmc.errors import LmcError as LmcError
     from lmc.errors import ModelLoadError as ModelLoadError
@@ -165,6 +169,8 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import ProgramError as ProgramError
     from lmc.errors import PromptTooLongError as PromptTooLongError
     from lmc.errors import UnsupportedOpError as UnsupportedOpError
+    from lmc.frontend.host import host as host
+    from lmc.frontend.host import pure as pure
     from lmc.frontend.interpreter import Function as Function
     from lmc.frontend.interpreter import State as ProgramState
     from lmc.frontend.interpreter import State as State

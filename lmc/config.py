@@ -15,7 +15,7 @@ from lmc.errors import ArgumentError, ParameterError, ProgramError
 if TYPE_CHECKING:
     from lmc.backend.base import Backend
 
-CHANNELS = ("guards", "exits", "prefix", "schedule", "spec", "trace", "passes", "engine", "backend")
+CHANNELS = ("guards", "exits", "prefix", "schedule", "spec", "trace", "passes", "engine", "backend", "host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class Settings:
     cache_dir  where converted weights and compiled constraints are kept
     model      the model of the default backend, "" for the small one
     device     the device of the default backend and of `lmc run`, "" for the CPU
+    host_threads  how many blocking host calls of a compiled batch run at once; None: one for each program of the batch,
+               but at least 64 and at most 256
     """
 
     debug: int = 0
@@ -43,6 +45,7 @@ class Settings:
     cache_dir: Path = Path("~/.cache/lmc")
     model: str = ""
     device: str = ""
+    host_threads: int | None = None
 
 
 def _whole(low: int, high: int | None) -> Callable[[str, Any], int]:
@@ -81,6 +84,10 @@ def _seed(name: str, value: Any) -> int | None:
     return None if value is None or value == "" else _whole(0, None)(name, value)
 
 
+def _threads(name: str, value: Any) -> int | None:
+    return None if value is None or value == "" else _whole(1, None)(name, value)
+
+
 def _text(name: str, value: Any) -> str:
     return str(value)
 
@@ -95,6 +102,7 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "cache_dir": lambda _, value: Path(value),
     "model": _text,
     "device": _text,
+    "host_threads": _threads,
 }
 
 
@@ -149,7 +157,7 @@ def cache_dir() -> Path:
 # -- log channels ----------------------------------------------------------------------------------------------------
 
 # a channel prints when it is named in LMC_LOG, or from this debug level on
-_FROM_LEVEL: Mapping[str, int] = {"trace": 1, "exits": 1, "guards": 1, "passes": 3, "engine": 5, "schedule": 5}
+_FROM_LEVEL: Mapping[str, int] = {"trace": 1, "exits": 1, "guards": 1, "host": 2, "passes": 3, "engine": 5, "schedule": 5}
 
 
 def logs(channel: str) -> bool:

@@ -66,6 +66,10 @@ class CancelledError(BackendError):
     """The request was cancelled before its answer was complete."""
 
 
+class HostTimeout(LmcError, TimeoutError):
+    """A function marked with `lmc.host(timeout=…)` took longer than that."""
+
+
 class UnsupportedOpError(LmcError, NotImplementedError):
     """An op that the chosen target cannot execute; never emulated silently."""
 

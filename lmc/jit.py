@@ -187,7 +187,7 @@ class Program:
         backend: Backend = roots[0].emitter.run.backend  # type: ignore[attr-defined]
         before, start = backend.counters(), time.perf_counter()
         bar = _progress_bar(len(bound)) if progress else None
-        execution = Execution(parallel=True, workers=min(256, len(bound)))
+        execution = Execution(parallel=True, workers=_workers(len(bound)))
         try:
             for run in execution.run(self._runs(roots, bound)):
                 if bar is not None:
@@ -420,12 +420,12 @@ class Program:
             self._say(f"{self.function.name} goes on in the interpreter: {run.failure}")
         self.stats.replays += 1
         live = root.live
-        if not run.record and not run.answers:
+        if not run.record and not run.ahead and not run.answers:
             self.function._call(root.state, root.arguments)
             return self._complete(root)
         state = State(ReplayEmitter(live.run, run.answers), stream=run.stream, name=self.function.name, asked=[root.state.asked])
         root.state = state
-        replay(self.function, state, root.arguments, run.record, root.traced.tree if root.traced else None)
+        replay(self.function, state, root.arguments, run.record, root.traced.tree if root.traced else None, run.ahead)
         return self._complete(root)
 
     def _complete(self, root: Root) -> State:
@@ -433,6 +433,10 @@ class Program:
         if root.batch:
             root.state.sync()
         return root.state
+
+    def cancel(self, run: Run) -> None:
+        root: Root = run.root
+        root.live.cancel()
 
     def context(self, run: Run) -> contextvars.Context:
         context = contextvars.copy_context()
@@ -562,6 +566,11 @@ _LEAVE = _Leave((), 0, 0, None)
 
 def _type_of(x: Any) -> str:
     return x.__class__.__name__ if x.__class__ in (str, int, float, bool) else "any"
+
+
+def _workers(programs: int) -> int:
+    """Blocking host calls at once."""
+    return settings().host_threads or max(64, min(256, programs))
 
 
 def _shown(x: Any) -> str:

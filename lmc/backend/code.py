@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from lmc.backend.base import Backend, Handle, check_supported
 from lmc.backend.instructions import (
     ALL,
+    LOOSE,
     RAISE,
     Ask,
     Const,
@@ -26,6 +27,7 @@ from lmc.backend.instructions import (
     Run,
     Simple,
     Switch,
+    UnorderedCall,
     case_key,
 )
 from lmc.ir.core import DEFAULT, Case, Graph, Op, Operand, Symbol, Value
@@ -42,6 +44,7 @@ class Code:
         self.graph = graph
         self.strict = strict  # what the model is asked waits for everything before it (opt=0)
         self._place: dict[Value, int | Const] = {}
+        self.loose: set[int] = set()  # slots of values computed from what unordered calls gave
         self.slots = first
         for i, param in enumerate(graph.params):
             self._place[param] = bound[i] if bound is not None else self._new()
@@ -172,13 +175,13 @@ def _image(code: Code, op: Op) -> Instruction:
     return Simple(code.deps(*op.operands), RAISE, op.loc, code.out(op.results[0]), compute)
 
 
-_DTYPES = {"int": int, "float": float, "str": str, "bool": bool}
+_TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 def _gen(code: Code, op: Op) -> Instruction:
     given: dict[str, Any] = {k: op.attrs[k] for k in GEN_PARAMS if k in op.attrs}
-    if given.get("dtype") in _DTYPES:
-        given["dtype"] = _DTYPES[given["dtype"]]
+    if given.get("dtype") in _TYPES:
+        given["dtype"] = _TYPES[given["dtype"]]
     names: tuple[str, ...] = op.attr("params", ())
     fetch = code.fetch(op.operands[1:])
     stream, ordinal, name, loc = op.attr("stream"), op.attr("ordinal"), op.attr("name"), op.loc
@@ -250,9 +253,14 @@ def _host(code: Code, op: Op) -> Instruction:
     fn = code.graph.symbols[symbol.name]
     deps, fetch, kwargs = code.deps(*operands), code.fetch(operands), op.attr("kwargs", ())
     out = code.out(op.results[0]) if op.results else code._new()
+    unordered = bool(op.attr("unordered")) and not code.strict
+    if unordered or not code.loose.isdisjoint(deps):
+        code.loose.add(out)
     if trait(op) != "pure":
-        return HostCall(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), bool(op.attr("inline")))
-    marks = 0 if op.attr("total") else RAISE
+        kind = _TYPES.get(op.results[0].type) if op.results else None
+        make = UnorderedCall if unordered else HostCall
+        return make(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), kind, bool(op.attr("inline")))
+    marks = 0 if op.attr("total") else LOOSE if out in code.loose else RAISE
     if not kwargs:
         return Simple(deps, marks, op.loc, out, lambda run: fn(*fetch(run.env)))
     n = len(operands) - len(kwargs)

@@ -9,24 +9,31 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from typing import Any
 
 from lmc.backend.base import Result
 from lmc.backend.instructions import RETURNED, HostCall, Instruction, Run, Terminator, cancel, unpin
+from lmc.backend.pool import HostPool, replaced
+from lmc.config import log, logs
+
+Done = tuple[Sequence[Any], tuple[bool, Any]]
+"""A host call that is over: its arguments, and (True, result) or (False, exception)."""
 
 
 class Execution:
     """Drives a set of runs to their ends in the calling thread.
 
     parallel  host calls that may block run on a pool, so that they do not hold up other runs
+    workers   how many of them at once
     """
 
     def __init__(self, *, parallel: bool, workers: int = 64) -> None:
         self.parallel, self.workers = parallel, workers
-        self._events: queue.SimpleQueue[tuple[Run, Instruction | None]] = queue.SimpleQueue()
-        self._pool: ThreadPoolExecutor | None = None
+        self._events: queue.SimpleQueue[tuple[Run, Instruction | None, Done | None]] = queue.SimpleQueue()
+        self._pool: HostPool | None = None
         self._unfinished: dict[Run, None] = {}
+        self._logs = logs("host")
 
     def run(self, runs: Iterator[Run]) -> Iterator[Run]:
         """Gives each run when it is over: with `result`, or with `error` if the program raised."""
@@ -37,37 +44,49 @@ class Execution:
                 while not self._events.empty():
                     yield from self._handle(*self._events.get())
             while self._unfinished:
-                yield from self._handle(*self._events.get())
+                yield from self._handle(*self._next())
         finally:
             self.close()
 
+    def _next(self) -> tuple[Run, Instruction | None, Done | None]:
+        try:
+            return self._events.get_nowait()
+        except queue.Empty:
+            with replaced():
+                return self._events.get()
+
     def close(self) -> None:
-        """Cancels what is not finished; an exception or an abandoned iteration leaves nothing running."""
+        """Cancels what is not finished: an exception or an abandoned iteration leaves no request and no queued host call.
+
+        A host call that is running cannot be stopped: it runs on in its thread, and its result is dropped.
+        """
         for run in self._unfinished:
             cancel(run)
+            run.owner.cancel(run)
         self._unfinished.clear()
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.close()
             self._pool = None
 
-    def _handle(self, run: Run, instruction: Instruction | None) -> Iterator[Run]:
+    def _handle(self, run: Run, instruction: Instruction | None, done: Done | None) -> Iterator[Run]:
         if run not in self._unfinished:
             return
         if instruction is None:  # a replay on the pool is over
             yield from self._over(run)
             return
         run.busy.discard(instruction)
+        if done is not None:
+            assert isinstance(instruction, HostCall)
+            yield from self._called(run, instruction, *done)
+            return
         if run.taken:
             return
         if instruction is RETURNED:
             yield from self._answered(run)
-            return
-        if run.failure is not None:
+        elif run.failure is not None:
             yield from self._failed(run)
-            return
-        if isinstance(instruction, HostCall):  # done on the pool; a read is executed again instead
-            run.pending.remove(instruction)
-        yield from self._advanced(run)
+        else:
+            yield from self._advanced(run)
 
     # what instructions need
 
@@ -77,7 +96,7 @@ class Execution:
 
         def notify(result: Result) -> None:
             if result.done:
-                self._events.put((run, instruction))
+                self._events.put((run, instruction, None))
 
         answer.on_change(notify)
         return False
@@ -86,33 +105,51 @@ class Execution:
         """Runs a host call on the pool."""
         if run.context is None:
             run.context = run.owner.context(run)
+        context = run.context.copy() if instruction.unordered else run.context  # no two calls may be in one at once
         run.busy.add(instruction)
         run.inflight += 1
 
         def work() -> None:
-            try:
-                outcome = instruction.call(run, args)
-            except BaseException as error:  # SystemExit and the like end the run, and are raised to the caller
-                run.taken, run.error = True, error
-                self._events.put((run, None))
-                return
-            run.inflight -= 1
-            self._settle(run, instruction, outcome)
-            self._events.put((run, instruction))
+            self._events.put((run, instruction, (args, self._outcome(instruction, context, args))))
 
         self.pool.submit(work)
         return False
 
-    def _settle(self, run: Run, instruction: HostCall, outcome: tuple[bool, Any]) -> None:
+    def _outcome(self, instruction: HostCall, context: Context, args: list[Any]) -> tuple[bool, Any]:
+        if self._logs:
+            log("host", f"{instruction.shown(args)} begins")
         try:
-            instruction.settle(run, *outcome)
+            outcome = instruction.call(context, args)
+        except BaseException as error:  # SystemExit and the like end the run, and are raised to the caller
+            outcome = False, error
+        if self._logs:
+            ok, value = outcome
+            log("host", f"{instruction.shown(args)} {'returned' if ok else 'raised'} {value!r:.60}")
+        return outcome
+
+    def _called(self, run: Run, instruction: HostCall, args: Sequence[Any], outcome: tuple[bool, Any]) -> Iterator[Run]:
+        """A host call on the pool is over."""
+        run.inflight -= 1
+        ok, value = outcome
+        if not ok and not isinstance(value, Exception):
+            run.taken, run.error = True, value
+            cancel(run)
+            yield from self._over(run)
+            return
+        try:
+            instruction.settle(run, args, outcome)
         except Exception as error:
             run.failure = run.failure or error
+        if run.failure is not None:
+            yield from self._failed(run)
+            return
+        run.pending.remove(instruction)
+        yield from self._advanced(run)
 
     @property
-    def pool(self) -> ThreadPoolExecutor:
+    def pool(self) -> HostPool:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="lmc-host")
+            self._pool = HostPool(self.workers)
         return self._pool
 
     # one run
@@ -179,7 +216,7 @@ class Execution:
                     self._replay(run)
                 except BaseException as error:  # SystemExit and the like are raised to the caller
                     run.error = error
-                self._events.put((run, None))
+                self._events.put((run, None, None))
 
             self.pool.submit(work)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 READ = 1  # may raise what the backend failed with
 RAISE = 2  # may raise an exception of the program's own
 EFFECT = 4  # touches the world, or an object that can change
-ALL = READ | RAISE | EFFECT
+LOOSE = 8  # an unordered effect, or what computes with its result: may raise
+ALL = READ | RAISE | EFFECT | LOOSE
 
 
 class _Pending:
@@ -42,11 +44,12 @@ class Run:
     pending  instructions of the path not finished yet, in program order
     path     the answers given to the decisions so far
     record   results of host operations that must not happen twice, by their key
+    ahead    of unordered calls, which may run before what stands before them: what was called, and its result
     answers  what was asked, by stream and ordinal: (prompt before, request, prompt after)
     """
 
     __slots__ = (
-        "answers", "backend", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "owner", "path", "pending",
+        "ahead", "answers", "backend", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "owner", "path", "pending",
         "pins", "record", "result", "root", "seed", "stream", "taken",
     )  # fmt: skip
 
@@ -76,6 +79,7 @@ class Run:
         self.pending: list[Instruction] = []
         self.path: list[Any] = []
         self.record: dict[Any, tuple[bool, Any]] = {}
+        self.ahead: dict[Any, Call] = {}
         self.answers: dict[tuple[str, int], tuple[Prompt, Any, Prompt]] = {}
         self.busy: set[Instruction] = set()  # started, or waiting for an answer
         self.inflight = 0  # of those, host calls running on the pool
@@ -91,6 +95,16 @@ class Run:
 
     def grow(self, slots: int) -> None:
         self.env.extend([PENDING] * (slots - len(self.env)))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A host call that was made: what was called, and (True, result) or (False, exception)."""
+
+    fn: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    outcome: tuple[bool, Any]
 
 
 class Owner(Protocol):
@@ -110,6 +124,10 @@ class Owner(Protocol):
 
     def context(self, run: Run) -> Context:
         """The context in which the run's host calls execute."""
+        ...
+
+    def cancel(self, run: Run) -> None:
+        """The run is cut off: what the interpreter has asked for it is cancelled, and it asks no more."""
         ...
 
 
@@ -258,37 +276,76 @@ class ReadPrompt(Instruction):
 class HostCall(Instruction):
     """host.call, ordered or effect: in program order, and its result is recorded."""
 
-    __slots__ = ("args", "fn", "inline", "key", "kwargs", "out")
+    __slots__ = ("args", "fn", "inline", "key", "kind", "kwargs", "out")
+    unordered = False
 
     def __init__(self, deps: tuple[int, ...], loc: Loc | None, out: int, fn: Callable[..., Any], args: Fetch, kwargs: tuple[str, ...],
-                 key: Any, inline: bool) -> None:  # fmt: skip
+                 key: Any, kind: type | None, inline: bool) -> None:  # fmt: skip
+        """`kind`: the type that the graph takes the result to be of."""
         super().__init__(deps, ALL, ALL, loc)
-        self.out, self.fn, self.args, self.kwargs, self.key, self.inline = out, fn, args, kwargs, key, inline
+        self.out, self.fn, self.args, self.kwargs, self.key, self.kind, self.inline = out, fn, args, kwargs, key, kind, inline
 
     def execute(self, run: Run, x: Scheduler) -> bool:
         args = self.args(run.env)
         if self.inline or not x.parallel:
-            self.settle(run, *self.call(run, args))
+            self.settle(run, args, self.call(run.context, args))
             return True
         return x.start(run, self, args)
 
-    def call(self, run: Run, args: list[Any]) -> tuple[bool, Any]:
-        """(True, result) or (False, exception)."""
+    def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Positional and named arguments."""
+        if not self.kwargs:
+            return args, {}
         n = len(args) - len(self.kwargs)
-        named = dict(zip(self.kwargs, args[n:], strict=True)) if self.kwargs else {}
+        return args[:n], dict(zip(self.kwargs, args[n:], strict=True))
+
+    def call(self, context: Context | None, args: Sequence[Any]) -> tuple[bool, Any]:
+        """(True, result) or (False, exception)."""
+        args, named = self.split(args)
         try:
-            if run.context is None:
-                return True, self.fn(*args[:n], **named)
-            return True, run.context.run(self.fn, *args[:n], **named)
+            if context is None:
+                return True, self.fn(*args, **named)
+            return True, context.run(self.fn, *args, **named)
         except Exception as error:
             return False, error
 
-    def settle(self, run: Run, ok: bool, value: Any) -> None:
-        if self.key is not None and not isinstance(value, TakeOver):
-            run.record[self.key] = (ok, value)
+    def shown(self, args: Sequence[Any]) -> str:
+        """The call, for a log."""
+        values, named = self.split(args)
+        text = ", ".join([f"{v!r:.40}" for v in values] + [f"{k}={v!r:.40}" for k, v in named.items()])
+        return f"{getattr(self.fn, '__name__', self.fn)}({text})"
+
+    def settle(self, run: Run, args: Sequence[Any], outcome: tuple[bool, Any]) -> None:
+        """The call is over: its result becomes known, or what it raised is raised."""
+        ok, value = outcome
+        if not isinstance(value, TakeOver):
+            self.keep(run, args, outcome)
         if not ok:
             raise value
+        if self.kind is not None and value.__class__ is not self.kind:
+            raise TakeOver(f"{getattr(self.fn, '__name__', self.fn)}() is said to return {self.kind.__name__} and gave a {type(value).__name__}")
         run.env[self.out] = value
+
+    def keep(self, run: Run, args: Sequence[Any], outcome: tuple[bool, Any]) -> None:
+        if self.key is not None:
+            run.record[self.key] = outcome
+
+
+class UnorderedCall(HostCall):
+    """host.call, unordered: waits for its operands alone, on a thread of its own; only ordered calls wait for it."""
+
+    __slots__ = ()
+    unordered = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.waits, self.marks = 0, LOOSE
+
+    def execute(self, run: Run, x: Scheduler) -> bool:
+        return x.start(run, self, self.args(run.env))
+
+    def keep(self, run: Run, args: Sequence[Any], outcome: tuple[bool, Any]) -> None:
+        run.ahead[self.key] = Call(self.fn, *self.split(args), outcome)
 
 
 class Prefill(Instruction):
@@ -397,6 +454,8 @@ class Exit(Terminator):
     def follow(self, run: Run) -> Sequence[Instruction]:
         following = run.owner.extend(run, self) if self.switch is not None else None
         if following is None:
+            run.record |= {key: call.outcome for key, call in run.ahead.items()}  # the program did get to all of them
+            run.ahead.clear()
             raise TakeOver(self.reason or "")
         return following
 

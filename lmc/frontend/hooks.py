@@ -10,13 +10,16 @@ that must not happen twice are recorded under it, so the interpreter can go on w
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from lmc.frontend import hostops, reach
+from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Shape, targets
 from lmc.frontend.instrument import CannotInstrument
 from lmc.frontend.interpreter import ACTIVE, Function
@@ -295,17 +298,36 @@ for _name in HOOKS:
 hooks = Hooks()
 
 
+_NOTHING: Mapping[Any, Any] = {}
+
+
+class Ahead(Protocol):
+    """An unordered call that a compiled run made, maybe without getting to its place in the program."""
+
+    @property
+    def fn(self) -> Any: ...
+    @property
+    def args(self) -> Sequence[Any]: ...
+    @property
+    def kwargs(self) -> Mapping[str, Any]: ...
+    @property
+    def outcome(self) -> tuple[bool, Any]: ...
+
+
 class ReplayMode(CountingMode):
     """The program on real values: operations that are in the record answer from it, the rest happens."""
 
-    def __init__(self, record: Record, tree: Tree | None = None) -> None:
+    def __init__(self, record: Record, tree: Tree | None = None, ahead: Mapping[Key, Ahead] = _NOTHING) -> None:
         super().__init__()
         self.record = record
+        self.ahead = [ahead[key] for key in sorted(ahead)]
         self.tree = tree  # what the outside was when the run began
         self.first = min((tick for tick, _, _ in record), default=0)  # up to here nothing foreign had run
 
     def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         key = (self.count + 1, 0, 0)
+        if self.ahead and (made := self._made(name, args, kwargs)) is not None:
+            self.record = {**self.record, key: made.outcome}
         if key not in self.record:
             if self.count < self.first and name in _ONLY_READ:
                 args = tuple([self._as_begun(a) for a in args])
@@ -315,6 +337,17 @@ class ReplayMode(CountingMode):
         if name == "dstar":
             return dict(zip(*answer, strict=True))
         return self._flat(answer, args[1]) if name == "unpack" else answer
+
+    def _made(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ahead | None:
+        """The unordered call that this hook call is, if it was made already: each answers once."""
+        called = _unordered(name, args)
+        if called is None:
+            return None
+        fn, given = called
+        for index, made in enumerate(self.ahead):
+            if fn.marks_the_same(made.fn) and _alike(given, tuple(made.args)) and _alike(kwargs, dict(made.kwargs)):
+                return self.ahead.pop(index)
+        return None
 
     def _answer(self, key: Key) -> Any:
         done, value = self.record[key]
@@ -468,6 +501,34 @@ class ReplayMode(CountingMode):
             yield item
             step += 1
         yield from iterator
+
+
+def _unordered(name: str, args: tuple[Any, ...]) -> tuple[HostFunction, tuple[Any, ...]] | None:
+    """The unordered host function that a hook call calls, and its arguments."""
+    if name == "callm":
+        owner, attribute, *rest = args
+        fn = inspect.getattr_static(owner, attribute, None)
+        args = tuple(rest) if attribute in getattr(owner, "__dict__", ()) else (owner, *rest)
+    elif name == "call":
+        fn, args = args[0], args[1:]
+        if isinstance(fn, types.MethodType):
+            fn, args = fn.__func__, (fn.__self__, *args)
+    else:
+        return None
+    return (fn, args) if isinstance(fn, HostFunction) and not fn.ordered else None
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two arguments are the same object, or equal data."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if type(a) in (list, tuple):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    if type(a) is dict:
+        return _alike(list(a.items()), list(b.items()))
+    return (hostops.is_immutable(a) or type(a) is set or dataclasses.is_dataclass(a)) and bool(a == b)
 
 
 LAZY = (types.GeneratorType, map, filter, zip, enumerate)

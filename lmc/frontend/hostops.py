@@ -10,12 +10,14 @@ A graph names an operation as `@py.add`; tracer and executor find the function h
 from __future__ import annotations
 
 import collections
+import inspect
 import json
 import math
 import operator
 import re
 import string
 import textwrap
+import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -286,6 +288,22 @@ def pure_function(fn: Any) -> Known | None:
     except TypeError:  # unhashable callable
         return None
 
+
+_SAID: dict[Any, Type] = {str: "str", int: "int", float: "float", bool: "bool", "str": "str", "int": "int", "float": "float", "bool": "bool"}
+
+
+def said_type(fn: Any) -> Type:
+    """The type that a function is annotated to return; the executor checks it, because an annotation may be wrong."""
+    if not isinstance(fn, types.FunctionType) or fn.__code__.co_flags & _RETURNS_ANOTHER:
+        return "any"
+    try:
+        said = fn.__annotations__.get("return")
+    except NameError:  # a name that only type checkers know
+        return "any"
+    return _SAID.get(said, "any") if isinstance(said, str | type) else "any"
+
+
+_RETURNS_ANOTHER = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 LITERALS = (str, int, float, bool, type(None), bytes)
 """Types whose values stand in a graph as literals (exact types: a subclass may behave differently)."""

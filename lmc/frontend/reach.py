@@ -27,7 +27,10 @@ _DEPTH = 6  # how deep closures and fields are searched; containers to any depth
 def is_language(x: object) -> bool:
     """Whether an object belongs to the language: a state, a group of forks, an expression, a program."""
     cls = x if isinstance(x, type) else type(x)
-    return cls.__module__.startswith("lmc.frontend.") and cls is not Value and cls.__module__ != "lmc.frontend.hooks"
+    return cls.__module__.startswith("lmc.frontend.") and cls.__module__ not in _NOT_LANGUAGE
+
+
+_NOT_LANGUAGE = frozenset({"lmc.frontend.values", "lmc.frontend.hooks", "lmc.frontend.host"})
 
 
 def is_own(x: object) -> bool:

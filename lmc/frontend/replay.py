@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmc.backend.base import Result
-from lmc.frontend.hooks import Record, ReplayMode, hooks
+from lmc.frontend.hooks import Ahead, Key, Record, ReplayMode, hooks
 from lmc.frontend.instrument import instrument
 from lmc.frontend.interpreter import ACTIVE, Function, LiveEmitter, Run
 from lmc.frontend.primitives import GenExpr, SelectExpr
@@ -86,12 +86,15 @@ def _content(prompt: Prompt) -> list[Any]:
     return found
 
 
-def replay(program: Function, state: State, arguments: inspect.BoundArguments, record: Record, tree: Tree | None = None) -> None:
+def replay(
+    program: Function, state: State, arguments: inspect.BoundArguments, record: Record, tree: Tree | None = None, ahead: Mapping[Key, Ahead] | None = None
+) -> None:
     """Runs the program on real values with `state`, whose emitter knows what was asked; raises what the program raises.
 
-    `tree` is the one the run was on: it knows what the outside was when the run began.
+    `tree` is the one the run was on: it knows what the outside was when the run began. `ahead`: unordered calls that were
+    made, which answer where the program makes the same call.
     """
-    token, state_token = active.set(ReplayMode(record, tree)), ACTIVE.set(state)
+    token, state_token = active.set(ReplayMode(record, tree, ahead or {})), ACTIVE.set(state)
     try:
         twin = instrument(program.func, hooks)  # type: ignore[arg-type]  # a program that was traced is a plain function
         state.ret_value = twin(state, *arguments.args[1:], **arguments.kwargs)

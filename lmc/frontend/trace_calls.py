@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lmc.frontend import hostops, reach
 from lmc.frontend.hooks import CHOICES, hooks
+from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native
 from lmc.frontend.interpreter import Function
 from lmc.frontend.state import StateGroup
@@ -54,7 +55,7 @@ class CallMode(OutsideMode):
         return self.is_plain(x) or self.by_identity(x)
 
     def by_identity(self, x: Any) -> bool:
-        return isinstance(x, type | types.FunctionType | types.ModuleType | types.BuiltinFunctionType) or is_enum_member(x)
+        return isinstance(x, type | types.FunctionType | types.ModuleType | types.BuiltinFunctionType | HostFunction) or is_enum_member(x)
 
     def fresh(self, x: Any) -> Any:
         """Registers a container or iterator that the program just got as its own."""
@@ -90,6 +91,10 @@ class CallMode(OutsideMode):
             if any(map(reach.holds_language, args)) or any(map(reach.holds_language, kwargs.values())):
                 return self.calls(self.decide(fn), args, kwargs)
             return self.effect(fn, args, kwargs)
+        if isinstance(fn, HostFunction):
+            return self.marked_call(fn, args, kwargs)
+        if isinstance(fn, types.MethodType) and isinstance(fn.__func__, HostFunction):
+            return self.marked_call(fn.__func__, (fn.__self__, *args), kwargs)
         handler = handler_of(fn)
         if handler is not None:
             if fn in MAIN:
@@ -124,6 +129,20 @@ class CallMode(OutsideMode):
         if _is_python_error(fn) and not kwargs and self.is_constant(args) and not reach.holds_value(args):
             return native(fn, *args)
         return self.effect(fn, args, kwargs)
+
+    def marked_call(self, fn: HostFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function that `lmc.pure` or `lmc.host` says something of."""
+        if not fn.pure:
+            return self.effect(fn, args, kwargs)
+        args = self.listed(args)
+        everything = (*args, *kwargs.values())
+        if not any(map(reach.holds_value, everything)) and all(map(self.is_constant, everything)):
+            result = native(fn.fn, *args, **kwargs)
+            if hostops.is_immutable(result):
+                return result
+        pure = all(self.type_of(a) != "any" for a in everything)
+        operands = [self.operand(a) for a in everything]
+        return self.host(self.marked(fn, shared=pure), operands, Known(), "pure" if pure else "ordered", kwargs=tuple(kwargs))
 
     def language_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(fn, "__name__", "")
@@ -273,6 +292,8 @@ class CallMode(OutsideMode):
         if id(owner) in self.local:
             return self.calls(self.getattr(owner, name), args, kwargs)
         method = getattr(type(owner), name, None)
+        if isinstance(method, HostFunction) and name not in getattr(owner, "__dict__", {}):
+            return self.marked_call(method, (owner, *args), kwargs)
         if isinstance(method, types.FunctionType) and name not in getattr(owner, "__dict__", {}):
             bound = getattr(owner, name)
             if isinstance(bound, types.MethodType) and reach.traced_twin(bound, args, kwargs, hooks) is not None:

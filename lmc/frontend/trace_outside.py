@@ -18,6 +18,7 @@ from typing import Any
 from lmc.backend.base import TakeOver
 from lmc.frontend import hostops, reach
 from lmc.frontend.hooks import LAZY, outside_key, program_frame
+from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known
 from lmc.frontend.trace_record import NO_KEY, Recorder, symbol_name
 from lmc.frontend.tree import Guard
@@ -153,7 +154,7 @@ def _described(x: Any) -> str:
 
 def _is_definition(x: Any) -> bool:
     """What stands for itself all through a run: functions, classes, modules, members of enums, programs."""
-    return isinstance(x, types.FunctionType | type | types.ModuleType | types.BuiltinFunctionType) or reach.is_language(x) or is_enum_member(x)
+    return isinstance(x, types.FunctionType | type | types.ModuleType | types.BuiltinFunctionType | HostFunction) or reach.is_language(x) or is_enum_member(x)
 
 
 def _unchanged(read: Callable[[], Any], value: Any) -> None:

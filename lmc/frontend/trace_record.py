@@ -22,6 +22,7 @@ from lmc.errors import LmcError, Loc
 from lmc.frontend import hostops, reach
 from lmc.frontend.emitter import Taken
 from lmc.frontend.hooks import LAZY, CountingMode, Key, hooks
+from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import Gathered, Scoped, State, StateGroup, Stored
@@ -37,6 +38,7 @@ SELF = object()
 """Stands for the program's own state as its return value."""
 NO_KEY = ()
 """For host operations that a replay neither answers nor repeats: checks of the trace itself."""
+_NOTHING: Mapping[str, Attr] = {}
 READERS: tuple[Any, ...] = (print,)
 """Functions that neither keep nor change what they are handed."""
 
@@ -264,7 +266,7 @@ class Recorder(CountingMode):
             return type(x).__name__
         if type(x) is tuple:
             return "imm" if all(self.type_of(i) != "any" for i in x) else "any"
-        if hostops.is_immutable(x) or isinstance(x, type | types.FunctionType | types.BuiltinFunctionType):
+        if hostops.is_immutable(x) or isinstance(x, type | types.FunctionType | types.BuiltinFunctionType | HostFunction):
             return "imm"
         return "any"
 
@@ -293,6 +295,8 @@ class Recorder(CountingMode):
             return self.build("py.slice", (x.start, x.stop, x.step))
         if type(x) is types.FunctionType and reach.is_instrumented(x):
             return self.function_operand(x)
+        if isinstance(x, HostFunction):
+            return self.marked(x)
         if isinstance(x, (*LAZY, types.MethodType)) and not self._is_outside(x):
             raise TraceEscape(f"hands a {type(x).__name__} it made to host code")
         if reach.holds_language(x):
@@ -300,6 +304,12 @@ class Recorder(CountingMode):
         if reach.holds_value(x):
             raise TraceEscape(f"hands a {type(x).__name__} that holds traced values to host code")
         return self.constant(x)
+
+    def marked(self, fn: HostFunction, *, shared: bool = False) -> Symbol:
+        """A marked function, by what it marks; `shared`: the form of a pure one whose result several places may use."""
+        same = id(fn.fn) if _is_definition(fn.fn) else self.callee(fn.fn)
+        key = ("shared" if shared else "marked", same, fn.promises)
+        return self.tree.symbol(key, _name_of(fn.fn), fn.steady if shared else fn)
 
     def _is_outside(self, x: Any) -> bool:
         return isinstance(x, types.MethodType) and not reach.holds_value(x.__self__) and id(x.__self__) not in self.local
@@ -311,11 +321,7 @@ class Recorder(CountingMode):
             key = ("slice", x.start, x.stop, x.step)  # not hashable
         else:
             key = (type(x), x) if hostops.is_immutable(x) else ("id", id(x))
-        name = getattr(x, "__qualname__", None) or getattr(x, "__name__", None) or type(x).__name__
-        module = getattr(x, "__module__", None)
-        if isinstance(x, types.FunctionType | types.BuiltinFunctionType | type) and isinstance(module, str):
-            name = name if module in ("builtins", "__main__") else f"{module}.{name}"
-        return self.tree.symbol(key, symbol_name(str(name)), x)
+        return self.tree.symbol(key, _name_of(x), x)
 
     def function_operand(self, fn: types.FunctionType) -> Operand:
         """A function that the program made itself, handed to host code: only if it closes over nothing of this run."""
@@ -367,13 +373,13 @@ class Recorder(CountingMode):
 
     def host(
         self, fn: Symbol, operands: Sequence[Operand], known: Known, kind: str, key: Key | tuple[()] | None = None, kwargs: tuple[str, ...] = (),
-        hint: str | None = None, inline: bool = True,
+        hint: str | None = None, inline: bool = True, promised: Mapping[str, Attr] = _NOTHING,
     ) -> Value:  # fmt: skip
         """Records a host call. kind: "pure", "ordered" or "effect".
 
         What is not pure happens once: its result is kept under `key`, or as the hook call's own if this is its main one.
         """
-        attrs: dict[str, Attr] = {}
+        attrs: dict[str, Attr] = dict(promised)
         if kind != "effect":
             attrs[kind] = True
         if known.total and kind == "pure":
@@ -402,7 +408,7 @@ class Recorder(CountingMode):
             known = hostops.operation(name, types_)
             return self.host(self.operation(name), [self.operand(a) for a in args], known, "ordered" if known.fresh else "pure", key)
         known = _ON_ANY.get(name, Known())
-        if name in ("py.is", "py.is_not"):
+        if name in ("py.is", "py.is_not", "py.text"):  # what can change of an object does not matter
             return self.host(self.operation(name), [self.operand(a) for a in args], known, "pure", key)
         owner = args[0] if args else None
         if name == "py.getitem" and isinstance(owner, Value) and owner.items == "str" and self.type_of(args[1]) == "int":
@@ -415,7 +421,9 @@ class Recorder(CountingMode):
         operands = [self.operand(a) for a in (*args, *kwargs.values())]
         if isinstance(fn, Value):
             return self.host(self.operation("py.call"), [fn.ir, *operands], Known(), "effect", kwargs=tuple(kwargs), inline=False)
-        return self.host(self.callee(fn), operands, Known(), "effect", kwargs=tuple(kwargs), inline=False)
+        promised = _promised(fn) if isinstance(fn, HostFunction) else _NOTHING
+        known = Known(hostops.said_type(fn.fn if isinstance(fn, HostFunction) else fn))
+        return self.host(self.callee(fn), operands, known, "effect", kwargs=tuple(kwargs), inline=False, promised=promised)
 
     def no_containers(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Host code may keep or change a container that it is handed; then the program's own copy would differ."""
@@ -443,6 +451,16 @@ class Recorder(CountingMode):
         if not isinstance(operand, Symbol):
             raise TraceEscape(f"calls a {type(fn).__name__} made by the program")
         return operand
+
+
+def _promised(fn: HostFunction) -> dict[str, Attr]:
+    """What is said of a marked function, as attributes of its calls."""
+    said: dict[str, Attr] = {"unordered": True} if not fn.ordered else {}
+    if fn.idempotent:
+        said["idempotent"] = True
+    if fn.timeout is not None:
+        said["timeout"] = fn.timeout
+    return said
 
 
 def _on_immutable(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -478,8 +496,17 @@ def cell_content(cell: types.CellType) -> Any:
 
 
 def _is_definition(x: Any) -> bool:
-    return isinstance(x, type | types.ModuleType | types.BuiltinFunctionType) or (
+    return isinstance(x, type | types.ModuleType | types.BuiltinFunctionType | HostFunction) or (
         isinstance(x, types.FunctionType) and not reach.is_instrumented(x))
+
+
+def _name_of(x: Any) -> str:
+    """What a host object is called in a graph."""
+    name = getattr(x, "__qualname__", None) or getattr(x, "__name__", None) or type(x).__name__
+    module = getattr(x, "__module__", None)
+    if isinstance(x, types.FunctionType | types.BuiltinFunctionType | type) and isinstance(module, str):
+        name = name if module in ("builtins", "__main__") else f"{module}.{name}"
+    return symbol_name(str(name))
 
 
 def symbol_name(name: str) -> str:

@@ -219,6 +219,7 @@ class _Verifier:
 
     def call(self, op: Op) -> None:
         _require(not (op.attr("pure") and op.attr("ordered")), "a host call is pure or ordered, not both")
+        _require(not (op.attr("unordered") and (op.attr("pure") or op.attr("ordered"))), "only an effect can be unordered")
         kwargs = _names(op, "kwargs")
         _require(len(kwargs) <= len(op.operands) - 1, "attribute kwargs names more arguments than there are operands")
 

@@ -41,6 +41,9 @@ class Owner:
     def context(self, run: Run) -> Context:
         return copy_context()
 
+    def cancel(self, run: Run) -> None:
+        pass
+
 
 def execute(
     text: str, symbols: dict[str, Callable[..., Any]], *arguments: Any, backend: Mock | None = None, strict: bool = False, parallel: bool = False
@@ -194,7 +197,7 @@ def test_an_interrupted_execution_cancels_what_it_asked():
     run.enter(code)
     execution = Execution(parallel=True)
     iterator = execution.run(iter([run]))
-    threading.Timer(0.05, lambda: execution._events.put((run, None))).start()  # wakes the loop as a finished replay would
+    threading.Timer(0.05, lambda: execution._events.put((run, None, None))).start()  # wakes the loop as a finished replay would
     next(iterator, None)
     results = [after.result for _, _, after in run.answers.values()]
     execution._unfinished[run] = None

@@ -346,7 +346,7 @@ def try_with_tools(s: Any, q: str) -> Any:
     return out
 
 
-@case(backend=scripted(x=["oops", "12"]))
+@case(backend=scripted(x=lambda prompt, ask: "12" if "Not a number" in prompt else "oops"))
 def retry(s: Any, q: str) -> Any:
     for attempt in range(3):
         s += f"Number {attempt}:" + lmc.gen("x", max_tokens=4)

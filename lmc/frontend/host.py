@@ -1,0 +1,142 @@
+"""What a program says of the functions it calls: `lmc.pure` and `lmc.host`. A function so marked is never traced through."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (objects of the host are Any by nature)
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+import types
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextvars import copy_context
+from typing import Any, overload
+
+from lmc.backend.base import TakeOver
+from lmc.errors import ArgumentError, HostTimeout, ParameterError
+from lmc.frontend.primitives import caller_loc
+
+
+class HostFunction:
+    """A function with what is promised of it. Calling it means the same everywhere: interpreter, compiled run, plain Python."""
+
+    def __init__(self, fn: Callable[..., Any], *, pure: bool, ordered: bool, idempotent: bool, timeout: float | None) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self.__module__ = getattr(fn, "__module__", None) or "builtins"  # it is the user's, not lmc's
+        self.fn, self.pure, self.ordered, self.idempotent, self.timeout = fn, pure, ordered, idempotent, timeout
+        self.name: str = getattr(fn, "__name__", type(fn).__name__)
+
+    def marks_the_same(self, other: HostFunction) -> bool:
+        """Whether both mark one function alike; one that a program makes is another object in each run."""
+        same = self.fn is other.fn or getattr(self.fn, "__code__", None) is getattr(other.fn, "__code__", self)
+        return same and self.promises == other.promises
+
+    @property
+    def promises(self) -> tuple[bool, bool, bool, float | None]:
+        """What tells two marks of one function apart."""
+        return self.pure, self.ordered, self.idempotent, self.timeout
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.timeout is None:
+            return self.fn(*args, **kwargs)
+        if inspect.iscoroutinefunction(self.fn):
+            return self._awaited(*args, **kwargs)
+        return self._in_time(self.timeout, args, kwargs)
+
+    def _in_time(self, seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call on a thread of its own. Python cannot stop a thread: a late one runs on, and its result is dropped."""
+        future: Future[Any] = Future()
+        context = copy_context()
+
+        def work() -> None:
+            try:
+                future.set_result(context.run(self.fn, *args, **kwargs))
+            except BaseException as error:  # handed to the caller, who may be gone
+                future.set_exception(error)
+
+        threading.Thread(target=work, name=f"lmc-{self.name}", daemon=True).start()
+        wait([future], seconds)
+        if not future.done():
+            raise self._late()
+        return future.result()
+
+    async def _awaited(self, *args: Any, **kwargs: Any) -> Any:
+        within = asyncio.timeout(self.timeout)
+        try:
+            async with within:
+                return await self.fn(*args, **kwargs)
+        except TimeoutError:
+            if within.expired():
+                raise self._late() from None
+            raise  # the function's own
+
+    def _late(self) -> HostTimeout:
+        return HostTimeout(f"{self.name}() gave no answer within {self.timeout:g} s")
+
+    def steady(self, *args: Any, **kwargs: Any) -> Any:
+        """A pure call whose result several places of a program may share; what can change is left to the interpreter."""
+        result = self.fn(*args, **kwargs)
+        if isinstance(result, list | dict | set | bytearray):
+            raise TakeOver(f"{self.name}() is @lmc.pure and gave a {type(result).__name__}, which can change; let it give a tuple")
+        return result
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        said = [n for n, yes in (("pure", self.pure), ("unordered", not self.ordered), ("idempotent", self.idempotent)) if yes]
+        said += [] if self.timeout is None else [f"timeout={self.timeout:g}"]
+        return f"<{' '.join(['host function', self.name, *said])}>"
+
+
+def pure(fn: Callable[..., Any]) -> HostFunction:
+    """Promises that a function's result depends on its arguments alone, and that it changes nothing.
+
+    A compiled program may call it while tracing when the arguments are constants, call it again, and use one result for
+    two equal calls, so nobody may change what it returns. It is called where the program runs: one that takes long or
+    waits for something holds up a batch and should be `lmc.host(fn, ordered=False)`.
+    """
+    return HostFunction(_checked(fn, "pure"), pure=True, ordered=True, idempotent=True, timeout=None)
+
+
+@overload
+def host(fn: Callable[..., Any], *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None) -> HostFunction: ...
+@overload
+def host(
+    fn: None = None, *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None
+) -> Callable[[Callable[..., Any]], HostFunction]: ...
+def host(
+    fn: Callable[..., Any] | None = None, *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None
+) -> HostFunction | Callable[[Callable[..., Any]], HostFunction]:
+    """Marks a function that does something outside of the program; also a decorator, bare or with arguments.
+
+    ordered     False: its calls need not wait for each other, and what the model is asked need not wait for them, unless
+                it uses their results. Several may run at once, on threads of their own
+    idempotent  a run that is taken up again may call it again with the same arguments
+    timeout     seconds; a call that takes longer raises HostTimeout (a TimeoutError) in the program, and its thread is
+                left to itself
+    """
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(f"timeout={timeout!r}: a number of seconds", loc=caller_loc())
+    if timeout is not None and not 0 < timeout < threading.TIMEOUT_MAX:
+        raise ParameterError(f"timeout={timeout!r}: a number of seconds above 0", loc=caller_loc())
+    for name, value in (("ordered", ordered), ("idempotent", idempotent)):
+        if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"{name}={value!r}: True or False", loc=caller_loc())
+
+    def mark(fn: Callable[..., Any]) -> HostFunction:
+        seconds = None if timeout is None else float(timeout)
+        return HostFunction(_checked(fn, "host"), pure=False, ordered=ordered, idempotent=idempotent, timeout=seconds)
+
+    return mark if fn is None else mark(fn)
+
+
+def _checked(fn: Any, what: str) -> Callable[..., Any]:
+    if isinstance(fn, HostFunction):
+        raise ArgumentError(f"lmc.{what}: {fn.name} is marked already: {fn!r}", loc=caller_loc())
+    if not callable(fn):
+        raise ArgumentError(f"lmc.{what} takes a function, not {fn!r}", loc=caller_loc())
+    return fn

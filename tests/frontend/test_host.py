@@ -1,0 +1,470 @@
+"""Host calls: what `lmc.pure` and `lmc.host` promise, and that it means the same interpreted, compiled and in a batch."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.backend.mock import Mock
+from tests.conformance.harness import EFFECTS, conform, effect
+
+ITEMS = [{"q": "a"}, {"q": "b"}, {"q": "c"}]
+PATIENCE = 20.0  # seconds; only against hangs
+
+CALLS: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    CALLS.clear()
+    EFFECTS.clear()
+
+
+def plan(program: Any) -> str:
+    return lmc.compile(program, backend=Mock()).dump_ir()
+
+
+# -- pure
+
+
+@lmc.pure
+def clean(text: str) -> str:
+    CALLS.append(text)
+    return text.strip().lower()
+
+
+@lmc.pure
+def words(text: str) -> Any:
+    return text.split()
+
+
+@lmc.pure
+def number(text: str) -> int:
+    return int(text)
+
+
+def test_equal_pure_calls_are_one_and_calls_on_constants_none():
+    @lmc.function
+    def twice(s: Any, q: str) -> Any:
+        s += clean(" RULES ") + clean(q) + lmc.gen("x", max_tokens=4) + clean(q)
+
+    assert plan(twice).count("host.call(@tests.frontend.test_host.clean") == 1
+    conform(twice, ITEMS, replays=0)
+    CALLS.clear()
+    lmc.compile(twice, backend=Mock()).batch([{"q": " A "}] * 3)
+    assert CALLS.count(" RULES ") == 1, "a call on a constant happened at run time"
+    assert CALLS.count(" A ") == 3
+
+
+def test_what_a_pure_function_gives_is_not_shared_if_it_can_change():
+    @lmc.function
+    def changes(s: Any, q: str) -> Any:
+        first, second = words(q + " x"), words(q + " x")
+        first.append("!")
+        s += " ".join(first) + " ".join(second) + lmc.gen("x", max_tokens=4)
+
+    conform(changes, ITEMS)
+
+
+def test_a_pure_call_that_raises_is_kept():
+    @lmc.function
+    def unread(s: Any, q: str) -> Any:
+        number(q)
+        effect("charged")
+        s += lmc.gen("x", max_tokens=4)
+
+    conform(unread, [{"q": "1"}, {"q": "one"}])
+
+
+def test_a_pure_call_on_a_constant_raises_where_the_program_gets_there():
+    @lmc.function
+    def wrong(s: Any, q: str) -> Any:
+        effect("before")
+        try:
+            number("one")
+        except ValueError as error:
+            s += str(error)
+        s += lmc.gen("x", max_tokens=4)
+
+    conform(wrong, ITEMS)
+
+
+# -- unordered
+
+
+class Meeting:
+    """A tool whose calls return once `count` of them are there at once."""
+
+    def __init__(self, count: int) -> None:
+        self._barrier = threading.Barrier(count)
+
+    def __call__(self, q: Any) -> str:
+        try:
+            self._barrier.wait(PATIENCE)
+        except threading.BrokenBarrierError:
+            raise AssertionError(f"only {self._barrier.n_waiting} calls were there at once") from None
+        return f"<{q}>"
+
+
+@pytest.mark.parametrize("annotated", [False, True])
+def test_unordered_calls_of_one_run_happen_at_once(annotated: bool):
+    meeting = Meeting(3)
+
+    def search_text(q: str) -> str:
+        return meeting(q)
+
+    def search_any(q):  # type: ignore[no-untyped-def]
+        return meeting(q)
+
+    search = lmc.host(search_text if annotated else search_any, ordered=False)
+
+    @lmc.function
+    def agent(s: Any, q: str) -> Any:
+        forks = s.fork(3)
+        for i, f in enumerate(forks):
+            f += search(f"{q}{i}") + "\n" + lmc.gen("a", max_tokens=4)
+        s += " ".join(f["a"] for f in forks)
+
+    expected = "unordered = true"
+    fast = lmc.compile(agent, backend=Mock())
+    assert expected in fast.dump_ir()
+    assert fast(q="x", seed=3).text()
+    assert fast.stats.replays == 0
+    for state in fast.batch([{"q": "x"}, {"q": "y"}]):  # their threads may meet each other's
+        assert state.failure is None
+
+
+def test_an_answer_is_asked_for_before_an_unordered_call_it_does_not_need_is_over():
+    asked = threading.Event()
+
+    def log(q: str) -> None:
+        assert asked.wait(PATIENCE), "the model was not asked meanwhile"
+
+    later = lmc.host(log, ordered=False)
+
+    @lmc.function
+    def agent(s: Any, q: str) -> Any:
+        later(q)
+        s += q + lmc.gen("x", max_tokens=4)
+
+    class Watched(Mock):
+        def submit(self, *args: Any, **kwargs: Any) -> Any:
+            asked.set()
+            return super().submit(*args, **kwargs)
+
+    lmc.compile(agent, backend=Watched())(q="a")
+
+
+def test_ordered_calls_wait_for_unordered_ones():
+    seen: list[str] = []
+
+    @lmc.host(ordered=False)
+    def slow(q: str) -> None:
+        time.sleep(0.01)
+        seen.append("slow")
+
+    @lmc.function
+    def both(s: Any, q: str) -> Any:
+        slow(q)
+        seen.append("ordered")
+        s += q
+
+    lmc.compile(both, backend=Mock())(q="a")
+    assert seen == ["slow", "ordered"]
+
+
+@lmc.host(ordered=False)
+def fetch(q: str, what: Any = ()) -> str:
+    effect("fetch", q)
+    if "bad" in q:
+        raise LookupError(f"no {q}")
+    return f"<{q}>"
+
+
+@lmc.host(ordered=False)
+def store(q: str) -> str:
+    effect("store", q)
+    return f"[{q}]"
+
+
+def test_an_unordered_call_that_fails_raises_at_its_place():
+    @lmc.function
+    def agent(s: Any, q: str) -> Any:
+        out = []
+        for name in (q, "bad" + q, q + "!"):
+            try:
+                out.append(fetch(name))
+            except LookupError as error:
+                out.append(str(error))
+        s += " ".join(out) + lmc.gen("x", max_tokens=4)
+        return tuple(out)
+
+    fast = lmc.compile(agent)
+    for item in ITEMS:
+        expected, done = agent.run(**item, backend=Mock(), seed=1), sorted(EFFECTS)
+        for _ in range(2):
+            EFFECTS.clear()
+            state = fast(**item, backend=Mock(), seed=1)
+            assert (state.ret_value, state.text(), sorted(EFFECTS)) == (expected.ret_value, expected.text(), done)
+        EFFECTS.clear()
+
+
+def test_an_unordered_call_made_ahead_answers_only_the_same_call():
+    """`int` fails, so the program never gets to `fetch`; the handler's hook call of the same number is another one."""
+
+    @lmc.function
+    def agent(s: Any, q: str) -> Any:
+        s += q + lmc.gen("n", max_tokens=2)
+        try:
+            int(s["n"] + "x")
+            got = fetch(q)
+        except ValueError:
+            store(q)
+            store(q + "2")
+            got = fetch(q + "3") + store(q + "4")
+        s += got
+
+    fast = lmc.compile(agent)
+    for _ in range(2):
+        slow, quick = agent.run(q="a", backend=Mock(), seed=1), fast(q="a", backend=Mock(), seed=1)
+        assert slow.text() == quick.text()
+
+
+def test_an_unordered_call_happens_once_when_the_interpreter_goes_on():
+    count: list[str] = []
+
+    @lmc.host(ordered=False)
+    def pay(q: str, lines: Any) -> str:
+        count.append(q)
+        return "paid " + q
+
+    @lmc.function
+    def agent(s: Any, q: str) -> Any:
+        a, b = pay(q, [q, "x"]), pay(q + "2", [])
+        s += a + b + lmc.gen("n", max_tokens=2)
+        return {s["n"]: 1}.get("x", 2), sorted(map(len, [s["n"], a])), eval("1 + 1")
+
+    fast = lmc.compile(agent, backend=Mock())
+    fast(q="a")
+    assert fast.stats.replays == 1
+    assert sorted(count) == ["a", "a2"]
+
+
+# -- time-outs
+
+
+def test_a_late_call_raises_in_the_program():
+    release = threading.Event()
+
+    @lmc.host(timeout=0.05)
+    def search(q: str) -> str:
+        release.wait(PATIENCE)
+        return q
+
+    @lmc.function
+    def agent(s: Any, q: str) -> Any:
+        try:
+            s += search(q)
+        except TimeoutError as error:
+            s += type(error).__name__ + str(error)
+        s += lmc.gen("x", max_tokens=4)
+
+    @lmc.function
+    def careless(s: Any, q: str) -> Any:
+        s += search(q) + lmc.gen("x", max_tokens=4)
+
+    conform(agent, ITEMS[:2])
+    conform(careless, ITEMS[:1])
+    with pytest.raises(lmc.HostTimeout, match=r"search\(\) gave no answer within 0.05 s"):
+        careless.run(q="a", backend=Mock())
+    assert "timeout = 0.05" in plan(careless)
+    release.set()
+
+
+def test_a_call_in_time_gives_its_result_and_its_own_errors():
+    @lmc.host(timeout=PATIENCE)
+    def tool(q: str) -> str:
+        if q == "late":
+            raise TimeoutError("the server's")
+        return q + "!"
+
+    assert tool("a") == "a!"
+    with pytest.raises(TimeoutError, match="the server's") as raised:
+        tool("late")
+    assert not isinstance(raised.value, lmc.HostTimeout)
+
+
+def test_a_coroutine_function_has_a_time_out_too():
+    @lmc.host(timeout=0.02)
+    async def slow() -> None:
+        await asyncio.sleep(PATIENCE)
+
+    @lmc.host(timeout=PATIENCE)
+    async def quick() -> int:
+        return 1
+
+    assert asyncio.run(quick()) == 1
+    with pytest.raises(lmc.HostTimeout):
+        asyncio.run(slow())
+
+
+# -- where calls run
+
+
+WHO: ContextVar[str] = ContextVar("who", default="nobody")
+
+
+@pytest.mark.parametrize("promise", [{}, {"ordered": False}, {"timeout": PATIENCE}])
+def test_calls_see_the_context_variables_of_the_run(promise: dict[str, Any]):
+    @lmc.host(**promise)
+    def who() -> str:
+        return WHO.get()
+
+    @lmc.function
+    def agent(s: Any, q: str) -> Any:
+        s += who() + q
+
+    token = WHO.set("me")
+    try:
+        fast = lmc.compile(agent, backend=Mock())
+        assert fast(q="1").text() == "me1"
+        assert [s.text() for s in fast.batch([{"q": "1"}, {"q": "2"}])] == ["me1", "me2"]
+    finally:
+        WHO.reset(token)
+
+
+def test_a_slow_tool_of_256_programs_is_called_by_all_of_them_at_once():
+    meeting = Meeting(256)
+
+    def search(q: str) -> str:
+        return meeting(q)
+
+    @lmc.function
+    def react(s: Any, q: str) -> Any:
+        s += q + lmc.gen("thought", max_tokens=4)
+        s += search(s["thought"]) + lmc.gen("answer", max_tokens=4)
+
+    fast = lmc.compile(react, backend=Mock())
+    assert len(fast.batch([{"q": str(i)} for i in range(256)])) == 256
+    assert fast.stats.replays == 0
+
+
+@pytest.fixture
+def one_thread() -> Any:
+    lmc.config(host_threads=1)
+    yield
+    lmc.config(host_threads=None)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_number_of_threads_is_a_limit():
+    now, most = [0], [0]
+
+    def tool(q: str) -> str:
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        time.sleep(0.002)
+        now[0] -= 1
+        return q
+
+    @lmc.function
+    def agent(s: Any, q: str) -> Any:
+        s += tool(q)
+
+    assert len(lmc.compile(agent, backend=Mock()).batch([{"q": str(i)} for i in range(8)])) == 8
+    assert most == [1]
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("how", ["call", "batch", "interpreter"])
+def test_a_tool_may_run_the_same_program_on_a_full_pool(how: str):
+    def deeper(depth: int) -> str:
+        if depth == 0:
+            return "bottom"
+        items = [{"depth": depth - 1}, {"depth": depth - 1}]
+        match how:
+            case "call":
+                return fast(**items[0]).text()
+            case "batch":
+                return fast.batch(items)[0].text()
+            case _:
+                return agent.run_batch(items)[0].text()
+
+    @lmc.function
+    def agent(s: Any, depth: int) -> Any:
+        s += f"{depth}:" + deeper(depth)
+
+    fast = lmc.compile(agent, backend=Mock())
+    texts = [s.text() for s in fast.batch([{"depth": 2}] * 4, backend=Mock())]
+    assert texts == ["2:1:0:bottom"] * 4
+
+
+# -- what is refused, and how it looks
+
+
+def test_marks_are_checked_where_they_are_written():
+    with pytest.raises(lmc.ArgumentError, match="takes a function"):
+        lmc.pure(3)  # type: ignore[arg-type]
+    with pytest.raises(lmc.ParameterError, match="above 0"):
+        lmc.host(print, timeout=0)
+    with pytest.raises(lmc.ArgumentError, match="number of seconds"):
+        lmc.host(print, timeout="soon")  # type: ignore[call-overload]
+    with pytest.raises(lmc.ArgumentError, match="True or False"):
+        lmc.host(print, ordered="no")  # type: ignore[call-overload]
+    with pytest.raises(lmc.ArgumentError, match="marked already"):
+        lmc.host(lmc.pure(len))
+
+
+def test_marked_methods_and_builtins():
+    class Shop:
+        @lmc.host(idempotent=True)
+        def look(self, q: str) -> str:
+            effect("look", q)
+            return q + "?"
+
+    shop, up = Shop(), lmc.pure(str.upper)
+
+    @lmc.function
+    def agent(s: Any, q: str) -> Any:
+        s += shop.look(q) + up(q) + lmc.gen("x", max_tokens=4)
+
+    conform(agent, ITEMS, replays=0)
+    assert "idempotent = true" in plan(agent)
+    assert repr(Shop.__dict__["look"]) == "<host function look idempotent>"
+
+
+def test_a_marked_function_is_not_traced_through():
+    @lmc.function
+    def child(s: Any, q: str) -> Any:
+        s += q + lmc.gen("x", max_tokens=4)
+
+    @lmc.host
+    def nested(q: str) -> str:
+        effect("nested", q)
+        return child.run(q=q)["x"]
+
+    @lmc.function
+    def parent(s: Any, q: str) -> Any:
+        s += nested(q) + lmc.gen("y", max_tokens=4)
+
+    fast = conform(parent, ITEMS, replays=0)
+    assert "host.call(@tests.frontend.test_host" in fast.dump_ir()
+
+
+def said(q: str) -> int:
+    return q  # type: ignore[return-value]  # the annotation is wrong
+
+
+def test_a_wrong_annotation_does_not_matter():
+    @lmc.function
+    def agent(s: Any, q: str) -> Any:
+        effect("said", q)
+        s += said(q) + lmc.gen("x", max_tokens=4)  # type: ignore[operator]
+
+    conform(agent, ITEMS)
