@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -46,7 +47,7 @@ class HostPool:
             self._changed.notify()
         if len(self._todo) > self._idle and self._threads - self._waiting < self.size:
             self._threads += 1
-            threading.Thread(target=self._serve, name="lmc-host", daemon=True).start()
+            threading.Thread(target=self._serve, name=f"lmc-host_{next(_numbers)}", daemon=True).start()
 
     def _serve(self) -> None:
         _here.pool = self
@@ -80,6 +81,7 @@ class HostPool:
 
 
 _here = threading.local()
+_numbers = itertools.count()
 
 
 @contextmanager
