@@ -6,12 +6,14 @@ types and state of the outside (guards); trees grow when a run takes a path that
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import contextvars
 import inspect
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,14 +21,15 @@ from lmc.backend.base import Backend, Counters, TakeOver
 from lmc.backend.code import Code
 from lmc.backend.executor import Execution
 from lmc.backend.instructions import Exit, Instruction, Run, Scheduler, case_key
+from lmc.backend.loop import LoopExecution
 from lmc.chat import CHATML
 from lmc.config import default_backend, has_default_backend, log, logs, settings
 from lmc.errors import ArgumentError, CaptureWarning, LmcError, Loc, ParameterError, ProgramError
-from lmc.frontend import reach, tracer
+from lmc.frontend import aio, reach, tracer
 from lmc.frontend.interpreter import ACTIVE, Function, LiveEmitter
 from lmc.frontend.options import PROGRAM_OPTIONS, Options
 from lmc.frontend.primitives import caller_loc
-from lmc.frontend.replay import ReplayEmitter, replay
+from lmc.frontend.replay import ReplayEmitter, areplay, replay
 from lmc.frontend.state import State
 from lmc.frontend.tree import Decision, Node, Site, Switch, Tree, decision_of
 from lmc.frontend.values import TraceEscape
@@ -129,6 +132,27 @@ class Program:
         arguments, options = self.function.split(kwargs, PROGRAM_OPTIONS)
         return self._call(self.function.arguments(args, arguments), self._options(options))
 
+    async def acall(self, *args: Any, **kwargs: Any) -> State:
+        """As calling it, for async code: holds neither the event loop nor a thread while it waits for answers.
+
+        What an `async def` program awaits is awaited on the caller's loop; blocking tools of any other run on a pool. All
+        answers are there when it returns. Cancelling it cancels what it asked and what it awaits.
+        """
+        arguments, given = self.function.split(kwargs, PROGRAM_OPTIONS)
+        bound, options = self.function.arguments(args, arguments), self._options(given)
+        return await self._acall(bound, options)
+
+    async def abatch(
+        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
+    ) -> list[State]:
+        """As `batch`, for async code: see `acall`."""
+        bound = self._items(items, errors)
+        states: dict[int, State] = {}
+        if bound:
+            async with contextlib.aclosing(self._abatch(bound, self._options(options, "abatch()"), progress)) as done:
+                states = {index: state async for index, state in done}
+        return self._in_order(states, errors)
+
     def call(self, args: Mapping[str, Any], **options: Any) -> State:
         """As calling it, with the program's arguments apart from the options."""
         return self._call(self.function.arguments((), args), self._options(options))
@@ -140,7 +164,9 @@ class Program:
 
         errors="raise": every item runs, then the first exception is raised; "return": it is the item's `state.error()`.
         """
-        states: dict[int, State] = dict(self.as_completed(items, progress=progress, errors=errors, **options))
+        return self._in_order(dict(self.as_completed(items, progress=progress, errors=errors, **options)), errors)
+
+    def _in_order(self, states: Mapping[int, State], errors: str) -> list[State]:
         in_order = [states[i] for i in range(len(states))]
         if errors == "raise":
             for state in in_order:
@@ -152,19 +178,63 @@ class Program:
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return", **given: Any
     ) -> Iterator[tuple[int, State]]:
         """As `batch`, giving (index, state) of each item as soon as it is done, answers included; failures are in the states."""
-        if errors not in ("raise", "return"):
-            raise ParameterError(f"errors={errors!r}: 'raise' or 'return'")
         options = self._options(given, "batch()")
-        bound = self.function._bind_all(list(items))
+        bound = self._items(items, errors)
         if not bound:
             return iter(())
+        if self.function.is_async:
+            return aio.iterate(lambda: self._abatch(bound, options, progress), f"lmc-{self.function.name}")
         if self._plain(options):
             return enumerate(self.function.run_batch(
                 [tuple(b.args[1:]) if not b.kwargs else dict(list(b.arguments.items())[1:]) for b in bound],
                 progress_bar=progress, errors="return", generator_style=True, backend=options.backend, seed=options.seed, **options.sampling))  # fmt: skip
         return self._as_completed(bound, options, progress)
 
+    def _items(self, items: Iterable[Mapping[str, Any] | Sequence[Any]], errors: str) -> list[inspect.BoundArguments]:
+        if errors not in ("raise", "return"):
+            raise ParameterError(f"errors={errors!r}: 'raise' or 'return'")
+        return self.function._bind_all(list(items))
+
+    async def _acall(self, bound: inspect.BoundArguments, options: Options) -> State:
+        if options.stream:
+            return self._call(bound, options)
+        (found,) = [run async for run in self._arun([self.function._state(options)], [bound], options)]
+        if found.error is not None:
+            raise found.error
+        return found.result
+
+    async def _abatch(
+        self, bound: list[inspect.BoundArguments], options: Options, progress: bool
+    ) -> AsyncGenerator[tuple[int, State]]:
+        bar = _progress_bar(len(bound)) if progress else None
+        roots = self.function._batch_states(len(bound), options)
+        try:
+            async with contextlib.aclosing(self._arun(roots, bound, options)) as runs:
+                async for run in runs:
+                    if bar is not None:
+                        bar.update()
+                    yield run.root.index, self._state_of(run)
+        finally:
+            if bar is not None:
+                bar.close()
+
+    async def _arun(self, roots: list[State], bound: list[inspect.BoundArguments], options: Options) -> AsyncGenerator[Run]:
+        """Drives runs on the running loop."""
+        backend: Backend = roots[0].emitter.run.backend  # type: ignore[attr-defined]
+        before, start = backend.counters(), time.perf_counter()
+        self._plain(options)  # says why
+        execution = LoopExecution(on_loop=self.function.is_async, workers=min(256, len(bound)))
+        try:
+            async with contextlib.aclosing(execution.arun(self._runs(roots, bound))) as runs:
+                async for run in runs:
+                    yield run
+        finally:
+            self._measured(len(bound), before, start, backend)
+
     def _call(self, bound: inspect.BoundArguments, options: Options) -> State:
+        if self.function.is_async and not options.stream:
+            instead = f"await {self.function.name}.acall(…)"
+            return aio.run_here(lambda: self._acall(bound, options), self.function.described, instead)
         root = self.function._state(options)
         if self._plain(options):
             if options.stream:
@@ -200,7 +270,7 @@ class Program:
 
     def _state_of(self, run: Run) -> State:
         """The state of a run that is over; with `failure` if the program raised."""
-        if run.error is not None and not isinstance(run.error, Exception):
+        if run.error is not None and not isinstance(run.error, Exception | asyncio.CancelledError):
             raise run.error
         state: State = run.root.state if run.error is not None else run.result
         if run.error is not None:
@@ -265,7 +335,7 @@ class Program:
 
     def _find(self, arguments: inspect.BoundArguments, values: Sequence[Any]) -> Traced | None:
         """The tree for these arguments and the outside as it is now; a new one if there is none."""
-        if self._interpreted is not None:
+        if self._interpreted is not None or not settings().jit:
             return None
         for value in values:
             if value.__class__ is not str and reach.holds_language(value):
@@ -412,6 +482,26 @@ class Program:
 
     def replay(self, run: Run) -> State:
         root: Root = run.root
+        if self._taken_over(run):
+            self.function._call(root.state, root.arguments)
+        else:
+            replay(self.function, root.state, root.arguments, run.record, root.traced.tree if root.traced else None, run.ahead)
+        if root.batch:  # its answers are awaited here, on the replay's own thread
+            root.state.sync()
+        return root.state
+
+    async def areplay(self, run: Run) -> State:
+        root: Root = run.root
+        if self._taken_over(run):
+            await self.function._acall(root.state, root.arguments)
+        else:
+            await areplay(self.function, root.state, root.arguments, run.record, root.traced.tree if root.traced else None, run.ahead)
+        await aio.after(aio.unanswered_in(root.state.ctx), lambda: None)
+        return root.state
+
+    def _taken_over(self, run: Run) -> bool:
+        """Makes the run's state ready for the interpreter; whether nothing at all has been done yet."""
+        root: Root = run.root
         if not isinstance(run.failure, TakeOver):
             log("exits", f"{self.function.name}: {type(run.failure).__name__} raised; the interpreter goes on")
         elif str(run.failure).startswith("raises "):  # what the program does, not what capture lacks
@@ -419,20 +509,11 @@ class Program:
         elif str(run.failure):
             self._say(f"{self.function.name} goes on in the interpreter: {run.failure}")
         self.stats.replays += 1
-        live = root.live
         if not run.record and not run.ahead and not run.answers:
-            self.function._call(root.state, root.arguments)
-            return self._complete(root)
-        state = State(ReplayEmitter(live.run, run.answers), stream=run.stream, name=self.function.name, asked=[root.state.asked])
-        root.state = state
-        replay(self.function, state, root.arguments, run.record, root.traced.tree if root.traced else None, run.ahead)
-        return self._complete(root)
-
-    def _complete(self, root: Root) -> State:
-        """The state of a replay; in a batch, its answers are awaited here, on the replay's own thread."""
-        if root.batch:
-            root.state.sync()
-        return root.state
+            return True
+        emitter = ReplayEmitter(root.live.run, run.answers)
+        root.state = State(emitter, stream=run.stream, name=self.function.name, asked=[root.state.asked])
+        return False
 
     def cancel(self, run: Run) -> None:
         root: Root = run.root

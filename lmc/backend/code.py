@@ -12,6 +12,7 @@ from lmc.backend.instructions import (
     LOOSE,
     RAISE,
     Ask,
+    Awaiting,
     Const,
     Enter,
     Exit,
@@ -258,6 +259,8 @@ def _host(code: Code, op: Op) -> Instruction:
         code.loose.add(out)
     if trait(op) != "pure":
         kind = _TYPES.get(op.results[0].type) if op.results else None
+        if op.attr("awaits"):
+            return Awaiting(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), kind, False)
         make = UnorderedCall if unordered else HostCall
         return make(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), kind, bool(op.attr("inline")))
     marks = 0 if op.attr("total") else LOOSE if out in code.loose else RAISE

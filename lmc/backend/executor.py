@@ -7,6 +7,7 @@ Where the graph does not go on, the owner of the run extends it, or takes the ru
 
 from __future__ import annotations
 
+import asyncio
 import queue
 from collections.abc import Iterator, Sequence
 from contextvars import Context
@@ -17,6 +18,8 @@ from lmc.backend.instructions import RETURNED, HostCall, Instruction, Run, Termi
 from lmc.backend.pool import HostPool, replaced
 from lmc.config import log, logs
 
+RAISED_BY_PROGRAMS = (Exception, asyncio.CancelledError)
+"""What a program may raise, and what it can catch of what its tools raise; anything else ends the whole execution."""
 Done = tuple[Sequence[Any], tuple[bool, Any]]
 """A host call that is over: its arguments, and (True, result) or (False, exception)."""
 
@@ -115,7 +118,7 @@ class Execution:
         self.pool.submit(work)
         return False
 
-    def _outcome(self, instruction: HostCall, context: Context, args: list[Any]) -> tuple[bool, Any]:
+    def _outcome(self, instruction: HostCall, context: Context | None, args: list[Any]) -> tuple[bool, Any]:
         if self._logs:
             log("host", f"{instruction.shown(args)} begins")
         try:
@@ -131,14 +134,14 @@ class Execution:
         """A host call on the pool is over."""
         run.inflight -= 1
         ok, value = outcome
-        if not ok and not isinstance(value, Exception):
+        if not ok and not isinstance(value, RAISED_BY_PROGRAMS):
             run.taken, run.error = True, value
             cancel(run)
             yield from self._over(run)
             return
         try:
             instruction.settle(run, args, outcome)
-        except Exception as error:
+        except RAISED_BY_PROGRAMS as error:
             run.failure = run.failure or error
         if run.failure is not None:
             yield from self._failed(run)
@@ -210,15 +213,17 @@ class Execution:
             self._replay(run)
             yield from self._over(run)
         else:
+            self._start_replay(run)
 
-            def work() -> None:
-                try:
-                    self._replay(run)
-                except BaseException as error:  # SystemExit and the like are raised to the caller
-                    run.error = error
-                self._events.put((run, None, None))
+    def _start_replay(self, run: Run) -> None:
+        def work() -> None:
+            try:
+                self._replay(run)
+            except BaseException as error:  # SystemExit and the like are raised to the caller
+                run.error = error
+            self._events.put((run, None, None))
 
-            self.pool.submit(work)
+        self.pool.submit(work)
 
     def _replay(self, run: Run) -> None:
         try:

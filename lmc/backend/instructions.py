@@ -122,6 +122,10 @@ class Owner(Protocol):
         """Runs the rest in the interpreter, on the run's record; gives what the run gives back, or raises."""
         ...
 
+    async def areplay(self, run: Run) -> Any:
+        """As `replay`, for an async program, on the running loop."""
+        ...
+
     def context(self, run: Run) -> Context:
         """The context in which the run's host calls execute."""
         ...
@@ -329,6 +333,12 @@ class HostCall(Instruction):
     def keep(self, run: Run, args: Sequence[Any], outcome: tuple[bool, Any]) -> None:
         if self.key is not None:
             run.record[self.key] = outcome
+
+
+class Awaiting(HostCall):
+    """host.call, awaited: gives what the awaitable gives that its function returns."""
+
+    __slots__ = ()
 
 
 class UnorderedCall(HostCall):

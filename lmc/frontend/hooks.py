@@ -15,10 +15,10 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from lmc.frontend import hostops, reach
+from lmc.frontend import aio, hostops, reach
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Shape, targets
 from lmc.frontend.instrument import CannotInstrument
@@ -151,6 +151,31 @@ class Mode:
     def unpack(self, value: Any, shape: Shape) -> Any:
         return value
 
+    # async code: what these give is awaited, iterated or entered
+
+    def awaited(self, value: Any) -> Any:
+        return value
+
+    def getitem_ready(self, owner: Any, key: Any) -> Any:
+        """As `getitem`, once a variable of a state is there."""
+        waits = aio.unanswered(owner, key) if isinstance(owner, State) else None
+        return aio.after(waits, lambda: owner[key]) if waits else aio.Ready(self.getitem(owner, key))
+
+    def callm_ready(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """As `callm`, once what a method of a state waits for is there."""
+        if isinstance(owner, State):
+            of_variable = name in ("get_var", "get_meta_info") and len(args) == 1
+            waits = aio.unanswered(owner, args[0]) if of_variable else aio.unanswered_in(owner.ctx)
+            if waits:
+                return aio.after(waits, lambda: getattr(owner, name)(*args, **kwargs))
+        return aio.Ready(self.callm(owner, name, *args, **kwargs))
+
+    def aiter(self, value: Any, shape: Shape | None = None) -> Any:
+        return value
+
+    def aenter(self, manager: Any) -> Any:
+        return manager
+
     # statements
 
     def enter(self, manager: Any) -> Any:
@@ -241,6 +266,31 @@ class CountingMode(Mode):
 
     def sub_program(self, fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
         """Another program, on a stream of its own, that inherits what its caller's run has."""
+        if fn.is_async:
+            raise TraceEscape(f"calls the async program {fn.name} without `await {fn.name}.arun(…)`")
+        state, bound, twin = self._sub_program(fn, args, kwargs)
+        token = ACTIVE.set(state)
+        try:
+            state.ret_value = twin(state, *bound.args[1:], **bound.kwargs)
+        finally:
+            ACTIVE.reset(token)
+        return state
+
+    async def sub_program_async(self, fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+        """As `sub_program`, awaited."""
+        if not fn.is_async:
+            raise TraceEscape(f"awaits the program {fn.name}, which is not async")
+        state, bound, twin = self._sub_program(fn, args, kwargs)
+        token = ACTIVE.set(state)
+        try:
+            state.ret_value = await twin(state, *bound.args[1:], **bound.kwargs)
+        finally:
+            ACTIVE.reset(token)
+        return state
+
+    def _sub_program(
+        self, fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[State, inspect.BoundArguments, Callable[..., Any]]:
         caller = ACTIVE.get()
         assert caller is not None, "a counted run has an active state"
         bound = fn.arguments(args, kwargs)
@@ -250,12 +300,7 @@ class CountingMode(Mode):
         twin = reach.traced_twin(fn.func, (state,), {}, hooks)
         if twin is None:
             raise TraceEscape(f"calls the program {fn.name}, which is not a Python function")
-        token = ACTIVE.set(state)
-        try:
-            state.ret_value = twin(state, *bound.args[1:], **bound.kwargs)
-        finally:
-            ACTIVE.reset(token)
-        return state
+        return state, bound, twin
 
     def created(self, instance: Any) -> None:
         """The program made an instance of a class of its own."""
@@ -336,6 +381,8 @@ class ReplayMode(CountingMode):
         answer = self._answer(key)
         if name == "dstar":
             return dict(zip(*answer, strict=True))
+        if name in _AWAITED:
+            return aio.Ready(answer)
         return self._flat(answer, args[1]) if name == "unpack" else answer
 
     def _made(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ahead | None:
@@ -439,6 +486,8 @@ class ReplayMode(CountingMode):
     def callm(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(owner, Function) and name == "run":
             return self.call(owner, *args, **kwargs)
+        if isinstance(owner, Function) and name == "arun" and not owner.split(kwargs)[1]:
+            return self.sub_program_async(owner, args, kwargs)
         return self.call(self.getattr(owner, name), *args, **kwargs)
 
     def fstring(self, *parts: Any) -> str:
@@ -477,6 +526,29 @@ class ReplayMode(CountingMode):
         if self.tree is not None and tick <= self.first and id(value) in self.tree.steady and self.tree.steady[id(value)][0] is value:
             return self._continue_steady(tick, which, value, self.tree.steady[id(value)][1])
         return value
+
+    def awaited(self, value: Any) -> Any:
+        """What the program awaits. Hooks in what host code runs meanwhile are not the program's own."""
+        if not isinstance(value, types.CoroutineType) or reach.is_instrumented(value.cr_code) or value.cr_code.co_filename.startswith(PACKAGE):
+            return value
+        return _as_host(value)
+
+    def aiter(self, value: Any, shape: Shape | None = None) -> Any:
+        tick = self.tick
+        if (tick, 1, 0) not in self.record:
+            return value
+        return self._continue_async(tick, self._answer((tick, 1, 0)), shape)
+
+    async def _continue_async(self, tick: int, iterator: Any, shape: Shape | None) -> AsyncIterator[Any]:
+        for step in itertools.count(1):
+            if (tick, 1, step) in self.record:
+                more, item = self._answer((tick, 1, step))
+            else:
+                more, item = await hostops.anext_step(iterator)
+            if not more:
+                return
+            key = (tick, 1, -step)
+            yield self._flat(self._answer(key), shape) if shape is not None and key in self.record else item
 
     def _continue_steady(self, tick: int, which: int, container: Any, content: tuple[Any, ...]) -> Iterator[Any]:
         """An outside container: as it was while nothing foreign had run, as recorded, and then as it is."""
@@ -530,6 +602,17 @@ def _alike(a: Any, b: Any) -> bool:
         return _alike(list(a.items()), list(b.items()))
     return (hostops.is_immutable(a) or type(a) is set or dataclasses.is_dataclass(a)) and bool(a == b)
 
+
+async def _as_host(awaitable: Awaitable[Any]) -> Any:
+    token = active.set(None)
+    try:
+        return await awaitable
+    finally:
+        active.reset(token)
+
+
+_AWAITED = frozenset({"awaited", "getitem_ready", "callm_ready"})
+"""Hooks that give awaitables."""
 
 LAZY = (types.GeneratorType, map, filter, zip, enumerate)
 """Iterators that the program makes and host code would drive."""

@@ -80,6 +80,18 @@ def _next(iterator: Any) -> tuple[bool, Any]:
     return False, None
 
 
+def _itself(awaitable: Any) -> Any:
+    return awaitable
+
+
+async def anext_step(iterator: Any) -> tuple[bool, Any]:
+    """(True, the next item of an async iterator), or (False, None) at the end."""
+    try:
+        return True, await anext(iterator)
+    except StopAsyncIteration:
+        return False, None
+
+
 def _argsort(keys: Iterable[Any], reverse: bool) -> tuple[int, ...]:
     keys = list(keys)
     return tuple(sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse))
@@ -141,7 +153,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "py.format": _format, "py.iter": iter, "py.next": _next, "py.unpack": _unpack, "py.call": _call, "py.call_method": _call_method,
     "py.tuple": lambda *items: items, "py.list": lambda *items: list(items), "py.set": lambda *items: set(items), "py.dict": _dict,
     "py.as_tuple": tuple, "py.argsort": _argsort, "py.argmin": _argmin, "py.argmax": _argmax, "py.text": _text,
-    "py.mapping": dict, "py.choices": _choices, "py.named": _named,
+    "py.mapping": dict, "py.choices": _choices, "py.named": _named, "py.await": _itself, "py.aiter": aiter, "py.anext": anext_step,
 }  # fmt: skip
 
 BINARY = {

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmc.errors import Loc
+from lmc.frontend.aio import WAITING_METHODS
 from lmc.frontend.values import TraceEscape, active
 
 HOOKS_NAME = "__lmc__"
@@ -34,7 +35,7 @@ _COMPARE: dict[type[ast.cmpop], str] = {
     ast.In: "in", ast.NotIn: "not in",
 }  # fmt: skip
 
-FunctionNode = ast.FunctionDef | ast.Lambda
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class CannotInstrument(TraceEscape):
@@ -118,9 +119,7 @@ def _find(fn: types.FunctionType) -> _Found:
     if len(nodes) > 1:
         raise CannotInstrument(f"several functions named {name} start at {where}")
     node, cls = nodes[0]
-    if isinstance(node, ast.AsyncFunctionDef):
-        raise CannotInstrument(f"{fn.__qualname__} is async ({where})")
-    assert isinstance(node, ast.FunctionDef | ast.Lambda)
+    assert isinstance(node, FunctionNode)
     return _Found(node, cls)
 
 
@@ -209,6 +208,7 @@ class _Rewrite(ast.NodeTransformer):
         self.scopes: list[_Bindings | _Names] = []
         self.temps = 0
         self.thunks = 0  # > 0 where an assignment expression is not allowed
+        self.awaits = False  # whether `await` is allowed here, so that reads need not hold the event loop
 
     # small builders
 
@@ -281,6 +281,8 @@ class _Rewrite(ast.NodeTransformer):
             owner = self.visit(func.value)
             if any(map(_may_run, node.args)) or any(_may_run(k.value) for k in node.keywords):  # the method is looked up first
                 owner = self.hook("has_method", owner, self.const(self.mangle(func.attr), func), at=func)
+            if self.awaits and not self.thunks and func.attr in WAITING_METHODS:
+                return self.awaited(self.hook("callm_ready", owner, self.const(func.attr, func), *args, keywords=keywords, at=node), node)
             return self.hook("callm", owner, self.const(self.mangle(func.attr), func), *args, keywords=keywords, at=node)
         return self.hook("call", self.visit(func), *args, keywords=keywords, at=node)
 
@@ -307,6 +309,8 @@ class _Rewrite(ast.NodeTransformer):
             return parts[0]
         first, rest = parts[0], self._choose(kind, parts[1:], at)
         if self.thunks:
+            if any(isinstance(n, ast.Await) for part in (first, rest) for n in ast.walk(part)):
+                raise self.refuse("await under `and` or `or` inside a comprehension's iterable", at)
             empty = ast.arguments([], [], None, [], [], None, [])
             thunks = [ast.fix_missing_locations(ast.copy_location(ast.Lambda(empty, part), at)) for part in (first, rest)]
             return self.hook("and_" if kind is ast.And else "or_", *thunks, at=at)
@@ -357,9 +361,11 @@ class _Rewrite(ast.NodeTransformer):
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         node.value, node.slice = self.visit(node.value), self.visit(node.slice)
-        if isinstance(node.ctx, ast.Load):
-            return self.hook("getitem", node.value, node.slice, at=node)
-        return node
+        if not isinstance(node.ctx, ast.Load):
+            return node
+        if self.awaits and not self.thunks:
+            return self.awaited(self.hook("getitem_ready", node.value, node.slice, at=node), node)
+        return self.hook("getitem", node.value, node.slice, at=node)
 
     def visit_Slice(self, node: ast.Slice) -> ast.expr:
         bounds = [self.visit(b) if b else self.const(None, node) for b in (node.lower, node.upper, node.step)]
@@ -402,8 +408,6 @@ class _Rewrite(ast.NodeTransformer):
         scope = _Names({n.id for g in generators for n in ast.walk(g.target) if isinstance(n, ast.Name)})
         entered = False
         for gen in generators:
-            if gen.is_async:
-                raise self.refuse("an async comprehension", gen.target)
             self.thunks += 1
             iterable = self.visit(gen.iter)
             self.thunks -= 1
@@ -413,7 +417,7 @@ class _Rewrite(ast.NodeTransformer):
             spec = self._spec(gen.target)
             if any(isinstance(n, ast.Starred) for n in ast.walk(gen.target)):
                 raise self.refuse("a starred target in a comprehension", gen.target)
-            gen.iter = self.hook("iter", iterable, *([spec] if spec else []), at=gen.iter)
+            gen.iter = self.hook("aiter" if gen.is_async else "iter", iterable, *([spec] if spec else []), at=gen.iter)
             gen.ifs = [self.hook("truth", self.visit(test), at=test) for test in gen.ifs]
         try:
             return build()
@@ -425,7 +429,9 @@ class _Rewrite(ast.NodeTransformer):
         return self.hook("made", node, at=node)
 
     def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.expr:
+        awaits, self.awaits = self.awaits, False  # `await` would make it an async generator
         (node.elt,) = self._generators(node.generators, lambda: [self.visit(node.elt)])
+        self.awaits = awaits
         return self.hook("made", node, at=node)
 
     def visit_SetComp(self, node: ast.SetComp) -> ast.expr:
@@ -438,7 +444,11 @@ class _Rewrite(ast.NodeTransformer):
         return self.hook("build_dict", ast.copy_location(ast.ListComp(pair, node.generators), node), at=node)
 
     def visit_Await(self, node: ast.Await) -> ast.expr:
-        raise self.refuse("await", node)
+        node.value = self.hook("awaited", self.visit(node.value), at=node.value)
+        return node
+
+    def awaited(self, value: ast.expr, at: ast.AST) -> ast.expr:
+        return ast.copy_location(ast.Await(value), at)
 
     # scopes
 
@@ -446,18 +456,19 @@ class _Rewrite(ast.NodeTransformer):
         """Rewrites the body of an inner function or class in its own scope."""
         self.scopes.append(scope)
         thunks, self.thunks = self.thunks, 0
+        awaits, self.awaits = self.awaits, isinstance(node, ast.AsyncFunctionDef)
         body = node.body
         if isinstance(body, list):
             node.body = self._body(body)
             self._own_kwargs(node)
         else:
             node.body = self.visit(body)
-        self.thunks = thunks
+        self.thunks, self.awaits = thunks, awaits
         self.scopes.pop()
 
     def _own_kwargs(self, node: Any) -> None:
         """The dict of `**kwargs` is one that the program made."""
-        kwarg = node.args.kwarg if isinstance(node, ast.FunctionDef) else None
+        kwarg = node.args.kwarg if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else None
         if kwarg is not None:
             first: Any = node.body[0]
             after_doc = int(isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant))
@@ -486,7 +497,7 @@ class _Rewrite(ast.NodeTransformer):
             node.body = ast.fix_missing_locations(ast.copy_location(ast.Call(inner, [made], []), node))
         return node
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
         node.decorator_list = [self.visit(d) for d in node.decorator_list]
         self._defaults(node.args)
         node.returns = None
@@ -494,8 +505,7 @@ class _Rewrite(ast.NodeTransformer):
         node.name = self.mangle(node.name)
         return node
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
-        raise self.refuse("an async function inside the program", node)
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
         node.decorator_list = [self.visit(d) for d in node.decorator_list]
@@ -521,20 +531,19 @@ class _Rewrite(ast.NodeTransformer):
 
     visit_While = visit_If
 
-    def visit_For(self, node: ast.For) -> ast.stmt:
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> ast.stmt:
         spec = self._spec(node.target)
-        node.iter = self.hook("iter", self.visit(node.iter), *([spec] if spec else []), at=node.iter)
+        node.iter = self.hook("iter" if isinstance(node, ast.For) else "aiter", self.visit(node.iter), *([spec] if spec else []), at=node.iter)
         target, stores = self._target(node.target)
         node.target = target
         node.body, node.orelse = stores + self._body(node.body), self._body(node.orelse)
         return node
 
-    def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.stmt:
-        raise self.refuse("async for", node)
+    visit_AsyncFor = visit_For
 
-    def visit_With(self, node: ast.With) -> ast.stmt:
+    def visit_With(self, node: ast.With | ast.AsyncWith) -> ast.stmt:
         for item in node.items:
-            item.context_expr = self.hook("enter", self.visit(item.context_expr), at=item.context_expr)
+            item.context_expr = self.hook("enter" if isinstance(node, ast.With) else "aenter", self.visit(item.context_expr), at=item.context_expr)
             if item.optional_vars is not None and not isinstance(item.optional_vars, ast.Name):
                 raise self.refuse("`with … as` something other than a name", node)
             if item.optional_vars is not None and self.place(item.optional_vars.id) != "local":  # type: ignore[union-attr]
@@ -542,8 +551,7 @@ class _Rewrite(ast.NodeTransformer):
         node.body = self._body(node.body)
         return node
 
-    def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.stmt:
-        raise self.refuse("async with", node)
+    visit_AsyncWith = visit_With
 
     def visit_Try(self, node: ast.Try) -> ast.stmt:
         node.body, node.orelse, node.finalbody = self._body(node.body), self._body(node.orelse), self._body(node.finalbody)
@@ -730,13 +738,13 @@ _cache: dict[types.CodeType, types.CodeType | CannotInstrument] = {}
 def _rewrite(fn: types.FunctionType) -> types.CodeType:
     found = _find(fn)
     node = copy.deepcopy(found.node)
-    if any(isinstance(n, ast.Yield | ast.YieldFrom) for n in _own_nodes(node)):
+    if not isinstance(node, ast.AsyncFunctionDef) and any(isinstance(n, ast.Yield | ast.YieldFrom) for n in _own_nodes(node)):
         raise CannotInstrument(f"{fn.__qualname__} is a generator ({Loc(fn.__code__.co_filename, fn.__code__.co_firstlineno)})")
     rewrite = _Rewrite(fn, found.class_name)
     for args in [node.args]:
         args.defaults = [ast.copy_location(ast.Constant(None), d) for d in args.defaults]  # the real ones are in fn
         args.kw_defaults = [ast.copy_location(ast.Constant(None), d) if d else None for d in args.kw_defaults]
-    if isinstance(node, ast.FunctionDef):
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         node.decorator_list = []
         _without_type_params(node)
         inner = rewrite.visit_FunctionDef(node)
@@ -758,7 +766,7 @@ def _rewrite(fn: types.FunctionType) -> types.CodeType:
     raise CannotInstrument(f"the code of {fn.__qualname__} has a form that capture does not know ({fn.__code__.co_filename})")
 
 
-def _without_type_params(node: ast.FunctionDef) -> None:
+def _without_type_params(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
     """Type parameters (Python 3.12 and later) mean nothing at run time and would wrap the function in a scope of their own."""
     if "type_params" in ast.FunctionDef._fields:
         setattr(node, "type_params", [])  # noqa: B010  # not a field in Python 3.11
@@ -780,7 +788,7 @@ def _own_copy(code: types.CodeType, fn: types.FunctionType) -> types.CodeType:
 
 def _may_run(node: ast.AST) -> bool:
     """Whether evaluating an expression may run code that can be seen from outside."""
-    return any(isinstance(n, ast.Call) for n in ast.walk(node))
+    return any(isinstance(n, ast.Call | ast.Await) for n in ast.walk(node))
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:

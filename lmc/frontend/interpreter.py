@@ -6,6 +6,7 @@ program run in parallel as far as the program itself lets them.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import os
@@ -13,15 +14,17 @@ import secrets
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any, Literal, overload
 
 from lmc.backend.base import Backend, Result, Usage, check_supported
 from lmc.config import compiler, default_backend, settings
 from lmc.errors import ArgumentError, CancelledError, LmcError, Loc, ParameterError, ProgramError
+from lmc.frontend import aio
 from lmc.frontend.emitter import taken
 from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, signature
 from lmc.frontend.prefix import Traced, constant_prefix
@@ -229,6 +232,8 @@ class Function:
         self.params: tuple[str, ...] = tuple(p.name for p in parameters[1:])
         self.defaults: Mapping[str, Any] = {p.name: p.default for p in parameters[1:] if p.default is not p.empty}
         self._open = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.is_async = aio.is_async(func)
+        """Whether it is `async def`: run it by `run` where no event loop is running, else by `await … .arun(…)`."""
 
     # -- arguments
 
@@ -288,6 +293,8 @@ class Function:
         return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs`), `backend`, `seed`, `stream`
         (return at once; watch with `text_iter`) and `use_thread` (accepted, without effect). Inside a running program it
         is a sub-program: it inherits backend, defaults and seed from the caller.
+
+        An `async def` program runs on an event loop of its own; where one is running already, ProgramError: use `arun`.
         """
         arguments, given = self.split(kwargs)
         bound, options = self.arguments(args, arguments), Options.of(given)
@@ -298,6 +305,26 @@ class Function:
             self._call(state, bound)
         except BaseException:
             _cancel(state)  # nobody will read it
+            raise
+        return state
+
+    async def arun(self, *args: Any, **kwargs: Any) -> State:
+        """As `run`, for async code: an async program runs on the loop of the caller, any other on a thread.
+
+        Cancelling it cancels what the program awaits and what it has asked.
+        """
+        arguments, given = self.split(kwargs)
+        bound, options = self.arguments(args, arguments), Options.of(given)
+        state = self._state(options)
+        if options.stream:
+            return self._stream(state, bound)
+        try:
+            if self.is_async:
+                await self._acall(state, bound)
+            else:
+                await asyncio.to_thread(self._call, state, bound)
+        except BaseException:
+            _cancel(state)
             raise
         return state
 
@@ -323,7 +350,31 @@ class Function:
             caller.asked.append(state.asked)
         return state
 
+    async def _acall(self, state: State, bound: inspect.BoundArguments) -> None:
+        """Runs an async program on the running loop, which it does not hold while it reads an answer."""
+        from lmc.frontend.hooks import hooks  # knows programs itself
+        from lmc.frontend.instrument import CannotInstrument, instrument
+
+        try:
+            run = instrument(self.func, hooks) if isinstance(self.func, FunctionType) else self.func
+        except CannotInstrument:
+            run = self.func  # right, but reading an answer holds the loop
+        token = ACTIVE.set(state)
+        try:
+            state.ret_value = await run(state, *bound.args[1:], **bound.kwargs)
+        finally:
+            ACTIVE.reset(token)
+
+    async def _plain_call(self, state: State, bound: inspect.BoundArguments) -> None:
+        token = ACTIVE.set(state)
+        try:
+            state.ret_value = await self.func(state, *bound.args[1:], **bound.kwargs)
+        finally:
+            ACTIVE.reset(token)
+
     def _call(self, state: State, bound: inspect.BoundArguments) -> None:
+        if self.is_async:
+            return aio.run_here(lambda: self._plain_call(state, bound), self.described, f"await {self.name}.arun(…)")
         token = ACTIVE.set(state)
         try:
             state.ret_value = self.func(state, *bound.args[1:], **bound.kwargs)
@@ -416,6 +467,8 @@ class Function:
         states = self._batch_states(len(items), options)
         threads = min(_threads(given.get("num_threads", "auto")), len(items))
         bar = _progress_bar(len(items)) if given.get("progress_bar") else None
+        if self.is_async:
+            return self._batch_loop(states, items, threads, bar)
         if threads == 1:
             return self._batch_here(states, items, bar)
         return self._batch_pool(states, items, threads, bar)
@@ -472,6 +525,47 @@ class Function:
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+            if bar is not None:
+                bar.close()
+
+    def _batch_loop(self, states: list[State], items: list[inspect.BoundArguments], threads: int, bar: Any) -> Iterator[State]:
+        """The items of an async program: tasks of one loop on a thread of its own, at most `threads` at a time."""
+
+        async def results() -> AsyncIterator[State]:
+            room = asyncio.Semaphore(threads)
+
+            async def item(state: State, bound: inspect.BoundArguments) -> State:
+                async with room:
+                    try:
+                        await self._acall(state, bound)
+                        await aio.after(aio.unanswered_in(state.ctx), lambda: None)
+                    except Exception as error:
+                        state.failure = error
+                    except asyncio.CancelledError as error:
+                        if aio.being_cancelled():
+                            raise
+                        state.failure = error
+                if bar is not None:
+                    bar.update()
+                return state
+
+            tasks = deque([asyncio.create_task(item(*pair)) for pair in zip(states, items, strict=True)])
+            states.reverse()
+            try:
+                while tasks:
+                    done = await tasks.popleft()
+                    states.pop()
+                    yield done
+            finally:
+                for state in states:
+                    _cancel(state)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+        try:
+            yield from aio.iterate(results, f"lmc-{self.name}")
+        finally:
             if bar is not None:
                 bar.close()
 

@@ -172,8 +172,9 @@ def class_names_language(cls: type, seen: set[int] | None = None) -> bool:
     return False
 
 
-def is_instrumented(fn: types.FunctionType) -> bool:
-    return HOOKS_NAME in fn.__code__.co_freevars
+def is_instrumented(fn: types.FunctionType | types.CodeType) -> bool:
+    code = fn if isinstance(fn, types.CodeType) else fn.__code__
+    return HOOKS_NAME in code.co_freevars
 
 
 def traced_twin(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: Any) -> Callable[..., Any] | None:

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from lmc.backend.base import Result
@@ -94,10 +95,23 @@ def replay(
     `tree` is the one the run was on: it knows what the outside was when the run began. `ahead`: unordered calls that were
     made, which answer where the program makes the same call.
     """
-    token, state_token = active.set(ReplayMode(record, tree, ahead or {})), ACTIVE.set(state)
-    try:
-        twin = instrument(program.func, hooks)  # type: ignore[arg-type]  # a program that was traced is a plain function
+    with _replaying(program, state, ReplayMode(record, tree, ahead or {})) as twin:
         state.ret_value = twin(state, *arguments.args[1:], **arguments.kwargs)
+
+
+async def areplay(
+    program: Function, state: State, arguments: inspect.BoundArguments, record: Record, tree: Tree | None = None, ahead: Mapping[Key, Ahead] | None = None
+) -> None:
+    """As `replay`, for an async program, on the running loop."""
+    with _replaying(program, state, ReplayMode(record, tree, ahead or {})) as twin:
+        state.ret_value = await twin(state, *arguments.args[1:], **arguments.kwargs)
+
+
+@contextmanager
+def _replaying(program: Function, state: State, mode: ReplayMode) -> Generator[Callable[..., Any]]:
+    token, state_token = active.set(mode), ACTIVE.set(state)
+    try:
+        yield instrument(program.func, hooks)  # type: ignore[arg-type]  # a program that was traced is a plain function
     finally:
         ACTIVE.reset(state_token)
         active.reset(token)

@@ -122,6 +122,8 @@ class CallMode(OutsideMode):
             result = native(twin, *args, **kwargs)
             if isinstance(fn, type):
                 self.created(result)
+            if isinstance(result, types.CoroutineType | types.AsyncGeneratorType):
+                self.coroutines.append(result)
             return result
         known = hostops.pure_function(fn)
         if known is not None:
@@ -188,6 +190,9 @@ class CallMode(OutsideMode):
             return self.value_method(owner, name, args, kwargs)
         if isinstance(owner, Function) and name == "run":
             return self.calls(owner, args, kwargs)
+        if isinstance(owner, Function) and name == "arun" and not owner.split(kwargs)[1]:
+            self.coroutines.append(coroutine := self.sub_program_async(owner, args, kwargs))
+            return coroutine
         if reach.is_language(owner):
             return self.language_call(native(getattr, owner, name), args, kwargs)
         if isinstance(owner, types.ModuleType | type):

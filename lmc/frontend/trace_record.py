@@ -20,6 +20,7 @@ from lmc.backend.base import Meta, Result, TakeOver
 from lmc.config import log
 from lmc.errors import LmcError, Loc
 from lmc.frontend import hostops, reach
+from lmc.frontend.aio import Ready
 from lmc.frontend.emitter import Taken
 from lmc.frontend.hooks import LAZY, CountingMode, Key, hooks
 from lmc.frontend.host import HostFunction
@@ -69,6 +70,13 @@ class Recorder(CountingMode):
         self.prompts: dict[IRValue, Op] = {}  # what made each prompt of the path
         self.sites: dict[int, Site] = {}  # where the program made a container
         self.alive: list[weakref.ref[Any]] = []
+        self.coroutines: list[Any] = []  # made by the program's own async functions
+
+    def close(self) -> None:
+        """The trace is over: nothing of it runs any more."""
+        for coroutine in self.coroutines:
+            if isinstance(coroutine, types.CoroutineType):
+                coroutine.close()
 
     def escape(self, reason: TraceEscape) -> None:
         if self.dead is None:
@@ -287,6 +295,8 @@ class Recorder(CountingMode):
             return x.ir
         if type(x) in hostops.LITERALS:
             return x
+        if isinstance(x, types.CoroutineType | types.AsyncGeneratorType | Ready):
+            raise TraceEscape(f"hands {getattr(x, '__qualname__', 'something awaitable')}(), which reaches the language, to host code")
         if type(x) is tuple and x and not hostops.is_immutable(x):
             return self.build("py.tuple", x)
         if id(x) in self.local:
@@ -373,11 +383,12 @@ class Recorder(CountingMode):
 
     def host(
         self, fn: Symbol, operands: Sequence[Operand], known: Known, kind: str, key: Key | tuple[()] | None = None, kwargs: tuple[str, ...] = (),
-        hint: str | None = None, inline: bool = True, promised: Mapping[str, Attr] = _NOTHING,
+        hint: str | None = None, inline: bool = True, promised: Mapping[str, Attr] = _NOTHING, awaits: bool = False,
     ) -> Value:  # fmt: skip
         """Records a host call. kind: "pure", "ordered" or "effect".
 
         What is not pure happens once: its result is kept under `key`, or as the hook call's own if this is its main one.
+        `awaits`: what it gives is awaited.
         """
         attrs: dict[str, Attr] = dict(promised)
         if kind != "effect":
@@ -396,6 +407,8 @@ class Recorder(CountingMode):
             self.foreign += 1
             if inline:
                 attrs["inline"] = True
+            if awaits:
+                attrs["awaits"] = True
         if kwargs:
             attrs["kwargs"] = kwargs
         (ir,) = self.emit("host.call", (fn, *operands), attrs, (known.type,), (hint,))

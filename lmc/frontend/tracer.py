@@ -14,11 +14,12 @@ import inspect
 import itertools
 import operator
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from lmc.config import log
 from lmc.frontend import hostops, reach
+from lmc.frontend.aio import Ready
 from lmc.frontend.hooks import PACKAGE, Key, hooks, inner_key, program_frame
 from lmc.frontend.hostops import Known, Shape, native
 from lmc.frontend.instrument import instrument
@@ -385,6 +386,42 @@ class TraceMode(CallMode):
         items = self.host(self.operation("py.getitem"), [mapping.ir, 1], Known(total=True), "pure")
         return self.fresh({name: self.host(self.operation("py.getitem"), [items.ir, i], Known(total=True), "pure") for i, name in enumerate(names)})
 
+    # -- async code
+
+    def awaited(self, value: Any) -> Any:
+        if isinstance(value, types.CoroutineType | Ready):  # of the program's own async functions
+            return value
+        return Ready(self.host(self.operation("py.await"), [self.operand(value)], Known(), "effect", inline=False, awaits=True))
+
+    def getitem_ready(self, owner: Any, key: Any) -> Any:
+        return Ready(self.getitem(owner, key))
+
+    def callm_ready(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        return Ready(self.callm(owner, name, *args, **kwargs))
+
+    def aiter(self, value: Any, shape: Shape | None = None) -> Any:
+        tick = self.tick
+        if isinstance(value, types.AsyncGeneratorType):
+            if shape is not None:
+                raise TraceEscape("unpacks what an async generator of the program gives")
+            return value
+        iterator = self.host(self.operation("py.aiter"), [self.operand(value)], Known(), "effect", key=(tick, 1, 0), inline=False)
+        self.coroutines.append(steps := self._host_asteps(iterator, tick, shape))
+        return steps
+
+    async def _host_asteps(self, iterator: Value, tick: int, shape: Shape | None) -> AsyncIterator[Any]:
+        for index in itertools.count(1):
+            key = (tick, 1, index)
+            step = self.host(self.operation("py.anext"), [iterator.ir], Known(), "effect", key=key, inline=False, awaits=True)
+            if not self.decide(self.host(self.operation("py.getitem"), [step.ir, 0], Known("bool", total=True), "pure")):
+                return
+            item = self.host(self.operation("py.getitem"), [step.ir, 1], Known("any", total=True), "pure")
+            item.immutable = False
+            yield item if shape is None else self.unpacked(item, shape, (tick, 1, -index))
+
+    def aenter(self, manager: Any) -> Any:
+        raise TraceEscape(f"enters an async {'manager' if isinstance(manager, Value) else type(manager).__name__} of the host")
+
     # -- statements
 
     def enter(self, manager: Any) -> Any:
@@ -427,7 +464,7 @@ def trace(tree: Tree, program: Function, arguments: inspect.BoundArguments, path
         args = [values.get(n, x) for n, x in zip(program.params, arguments.args[1:], strict=False)]
         kwargs = {n: values.get(n, x) for n, x in arguments.kwargs.items()}
         result = twin(state, *args, **kwargs)
-        mode.finish(state, result)
+        mode.finish(state, _driven(result) if program.is_async else result)
     except StopTrace:
         return True
     except TraceEscape as escape:
@@ -442,9 +479,21 @@ def trace(tree: Tree, program: Function, arguments: inspect.BoundArguments, path
             log("exits", f"{tree.name}: {fault}")
         return mode.give_up(fault or f"raises {type(error).__name__}")
     finally:
+        mode.close()
         ACTIVE.reset(state_token)
         active.reset(token)
     return True
+
+
+def _driven(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What an async program returns. While it is traced, all that it awaits is there."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        coroutine.close()
+    raise TraceEscape("awaits something while it is traced")
 
 
 def _plain_function(program: Function) -> types.FunctionType:

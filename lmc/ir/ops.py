@@ -60,6 +60,7 @@ ATTRS: dict[str, str] = {
     "unordered": "an effect that need not wait for others of its kind: several may run at once",
     "idempotent": "may be called again when a run is taken up again",
     "timeout": "seconds after which the call raises HostTimeout",
+    "awaits": "what the function gives is awaited",
     "scope": '"program" keeps the pin for all runs of the program; without it a release ends it',
     "vars": "names of the returned state's variables; value and meta of each follow the prompt",
     "forks": "how many forks the returned state has made",
@@ -94,7 +95,7 @@ OPS: dict[str, OpSpec] = {
         OpSpec("read", ("any",), ("any",), "pure", "Waits for an answer or its meta info and raises what it failed with, here in program order."),
         OpSpec("host.call", ("const", "*any"), ("*any",), "effect", "Calls a host function on real values. With `catch` it also gives the "
                "exception it raised (None if none) instead of raising.",
-               ("kwargs", "pure", "ordered", "total", "inline", "catch", "ord", "touches", "unordered", "idempotent", "timeout")),
+               ("kwargs", "pure", "ordered", "total", "inline", "catch", "ord", "touches", "unordered", "idempotent", "timeout", "awaits")),
         OpSpec("prefill", ("ctx",), (), "effect", "Computes and pins the KV of a prompt.", ("scope",), frozenset({"planned"})),
         OpSpec("release", ("ctx",), (), "effect", "Ends a pin.", (), frozenset({"planned"})),
         OpSpec("switch", ("any",), (), "terminator", "Goes to the block whose case equals the operand."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -92,7 +93,7 @@ def run(call: Callable[..., lmc.State], item: dict[str, Any], outside: Callable[
     item = copy.deepcopy(item)
     try:
         seen = observe(call(**item, **options))
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
         seen = Seen(error=(type(error).__name__, str(error)))
     seen.effects = list(EFFECTS)
     seen.arguments, seen.outside = item, copy.deepcopy(outside())

@@ -1,0 +1,167 @@
+"""Async programs: awaitables of the hooks, reads that do not hold the event loop, and loops of our own.
+
+A program that is `async def` runs as a coroutine: the interpreter's on a loop of its own or the caller's, a compiled
+one's host calls in one task of their run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from lmc.backend.base import Result
+from lmc.errors import ProgramError
+from lmc.frontend.emitter import Gathered, Scoped, Taken
+from lmc.prompt import Excerpt, Prompt
+
+if TYPE_CHECKING:
+    from lmc.frontend.state import State
+
+T = TypeVar("T")
+
+WAITING_METHODS = frozenset({"text", "messages", "sync", "error", "get_meta_info", "get_var"})
+"""Methods of a state that wait for answers."""
+
+
+class Ready(Generic[T]):
+    """An awaitable that has its value already."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __await__(self) -> Generator[None, None, T]:
+        return self.value
+        yield  # a generator, as `__await__` has to be
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether calling `fn` gives a coroutine."""
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))  # noqa: B004
+
+
+def being_cancelled() -> bool:
+    """Whether somebody cancels the running task; otherwise a CancelledError is the program's own."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def settled(answer: Result) -> None:
+    """Waits for an answer without holding the loop; raises nothing that it failed with."""
+    if answer.done:
+        return
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def notify(result: Result) -> None:
+        if result.done and not loop.is_closed():
+            loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
+
+    answer.on_change(notify)
+    await done
+
+
+async def after(answers: list[Result], read: Callable[[], T]) -> T:
+    """What `read` gives when the answers are there."""
+    for answer in answers:
+        await settled(answer)
+    return read()
+
+
+def unanswered(state: State, name: Any) -> list[Result]:
+    """What reading a variable would wait for."""
+    return [answer for answer in _answers(state.variables.get(name), state.ctx) if not answer.done]
+
+
+def unanswered_in(ctx: Any) -> list[Result]:
+    """What reading a prompt would wait for; nothing while tracing."""
+    return [answer for answer in _answers_after(ctx, None) if not answer.done] if isinstance(ctx, Prompt) else []
+
+
+def _answers(held: Any, end: Any) -> Iterator[Result]:
+    match held:
+        case Result():
+            yield held
+        case Taken(answer=Result() as answer):
+            yield answer
+        case Gathered():
+            for item in held.items:
+                yield from _answers(item, end)
+        case Scoped(since=Prompt() as since):
+            yield from _answers_after(held.until or end, since)
+        case _:
+            return
+
+
+def _answers_after(end: Prompt, since: Prompt | None) -> Iterator[Result]:
+    for node in end.nodes_after(since):
+        for part in node.parts:
+            if isinstance(part, Excerpt):
+                yield part.result
+        if node.result is not None:
+            yield node.result
+
+
+# -- loops -----------------------------------------------------------------------------------------------------------
+
+
+def run_here(make: Callable[[], Coroutine[Any, Any, T]], described: str, instead: str) -> T:
+    """Runs a coroutine on a new loop of the calling thread. Raises ProgramError where a loop is running already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(make())
+    raise ProgramError(f"{described} is async, and an event loop is running here: write `{instead}`")
+
+
+def iterate(make: Callable[[], AsyncIterator[T]], name: str) -> Iterator[T]:
+    """What an async iterator gives, which runs on a loop and a thread of its own until it ends or is abandoned.
+
+    The caller's context variables hold there. Nothing is left running when this iterator is closed.
+    """
+    found: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+    started: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = queue.SimpleQueue()
+
+    async def pump() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        started.put((asyncio.get_running_loop(), task))
+        items = make()
+        try:
+            async for item in items:
+                found.put((True, item))
+        finally:
+            await items.aclose()  # type: ignore[attr-defined]  # async generators
+
+    def work() -> None:
+        error: BaseException | None = None
+        try:
+            asyncio.run(pump())
+        except BaseException as raised:  # raised again where the items are taken
+            error = raised
+        found.put((False, error))
+
+    thread = threading.Thread(target=copy_context().run, args=(work,), name=name, daemon=True)
+    thread.start()
+    try:
+        while True:
+            more, item = found.get()
+            if more:
+                yield item
+            elif item is not None:
+                raise item
+            else:
+                return
+    finally:
+        if thread.is_alive():
+            loop, task = started.get()
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed: it is over
+                loop.call_soon_threadsafe(task.cancel)
+            thread.join()

@@ -1,0 +1,353 @@
+"""Async programs: the same in the interpreter, compiled and in batches, whatever is awaited and however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import threading
+import time
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import lmc
+from tests.conformance.harness import Case, case, cases, effect, scripted
+
+TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing() -> Iterator[None]:
+    """No thread, task or un-awaited coroutine is left by any test here."""
+    before = set(threading.enumerate())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # such as "coroutine … was never awaited"
+        yield
+        gc.collect()
+    deadline = time.monotonic() + 5
+    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left
+
+
+# -- tools ---------------------------------------------------------------------------------------------------------------
+
+
+async def search(q: str) -> str:
+    effect("search", q)
+    await asyncio.sleep(0)
+    return f"found {q}"
+
+
+async def broken(q: str) -> str:
+    effect("broken", q)
+    await asyncio.sleep(0)
+    raise ValueError(f"no {q}")
+
+
+async def numbers(n: int) -> AsyncIterator[int]:
+    for i in range(n):
+        await asyncio.sleep(0)
+        effect("number", i)
+        yield i
+
+
+async def pairs(n: int) -> AsyncIterator[tuple[str, int]]:
+    for i in range(n):
+        yield f"p{i}", i
+
+
+@contextlib.asynccontextmanager
+async def session(name: str) -> AsyncIterator[str]:
+    effect("open", name)
+    try:
+        yield f"session {name}"
+    finally:
+        effect("close", name)
+
+
+def plain(q: str) -> str:
+    effect("plain", q)
+    return q.upper()
+
+
+# -- programs: compiled ----------------------------------------------------------------------------------------------------
+
+
+@case(replays=0)
+async def awaits_tools(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=8)
+    r = await search(s["a"])
+    s += "|" + r + lmc.gen("b", max_tokens=8)
+    return plain(r)
+
+
+@case([{"q": "Search"}], backend=scripted(action=["Search", "Search", "Finish"] * 9), replays=0, batch=False)
+async def react(s: Any, q: str) -> Any:
+    seen = []
+    for _ in range(3):
+        s += q + lmc.select("action", ["Search", "Finish"])
+        if s["action"] == "Finish":
+            break
+        s += await search(q)
+        seen.append(s["action"])
+    return seen
+
+
+async def turn(s: Any, text: str) -> str:
+    s += text + lmc.gen("t", max_tokens=6)
+    effect("turn", s["t"])
+    return await search(s["t"])
+
+
+@case(replays=0)
+async def helpers_are_traced_through(s: Any, q: str) -> Any:
+    first = await turn(s, q)
+    forks = s.fork(2)
+    rest = [await turn(f, str(i)) for i, f in enumerate(forks)]
+    return first, rest
+
+
+@case(replays=0)
+async def gathers_tools(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=4)
+    found = await asyncio.gather(search(q), search(s["a"]), asyncio.sleep(0, "slept"))
+    s += " ".join(found)
+    return found
+
+
+@case(replays=0)
+async def tasks_of_tools(s: Any, q: str) -> Any:
+    task = asyncio.create_task(search(q))
+    s += lmc.gen("a", max_tokens=4)
+    s += await task
+    return await asyncio.wait_for(search(s["a"]), timeout=5)
+
+
+@case(replays=0)
+async def async_for(s: Any, q: str) -> Any:
+    total = 0
+    async for i in numbers(3):
+        s += f"{q}{i} "
+        total += i
+    async for name, i in pairs(2):
+        s += f"{name}={i}"
+    else:
+        s += "."
+    return total
+
+
+@case(replays=0)
+async def async_comprehensions(s: Any, q: str) -> Any:
+    squares = [i * i async for i in numbers(3) if i != 1]
+    texts = {k: await search(v) for k, v in (("x", q), ("y", "z"))}
+    s += "".join([await search(str(i)) async for i in numbers(2)]) + texts["y"]
+    return squares, sorted({len(t) async for t in named(2)})
+
+
+async def named(n: int) -> AsyncIterator[str]:
+    for i in range(n):
+        yield "n" * i
+
+
+async def asked(s: Any, n: int) -> AsyncIterator[str]:
+    for i in range(n):
+        s += f"{i}:" + lmc.gen("x", max_tokens=3)
+        yield s["x"]
+
+
+@case(replays=0)
+async def async_generator_of_the_program(s: Any, q: str) -> Any:
+    s += q
+    return [x async for x in asked(s, 2)]
+
+
+@lmc.function
+async def inner(s: Any, tip: str) -> Any:
+    s += "tip " + tip + lmc.gen("x", max_tokens=5)
+    return await search(s["x"])
+
+
+@lmc.function
+def inner_sync(s: Any, tip: str) -> Any:
+    s += "tip " + tip + lmc.gen("x", max_tokens=5)
+    return s["x"]
+
+
+@case(replays=0)
+async def sub_programs(s: Any, q: str) -> Any:
+    child = await inner.arun(tip=q)
+    other = inner_sync(tip=q)
+    s += child["x"] + other["x"]
+    return child.ret_value, other.ret_value
+
+
+@case(replays=0)
+async def nested_async_function(s: Any, q: str) -> Any:
+    log = []
+
+    async def ask(text: str) -> None:
+        nonlocal s
+        s += text + lmc.gen("x", max_tokens=4)
+        log.append(await search(s["x"]))
+
+    await ask(q)
+    await ask("again")
+    return log
+
+
+class Tools:
+    async def look(self, q: str) -> str:
+        effect("look", q)
+        await asyncio.sleep(0)
+        return q[::-1]
+
+
+TOOLS = Tools()
+
+
+@case(replays=0)
+async def methods_and_roles(s: Any, q: str) -> Any:
+    with s.user():
+        s += q
+        s += await TOOLS.look(q)
+    with s.assistant():
+        s += lmc.gen("a", max_tokens=4)
+    found = f"{await search(s['a'])!r:>30}"
+    return found, s.messages()[0]["content"], s.get_meta_info("a")["finish_reason"]
+
+
+@case(replays=0)
+async def awaits_on_one_side_of_or(s: Any, q: str) -> Any:
+    s += q
+    return (q == "a" and await search("x")) or await search("y"), 1 < len(await search(q)) < 100
+
+
+# -- programs: what the interpreter goes on with ---------------------------------------------------------------------------
+
+
+@case()
+async def raises(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=4)
+    await search(q)
+    await broken(s["a"])
+
+
+@case()
+async def catches(s: Any, q: str) -> Any:
+    s += lmc.gen("a", max_tokens=4)
+    try:
+        await search("before")
+        await broken(q)
+    except ValueError as error:
+        s += str(error)
+    finally:
+        effect("finally")
+    return await search("after")
+
+
+@case()
+async def gather_raises(s: Any, q: str) -> Any:
+    s += q
+    found = await asyncio.gather(search(q), broken(q), return_exceptions=True)
+    s += lmc.gen("a", max_tokens=3)
+    return found[0], str(found[1])
+
+
+@case()
+async def gather_of_helpers(s: Any, q: str) -> Any:
+    """Tasks of the program itself: their order is asyncio's."""
+    s += q
+    forks = s.fork(3)
+    return await asyncio.gather(*[turn(f, str(i)) for i, f in enumerate(forks)])
+
+
+@case()
+async def helpers_that_wait_for_each_other(s: Any, q: str) -> Any:
+    """One after the other, they would wait for ever."""
+    ready = asyncio.Event()
+
+    async def first() -> str:
+        await ready.wait()
+        s.set_var("first", "done")
+        return "first"
+
+    async def second() -> str:
+        await search(q)
+        s.set_var("second", "done")
+        ready.set()
+        return "second"
+
+    return await asyncio.wait_for(asyncio.gather(first(), second()), 5)
+
+
+@case()
+async def host_async_with(s: Any, q: str) -> Any:
+    s += lmc.gen("a", max_tokens=3)
+    async with session(q) as name:
+        s += name + await search(q)
+        s += lmc.gen("b", max_tokens=3)
+    return s["b"]
+
+
+@case()
+async def times_out(s: Any, q: str) -> Any:
+    s += lmc.gen("a", max_tokens=3)
+    try:
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(30)
+    except TimeoutError:
+        s += "late"
+    try:
+        await asyncio.wait_for(asyncio.sleep(30), timeout=0.01)
+    except TimeoutError:
+        s += " again"
+    return await search(q)
+
+
+@case()
+async def task_group(s: Any, q: str) -> Any:
+    async with asyncio.TaskGroup() as group:
+        one = group.create_task(search(q))
+        two = group.create_task(turn(s, q))
+    return one.result(), two.result()
+
+
+@case()
+async def cancels_its_own_tool(s: Any, q: str) -> Any:
+    task = asyncio.create_task(asyncio.sleep(30))
+    await asyncio.sleep(0)
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        s += "cancelled"
+    return q
+
+
+@case()
+async def is_cancelled_by_its_own_tool(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    if q != "b":
+        task = asyncio.create_task(asyncio.sleep(30))
+        await asyncio.sleep(0)
+        task.cancel("by the program")
+        await task
+    return s["a"]
+
+
+@case()
+async def forgets_to_await(s: Any, q: str) -> Any:
+    inner.run(tip=q)
+
+
+@pytest.mark.parametrize("name", cases(globals()))
+def test_means_the_same_in_every_execution(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
+        one: Case = cases(globals())[name]
+        one.check()
