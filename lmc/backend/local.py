@@ -16,6 +16,7 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -164,6 +165,8 @@ class LocalBackend:
         self._finalizer = weakref.finalize(self, self._core.close, timeout=0)  # a destructor must not wait
         self._finalizer.atexit = False
         _OPEN.add(self._core)
+        if compiler is not None:
+            _COMPILERS.add(compiler)
 
     # -- the protocol ------------------------------------------------------------------------------------------
 
@@ -233,6 +236,8 @@ class LocalBackend:
 
     def close(self) -> None:
         self._core.close()
+        if self._asker.compiler is not None:
+            self._asker.compiler.close()
 
     def __enter__(self) -> LocalBackend:
         return self
@@ -248,7 +253,8 @@ class LocalBackend:
 
     def stats(self) -> dict[str, Any]:
         """What the engine holds and does right now."""
-        return self._core.stats()
+        compiler = self._asker.compiler
+        return {**self._core.stats(), "constraints": asdict(compiler.info()) if compiler is not None else {}}
 
     def check(self) -> None:
         """Raises AssertionError if a page leaks or a reference dangles."""
@@ -436,12 +442,15 @@ def _stretches(segments: Sequence[Segment]) -> list[tuple[tuple[Part, ...], Gen 
 
 
 _OPEN: weakref.WeakSet[EngineCore] = weakref.WeakSet()
+_COMPILERS: weakref.WeakSet[Compiler] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
     for core in list(_OPEN):
         core.close(timeout=5.0)
+    for compiler in list(_COMPILERS):
+        compiler.close()
 
 
 # -- with a model ------------------------------------------------------------------------------------------------
@@ -489,6 +498,7 @@ class Engine(LocalBackend):
         from lmc.backend.engine.kv_pool import KVPool
         from lmc.backend.engine.models.loader import load
         from lmc.backend.engine.sampler import Sampler
+        from lmc.fsm.store import default_store
 
         source = str(model_path or model)
         loaded = load(source, device=device, dtype=dtype, parse_special=parse_special, load_format=load_format)
@@ -506,6 +516,7 @@ class Engine(LocalBackend):
                 *of,
                 grammar=lambda: XGrammarCompiler(*of),
                 encode=(lambda text: words.encode((text,), at_start=False)) if forced else None,
+                store=default_store(),
             ),
             max_tokens=slots,
             max_context=config.max_context,

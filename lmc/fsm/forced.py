@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -131,8 +132,12 @@ class _Endings:
     def __init__(self, dfa: ByteDFA) -> None:
         self.dfa = dfa
         self._steps: dict[int, tuple[int, int]] = {}
-        sources, columns = np.nonzero(dfa.table >= 0)
-        self._distance = to_the_end(sources, dfa.table[sources, columns], dfa.final)
+
+    @cached_property
+    def _distance(self) -> np.ndarray:
+        """Bytes from each state to the nearest end."""
+        sources, columns = np.nonzero(self.dfa.table >= 0)
+        return to_the_end(sources, self.dfa.table[sources, columns], self.dfa.final)
 
     def all_from(self, state: int, limit: int) -> list[bytes] | None:
         """All of them, or None if they are more than `limit`."""

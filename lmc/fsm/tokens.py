@@ -7,6 +7,8 @@ all sequences of the constraint; states that differ only in a count that no sing
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,21 +17,48 @@ from lmc.fsm.dfa import DEAD, ByteDFA
 from lmc.fsm.vocabulary import LONG, Vocabulary
 
 
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """A token automaton as plain arrays, for the disk and for a device.
+
+    dfa     over bytes; a device walks `dfa.flat` over the bytes of the sampled token (`Vocabulary.padded`)
+    window  int64 [states]: states of one window have the same short tokens
+    rows    by window, those built so far: uint32 [words], the allowed tokens of up to LONG bytes, token i is bit i % 32 of
+            word i // 32. Longer tokens and EOS are not in them
+    """
+
+    dfa: ByteDFA
+    window: np.ndarray
+    rows: Mapping[int, np.ndarray]
+
+
 class TokenAutomaton:
     """A byte automaton over a vocabulary. Thread-safe.
 
-    Raises ConstraintError if the vocabulary lacks the bytes of every legal text. A device that walks `dfa.table` over the bytes of the sampled token needs only the masks besides.
+    Raises ConstraintError if the vocabulary lacks the bytes of every legal text.
     """
 
     start = 0
 
     def __init__(self, dfa: ByteDFA, vocabulary: Vocabulary) -> None:
-        self.dfa, self.vocabulary = dfa, vocabulary = _spellable(dfa, vocabulary), vocabulary
-        self._done = dfa.final & ~(dfa.table >= 0).any(axis=1)
+        dfa = _spellable(dfa, vocabulary)
+        self._begin(Tables(dfa, _windows(dfa, min(vocabulary.longest, LONG)), {}), vocabulary)
+
+    @classmethod
+    def restored(cls, tables: Tables, vocabulary: Vocabulary) -> TokenAutomaton:
+        """From the tables of an automaton over the same vocabulary."""
+        made = cls.__new__(cls)
+        made._begin(tables, vocabulary)
+        return made
+
+    def _begin(self, tables: Tables, vocabulary: Vocabulary) -> None:
+        self.dfa, self.vocabulary = tables.dfa, vocabulary
+        self._done = self.dfa.final & ~(self.dfa.table >= 0).any(axis=1)
         self._lock = threading.Lock()
         self._masks: dict[int, np.ndarray] = {}  # by state; states with equal masks have the same array
-        self._window = _windows(dfa, min(vocabulary.longest, LONG))
-        self._short: dict[int, np.ndarray] = {}  # by window: the tokens of up to LONG bytes
+        self._window = tables.window
+        self._short: dict[int, np.ndarray] = dict(tables.rows)  # by window: the tokens of up to LONG bytes
+        self._restored = len(tables.rows)
         self._rows: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}  # by window and other ids: all tokens
 
     def next(self, state: int, token: int) -> int:
@@ -69,15 +98,21 @@ class TokenAutomaton:
             row[list(self.vocabulary.eos)] = state
         return row
 
+    def tables(self) -> Tables:
+        """What there is now."""
+        with self._lock:
+            return Tables(self.dfa, self._window, dict(self._short))
+
     @property
     def rows_built(self) -> int:
-        """Number of walks through the vocabulary so far."""
-        return len(self._short)
+        """Number of walks through the vocabulary so far; rows that were restored needed none."""
+        return len(self._short) - self._restored
 
     @property
     def nbytes(self) -> int:
         """Memory of the tables so far; the vocabulary's is counted there."""
-        rows = {id(row): row.nbytes for row in [*self._short.values(), *self._rows.values()]}
+        with self._lock:
+            rows = {id(row): row.nbytes for row in [*self._short.values(), *self._rows.values()]}
         return self.dfa.nbytes + self._window.nbytes + sum(rows.values())
 
     def _mask(self, state: int) -> np.ndarray:

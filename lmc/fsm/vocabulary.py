@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
@@ -51,6 +52,23 @@ class Vocabulary:
         found = np.zeros(256, bool)
         found[list(set(b"".join(self.tokens)))] = True
         return found
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for vocabularies whose automata are equal."""
+        found = hashlib.blake2b(f"{self.size} {self.eos}".encode(), digest_size=16)
+        found.update(np.array([len(text) for text in self.tokens], np.uint32).data)
+        found.update(b"".join(self.tokens))
+        return found.hexdigest()
+
+    @cached_property
+    def padded(self) -> tuple[np.ndarray, np.ndarray]:
+        """For a device that steps tokens: (uint8 [size, longest], int32 [size]), the bytes of each id and how many."""
+        table, lengths = np.zeros((self.size, self.longest), np.uint8), np.zeros(self.size, np.int32)
+        for i, text in enumerate(self.tokens):
+            table[i, : len(text)] = np.frombuffer(text, np.uint8)
+            lengths[i] = len(text)
+        return table, lengths
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lmc.backend.engine.automaton import ConstraintCompiler
-from lmc.backend.engine.constraint import Compiler
+from lmc.backend.engine.constraint import Compiler, ConstraintInfo
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import EngineCore, PassOutput
 from lmc.backend.engine.request import TokenLogprob, Top
@@ -223,6 +223,11 @@ class FakeCompiler:
 
     def matcher(self, constraint) -> FakeMatcher:
         return FakeMatcher()
+
+    def info(self) -> ConstraintInfo:
+        return ConstraintInfo()
+
+    def close(self) -> None: ...
 
 
 def backend(

@@ -10,15 +10,17 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from lmc.backend.engine.constraint import Compiler, Matcher
+from lmc.backend.engine.constraint import Compiler, ConstraintInfo, Matcher
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.dfa import DEAD, TooLarge, build
 from lmc.fsm.forced import Encode, ForcedTokens
 from lmc.fsm.regex import parse
+from lmc.fsm.store import Store
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
@@ -32,6 +34,7 @@ class ConstraintCompiler:
     tokens   bytes of each token id; special ids and EOS stand for no text
     grammar  makes the compiler of everything that is not an automaton, when it is first needed
     encode   ids of plain text in the middle of a sequence; None forces nothing: every token is sampled
+    store    where compiled automata are kept between processes
     """
 
     def __init__(
@@ -42,12 +45,13 @@ class ConstraintCompiler:
         vocab_size: int,
         grammar: Callable[[], Compiler],
         encode: Encode | None = None,
+        store: Store | None = None,
     ) -> None:
         self._vocabulary_parts = tokens, frozenset(special_ids), eos, vocab_size
-        self._make_grammar, self._encode = grammar, encode
+        self._make_grammar, self._encode, self._store = grammar, encode, store
         self._grammar: Compiler | None = None
-        self._vocabulary: Vocabulary | None = None
         self._automata: OrderedDict[str, _Compiled | None] = OrderedDict()  # None: too large
+        self._stored: dict[str, int] = {}  # rows in the store, of each source
         self._lock = threading.Lock()
 
     def check(self, constraint: Constraint, loc: Loc | None) -> None:
@@ -78,20 +82,64 @@ class ConstraintCompiler:
                 raise ConstraintError(error.message, loc=loc) from None
             self._automata[constraint.source] = compiled
             if len(self._automata) > _KEPT:
-                self._automata.popitem(last=False)
+                self._keep(*self._automata.popitem(last=False))
             return compiled
 
     def _compiled(self, source: str) -> _Compiled | None:
+        automaton = self._restored(source) or self._built(source)
+        if automaton is None:
+            return None
+        return _Compiled(automaton, ForcedTokens(automaton, self._encode) if self._encode is not None else None)
+
+    def _restored(self, source: str) -> TokenAutomaton | None:
+        tables = self._store.load(source, self.vocabulary) if self._store is not None else None
+        if tables is None:
+            return None
+        self._stored[source] = len(tables.rows)
+        return TokenAutomaton.restored(tables, self.vocabulary)
+
+    def _built(self, source: str) -> TokenAutomaton | None:
         tree = parse(source)
         try:
             dfa = build(tree)
         except TooLarge:
             return None
-        if self._vocabulary is None:
-            tokens, special, eos, size = self._vocabulary_parts
-            self._vocabulary = Vocabulary(tokens, (eos,), special, size)
-        automaton = TokenAutomaton(dfa, self._vocabulary)
-        return _Compiled(automaton, ForcedTokens(automaton, self._encode) if self._encode is not None else None)
+        automaton = TokenAutomaton(dfa, self.vocabulary)
+        if self._store is not None:
+            self._store.save(source, self.vocabulary, automaton.tables())
+            self._stored[source] = 0
+        return automaton
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        tokens, special, eos, size = self._vocabulary_parts
+        return Vocabulary(tokens, (eos,), special, size)
+
+    def close(self) -> None:
+        """Stores the rows that were built since their automata were stored; the compiler can still be used."""
+        with self._lock:
+            for source, compiled in self._automata.items():
+                self._keep(source, compiled)
+
+    def _keep(self, source: str, compiled: _Compiled | None) -> None:
+        if self._store is None or compiled is None:
+            return
+        tables = compiled.automaton.tables()
+        if len(tables.rows) > self._stored.get(source, 0):
+            self._store.save(source, self.vocabulary, tables)
+            self._stored[source] = len(tables.rows)
+
+    def info(self) -> ConstraintInfo:
+        with self._lock:
+            automata = [c.automaton for c in self._automata.values() if c is not None]
+            vocabulary = self.vocabulary.nbytes if automata else 0
+            others = self._grammar.info() if self._grammar is not None else ConstraintInfo()
+        return ConstraintInfo(
+            automata=len(automata),
+            rows_built=sum(a.rows_built for a in automata),
+            grammars=others.grammars,
+            bytes=others.bytes + vocabulary + sum(a.nbytes for a in automata),
+        )
 
 
 class _Compiled(NamedTuple):

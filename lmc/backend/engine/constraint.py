@@ -14,6 +14,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,6 +68,22 @@ class Compiler(Protocol):
 
     def matcher(self, constraint: Constraint) -> Matcher: ...
 
+    def info(self) -> ConstraintInfo: ...
+
+    def close(self) -> None:
+        """Keeps for other processes what is worth keeping."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintInfo:
+    """What a compiler holds: compiled constraints of either kind, mask rows built so far, and the memory of it all."""
+
+    automata: int = 0
+    rows_built: int = 0
+    grammars: int = 0
+    bytes: int = 0
+
 
 # -- xgrammar ----------------------------------------------------------------------------------------------------
 
@@ -99,6 +116,13 @@ class XGrammarCompiler:
 
     def matcher(self, constraint: Constraint) -> Matcher:
         return _XGrammarMatcher(self._xgrammar.GrammarMatcher(self._get(constraint, None)), self._eos_words)
+
+    def info(self) -> ConstraintInfo:
+        with self._lock:
+            found = list(self._compiled.values())
+        return ConstraintInfo(grammars=len(found), bytes=sum(c.memory_size_bytes for c in found))
+
+    def close(self) -> None: ...
 
     def _get(self, constraint: Constraint, loc: Loc | None) -> Any:
         with self._lock:

@@ -8,6 +8,7 @@ import pytest
 
 from lmc.backend.engine.automaton import AutomatonMatcher, ConstraintCompiler
 from lmc.errors import ConstraintError, Loc
+from lmc.fsm.store import Store
 from lmc.prompt import Constraint
 
 EOS, SPECIAL = 256, 257
@@ -27,12 +28,12 @@ class Grammar:
         return f"grammar for {constraint.kind}"
 
 
-def compiler(grammar: Grammar | None = None) -> ConstraintCompiler:
+def compiler(grammar: Grammar | None = None, store: Store | None = None) -> ConstraintCompiler:
     def make() -> Grammar:
         assert grammar is not None, "xgrammar was loaded for a regex"
         return grammar
 
-    return ConstraintCompiler(TOKENS, {SPECIAL}, EOS, len(TOKENS), make)
+    return ConstraintCompiler(TOKENS, {SPECIAL}, EOS, len(TOKENS), make, store=store)
 
 
 def allowed(matcher: AutomatonMatcher) -> list[int]:
@@ -84,3 +85,41 @@ def test_grammars_and_what_is_too_large_go_to_xgrammar(monkeypatch: pytest.Monke
 def test_an_invalid_regex_names_the_place():
     with pytest.raises(ConstraintError, match=r"prog\.py:7"):
         compiler().check(Constraint("regex", r"(a)\1"), Loc("prog.py", 7))
+
+
+def test_compiled_automata_are_kept_for_other_processes(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    regex = Constraint("regex", r'\{"grade": "[ABCD]"\}')
+    first = compiler(store=Store(tmp_path))
+    masks = followed(first.matcher(regex))
+    first.close()
+    monkeypatch.setattr("lmc.backend.engine.automaton.build", lambda _: pytest.fail("built again"))
+    second = compiler(store=Store(tmp_path))
+    assert followed(second.matcher(regex)) == masks
+    assert first.info().rows_built > 0 == second.info().rows_built
+    assert second.info().automata == 1 and second.info().bytes > 1000
+
+
+def test_closing_again_writes_nothing(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    made = compiler(store=Store(tmp_path))
+    followed(made.matcher(Constraint("regex", "a{1,5}")))
+    made.close()
+    monkeypatch.setattr(Store, "save", lambda *_: pytest.fail("written again"))
+    made.close()
+
+
+def test_64_answers_of_one_regex_build_each_row_once():
+    made = compiler()
+    regex = Constraint("regex", r"[ab]{1,9}é?")
+    once = followed(made.matcher(regex))
+    rows = made.info().rows_built
+    assert all(followed(made.matcher(regex)) == once for _ in range(63))
+    assert made.info().rows_built == rows > 0 and made.info().automata == 1
+
+
+def followed(matcher: AutomatonMatcher) -> list[list[int]]:
+    """The masks along the first allowed tokens."""
+    masks: list[list[int]] = []
+    while not matcher.done and len(masks) < 12:
+        masks.append(allowed(matcher))
+        matcher.accept(next(t for t in masks[-1] if t != EOS))
+    return masks

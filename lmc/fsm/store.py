@@ -1,0 +1,160 @@
+"""Compiled token automata on disk, one file each, so that a process need not build what another has built.
+
+    key of (format, source, vocabulary) ──► <folder>/<key>.safetensors: the byte automaton, windows, and rows built so far
+
+A file is written beside its place and moved there, so readers see the old one, none, or the whole new one, and two writers
+do no harm: both wrote the truth. What cannot be read is built again, after one log line. The folder is bounded: the least
+recently used files go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lmc.config import cache_dir
+from lmc.fsm.dfa import ByteDFA
+from lmc.fsm.tokens import Tables
+from lmc.fsm.vocabulary import Vocabulary
+
+log = logging.getLogger("lmc.fsm")
+
+FORMAT = 1  # change it whenever the content's meaning, or what the same source compiles to, changes
+LIMIT = 256 << 20  # bytes of all files together
+_SUFFIX = ".safetensors"
+_UNFINISHED = ".part-"  # how a file begins that is being written
+_ABANDONED = 3600.0  # seconds after which nobody is writing it any more
+
+
+def default_store() -> Store | None:
+    """The one in the cache directory; None, after one log line, when there can be none."""
+    try:
+        folder = cache_dir() / "constraints"
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        log.warning("no cache directory (%s): every process compiles its constraints again; set LMC_CACHE_DIR", error)
+        return None
+    return Store(folder)
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder of automata. Thread-safe, and safe between processes."""
+
+    folder: Path
+    limit: int = LIMIT
+
+    def load(self, source: str, vocabulary: Vocabulary) -> Tables | None:
+        """The tables of a source over a vocabulary, or None when they are not there or damaged."""
+        from safetensors import SafetensorError
+
+        path = self._path(source, vocabulary)
+        try:
+            tables = _read(path, source)
+            os.utime(path)  # used now: it goes last
+        except FileNotFoundError:
+            return None
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, IndexError) as error:
+            log.warning("%s: the cached constraint is damaged (%s); compiling it again", path, error)
+            return None
+        return tables
+
+    def save(self, source: str, vocabulary: Vocabulary, tables: Tables) -> None:
+        """Keeps tables; one log line if that is not possible."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import save_file
+
+        path = self._path(source, vocabulary)
+        arrays = _packed(tables)
+        meta = {"source": source, "checksum": _checksum(source, arrays)}
+        try:
+            handle, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self.folder)
+            os.close(handle)
+            try:
+                save_file(arrays, name, metadata=meta)
+                os.replace(name, path)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+            self._make_room(path)
+        except (OSError, SafetensorError) as error:
+            log.warning("%s: the compiled constraint cannot be kept (%s)", path, error)
+
+    def _path(self, source: str, vocabulary: Vocabulary) -> Path:
+        key = hashlib.blake2b(f"{FORMAT} {vocabulary.digest} {source}".encode("utf-8", "surrogatepass"), digest_size=12)
+        return self.folder / f"{key.hexdigest()}{_SUFFIX}"
+
+    def _make_room(self, newest: Path) -> None:
+        """Removes files until the folder is within its limit, least recently used first; never the newest."""
+        found: list[tuple[float, int, Path]] = []
+        for path in self.folder.iterdir():
+            try:
+                stat = path.stat()
+            except FileNotFoundError:
+                continue  # another process was quicker
+            if path.name.startswith(_UNFINISHED) and time.time() - stat.st_mtime > _ABANDONED:
+                path.unlink(missing_ok=True)
+            elif path.name.endswith(_SUFFIX):
+                found.append((stat.st_mtime, stat.st_size, path))
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total <= self.limit:
+                break
+            if path != newest:
+                path.unlink(missing_ok=True)
+                total -= size
+
+
+# -- tables as arrays ------------------------------------------------------------------------------------------------
+
+
+def _packed(tables: Tables) -> dict[str, np.ndarray]:
+    """Columns that are equal are kept once, and numbers as small as they can be."""
+    dfa = tables.dfa
+    names: dict[bytes, int] = {}
+    columns = np.array([names.setdefault(c.tobytes(), len(names)) for c in np.ascontiguousarray(dfa.table.T)], np.uint8)
+    _, first = np.unique(columns, return_index=True)
+    small = np.uint16 if dfa.states < 0xFFFF else np.uint32
+    windows = np.array(sorted(tables.rows), np.int64)
+    arrays = {
+        "columns": columns,  # [256]: of each byte, which column of `table`
+        "table": (dfa.table[:, first] + 1).astype(small),  # [states, columns]: 0 is DEAD
+        "final": dfa.final.astype(np.uint8),
+        "window": tables.window.astype(np.uint32),
+        "windows": windows,
+        "rows": np.array([tables.rows[int(w)] for w in windows], np.uint32),
+    }
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}  # safetensors writes memory as it lies
+
+
+def _read(path: Path, source: str) -> Tables:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        meta = file.metadata()
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    if meta["source"] != source:
+        raise ValueError("it is of another source")
+    if meta["checksum"] != _checksum(source, arrays):
+        raise ValueError("its checksum does not fit its content")
+    table = arrays["table"].astype(np.int32) - 1
+    dfa = ByteDFA.of(table[:, arrays["columns"]], arrays["final"].astype(bool))
+    rows = dict(zip(arrays["windows"].tolist(), arrays["rows"]))
+    return Tables(dfa, arrays["window"].astype(np.int64), rows)
+
+
+def _checksum(source: str, arrays: Mapping[str, np.ndarray]) -> str:
+    """CRC-32 of it all: it guards against the disk, not against anybody."""
+    found = zlib.crc32(source.encode("utf-8", "surrogatepass"))
+    for name in sorted(arrays):
+        found = zlib.crc32(arrays[name].data, zlib.crc32(name.encode(), found))
+    return f"{found:08x}"
