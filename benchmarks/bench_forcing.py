@@ -55,11 +55,12 @@ def _character(name: str, house: str, blood: str, work: str, wood: str, length: 
 
 FORMS: dict[str, Form] = {
     "character": Form(
-        "Invent a wizard who loves {}.",
+        "Invent a wizard who loves {}. Houses: Gryffindor, Slytherin, Ravenclaw, Hufflepuff. Blood: Pure-blood, Half-blood, "
+        "Muggle-born. Occupations: student, teacher, auror, minister.",
         CHARACTER,
         (
             ("apples", _character("Anna Apple", "Hufflepuff", "Half-blood", "student", "Apple", "10.5", "Alive", "Hedgehog")),
-            ("war", _character("Otto Grim", "Slytherin", "Pure-blood", "auror", "Yew", "13.0", "Deceased", "Wolf")),
+            ("war", _character("Otto Grim", "Slytherin", "Pure-blood", "minister", "Yew", "13.0", "Deceased", "Wolf")),
             ("books", _character("Mary Page", "Ravenclaw", "Muggle-born", "teacher", "Willow", "9.25", "Alive", "Owl")),
         ),
     ),
