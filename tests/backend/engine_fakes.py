@@ -76,6 +76,9 @@ class FakeWords:
             raise ProgramError(f"this model has no special token {special!r}")
         return SPECIALS[special]
 
+    def blocks(self, text: str) -> list[str]:
+        return [text]
+
     def split_specials(self, text: str) -> tuple[Part, ...]:
         pieces = re.split("(" + "|".join(map(re.escape, SPECIALS)) + ")", text)
         return tuple(Special(p) if i % 2 else p for i, p in enumerate(pieces) if p)

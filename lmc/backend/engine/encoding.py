@@ -33,12 +33,14 @@ class Vocabulary(Words, Protocol):
 
     def split_specials(self, text: str) -> tuple[Part, ...]: ...
 
+    def blocks(self, text: str) -> list[str]: ...
+
 
 class Encoder:
-    """Encodes literal runs. Special tokens cut a run into stretches whose encodings do not depend on each other, so
-    each stretch is remembered: siblings encode what they share once."""
+    """Encodes literal runs. Special tokens, and in long texts words, cut a run into stretches whose encodings do not
+    depend on each other, so each stretch is remembered: siblings encode what they share once."""
 
-    def __init__(self, words: Vocabulary, capacity: int = 4096) -> None:
+    def __init__(self, words: Vocabulary, capacity: int = 16384) -> None:
         self._words, self._capacity = words, capacity
         self._known: OrderedDict[tuple[str, bool], np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
@@ -52,10 +54,11 @@ class Encoder:
             first = stretches[0]
             if not (isinstance(first, Special) and words.id_of(first.spelling) == words.bos_token_id):
                 found.append(np.array([words.bos_token_id], np.int32))
-        for piece in stretches:
-            ids = self._piece(piece, at_start and empty)
-            empty = empty and not len(ids)
-            found.append(ids)
+        for stretch in stretches:
+            for piece in (stretch,) if isinstance(stretch, Special) else self._words.blocks(stretch):
+                ids = self._piece(piece, at_start and empty)
+                empty = empty and not len(ids)
+                found.append(ids)
         return np.concatenate(found) if found else NO_IDS
 
     def _piece(self, piece: str | Special, first: bool) -> np.ndarray:
@@ -79,7 +82,8 @@ class Encoder:
         stretches = literal(run)
         if not stretches or isinstance(stretches[-1], Special):
             return 0
-        ids = self._piece(stretches[-1], len(stretches) == 1)
+        blocks = self._words.blocks(stretches[-1])
+        ids = self._piece(blocks[-1], len(stretches) == len(blocks) == 1)
         for n in range(1, min(8, len(ids)) + 1):
             if self._words.token_bytes(int(ids[-n]))[:1].isspace():
                 return n

@@ -44,6 +44,11 @@ class Detokenizer(Protocol):
     def fork(self) -> Detokenizer: ...
 
 
+_BLOCK = 1024  # characters after which a text is cut at the next word
+_WORD = re.compile(r"(?<=\S) (?=[A-Za-z])")
+_BEFORE = "aZé世0_.,:;!?'\"-)]}/\\#<>|🙂"  # what may stand before such a space: one of each kind that pre-tokenizers tell apart
+
+
 class Tokenizer:
     """A vocabulary and its rules, over `tokenizers.Tokenizer`.
 
@@ -96,6 +101,34 @@ class Tokenizer:
                 ids.append(self.id_of(part.spelling))
                 run.clear()
         return ids + self._encode_run(run, at_start and not ids)
+
+    def blocks(self, text: str) -> list[str]:
+        """Cuts a long text where the encodings of both sides do not depend on each other, at places that depend only on
+        what comes before them: texts with a common beginning have their first blocks in common."""
+        found: list[str] = []
+        start = 0
+        while len(text) - start > _BLOCK and self._cuts_at_words:
+            cut = _WORD.search(text, start + _BLOCK)
+            if cut is None:
+                break
+            found.append(text[start : cut.start()])
+            start = cut.start()
+        return [*found, text[start:]]
+
+    @cached_property
+    def _cuts_at_words(self) -> bool:
+        """Whether a space between a word and a letter always begins a new pre-token, beyond which nothing merges."""
+        raw = self.raw
+        if raw.pre_tokenizer is None or not (raw.normalizer is None or type(raw.normalizer).__name__ == "NFC"):
+            return False
+        if any(" " in spelling for spelling in self._added):
+            return False
+        begins = (
+            2 in {start for _, (start, _) in raw.pre_tokenizer.pre_tokenize_str(f"x{before} {after}b")}
+            for before in _BEFORE
+            for after in "aZ"
+        )
+        return all(begins)
 
     def _encode_run(self, run: list[str], first: bool) -> list[int]:
         text = "".join(run)

@@ -6,7 +6,7 @@ import random
 import warnings
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RawTokenizer
 
 from lmc.backend.engine.tokenizer import Tokenizer, from_file, from_gguf
@@ -201,6 +201,45 @@ def smollm():
     from lmc.backend.engine.models.loader import embedded_path
 
     return from_gguf(gguf.read(embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
+
+
+def long_text(rng: random.Random, pieces: int) -> str:
+    """Words, numbers, signs, other scripts and all kinds of space between them."""
+    words = ["the", "cat", "don't", "I'LL", "x1234", "0.5", "naïve", "世界", "🙂👩‍👩‍👧", "e\u0301", "(a)", '"q"', "٣", "_", "<|im_end|>"]
+    spaces = [" ", " ", " ", "  ", "\n", "\n\n ", "\t", "", "\u00a0", "\r\n"]
+    return "".join(rng.choice(words) + rng.choice(spaces) for _ in range(pieces))
+
+
+def check_blocks(tokens: Tokenizer, seeds: int) -> None:
+    for seed in range(seeds):
+        text = long_text(random.Random(seed), 1200)
+        blocks = tokens.blocks(text)
+        assert len(blocks) > 2 and "".join(blocks) == text
+        assert [i for block in blocks for i in quiet(tokens, [block])] == quiet(tokens, [text])
+        longer = tokens.blocks(text + " and more")
+        assert longer[: len(blocks) - 1] == blocks[:-1]  # what comes later moves no earlier cut
+
+
+def test_blocks_of_a_long_text_have_its_ids(tokens):
+    check_blocks(tokens, 10)
+
+
+@pytest.mark.model
+def test_blocks_of_a_long_text_have_its_ids_in_the_small_model(smollm):
+    check_blocks(smollm, 20)
+
+
+def test_a_vocabulary_that_may_merge_across_words_is_not_cut():
+    text = "the cat " * 400
+    for change in (
+        lambda raw: setattr(raw, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
+        lambda raw: setattr(raw, "pre_tokenizer", None),
+        lambda raw: setattr(raw, "normalizer", normalizers.Replace(" c", "c")),
+        lambda raw: raw.add_tokens([AddedToken("the cat", special=False)]),
+    ):
+        raw = tiny().raw
+        change(raw)
+        assert Tokenizer(raw).blocks(text) == [text]
 
 
 @pytest.mark.model
