@@ -21,8 +21,9 @@ from typing import Any, Final, Protocol
 from lmc.frontend import aio, hostops, reach
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Shape, targets
-from lmc.frontend.instrument import CannotInstrument
+from lmc.frontend.instrument import CannotInstrument, is_instrumented
 from lmc.frontend.interpreter import ACTIVE, Function
+from lmc.frontend.own import NOT_OWN, Own, default_containers
 from lmc.frontend.primitives import Expr
 from lmc.frontend.state import State, StateGroup
 from lmc.frontend.tree import Tree
@@ -176,6 +177,17 @@ class Mode:
     def aenter(self, manager: Any) -> Any:
         return manager
 
+    # patterns: the parts that the patterns inside are matched with, or None
+
+    def match_sequence(self, subject: Any, length: int, star: int) -> tuple[Any, ...] | None:
+        return hostops.match_sequence(subject, length, star)
+
+    def match_mapping(self, subject: Any, keys: tuple[Any, ...], rest: bool) -> tuple[Any, ...] | None:
+        return hostops.match_mapping(subject, keys, rest)
+
+    def match_class(self, subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+        return hostops.match_class(subject, cls, count, names, self.getattr)
+
     # statements
 
     def enter(self, manager: Any) -> Any:
@@ -207,7 +219,7 @@ def outside_key(owner: Any, name: str) -> tuple[str, int, str]:
     return "outside", id(owner), name
 
 
-class CountingMode(Mode):
+class CountingMode(Own, Mode):
     """A mode that numbers the hook calls of one run. Calls between a mode's own methods do not count."""
 
     def __init__(self) -> None:
@@ -242,18 +254,6 @@ class CountingMode(Mode):
             if known is not None and name in known[1]:
                 return known[1][name]
             frame = frame.f_back
-        return None
-
-    def property_of(self, owner: Any, name: str) -> Callable[[Any], Any] | None:
-        """The getter behind an attribute of one of the program's own instances: it is called like any function."""
-        if id(owner) not in self.instances:
-            return None
-        for base in type(owner).__mro__:
-            member = base.__dict__.get(name)
-            if isinstance(member, property):
-                return member.fget
-            if member is not None:
-                return None
         return None
 
     def items_of_group(self, a: Any, b: Any) -> Any:
@@ -302,9 +302,16 @@ class CountingMode(Mode):
             raise TraceEscape(f"calls the program {fn.name}, which is not a Python function")
         return state, bound, twin
 
-    def created(self, instance: Any) -> None:
-        """The program made an instance of a class of its own."""
+    def created(self, instance: Any, given: tuple[Any, ...] = (), named: Mapping[str, Any] = types.MappingProxyType({})) -> None:
+        """The program made an instance of a class of its own, from these arguments."""
         self.instances[id(instance)] = instance
+        if hasattr(type(instance), "__dataclass_fields__"):
+            for which, name in enumerate(default_containers(instance, (*given, *named.values())), 1):
+                object.__setattr__(instance, name, self.adopted(getattr(instance, name), which))
+
+    def adopted(self, container: Any, which: int) -> Any:
+        """What stands for a container that Python made for the program, number `which` in this hook call."""
+        return container
 
 
 class Hooks:
@@ -320,6 +327,16 @@ class Hooks:
         value = first()
         return value if self.truth(value) else rest()  # type: ignore[attr-defined]
 
+    def chain(self, signs: tuple[str, ...], left: Any, *rest: Callable[[], Any]) -> Any:
+        """`a < b() < c()`: each side once, and no further than the first comparison that fails."""
+        result: Any = True
+        for sign, thunk in zip(signs, rest, strict=True):
+            right = thunk()
+            result = self.compare(sign, left, right)  # type: ignore[attr-defined]
+            if thunk is not rest[-1] and not self.truth(result):  # type: ignore[attr-defined]
+                break
+            left = right
+        return result
 
     def store_item(self, value: Any, owner: Any, key: Any) -> None:
         self.setitem(owner, key, value)  # type: ignore[attr-defined]
@@ -434,25 +451,79 @@ class ReplayMode(CountingMode):
         return value if cell is None else self._begun(cell, "cell_contents", value)
 
     def getattr(self, owner: Any, name: str) -> Any:
-        getter = self.property_of(owner, name)
-        if getter is not None:
-            return self.dispatch("call", (getter, owner), {})
-        value = getattr(owner, name)
+        value = self.own_attribute(owner, name)
+        if value is not NOT_OWN:
+            return value
+        value, cls = getattr(owner, name), self.class_with_data(owner, name)
+        if cls is not None:
+            return self._begun(cls, name, value)
         return self._begun(owner, name, value) if isinstance(owner, types.ModuleType | type | types.FunctionType) else value
 
+    def setattr(self, owner: Any, name: str, value: Any) -> None:
+        if not self.own_store(owner, name, value):
+            super().setattr(owner, name, value)
+
+    # instances of the program's own classes
+
+    def getitem(self, owner: Any, key: Any) -> Any:
+        item = self.own_method(owner, "__getitem__", key)
+        return super().getitem(owner, key) if item is NOT_OWN else item
+
+    def setitem(self, owner: Any, key: Any, value: Any) -> None:
+        if self.own_method(owner, "__setitem__", key, value) is NOT_OWN:
+            super().setitem(owner, key, value)
+
+    def delitem(self, owner: Any, key: Any) -> None:
+        if self.own_method(owner, "__delitem__", key) is NOT_OWN:
+            super().delitem(owner, key)
+
+    def binop(self, op: str, a: Any, b: Any) -> Any:
+        result = self.own_binary(op, a, b)
+        return super().binop(op, a, b) if result is NOT_OWN else result
+
+    def beyond(self, reason: str) -> Any:
+        return NOT_OWN  # nothing after this point is in the record
+
+    def adopted(self, container: Any, which: int) -> Any:
+        key = (self.tick, which, 0)
+        return self._answer(key) if key in self.record else container
+
     def iop(self, op: str, a: Any, b: Any) -> Any:
-        return super().iop(op, a, self.items_of_group(a, b))
+        result = self.own_inplace(op, a, b)
+        return super().iop(op, a, self.items_of_group(a, b)) if result is NOT_OWN else result
+
+    def unary(self, op: str, a: Any) -> Any:
+        result = self.own_unary(op, a)
+        return super().unary(op, a) if result is NOT_OWN else result
+
+    def compare(self, op: str, a: Any, b: Any) -> Any:
+        result = self.own_compare(op, a, b)
+        return super().compare(op, a, b) if result is NOT_OWN else result
+
+    def truth(self, a: Any) -> bool:
+        value = self.own_truth(a)
+        return bool(a if value is NOT_OWN else value)
+
+    def not_(self, a: Any) -> bool:
+        return not self.truth(a)
+
+    def star(self, value: Any) -> Iterable[Any]:
+        items = self.own_iter(value)
+        return value if items is NOT_OWN else items
 
     # calls
 
     def has_method(self, owner: Any, name: str) -> Any:
-        if self.property_of(owner, name) is None:
+        if id(owner) not in self.instances or self.lacks(owner, name):
             getattr(owner, name)
         return owner
 
     def call(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(fn, Function) and not fn.split(kwargs)[1]:
             return self.sub_program(fn, args, kwargs)
+        result = self.own_builtin(fn, args, kwargs)
+        if result is not NOT_OWN:
+            return result
         try:
             twin = reach.traced_twin(fn, args, kwargs, hooks)
         except CannotInstrument:
@@ -460,8 +531,10 @@ class ReplayMode(CountingMode):
         if twin is not None:
             result = twin(*args, **kwargs)
             if isinstance(fn, type):
-                self.created(result)
+                self.created(result, args, kwargs)
             return result
+        if _hashable(fn) and (fn in _ITERATES or fn in reach.HIGHER_ORDER):
+            args = tuple(map(self.star, args))
         args = tuple([self._recorded_iter(n + 1, a) for n, a in enumerate(args)])
         if self.tick < self.first and (hostops.pure_function(fn) is not None or isinstance(getattr(fn, "__self__", None), str)):
             args = tuple([self._as_begun(a) for a in args])
@@ -477,6 +550,10 @@ class ReplayMode(CountingMode):
             return fn(*args, **kwargs)
         if hostops.pure_function(fn) is not None or type(getattr(fn, "__self__", None)) is str:
             args = tuple([list(a) if isinstance(a, LAZY) else a for a in args])
+            if getattr(fn, "__name__", "") == "join":
+                args = tuple(map(self.star, args))
+        if isinstance(getattr(fn, "__self__", None), LAZY) or any(isinstance(a, LAZY) for a in args):
+            return fn(*args, **kwargs)  # runs the program's own generators
         token = active.set(None)  # hooks in functions that host code calls are not the program's own
         try:
             return fn(*args, **kwargs)
@@ -494,10 +571,12 @@ class ReplayMode(CountingMode):
         return "".join([p if isinstance(p, str) else self._formatted(i, p) for i, p in enumerate(parts)])
 
     def _formatted(self, index: int, part: tuple[Any, str, str]) -> str:
+        part = self.own_format(part)
         key = (self.tick, index + 1, 0)
         return self._answer(key) if key in self.record else hostops.OPERATIONS["py.format"](*part)
 
     def iter(self, value: Any, shape: Shape | None = None) -> Iterable[Any]:
+        value = self.star(value)
         items = self._recorded_iter(1, value)
         return items if shape is None or items is value else self._unpacked_items(self.tick, items, shape)
 
@@ -507,7 +586,7 @@ class ReplayMode(CountingMode):
             yield self._flat(self._answer(key), shape) if key in self.record else self._inside(item, shape, key)
 
     def unpack(self, value: Any, shape: Shape) -> Any:
-        return self._inside(value, shape, (self.tick, 1, 0))
+        return self._inside(self.star(value), shape, (self.tick, 1, 0))
 
     def _inside(self, value: Any, shape: Shape, key: Key) -> Any:
         """A container of the program with those of its items that were unpacked before as they were then."""
@@ -529,7 +608,7 @@ class ReplayMode(CountingMode):
 
     def awaited(self, value: Any) -> Any:
         """What the program awaits. Hooks in what host code runs meanwhile are not the program's own."""
-        if not isinstance(value, types.CoroutineType) or reach.is_instrumented(value.cr_code) or value.cr_code.co_filename.startswith(PACKAGE):
+        if not isinstance(value, types.CoroutineType) or is_instrumented(value.cr_code) or value.cr_code.co_filename.startswith(PACKAGE):
             return value
         return _as_host(value)
 
@@ -614,13 +693,19 @@ async def _as_host(awaitable: Awaitable[Any]) -> Any:
 _AWAITED = frozenset({"awaited", "getitem_ready", "callm_ready"})
 """Hooks that give awaitables."""
 
-LAZY = (types.GeneratorType, map, filter, zip, enumerate)
+LAZY = (
+    types.GeneratorType, map, filter, zip, enumerate, itertools.islice, itertools.chain, itertools.zip_longest, itertools.pairwise,
+    itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.product,
+)  # fmt: skip
 """Iterators that the program makes and host code would drive."""
 
 _ONLY_READ = frozenset({"getitem", "binop", "compare", "truth", "not_", "concrete", "fstring", "star", "unpack", "dstar"})
 """Hooks that read an outside container and keep nothing of it."""
 
-_ITERATES = frozenset({any, all, sum, list, tuple, set, dict, enumerate, zip, reversed, iter, next, frozenset})
+_ITERATES: frozenset[Any] = frozenset({
+    any, all, sum, list, tuple, set, dict, enumerate, zip, reversed, iter, next, frozenset, itertools.islice, itertools.chain,
+    itertools.zip_longest, itertools.pairwise, itertools.product,
+})  # fmt: skip
 
 
 def _hashable(fn: Any) -> bool:

@@ -10,6 +10,7 @@ A graph names an operation as `@py.add`; tracer and executor find the function h
 from __future__ import annotations
 
 import collections
+import collections.abc
 import inspect
 import json
 import math
@@ -57,6 +58,74 @@ def _unpack(value: Iterable[Any], shape: Shape) -> tuple[Any, ...]:
     else:
         items[before : len(items) - after] = [items[before : len(items) - after]]
     return tuple([_unpack(x, s) if isinstance(s, tuple) else x for x, s in zip(items, shape, strict=True)])
+
+
+def match_sequence(subject: Any, length: int, star: int) -> tuple[Any, ...] | None:
+    """The items for a sequence pattern of `length` parts, of which number `star` (-1: none) takes a list of what is left; None: no match."""
+    if not isinstance(subject, collections.abc.Sequence) or isinstance(subject, str | bytes | bytearray):
+        return None
+    if len(subject) < length - 1 or (star < 0 and len(subject) != length) or (star >= 0 and len(subject) < length - 1):
+        return None
+    items = list(subject)
+    if star >= 0:
+        after = len(items) - (length - 1 - star)
+        items[star:after] = [items[star:after]]
+    return tuple(items)
+
+
+def match_mapping(subject: Any, keys: tuple[Any, ...], rest: bool) -> tuple[Any, ...] | None:
+    """The values for a mapping pattern with these keys, then a dict of the others if that is wanted; None: no match."""
+    if not isinstance(subject, collections.abc.Mapping):
+        return None
+    missing = object()
+    values = [subject.get(key, missing) for key in keys]
+    if any(value is missing for value in values):
+        return None
+    if rest:
+        others = dict(subject)
+        for key in keys:
+            del others[key]
+        values.append(others)
+    return tuple(values)
+
+
+def match_class(subject: Any, cls: Any, count: int, names: tuple[str, ...], read: Callable[[Any, str], Any] = getattr) -> tuple[Any, ...] | None:
+    """The attributes for a class pattern with `count` positional parts and these names; None: no match."""
+    if not isinstance(cls, type):
+        raise TypeError("called match pattern must be a class")
+    if not isinstance(subject, cls):
+        return None
+    whole = count > 0 and cls in _MATCHED_WHOLE
+    accepted: Any = (cls.__name__,) if whole else getattr(cls, "__match_args__", ())
+    if count > len(accepted):
+        plural = "" if len(accepted) == 1 else "s"
+        raise TypeError(f"{cls.__name__}() accepts {len(accepted)} positional sub-pattern{plural} ({count} given)")
+    found: list[Any] = [subject] if whole else []
+    try:
+        for name in (*(() if whole else accepted[:count]), *names):
+            found.append(read(subject, name))
+    except AttributeError:
+        return None
+    return tuple(found)
+
+
+_MATCHED_WHOLE = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
+
+
+def unsupported(op: str, a: Any, b: Any) -> Any:
+    """Raises what Python raises for an operator that no operand knows."""
+    raise TypeError(f"unsupported operand type(s) for {op}: '{type(a).__name__}' and '{type(b).__name__}'")
+
+
+def incomparable(op: str, a: Any, b: Any) -> bool:
+    """What Python does when no operand knows how to compare itself."""
+    if op in ("==", "!="):
+        return (a is b) is (op == "==")
+    raise TypeError(f"'{op}' not supported between instances of '{type(a).__name__}' and '{type(b).__name__}'")
+
+
+def exhausted() -> Any:
+    raise StopIteration
 
 
 def _call_method(owner: Any, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -154,6 +223,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "py.tuple": lambda *items: items, "py.list": lambda *items: list(items), "py.set": lambda *items: set(items), "py.dict": _dict,
     "py.as_tuple": tuple, "py.argsort": _argsort, "py.argmin": _argmin, "py.argmax": _argmax, "py.text": _text,
     "py.mapping": dict, "py.choices": _choices, "py.named": _named, "py.await": _itself, "py.aiter": aiter, "py.anext": anext_step,
+    "py.match_sequence": match_sequence, "py.match_mapping": match_mapping,
+    "py.match_class": match_class,
 }  # fmt: skip
 
 BINARY = {

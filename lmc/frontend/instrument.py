@@ -311,9 +311,7 @@ class _Rewrite(ast.NodeTransformer):
         if self.thunks:
             if any(isinstance(n, ast.Await) for part in (first, rest) for n in ast.walk(part)):
                 raise self.refuse("await under `and` or `or` inside a comprehension's iterable", at)
-            empty = ast.arguments([], [], None, [], [], None, [])
-            thunks = [ast.fix_missing_locations(ast.copy_location(ast.Lambda(empty, part), at)) for part in (first, rest)]
-            return self.hook("and_" if kind is ast.And else "or_", *thunks, at=at)
+            return self.hook("and_" if kind is ast.And else "or_", self._thunk(first, at), self._thunk(rest, at), at=at)
         name = self.temp()
         kept = ast.copy_location(ast.NamedExpr(ast.Name(name, ast.Store()), first), at)
         test = self.hook("truth", kept, at=at)
@@ -321,17 +319,25 @@ class _Rewrite(ast.NodeTransformer):
         branches = (rest, again) if kind is ast.And else (again, rest)
         return ast.fix_missing_locations(ast.copy_location(ast.IfExp(test, *branches), at))
 
+    def _thunk(self, part: ast.expr, at: ast.AST) -> ast.expr:
+        if any(isinstance(n, ast.Await) for n in ast.walk(part)):
+            raise self.refuse("await under `and`, `or` or a comparison inside a comprehension's iterable", at)
+        empty = ast.arguments([], [], None, [], [], None, [])
+        return ast.fix_missing_locations(ast.copy_location(ast.Lambda(empty, part), at))
+
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         return self._choose(type(node.op), [self.visit(v) for v in node.values], node)
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        if self.thunks and len(node.ops) > 1:  # where an assignment expression is not allowed
+            signs = [self.const(_COMPARE[type(op)], node) for op in node.ops]
+            return self.hook("chain", ast.copy_location(ast.Tuple(signs, ast.Load()), node), self.visit(node.left),
+                             *[self._thunk(self.visit(c), node) for c in node.comparators], at=node)  # fmt: skip
         left = self.visit(node.left)
         terms: list[ast.expr] = []
         for i, (op, right_node) in enumerate(zip(node.ops, node.comparators, strict=True)):
             right = self.visit(right_node)
             if i + 1 < len(node.ops):
-                if self.thunks:
-                    raise self.refuse("a chained comparison inside a comprehension's iterable", node)
                 name = self.temp()
                 right = ast.copy_location(ast.NamedExpr(ast.Name(name, ast.Store()), right), right_node)
                 following: ast.expr = ast.copy_location(ast.Name(name, ast.Load()), right_node)
@@ -443,6 +449,10 @@ class _Rewrite(ast.NodeTransformer):
         pair = ast.copy_location(ast.Tuple([key, value], ast.Load()), node)
         return self.hook("build_dict", ast.copy_location(ast.ListComp(pair, node.generators), node), at=node)
 
+    def visit_YieldFrom(self, node: ast.YieldFrom) -> ast.expr:
+        node.value = self.hook("iter", self.visit(node.value), at=node)
+        return node
+
     def visit_Await(self, node: ast.Await) -> ast.expr:
         node.value = self.hook("awaited", self.visit(node.value), at=node.value)
         return node
@@ -454,6 +464,8 @@ class _Rewrite(ast.NodeTransformer):
 
     def _inner(self, node: Any, scope: Any) -> None:
         """Rewrites the body of an inner function or class in its own scope."""
+        for late in _cleaned_up(node):  # the end of such a generator runs the program's code at a time of Python's choosing
+            raise self.refuse("`yield` inside of `try` or `with`", late)
         self.scopes.append(scope)
         thunks, self.thunks = self.thunks, 0
         awaits, self.awaits = self.awaits, isinstance(node, ast.AsyncFunctionDef)
@@ -707,16 +719,99 @@ class _Rewrite(ast.NodeTransformer):
             done.append(ast.copy_location(ast.Expr(call), node))
         return done
 
-    def visit_Match(self, node: ast.Match) -> ast.stmt:
-        """The subject is made concrete: one arm of the trace tree per value seen."""
-        node.subject = self.hook("concrete", self.visit(node.subject), at=node.subject)
+    # match: a chain of tests, so that a traced subject is asked what the patterns ask and no more
+
+    def visit_Match(self, node: ast.Match) -> list[ast.stmt]:
+        """`match x: case p if g: body …` as `t = x`, `if p matches t and names are bound and g: body`, `elif …`."""
+        subject = self.temp()
+        first = ast.Assign([ast.Name(subject, ast.Store())], self.visit(node.subject))
+        orelse: list[ast.stmt] = []
+        tests: list[tuple[ast.expr, list[ast.stmt], ast.AST]] = []
         for case in node.cases:
+            captures: list[tuple[str, str]] = []
+            test = self._pattern(case.pattern, subject, captures)
+            parts = [] if test is None else [test]
+            if captures:
+                parts.append(ast.Tuple([self._keep(name, ast.Name(kept, ast.Load())) for name, kept in captures], ast.Load()))
             if case.guard is not None:
-                case.guard = self.hook("truth", self.visit(case.guard), at=case.guard)
-            new = [n.name for n in ast.walk(case.pattern) if isinstance(n, ast.MatchStar)]  # containers that the pattern makes
-            new += [n.rest for n in ast.walk(case.pattern) if isinstance(n, ast.MatchMapping)]
-            case.body = [self._own(name, case.pattern) for name in new if name] + self._body(case.body)
-        return node
+                parts.append(self.hook("truth", self.visit(case.guard), at=case.guard))
+            tests.append((self._all(parts), self._body(case.body), case.pattern))
+        for test, body, at in reversed(tests):
+            orelse = [ast.fix_missing_locations(ast.copy_location(ast.If(test, body, orelse), at))]
+        return [ast.fix_missing_locations(ast.copy_location(first, node)), *orelse]
+
+    def _keep(self, name: str, value: ast.expr) -> ast.expr:
+        return ast.NamedExpr(ast.Name(name, ast.Store()), value)
+
+    def _all(self, tests: list[ast.expr]) -> ast.expr:
+        return ast.Constant(True) if not tests else tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), tests)
+
+    def _pattern(self, pattern: ast.pattern, subject: str, captures: list[tuple[str, str]]) -> ast.expr | None:
+        """Whether the variable `subject` matches, as an expression that gives a bool or None where it always does.
+
+        What a name captures is kept in a variable of its own until the whole pattern has matched.
+        """
+        load = ast.Name(subject, ast.Load())
+        match pattern:
+            case ast.MatchValue():
+                test = self.hook("compare", self.const("==", pattern), load, self.visit(pattern.value), at=pattern)
+                return self.hook("truth", test, at=pattern)
+            case ast.MatchSingleton():
+                test = self.hook("compare", self.const("is", pattern), load, self.const(pattern.value, pattern), at=pattern)
+                return self.hook("truth", test, at=pattern)
+            case ast.MatchAs():
+                test = None if pattern.pattern is None else self._pattern(pattern.pattern, subject, captures)
+                kept = self._capture(pattern.name, subject, captures, pattern)
+                return test if kept is None else self._all([test, kept] if test is not None else [kept])
+            case ast.MatchOr():
+                found: dict[str, str] = {}
+                tests: list[ast.expr] = []
+                for part in pattern.patterns:
+                    inner: list[tuple[str, str]] = []
+                    test = self._pattern(part, subject, inner)
+                    same = [self._keep(found.setdefault(name, kept), ast.Name(kept, ast.Load())) for name, kept in inner]
+                    tests.append(self._all([*([] if test is None else [test]), *([ast.Tuple(list(same), ast.Load())] if same else [])]))
+                captures += found.items()
+                return ast.BoolOp(ast.Or(), tests)
+            case ast.MatchSequence():
+                star = next((i for i, p in enumerate(pattern.patterns) if isinstance(p, ast.MatchStar)), -1)
+                numbers = [self.const(n, pattern) for n in (len(pattern.patterns), star)]
+                return self._parts("match_sequence", numbers, subject, pattern.patterns, captures, pattern)
+            case ast.MatchMapping():
+                keys = ast.copy_location(ast.Tuple([self.visit(k) for k in pattern.keys], ast.Load()), pattern)
+                inside = [*pattern.patterns, *([ast.MatchAs(None, pattern.rest)] if pattern.rest else [])]
+                return self._parts("match_mapping", [keys, self.const(bool(pattern.rest), pattern)], subject, inside, captures, pattern)
+            case ast.MatchClass():
+                about = [self.visit(pattern.cls), self.const(len(pattern.patterns), pattern), self.const(tuple(map(self.mangle, pattern.kwd_attrs)), pattern)]
+                return self._parts("match_class", about, subject, [*pattern.patterns, *pattern.kwd_patterns], captures, pattern)
+            case ast.MatchStar():
+                return self._capture(pattern.name, subject, captures, pattern)
+            case _:
+                raise self.refuse("a pattern of this form", pattern)
+
+    def _capture(self, name: str | None, subject: str, captures: list[tuple[str, str]], at: ast.AST) -> ast.expr | None:
+        if name is None:
+            return None
+        if self.place(name) != "local":
+            raise self.refuse("a pattern that stores outside of the program", at)
+        kept = self.temp()
+        captures.append((self.mangle(name), kept))
+        return ast.Tuple([self._keep(kept, ast.Name(subject, ast.Load()))], ast.Load())  # not empty: always true
+
+    def _parts(
+        self, hook: str, about: list[ast.expr], subject: str, inside: list[ast.pattern], captures: list[tuple[str, str]], at: ast.AST
+    ) -> ast.expr:
+        """A hook gives the parts that the patterns inside are matched with, or None."""
+        found = self.temp()
+        taken = self.hook(hook, ast.Name(subject, ast.Load()), *about, at=at)
+        tests: list[ast.expr] = [ast.Compare(self._keep(found, taken), [ast.IsNot()], [ast.Constant(None)])]
+        for index, part in enumerate(inside):
+            inner = self.temp()
+            test = self._pattern(part, inner, captures)
+            if test is not None:
+                item = ast.Subscript(ast.Name(found, ast.Load()), ast.Constant(index), ast.Load())
+                tests += [ast.Tuple([self._keep(inner, item)], ast.Load()), test]
+        return self._all(tests)
 
 
 class _ClassBindings(_Bindings):
@@ -732,14 +827,13 @@ class _Names:
 
 # -- the entry point -------------------------------------------------------------------------------------------------
 
+_INNER, _FACTORY = "__lmc_function__", "__lmc_factory__"
 _cache: dict[types.CodeType, types.CodeType | CannotInstrument] = {}
 
 
 def _rewrite(fn: types.FunctionType) -> types.CodeType:
     found = _find(fn)
     node = copy.deepcopy(found.node)
-    if not isinstance(node, ast.AsyncFunctionDef) and any(isinstance(n, ast.Yield | ast.YieldFrom) for n in _own_nodes(node)):
-        raise CannotInstrument(f"{fn.__qualname__} is a generator ({Loc(fn.__code__.co_filename, fn.__code__.co_firstlineno)})")
     rewrite = _Rewrite(fn, found.class_name)
     for args in [node.args]:
         args.defaults = [ast.copy_location(ast.Constant(None), d) for d in args.defaults]  # the real ones are in fn
@@ -748,22 +842,47 @@ def _rewrite(fn: types.FunctionType) -> types.CodeType:
         node.decorator_list = []
         _without_type_params(node)
         inner = rewrite.visit_FunctionDef(node)
-        inner.name = fn.__code__.co_name
+        inner.name = _INNER  # its own name is what it calls itself by: a global, or a cell
         result: ast.stmt = inner
     else:
         result = ast.copy_location(ast.Expr(rewrite.visit_Lambda(node)), node)
     names = [HOOKS_NAME, *fn.__code__.co_freevars]
     params = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
-    factory = ast.FunctionDef("__lmc_factory__", params, [result], [], None)
+    factory = ast.FunctionDef(_FACTORY, params, [result], [], None)
     _without_type_params(factory)
     module = ast.fix_missing_locations(ast.copy_location(ast.Module([ast.copy_location(factory, result)], []), node))
     flags = fn.__code__.co_flags & 0x1FE0000  # the module's `from __future__` imports
     compiled = compile(module, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
     outer = next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
     for code in outer.co_consts:
-        if isinstance(code, types.CodeType) and code.co_name == fn.__code__.co_name:
+        if isinstance(code, types.CodeType) and code.co_name in (_INNER, fn.__code__.co_name):
+            code = _renamed(code.replace(co_name=fn.__code__.co_name), code.co_qualname, fn.__code__.co_qualname)
+            _remember(code, None)
             return code
     raise CannotInstrument(f"the code of {fn.__qualname__} has a form that capture does not know ({fn.__code__.co_filename})")
+
+
+def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
+    """The code, with the qualified names in it that begin with `old` beginning with `new`."""
+    consts = tuple([_renamed(c, old, new) if isinstance(c, types.CodeType) else c for c in code.co_consts])
+    return code.replace(co_consts=consts, co_qualname=new + code.co_qualname.removeprefix(old))
+
+
+_around: dict[types.CodeType, types.CodeType | None] = {}
+"""Instrumented code, inner functions included, and the code of the function around it."""
+
+
+def _remember(code: types.CodeType, around: types.CodeType | None) -> None:
+    _around[code] = around
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            _remember(inner, code)
+
+
+def is_instrumented(fn: types.FunctionType | types.CodeType) -> bool:
+    """Whether a function's code went through here, by itself or inside of another function."""
+    code = fn if isinstance(fn, types.CodeType) else fn.__code__
+    return HOOKS_NAME in code.co_freevars or code in _around
 
 
 def _without_type_params(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -799,11 +918,20 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
             yield from _own_nodes(child)
 
 
+def _cleaned_up(node: ast.AST) -> Iterator[ast.AST]:
+    """Each `yield` in a function's own body that code of the function still follows if it is never resumed."""
+    for part in _own_nodes(node):
+        if isinstance(part, ast.Try | ast.With) or type(part).__name__ == "TryStar":
+            yield from (n for n in _own_nodes(part) if isinstance(n, ast.Yield | ast.YieldFrom))
+
+
 def instrument(fn: types.FunctionType, hooks: Any) -> types.FunctionType:
     """The instrumented twin of `fn`: same globals, cells, defaults and line numbers.
 
     Raises CannotInstrument, with the reason and the place, for code that capture does not know.
     """
+    if is_instrumented(fn):
+        return fn
     code = _cache.get(fn.__code__)
     if code is None:
         try:

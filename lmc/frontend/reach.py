@@ -10,15 +10,20 @@ Everything else is a host call. The same rule holds while tracing and while repl
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import functools
+import itertools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lmc.frontend.instrument import HOOKS_NAME, instrument
+from lmc.frontend.instrument import instrument, is_instrumented
 from lmc.frontend.values import Value, active
 
-HIGHER_ORDER: frozenset[Any] = frozenset({max, min, sorted, map, filter, functools.reduce, list.sort})
+HIGHER_ORDER: frozenset[Any] = frozenset({
+    max, min, sorted, map, filter, functools.reduce, list.sort, itertools.takewhile, itertools.dropwhile, itertools.filterfalse,
+    itertools.starmap,
+})  # fmt: skip
 """Builtins whose function arguments are called at once, or by the program's own iteration."""
 
 _DEPTH = 6  # how deep closures and fields are searched; containers to any depth
@@ -172,11 +177,6 @@ def class_names_language(cls: type, seen: set[int] | None = None) -> bool:
     return False
 
 
-def is_instrumented(fn: types.FunctionType | types.CodeType) -> bool:
-    code = fn if isinstance(fn, types.CodeType) else fn.__code__
-    return HOOKS_NAME in code.co_freevars
-
-
 def traced_twin(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: Any) -> Callable[..., Any] | None:
     """What to call instead of `fn` to trace through it, or None when it is a host call.
 
@@ -211,13 +211,15 @@ def _class_twin(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], hooks:
     if is_own(cls) or cls.__module__ == "builtins" or type(cls) is not type or _from_library(cls):
         return None
     reaches = class_names_language(cls) or any(map(holds_language, args)) or any(map(holds_language, kwargs.values()))
-    if not reaches or cls.__new__ is not object.__new__:
+    if not (reaches or _is_made_by_a_program(cls)) or cls.__new__ is not object.__new__:
         return None
     init = cls.__init__
     if not isinstance(init, types.FunctionType):
         return cls  # object.__init__: nothing to trace
     if hasattr(cls, "__dataclass_fields__"):
-        return cls if not hasattr(cls, "__post_init__") else None  # generated code that only stores fields
+        factories = {f.default_factory for f in cls.__dataclass_fields__.values()}  # type: ignore[attr-defined]
+        plain = not hasattr(cls, "__post_init__") and factories <= {dataclasses.MISSING, list, dict, set}
+        return cls if plain else None  # generated code that only stores fields
 
     def make(*args: Any, **kwargs: Any) -> Any:
         instance = object.__new__(cls)
@@ -228,6 +230,11 @@ def _class_twin(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], hooks:
         return instance
 
     return make
+
+
+def _is_made_by_a_program(cls: type) -> bool:
+    """Whether a class statement of a traced function made a class."""
+    return any(isinstance(m, types.FunctionType) and is_instrumented(m) for base in cls.__mro__[:-1] for m in vars(base).values())
 
 
 def with_callables(args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

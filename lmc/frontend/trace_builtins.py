@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -176,7 +177,7 @@ def _next(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
 def _getattr(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     if len(args) == 3:
         owner, name, default = args
-        if not t.is_plain(owner) or t.property_of(owner, name):
+        if not t.is_plain(owner):
             raise TraceEscape("getattr with a default on an object of the host")
         return native(getattr, owner, t.concrete(name), default)
     return t.getattr(args[0], t.concrete(args[1]))
@@ -227,11 +228,49 @@ def _reduce(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     return total
 
 
+def _lazily(fn: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
+    """An iterator over iterators: of the program's own items."""
+    return lambda t, args, kwargs: native(fn, *[t.items(x, n) for n, x in enumerate(args)], **kwargs)
+
+
+def _at_once(fn: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
+    """An iterator that takes all of its items when it is made."""
+    return lambda t, args, kwargs: native(fn, *[list(t.items(x, n)) for n, x in enumerate(args)], **kwargs)
+
+
+def _islice(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    return native(itertools.islice, t.items(args[0]), *map(t.concrete, args[1:]))
+
+
+def _flattened(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    return itertools.chain.from_iterable(t.star(x) for x in t.items(args[0]))
+
+
+def _by_test(fn: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
+    """takewhile, dropwhile, filterfalse: the test is the program's own."""
+
+    def handler(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+        test, items = args
+        call = t.callback(test)
+        return native(fn, lambda x: t.truth(call(x)), t.items(items, 1))
+
+    return handler
+
+
+def _starmap(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    fn, items = args
+    call = t.callback(fn)
+    return (call(*t.star(xs)) for xs in t.items(items, 1))
+
+
 _HANDLERS: dict[Any, Callable[[TraceMode, _Args, _Kwargs], Any]] = {
     isinstance: _isinstance, range: _range, max: _extreme("py.argmax", max), min: _extreme("py.argmin", min), sorted: _sorted_call, any: _any,
     all: _all, sum: _sum, map: _map, filter: _filter, enumerate: _enumerate, zip: _zip, reversed: _reversed, list: _collect(list),
     tuple: _collect(tuple), set: _set, dict: _dict, iter: _iter, next: _next, getattr: _getattr, setattr: _setattr, hasattr: _hasattr,
     hash: _hash_or_id, id: _hash_or_id, type: _type, super: _super, print: _print, functools.reduce: _reduce,
+    itertools.islice: _islice, itertools.chain: _lazily(itertools.chain), itertools.zip_longest: _lazily(itertools.zip_longest),
+    itertools.pairwise: _lazily(itertools.pairwise), itertools.chain.from_iterable: _flattened, itertools.starmap: _starmap,
+    itertools.product: _at_once(itertools.product), **{f: _by_test(f) for f in (itertools.takewhile, itertools.dropwhile, itertools.filterfalse)},
 }  # fmt: skip
 MAIN = frozenset({isinstance, hasattr, print, getattr, setattr})  # their one host operation is their result
 

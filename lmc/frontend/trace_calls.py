@@ -16,6 +16,7 @@ from lmc.frontend.hooks import CHOICES, hooks
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native
 from lmc.frontend.interpreter import Function
+from lmc.frontend.own import NOT_OWN
 from lmc.frontend.state import StateGroup
 from lmc.frontend.trace_builtins import MAIN, handler_of, sort_in_place
 from lmc.frontend.trace_outside import OutsideMode, is_enum_member, is_lazy
@@ -31,7 +32,7 @@ class CallMode(OutsideMode):
     if TYPE_CHECKING:  # there
 
         def items(self, value: Any, which: int = 0) -> Iterable[Any]: ...
-        def contained(self, x: Any) -> Any: ...
+        def contained(self, x: Any, which: int = 0) -> Any: ...
         def spread(self, items: Value, source: Value) -> list[Value]: ...
 
     # -- what Python itself may work on while tracing
@@ -63,6 +64,9 @@ class CallMode(OutsideMode):
             self.local[id(x)] = x
         return x
 
+    def adopted(self, container: Any, which: int) -> Any:
+        return self.contained(container, which)
+
     def listed(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments with the program's own iterators and views run through."""
         return tuple([self.fresh(list(self.items(a))) if is_lazy(a) and id(a) in self.local else a for a in args])
@@ -73,7 +77,7 @@ class CallMode(OutsideMode):
         if isinstance(owner, Value) and owner.type != "str":
             kind = "pure" if owner.immutable else "ordered"
             self.host(self.operation("py.getattr"), [owner.ir, name], Known(), kind, key=(self.tick, 1, 0))
-        elif hostops.is_immutable(owner):
+        elif hostops.is_immutable(owner) or (self.is_own_instance(owner) and self.lacks(owner, name)):
             native(getattr, owner, name)
         return owner
 
@@ -95,6 +99,9 @@ class CallMode(OutsideMode):
             return self.marked_call(fn, args, kwargs)
         if isinstance(fn, types.MethodType) and isinstance(fn.__func__, HostFunction):
             return self.marked_call(fn.__func__, (fn.__self__, *args), kwargs)
+        result = self.own_builtin(fn, args, kwargs)
+        if result is not NOT_OWN:
+            return result
         handler = handler_of(fn)
         if handler is not None:
             if fn in MAIN:
@@ -121,10 +128,10 @@ class CallMode(OutsideMode):
         if twin is not None:
             result = native(twin, *args, **kwargs)
             if isinstance(fn, type):
-                self.created(result)
+                self.created(result, args, kwargs)
             if isinstance(result, types.CoroutineType | types.AsyncGeneratorType):
                 self.coroutines.append(result)
-            return result
+            return self.fresh(result) if isinstance(result, types.GeneratorType) else result
         known = hostops.pure_function(fn)
         if known is not None:
             return self.known_call(fn, known, args, kwargs)
@@ -234,6 +241,8 @@ class CallMode(OutsideMode):
 
     def constant_method(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args = self.listed(args)
+        if name == "join" and args and (items := self.own_iter(args[0])) is not NOT_OWN:
+            args = (self.fresh(list(self.whole.items(self.fresh(items)))),)
         everything = (*args, *kwargs.values())
         if any(map(reach.holds_language, everything)) and type(owner) is not tuple:
             raise TraceEscape(f"hands a state to {type(owner).__name__}.{name}")
@@ -327,7 +336,10 @@ def is_method(cls: Any, name: str) -> bool:
     if not isinstance(cls, type):
         return False
     member = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
-    return isinstance(member, types.FunctionType | staticmethod | classmethod | property | types.MethodDescriptorType | types.WrapperDescriptorType)
+    return isinstance(member, _DEFINED)
 
 
+_DEFINED = (
+    types.FunctionType, staticmethod, classmethod, property, types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
+)  # fmt: skip
 _CONCRETE_FIRST = frozenset({"fork", "get_var", "set_var", "get_meta_info", "var_scope", "gen", "select", "gen_int", "gen_string", "copy"})

@@ -25,6 +25,7 @@ from lmc.frontend.emitter import Taken
 from lmc.frontend.hooks import LAZY, CountingMode, Key, hooks
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known
+from lmc.frontend.instrument import is_instrumented
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import Gathered, Scoped, State, StateGroup, Stored
 from lmc.frontend.trace_state import NOT_AN_ATTRIBUTE, Answer
@@ -303,7 +304,7 @@ class Recorder(CountingMode):
             return self.rebuilt(x)
         if type(x) is slice and reach.holds_value(x):
             return self.build("py.slice", (x.start, x.stop, x.step))
-        if type(x) is types.FunctionType and reach.is_instrumented(x):
+        if type(x) is types.FunctionType and is_instrumented(x):
             return self.function_operand(x)
         if isinstance(x, HostFunction):
             return self.marked(x)
@@ -510,7 +511,7 @@ def cell_content(cell: types.CellType) -> Any:
 
 def _is_definition(x: Any) -> bool:
     return isinstance(x, type | types.ModuleType | types.BuiltinFunctionType | HostFunction) or (
-        isinstance(x, types.FunctionType) and not reach.is_instrumented(x))
+        isinstance(x, types.FunctionType) and not is_instrumented(x))
 
 
 def _name_of(x: Any) -> str:

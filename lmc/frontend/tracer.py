@@ -10,6 +10,7 @@ needs a concrete answer, the decisions given for the path so far are used; at th
 
 from __future__ import annotations
 
+import collections.abc
 import inspect
 import itertools
 import operator
@@ -24,6 +25,7 @@ from lmc.frontend.hooks import PACKAGE, Key, hooks, inner_key, program_frame
 from lmc.frontend.hostops import Known, Shape, native
 from lmc.frontend.instrument import instrument
 from lmc.frontend.interpreter import ACTIVE, Function
+from lmc.frontend.own import NOT_OWN
 from lmc.frontend.primitives import Expr
 from lmc.frontend.state import Emitter, State
 from lmc.frontend.trace_calls import CallMode, is_method
@@ -52,9 +54,12 @@ class TraceMode(CallMode):
         if isinstance(owner, Value):
             kind = "pure" if owner.immutable else "ordered"
             return self.host(self.operation("py.getattr"), [owner.ir, name], Known(), kind, hint=name)
-        getter = self.property_of(owner, name)
-        if getter is not None:
-            return self.dispatch("call", (getter, owner), {})
+        value = self.own_attribute(owner, name)
+        if value is not NOT_OWN:
+            return value
+        cls = self.class_with_data(owner, name)
+        if cls is not None:
+            return self.attribute_of(cls, name)
         if self.is_plain(owner) or isinstance(owner, types.MethodType | types.BuiltinFunctionType) or is_enum_member(owner):
             return self.fresh(native(getattr, owner, name))
         if isinstance(owner, types.ModuleType | type | types.FunctionType):
@@ -67,14 +72,15 @@ class TraceMode(CallMode):
         return self.host(self.operation("py.getattr"), [self.operand(owner), name], Known(), "ordered", hint=name)
 
     def setattr(self, owner: Any, name: str, value: Any) -> None:
-        if self.is_own_instance(owner) and (type(owner).__setattr__ is not object.__setattr__ or isinstance(getattr(type(owner), name, None), property)):
-            raise TraceEscape(f"sets {name} of a {type(owner).__name__}, which runs code of its class")
+        if self.own_store(owner, name, value):
+            return
         if self.is_plain(owner):
             native(setattr, owner, name, value)
         else:
             self.mutate("py.setattr", owner, name, value)
 
     def delattr(self, owner: Any, name: str) -> None:
+        self.own_delete(owner, name)
         if self.is_plain(owner):
             native(delattr, owner, name)
         else:
@@ -94,6 +100,9 @@ class TraceMode(CallMode):
                 return self.fresh(native(operator.getitem, owner, self.concrete(key)))
         if isinstance(owner, type):
             return native(operator.getitem, owner, key)
+        item = self.own_method(owner, "__getitem__", key)
+        if item is not NOT_OWN:
+            return item
         if self.is_plain(owner) and not self.is_own_instance(owner):
             if not reach.holds_value(key):
                 return self.fresh(native(operator.getitem, owner, key))
@@ -106,6 +115,8 @@ class TraceMode(CallMode):
     def setitem(self, owner: Any, key: Any, value: Any) -> None:
         if reach.is_language(owner):
             owner[self.concrete(key)] = value
+        elif self.own_method(owner, "__setitem__", key, value) is not NOT_OWN:
+            return
         elif self.is_plain(owner) and not self.is_own_instance(owner):
             if reach.holds_value(key):
                 self.wants(owner)
@@ -115,6 +126,8 @@ class TraceMode(CallMode):
             self.mutate("py.setitem", owner, key, value)
 
     def delitem(self, owner: Any, key: Any) -> None:
+        if self.own_method(owner, "__delitem__", key) is not NOT_OWN:
+            return
         if self.is_plain(owner) and not self.is_own_instance(owner):
             native(operator.delitem, owner, self.concrete(key))
         else:
@@ -130,6 +143,9 @@ class TraceMode(CallMode):
     def binop(self, op: str, a: Any, b: Any) -> Any:
         if isinstance(a, Expr) or isinstance(b, Expr):
             return b.__radd__(a) if op == "+" and isinstance(a, Value) else native(hostops.OPERATIONS[hostops.BINARY[op]], a, b)
+        result = self.own_binary(op, a, b)
+        if result is not NOT_OWN:
+            return result
         joins = type(a) in (list, tuple) and ((type(a) is type(b) and op == "+") or (type(b) is int and op == "*"))
         if joins and self.is_plain(a) and self.is_plain(b):
             return self.fresh(native(hostops.OPERATIONS[hostops.BINARY[op]], a, b))
@@ -141,6 +157,9 @@ class TraceMode(CallMode):
         if reach.is_language(a):
             with self.auxiliary():
                 return native(hostops.OPERATIONS[hostops.INPLACE[op]], a, self.items_of_group(a, b))
+        result = self.own_inplace(op, a, b)
+        if result is not NOT_OWN:
+            return result
         if id(a) in self.local and isinstance(a, list) and op == "+":
             with self.auxiliary():
                 a.extend(self.star(b))
@@ -158,9 +177,15 @@ class TraceMode(CallMode):
         return self.simple(hostops.INPLACE[op], a, b)
 
     def unary(self, op: str, a: Any) -> Any:
+        result = self.own_unary(op, a)
+        if result is not NOT_OWN:
+            return result
         return native(hostops.OPERATIONS[hostops.UNARY[op]], a) if hostops.is_immutable(a) else self.simple(hostops.UNARY[op], a)
 
     def compare(self, op: str, a: Any, b: Any) -> Any:
+        result = self.own_compare(op, a, b)
+        if result is not NOT_OWN:
+            return result
         name = hostops.COMPARE[op]
         symbolic = reach.holds_value(a) or reach.holds_value(b)
         if op in ("is", "is not"):
@@ -204,9 +229,10 @@ class TraceMode(CallMode):
         if isinstance(a, Value):
             return self.decide(a if a.type == "bool" else self.simple("py.bool", a))
         if self.is_own_instance(a) and not is_lazy(a):
-            if hasattr(type(a), "__bool__") or hasattr(type(a), "__len__"):
+            value = self.own_truth(a)
+            if value is NOT_OWN and (hasattr(type(a), "__bool__") or hasattr(type(a), "__len__")):
                 raise TraceEscape(f"tests a {type(a).__name__}, which runs code of its class")
-            return True
+            return value is NOT_OWN or self.truth(value)
         if self.is_plain(a) or isinstance(a, type | types.FunctionType | types.ModuleType | types.BuiltinFunctionType | types.MethodType):
             return bool(a)
         if self.steady(a):
@@ -225,7 +251,8 @@ class TraceMode(CallMode):
 
     def fstring(self, *parts: Any) -> Any:
         pieces: list[Operand] = []
-        for i, part in enumerate(parts):
+        for i, given in enumerate(parts):
+            part = self.own_format(given)
             if isinstance(part, str | Value):
                 pieces.append(part if isinstance(part, str) else part.ir)
                 continue
@@ -256,8 +283,11 @@ class TraceMode(CallMode):
     def made(self, container: Any) -> Any:
         return self.contained(container)
 
-    def contained(self, x: Any) -> Any:
-        """A container that the program just made: trace-local, or an object of the run if host code will be handed it."""
+    def contained(self, x: Any, which: int = 0) -> Any:
+        """A container that the program just made: trace-local, or an object of the run if host code will be handed it.
+
+        `which` tells the containers apart that one hook call makes.
+        """
         if type(x) not in (list, dict, set):
             return self.fresh(x)
         code, at = (frame := program_frame()).f_code, frame.f_lasti
@@ -269,7 +299,7 @@ class TraceMode(CallMode):
         if self.wants(items):
             raise TraceEscape(f"puts a container into a {type(x).__name__} that host code will be handed")
         operation = self.operation(f"py.{type(x).__name__}")
-        return self.host(operation, [*map(self.operand, items)], Known(fresh=True), "ordered", key=(self.tick, 0, 0))
+        return self.host(operation, [*map(self.operand, items)], Known(fresh=True), "ordered", key=(self.tick, which, 0))
 
     def build_set(self, items: list[Any]) -> Any:
         if not reach.holds_value(items):
@@ -303,6 +333,9 @@ class TraceMode(CallMode):
         if isinstance(value, Value):
             return self._text_items(value) if value.type == "str" else self._host_items(value.ir, value.items, which)
         if self.is_own_instance(value) and not is_lazy(value):
+            items = self.own_iter(value)
+            if items is not NOT_OWN:
+                return self.items(self.fresh(items), which)
             raise TraceEscape(f"iterates a {type(value).__name__}, which runs code of its class")
         if self.is_plain(value) or isinstance(value, type):
             return cast(Iterable[Any], value)
@@ -332,7 +365,8 @@ class TraceMode(CallMode):
             yield item
 
     def unpack(self, value: Any, shape: Shape) -> Any:
-        return self.unpacked(value, shape)
+        items = self.own_iter(value)
+        return self.unpacked(value if items is NOT_OWN else self.fresh(items), shape)
 
     def unpacked(self, value: Any, shape: Shape, key: Key | None = None) -> Any:
         if isinstance(value, Value):
@@ -422,6 +456,51 @@ class TraceMode(CallMode):
     def aenter(self, manager: Any) -> Any:
         raise TraceEscape(f"enters an async {'manager' if isinstance(manager, Value) else type(manager).__name__} of the host")
 
+    # -- patterns
+
+    def match_sequence(self, subject: Any, length: int, star: int) -> Any:
+        if isinstance(subject, Value) and subject.type != "any":
+            return None
+        if self._seen_through(subject):
+            parts = hostops.match_sequence(subject, length, star)
+            return None if parts is None else tuple(self.fresh(p) if i == star else p for i, p in enumerate(parts))
+        return self._matched(self.simple("py.match_sequence", subject, length, star), length)
+
+    def match_mapping(self, subject: Any, keys: tuple[Any, ...], rest: bool) -> Any:
+        if isinstance(subject, Value) and subject.type != "any":
+            return None
+        if self._seen_through(subject) and not reach.holds_value(keys):
+            parts = hostops.match_mapping(subject, keys, rest)
+            if parts is not None and rest:
+                self.fresh(parts[-1])
+            return parts
+        return self._matched(self.simple("py.match_mapping", subject, keys, rest), len(keys) + rest)
+
+    def match_class(self, subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> Any:
+        if isinstance(subject, Value) and subject.type != "any" and isinstance(cls, type):
+            if not issubclass({"str": str, "int": int, "float": float, "bool": bool}[subject.type], cls):
+                return None
+            if count <= 1 and not names:
+                return (subject,) * count
+        if self._seen_through(subject):
+            return hostops.match_class(subject, cls, count, names, self.getattr)
+        return self._matched(self.simple("py.match_class", subject, self.concrete(cls), count, names), count + len(names))
+
+    def _seen_through(self, subject: Any) -> bool:
+        """Whether a pattern may look into an object while tracing: the program's own, though items and fields may be traced."""
+        if self.is_own_instance(subject) and isinstance(subject, collections.abc.Sequence | collections.abc.Mapping):
+            raise TraceEscape(f"matches a {type(subject).__name__}, which runs code of its class")
+        return not isinstance(subject, Value) and not is_lazy(subject) and (self.is_plain(subject) or is_enum_member(subject))
+
+    def _matched(self, parts: Value, count: int) -> tuple[Value, ...] | None:
+        """The parts of a match that the host made, one arm of the trace tree for each of its outcomes."""
+        if not self.decide(self.host(self.operation("py.is_not"), [parts.ir, None], Known("bool", total=True), "pure")):
+            return None
+        found = [self.host(self.operation("py.getitem"), [parts.ir, i], Known(total=True), "pure") for i in range(count)]
+        for part in found:
+            part.immutable = False
+        return tuple(found)
+
     # -- statements
 
     def enter(self, manager: Any) -> Any:
@@ -499,4 +578,6 @@ def _driven(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def _plain_function(program: Function) -> types.FunctionType:
     if not isinstance(program.func, types.FunctionType):
         raise TraceEscape(f"{program.name} is a {type(program.func).__name__}, not a Python function")
+    if inspect.isgeneratorfunction(program.func):
+        raise TraceEscape(f"{program.name} is a generator ({program.loc})")
     return program.func

@@ -278,7 +278,10 @@ def test_traceback_names_the_line_of_the_user():
 
 
 def generator(a: Any) -> Any:
-    yield a
+    try:
+        yield a
+    finally:
+        print("end")
 
 
 def runs_exec(a: Any) -> Any:
@@ -286,7 +289,7 @@ def runs_exec(a: Any) -> Any:
     return a
 
 
-@pytest.mark.parametrize(("fn", "why"), [(generator, "generator"), (runs_exec, "exec"), (eval("lambda a: a"), "source")])
+@pytest.mark.parametrize(("fn", "why"), [(generator, "`yield` inside of `try`"), (runs_exec, "exec"), (eval("lambda a: a"), "source")])
 def test_what_cannot_be_instrumented_says_why(fn: Any, why: str):
     with pytest.raises(CannotInstrument, match=why):
         instrument(fn, hooks)
