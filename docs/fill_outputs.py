@@ -1,0 +1,42 @@
+"""Runs a page's Python blocks on the small model and writes what they print into the `text` block that follows each.
+
+    python docs/fill_outputs.py docs/tutorial.md
+
+Outputs differ a little between machines; run it when a page's code changes, and read what it wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?P<gap>\n*)(?:^```text\n(?P<shown>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+
+
+def filled(page: str) -> str:
+    """The page with the outputs of today."""
+    names: dict[str, object] = {"__name__": "page"}
+    folder = Path(tempfile.mkdtemp())
+
+    def run(match: re.Match[str]) -> str:
+        file = folder / f"block{match.start()}.py"  # a real file: lmc.function reads its source
+        file.write_text(match["code"])
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(match["code"], str(file), "exec"), names)
+        if match["shown"] is None:
+            return match[0]
+        shown = printed.getvalue().replace(str(file), "tutorial.py")
+        return f"```python\n{match['code']}```\n{match['gap']}```text\n{shown}```\n"
+
+    return BLOCK.sub(run, page)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        path = Path(name)
+        path.write_text(filled(path.read_text()))
