@@ -158,13 +158,15 @@ class Execution:
     # one run
 
     def _advanced(self, run: Run) -> Iterator[Run]:
+        raised, over = None, False
         try:
             over = self._advance(run)
         except Exception as error:  # of the program, or TakeOver: the interpreter goes on from the record
-            run.failure = error
+            raised = error
+        if raised is not None:  # outside of `except`, so that what the interpreter raises does not name it as its context
+            run.failure = raised
             yield from self._failed(run)
-            return
-        if over:
+        elif over:
             yield from self._answered(run)
 
     def _answered(self, run: Run) -> Iterator[Run]:

@@ -192,10 +192,7 @@ class State:
 
     def __getitem__(self, name: str | None) -> Any:
         """The latest value of a variable; waits for it and raises what it failed with."""
-        try:
-            held = self.variables[name]
-        except KeyError:
-            held = self._await(name)
+        held = self.variables[name] if name in self.variables else self._await(name)
         if held.__class__ is Stored:
             return held.value
         value = self._read(held)

@@ -472,6 +472,7 @@ def test_a_mistake_is_answered_at_its_line_in_both_executions(mistake):
         with pytest.raises((lmc.LmcError, KeyError)) as caught:
             call(x="text", backend=mock)
         messages.append(str(caught.value))
+        assert caught.value.__context__ is None or caught.value.__suppress_context__  # no error from inside of lmc is shown beside it
         assert says in messages[-1]
         assert f"{__file__}:{at}: " in messages[-1] or "has no meta info" in says
         assert [c.ask.name for c in mock.call_log] in ([], ["answer"])  # before the model is asked
