@@ -53,7 +53,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "global_config",
     ),
     "lmc.errors": (
-        "ArgumentError", "BackendError", "CancelledError", "ConstraintError", "HostTimeout", "IRError", "LmcError",
+        "ArgumentError", "BackendError", "CancelledError", "CaptureWarning", "ConstraintError", "HostTimeout", "IRError", "LmcError",
         "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "UnsupportedOpError",
     ),
 }  # fmt: skip
@@ -160,6 +160,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import ArgumentError as ArgumentError
     from lmc.errors import BackendError as BackendError
     from lmc.errors import CancelledError as CancelledError
+    from lmc.errors import CaptureWarning as CaptureWarning
     from lmc.errors import ConstraintError as ConstraintError
     from lmc.errors import HostTimeout as HostTimeout
     from lmc.errors import IRError as IRError

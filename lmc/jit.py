@@ -371,7 +371,7 @@ class Program:
 
     def _grow(self, traced: Traced, path: tuple[Decision, ...]) -> bool:
         """Traces a path, and explores the arms of decisions with few answers ahead. False: the interpreter runs it."""
-        start = time.perf_counter()
+        start, before = time.perf_counter(), self.stats.traces
         try:
             return self._explore(traced, path)
         except TraceEscape as escape:
@@ -382,7 +382,11 @@ class Program:
             self._say(f"{self.function.name}: {error}; this path runs in the interpreter")
             return False
         finally:
-            self.stats.trace_seconds += time.perf_counter() - start
+            took = time.perf_counter() - start
+            self.stats.trace_seconds += took
+            if logs("trace"):
+                shown = ", ".join(f"{p.name}: {p.type}" for p in traced.tree.params)
+                log("trace", f"{self.function.name}: {self.stats.traces - before} traces for ({shown}), {traced.tree.size} ops, {took * 1e3:.1f} ms")
 
     def _explore(self, traced: Traced, path: tuple[Decision, ...]) -> bool:
         tree, todo = traced.tree, [path]

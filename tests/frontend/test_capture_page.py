@@ -1,0 +1,335 @@
+"""The table of docs/capture.md: what is captured, what the interpreter finishes, and what it runs from the start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import inspect
+import json
+import re
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc import Mock, assistant, gen, select, user
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "capture.md"
+ROWS: dict[str, Any] = {}
+"""What a row of the table says → a program that does that."""
+
+
+def row(what: str) -> Any:
+    def enter(fn: Any) -> Any:
+        ROWS[what] = fn
+        return fn
+
+    return enter
+
+
+def tool(x: Any) -> list[str]:
+    return [str(x), "two"]
+
+
+@row("`if`, `while`, `for`, `break`, `else` on answers and on what tools return")
+def control_flow(s, q):
+    while len(s.text()) < 30:
+        s += q + gen("x", max_tokens=4)
+        if s["x"].strip():
+            continue
+        break
+    else:
+        s += "!"
+    for item in tool(s["x"]):
+        s += item
+
+
+@row("string methods, f-strings, `%`, `.format`, slices, chained comparisons, `in`")
+def strings(s, q):
+    s += q + gen("x", max_tokens=8)
+    s += f"{s['x'].strip()!r:>12} " + "%s-" % (s["x"],) + "{}".format(s["x"][1:3])  # noqa: UP031
+    return 0 <= len(s["x"]) < 99 and q in s.text()
+
+
+@row("`select` and branches on it, explored ahead")
+def branch(s, q):
+    s += q + select("x", ["a", "b"])
+    if s["x"] == "a":
+        s += gen("y", max_tokens=2)
+
+
+@row("forks, nested forks, both joins, `copy`, scopes, roles as blocks")
+def forks(s, q):
+    with s.user():
+        s += q
+    outer = s.fork(2)
+    for f in outer:
+        inner = f.fork(2)
+        inner += lambda i: str(i) + gen("x", max_tokens=2)
+        inner.join("concate_and_append")
+    outer.join()
+    with s.copy() as draft, draft.var_scope("note"):
+        draft += gen("y", max_tokens=2)
+
+
+@row("helpers that take states, return expressions or close over the state; recursion")
+def helpers(s, q):
+    def deeper(state, n):
+        state += str(n) + gen("x", max_tokens=2)
+        return deeper(state, n - 1) if n else state["x"]
+
+    def turn(question):
+        return user(question) + assistant(gen("y", max_tokens=2))
+
+    s += turn(q)
+    return deeper(s, 2)
+
+
+@lmc.function
+def child(s, tip):
+    s += tip + gen("x", max_tokens=2)
+
+
+@row("calls of other programs")
+def sub_program(s, q):
+    a, b = child(tip=q), child(tip=q + "!")
+    s += a["x"] + b["x"]
+
+
+@dataclasses.dataclass
+class Note:
+    text: Any
+    marks: list[Any] = dataclasses.field(default_factory=list)
+
+    def show(self) -> Any:
+        return f"{self.text}:{len(self.marks)}"
+
+
+@row("classes and dataclasses of your own that hold states or answers")
+def own_classes(s, q):
+    s += q + gen("x", max_tokens=2)
+    note = Note(s["x"])
+    note.marks.append(s["x"])
+    s += note.show()
+
+
+@row("lists, dicts, sets and comprehensions that the program makes")
+def containers(s, q):
+    s += q + gen("x", max_tokens=4)
+    found = [c.upper() for c in s["x"].split()] + [q]
+    more = {"b": q}
+    table = {"a": s["x"], **more}
+    s += ",".join(sorted(table)) + str(len({*found})) + table["a"]
+
+
+@row("`sorted`, `max`, `min`, `any`, `all`, `sum`, `zip`, `enumerate`, `map`, `filter` over answers")
+def builtins(s, q):
+    group = s.fork(3)
+    group += gen("x", max_tokens=3)
+    best = max(group, key=lambda f: len(f["x"]))
+    s += best["x"] + str(any("a" in f["x"] for f in group)) + "".join(f["x"] for f in sorted(group, key=lambda f: f["x"]))
+    s += str(sum(map(len, [f["x"] for f in group])))
+
+
+@row("tools, `json.loads`, `re`, any function of a library: as host calls")
+def host_calls(s, q):
+    s += q + gen("x", max_tokens=4)
+    s += json.loads('{"a": "b"}')["a"] + "".join(re.findall("[a-z]", s["x"])) + tool(s["x"])[1]
+
+
+@row("globals, closures and defaults, read and written")
+def outside(s, q, marks=("!",)):
+    global COUNT
+    COUNT += 1
+    s += q + marks[0] + gen("x", max_tokens=2)
+
+
+COUNT = 0
+
+
+@row("unpacking, star arguments, walrus, conditional expressions, `match` on values")
+def syntax(s, q):
+    s += q + gen("x", max_tokens=3)
+    first, *rest = (s["x"], q, q)
+    if (n := len(first)) > 1:
+        s += str(n)
+    match first[:1]:
+        case "a" | "b":
+            s += "early"
+        case _:
+            s += "late"
+    return tool(*[rest[0]])
+
+
+async def slow_tool(x: Any) -> str:
+    return f"{x}?"
+
+
+@row("`async def` with awaited tools, run by `acall` or `abatch`")
+async def awaits(s, q):
+    s += q + gen("x", max_tokens=2)
+    s += await slow_tool(s["x"])
+
+
+@row("`try`, `except`, `finally` around what does not raise")
+def tries(s, q):
+    s += q + gen("x", regex="[0-9]", max_tokens=2)
+    try:
+        n = int(s["x"])
+    except ValueError:
+        n = 0
+    finally:
+        s += "done"
+    return n
+
+
+@row("`try` whose handler runs")
+def handlers(s, q):
+    s += q + gen("x", regex="[a-z]", max_tokens=2)
+    try:
+        return int(s["x"])
+    except ValueError as error:
+        s += "no number" + gen("y", max_tokens=2)
+        return str(error)
+
+
+@row("`raise` of an exception that leaves the program")
+def raises(s, q):
+    s += q + gen("x", max_tokens=2)
+    if s["x"]:
+        raise ValueError("no")
+
+
+@row("`with` of your own or a library's context manager")
+def managers(s, q):
+    s += q + gen("x", max_tokens=2)
+    with LOCK:
+        s += tool(s["x"])[0]
+
+
+LOCK = threading.Lock()
+
+
+@row("a generator expression or generator function over states")
+def generators(s, q):
+    def steps():
+        for i in range(2):
+            s.__iadd__(str(i) + gen("x", max_tokens=2))
+            yield s["x"]
+
+    return "".join(steps())
+
+
+@row("`match` with patterns for sequences, mappings and classes")
+def patterns(s, q):
+    s += q + gen("x", max_tokens=2)
+    match json.loads('{"kind": "list", "items": [1, 2]}'):
+        case {"kind": "list", "items": [first, *_]}:
+            s += str(first)
+        case _:
+            s += "?"
+
+
+@row("`separate_reasoning`")
+def reasoning(s, q):
+    s += q + lmc.separate_reasoning(gen("x", max_tokens=8), model_type="qwen3")
+
+
+@row("`n > 1`, log-probabilities and other meta info")
+def meta(s, q):
+    s += q + gen("x", n=2, max_tokens=2) + gen("y", max_tokens=2, return_logprob=True)
+    return s["x"], s.get_meta_info("y")["completion_tokens"]
+
+
+@row("`s.usage`, `s.error()` inside the program")
+def usage(s, q):
+    s += q + gen("x", max_tokens=2)
+    return s.usage.calls
+
+
+@row("`hash()` and `id()` of answers")
+def hashes(s, q):
+    s += q + gen("x", max_tokens=2)
+    return hash(s["x"]) * 0
+
+
+@row("a list the program made, handed to a tool that may keep it")
+def handed(s, q):
+    s += q + gen("x", max_tokens=2)
+    found = [s["x"]]
+    KEPT.append(found)
+    found.append(q)
+    return len(found)
+
+
+KEPT: list[Any] = []
+
+
+@row("a callback that closes over an answer, handed to a library")
+def callbacks(s, q):
+    s += q + gen("x", max_tokens=2)
+    return re.sub("a", lambda m: s["x"], "banana")
+
+
+@row("`*args`, `**kwargs` as parameters of the program")
+def many(s, *args):
+    s += args[0] + gen("x", max_tokens=2)
+
+
+@row("`yield` in the program itself")
+def yields(s, q):
+    s += q + gen("x", max_tokens=2)
+    yield s["x"]
+
+
+@row("`exec`, `eval`, `locals()`")
+def execs(s, q):
+    s += q + gen("x", max_tokens=2)
+    exec("pass")
+
+
+namespace: dict[str, Any] = {"gen": gen}
+exec("def no_source(s, q):\n    s += q + gen('x', max_tokens=2)", namespace)
+row("a function without source (made by `exec`, a `functools.partial`, a builtin)")(namespace["no_source"])
+
+
+@row("a state, or an expression, as an argument")
+def handed_a_state(s, q):
+    s += q.text() if isinstance(q, lmc.State) else q
+
+
+def outcome(program: Any) -> str:
+    """Whether compiled runs of a program are "captured", "finished by the interpreter", or run in the "interpreter"."""
+    mock = Mock()
+    fast = lmc.compile(lmc.function(program), backend=mock)
+    argument = child(tip="tip", backend=mock) if program is handed_a_state else "q"
+    with warnings.catch_warnings(), contextlib.suppress(ValueError):
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            asyncio.run(fast.acall(argument)) if inspect.iscoroutinefunction(program) else fast(argument)
+    if fast.interpreted is not None or (program is handed_a_state and fast._said):
+        return "interpreter"
+    return "finished by the interpreter" if fast.stats.replays else "captured"
+
+
+def table() -> dict[str, str]:
+    """The rows of the page's table."""
+    return dict(re.findall(r"^\| (.+) \| (captured|finished by the interpreter|interpreter) \|$", PAGE.read_text(), re.MULTILINE))
+
+
+def test_the_table_has_every_program():
+    assert table().keys() == ROWS.keys()
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_the_table_is_right(what):
+    assert table()[what] == outcome(ROWS[what]), "change the row in docs/capture.md"
+
+
+if __name__ == "__main__":  # prints the table as it is now
+    for what, program in ROWS.items():
+        print(f"| {what} | {outcome(program)} |")
