@@ -22,6 +22,7 @@ from lmc.backend.code import Code
 from lmc.backend.executor import Execution
 from lmc.backend.instructions import Exit, Instruction, Run, Scheduler, case_key
 from lmc.backend.loop import LoopExecution
+from lmc.backend.pins import Pins
 from lmc.chat import CHATML
 from lmc.config import default_backend, has_default_backend, log, logs, settings
 from lmc.errors import ArgumentError, CaptureWarning, LmcError, Loc, ParameterError, ProgramError
@@ -119,6 +120,7 @@ class Program:
         self.stats = Stats()
         self._trees: dict[tuple[str, ...], list[Traced]] = {}
         self._lock = threading.RLock()
+        self._pins = Pins()
         self._interpreted: str | None = None  # why, if nothing of it can be captured
         self._said: set[str] = set()
         kinds = [p.kind for p in fn.signature.parameters.values()]
@@ -421,7 +423,7 @@ class Program:
         start = time.perf_counter()
         manager = PassManager(pipeline_for(target, opt=self.opt, outputs=self.outputs))
         planned = manager.plan(graph, target)
-        code = Code(planned.graph, strict=self.opt == 0, bound=bound, first=first)
+        code = Code(planned.graph, strict=self.opt == 0, bound=bound, first=first, pins=self._pins)
         self.stats.plan_seconds += time.perf_counter() - start
         return code, planned.stats
 
@@ -595,6 +597,16 @@ class Program:
     def interpreted(self) -> str | None:
         """Why every call runs in the interpreter, or None."""
         return self._interpreted
+
+    def close(self) -> None:
+        """Ends the pins of what all runs begin with, in every backend it ran on. A later call pins them anew."""
+        self._pins.close()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<compiled {self.function.described}>"

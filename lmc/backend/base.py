@@ -205,13 +205,21 @@ class Meta:
 class Hints:
     """What the plan knows about a submission; a backend may use it and never needs it.
 
-    pin: keep the KV until `release`.  group: siblings of one fork, to be admitted together.
-    order: position in the plan's depth-first visit.
+    pin      keep the KV until `release`
+    order    place in the plan's visit: the batch item, then depth first over its prompts
+    group    siblings of one prompt, submitted one right after the other, have equal groups; None alone
+    members  how many they are
+    way      which of the group's equal requests this is, and of how many: they differ in their seeds only and are one
+             n-way sample, each with a seed of its own
+    reserve  most tokens that the answer can have by its constraint, its end included; None where that is not known
     """
 
     pin: bool = False
-    group: int | None = None
     order: tuple[int, ...] = ()
+    group: tuple[int, ...] | None = None
+    members: int = 1
+    way: tuple[int, int] = (0, 1)
+    reserve: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from lmc.backend.base import Backend, Handle, check_supported
+from lmc.backend.base import check_supported
 from lmc.backend.instructions import (
     ALL,
     LOOSE,
@@ -29,24 +29,37 @@ from lmc.backend.instructions import (
     Simple,
     Switch,
     UnorderedCall,
+    Visit,
     case_key,
 )
+from lmc.backend.pins import Pins
 from lmc.ir.core import DEFAULT, Case, Graph, Op, Operand, Symbol, Value
 from lmc.ir.ops import GEN_PARAMS, trait
 from lmc.prompt import Image, Mark, Origin, Part, Prompt, SamplingParams, Special, make_gen, make_select
 
 
 class Code:
-    """A planned graph as instructions. `bound` places the parameters of a continuation: slots or constants."""
+    """A planned graph as instructions. `bound` places the parameters of a continuation: slots or constants.
+
+    pins  where pins of the program's own beginnings are kept between runs
+    """
 
     def __init__(
-        self, graph: Graph, *, strict: bool = False, bound: Sequence[int | Const] | None = None, first: int = 0
+        self,
+        graph: Graph,
+        *,
+        strict: bool = False,
+        bound: Sequence[int | Const] | None = None,
+        first: int = 0,
+        pins: Pins | None = None,
     ) -> None:
         self.graph = graph
+        self.pins = Pins() if pins is None else pins
         self.strict = strict  # what the model is asked waits for everything before it (opt=0)
         self._place: dict[Value, int | Const] = {}
         self.loose: set[int] = set()  # slots of values computed from what unordered calls gave
-        self.slots = first
+        self.slots = self.first = first
+        self._asks = count()
         for i, param in enumerate(graph.params):
             self._place[param] = bound[i] if bound is not None else self._new()
         blocks: dict[str, list[Instruction]] = {b.label: [] for b in graph.blocks}
@@ -63,6 +76,12 @@ class Code:
         self.entry: Sequence[Instruction] = blocks[graph.entry.label]
         if bound is not None:
             blocks[graph.entry.label].insert(0, Enter(self.slots))
+
+    def visit(self, op: Op) -> Visit:
+        """When the plan wants an ask to be visited, and with whom."""
+        place = next(self._asks)
+        group, members = op.attr("group", (None, 1))
+        return Visit((self.first, op.attr("order", place)), group, members, op.attr("way", (0, 1)))
 
     # places of values
 
@@ -210,6 +229,7 @@ def _ask(code: Code, op: Op, make: Callable[[Run], Any]) -> Ask:
         code.slot(op.operands[0]),
         ((op.attr("stream"), op.attr("ordinal")), *op.attr("also", ())),
         make,
+        code.visit(op),
     )
 
 
@@ -276,7 +296,7 @@ def _host(code: Code, op: Op) -> Instruction:
 
 
 def _prefill(code: Code, op: Op) -> Instruction:
-    shared = WeakKeyDictionary[Backend, Handle]() if op.attr("scope") == "program" else None
+    shared = code.pins if op.attr("scope") == "program" else None
     return Prefill(code.deps(*op.operands), op.loc, code.slot(op.operands[0]), shared)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakKeyDictionary
 
 from lmc.backend.base import Backend, Handle, Hints, Meta, Result, TakeOver
+from lmc.backend.pins import Pins
 from lmc.errors import Loc
 from lmc.ir.core import exact
 from lmc.prompt import Prompt, SamplingParams
@@ -37,6 +38,9 @@ class _Pending:
 PENDING = _Pending()
 
 
+_numbers = count()
+
+
 class Run:
     """One run of a program: a binding of its parameters and everything that has become known since.
 
@@ -49,8 +53,8 @@ class Run:
     """
 
     __slots__ = (
-        "ahead", "answers", "backend", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "owner", "path", "pending",
-        "pins", "record", "result", "root", "seed", "stream", "taken",
+        "ahead", "answers", "backend", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "number", "owner",
+        "path", "pending", "pins", "record", "result", "root", "seed", "stream", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +76,7 @@ class Run:
             item,
             stream,
         )
+        self.number = next(_numbers)  # among all runs of the process
         self.root: Any = None  # the owner's
         self.taken = False  # by the interpreter
         self.context: Context | None = None
@@ -213,22 +218,39 @@ class Simple(Instruction):
         return True
 
 
+class Visit:
+    """When the plan wants an ask to be visited, and with whom: its hints, but for the run.
+
+    order    the code's place among those of a run, and the ask's in the code
+    group    number of the group in the code, or None;  members: its size;  way: see Hints
+    """
+
+    __slots__ = ("group", "members", "order", "way")
+
+    def __init__(self, order: tuple[int, int], group: int | None, members: int, way: tuple[int, int]) -> None:
+        self.order, self.group, self.members, self.way = order, group, members, way
+
+    def hints(self, run: Run) -> Hints:
+        group = None if self.group is None else (run.number, self.order[0], self.group)
+        return Hints(False, (run.item, *self.order), group, self.members, self.way)
+
+
 class Ask(Instruction):
     """gen and select: submits at once, waits for nothing."""
 
-    __slots__ = ("ctx", "keys", "make", "outs")
+    __slots__ = ("ctx", "keys", "make", "outs", "visit")
 
     def __init__(self, deps: tuple[int, ...], waits: int, loc: Loc | None, outs: tuple[int, ...], ctx: int,
-                 keys: tuple[tuple[str, int], ...], make: Callable[[Run], Any]) -> None:  # fmt: skip
+                 keys: tuple[tuple[str, int], ...], make: Callable[[Run], Any], visit: Visit) -> None:  # fmt: skip
         super().__init__(deps, waits, READ, loc)
-        self.outs, self.ctx, self.make = outs, ctx, make
+        self.outs, self.ctx, self.make, self.visit = outs, ctx, make, visit
         self.keys = keys  # its own identity, and those of the equal asks merged into it
 
     def execute(self, run: Run, x: Scheduler) -> bool:
         env = run.env
         before: Prompt = env[self.ctx]
         ask = self.make(run)
-        after = before.submit(run.backend, ask)
+        after = before.submit(run.backend, ask, self.visit.hints(run))
         for stream, ordinal in self.keys:
             run.answers[run.stream + stream, ordinal] = (before, ask, after)
         ctx, value, meta = self.outs
@@ -363,29 +385,27 @@ class Prefill(Instruction):
 
     __slots__ = ("ctx", "shared")
 
-    def __init__(
-        self, deps: tuple[int, ...], loc: Loc | None, ctx: int, shared: WeakKeyDictionary[Backend, Handle] | None
-    ) -> None:
+    def __init__(self, deps: tuple[int, ...], loc: Loc | None, ctx: int, shared: Pins | None) -> None:
         super().__init__(deps, 0, 0, loc)
         self.ctx = ctx
-        self.shared = shared  # what all runs have in common, by backend; it stays pinned
+        self.shared = shared  # where the pin stays for the runs that come, if it does
 
     def execute(self, run: Run, x: Scheduler) -> bool:
         prompt: Prompt = run.env[self.ctx]
         if self.shared is not None:
-            handle = self.shared.get(run.backend)
-            if handle is None:
-                own = prompt.prefill(run.backend, Hints(pin=True)).handle
-                assert own is not None
-                handle = self.shared.setdefault(run.backend, own)
-                if handle is not own:  # another thread was first
-                    run.backend.release(own)
+            handle = self.shared.get(run.backend, prompt.tail, lambda: _prefilled(prompt, run.backend))
             run.env[self.ctx] = Prompt(prompt, (), None, handle, ())
             return True
         prompt = run.env[self.ctx] = prompt.prefill(run.backend, Hints(pin=True))
         assert prompt.handle is not None
         run.pins.append(prompt.handle)
         return True
+
+
+def _prefilled(prompt: Prompt, backend: Backend) -> Handle:
+    handle = prompt.prefill(backend, Hints(pin=True)).handle
+    assert handle is not None
+    return handle
 
 
 class Release(Instruction):

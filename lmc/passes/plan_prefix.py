@@ -1,24 +1,27 @@
-"""Prefix planning: which ctx values to prefill once, pin, and for how long. Decides; does not execute.
+"""Prefix planning: which ctx values to prefill once, pin, for how long, and in which order to visit what they lead to.
+Decides; does not execute.
 
-Three steps, each over the tree that the prompts of a graph form (a fork is a node with several children):
+Four steps, each over the tree that the prompts of a graph form (a fork is a node with several children):
 
 1. the longest constant text that a program begins with is cut off, so that all runs share it;
 2. text that siblings begin with in common is cut off, so that it becomes a prompt of its own: a fork point;
 3. a fork point from which two or more asks of one path go out is prefilled before the first of them and released after
-   the last one (liveness over the block tree).
+   the last one is answered (liveness over the block tree);
+4. where the program asks in another order than depth first, asks say their place in that order, in which a cache that
+   holds one path at a time computes every prefix once (arXiv 2312.07104, theorem 3.1).
 
 Where text is cut does not change its tokens: literal text is encoded as one maximal run (semantics.md §3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lmc.errors import ProgramError
-from lmc.ir.analysis import ctx_children, dominance, live_in
-from lmc.ir.builder import Rewriter, rewrite, with_blocks, with_operands
+from lmc.ir.analysis import ctx_children, dominance
+from lmc.ir.builder import Rewriter, rewrite, with_attrs, with_blocks, with_operands
 from lmc.ir.core import Block, Graph, Op, Operand, Value
 from lmc.ir.ops import OPS, trait
 from lmc.passes.manager import Pass, PassContext, register
@@ -44,7 +47,8 @@ class PlanPrefix(Pass):
                 raise ProgramError(f"plan-prefix needs a graph without {op.kind}; put lower-chat before it", loc=op.loc)
         graph, programs = self._cut_programs(graph)
         graph = self._cut_siblings(graph, programs)
-        return _placed(graph, programs, self._forks(graph, programs), self, ctx)
+        graph = _placed(graph, programs, self._forks(graph, programs), self, ctx)
+        return _ordered(graph, ctx)
 
     def size(self, parts: Sequence[Operand]) -> int:
         """Expected characters of an append's operands."""
@@ -144,20 +148,20 @@ class PlanPrefix(Pass):
     # -- 3: fork points
 
     def _forks(self, graph: Graph, programs: Sequence[Value]) -> tuple[_Fork, ...]:
-        children = ctx_children(graph)
+        tree = _Tree.of(graph)
         pinned = set(programs) | _prefilled(graph)
         tails = self._tails(graph, pinned)
         found: list[_Fork] = []
-        for value, ops in children.items():
+        for value, ops in tree.children.items():
             op = graph.producer.get(value)
             if op is None:
                 continue
             chars = tails[value] = self._tail(op, tails, pinned)  # again, now that a prompt before it may be pinned
-            if op.kind != "append" or value in pinned or len(ops) + len(_exits(graph, value)) < 2:
+            if op.kind != "append" or value in pinned or len(ops) + len(tree.exits.get(value, ())) < 2:
                 continue
             if chars < self.min_chars or not self.size(_literals(op.operands[1:])):
                 continue  # a prefill needs text that is there for sure
-            fork = _Fork.of(graph, children, value, chars)
+            fork = _Fork.of(tree, value, chars)
             if fork.width[fork.home] >= 2:
                 pinned.add(value)
                 found.append(fork)
@@ -183,60 +187,111 @@ class PlanPrefix(Pass):
 
 # -- fork points -----------------------------------------------------------------------------------------------------
 
+Place = tuple[str, int]
+"""Label of a block and index of an op in it; the terminator's is the number of ops."""
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """The prompts of a graph as a tree: what extends each, where everything stands, and how far it is to the first asks.
+
+    reach  for each prompt the last op in each block that stands between it and the first asks of its branches, they included
+    asks   for each op that goes on from a prompt, the blocks with the first asks behind it
+    """
+
+    graph: Graph
+    children: Mapping[Value, tuple[Op, ...]]
+    exits: Mapping[Value, tuple[Op, ...]]
+    place: Mapping[int, Place]
+    number: Mapping[str, int]
+    reach: Mapping[Value, Mapping[str, int]]
+    asks: Mapping[int, frozenset[str]]
+
+    @staticmethod
+    def of(graph: Graph) -> _Tree:
+        children = ctx_children(graph)
+        place = {id(op): (b.label, i) for b in graph.blocks for i, op in enumerate((*b.ops, b.terminator))}
+        exits: dict[Value, list[Op]] = {}
+        for b in graph.blocks:
+            if b.terminator.kind == "exit":
+                for v in dict.fromkeys(b.terminator.uses):
+                    exits.setdefault(v, []).append(b.terminator)
+        reach: dict[Value, dict[str, int]] = {}
+        behind_of: dict[Value, frozenset[str]] = {}
+        asks: dict[int, frozenset[str]] = {id(op): frozenset((place[id(op)][0],)) for ops in exits.values() for op in ops}
+        for value in reversed(list(children)):  # what extends a prompt stands after it
+            last = reach[value] = {}
+            behind: frozenset[str] = frozenset()
+            for op in (*children[value], *exits.get(value, ())):
+                label, index = place[id(op)]
+                last[label] = max(index, last.get(label, -1))
+                if _is_ask(op):
+                    asks[id(op)] = frozenset((label,))
+                    behind |= asks[id(op)]
+                    continue
+                below = _prompt_of(op)
+                for label, index in reach[below].items():
+                    last[label] = max(index, last.get(label, -1))
+                asks[id(op)] = behind_of[below]
+                behind |= behind_of[below]
+            behind_of[value] = behind
+        number = {b.label: i for i, b in enumerate(graph.blocks)}
+        return _Tree(graph, children, {v: tuple(ops) for v, ops in exits.items()}, place, number, reach, asks)
+
 
 @dataclass(frozen=True)
 class _Fork:
     """A prompt from which several asks go out.
 
-    home     label of the block that defines it
-    chars    expected characters that each branch would submit again
-    needing  ids of the ops that need it pinned: what extends it, up to and including each branch's first asks
-    width    for each block from home on: the most branches that ask something on one path through it
+    home   label of the block that defines it
+    chars  expected characters that each branch would submit again
+    last   for each block the index of the last op that needs it pinned: what extends it, up to and including each
+           branch's first asks
+    width  for each block from home to those: the most branches that ask something on one path through it
     """
 
     value: Value
     home: str
     chars: int
-    needing: frozenset[int]
+    last: Mapping[str, int]
+    extended: frozenset[str]
     width: Mapping[str, int]
 
     @staticmethod
-    def of(graph: Graph, children: Mapping[Value, tuple[Op, ...]], value: Value, chars: int) -> _Fork:
-        branches = {id(op): tuple(_until_asked(graph, children, op)) for op in children[value]}
-        branches.update((id(op), (op,)) for op in _exits(graph, value))
-        home = next(b.label for b in graph.blocks for op in b.ops if value in op.results)
-        needing = frozenset(id(op) for ops in branches.values() for op in ops)
-        return _Fork(value, home, chars, needing, _width(graph, home, branches))
+    def of(tree: _Tree, value: Value, chars: int) -> _Fork:
+        home = tree.place[id(tree.graph.producer[value])][0]
+        branches = (*tree.children[value], *tree.exits.get(value, ()))
+        extended = frozenset(tree.place[id(op)][0] for op in tree.children[value])
+        last = tree.reach[value]
+        return _Fork(value, home, chars, last, extended, _width(tree, home, last, branches))
 
-    def extends(self, op: Op) -> bool:
-        """Whether the op goes on directly from the prompt, so that a prefill has to stand before it."""
-        return bool(op.operands) and op.operands[0] == self.value and any(v.type == "ctx" for v in op.results)
-
-    def places(self, graph: Graph) -> Iterator[tuple[str, int]]:
+    def places(self, graph: Graph, defined: int) -> Iterator[Place]:
         """Where to prefill: as early as the first block that goes on from the prompt allows, once on each path that gains."""
         stack = [self.home]
         while stack:
             block = graph.block[stack.pop()]
-            if not any(self.extends(op) for op in block.ops):
-                stack.extend(reversed(block.successors))
+            if block.label not in self.extended:
+                stack.extend(succ for succ in reversed(block.successors) if succ in self.width)
             elif self.width[block.label] >= 2:
-                yield block.label, next((i + 1 for i, op in enumerate(block.ops) if self.value in op.results), 0)
+                yield block.label, defined + 1 if block.label == self.home else 0
 
 
-def _width(graph: Graph, home: str, branches: Mapping[int, tuple[Op, ...]]) -> Mapping[str, int]:
-    asks_of: dict[int, set[int]] = {}
-    for branch, ops in branches.items():
-        for op in ops:
-            if _is_ask(op):
-                asks_of.setdefault(id(op), set()).add(branch)
-    asked: dict[str, frozenset[int]] = {}  # on the path from home to the end of a block
-    for block in graph.blocks:
-        before = frozenset[int]() if block.label == home else asked.get(graph.predecessor.get(block.label, ""))
-        if before is not None:
-            asked[block.label] = before.union(*(asks_of.get(id(op), ()) for op in (*block.ops, block.terminator)))
-    width: dict[str, int] = {}
-    for label in reversed(asked):
-        width[label] = max((width[succ] for succ in graph.block[label].successors), default=len(asked[label]))
+def _width(tree: _Tree, home: str, last: Mapping[str, int], branches: Sequence[Op]) -> Mapping[str, int]:
+    above, labels = tree.graph.predecessor, {home}
+    for label in last:
+        while label not in labels:
+            labels.add(label)
+            label = above[label]
+    asked: dict[str, set[int]] = {label: set() for label in labels}  # branches, on the path from home to a block's end
+    for i, op in enumerate(branches):
+        for label in tree.asks[id(op)]:
+            asked[label].add(i)
+    down = sorted(labels, key=lambda label: tree.number[label])
+    for label in down[1:]:
+        asked[label] |= asked[above[label]]
+    width = {label: len(asked[label]) for label in labels}
+    for label in reversed(down[1:]):
+        width[above[label]] = max(width[above[label]], width[label])
     return width
 
 
@@ -246,22 +301,6 @@ def _prefilled(graph: Graph) -> set[Operand]:
 
 def _is_ask(op: Op) -> bool:
     return trait(op) == "samples" or op.kind == "exit"
-
-
-def _until_asked(graph: Graph, children: Mapping[Value, tuple[Op, ...]], op: Op) -> Iterator[Op]:
-    """`op` and what follows from its prompt up to and including the first asks and exits."""
-    stack = [op]
-    while stack:
-        op = stack.pop()
-        yield op
-        if trait(op) != "samples":
-            for v in op.results:
-                stack.extend(children.get(v, ()))
-                yield from _exits(graph, v)
-
-
-def _exits(graph: Graph, value: Value) -> tuple[Op, ...]:
-    return tuple(op for op in graph.users.get(value, ()) if op.kind == "exit")
 
 
 def _asked(graph: Graph) -> Mapping[Value, bool]:
@@ -309,39 +348,72 @@ def _placed(
                 insertions.add(block.label, i + 1, Op("prefill", op.results, (), {"scope": "program"}, (), op.loc))
                 ctx.count("program prefixes")
                 ctx.count("characters shared by runs", _length(graph, op.results[0], options))
-    live = live_in(graph, _holders(forks))
+    defined = {op.results[0]: i for block in graph.blocks for i, op in enumerate(block.ops) if op.kind == "append"}
     for fork in forks:
         loc = graph.producer[fork.value].loc
-        for label, index in fork.places(graph):
+        for label, index in fork.places(graph, defined[fork.value]):
             insertions.add(label, index, Op("prefill", (fork.value,), (), {}, (), loc))
-            _release(graph, fork, live, label, index, insertions)
+            _release(graph, fork, label, index, insertions)
             ctx.count("prefills")
             ctx.count("characters shared by forks", fork.chars * (fork.width[label] - 1))
     return insertions.applied(graph)
 
 
-def _holders(forks: Sequence[_Fork]) -> Callable[[Op], Sequence[Value]]:
-    """For each op the prefilled prompts that it needs pinned."""
-    needs: dict[int, list[Value]] = {}
-    for fork in forks:
-        for op in fork.needing:
-            needs.setdefault(op, []).append(fork.value)
-    return lambda op: needs.get(id(op), ())
-
-
-def _release(
-    graph: Graph, fork: _Fork, live: Mapping[str, frozenset[Value]], label: str, index: int, out: _Insertions
-) -> None:
+def _release(graph: Graph, fork: _Fork, label: str, index: int, out: _Insertions) -> None:
     """Ends the pin once on each path from (label, index), after the last op that needs it."""
     stack = [(label, index)]
     while stack:
         label, index = stack.pop()
         block = graph.block[label]
-        last = max((i + 1 for i, op in enumerate((*block.ops, block.terminator)) if id(op) in fork.needing), default=0)
-        if any(fork.value in live[succ] for succ in block.successors):
+        if any(succ in fork.width for succ in block.successors):
             stack.extend((succ, 0) for succ in block.successors)
         else:
-            out.add(label, min(max(last, index), len(block.ops)), Op("release", (fork.value,)))
+            end = max(fork.last.get(label, -1) + 1, index)
+            out.add(label, min(end, len(block.ops)), Op("release", (fork.value,)))
+
+
+# -- 4: visiting order -------------------------------------------------------------------------------------------------
+
+
+def _ordered(graph: Graph, ctx: PassContext) -> Graph:
+    """The graph in which asks that do not come in depth-first order of their prompts say their place in it.
+
+    Only among asks of one block: what stands behind a decision cannot be asked before it.
+    """
+    children, home = ctx_children(graph), {id(op): b.label for b in graph.blocks for op in b.ops}
+    asks: dict[str, list[Op]] = {b.label: [op for op in b.ops if trait(op) == "samples"] for b in graph.blocks}
+    visited: dict[str, list[Op]] = {b.label: [] for b in graph.blocks}
+    stack = [op for v in reversed(list(children)) if _is_root(graph, v) for op in reversed(children[v])]
+    while stack:
+        op = stack.pop()
+        if trait(op) == "samples":
+            visited[home[id(op)]].append(op)
+        stack.extend(reversed(children[_prompt_of(op)]))
+    place: dict[Value, int] = {}
+    start = 0
+    for label, in_order in asks.items():
+        if any(a is not b for a, b in zip(in_order, visited[label], strict=True)):
+            place.update((op.results[0], start + i) for i, op in enumerate(visited[label]))
+        start += len(in_order)
+
+    def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
+        if trait(op) != "samples" or op.attr("order") == (order := place.get(op.results[0])):
+            return None
+        ctx.count("asks reordered")
+        attrs = {k: v for k, v in op.attrs.items() if k != "order"}
+        return (with_attrs(op, attrs if order is None else {**attrs, "order": order}),)
+
+    return rewrite(graph, rule)
+
+
+def _is_root(graph: Graph, value: Value) -> bool:
+    op = graph.producer.get(value)
+    return op is None or not op.operands
+
+
+def _prompt_of(op: Op) -> Value:
+    """The prompt that an op which goes on from one gives."""
+    return next(v for v in op.results if v.type == "ctx")
 
 
 def _length(graph: Graph, value: Operand, options: PlanPrefix) -> int:

@@ -62,6 +62,10 @@ class Prompt:
         )
 
 
+HINTS = ("order", "group", "ways", "trie", "lookahead")
+"""Attributes of an ask that change nothing of its answer."""
+
+
 class Raised(Exception):
     """An exception in the program, by what it is about."""
 
@@ -153,7 +157,7 @@ class _Run:
 
     def ask(self, op: Op, values: list[Any]) -> tuple[Any, ...]:
         prompt, *given = values
-        attrs = dict(op.attrs)
+        attrs = {name: value for name, value in op.attrs.items() if name not in HINTS}
         if attrs.get("temperature") == 0:  # the likeliest answer: whose it is does not matter
             for name in ("stream", "ordinal", "also", "seed"):
                 attrs.pop(name, None)

@@ -253,3 +253,54 @@ def test_text_that_may_be_empty_is_not_prefilled_alone() -> None:
         %d2, %y, %m1 = gen(%c1)
         return(%x, %d2)
     """, params="%c0: ctx, %t: str")  # fmt: skip
+
+
+def test_asks_are_visited_depth_first() -> None:
+    """The program asks level by level; a cache that holds one path at a time wants branch by branch."""
+    check(PLAN, """
+        %a1, %x, %m0 = gen(%c0)
+        %b1, %y, %m1 = gen(%c0)
+        %a2, %z, %m2 = gen(%a1)
+        %b2, %w, %m3 = gen(%b1)
+        return(%z, %b2)
+    """, """
+        %a1, %x, %m0 = gen(%c0) {order = 0}
+        %b1, %y, %m1 = gen(%c0) {order = 2}
+        %a2, %z, %m2 = gen(%a1) {order = 1}
+        %b2, %w, %m3 = gen(%b1) {order = 3}
+        return(%z, %b2)
+    """, params="%c0: ctx")  # fmt: skip
+
+
+def test_the_order_stays_within_what_can_be_asked() -> None:
+    """Nothing behind a decision is visited before it; a block that is depth first already says nothing."""
+    check_unchanged(PLAN, """
+        %a1, %x, %m0 = gen(%c0)
+        %b1, %y, %m1 = gen(%c0)
+        switch(%x) ["a" -> ^a, _ -> ^b]
+      ^a:
+        %a2, %z, %m2 = gen(%a1)
+        return(%z, %a2)
+      ^b:
+        %b2, %w, %m3 = gen(%b1)
+        return(%w, %b2)
+    """, params="%c0: ctx")  # fmt: skip
+
+
+def test_a_loop_that_forks_at_every_step_pins_each_step() -> None:
+    """Until the first asks of every branch are out, also of the branch that is the loop itself."""
+    text = "".join(f"""
+        %c{i + 1} = append(%c{i}, "step {i} of many")
+        %d{i}, %x{i}, %m{i} = gen(%c{i + 1})""" for i in range(2))
+    check(PLAN, f"{text}\n%d9, %x9, %m9 = gen(%c2)\nreturn(none, %d9)", """
+        %c1 = append(%c0, "step 0 of many")
+        prefill(%c1)
+        %d0, %x0, %m0 = gen(%c1)
+        %c2 = append(%c1, "step 1 of many")
+        prefill(%c2)
+        %d1, %x1, %m1 = gen(%c2)
+        %d9, %x9, %m9 = gen(%c2)
+        release(%c1)
+        release(%c2)
+        return(none, %d9)
+    """, params="%c0: ctx")  # fmt: skip

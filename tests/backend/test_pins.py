@@ -1,0 +1,62 @@
+"""What a program keeps pinned between runs: once per backend and text, bounded, given back on close."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lmc
+from lmc.backend.mock import Mock
+from lmc.backend.pins import LIMIT, Pins
+from lmc.prompt import Text
+
+
+class Counting(Mock):
+    """Counts pins made and given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = self.ended = 0
+
+    def prefill(self, *args: Any, **kwargs: Any) -> Any:
+        self.made += 1
+        return super().prefill(*args, **kwargs)
+
+    def release(self, handle: Any) -> None:
+        self.ended += 1
+
+
+@lmc.function
+def qa(s, question):
+    s += "A long beginning that all questions share. " + question + lmc.gen("answer", max_tokens=4)
+
+
+def test_a_beginning_is_pinned_once_for_all_runs_and_until_close() -> None:
+    mock = Counting()
+    with lmc.compile(qa, backend=mock) as program:
+        for i in range(3):
+            program(question=f"{i}")
+        program.batch([{"question": "a"}, {"question": "b"}])
+        assert (mock.made, mock.ended) == (1, 0)
+    assert (mock.made, mock.ended) == (1, 1)
+    program(question="again").sync()  # pins anew
+    assert (mock.made, mock.ended) == (2, 1)
+
+
+def test_each_backend_has_its_own() -> None:
+    one, other = Counting(), Counting()
+    program = lmc.compile(qa)
+    for mock in (one, other, one):
+        program(question="x", backend=mock).sync()
+    assert (one.made, other.made) == (1, 1)
+    program.close()
+    assert (one.ended, other.ended) == (1, 1)
+
+
+def test_what_is_kept_is_bounded() -> None:
+    mock, pins = Counting(), Pins(2)
+    for text in ("a", "b", "a", "c"):  # b is the least recently used
+        pins.get(mock, text, lambda t=text: mock.prefill(None, [Text((t,))]))
+    assert (mock.made, mock.ended, len(pins)) == (3, 1, 2)
+    pins.get(mock, "a", lambda: mock.prefill(None, []))
+    assert mock.made == 3
+    assert LIMIT >= 8
