@@ -81,7 +81,7 @@ class Code:
         """When the plan wants an ask to be visited, and with whom."""
         place = next(self._asks)
         group, members = op.attr("group", (None, 1))
-        return Visit((self.first, op.attr("order", place)), group, members, op.attr("way", (0, 1)))
+        return Visit((self.first, op.attr("order", place)), group, members, op.attr("ways", (0, 1)))
 
     # places of values
 

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -198,6 +198,7 @@ class Mock:
             raise UnsupportedOpError("parse_special=True", "mock", "use lmc.special(…)")
         self.chat_template, self.capabilities = chat_template, capabilities
         self.call_log: list[Call] = []
+        self.groups: Counter[tuple[int, ...]] = Counter()  # submissions by the group that their hints name
         self._script = script_of(answers)
         self._latency: Callable[[Ask], float] = latency if callable(latency) else lambda _: latency
         self._instant = latency == 0
@@ -224,6 +225,9 @@ class Mock:
         for ask in asks:
             if isinstance(ask, Gen) and ask.constraint is not None:
                 check_constraint(ask.constraint, ask)
+        if hints is not None and hints.group is not None:
+            with self._lock:
+                self.groups[hints.group] += 1
         handle = MockHandle(self, segments, tuple([Result() for _ in asks]))
         start = self._start(parent, handle)
         if start is not None:

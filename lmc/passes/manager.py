@@ -77,16 +77,16 @@ def register(cls: PassType) -> PassType:
 
 def registry() -> Mapping[str, type[Pass]]:
     """All passes by name."""
-    from lmc.passes import canonicalize, cse, dce, lower_chat, plan_prefix  # each registers its pass
+    from lmc.passes import batch_forks, canonicalize, cse, dce, lower_chat, plan_prefix  # each registers its pass
 
-    assert canonicalize and cse and dce and lower_chat and plan_prefix
+    assert batch_forks and canonicalize and cse and dce and lower_chat and plan_prefix
     return _registry
 
 
 # -- pipelines -------------------------------------------------------------------------------------------------------
 
 _PIPELINES: Mapping[str, str] = {
-    "tokens": "canonicalize, lower-chat, canonicalize, cse, dce, canonicalize, plan-prefix",
+    "tokens": "canonicalize, lower-chat, canonicalize, cse, dce, canonicalize, plan-prefix, batch-forks",
     "chat": "canonicalize, lower-chat, canonicalize, cse, dce, canonicalize",
 }
 _UNOPTIMIZED = "lower-chat"  # what execution needs, and nothing else

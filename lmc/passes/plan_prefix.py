@@ -218,7 +218,9 @@ class _Tree:
                     exits.setdefault(v, []).append(b.terminator)
         reach: dict[Value, dict[str, int]] = {}
         behind_of: dict[Value, frozenset[str]] = {}
-        asks: dict[int, frozenset[str]] = {id(op): frozenset((place[id(op)][0],)) for ops in exits.values() for op in ops}
+        asks: dict[int, frozenset[str]] = {
+            id(op): frozenset((place[id(op)][0],)) for ops in exits.values() for op in ops
+        }
         for value in reversed(list(children)):  # what extends a prompt stands after it
             last = reach[value] = {}
             behind: frozenset[str] = frozenset()

@@ -74,7 +74,10 @@ def test_a_pipeline_reads_as_it_prints() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("canonicalise", "there is no pass 'canonicalise'; there are canonicalize, cse, dce, lower-chat, plan-prefix"),
+        (
+            "canonicalise",
+            "there is no pass 'canonicalise'; there are batch-forks, canonicalize, cse, dce, lower-chat, plan-prefix",
+        ),
         ("dce{input = 1}", "pass dce has no option 'input'; it has outputs"),
         ("cse{x = 1}", "pass cse has no option 'x'; it has none"),
         ("plan-prefix{min_chars = many}", "min_chars = many is no value"),
@@ -98,7 +101,16 @@ def test_every_pass_is_documented_and_has_its_file() -> None:
 
 def test_each_target_has_its_pipeline() -> None:
     names = [p.name for p in pipeline_for(Target("tokens"))]
-    assert names == ["canonicalize", "lower-chat", "canonicalize", "cse", "dce", "canonicalize", "plan-prefix"]
+    assert names == [
+        "canonicalize",
+        "lower-chat",
+        "canonicalize",
+        "cse",
+        "dce",
+        "canonicalize",
+        "plan-prefix",
+        "batch-forks",
+    ]
     assert "plan-prefix" not in [p.name for p in pipeline_for(Target("chat"))]
     assert [p.name for p in pipeline_for(Target(), opt=0)] == ["lower-chat"]
     assert Dce(("x",)) in pipeline_for(Target(), outputs=["x"])
@@ -165,7 +177,7 @@ def test_graphs_are_printed_on_demand(env: pytest.MonkeyPatch, capsys: pytest.Ca
     env.setenv("LMC_PRINT_IR", "after-all")
     reset()
     run_pipeline(graph())
-    assert capsys.readouterr().err.count("// -- after ") == 7
+    assert capsys.readouterr().err.count("// -- after ") == 8
 
 
 def test_a_manager_verifies_and_prints_when_it_is_told(
@@ -192,7 +204,7 @@ def test_all_passes_are_described_with_their_options() -> None:
     assert any(line.startswith("plan-prefix{min_chars = 16, ") for line in lines)
 
 
-@pytest.mark.parametrize("name", ["canonicalize", "lower-chat", "cse", "plan-prefix"])
+@pytest.mark.parametrize("name", ["canonicalize", "lower-chat", "cse", "plan-prefix", "batch-forks"])
 def test_a_passs_work_grows_with_the_graph(name: str) -> None:
     """Work is counted in calls, not in seconds: an op of 120 gens costs about what an op of 39 gens costs."""
     small, large = _tree(levels=3), _tree(levels=4)
@@ -207,7 +219,7 @@ def test_a_passs_work_grows_with_the_graph(name: str) -> None:
     assert per_op[1] < 1.1 * per_op[0]
 
 
-WHOLE = parse_pipeline("canonicalize,lower-chat,canonicalize,cse,canonicalize,plan-prefix")
+WHOLE = parse_pipeline("canonicalize,lower-chat,canonicalize,cse,canonicalize,plan-prefix,batch-forks")
 
 
 def test_a_long_loop_that_forks_is_planned_in_linear_work() -> None:
@@ -222,7 +234,10 @@ def test_a_long_loop_that_forks_is_planned_in_linear_work() -> None:
         b.terminate("return", (None, ctx), {"vars": ()})
         return b.build()
 
-    small, large = (_calls_of(lambda g=loop(n): PlanPrefix().run(g, PassContext(Target()))) for n in (100, 400))
+    def work(graph: Graph) -> int:
+        return _calls_of(lambda: PlanPrefix().run(graph, PassContext(Target())))
+
+    small, large = work(loop(100)), work(loop(400))
     assert large < 4.4 * small
 
 

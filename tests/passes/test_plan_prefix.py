@@ -289,9 +289,12 @@ def test_the_order_stays_within_what_can_be_asked() -> None:
 
 def test_a_loop_that_forks_at_every_step_pins_each_step() -> None:
     """Until the first asks of every branch are out, also of the branch that is the loop itself."""
-    text = "".join(f"""
+    text = "".join(
+        f"""
         %c{i + 1} = append(%c{i}, "step {i} of many")
-        %d{i}, %x{i}, %m{i} = gen(%c{i + 1})""" for i in range(2))
+        %d{i}, %x{i}, %m{i} = gen(%c{i + 1})"""
+        for i in range(2)
+    )
     check(PLAN, f"{text}\n%d9, %x9, %m9 = gen(%c2)\nreturn(none, %d9)", """
         %c1 = append(%c0, "step 0 of many")
         prefill(%c1)

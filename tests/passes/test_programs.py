@@ -59,3 +59,45 @@ def test_the_interpreter_that_takes_over_knows_merged_answers() -> None:
     program = conform(left, [{"q": "x"}, {"q": "y"}])
     assert program.stats.replays > 0
     assert calls(program, q="x") == 1
+
+
+# -- batch-forks -----------------------------------------------------------------------------------------------------
+
+
+@lmc.function
+def opinion(s, q):
+    s += "Your opinion on this: " + q
+    forks = s.fork(3)
+    for f in forks:
+        f += lmc.gen("a", max_tokens=4)
+    return [f["a"] for f in forks]
+
+
+@lmc.function
+def two_opinions(s, q):
+    left, right = opinion(q=q), opinion(q=q)
+    s += "\n".join([*left.ret_value, *right.ret_value]) + lmc.gen("best", max_tokens=3)
+    return s["best"]
+
+
+def test_equal_samples_go_out_as_a_group_and_keep_their_seeds() -> None:
+    """The same answers as unbatched: `conform` compares prompts, parameters and seeds of all calls."""
+    mock = lmc.Mock()
+    state = conform(opinion, [{"q": "x"}, {"q": "y"}], replays=0)(q="x", backend=mock, seed=3)
+    assert list(mock.groups.values()) == [3]
+    assert len({call.seed for call in mock.call_log}) == 3
+    assert state.ret_value == opinion.run(q="x", backend=lmc.Mock(), seed=3).ret_value
+
+
+def test_every_item_of_a_batch_has_groups_of_its_own() -> None:
+    mock = lmc.Mock()
+    lmc.compile(opinion, backend=mock).batch([{"q": str(i)} for i in range(5)])
+    assert list(mock.groups.values()) == [3] * 5
+
+
+def test_siblings_in_sub_programs_are_grouped() -> None:
+    """Six equal asks of two runs of one sub-program are siblings."""
+    mock = lmc.Mock()
+    conform(two_opinions, [{"q": "x"}], replays=0)(q="x", backend=mock, seed=3).sync()
+    assert list(mock.groups.values()) == [6]
+    assert len({call.seed for call in mock.call_log}) == 7

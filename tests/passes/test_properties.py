@@ -27,7 +27,8 @@ PIPELINES = [
     "lower-chat",
     "lower-chat,plan-prefix",
     "lower-chat,plan-prefix{min_chars = 1}",
-    "canonicalize,lower-chat,canonicalize,cse,dce,canonicalize,plan-prefix{min_chars = 4}",
+    "batch-forks",
+    "canonicalize,lower-chat,canonicalize,cse,dce,canonicalize,plan-prefix{min_chars = 4},batch-forks",
 ]
 
 

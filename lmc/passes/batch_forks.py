@@ -1,0 +1,140 @@
+"""Batching of forks: which asks go to the backend together. Decides; does not execute.
+
+Siblings are asks that go out from one prompt with nothing but text between. Those of one block that become ready at the
+same moment, because they need the same answers and wait for the same calls, form a group (attribute `group`: its number
+and size). The executor submits a group in one sweep, after the prefill of what they share.
+
+Siblings that ask the same of the same prompt are one n-way sample (attribute `ways`: which it is, of how many). Each
+keeps its own seed, H(run seed, item, fork path, ordinal), so its text is what it would be alone. At temperature 0 there
+is only one answer, and cse has merged them.
+
+A select with several choices is scored as one trie of its choices in one pass (attribute `trie`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lmc.ir.analysis import ctx_children
+from lmc.ir.builder import Rewriter, rewrite, with_attrs
+from lmc.ir.core import Attr, Graph, Op, Operand, Value, exact
+from lmc.ir.ops import can_raise, trait
+from lmc.passes.manager import Pass, PassContext, register
+
+_IDENTITY = ("name", "stream", "ordinal", "also", "order", "group", "ways", "trie", "lookahead")
+
+
+@register
+@dataclass(frozen=True)
+class BatchForks(Pass):
+    """Groups siblings that are ready together; finds n-way samples and the selects to score as a trie."""
+
+    name: ClassVar[str] = "batch-forks"
+
+    def run(self, graph: Graph, ctx: PassContext) -> Graph:
+        hints: dict[Value, dict[str, Attr]] = {op.results[0]: {} for op in graph.ops() if trait(op) == "samples"}
+        for number, group in enumerate(_groups(graph)):
+            ctx.count("groups")
+            ctx.count("asks in groups", len(group))
+            for op in group:
+                hints[op.results[0]]["group"] = (number, len(group))
+            for same in _alike(group):
+                ctx.count("n-way samples")
+                for i, op in enumerate(same):
+                    hints[op.results[0]]["ways"] = (i, len(same))
+        for op in graph.ops():
+            if op.kind == "select" and len(choices(op)) > 1:
+                ctx.count("selects as a trie")
+                hints[op.results[0]]["trie"] = True
+
+        def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
+            if trait(op) != "samples":
+                return None
+            attrs = {k: v for k, v in op.attrs.items() if k not in ("group", "ways", "trie")} | hints[op.results[0]]
+            return None if attrs == op.attrs else (with_attrs(op, attrs),)
+
+        return rewrite(graph, rule)
+
+
+def choices(op: Op) -> tuple[Operand, ...]:
+    """The choices of a select."""
+    return op.operands[1 : len(op.operands) - len(op.attr("params", ()))]
+
+
+# -- groups ----------------------------------------------------------------------------------------------------------
+
+
+def _groups(graph: Graph) -> Iterator[list[Op]]:
+    """Siblings that are ready together, two or more, in the order of the program."""
+    above = _starts(graph)
+    found: dict[Hashable, list[Op]] = {}
+    for label, op, needs in _ready(graph):
+        start = above.get(op.operands[0])
+        if start is not None:
+            found.setdefault((label, start, needs), []).append(op)
+    yield from (group for group in found.values() if len(group) > 1)
+
+
+def _starts(graph: Graph) -> Mapping[Operand, Value]:
+    """For each prompt the one that siblings have in common with it: the last answer before it, or what the graph was given.
+
+    From the empty prompt on it is the first text, without which there is nothing to share.
+    """
+    starts: dict[Operand, Value] = {p: p for p in graph.params if p.type == "ctx"}
+    children = ctx_children(graph)
+    for value, ops in children.items():
+        for op in ops:
+            below = next(v for v in op.results if v.type == "ctx")
+            if trait(op) == "samples" or value not in starts:
+                starts[below] = below
+            else:
+                starts[below] = starts[value]
+    return starts
+
+
+def _ready(graph: Graph) -> Iterator[tuple[str, Op, int]]:
+    """For each ask its block and what has to happen before it can go out: a set of ops, as bits of a number.
+
+    An ask is submitted when its texts are known; the prompt's own answers it need not wait for. Ops before it that can
+    raise hold it back until they are done, since it must not go out if they raise.
+    """
+    needs: dict[Value, int] = {}  # of texts and other values: the answers and calls they come from
+    held: dict[str, int] = {}  # at a block's end: what holds back all that follows
+    number = 0
+    for block in graph.blocks:
+        above = graph.predecessor.get(block.label)
+        before = held.get(above, 0) if above is not None else 0
+        for op in block.ops:
+            own = 0
+            for v in op.uses:
+                own |= needs.get(v, 0)
+            if trait(op) == "samples":
+                yield block.label, op, own | before
+                number += 1
+                needs[op.results[0]] = own
+                needs.update((v, own | 1 << number) for v in op.results[1:])
+                continue
+            if trait(op) in ("effect", "ordered") and op.kind not in ("prefill", "release"):
+                number += 1
+                own |= before | 1 << number
+            needs.update((v, own) for v in op.results)
+            if can_raise(op) and op.kind == "host.call":
+                before |= own
+        held[block.label] = before
+        for v in block.terminator.uses:
+            held[block.label] |= needs.get(v, 0)
+
+
+# -- n-way samples ---------------------------------------------------------------------------------------------------
+
+
+def _alike(group: Sequence[Op]) -> Iterator[list[Op]]:
+    """Gens of a group that ask the same of the same prompt. One with a seed of its own asks for something else."""
+    found: dict[Hashable, list[Op]] = {}
+    for op in group:
+        if op.kind == "gen" and "seed" not in op.attr("params", ()):
+            attrs = tuple(sorted((k, exact(v)) for k, v in op.attrs.items() if k not in _IDENTITY))
+            found.setdefault((exact(op.operands), attrs), []).append(op)
+    yield from (same for same in found.values() if len(same) > 1)
