@@ -13,6 +13,7 @@ import inspect
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,11 +28,13 @@ from lmc.chat import CHATML
 from lmc.config import default_backend, has_default_backend, log, logs, settings
 from lmc.errors import ArgumentError, CaptureWarning, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio, reach, tracer
-from lmc.frontend.interpreter import ACTIVE, Function, LiveEmitter
+from lmc.frontend.emitter import Scoped
+from lmc.frontend.interpreter import ACTIVE, Function, LiveEmitter, watch
 from lmc.frontend.options import PROGRAM_OPTIONS, Options
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.replay import ReplayEmitter, areplay, replay
 from lmc.frontend.state import State
+from lmc.frontend.streaming import Mirror, on_abandoned
 from lmc.frontend.tree import Decision, Node, Site, Switch, Tree, decision_of
 from lmc.frontend.values import TraceEscape
 from lmc.ir.core import Graph
@@ -134,6 +137,15 @@ class Program:
         arguments, options = self.function.split(kwargs, PROGRAM_OPTIONS)
         return self._call(self.function.arguments(args, arguments), self._options(options))
 
+    def stream(self, *args: Any, **kwargs: Any) -> State:
+        """As calling it, but returns at once: a state whose `text_iter` and `text_async_iter` follow the compiled run.
+
+        Text comes in program order. Reading the state waits; what the program raises is raised where it is read. When
+        nobody holds the state any more, the run is stopped and what it asked is cancelled.
+        """
+        arguments, given = self.function.split(kwargs, PROGRAM_OPTIONS)
+        return self._stream(self.function.arguments(args, arguments), self._options(given))
+
     async def acall(self, *args: Any, **kwargs: Any) -> State:
         """As calling it, for async code: holds neither the event loop nor a thread while it waits for answers.
 
@@ -186,7 +198,7 @@ class Program:
             return iter(())
         if self.function.is_async:
             return aio.iterate(lambda: self._abatch(bound, options, progress), f"lmc-{self.function.name}")
-        if self._plain(options):
+        if self._plain():
             return enumerate(self.function.run_batch(
                 [tuple(b.args[1:]) if not b.kwargs else dict(list(b.arguments.items())[1:]) for b in bound],
                 progress_bar=progress, errors="return", generator_style=True, backend=options.backend, seed=options.seed, **options.sampling))  # fmt: skip
@@ -197,9 +209,23 @@ class Program:
             raise ParameterError(f"errors={errors!r}: 'raise' or 'return'")
         return self.function._bind_all(list(items))
 
+    def _stream(self, bound: inspect.BoundArguments, options: Options) -> State:
+        if self.outputs is not None:
+            raise ProgramError(
+                f"{self.function.described} was compiled with outputs={list(self.outputs)}, so it has no text to stream; compile it without",
+                loc=caller_loc(),
+            )
+        own = self.function._state(options)
+        state, _ = watch(own)
+        stream = _Stream(self, Root(own, bound, 0, False, weakref.ref(state)))
+        on_abandoned(state, stream.stop)
+        name = f"lmc-{self.function.name}"
+        threading.Thread(target=contextvars.copy_context().run, args=(stream.work,), name=name, daemon=True).start()
+        return state
+
     async def _acall(self, bound: inspect.BoundArguments, options: Options) -> State:
         if options.stream:
-            return self._call(bound, options)
+            return self._stream(bound, options)
         (found,) = [run async for run in self._arun([self.function._state(options)], [bound], options)]
         if found.error is not None:
             raise found.error
@@ -224,7 +250,7 @@ class Program:
         """Drives runs on the running loop."""
         backend: Backend = roots[0].emitter.run.backend  # type: ignore[attr-defined]
         before, start = backend.counters(), time.perf_counter()
-        self._plain(options)  # says why
+        self._plain()  # says why
         execution = LoopExecution(on_loop=self.function.is_async, workers=min(256, len(bound)))
         try:
             async with contextlib.aclosing(execution.arun(self._runs(roots, bound))) as runs:
@@ -234,13 +260,13 @@ class Program:
             self._measured(len(bound), before, start, backend)
 
     def _call(self, bound: inspect.BoundArguments, options: Options) -> State:
-        if self.function.is_async and not options.stream:
+        if options.stream:
+            return self._stream(bound, options)
+        if self.function.is_async:
             instead = f"await {self.function.name}.acall(…)"
             return aio.run_here(lambda: self._acall(bound, options), self.function.described, instead)
         root = self.function._state(options)
-        if self._plain(options):
-            if options.stream:
-                return self.function._stream(root, bound)
+        if self._plain():
             self.function._call(root, bound)
             return root
         before, start = root.emitter.run.backend.counters(), time.perf_counter()  # type: ignore[attr-defined]
@@ -285,12 +311,12 @@ class Program:
             return replace(options, backend=self.backend)
         return options
 
-    def _plain(self, options: Options) -> bool:
-        """Whether calls go to the interpreter: nothing can be captured, a stream is wanted, or LMC_JIT=0."""
+    def _plain(self) -> bool:
+        """Whether calls go to the interpreter: nothing can be captured, or LMC_JIT=0."""
         if self._interpreted is not None:
             self._say(f"{self.function.name} runs in the interpreter: {self._interpreted}")
             return True
-        return options.stream or not settings().jit
+        return not settings().jit
 
     def _say(self, message: str) -> None:
         """Says, once per program, why something of it is not compiled."""
@@ -320,7 +346,7 @@ class Program:
         values = list(arguments.arguments.values())[1:]
         run = Run(self, live.backend, live.defaults, live.seed, live.item, values, root.state.stream)
         run.root = root
-        traced = self._find(arguments, values)
+        traced = self._find(arguments, values, watched=root.watched is not None)
         if traced is None:
             run.pending = [_LEAVE]
             return run
@@ -335,7 +361,7 @@ class Program:
         run.enter(plan.code)
         return run
 
-    def _find(self, arguments: inspect.BoundArguments, values: Sequence[Any]) -> Traced | None:
+    def _find(self, arguments: inspect.BoundArguments, values: Sequence[Any], watched: bool = False) -> Traced | None:
         """The tree for these arguments and the outside as it is now; a new one if there is none."""
         if self._interpreted is not None or not settings().jit:
             return None
@@ -343,7 +369,8 @@ class Program:
             if value.__class__ is not str and reach.holds_language(value):
                 self._say(f"{self.function.name} runs in the interpreter when it is handed a state or an expression")
                 return None
-        key = tuple([_type_of(v) for v in values])
+        types = tuple([_type_of(v) for v in values])
+        key = (*types, "watched") if watched else types
         for traced in self._trees.get(key, ()):
             if traced.applies() and not traced.outgrown:
                 return traced
@@ -361,9 +388,9 @@ class Program:
             if len(trees) >= MAX_TREES:
                 self._say(f"{self.function.name}: more than {MAX_TREES} states of the outside; further ones run in the interpreter")
                 return None
-            params = tuple(IRValue(n, t) for n, t in zip(self.function.params, key, strict=True))  # type: ignore[arg-type]
+            params = tuple(IRValue(n, t) for n, t in zip(self.function.params, types, strict=True))  # type: ignore[arg-type]
             while True:
-                traced = Traced(Tree(self.function.name, params, sites), arguments)
+                traced = Traced(Tree(self.function.name, params, sites, watched), arguments)
                 if not self._grow(traced, ()):
                     return None
                 if not traced.outgrown:
@@ -519,7 +546,29 @@ class Program:
             return True
         emitter = ReplayEmitter(root.live.run, run.answers)
         root.state = State(emitter, stream=run.stream, name=self.function.name, asked=[root.state.asked])
+        if root.watched is not None:
+            root.state.progress = Mirror(root.state, root.watched, root.shown)
         return False
+
+    def show(self, run: Run, prompt: Any, held: Sequence[Any], attrs: Mapping[str, Any]) -> None:
+        root: Root = run.root
+        assert root.watched is not None, "only runs that are watched show anything"
+        root.shown = attrs["number"]
+        state = root.watched()
+        if state is None:
+            return  # the run is being stopped
+        state.ctx = prompt
+        for i, name in enumerate(attrs["vars"]):
+            state.variables[name] = tracer.held_of(held[2 * i], held[2 * i + 1])
+        if opened := attrs.get("opens"):
+            state.scopes.setdefault(opened, []).append(Scoped(prompt))
+        if closed := attrs.get("closes"):
+            scope = state.variables[closed] = state.scopes[closed].pop()
+            scope.until = prompt
+            if not state.scopes[closed]:
+                del state.scopes[closed]
+        assert state.progress is not None
+        state.progress.notify()
 
     def cancel(self, run: Run) -> None:
         root: Root = run.root
@@ -545,7 +594,8 @@ class Program:
             self._find(*self._guessed())
         if not self._trees:
             raise ProgramError(f"{self.function.described} runs in the interpreter: {self._interpreted}", loc=self.function.loc)
-        return next(reversed(self._trees.values()))[0].tree.graph()
+        trees = [trees[0].tree for trees in reversed(self._trees.values()) if trees]
+        return next((tree for tree in trees if not tree.watched), trees[0]).graph()
 
     def _guessed(self) -> tuple[inspect.BoundArguments, list[Any]]:
         """Arguments of the annotated types (text where nothing is said), to trace with before any call."""
@@ -620,6 +670,8 @@ class Root:
     arguments: inspect.BoundArguments
     index: int
     batch: bool
+    watched: weakref.ref[State] | None = None  # what others see of the run while it goes on
+    shown: int = 0  # how many appends they have seen
     traced: Traced | None = None
     target: Target | None = None
 
@@ -627,6 +679,61 @@ class Root:
     def live(self) -> LiveEmitter:
         """The emitter that knows backend, sampling defaults and seed of the run."""
         return self.state.emitter  # type: ignore[return-value]  # states of runs are live
+
+
+class _Stream:
+    """A run that is watched: it goes on a thread of its own until it is over, or nobody watches it any more."""
+
+    def __init__(self, program: Program, root: Root) -> None:
+        self.program, self.root = program, root
+        self._stopped = threading.Event()
+        self._driven: tuple[Execution, Run] | None = None
+
+    def stop(self) -> None:
+        """From any thread."""
+        self._stopped.set()
+        self.root.live.cancel()
+        if self._driven is not None:
+            execution, run = self._driven
+            execution.stop(run)
+
+    def work(self) -> None:
+        program, root = self.program, self.root
+        backend = root.live.run.backend
+        before, start = backend.counters(), time.perf_counter()
+        error: BaseException | None = None
+        result: State | None = None
+        token = ACTIVE.set(root.state)
+        try:
+            run = asyncio.run(self._adrive()) if program.function.is_async else self._drive()
+            error, result = run.error, None if run.result is root.state else run.result
+        except BaseException as raised:  # handed to whoever reads the state
+            error = raised
+        finally:
+            ACTIVE.reset(token)
+        program._measured(1, before, start, backend)
+        mirror = root.state.progress
+        assert isinstance(mirror, Mirror)
+        mirror.finish(error, result)
+
+    def _drive(self) -> Run:
+        execution = Execution(parallel=False)
+        (run,) = execution.run(iter([self._begun(execution)]))
+        return run
+
+    async def _adrive(self) -> Run:
+        execution = LoopExecution(on_loop=True)
+        async with contextlib.aclosing(execution.arun(iter([self._begun(execution)]))) as runs:
+            (run,) = [run async for run in runs]
+        return run
+
+    def _begun(self, execution: Execution) -> Run:
+        self.root.arguments.apply_defaults()
+        run = self.program._begin(self.root)
+        self._driven = execution, run
+        if self._stopped.is_set():
+            execution.stop(run)
+        return run
 
 
 class Narrowed(LiveEmitter):

@@ -26,6 +26,7 @@ from lmc.backend.instructions import (
     Release,
     Return,
     Run,
+    Show,
     Simple,
     Switch,
     UnorderedCall,
@@ -295,6 +296,11 @@ def _host(code: Code, op: Op) -> Instruction:
     return Simple(deps, marks, op.loc, out, compute)
 
 
+def _show(code: Code, op: Op) -> Instruction:
+    prompt, *held = op.operands
+    return Show(code.deps(*op.operands), op.loc, code.get(prompt), code.fetch(held), op.attrs)
+
+
 def _prefill(code: Code, op: Op) -> Instruction:
     shared = code.pins if op.attr("scope") == "program" else None
     return Prefill(code.deps(*op.operands), op.loc, code.slot(op.operands[0]), shared)
@@ -307,5 +313,5 @@ def _release(code: Code, op: Op) -> Instruction:
 _RULES: Mapping[str, Callable[[Code, Op], Instruction]] = {
     "ctx.new": _new, "append": _append, "image": _image, "video": _image, "ctx.text": _read_prompt, "ctx.slice": _read_prompt,
     "ctx.messages": _read_prompt, "concat": _concat, "gen": _gen, "select": _select, "read": _read, "host.call": _host,
-    "prefill": _prefill, "release": _release,
+    "show": _show, "prefill": _prefill, "release": _release,
 }  # fmt: skip

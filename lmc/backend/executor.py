@@ -14,9 +14,10 @@ from contextvars import Context
 from typing import Any
 
 from lmc.backend.base import Result
-from lmc.backend.instructions import RETURNED, HostCall, Instruction, Run, Terminator, cancel, unpin
+from lmc.backend.instructions import RETURNED, STOPPED, HostCall, Instruction, Run, Terminator, cancel, unpin
 from lmc.backend.pool import HostPool, replaced
 from lmc.config import log, logs
+from lmc.errors import CancelledError
 
 RAISED_BY_PROGRAMS = (Exception, asyncio.CancelledError)
 """What a program may raise, and what it can catch of what its tools raise; anything else ends the whole execution."""
@@ -58,6 +59,10 @@ class Execution:
             with replaced():
                 return self._events.get()
 
+    def stop(self, run: Run) -> None:
+        """From any thread: nobody watches a run any more, so the execution ends."""
+        self._events.put((run, STOPPED, None))
+
     def close(self) -> None:
         """Cancels what is not finished: an exception or an abandoned iteration leaves no request and no queued host call.
 
@@ -74,6 +79,8 @@ class Execution:
     def _handle(self, run: Run, instruction: Instruction | None, done: Done | None) -> Iterator[Run]:
         if run not in self._unfinished:
             return
+        if instruction is STOPPED:
+            raise CancelledError("nobody watches the run any more")
         if instruction is None:  # a replay on the pool is over
             yield from self._over(run)
             return

@@ -131,6 +131,10 @@ class Owner(Protocol):
         """As `replay`, for an async program, on the running loop."""
         ...
 
+    def show(self, run: Run, prompt: Prompt, held: Sequence[Any], attrs: Mapping[str, Any]) -> None:
+        """Shows a prompt and variables to those who watch the run. `held`: value and meta of each of `attrs["vars"]`."""
+        ...
+
     def context(self, run: Run) -> Context:
         """The context in which the run's host calls execute."""
         ...
@@ -198,6 +202,8 @@ class Terminator(Instruction):
         raise NotImplementedError
 
 
+STOPPED = Instruction((), 0, 0, None)
+"""Stands for the end of a run that nobody watches any more."""
 RETURNED = Instruction((), 0, 0, None)
 """Stands for the end of a run that has returned but whose answers are not all there."""
 
@@ -378,6 +384,20 @@ class UnorderedCall(HostCall):
 
     def keep(self, run: Run, args: Sequence[Any], outcome: tuple[bool, Any]) -> None:
         run.ahead[self.key] = Call(self.fn, *self.split(args), outcome)
+
+
+class Show(Instruction):
+    """show: what is before it in the program has happened, and those who watch the run see it. Holds nothing back."""
+
+    __slots__ = ("attrs", "held", "prompt")
+
+    def __init__(self, deps: tuple[int, ...], loc: Loc | None, prompt: Get, held: Fetch, attrs: Mapping[str, Any]) -> None:
+        super().__init__(deps, ALL, 0, loc)
+        self.prompt, self.held, self.attrs = prompt, held, attrs
+
+    def execute(self, run: Run, x: Scheduler) -> bool:
+        run.owner.show(run, self.prompt(run.env), self.held(run.env), self.attrs)
+        return True
 
 
 class Prefill(Instruction):

@@ -40,7 +40,7 @@ from lmc.frontend.state import (
     Stored,
     UnknownVariable,
 )
-from lmc.frontend.streaming import Progress
+from lmc.frontend.streaming import Mirror, Progress, on_abandoned
 from lmc.frontend.values import TraceEscape, Value
 from lmc.prompt import (
     Excerpt,
@@ -194,6 +194,14 @@ def _answers(ctx: Prompt) -> Iterator[Result]:
                 yield part.result
         if node.result is not None:
             yield node.result
+
+
+def watch(own: State) -> tuple[State, Mirror]:
+    """A state that shows what `own` has while its program runs on another thread, and what keeps it up to date."""
+    state = State(own.emitter, own.ctx, stream=own.stream, asked=own.asked, name=own.name)
+    state.progress = Progress()
+    mirror = own.progress = Mirror(own, weakref.ref(state))
+    return state, mirror
 
 
 # -- programs --------------------------------------------------------------------------------------------------------
@@ -381,18 +389,18 @@ class Function:
         finally:
             ACTIVE.reset(token)
 
-    def _stream(self, state: State, bound: inspect.BoundArguments) -> State:
-        progress = state.progress = Progress()
+    def _stream(self, own: State, bound: inspect.BoundArguments) -> State:
+        state, mirror = watch(own)
 
         def work() -> None:
-            progress.begin()
             try:
-                self._call(state, bound)
+                self._call(own, bound)
             except BaseException as error:  # handed to whoever reads the state
-                progress.finish(error)
+                mirror.finish(error)
             else:
-                progress.finish(None)
+                mirror.finish(None)
 
+        on_abandoned(state, lambda: _cancel(own))
         threading.Thread(target=copy_context().run, args=(work,), name=f"lmc-{self.name}", daemon=True).start()
         return state
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.base import Result
-from lmc.frontend.emitter import Taken
+from lmc.frontend.emitter import Scoped, Taken
 from lmc.frontend.values import TraceEscape
 from lmc.prompt import Excerpt, Image, Mark, Piece, Prompt, plain
 
@@ -22,26 +23,21 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """A program that runs on a thread of its own: who runs it, that something changed, and how it ended."""
+    """What those who watch a running program wait for: that something changed, and how it ended."""
 
     def __init__(self) -> None:
         self.done = False
         self.error: BaseException | None = None
-        self._runner: int | None = None
         self._lock = threading.Lock()
         self._watchers: list[Callable[[], None]] = []
-
-    def begin(self) -> None:
-        """Called first on the thread that runs the program."""
-        self._runner = threading.get_ident()
 
     def finish(self, error: BaseException | None) -> None:
         self.error, self.done = error, True
         self.notify()
 
     def elsewhere(self) -> bool:
-        """Whether the caller is not the program itself."""
-        return threading.get_ident() != self._runner
+        """Whether the program runs elsewhere, so that it can be waited for."""
+        return True
 
     def notify(self) -> None:
         with self._lock:
@@ -67,6 +63,108 @@ class Progress:
                 changed.clear()
         finally:
             self.unwatch(changed.set)
+
+
+class Mirror(Progress):
+    """The `progress` of a running program's own state: what it has is shown by another state, which others watch.
+
+    The program keeps its own state alive, and nobody but the watchers the other one: when they drop it, the run is abandoned.
+    """
+
+    def __init__(self, own: State, watched: weakref.ref[State], shown: int = 0) -> None:
+        """`shown`: how many appends are visible already; a replay goes through them again."""
+        super().__init__()
+        self._own, self.watched, self._ahead = own, watched, shown
+        self._twins: dict[Prompt, Prompt] | None = None  # visible nodes of own ones; None: they are the same
+        self._held: dict[str | None, Any] = {}
+        self._scopes: dict[int, tuple[Any, Any]] = {}  # own scopes and the visible ones, by the own ones' identity
+
+    def elsewhere(self) -> bool:
+        return False
+
+    def notify(self) -> None:
+        """The program appended to its prompt."""
+        watched = self.watched()
+        if watched is None:
+            return
+        if self._ahead:
+            self._ahead -= 1
+            if not self._ahead:
+                self._meet(watched)
+            return
+        self._publish(watched)
+        assert watched.progress is not None
+        watched.progress.notify()
+
+    def finish(self, error: BaseException | None, result: State | None = None) -> None:
+        """The run is over. `result`: the state it gave, if that is not the program's own."""
+        watched = self.watched()
+        if watched is None:
+            return
+        final = self._own if result is None else result
+        if result is not None:
+            watched.ctx, watched.variables = result.ctx, result.variables
+        elif not self._ahead:
+            self._publish(watched)
+        watched.asked = final.asked
+        watched.role, watched.previous, watched.ordinal = final.role, final.previous, final.ordinal
+        watched.forks, watched.calls = final.forks, final.calls
+        if error is None:
+            watched.ret_value = watched if (value := final.ret_value) is final else value
+        assert watched.progress is not None
+        watched.progress.finish(error)
+
+    def _meet(self, watched: State) -> None:
+        """A replay has come to where the visible state stands."""
+        self._twins = {self._own.ctx: watched.ctx}
+        self._held = dict(self._own.variables)
+        for name, open_ in self._own.scopes.items():
+            for own, visible in zip(open_, watched.scopes[name], strict=True):
+                self._scopes[id(own)] = own, visible
+
+    def _publish(self, watched: State) -> None:
+        own = self._own
+        watched.ctx = self._twin(own.ctx)
+        for name, held in tuple(own.variables.items()):
+            if self._held.get(name, own) is not held:
+                self._held[name] = held
+                watched.variables[name] = self._scope(held) if isinstance(held, Scoped) else held
+        watched.scopes = {name: [self._scope(scope) for scope in open_] for name, open_ in own.scopes.items()}
+
+    def _twin(self, node: Prompt) -> Prompt:
+        """The visible node of an own one: the same, unless the visible text began in the compiled run."""
+        if self._twins is None:
+            return node
+        fresh: list[Prompt] = []
+        while node not in self._twins:
+            fresh.append(node)
+            assert node.parent is not None, "what a replay appends follows what is visible"
+            node = node.parent
+        visible = self._twins[node]
+        for node in reversed(fresh):
+            visible = self._twins[node] = Prompt(visible, node.parts, node.result, node.handle, node.tail)
+        return visible
+
+    def _scope(self, own: Scoped) -> Scoped:
+        if self._twins is None:
+            return own
+        if id(own) not in self._scopes:
+            self._scopes[id(own)] = own, Scoped(self._twin(own.since))
+        visible = self._scopes[id(own)][1]
+        visible.until = None if own.until is None else self._twin(own.until)
+        return visible
+
+
+def on_abandoned(watched: State, stop: Callable[[], None]) -> None:
+    """Calls `stop`, on a thread of its own, when nobody holds `watched` any more and its program still runs."""
+    progress = watched.progress
+    assert progress is not None
+
+    def dropped() -> None:  # anywhere, also where locks are held
+        if not progress.done:
+            threading.Thread(target=stop, name="lmc-stop", daemon=True).start()
+
+    weakref.finalize(watched, dropped).atexit = False
 
 
 class _Cursor:
@@ -169,7 +267,8 @@ class _Cursor:
 
     def _watch(self, answer: Result, take: Callable[[str], str] | None = None) -> None:
         self._answer, self._take, self._deltas, self._length = answer, take, 0, 0
-        answer.on_change(lambda _: self._notify())
+        notify = self._notify  # not `self`: an answer on its way must not keep the state that somebody has dropped
+        answer.on_change(lambda _: notify())
 
     def _show_answer(self, shown: list[str]) -> bool:
         """Shows what the current answer has more; whether it is complete."""

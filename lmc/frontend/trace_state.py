@@ -18,6 +18,7 @@ from lmc.ir.core import Value as IRValue
 from lmc.prompt import Special
 
 if TYPE_CHECKING:
+    from lmc.frontend.state import State
     from lmc.frontend.trace_record import Recorder
 
 NOT_AN_ATTRIBUTE: Any = object()
@@ -41,6 +42,43 @@ class Answer:
         self.ir, self.meta, self.domain = ir, meta, domain
         self.read_value: Value | None = None
         self.read_meta: Value | None = None
+
+
+class Shows:
+    """The `progress` of a state whose text others see while the program runs: records what they see, and when."""
+
+    done, error = False, None
+
+    def __init__(self, trace: Recorder, state: State) -> None:
+        self._trace, self._state = trace, state
+        self._number = 0
+        self._held: dict[str | None, Any] = {}  # what was shown of each variable
+        self._open: list[str] = []  # names of the scopes that are open
+
+    def elsewhere(self) -> bool:
+        return False
+
+    def notify(self) -> None:
+        """The program appended to its prompt."""
+        state = self._state
+        attrs: dict[str, Attr] = {}
+        now = [name for name, open_ in state.scopes.items() for _ in open_]
+        if len(now) > len(self._open):
+            attrs["opens"] = (name := _extra(now, self._open))
+        elif len(now) < len(self._open):
+            attrs["closes"] = (name := _extra(self._open, now))
+            self._held[name] = state.variables[name]  # its value is the scope, which is shown already
+        fresh = {name: held for name, held in state.variables.items() if self._held.get(name) is not held}
+        self._number, self._held, self._open = self._number + 1, self._held | fresh, now
+        operands: list[Operand] = [state.ctx.ir]
+        for held in fresh.values():
+            operands += self._trace.held(held)
+        self._trace.emit("show", operands, {"vars": tuple(fresh), "number": self._number, **attrs}, ())
+
+
+def _extra(more: list[str], fewer: list[str]) -> str:
+    """The name that is in one list once more than in the other."""
+    return next(name for name in more if more.count(name) > fewer.count(name))
 
 
 class TraceEmitter:

@@ -28,10 +28,11 @@ from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.own import NOT_OWN
 from lmc.frontend.primitives import Expr
 from lmc.frontend.state import Emitter, State
+from lmc.frontend.streaming import Progress
 from lmc.frontend.trace_calls import CallMode, is_method
 from lmc.frontend.trace_outside import DICT_VIEWS, is_enum_member, is_lazy
 from lmc.frontend.trace_record import NO_KEY, SELF, Diverged, StopTrace, fault_of, held_of
-from lmc.frontend.trace_state import TraceEmitter
+from lmc.frontend.trace_state import Shows, TraceEmitter
 from lmc.frontend.tree import Decision, Tree
 from lmc.frontend.values import TraceEscape, Value, active
 from lmc.ir.core import Operand, Type
@@ -537,6 +538,8 @@ def trace(tree: Tree, program: Function, arguments: inspect.BoundArguments, path
     mode.start = program.loc
     token = active.set(mode)
     state = State(cast(Emitter, TraceEmitter(mode)), name=program.name)  # what it lacks cannot be captured
+    if tree.watched:
+        state.progress = cast(Progress, Shows(mode, state))
     state_token = ACTIVE.set(state)
     try:
         values = {p.name: mode.value(p) for p in tree.params}

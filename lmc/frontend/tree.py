@@ -103,9 +103,11 @@ Site = tuple[str, str, int, int]
 class Tree:
     """The trace tree of one program for one list of argument types."""
 
-    def __init__(self, name: str, params: tuple[IRValue, ...], sites: frozenset[Site] = frozenset()) -> None:
-        """`sites`: where the program makes containers that host code will be handed; they are objects of the run."""
-        self.name, self.params, self.sites = name, params, sites
+    def __init__(self, name: str, params: tuple[IRValue, ...], sites: frozenset[Site] = frozenset(), watched: bool = False) -> None:
+        """`sites`: where the program makes containers that host code will be handed; they are objects of the run.
+        `watched`: for runs whose text others see while it grows.
+        """
+        self.name, self.params, self.sites, self.watched = name, params, sites, watched
         self.wanted: frozenset[Site] = sites  # those and the ones that a trace was stopped by
         self.root = Node()
         self.guards: dict[object, Guard] = {}

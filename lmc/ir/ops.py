@@ -65,7 +65,10 @@ ATTRS: dict[str, str] = {
     "timeout": "seconds after which the call raises HostTimeout",
     "awaits": "what the function gives is awaited",
     "scope": '"program" keeps the pin for all runs of the program; without it a release ends it',
-    "vars": "names of the returned state's variables; value and meta of each follow the prompt",
+    "vars": "names of the returned, or shown, state's variables; value and meta of each follow the prompt",
+    "opens": "the scope of text that begins at the prompt that is shown",
+    "closes": "the scope of text that ends there",
+    "number": "how many appends to the state have been shown with this one",
     "forks": "how many forks the returned state has made",
     "calls": "how many programs the returned state has called",
     "outputs": "the variables that the caller wants; all others are none, and the prompt is only a stand-in",
@@ -99,6 +102,8 @@ OPS: dict[str, OpSpec] = {
         OpSpec("host.call", ("const", "*any"), ("*any",), "effect", "Calls a host function on real values. With `catch` it also gives the "
                "exception it raised (None if none) instead of raising.",
                ("kwargs", "pure", "ordered", "total", "inline", "catch", "ord", "touches", "unordered", "idempotent", "timeout", "awaits")),
+        OpSpec("show", ("ctx", "*any"), (), "effect", "Shows the prompt so far, and value and meta of each variable that is new, to those who "
+               "watch the run.", ("vars", "opens", "closes", "number")),
         OpSpec("prefill", ("ctx",), (), "effect", "Computes and pins the KV of a prompt.", ("scope",), frozenset({"planned"})),
         OpSpec("release", ("ctx",), (), "effect", "Ends a pin.", (), frozenset({"planned"})),
         OpSpec("switch", ("any",), (), "terminator", "Goes to the block whose case equals the operand."),

@@ -235,6 +235,10 @@ class _Verifier:
                 n == 2 * len(names), f"{n} operands after the prompt, but {len(names)} variables (value and meta each)"
             )
 
+    def show(self, op: Op) -> None:
+        names, n = _names(op, "vars"), len(op.operands) - 1
+        _require(n == 2 * len(names), f"{n} operands after the prompt, but {len(names)} variables (value and meta each)")
+
     def exit(self, op: Op) -> None:
         number = op.attr("id")
         _require(isinstance(number, int), "attribute id is missing or not an integer")
@@ -252,6 +256,7 @@ _RULES: Mapping[str, Callable[[_Verifier, Op], None]] = {
     "role.end": _Verifier.role,
     "return": _Verifier.returns,
     "exit": _Verifier.exit,
+    "show": _Verifier.show,
 }
 
 _WANTED = {"ctx": "a ctx", "str": "text", "any": "a value that is not a ctx", "const": "a literal or a symbol"}

@@ -129,7 +129,7 @@ class Maker:
     # -- ops
 
     def op(self, scope: Scope) -> None:
-        kinds = "append append append append gen gen read read select concat ctx.new ctx.text ctx.slice ctx.messages image video pure pure effect ordered"
+        kinds = "append append append append gen gen read read select concat ctx.new ctx.text ctx.slice ctx.messages image video pure pure effect ordered show"
         kinds += " role role" if self.stage == "traced" else " prefill release" if self.stage == "planned" else ""
         getattr(self, "make_" + self.draw(st.sampled_from(kinds.split())).replace(".", "_"))(scope)
 
@@ -231,6 +231,13 @@ class Maker:
 
     def make_ordered(self, scope: Scope) -> None:
         self.make_effect(scope, "ordered")
+
+    def make_show(self, scope: Scope) -> None:
+        self.order += 1
+        held = (self.text(scope), self.any(scope)) if self.draw(st.booleans()) else ()
+        attrs = {"vars": ("x",) if held else (), "number": self.order}
+        attrs |= self.draw(st.sampled_from([{}, {"opens": "x"}, {"closes": "x"}]))
+        self.b.emit("show", (self.prompt(scope), *held), attrs)
 
     def make_prefill(self, scope: Scope) -> None:
         self.b.emit("prefill", (self.prompt(scope),), self.draw(st.sampled_from([{}, {"scope": "program"}])))

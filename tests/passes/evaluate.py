@@ -194,6 +194,10 @@ class _Run:
             raise Raised(fn.name, number % 9)
         return value
 
+    def show(self, op: Op, values: list[Any]) -> tuple[()]:
+        self.out.effects.append(("show", op.attrs["number"], repr((op.attrs["vars"], values))))
+        return ()
+
     def slice(self, op: Op, values: list[Any]) -> Any:
         whole, since = values
         whole.text()
@@ -237,6 +241,7 @@ _RULES: Mapping[str, Any] = {
     "select": _Run.ask,
     "read": _Run.read,
     "host.call": _Run.call,
+    "show": _Run.show,
     "prefill": _Run.prefill,
     "release": _Run.release,
 }

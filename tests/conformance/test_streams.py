@@ -1,0 +1,303 @@
+"""Streams of compiled runs: what the interpreter's stream shows, piece by piece in the program's order, while the graph runs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.backend.mock import Mock
+from lmc.errors import BackendError
+from tests.backend.gated import Gated
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_thread() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    gc.collect()
+    while MOCKS:
+        MOCKS.pop().close()
+    deadline = time.monotonic() + 5
+    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left
+
+
+MOCKS: list[Mock] = []
+
+
+def mock(**given: Any) -> Mock:
+    MOCKS.append(Mock(latency=0.003, **given))
+    return MOCKS[-1]
+
+
+# -- programs ------------------------------------------------------------------------------------------------------------
+
+
+@lmc.function
+def scoped(s: Any, q: str) -> Any:
+    s += lmc.system("brief") + lmc.user(q)
+    with s.assistant():
+        s += "A: " + lmc.gen("a", max_tokens=8)
+        with s.var_scope("part"):
+            s += " then " + lmc.gen("b", max_tokens=8)
+            with s.var_scope("inner"):
+                s += "<" + lmc.select("c", ["x", "y"]) + ">"
+        s += " end"
+    return s["a"]
+
+
+@lmc.function
+def branches(s: Any, q: str) -> Any:
+    for i in range(3):
+        s += f"{i}:" + lmc.gen("word", max_tokens=4) + "\n"
+        if len(s["word"]) % 2:
+            s += "odd "
+    s["note"] = s["word"].upper()
+    return len(s["note"])
+
+
+@lmc.function
+def forked(s: Any, q: str) -> Any:
+    s += q
+    forks = s.fork(2)
+    for i, f in enumerate(forks):
+        f += f" fork {i} " + lmc.gen("f", max_tokens=4)
+    forks.join()
+    s += "joined " + ",".join(s["f"]) + lmc.gen("end", max_tokens=3)
+    other = s.fork(2)
+    other += lmc.gen("g", max_tokens=3)
+    other.join("concate_and_append")
+    with s.copy() as draft:
+        draft += lmc.gen("d", max_tokens=3)
+    return s
+
+
+@lmc.function
+def child(s: Any, tip: str) -> None:
+    s += tip + lmc.gen("x", max_tokens=4)
+
+
+@lmc.function
+def tools(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=5, n=2)
+    s += "|" + str(len(s["a"])) + child(tip="t")["x"]
+    s["b"] = "set"
+    s += lmc.gen(None, max_tokens=3)
+    return s["a"]
+
+
+@lmc.function
+def escapes_late(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=5)
+    with s.var_scope("scope"):
+        s += "in " + s["a"].strip()
+        s += eval("len(s['a'])") and "evaluated "  # what capture does not know: the interpreter goes on here
+        s += lmc.gen("b", max_tokens=5)
+        with s.var_scope("late"):
+            s += "late" + lmc.gen("c", max_tokens=3)
+    return s
+
+
+@lmc.function
+def escapes_at_once(s: Any, q: str) -> Any:
+    s += eval("q") + lmc.gen("a", max_tokens=5)
+    return s["a"]
+
+
+@lmc.function
+def catches(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=5)
+    try:
+        int(s["a"])
+    except ValueError:
+        s += " not a number " + lmc.gen("b", max_tokens=4)
+    return s["b"]
+
+
+async def look(q: str) -> str:
+    await asyncio.sleep(0.001)
+    return q[::-1]
+
+
+@lmc.function
+async def agent(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=5)
+    with s.var_scope("found"):
+        s += await look(s["a"])
+        s += lmc.gen("b", max_tokens=4)
+    return s["b"]
+
+
+@lmc.function
+async def agent_escapes(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=5)
+    async with asyncio.timeout(5):
+        s += await look(s["a"])
+    s += lmc.gen("b", max_tokens=4)
+
+
+@lmc.function
+def thinks(s: Any, q: str) -> Any:
+    s += q + lmc.separate_reasoning(lmc.gen("a", max_tokens=40), model_type="qwen3")
+    return s["a_reasoning_content"]
+
+
+PROGRAMS = [scoped, branches, forked, tools, escapes_late, escapes_at_once, catches, agent, agent_escapes, thinks]
+NAMES = {
+    "scoped": ["a", "b", "part", "inner"], "branches": ["note"], "forked": ["f", "end"], "tools": ["a", "b"], "escapes_late": ["a", "scope", "late"],
+    "escapes_at_once": ["a"], "catches": ["a", "b"], "agent": ["a", "found"], "agent_escapes": ["b"], "thinks": ["a"],
+}  # fmt: skip
+
+
+def seen(state: Any) -> Any:
+    value = state.ret_value
+    variables = {name: state[name] for name in state.variables}
+    return state.text(), state.messages(), variables, "the state" if value is state else value, state.role, state.error()
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_a_compiled_stream_is_the_interpreters(program: Any) -> None:
+    expected = seen(program.run(q="Why?", backend=mock(), seed=3))
+    interpreted = program.run(q="Why?", backend=mock(), seed=3, stream=True)
+    assert "".join(interpreted.text_iter()) == expected[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
+        fast = lmc.compile(program)
+        for _ in range(2):  # the second time on the tree of the first
+            state = fast.stream(q="Why?", backend=mock(), seed=3)
+            pieces = list(state.text_iter())
+            assert "".join(pieces) == expected[0]
+            assert len(pieces) > 1
+            assert seen(state) == seen(interpreted) == expected
+            assert "".join(state.text_iter()) == expected[0]
+            for name in NAMES[program.name]:
+                watched, own = (run(q="Why?", backend=mock(), seed=3, stream=True) for run in (fast, program.run))
+                assert "".join(watched.text_iter(name)) == "".join(own.text_iter(name))
+                watched.sync(), own.sync()
+
+
+@pytest.mark.parametrize("program", [scoped, agent, escapes_late], ids=lambda p: p.name)
+def test_an_async_consumer_sees_the_same(program: Any) -> None:
+    async def pieces(state: Any, name: str | None) -> list[Any]:
+        return [piece async for piece in state.text_async_iter(name, return_meta_data=True)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
+        fast = lmc.compile(program)
+        for name in (None, "a", "b"):
+            found = asyncio.run(pieces(fast.stream(q="Why?", backend=mock(), seed=3), name))
+            expected = asyncio.run(pieces(program.run(q="Why?", backend=mock(), seed=3, stream=True), name))
+            assert "".join(text for text, _ in found) == "".join(text for text, _ in expected)
+            assert found[-1][1].get("completion_tokens") == expected[-1][1].get("completion_tokens")
+
+
+def test_a_stream_is_compiled_and_streams_while_it_runs() -> None:
+    backend = Gated(answers={"a": "A", "b": "B", "c": "x"})
+    fast = lmc.compile(scoped)
+    state = fast.stream(q="Why?", backend=backend, seed=1)
+    pieces = state.text_iter()
+    shown = ""
+    while not shown.endswith("A: "):
+        shown += next(pieces)  # the constant text is there before any answer
+    backend.open()
+    assert "".join(pieces).startswith("A then B<x> end")
+    assert state.text().startswith(shown)
+    assert fast.stats.replays == 0
+    assert "show(" in "".join(map(str, [op.kind + "(" for trees in fast._trees.values() for t in trees for op in t.tree.graph().ops()]))
+    backend.close()
+
+
+def test_streams_and_calls_keep_their_own_traces() -> None:
+    fast = lmc.compile(scoped)
+    fast.stream(q="Why?", backend=mock(), seed=1).sync()
+    fast(q="Why?", backend=mock(), seed=1)
+    assert "show" not in fast.dump_ir()
+    fast.stream(q="Why?", backend=mock(), seed=1).sync()
+    assert len(fast._trees) == 2
+
+
+def test_text_after_a_failing_tool_is_not_shown() -> None:
+    """The graph could append ahead of the tool; nobody sees it."""
+
+    def fails() -> None:
+        raise LookupError("mine")
+
+    @lmc.function
+    def program(s: Any, q: str) -> None:
+        s += q + lmc.gen("a", max_tokens=4)
+        s["a"]
+        fails()
+        s += "never"
+
+    state = lmc.compile(program).stream(q="Q", backend=mock(), seed=1)
+    shown: list[str] = []
+    with pytest.raises(LookupError, match="mine"):
+        shown.extend(state.text_iter())
+        pytest.fail("the stream ended without the error")
+    pieces: list[str] = []
+    with pytest.raises(LookupError):
+        for piece in state.text_iter():
+            pieces.append(piece)
+    assert "".join(pieces) == "Q" + state["a"]
+    assert isinstance(state.error(), LookupError)
+    with pytest.raises(LookupError):
+        state["later"]
+    with pytest.raises(LookupError):
+        _ = state.ret_value
+
+
+def test_a_backend_error_comes_after_what_was_before_it() -> None:
+    backend = mock(fault=lambda ask, i: BackendError("planted") if ask.name == "b" else None)
+    state = lmc.compile(scoped).stream(q="Q", backend=backend, seed=1)
+    pieces: list[str] = []
+    with pytest.raises(BackendError, match="planted"):
+        for piece in state.text_iter():
+            pieces.append(piece)
+    assert "".join(pieces).endswith(" then ")
+
+
+@pytest.mark.parametrize("program", [scoped, agent, escapes_late], ids=lambda p: p.name)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_an_abandoned_stream_stops_its_run(program: Any, compiled: bool) -> None:
+    backend = Gated()
+    run = lmc.compile(program).stream if compiled else lambda **kw: program.run(stream=True, **kw)
+    state = run(q="Why?", backend=backend, seed=1)
+    next(state.text_iter())
+    deadline = time.monotonic() + 5
+    while not backend.waiting and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert backend.waiting
+    del state
+    gc.collect()
+    while running() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert not running()
+    asked = len(backend.call_log)
+    backend.open()
+    assert len(backend.call_log) == asked
+    backend.close()
+
+
+def running() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("lmc-") and t.name != "lmc-mock"]
+
+
+def test_a_stream_with_stream_true_is_the_same() -> None:
+    fast = lmc.compile(scoped)
+    state = fast(q="Why?", backend=mock(), seed=3, stream=True)
+    assert "".join(state.text_iter()) == fast(q="Why?", backend=mock(), seed=3).text()
+    assert fast.stats.replays == 0
+
+
+def test_what_is_narrowed_cannot_be_streamed() -> None:
+    with pytest.raises(lmc.errors.ProgramError, match="no text to stream"):
+        lmc.compile(scoped, outputs=["a"]).stream(q="x", backend=Mock())
