@@ -34,6 +34,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.chat": (
         "get_chat_template", "register_chat_template",
     ),
+    "lmc.limits": (
+        "Budget",
+    ),
     "lmc.config": (
         "set_default_backend",
     ),
@@ -53,8 +56,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "global_config",
     ),
     "lmc.errors": (
-        "ArgumentError", "BackendError", "CancelledError", "CaptureWarning", "ConstraintError", "HostTimeout", "IRError", "LmcError",
-        "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "UnsupportedOpError",
+        "ArgumentError", "BackendError", "BudgetExceeded", "CancelledError", "CaptureWarning", "ConstraintError", "HostTimeout", "IRError",
+        "LmcError", "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "UnsupportedOpError",
     ),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -159,6 +162,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.config import set_default_backend as set_default_backend
     from lmc.errors import ArgumentError as ArgumentError
     from lmc.errors import BackendError as BackendError
+    from lmc.errors import BudgetExceeded as BudgetExceeded
     from lmc.errors import CancelledError as CancelledError
     from lmc.errors import CaptureWarning as CaptureWarning
     from lmc.errors import ConstraintError as ConstraintError
@@ -169,6 +173,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import ParameterError as ParameterError
     from lmc.errors import ProgramError as ProgramError
     from lmc.errors import PromptTooLongError as PromptTooLongError
+    from lmc.errors import RunTimeout as RunTimeout
     from lmc.errors import UnsupportedOpError as UnsupportedOpError
     from lmc.frontend.host import host as host
     from lmc.frontend.host import pure as pure
@@ -202,5 +207,6 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.frontend.primitives import video as video
     from lmc.jit import Program as Program
     from lmc.jit import compile as compile
+    from lmc.limits import Budget as Budget
     from lmc.prompt import ChoicesMethod as ChoicesMethod
     from lmc.prompt import SamplingParams as SamplingParams

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,19 @@ class CancelledError(BackendError):
 
 class HostTimeout(LmcError, TimeoutError):
     """A function marked with `lmc.host(timeout=…)` took longer than that."""
+
+
+class RunTimeout(LmcError, TimeoutError):
+    """A run took longer than its `timeout`. Raised at what it waits for then, or at the next request; `spent` says what it spent."""
+
+    spent: Any = None
+
+
+class BudgetExceeded(LmcError):
+    """A run's `budget` is spent. Raised at the request that it does not allow; `spent` says what the run spent."""
+
+    spent: Any = None
+    budget: Any = None
 
 
 class UnsupportedOpError(LmcError, NotImplementedError):

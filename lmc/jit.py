@@ -201,7 +201,8 @@ class Program:
         if self._plain():
             return enumerate(self.function.run_batch(
                 [tuple(b.args[1:]) if not b.kwargs else dict(list(b.arguments.items())[1:]) for b in bound],
-                progress_bar=progress, errors="return", generator_style=True, backend=options.backend, seed=options.seed, **options.sampling))  # fmt: skip
+                progress_bar=progress, errors="return", generator_style=True, backend=options.backend, seed=options.seed,
+                budget=options.budget, timeout=options.timeout, **options.sampling))  # fmt: skip
         return self._as_completed(bound, options, progress)
 
     def _items(self, items: Iterable[Mapping[str, Any] | Sequence[Any]], errors: str) -> list[inspect.BoundArguments]:
@@ -251,7 +252,7 @@ class Program:
         backend: Backend = roots[0].emitter.run.backend  # type: ignore[attr-defined]
         before, start = backend.counters(), time.perf_counter()
         self._plain()  # says why
-        execution = LoopExecution(on_loop=self.function.is_async, workers=min(256, len(bound)))
+        execution = LoopExecution(on_loop=self.function.is_async, workers=_workers(len(bound)))
         try:
             async with contextlib.aclosing(execution.arun(self._runs(roots, bound))) as runs:
                 async for run in runs:
@@ -344,7 +345,9 @@ class Program:
     def _begin(self, root: Root) -> Run:
         live, arguments = root.live.run, root.arguments
         values = list(arguments.arguments.values())[1:]
-        run = Run(self, live.backend, live.defaults, live.seed, live.item, values, root.state.stream)
+        run = Run(self, live.backend, live.defaults, live.seed, live.item, values, root.state.stream, live.limits)
+        if live.limits is not None:
+            live.limits.begin()
         run.root = root
         traced = self._find(arguments, values, watched=root.watched is not None)
         if traced is None:
@@ -544,6 +547,8 @@ class Program:
         self.stats.replays += 1
         if not run.record and not run.ahead and not run.answers:
             return True
+        if run.limits is not None:
+            run.limits.restart([prompt.result for _, _, prompt in run.answers.values() if prompt.result is not None])
         emitter = ReplayEmitter(root.live.run, run.answers)
         root.state = State(emitter, stream=run.stream, name=self.function.name, asked=[root.state.asked])
         if root.watched is not None:

@@ -32,6 +32,26 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Prices:
+    """What a backend charges for a million tokens; None: cached prompt tokens cost what others do."""
+
+    prompt: float
+    completion: float
+    cached: float | None = None
+
+    def of(self, usage: Usage) -> float:
+        """What an answer cost."""
+        cached = self.prompt if self.cached is None else self.cached
+        fresh = usage.prompt_tokens - usage.cached_tokens
+        return (fresh * self.prompt + usage.cached_tokens * cached + usage.completion_tokens * self.completion) / 1e6
+
+    @property
+    def most(self) -> float:
+        """For one token of any kind."""
+        return max(self.prompt, self.completion, self.cached or 0.0) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
 class Counters:
     """What a backend has done since it started; subtract two readings to measure a run.
 
@@ -235,6 +255,7 @@ class Capabilities:
     streams: bool = False
     raw_text: bool = True  # takes text outside of chat messages
     max_context: int | None = None
+    prices: Prices | None = None  # for budgets of cost
 
 
 @runtime_checkable

@@ -188,7 +188,7 @@ class Execution:
 
     def _advance(self, run: Run) -> bool:
         """Executes all that can be executed now, in program order; True when the run is over."""
-        env, busy = run.env, run.busy
+        env, busy, mask = run.env, run.busy, run.mask
         todo: Sequence[Instruction] = run.pending
         kept: list[Instruction] = []
         held = 0  # marks of the unfinished instructions so far
@@ -196,7 +196,7 @@ class Execution:
         while i < len(todo):
             instruction = todo[i]
             i += 1
-            ready = not (instruction.waits & held or instruction in busy) and instruction.has_operands(env)
+            ready = not (instruction.waits & held & mask or instruction in busy) and instruction.has_operands(env)
             if ready and isinstance(instruction, Terminator):
                 if kept and instruction.drains:
                     kept.append(instruction)

@@ -16,6 +16,7 @@ from lmc.backend.base import Backend, Handle, Hints, Meta, Result, TakeOver
 from lmc.backend.pins import Pins
 from lmc.errors import Loc
 from lmc.ir.core import exact
+from lmc.limits import Limits
 from lmc.prompt import Prompt, SamplingParams
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ READ = 1  # may raise what the backend failed with
 RAISE = 2  # may raise an exception of the program's own
 EFFECT = 4  # touches the world, or an object that can change
 LOOSE = 8  # an unordered effect, or what computes with its result: may raise
+ASK = 16  # a request of a run that counts them in program order
 ALL = READ | RAISE | EFFECT | LOOSE
 
 
@@ -48,13 +50,15 @@ class Run:
     pending  instructions of the path not finished yet, in program order
     path     the answers given to the decisions so far
     record   results of host operations that must not happen twice, by their key
+    limits   budget and deadline, if it has any
+    mask     which marks are waited for
     ahead    of unordered calls, which may run before what stands before them: what was called, and its result
     answers  what was asked, by stream and ordinal: (prompt before, request, prompt after)
     """
 
     __slots__ = (
-        "ahead", "answers", "backend", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "number", "owner",
-        "path", "pending", "pins", "record", "result", "root", "seed", "stream", "taken",
+        "ahead", "answers", "backend", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "limits", "mask", "number",
+        "owner", "path", "pending", "pins", "record", "result", "root", "seed", "stream", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +70,7 @@ class Run:
         item: int,
         arguments: Sequence[Any],
         stream: str = "",
+        limits: Limits | None = None,
     ) -> None:
         """`stream` is what the streams of the graph are relative to: "" unless this is a run inside of another program."""
         self.owner, self.backend, self.defaults, self.seed, self.item, self.stream = (
@@ -78,6 +83,7 @@ class Run:
         )
         self.number = next(_numbers)  # among all runs of the process
         self.root: Any = None  # the owner's
+        self.limits, self.mask = limits, ~0 if limits is not None and limits.in_order else ~ASK
         self.taken = False  # by the interpreter
         self.context: Context | None = None
         self.env: list[Any] = list(arguments)
@@ -237,6 +243,8 @@ class Visit:
         self.order, self.group, self.members, self.way = order, group, members, way
 
     def hints(self, run: Run) -> Hints:
+        if run.limits is not None and run.limits.in_order:  # one of them may wait for the answer to another
+            return Hints(False, (run.item, *self.order))
         group = None if self.group is None else (run.number, self.order[0], self.group)
         return Hints(False, (run.item, *self.order), group, self.members, self.way)
 
@@ -248,7 +256,7 @@ class Ask(Instruction):
 
     def __init__(self, deps: tuple[int, ...], waits: int, loc: Loc | None, outs: tuple[int, ...], ctx: int,
                  keys: tuple[tuple[str, int], ...], make: Callable[[Run], Any], visit: Visit) -> None:  # fmt: skip
-        super().__init__(deps, waits, READ, loc)
+        super().__init__(deps, waits | ASK, READ | ASK, loc)
         self.outs, self.ctx, self.make, self.visit = outs, ctx, make, visit
         self.keys = keys  # its own identity, and those of the equal asks merged into it
 
@@ -256,7 +264,13 @@ class Ask(Instruction):
         env = run.env
         before: Prompt = env[self.ctx]
         ask = self.make(run)
-        after = before.submit(run.backend, ask, self.visit.hints(run))
+        hints = self.visit.hints(run)
+        if run.limits is None:
+            after = before.submit(run.backend, ask, hints)
+        else:
+            after = run.limits.submit(ask, before, lambda: before.submit(run.backend, ask, hints))
+            if not isinstance(after, Prompt):
+                return x.wait(run, self, after)
         for stream, ordinal in self.keys:
             run.answers[run.stream + stream, ordinal] = (before, ask, after)
         ctx, value, meta = self.outs

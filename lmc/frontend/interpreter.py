@@ -7,6 +7,7 @@ program run in parallel as far as the program itself lets them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import os
@@ -42,6 +43,7 @@ from lmc.frontend.state import (
 )
 from lmc.frontend.streaming import Mirror, Progress, on_abandoned
 from lmc.frontend.values import TraceEscape, Value
+from lmc.limits import Limits, decided
 from lmc.prompt import (
     Excerpt,
     Gen,
@@ -66,12 +68,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run of a program shares: the backend, the sampling defaults, the seed, and its number in its batch."""
+    """What one run of a program shares: the backend, the sampling defaults, the seed, its number in its batch, its limits."""
 
     backend: Backend
     defaults: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
     item: int = 0
+    limits: Limits | None = None
 
 
 def fresh_seed(seed: int | None = None) -> int:
@@ -133,7 +136,7 @@ class LiveEmitter:
         if self._cancelled:
             raise CancelledError("the run was cancelled", loc=ask.loc)
         try:
-            ctx = ctx.submit(self.run.backend, ask)
+            ctx = self._sent(ctx, ask)
         except LmcError as error:
             error.loc = error.loc or ask.loc
             raise
@@ -142,6 +145,12 @@ class LiveEmitter:
             self.cancel()
         assert ctx.result is not None
         return ctx, ctx.result
+
+    def _sent(self, before: Prompt, ask: Gen | Select) -> Prompt:
+        backend, limits = self.run.backend, self.run.limits
+        if limits is None:
+            return before.submit(backend, ask)
+        return decided(lambda: limits.submit(ask, before, lambda: before.submit(backend, ask)))
 
     def splice(self, ctx: Prompt, other: Prompt, since: Prompt) -> Prompt:
         for node in other.nodes_after(since):
@@ -299,8 +308,9 @@ class Function:
         Besides the program's own arguments it takes defaults for every gen (`max_new_tokens=128, n=1, stop, stop_token_ids,
         stop_regex, temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0, frequency_penalty, presence_penalty, ignore_eos,
         return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs`), `backend`, `seed`, `stream`
-        (return at once; watch with `text_iter`) and `use_thread` (accepted, without effect). Inside a running program it
-        is a sub-program: it inherits backend, defaults and seed from the caller.
+        (return at once; watch with `text_iter`), `use_thread` (accepted, without effect), `budget` (an `lmc.Budget`) and `timeout`
+        in seconds. Inside a running program it is a sub-program: it inherits backend, defaults and seed from the caller, and
+        what it spends counts to the caller.
 
         An `async def` program runs on an event loop of its own; where one is running already, ProgramError: use `arun`.
         """
@@ -345,10 +355,12 @@ class Function:
         if caller is None or options.seed is not None:
             inherited = _run_of(caller).defaults if caller else SamplingParams()
             backend = options.backend or (_run_of(caller).backend if caller else default_backend())
-            run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item)
+            limits = options.limits(backend, _run_of(caller).limits if caller else None)
+            run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item, limits)
             return self._counted(caller, State(LiveEmitter(run), name=self.name))
         outer = _run_of(caller)
-        run = Run(options.backend or outer.backend, options.defaults(outer.defaults), outer.seed, outer.item)
+        backend = options.backend or outer.backend
+        run = Run(backend, options.defaults(outer.defaults), outer.seed, outer.item, options.limits(backend, outer.limits))
         stream = f"{caller.stream}/c{caller.calls}"
         caller.calls += 1
         return self._counted(caller, State(LiveEmitter(run), stream=stream, name=self.name))
@@ -367,27 +379,18 @@ class Function:
             run = instrument(self.func, hooks) if isinstance(self.func, FunctionType) else self.func
         except CannotInstrument:
             run = self.func  # right, but reading an answer holds the loop
-        token = ACTIVE.set(state)
-        try:
+        with _running(state):
             state.ret_value = await run(state, *bound.args[1:], **bound.kwargs)
-        finally:
-            ACTIVE.reset(token)
 
     async def _plain_call(self, state: State, bound: inspect.BoundArguments) -> None:
-        token = ACTIVE.set(state)
-        try:
+        with _running(state):
             state.ret_value = await self.func(state, *bound.args[1:], **bound.kwargs)
-        finally:
-            ACTIVE.reset(token)
 
     def _call(self, state: State, bound: inspect.BoundArguments) -> None:
         if self.is_async:
             return aio.run_here(lambda: self._plain_call(state, bound), self.described, f"await {self.name}.arun(…)")
-        token = ACTIVE.set(state)
-        try:
+        with _running(state):
             state.ret_value = self.func(state, *bound.args[1:], **bound.kwargs)
-        finally:
-            ACTIVE.reset(token)
 
     def _stream(self, own: State, bound: inspect.BoundArguments) -> State:
         state, mirror = watch(own)
@@ -583,6 +586,18 @@ class Function:
 
 Function.run.__signature__ = signature("*args", RUN_OPTIONS)  # pyright: ignore[reportFunctionMemberAccess]
 Function.run_batch.__signature__ = signature("batch", {*BATCH_OPTIONS, "generator_style"})  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@contextlib.contextmanager
+def _running(state: State) -> Generator[None]:
+    """The run of a program begins, and its state is the one that sub-programs inherit from."""
+    if (limits := _run_of(state).limits) is not None:
+        limits.begin()
+    token = ACTIVE.set(state)
+    try:
+        yield
+    finally:
+        ACTIVE.reset(token)
 
 
 def _cancel(state: State) -> None:

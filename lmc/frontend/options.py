@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmc.backend.base import Backend
-from lmc.errors import ArgumentError, LmcError
+from lmc.errors import ArgumentError, LmcError, ParameterError
 from lmc.frontend.primitives import caller_loc
+from lmc.limits import Budget, Limits, check_timeout
 from lmc.prompt import RUN_SAMPLING, SamplingParams, sampling, suggestion
 
-RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread"))
+RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread", "budget", "timeout"))
 """What `fn.run` takes."""
 BATCH_OPTIONS = (RUN_OPTIONS - {"stream"}) | {"num_threads", "progress_bar", "errors"}
 """What `fn.run_batch` takes."""
@@ -30,12 +31,16 @@ class Options:
     backend   where it runs; a sub-program's caller's, or the default backend
     seed      of the run; a sub-program's caller's, or a new one
     stream    return at once; the state is watched while it grows
+    budget    what one run may spend; of a batch, each item
+    timeout   seconds that one run may take
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     backend: Backend | None = None
     seed: int | None = None
     stream: bool = False
+    budget: Budget | None = None
+    timeout: float | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
@@ -53,8 +58,21 @@ class Options:
         seed = given.get("seed")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise ArgumentError(f"seed={seed!r}: a whole number", loc=caller_loc())
+        budget = given.get("budget")
+        if budget is not None and not isinstance(budget, Budget):
+            raise ArgumentError(f"budget={budget!r}: write lmc.Budget(tokens=…, calls=…, cost=…)", loc=caller_loc())
+        timeout = check_timeout(given.get("timeout"), caller_loc())
         sampled = {k: given[k] for k in RUN_SAMPLING if k in given}
-        return cls(sampled, backend, seed, bool(given.get("stream")))
+        return cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout)
+
+    def limits(self, backend: Backend, outer: Limits | None) -> Limits | None:
+        """The limits of a run on `backend`; `outer` are its caller's. Raises ParameterError for a cost that nobody can tell."""
+        if self.budget is None and self.timeout is None:
+            return outer
+        prices = backend.capabilities.prices
+        if prices is None and self.budget is not None and self.budget.cost is not None:
+            raise ParameterError(f"budget={self.budget}: {backend.capabilities.name} has no prices; give tokens= or calls=", loc=caller_loc())
+        return Limits(self.budget, self.timeout, prices, outer)
 
     def defaults(self, inherited: SamplingParams) -> SamplingParams:
         """`inherited` with what was given. Raises for an unusable value."""

@@ -19,6 +19,7 @@ from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.state import State
 from lmc.frontend.tree import Tree
 from lmc.frontend.values import active
+from lmc.limits import decided
 from lmc.prompt import Excerpt, Gen, Origin, Prompt, Select, make_gen, make_select
 
 Answers = Mapping[tuple[str, int], tuple[Prompt, Any, Prompt]]
@@ -52,9 +53,13 @@ class ReplayEmitter(LiveEmitter):
         before, asked, after = self._answers[key]
         if not _same_request(ask, asked) or _content(ctx) != _content(before):
             return None
-        self.used.add(key)
         assert after.result is not None
-        return Prompt(ctx, (), after.result, after.handle, ()), after.result
+        prompt = Prompt(ctx, (), after.result, after.handle, ())
+        limits, counted = self.run.limits, any(self._answers[k][2].result is after.result for k in self.used)
+        if limits is not None and not counted:  # one answer of equal asks counts once
+            decided(lambda: limits.count(ask, ctx, lambda: prompt))
+        self.used.add(key)
+        return prompt, after.result
 
     def forget(self) -> None:
         """Cancels what was asked ahead and is not wanted after all."""

@@ -1,0 +1,330 @@
+"""Limits of a run: a budget that is checked before each request, and a deadline after which every wait fails."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from lmc.errors import ArgumentError, BudgetExceeded, ParameterError, RunTimeout
+from lmc.prompt import Excerpt, Gen, Image, Prompt, Select
+
+if TYPE_CHECKING:
+    from lmc.backend.base import Prices, Result
+    from lmc.errors import Loc
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much one run may spend, sub-programs and runs in its tools included. None: no limit.
+
+    tokens  of prompts and answers, as the backend reports them (tokens from a cache count too)
+    calls   requests: each `gen` and each `select` is one
+    cost    in the unit of the backend's prices; needs a backend that has prices
+
+    A request goes out as long as what was asked before it, in program order, has spent less than the budget; otherwise
+    BudgetExceeded is raised at its place. So a run spends at most one request more than its budget.
+    """
+
+    tokens: int | None = None
+    calls: int | None = None
+    cost: float | None = None
+
+    def __post_init__(self) -> None:
+        if all(getattr(self, f.name) is None for f in fields(self)):
+            raise ParameterError("Budget(): give tokens=, calls= or cost=")
+        for f in fields(self):
+            _check(f"Budget({f.name}=", getattr(self, f.name), (int, float) if f.name == "cost" else (int,))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{f.name}={getattr(self, f.name):g}" for f in fields(self) if getattr(self, f.name) is not None)
+
+
+def _check(what: str, value: object, types: tuple[type, ...]) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, types):
+        raise ArgumentError(f"{what}{value!r}): a {'number' if float in types else 'whole number'}")
+    if not 0 <= value < math.inf:  # type: ignore[operator]  # one of the types
+        raise ParameterError(f"{what}{value!r}): at least 0")
+
+
+def check_timeout(seconds: object, loc: Loc | None) -> float | None:
+    """`timeout=` as a number of seconds. Raises ArgumentError or ParameterError."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise ArgumentError(f"timeout={seconds!r}: a number of seconds", loc=loc)
+    if not 0 < seconds < threading.TIMEOUT_MAX:
+        raise ParameterError(f"timeout={seconds!r}: a number of seconds above 0", loc=loc)
+    return float(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a run has spent: tokens of prompts and answers, requests, their cost (None: the backend has no prices), seconds."""
+
+    tokens: int = 0
+    calls: int = 0
+    cost: float | None = None
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        cost = "" if self.cost is None else f" for {self.cost:g}"
+        return f"{self.tokens} tokens in {self.calls} calls{cost}"
+
+
+def decided(attempt: Callable[[], Prompt | Result]) -> Prompt:
+    """What `submit` or `count` gives, after waiting for the answers that it depends on."""
+    while not isinstance(sent := attempt(), Prompt):
+        sent.wait()
+    return sent
+
+
+class _Entry:
+    """A request: its answer, and no more tokens than it can cost."""
+
+    __slots__ = ("answer", "bound", "prompt")
+
+    def __init__(self, prompt: Prompt, bound: float) -> None:
+        assert prompt.result is not None
+        self.answer: Result = prompt.result
+        self.prompt, self.bound = weakref.ref(prompt), bound
+
+
+class Limits:
+    """What one run may spend and has spent, and until when. A sub-program's limits count to its caller's as well.
+
+    ledger  what was asked, in program order
+    past    during a replay: the ledger of the compiled run, of which `ledger` becomes what the program really gets to
+    """
+
+    def __init__(self, budget: Budget | None, timeout: float | None, prices: Prices | None, outer: Limits | None = None) -> None:
+        self.budget, self.timeout, self.prices, self.outer = budget, timeout, prices, outer
+        self.lock: threading.RLock = outer.lock if outer is not None else threading.RLock()  # guards the rest
+        self._ledger: list[_Entry] = []
+        self._open: list[_Entry] = []  # of the ledger, those whose answers are not in these sums
+        self._tokens_spent, self._cost_spent = 0, 0.0
+        self._past: list[_Entry] = []
+        self._own: frozenset[int] = frozenset()
+        self._known: weakref.WeakKeyDictionary[Prompt, float] = weakref.WeakKeyDictionary()
+        self._began: float | None = None
+        self._expired = False
+
+    @property
+    def in_order(self) -> bool:
+        """Whether requests have to be counted in program order."""
+        return self.budget is not None or (self.outer is not None and self.outer.in_order)
+
+    def begin(self) -> None:
+        """The run begins now."""
+        if self._began is None:
+            self._began = time.monotonic()
+            if self.timeout is not None:
+                _clock.at(self._began + self.timeout, self)
+
+    def submit(self, ask: Gen | Select, before: Prompt, send: Callable[[], Prompt]) -> Prompt | Result:
+        """The prompt with the answer that `send` asks for; or an answer that has to be there before that can be decided.
+
+        Raises BudgetExceeded or RunTimeout at the place of `ask`.
+        """
+        for limits in self._chain():
+            limits.check_time(ask)
+        return self.count(ask, before, send)
+
+    def count(self, ask: Gen | Select, before: Prompt, send: Callable[[], Prompt]) -> Prompt | Result:
+        """As `submit`, for what may have been asked in time already."""
+        with self.lock:
+            bound = self._bound(ask, before)
+            for limits in self._chain():
+                first = limits._admit(ask)
+                if first is not None:
+                    return first
+            prompt = send()
+            self._known[prompt] = self._tokens(before) + _most(ask)
+            for limits in self._chain():
+                limits._enter(prompt, bound)
+            return prompt
+
+    def restart(self, own: Collection[Result]) -> None:
+        """The interpreter goes on with a compiled run: its own requests are counted again when the program gets to them."""
+        with self.lock:
+            self._own = frozenset(map(id, own))
+            self._past = self._ledger
+            self._count([])
+            for limits in self._chain()[1:]:
+                limits._count([e for e in limits._ledger if id(e.answer) not in self._own])
+
+    def spent(self) -> Spent:
+        """So far, in answers that are there."""
+        with self.lock:
+            self._settle()
+            seconds = 0.0 if self._began is None else time.monotonic() - self._began
+            return Spent(self._tokens_spent, len(self._ledger), None if self.prices is None else self._cost_spent, seconds)
+
+    def _count(self, ledger: list[_Entry]) -> None:
+        self._ledger, self._open, self._tokens_spent, self._cost_spent = ledger, list(ledger), 0, 0.0
+
+    def _settle(self) -> None:
+        """Adds up the answers that have come."""
+        done = [e.answer for e in self._open if e.answer.done]
+        if not done:
+            return
+        self._open = [e for e in self._open if not e.answer.done]
+        for usage in [answer.output().usage for answer in done if answer.error is None]:
+            self._tokens_spent += usage.prompt_tokens + usage.completion_tokens
+            self._cost_spent += 0.0 if self.prices is None else self.prices.of(usage)
+
+    def expire(self) -> None:
+        """The time is over: what is awaited fails, and nothing more is asked."""
+        with self.lock:
+            self._expired = True
+            waiting = [e for e in self._ledger + self._past if not e.answer.done]
+        prompts = [e.prompt() for e in waiting]
+        for entry in waiting:  # all of them before the first is cancelled, which may end others that build on it
+            entry.answer.fail(self._late(None))
+        for prompt in prompts:
+            if prompt is not None and prompt.handle is not None:
+                prompt.handle.cancel()
+
+    # -- one request
+
+    def _chain(self) -> list[Limits]:
+        return [self, *(self.outer._chain() if self.outer is not None else ())]
+
+    def check_time(self, ask: Gen | Select) -> None:
+        if self._expired or (self._began is not None and self.timeout is not None and time.monotonic() - self._began >= self.timeout):
+            raise self._late(ask.loc)
+
+    def _admit(self, ask: Gen | Select) -> Result | None:
+        """None: the budget allows it; or an answer that has to be there to tell."""
+        budget = self.budget
+        if budget is None:
+            return None
+        self._settle()
+        most = sum([e.bound for e in self._open])  # that they can still spend
+        price = 0.0 if self.prices is None else self.prices.most
+        enough = (
+            (budget.calls is None or len(self._ledger) < budget.calls)
+            and (budget.tokens is None or self._tokens_spent + most < budget.tokens)
+            and (budget.cost is None or self._cost_spent + (most * price if most else 0) < budget.cost)
+        )
+        if enough:
+            return None
+        if self._open:  # what they really spend decides, so that it does not matter who is quick
+            return self._open[0].answer
+        raise self._exceeded(ask)
+
+    def _enter(self, prompt: Prompt, bound: float) -> None:
+        entry = _Entry(prompt, bound)
+        if self._past:
+            self._catch_up(entry)
+        self._add(entry)
+
+    def _add(self, entry: _Entry) -> None:
+        self._ledger.append(entry)
+        self._open.append(entry)
+
+    def _catch_up(self, entry: _Entry) -> None:
+        """What runs in tools asked before this request is kept; what the compiled run asked and the program did not is not."""
+        answers = [e.answer for e in self._past]
+        end = next((i for i, answer in enumerate(answers) if answer is entry.answer), len(answers))
+        for kept in [e for e in self._past[:end] if id(e.answer) not in self._own]:
+            self._add(kept)
+        self._past = self._past[end + 1 :]
+
+    def _exceeded(self, ask: Gen | Select) -> BudgetExceeded:
+        spent = self.spent()
+        error = BudgetExceeded(f"the budget of this run ({self.budget}) is spent: {spent}", loc=ask.loc)
+        error.spent, error.budget = spent, self.budget
+        return error
+
+    def _late(self, loc: Loc | None) -> RunTimeout:
+        spent = self.spent()
+        error = RunTimeout(f"the run took longer than timeout={self.timeout:g} s; it spent {spent}", loc=loc)
+        error.spent = spent
+        return error
+
+    # -- bounds: a token has at least one byte, so that nothing needs to be encoded
+
+    def _bound(self, ask: Gen | Select, before: Prompt) -> float:
+        prompt = self._tokens(before)
+        if isinstance(ask, Gen):
+            return ask.params.n * (prompt + ask.params.max_new_tokens)
+        return 2 * (len(ask.choices) + 1) * (prompt + _most(ask))
+
+    def _tokens(self, prompt: Prompt) -> float:
+        total, node = 0.0, prompt
+        while node is not None:
+            if node in self._known:
+                return total + self._known[node]
+            total += sum(map(_part, node.parts))
+            if node.result is not None:
+                total += len(node.result.output().text.encode()) if node.result.done and node.result.error is None else math.inf
+            node = node.parent
+        return total + _START
+
+
+_START = 8  # what a model puts before the first text
+
+
+def _part(part: object) -> float:
+    if isinstance(part, Image | Excerpt):
+        return math.inf
+    return len(part.encode()) + 1 if isinstance(part, str) else 8  # a special token, or what a chat API makes of a mark
+
+
+def _most(ask: Gen | Select) -> int:
+    """Tokens that an answer adds to the prompt."""
+    return ask.params.max_new_tokens if isinstance(ask, Gen) else max(len(c.encode()) for c in ask.choices)
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+
+
+class _Clock:
+    """Ends runs when their time is over: one thread for all, which lives while there are any."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, weakref.ref[Limits]]] = []
+        self._order = itertools.count()
+        self._running = False
+
+    def at(self, when: float, limits: Limits) -> None:
+        with self._changed:
+            heapq.heappush(self._due, (when, next(self._order), weakref.ref(limits)))
+            self._changed.notify()
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._work, name="lmc-clock", daemon=True).start()
+
+    def _work(self) -> None:
+        while (limits := self._next()) is not None:
+            limits.expire()
+            del limits
+
+    def _next(self) -> Limits | None:
+        with self._changed:
+            while self._due:
+                when, _, ref = self._due[0]
+                limits = ref()
+                left = when - time.monotonic()
+                if limits is None or left <= 0:
+                    heapq.heappop(self._due)
+                    if limits is not None:
+                        return limits
+                    continue
+                del limits  # a waiting clock keeps no run alive
+                self._changed.wait(left)
+            self._running = False
+            return None
+
+
+_clock = _Clock()
