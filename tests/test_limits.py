@@ -196,8 +196,8 @@ def test_what_is_awaited_when_the_time_is_over_fails_and_is_cancelled():
 def test_after_its_time_a_program_may_end_but_not_ask():
     @lmc.function
     def late(s: Any, q: str) -> Any:
-        s += q + lmc.gen("x", max_tokens=4)
         try:
+            s += q + lmc.gen("x", max_tokens=4)
             s["x"]
         except TimeoutError:
             effect("late")
