@@ -440,7 +440,7 @@ class Program:
     def _plan(self, traced: Traced, backend: Backend) -> Plan:
         """The tree compiled for a backend; compiled again once it has grown by half."""
         template = backend.chat_template
-        key = ("tokens" if backend.capabilities.raw_text else "chat", id(template))
+        key = (_kind(backend), id(template))
         plan = traced.plans.get(key)
         if plan is None or traced.tree.size > 1.5 * plan.size + 8:
             with self._lock:
@@ -636,7 +636,7 @@ class Program:
         backend = self.backend or (default_backend() if has_default_backend() else None)
         if backend is None:
             return Target("tokens", CHATML)
-        return Target("tokens" if backend.capabilities.raw_text else "chat", backend.chat_template)
+        return Target(_kind(backend), backend.chat_template)
 
     def explain(self) -> str:
         """What was captured, what the passes did with it, and what the last call cost."""
@@ -771,6 +771,12 @@ class _Leave(Instruction):
 
 
 _LEAVE = _Leave((), 0, 0, None)
+
+
+def _kind(backend: Backend) -> str:
+    """The kind of target that a backend is."""
+    able = backend.capabilities
+    return "chat" if not able.raw_text else "text" if able.lookahead else "tokens"
 
 
 def _type_of(x: Any) -> str:

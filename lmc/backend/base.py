@@ -254,6 +254,7 @@ class Capabilities:
     n: bool = False
     streams: bool = False
     raw_text: bool = True  # takes text outside of chat messages
+    lookahead: bool = False  # one request can cover a chain of gens (an API); there is no cache of ours to prefill
     max_context: int | None = None
     prices: Prices | None = None  # for budgets of cost
 

@@ -77,17 +77,27 @@ def register(cls: PassType) -> PassType:
 
 def registry() -> Mapping[str, type[Pass]]:
     """All passes by name."""
-    from lmc.passes import batch_forks, canonicalize, cse, dce, lower_chat, plan_prefix  # each registers its pass
+    from lmc.passes import (
+        batch_forks,
+        canonicalize,
+        cse,
+        dce,
+        lower_chat,
+        plan_prefix,
+        plan_speculation,
+    )  # each registers
 
-    assert batch_forks and canonicalize and cse and dce and lower_chat and plan_prefix
+    assert batch_forks and canonicalize and cse and dce and lower_chat and plan_prefix and plan_speculation
     return _registry
 
 
 # -- pipelines -------------------------------------------------------------------------------------------------------
 
+_CLEANED = "canonicalize, lower-chat, canonicalize, cse, dce, canonicalize"
 _PIPELINES: Mapping[str, str] = {
-    "tokens": "canonicalize, lower-chat, canonicalize, cse, dce, canonicalize, plan-prefix, batch-forks",
-    "chat": "canonicalize, lower-chat, canonicalize, cse, dce, canonicalize",
+    "tokens": f"{_CLEANED}, plan-speculation, plan-prefix, batch-forks",
+    "text": f"{_CLEANED}, plan-speculation, batch-forks",
+    "chat": f"{_CLEANED}, plan-speculation, batch-forks",
 }
 _UNOPTIMIZED = "lower-chat"  # what execution needs, and nothing else
 

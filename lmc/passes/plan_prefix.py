@@ -67,14 +67,14 @@ class PlanPrefix(Pass):
 
     def _cut_programs(self, graph: Graph) -> tuple[Graph, tuple[Value, ...]]:
         """The graph with constant beginnings as prompts of their own, and those prompts."""
-        children, asked = ctx_children(graph), _asked(graph)
+        children, asked = ctx_children(graph), asked_from(graph)
         at_exit = {v for op in graph.ops() if op.kind == "exit" for v in op.uses}
         whole: list[Value] = []
         cut: dict[int, int] = {}  # id of an append → how many of its operands are the constant beginning
         for root in [op.results[0] for op in graph.ops() if op.kind == "ctx.new"]:
             now, chars = root, 0
             while len(children[now]) == 1 and now not in at_exit and (op := children[now][0]).kind == "append":
-                constant = _constant_parts(op)
+                constant = constant_parts(op)
                 if len(constant) < len(op.operands) - 1:
                     if asked[op.results[0]] and chars + self.size(constant) >= self.min_chars and constant:
                         cut[id(op)] = 1 + len(constant)
@@ -97,7 +97,7 @@ class PlanPrefix(Pass):
 
     def _cut_siblings(self, graph: Graph, programs: Sequence[Value]) -> Graph:
         """The graph in which text common to siblings stands in one append that they extend."""
-        children, above, asked = ctx_children(graph), dominance(graph), _asked(graph)
+        children, above, asked = ctx_children(graph), dominance(graph), asked_from(graph)
         home = {id(op): b.label for b in graph.blocks for op in b.ops}
         heads: dict[int, list[Op]] = {}  # new appends, by the op they stand before
         now: dict[int, Op] = {}  # siblings as they become
@@ -147,11 +147,11 @@ class PlanPrefix(Pass):
 
     # -- 3: fork points
 
-    def _forks(self, graph: Graph, programs: Sequence[Value]) -> tuple[_Fork, ...]:
-        tree = _Tree.of(graph)
+    def _forks(self, graph: Graph, programs: Sequence[Value]) -> tuple[Fork, ...]:
+        tree = Tree.of(graph)
         pinned = set(programs) | _prefilled(graph)
         tails = self._tails(graph, pinned)
-        found: list[_Fork] = []
+        found: list[Fork] = []
         for value, ops in tree.children.items():
             op = graph.producer.get(value)
             if op is None:
@@ -161,7 +161,7 @@ class PlanPrefix(Pass):
                 continue
             if chars < self.min_chars or not self.size(_literals(op.operands[1:])):
                 continue  # a prefill needs text that is there for sure
-            fork = _Fork.of(tree, value, chars)
+            fork = Fork.of(tree, value, chars)
             if fork.width[fork.home] >= 2:
                 pinned.add(value)
                 found.append(fork)
@@ -192,7 +192,7 @@ Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class _Tree:
+class Tree:
     """The prompts of a graph as a tree: what extends each, where everything stands, and how far it is to the first asks.
 
     reach  for each prompt the last op in each block that stands between it and the first asks of its branches, they included
@@ -208,7 +208,7 @@ class _Tree:
     asks: Mapping[int, frozenset[str]]
 
     @staticmethod
-    def of(graph: Graph) -> _Tree:
+    def of(graph: Graph) -> Tree:
         children = ctx_children(graph)
         place = {id(op): (b.label, i) for b in graph.blocks for i, op in enumerate((*b.ops, b.terminator))}
         exits: dict[Value, list[Op]] = {}
@@ -238,11 +238,11 @@ class _Tree:
                 behind |= behind_of[below]
             behind_of[value] = behind
         number = {b.label: i for i, b in enumerate(graph.blocks)}
-        return _Tree(graph, children, {v: tuple(ops) for v, ops in exits.items()}, place, number, reach, asks)
+        return Tree(graph, children, {v: tuple(ops) for v, ops in exits.items()}, place, number, reach, asks)
 
 
 @dataclass(frozen=True)
-class _Fork:
+class Fork:
     """A prompt from which several asks go out.
 
     home   label of the block that defines it
@@ -260,12 +260,12 @@ class _Fork:
     width: Mapping[str, int]
 
     @staticmethod
-    def of(tree: _Tree, value: Value, chars: int) -> _Fork:
+    def of(tree: Tree, value: Value, chars: int) -> Fork:
         home = tree.place[id(tree.graph.producer[value])][0]
         branches = (*tree.children[value], *tree.exits.get(value, ()))
         extended = frozenset(tree.place[id(op)][0] for op in tree.children[value])
         last = tree.reach[value]
-        return _Fork(value, home, chars, last, extended, _width(tree, home, last, branches))
+        return Fork(value, home, chars, last, extended, _width(tree, home, last, branches))
 
     def places(self, graph: Graph, defined: int) -> Iterator[Place]:
         """Where to prefill: as early as the first block that goes on from the prompt allows, once on each path that gains."""
@@ -278,7 +278,7 @@ class _Fork:
                 yield block.label, defined + 1 if block.label == self.home else 0
 
 
-def _width(tree: _Tree, home: str, last: Mapping[str, int], branches: Sequence[Op]) -> Mapping[str, int]:
+def _width(tree: Tree, home: str, last: Mapping[str, int], branches: Sequence[Op]) -> Mapping[str, int]:
     above, labels = tree.graph.predecessor, {home}
     for label in last:
         while label not in labels:
@@ -305,7 +305,7 @@ def _is_ask(op: Op) -> bool:
     return trait(op) == "samples" or op.kind == "exit"
 
 
-def _asked(graph: Graph) -> Mapping[Value, bool]:
+def asked_from(graph: Graph) -> Mapping[Value, bool]:
     """For each prompt whether something is asked from it or from one that extends it, here or behind an exit."""
     asked = dict.fromkeys(ctx_children(graph), False)
     for block in reversed(graph.blocks):
@@ -319,7 +319,7 @@ def _asked(graph: Graph) -> Mapping[Value, bool]:
 
 
 @dataclass
-class _Insertions:
+class Insertions:
     """Ops to insert, by block and by the index they stand before."""
 
     ops: dict[str, dict[int, list[Op]]] = field(default_factory=dict[str, dict[int, list[Op]]])
@@ -340,9 +340,9 @@ class _Insertions:
 
 
 def _placed(
-    graph: Graph, programs: Sequence[Value], forks: Sequence[_Fork], options: PlanPrefix, ctx: PassContext
+    graph: Graph, programs: Sequence[Value], forks: Sequence[Fork], options: PlanPrefix, ctx: PassContext
 ) -> Graph:
-    insertions = _Insertions()
+    insertions = Insertions()
     prefilled = _prefilled(graph)
     for block in graph.blocks:
         for i, op in enumerate(block.ops):
@@ -355,13 +355,13 @@ def _placed(
         loc = graph.producer[fork.value].loc
         for label, index in fork.places(graph, defined[fork.value]):
             insertions.add(label, index, Op("prefill", (fork.value,), (), {}, (), loc))
-            _release(graph, fork, label, index, insertions)
+            insert_release(graph, fork, label, index, insertions)
             ctx.count("prefills")
             ctx.count("characters shared by forks", fork.chars * (fork.width[label] - 1))
     return insertions.applied(graph)
 
 
-def _release(graph: Graph, fork: _Fork, label: str, index: int, out: _Insertions) -> None:
+def insert_release(graph: Graph, fork: Fork, label: str, index: int, out: Insertions) -> None:
     """Ends the pin once on each path from (label, index), after the last op that needs it."""
     stack = [(label, index)]
     while stack:
@@ -430,11 +430,16 @@ def _length(graph: Graph, value: Operand, options: PlanPrefix) -> int:
 # -- cutting text ----------------------------------------------------------------------------------------------------
 
 
+def plain_size(parts: Sequence[Operand]) -> int:
+    """Characters of literal operands; a special token counts as 4."""
+    return sum(len(x) if isinstance(x, str) else 4 if isinstance(x, Special) else 0 for x in parts)
+
+
 def _literals(parts: Sequence[Operand]) -> tuple[Operand, ...]:
     return tuple(x for x in parts if not isinstance(x, Value))
 
 
-def _constant_parts(op: Op) -> tuple[Operand, ...]:
+def constant_parts(op: Op) -> tuple[Operand, ...]:
     """The literal operands that an append begins with."""
     parts = op.operands[1:]
     end = next((i for i, x in enumerate(parts) if isinstance(x, Value)), len(parts))

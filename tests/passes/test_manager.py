@@ -108,13 +108,14 @@ def test_each_target_has_its_pipeline() -> None:
         "cse",
         "dce",
         "canonicalize",
+        "plan-speculation",
         "plan-prefix",
         "batch-forks",
     ]
     assert "plan-prefix" not in [p.name for p in pipeline_for(Target("chat"))]
     assert [p.name for p in pipeline_for(Target(), opt=0)] == ["lower-chat"]
     assert Dce(("x",)) in pipeline_for(Target(), outputs=["x"])
-    with pytest.raises(ParameterError, match="no pipeline for 'gpu'; there are tokens, chat"):
+    with pytest.raises(ParameterError, match="no pipeline for 'gpu'; there are tokens, text, chat"):
         pipeline_for(Target("gpu"))
 
 
@@ -177,7 +178,7 @@ def test_graphs_are_printed_on_demand(env: pytest.MonkeyPatch, capsys: pytest.Ca
     env.setenv("LMC_PRINT_IR", "after-all")
     reset()
     run_pipeline(graph())
-    assert capsys.readouterr().err.count("// -- after ") == 8
+    assert capsys.readouterr().err.count("// -- after ") == 9
 
 
 def test_a_manager_verifies_and_prints_when_it_is_told(
@@ -204,7 +205,9 @@ def test_all_passes_are_described_with_their_options() -> None:
     assert any(line.startswith("plan-prefix{min_chars = 16, ") for line in lines)
 
 
-@pytest.mark.parametrize("name", ["canonicalize", "lower-chat", "cse", "plan-prefix", "batch-forks"])
+@pytest.mark.parametrize(
+    "name", ["canonicalize", "lower-chat", "cse", "plan-prefix", "batch-forks", "plan-speculation"]
+)
 def test_a_passs_work_grows_with_the_graph(name: str) -> None:
     """Work is counted in calls, not in seconds: an op of 120 gens costs about what an op of 39 gens costs."""
     small, large = _tree(levels=3), _tree(levels=4)
@@ -219,7 +222,7 @@ def test_a_passs_work_grows_with_the_graph(name: str) -> None:
     assert per_op[1] < 1.1 * per_op[0]
 
 
-WHOLE = parse_pipeline("canonicalize,lower-chat,canonicalize,cse,canonicalize,plan-prefix,batch-forks")
+WHOLE = parse_pipeline("canonicalize,lower-chat,canonicalize,cse,canonicalize,plan-speculation,plan-prefix,batch-forks")
 
 
 def test_a_long_loop_that_forks_is_planned_in_linear_work() -> None:

@@ -28,7 +28,8 @@ PIPELINES = [
     "lower-chat,plan-prefix",
     "lower-chat,plan-prefix{min_chars = 1}",
     "batch-forks",
-    "canonicalize,lower-chat,canonicalize,cse,dce,canonicalize,plan-prefix{min_chars = 4},batch-forks",
+    "lower-chat,plan-speculation{min_chars = 1}",
+    "canonicalize,lower-chat,canonicalize,cse,dce,canonicalize,plan-speculation{min_chars = 4},plan-prefix{min_chars = 4},batch-forks",
 ]
 
 

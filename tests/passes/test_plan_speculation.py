@@ -1,0 +1,131 @@
+"""Golden tests of plan-speculation."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmc.passes.manager import Target
+from tests.passes.filecheck import check, check_unchanged
+
+CHAIN = """
+    %c1 = append(%c0, "Name:")
+    %c2, %x, %m0 = gen(%c1) {name = "x", stream = "", ordinal = 0, stop = "\\n"}
+    %c3 = append(%c2, "\\nBorn:")
+    %c4, %y, %m1 = gen(%c3) {name = "y", stream = "", ordinal = 1, stop = ["\\n", "."], max_tokens = 9}
+    %c5 = append(%c4, "\\nJob:")
+    %c6, %z, %m2 = gen(%c5) {name = "z", stream = "", ordinal = 2}
+    return(%z, %c6)
+"""
+
+
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_a_chain_of_gens_gets_a_template(kind: str) -> None:
+    """Of text and gens in turns; where it fails, the gens behind have templates of their own."""
+    check("plan-speculation", CHAIN, """
+        %c1 = append(%c0, "Name:")
+        %c2, %x, %m0 = gen(%c1) {name = "x", stream = "", ordinal = 0, stop = "\\n", lookahead = ["\\nBorn:", ["", 1], "\\nJob:", ["", 2]]}
+        %c3 = append(%c2, "\\nBorn:")
+        %c4, %y, %m1 = gen(%c3) {name = "y", stream = "", ordinal = 1, stop = ["\\n", "."], max_tokens = 9, lookahead = ["\\nJob:", ["", 2]]}
+        %c5 = append(%c4, "\\nJob:")
+        %c6, %z, %m2 = gen(%c5) {name = "z", stream = "", ordinal = 2}
+        return(%z, %c6)
+    """, params="%c0: ctx", target=Target(kind))  # fmt: skip
+
+
+def test_tokens_need_no_template() -> None:
+    check_unchanged("plan-speculation", CHAIN, params="%c0: ctx")
+
+
+@pytest.mark.parametrize(
+    ("first", "text", "second"),
+    [
+        ('stop = "."', '"\\nBorn:"', ""),  # the text does not show where the answer ends
+        ("max_tokens = 9", '"\\nBorn:"', ""),  # nor does a length
+        ('stop = "\\n"', "%t", ""),  # text that is known only when it runs
+        ('stop = "\\n"', '"\\n", special("<|im_end|>")', ""),  # another message
+        ('stop = "\\n", n = 2', '"\\nBorn:"', ""),
+        ('stop = "\\n", regex = "[a-z]+"', '"\\nBorn:"', ""),
+        ('stop = "\\n"', '"\\nBorn:"', 'regex = "[0-9]+"'),
+        ('stop = "\\n", temperature = 0.0', '"\\nBorn:"', ""),  # one request has one temperature
+    ],
+)
+def test_what_one_request_cannot_cover_gets_none(first: str, text: str, second: str) -> None:
+    body = f"""
+        %c2, %x, %m0: any = gen(%c0) {{stream = "", ordinal = 0, {first}}}
+        %c3 = append(%c2, {text})
+        %c4, %y, %m1 = gen(%c3) {{stream = "", ordinal = 1{", " + second if second else ""}}}
+        return(%y, %c4)
+    """.replace("%m0: any", "%m0")
+    check("plan-speculation", body, body, params="%c0: ctx, %t: str", target=Target("text"))
+
+
+def test_a_fork_behind_a_gen_ends_the_chain() -> None:
+    body = """
+        %c2, %x, %m0 = gen(%c0) {stream = "", ordinal = 0, stop = "\\n"}
+        %c3 = append(%c2, "\\nBorn:")
+        %c4, %y, %m1 = gen(%c3) {stream = "", ordinal = 1}
+        %c5, %z, %m2 = gen(%c3) {stream = "/0.0", ordinal = 0}
+        return(%y, %c4)
+    """
+    check("plan-speculation", body, body, params="%c0: ctx", target=Target("text"))
+
+
+DECISION = """
+    %f = append(%c0, "Is it easy?")
+    %f1, %x, %m0 = gen(%f)
+    %r: str = read(%x)
+    switch(%r) ["yes" -> ^easy, _ -> ^hard]
+  ^easy:
+    %a = append(%c0, "Answer in one word: ", %t)
+    %a1, %y, %m1 = gen(%a)
+    return(%y, %a1)
+  ^hard:
+    %b = append(%c0, "Think step by step.")
+    %b1, %z, %m2 = gen(%b)
+    return(%z, %b1)
+"""
+
+
+def test_both_arms_are_prefilled_while_the_decision_waits() -> None:
+    """Each is released at once on the other path, and after its ask on its own."""
+    check("plan-speculation", DECISION, """
+        %f = append(%c0, "Is it easy?")
+        %f1, %x, %m0 = gen(%f)
+        %r: str = read(%x)
+        %c1 = append(%c0, "Answer in one word: ")
+        prefill(%c1)
+        %c2 = append(%c0, "Think step by step.")
+        prefill(%c2)
+        switch(%r) ["yes" -> ^easy, _ -> ^hard]
+        ^easy:
+        release(%c2)
+        %a = append(%c1, %t)
+        %a1, %y, %m1 = gen(%a)
+        release(%c1)
+        return(%y, %a1)
+        ^hard:
+        release(%c1)
+        %b1, %z, %m2 = gen(%c2)
+        release(%c2)
+        return(%z, %b1)
+    """, params="%c0: ctx, %t: str")  # fmt: skip
+
+
+def test_an_arm_of_the_asking_prompt_has_nothing_to_prefill() -> None:
+    """Its text stands behind the answer that the decision waits for."""
+    check_unchanged(
+        "plan-speculation",
+        DECISION.replace('append(%c0, "A', 'append(%f1, "A').replace('append(%c0, "T', 'append(%f1, "T'),
+        "%c0: ctx, %t: str",
+    )
+
+
+def test_a_decision_on_an_argument_does_not_wait() -> None:
+    check_unchanged(
+        "plan-speculation", DECISION.replace("read(%x)", "host.call(@str, %t) {pure = true}"), "%c0: ctx, %t: str"
+    )
+
+
+def test_long_arms_are_not_cheap_and_short_ones_not_worth_it() -> None:
+    check_unchanged("plan-speculation{max_chars = 17}", DECISION, "%c0: ctx, %t: str")
+    check_unchanged("plan-speculation{min_chars = 30}", DECISION, "%c0: ctx, %t: str")
