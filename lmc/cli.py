@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -136,7 +136,7 @@ def run(
 def _run_one(program: Any, arguments: dict[str, Any], options: dict[str, Any], backend: str, results: userfiles.Results,
              interpret: bool) -> None:
     with closing(_backend(backend)) as target:
-        ((_, state),) = _states(program, [arguments], options, target, interpret)
+        ((_, state),) = _states(program, {0: arguments}, options, target, interpret)
         if (error := state.error()) is not None:
             raise error
         record = userfiles.record_of(0, state, {})
@@ -182,7 +182,7 @@ def _write_all(program: Any, items: userfiles.Items, options: dict[str, Any], ta
 
     started, before = time.perf_counter(), target.counters()
     with results:
-        states = _Background(_states(program, [items.arguments[i] for i in todo], options, target, interpret))
+        states = _Background(_states(program, {i: items.arguments[i] for i in todo}, options, target, interpret))
         try:
             for place, state in _progress(states, len(todo)):
                 write(place, state)
@@ -199,17 +199,18 @@ class RunFailed(LmcError):
     """Some items of a run ended with an error; the others are written."""
 
 
-def _states(program: Any, items: Sequence[dict[str, Any]], options: dict[str, Any], backend: Any,
+def _states(program: Any, items: Mapping[int, dict[str, Any]], options: dict[str, Any], backend: Any,
             interpret: bool) -> Iterator[tuple[int, Any]]:
     """The final state of each item with its place, as soon as it is there; a failed one knows its `error()`.
 
+    Items go by their numbers in the input, so that with a seed a resumed run gives what an undisturbed one gives.
     Compiled runs come as they end, interpreted ones in order.
     """
     import lmc
 
     if interpret:
-        return enumerate(program.run_batch(list(items), backend=backend, errors="return", generator_style=True, **options))
-    return lmc.compile(program, backend=backend).as_completed(items, errors="return", **options)
+        return enumerate(program.run_some(items, backend=backend, **options))
+    return lmc.compile(program, backend=backend).as_completed(list(items.values()), numbers=tuple(items), **options)
 
 
 class _Background:

@@ -163,7 +163,7 @@ class Program:
         bound = self._items(items, errors)
         states: dict[int, State] = {}
         if bound:
-            async with contextlib.aclosing(self._abatch(bound, self._options(options, "abatch()"), progress)) as done:
+            async with contextlib.aclosing(self._abatch(bound, range(len(bound)), self._options(options, "abatch()"), progress)) as done:
                 states = {index: state async for index, state in done}
         return self._in_order(states, errors)
 
@@ -189,21 +189,26 @@ class Program:
         return in_order
 
     def as_completed(
-        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return", **given: Any
-    ) -> Iterator[tuple[int, State]]:
-        """As `batch`, giving (index, state) of each item as soon as it is done, answers included; failures are in the states."""
+        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return",
+        numbers: Sequence[int] | None = None, **given: Any,
+    ) -> Iterator[tuple[int, State]]:  # fmt: skip
+        """As `batch`, giving (index, state) of each item as soon as it is done, answers included; failures are in the states.
+
+        numbers  of the items in the batch that they belong to (default: 0, 1, …). An item's seeds derive from the batch's
+                 seed and its number, so that the rest of a batch that was interrupted gets the answers it would have got
+        """
         options = self._options(given, "batch()")
         bound = self._items(items, errors)
+        numbers = range(len(bound)) if numbers is None else numbers
+        if len(numbers) != len(bound):
+            raise ArgumentError(f"{len(numbers)} numbers for {len(bound)} items", loc=caller_loc())
         if not bound:
             return iter(())
         if self.function.is_async:
-            return aio.iterate(lambda: self._abatch(bound, options, progress), f"lmc-{self.function.name}")
+            return aio.iterate(lambda: self._abatch(bound, numbers, options, progress), f"lmc-{self.function.name}")
         if self._plain():
-            return enumerate(self.function.run_batch(
-                [tuple(b.args[1:]) if not b.kwargs else dict(list(b.arguments.items())[1:]) for b in bound],
-                progress_bar=progress, errors="return", generator_style=True, backend=options.backend, seed=options.seed,
-                budget=options.budget, timeout=options.timeout, **options.sampling))  # fmt: skip
-        return self._as_completed(bound, options, progress)
+            return enumerate(self.function._batch(bound, numbers, options, {"progress_bar": progress}))
+        return self._as_completed(bound, numbers, options, progress)
 
     def _items(self, items: Iterable[Mapping[str, Any] | Sequence[Any]], errors: str) -> list[inspect.BoundArguments]:
         if errors not in ("raise", "return"):
@@ -233,10 +238,10 @@ class Program:
         return found.result
 
     async def _abatch(
-        self, bound: list[inspect.BoundArguments], options: Options, progress: bool
+        self, bound: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, progress: bool
     ) -> AsyncGenerator[tuple[int, State]]:
         bar = _progress_bar(len(bound)) if progress else None
-        roots = self.function._batch_states(len(bound), options)
+        roots = self.function._batch_states(numbers, options)
         try:
             async with contextlib.aclosing(self._arun(roots, bound, options)) as runs:
                 async for run in runs:
@@ -281,8 +286,10 @@ class Program:
             raise run.error
         return run.result
 
-    def _as_completed(self, bound: list[inspect.BoundArguments], options: Options, progress: bool) -> Iterator[tuple[int, State]]:
-        roots = self.function._batch_states(len(bound), options)
+    def _as_completed(
+        self, bound: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, progress: bool
+    ) -> Iterator[tuple[int, State]]:
+        roots = self.function._batch_states(numbers, options)
         backend: Backend = roots[0].emitter.run.backend  # type: ignore[attr-defined]
         before, start = backend.counters(), time.perf_counter()
         bar = _progress_bar(len(bound)) if progress else None

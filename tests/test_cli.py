@@ -121,6 +121,24 @@ def test_interpret_gives_the_same_records(lmc_cli, folder, options):
         assert {**one, "usage": 0} == {**two, "usage": 0}
 
 
+@pytest.mark.parametrize("mode", [[], ["--interpret"]], ids=["compiled", "interpreted"])
+def test_a_resumed_run_samples_what_an_undisturbed_one_samples(lmc_cli, folder, mode):
+    """Each item's seed comes from its number in the input, wherever the run goes on."""
+    items(folder / "in.jsonl", *({"text": "the same"} for _ in range(5)))
+    command = ["run", "prog.py:echo", "-i", "in.jsonl", "-b", "mock", "--seed", "1", *mode]
+    assert lmc_cli(*command, "-o", "whole.jsonl")[0] == 0
+    rows = sorted(jsonl(folder / "whole.jsonl"), key=lambda row: row["index"])
+    assert len({row["variables"]["said"] for row in rows}) > 1
+    kept = [line for line in (folder / "whole.jsonl").read_text().splitlines() if json.loads(line)["index"] in (0, 3)]
+    (folder / "part.jsonl").write_text("\n".join(kept) + "\n")
+    for extra in folder.glob("whole.jsonl.*"):
+        extra.rename(folder / extra.name.replace("whole", "part"))
+    code, _, err = lmc_cli(*command, "-o", "part.jsonl", "--resume")
+    assert code == 0, err
+    resumed = sorted(jsonl(folder / "part.jsonl"), key=lambda row: row["index"])
+    assert [{**row, "usage": 0} for row in resumed] == [{**row, "usage": 0} for row in rows]
+
+
 def test_without_output_records_go_to_standard_output(lmc_cli, folder):
     items(folder / "in.jsonl", {"text": "a"}, {"text": "b"})
     code, out, _ = lmc_cli("run", "prog.py:echo", "-i", "in.jsonl", "-b", "mock")

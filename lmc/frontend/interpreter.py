@@ -449,10 +449,18 @@ class Function:
         errors = options.get("errors", "raise")
         if errors not in ("raise", "return"):
             raise ParameterError(f"errors={errors!r}: 'raise' or 'return'", loc=caller_loc())
-        results = self._batch(self._bind_all(batch), run_options, options)
+        results = self._batch(self._bind_all(batch), range(len(batch)), run_options, options)
         if errors == "raise":
             results = _raising(results)
         return results if generator_style else list(results)
+
+    def run_some(self, items: Mapping[int, Any], **options: Any) -> Iterator[State]:
+        """As `run_batch(generator_style=True, errors="return")` of some items of a batch, each under its number in it.
+
+        An item's seeds derive from the batch's seed and its number, so it gets the answers that it gets in the whole batch.
+        """
+        run_options = Options.of(options, BATCH_OPTIONS, "run_some()")
+        return self._batch(self._bind_all(list(items.values())), tuple(items), run_options, options)
 
     def _bind_all(self, batch: Sequence[Any]) -> list[inspect.BoundArguments]:
         """Every item's arguments, so that a bad item is known before the first one runs."""
@@ -472,10 +480,12 @@ class Function:
                 raise
         return bound
 
-    def _batch(self, items: list[inspect.BoundArguments], options: Options, given: Mapping[str, Any]) -> Iterator[State]:
+    def _batch(
+        self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, given: Mapping[str, Any]
+    ) -> Iterator[State]:
         if not items:
             return iter(())
-        states = self._batch_states(len(items), options)
+        states = self._batch_states(numbers, options)
         threads = min(_threads(given.get("num_threads", "auto")), len(items))
         bar = _progress_bar(len(items)) if given.get("progress_bar") else None
         if self.is_async:
@@ -484,8 +494,8 @@ class Function:
             return self._batch_here(states, items, bar)
         return self._batch_pool(states, items, threads, bar)
 
-    def _batch_states(self, count: int, options: Options, first: int = 0) -> list[State]:
-        """States of a batch whose items are numbered from `first`."""
+    def _batch_states(self, numbers: Sequence[int], options: Options) -> list[State]:
+        """The states of a batch's items of these numbers."""
         caller = ACTIVE.get()
         if options.seed is None and caller is not None:  # one sub-program call, each item a run of its own
             run = _run_of(caller)
@@ -494,7 +504,7 @@ class Function:
         else:
             seed = fresh_seed(options.seed)
         options = replace(options, seed=seed)
-        return [self._state(options, item) for item in range(first, first + count)]
+        return [self._state(options, item) for item in numbers]
 
     def _batch_item(self, state: State, bound: inspect.BoundArguments) -> State:
         try:

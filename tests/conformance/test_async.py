@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 import lmc
+from lmc.backend.mock import Mock
+from tests.backend.gated import Gated
 from tests.conformance.harness import Case, case, cases, effect, scripted
 
 TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
@@ -351,3 +353,279 @@ def test_means_the_same_in_every_execution(name: str) -> None:
         warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
         one: Case = cases(globals())[name]
         one.check()
+
+
+# -- loops, cancellation, context ------------------------------------------------------------------------------------------
+
+
+@lmc.function
+async def two_searches(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=4)
+    s += await search(s["a"])
+    return s["a"]
+
+
+@lmc.function
+def blocking(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=4)
+    time.sleep(0.01)
+    s += plain(s["a"])
+    return s["a"]
+
+
+@pytest.mark.parametrize("program", [two_searches, blocking], ids=lambda p: p.name)
+def test_acall_and_abatch_give_what_call_and_batch_give(program: Any) -> None:
+    fast = lmc.compile(program, backend=(backend := Mock(latency=0.002)))
+    items = [{"q": str(i)} for i in range(6)]
+    expected = [s.text() for s in program.run_batch(items, backend=Mock(), seed=1)]
+
+    async def main() -> None:
+        assert (await fast.acall(q="0", seed=1)).text() == expected[0] == (await program.arun(q="0", backend=Mock(), seed=1)).text()
+        states = await fast.abatch(items, seed=1)
+        assert [s.text() for s in states] == expected
+        assert await fast.abatch([], seed=1) == []
+        with pytest.raises(lmc.errors.ArgumentError, match="no parameter 'x'"):
+            await fast.acall(x=1)
+
+    asyncio.run(main())
+    assert [s.text() for s in fast.batch(items, seed=1)] == expected
+    assert sorted(i for i, _ in fast.as_completed(items, seed=1)) == list(range(6))
+    backend.close()
+
+
+def test_the_loop_is_free_while_programs_wait() -> None:
+    """A ticker on the same loop goes on, whatever the programs wait for; also where the interpreter goes on with them."""
+
+    @lmc.function
+    async def replayed(s: Any, q: str) -> Any:
+        s += eval("q") + lmc.gen("a", max_tokens=4)
+        return s["a"] + s.text() + str(s.get_meta_info("a"))
+
+    for program in (two_searches, blocking, replayed):
+        backend = Gated(together=4)  # all four have to be at the gate at once
+        fast = lmc.compile(program, backend=backend)
+        order: list[str] = []
+
+        async def main(fast: Any = fast, backend: Gated = backend, order: list[str] = order) -> None:
+            async def opener() -> None:
+                while backend.waiting < 1:
+                    await asyncio.sleep(0)
+                order.append("free")
+
+            opening = asyncio.create_task(opener())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
+                await fast.abatch([{"q": str(i)} for i in range(4)])
+            order.append("over")
+            await opening
+
+        asyncio.run(main())
+        assert order == ["free", "over"]
+        backend.close()
+
+
+def test_gathered_tools_run_at_the_same_time() -> None:
+    at_once = 0
+    most = 0
+
+    async def tool(i: int) -> str:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.01)
+        at_once -= 1
+        return str(i)
+
+    @lmc.function
+    async def program(s: Any, q: str) -> Any:
+        s += q + lmc.gen("a", max_tokens=2)
+        return await asyncio.gather(*[tool(i) for i in range(5)])
+
+    fast = lmc.compile(program, backend=Mock())
+    assert fast(q="x").ret_value == list("01234")
+    assert most == 5
+    assert fast.stats.replays == 0
+    fast.batch([{"q": "x"}] * 3)
+    assert most == 15
+
+
+@pytest.mark.parametrize("program", [two_searches, blocking, inner_sync], ids=lambda p: p.name)
+@pytest.mark.parametrize("way", ["acall", "abatch", "arun"])
+def test_cancelling_cancels_what_was_asked(program: Any, way: str) -> None:
+    backend = Gated()
+    fast = lmc.compile(program, backend=backend)
+    name = fast.function.params[0]
+
+    async def main() -> None:
+        ways = {
+            "acall": lambda: fast.acall(**{name: "x"}), "abatch": lambda: fast.abatch([{name: "x"}, {name: "y"}]),
+            "arun": lambda: program.arun(**{name: "x"}, backend=backend),
+        }  # fmt: skip
+        task = asyncio.ensure_future(ways[way]())
+        while not backend.waiting:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    backend.open()
+    assert all(call.answer == () or not call.answer for call in backend.call_log) or backend.waiting == 0
+    backend.close()
+
+
+def test_cancelling_cancels_what_is_awaited() -> None:
+    ended: list[str] = []
+
+    async def tool() -> None:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+        finally:
+            ended.append("ended")
+
+    @lmc.function
+    async def program(s: Any, q: str) -> Any:
+        s += q + lmc.gen("a", max_tokens=2)
+        if s["a"] and q == "replayed":
+            s += eval("q")
+        try:
+            await tool()
+        except ValueError:
+            s += "not this"
+
+    fast = lmc.compile(program, backend=Mock())
+
+    async def main(q: str) -> None:
+        task = asyncio.create_task(fast.acall(q=q))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended == ["cancelled", "ended"]
+        assert len(asyncio.all_tasks()) == 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
+        for q in ("x", "replayed"):
+            ended.clear()
+            asyncio.run(main(q))
+
+
+def test_an_abandoned_batch_cancels_what_is_awaited() -> None:
+    ended: list[str] = []
+
+    async def tool(q: str) -> None:
+        try:
+            await asyncio.sleep(0 if q == "0" else 30)
+        finally:
+            ended.append(q)
+
+    @lmc.function
+    async def program(s: Any, q: str) -> Any:
+        s += q + lmc.gen("a", max_tokens=2)
+        await tool(q)
+
+    for results in (lmc.compile(program, backend=Mock()).as_completed, lambda items: program.run_batch(items, backend=Mock(), generator_style=True)):
+        ended.clear()
+        done = results([{"q": str(i)} for i in range(4)])
+        next(done)
+        done.close()
+        assert sorted(ended) == ["0", "1", "2", "3"]
+
+
+def test_context_variables_of_the_caller_are_seen() -> None:
+    seen: list[str] = []
+
+    async def tool() -> str:
+        await asyncio.sleep(0)
+        seen.append(TENANT.get())
+        return TENANT.get()
+
+    def sync_tool() -> str:
+        seen.append(TENANT.get())
+        return TENANT.get()
+
+    @lmc.function
+    async def program(s: Any, q: str) -> Any:
+        s += q + lmc.gen("a", max_tokens=2)
+        return await tool() + sync_tool()
+
+    @lmc.function
+    def program_sync(s: Any, q: str) -> Any:
+        s += q + lmc.gen("a", max_tokens=2)
+        return sync_tool()
+
+    token = TENANT.set("me")
+    try:
+        for fn in (program, program_sync):
+            fast = lmc.compile(fn, backend=Mock())
+            expected = fn.run(q="x", backend=Mock()).ret_value
+            assert fast(q="x").ret_value == expected
+            assert fast.batch([{"q": "x"}])[0].ret_value == expected
+            assert asyncio.run(fast.acall(q="x")).ret_value == expected
+            assert asyncio.run(fast.abatch([{"q": "x"}]))[0].ret_value == expected
+            assert fast.stream(q="x").ret_value == expected
+            assert fn.run_batch([{"q": "x"}], backend=Mock())[0].ret_value == expected
+    finally:
+        TENANT.reset(token)
+    assert set(seen) == {"me"}
+
+
+def test_where_a_loop_is_running_the_message_says_what_to_write() -> None:
+    fast = lmc.compile(two_searches, backend=Mock())
+
+    async def main() -> None:
+        with pytest.raises(lmc.errors.ProgramError, match=r"await two_searches\.acall"):
+            fast(q="x")
+        with pytest.raises(lmc.errors.ProgramError, match=r"await two_searches\.arun"):
+            two_searches.run(q="x", backend=Mock())
+        assert fast.batch([{"q": "x"}])  # on a loop of its own; this one waits for it
+
+    asyncio.run(main())
+
+
+def test_a_tool_may_run_another_program() -> None:
+    fast = lmc.compile(two_searches, backend=Mock())
+
+    async def tool(q: str) -> str:
+        return (await fast.acall(q=q)).ret_value
+
+    def sync_tool(q: str) -> str:
+        return fast(q=q).ret_value
+
+    @lmc.function
+    async def outer(s: Any, q: str) -> Any:
+        s += q + lmc.gen("b", max_tokens=2)
+        return await tool(s["b"])
+
+    @lmc.function
+    def outer_sync(s: Any, q: str) -> Any:
+        s += q + lmc.gen("b", max_tokens=2)
+        return sync_tool(s["b"])
+
+    for program in (outer, outer_sync):
+        expected = program.run(q="x", backend=Mock(), seed=1).ret_value
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
+            assert lmc.compile(program)(q="x", backend=Mock(), seed=1).ret_value == expected
+            assert [s.ret_value for s in lmc.compile(program).batch([{"q": "x"}] * 3, backend=Mock(), seed=1)][0] == expected
+
+
+def test_a_system_exit_of_a_tool_reaches_the_caller() -> None:
+    async def leaves() -> None:
+        await asyncio.sleep(0)
+        raise SystemExit(3)
+
+    @lmc.function
+    async def program(s: Any, q: str) -> Any:
+        s += q + lmc.gen("a", max_tokens=2)
+        await leaves()
+
+    fast = lmc.compile(program, backend=Mock())
+    for run in (lambda: fast(q="x"), lambda: fast.batch([{"q": "x"}]), lambda: program.run(q="x", backend=Mock())):
+        with pytest.raises(SystemExit):
+            run()
