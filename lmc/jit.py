@@ -520,8 +520,25 @@ class Program:
             emitter, prompt, variables=variables, stream=run.stream, ordinal=attrs["ordinal"], forks=attrs["forks"],
             calls=attrs["calls"], role=attrs["role"], previous=attrs["previous"], asked=[*asked, root.state.asked], name=self.function.name,
         )  # fmt: skip
-        state.ret_value = state if value is tracer.SELF else value
+        state.ret_value = self._result(run, state, value)
         return state
+
+    def _result(self, run: Run, state: State, value: Any) -> Any:
+        """What the program returned, with states for what stands for them. `state` is the one that returns it."""
+        if value is tracer.SELF:
+            return state
+        if type(value) is tuple and any(x is tracer.SELF or isinstance(x, tracer.Returned) for x in value):
+            return tuple([self._result(run, state, x) for x in value])
+        if not isinstance(value, tracer.Returned):
+            return value
+        own = run.stream + value.stream
+        asked = [after.result for (stream, _), (_, _, after) in run.answers.items() if f"{stream}/".startswith(f"{own}/")]
+        other = State(
+            state.emitter, value.prompt, variables=value.variables, stream=own, ordinal=value.ordinal, forks=value.forks,
+            calls=value.calls, role=value.role, previous=value.previous, asked=asked, name=value.name,
+        )  # fmt: skip
+        other.ret_value = self._result(run, other, value.value)
+        return other
 
     def replay(self, run: Run) -> State:
         root: Root = run.root

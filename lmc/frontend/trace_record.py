@@ -250,7 +250,21 @@ class Recorder(CountingMode):
     def result_operand(self, state: State, result: Any) -> Operand:
         if result is state:
             return self.tree.symbol(("op", "self"), "lmc.state", SELF)
+        if isinstance(result, State):
+            return self.returned(result)
+        if type(result) is tuple and any(isinstance(x, State) for x in result):
+            items = [self.result_operand(state, x) for x in result]
+            return self.emit("host.call", (self.operation("py.tuple"), *items), {"pure": True, "total": True}, ("any",))[0]
         return self.operand(result)
+
+    def returned(self, state: State) -> IRValue:
+        """A fork or a sub-program's state that the program returns."""
+        if state.scopes:
+            raise TraceEscape("returns a state with an open scope")
+        about = tuple(state.variables), state.stream, state.ordinal, state.forks, state.calls, state.role, state.previous, state.name
+        held = itertools.chain.from_iterable(map(self.held, state.variables.values()))
+        operands = self.own(Returned), self.constant(about), state.ctx.ir, self.result_operand(state, state.ret_value), *held
+        return self.emit("host.call", operands, {"pure": True, "total": True}, ("any",))[0]
 
     def end(self, end: Return | Escape) -> None:
         """Ends the path here, as it ended before if it was seen before."""
@@ -541,6 +555,15 @@ def _first_text(texts: Sequence[str]) -> str:
 def _scoped(since: Any, until: Any) -> Scoped:
     """Run time: the text between two prompts."""
     return Scoped(since, until)
+
+
+class Returned:
+    """Run time: a state that the program returned besides its own, before the run's owner makes it one."""
+
+    def __init__(self, about: tuple[Any, ...], prompt: Any, value: Any, *held: Any) -> None:
+        self.prompt, self.value = prompt, value
+        self.names, self.stream, self.ordinal, self.forks, self.calls, self.role, self.previous, self.name = about
+        self.variables = {name: held_of(held[2 * i], held[2 * i + 1]) for i, name in enumerate(self.names)}
 
 
 def held_of(value: Any, meta: Any) -> Any:

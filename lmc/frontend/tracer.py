@@ -31,13 +31,13 @@ from lmc.frontend.state import Emitter, State
 from lmc.frontend.streaming import Progress
 from lmc.frontend.trace_calls import CallMode, is_method
 from lmc.frontend.trace_outside import DICT_VIEWS, is_enum_member, is_lazy
-from lmc.frontend.trace_record import NO_KEY, SELF, Diverged, StopTrace, fault_of, held_of
+from lmc.frontend.trace_record import NO_KEY, SELF, Diverged, Returned, StopTrace, fault_of, held_of
 from lmc.frontend.trace_state import Shows, TraceEmitter
 from lmc.frontend.tree import Decision, Tree
 from lmc.frontend.values import TraceEscape, Value, active
 from lmc.ir.core import Operand, Type
 
-__all__ = ["SELF", "Diverged", "held_of", "trace"]
+__all__ = ["SELF", "Diverged", "Returned", "held_of", "trace"]
 
 
 class TraceMode(CallMode):

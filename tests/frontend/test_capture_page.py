@@ -165,6 +165,13 @@ def syntax(s, q):
     return tool(*[rest[0]])
 
 
+@row("returning a state: its own, a fork, a sub-program's, some of them in a tuple")
+def returned(s, q):
+    f = s.fork(2)
+    f += q + gen("x", max_tokens=2)
+    return s, f[0], child(tip=q)
+
+
 async def slow_tool(x: Any) -> str:
     return f"{x}?"
 
