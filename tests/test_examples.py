@@ -16,6 +16,7 @@ PROGRAMS = {
     "tree_of_thought": ("solve", {"question": "How can I learn to swim?"}),
     "self_consistency": ("vote", {"question": "Tom has 3 bags with 4 apples each. How many apples?"}),
     "chat": ("chat", {"questions": ["What is the capital of France?", "And of Italy?"]}),
+    "async_tools": ("guide", {"place": "Lisbon"}),
     "classify": ("classify", {"text": "The shoes fit perfectly and look beautiful."}),
 }
 EXAMPLES = list(PROGRAMS)
