@@ -308,7 +308,7 @@ class Program:
         """The state of a run that is over; with `failure` if the program raised."""
         if run.error is not None and not isinstance(run.error, Exception | asyncio.CancelledError):
             raise run.error
-        state: State = run.root.state if run.error is not None else run.result
+        state: State = run.root.state if run.result is None else run.result
         if run.error is not None:
             state.failure = run.error
         return state
@@ -428,20 +428,22 @@ class Program:
                 log("trace", f"{self.function.name}: {self.stats.traces - before} traces for ({shown}), {traced.tree.size} ops, {took * 1e3:.1f} ms")
 
     def _explore(self, traced: Traced, path: tuple[Decision, ...]) -> bool:
-        tree, todo = traced.tree, [path]
+        tree, todo = traced.tree, [(path, 0)]
         for count in range(AHEAD_TRACES):
             if not todo or (count and tree.size > MAX_OPS):
                 break
-            here = todo.pop(0)
+            here, depth = todo.pop(0)
             self.stats.traces += 1
             if not tracer.trace(tree, self.function, traced.arguments, here):
-                if here == path:
+                if not depth:
                     return False
                 continue
             node = tree.node(here)
-            if node is not None and isinstance(node.end, Switch) and node.end.domain and len(here) - len(path) < AHEAD_DEPTH:
+            while node is not None and isinstance(node.end, Switch) and node.end.expected in node.end.arms:
+                here, node = (*here, node.end.expected), node.end.arms[node.end.expected]
+            if node is not None and isinstance(node.end, Switch) and node.end.domain and depth < AHEAD_DEPTH:
                 keys = [decision_of(x) for x in node.end.domain]
-                todo += [(*here, k) for k in keys if k is not None and k not in node.end.arms]
+                todo += [((*here, k), depth + 1) for k in keys if k is not None and k not in node.end.arms]
         return True
 
     def _plan(self, traced: Traced, backend: Backend) -> Plan:

@@ -13,6 +13,11 @@ from lmc.backend.instructions import (
     RAISE,
     Ask,
     Awaiting,
+    CatchingAwait,
+    CatchingHostCall,
+    CatchingRead,
+    CatchingReadPrompt,
+    CatchingSimple,
     Const,
     Enter,
     Exit,
@@ -21,6 +26,7 @@ from lmc.backend.instructions import (
     HostCall,
     Instruction,
     Prefill,
+    Raise,
     Read,
     ReadPrompt,
     Release,
@@ -94,6 +100,11 @@ class Code:
         slot = self._place[value] = self._new()
         return slot
 
+    def outs(self, op: Op) -> int:
+        """The slot of an op's first result; those of its other ones follow."""
+        first, *_ = [self.out(v) for v in op.results] or [self._new()]
+        return first
+
     def place(self, operand: Operand) -> int | Const:
         """Where an operand's run-time value is: a slot, or here."""
         if isinstance(operand, Value):
@@ -154,6 +165,11 @@ class Code:
                 value, prompt, *held = op.operands
                 return Return(
                     self.deps(*op.operands), op.loc, self.get(value), self.get(prompt), self.fetch(held), op.attrs
+                )
+            case "raise":
+                error, prompt, *held = op.operands
+                return Raise(
+                    self.deps(*op.operands), op.loc, self.get(error), self.get(prompt), self.fetch(held), op.attrs
                 )
             case "exit":
                 return Exit(self, op.loc, op.attr("reason"), tuple(self.place(x) for x in op.operands))
@@ -254,7 +270,8 @@ def _select(code: Code, op: Op) -> Instruction:
 def _read(code: Code, op: Op) -> Instruction:
     deps = code.deps(*op.operands)
     source = code.slot(op.operands[0])
-    return Read(deps, op.loc, code.out(op.results[0]), source)
+    kind = CatchingRead if op.attr("catch") else Read
+    return kind(deps, op.loc, code.outs(op), source)
 
 
 def _read_prompt(code: Code, op: Op) -> Instruction:
@@ -266,7 +283,8 @@ def _read_prompt(code: Code, op: Op) -> Instruction:
         view = lambda run: prompt(run.env).text()
     else:
         view = lambda run: prompt(run.env).messages()
-    return ReadPrompt(code.deps(*op.operands), op.loc, code.out(op.results[0]), code.slot(op.operands[0]), view)
+    kind = CatchingReadPrompt if op.attr("catch") else ReadPrompt
+    return kind(code.deps(*op.operands), op.loc, code.outs(op), code.slot(op.operands[0]), view)
 
 
 def _host(code: Code, op: Op) -> Instruction:
@@ -274,26 +292,28 @@ def _host(code: Code, op: Op) -> Instruction:
     assert isinstance(symbol, Symbol)
     fn = code.graph.symbols[symbol.name]
     deps, fetch, kwargs = code.deps(*operands), code.fetch(operands), op.attr("kwargs", ())
-    out = code.out(op.results[0]) if op.results else code._new()
+    out, catch = code.outs(op), op.attr("catch")
     unordered = bool(op.attr("unordered")) and not code.strict
     if unordered or not code.loose.isdisjoint(deps):
         code.loose.add(out)
     if trait(op) != "pure":
         kind = _TYPES.get(op.results[0].type) if op.results else None
         if op.attr("awaits"):
-            return Awaiting(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), kind, False)
-        make = UnorderedCall if unordered else HostCall
+            awaiting = CatchingAwait if catch else Awaiting
+            return awaiting(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), kind, False)
+        make = CatchingHostCall if catch else UnorderedCall if unordered else HostCall
         return make(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), kind, bool(op.attr("inline")))
-    marks = 0 if op.attr("total") else LOOSE if out in code.loose else RAISE
+    simple = CatchingSimple if catch else Simple
+    marks = 0 if op.attr("total") or catch else LOOSE if out in code.loose else RAISE
     if not kwargs:
-        return Simple(deps, marks, op.loc, out, lambda run: fn(*fetch(run.env)))
+        return simple(deps, marks, op.loc, out, lambda run: fn(*fetch(run.env)))
     n = len(operands) - len(kwargs)
 
     def compute(run: Run) -> Any:
         values = fetch(run.env)
         return fn(*values[:n], **dict(zip(kwargs, values[n:], strict=True)))
 
-    return Simple(deps, marks, op.loc, out, compute)
+    return simple(deps, marks, op.loc, out, compute)
 
 
 def _show(code: Code, op: Op) -> Instruction:

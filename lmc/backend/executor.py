@@ -141,7 +141,7 @@ class Execution:
         """A host call on the pool is over."""
         run.inflight -= 1
         ok, value = outcome
-        if not ok and not isinstance(value, RAISED_BY_PROGRAMS):
+        if not ok and not isinstance(value, RAISED_BY_PROGRAMS) and not instruction.catches:
             run.taken, run.error = True, value
             cancel(run)
             yield from self._over(run)
@@ -184,6 +184,8 @@ class Execution:
                 if answer is not None and not answer.done:
                     self.wait(run, RETURNED, answer)
                     return
+        elif run.error is not None:
+            cancel(run)  # nobody can read what it asked
         yield from self._over(run)
 
     def _advance(self, run: Run) -> bool:

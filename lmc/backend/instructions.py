@@ -126,7 +126,7 @@ class Owner(Protocol):
         ...
 
     def finish(self, run: Run, value: Any, prompt: Prompt, held: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-        """What a run that returned gives back. `held`: value and meta of each variable."""
+        """What a run that returned, or raised, gives back. `held`: value and meta of each variable."""
         ...
 
     def replay(self, run: Run) -> Any:
@@ -324,6 +324,7 @@ class HostCall(Instruction):
 
     __slots__ = ("args", "fn", "inline", "key", "kind", "kwargs", "out")
     unordered = False
+    catches = False  # what it raises, it gives
 
     def __init__(self, deps: tuple[int, ...], loc: Loc | None, out: int, fn: Callable[..., Any], args: Fetch, kwargs: tuple[str, ...],
                  key: Any, kind: type | None, inline: bool) -> None:  # fmt: skip
@@ -398,6 +399,73 @@ class UnorderedCall(HostCall):
 
     def keep(self, run: Run, args: Sequence[Any], outcome: tuple[bool, Any]) -> None:
         run.ahead[self.key] = Call(self.fn, *self.split(args), outcome)
+
+
+def _caught(run: Run, out: int, error: BaseException | None) -> None:
+    """Fills the two slots that follow an instruction's own: the class of what it raised, and the exception."""
+    if error is not None:
+        run.env[out] = None
+    run.env[out + 1] = None if error is None else type(error)
+    run.env[out + 2] = error
+
+
+class _Catching:
+    """Mixed into an instruction that executes at once or is executed again: what it raises becomes two more values."""
+
+    __slots__ = ()
+    out: int
+
+    def execute(self, run: Run, x: Scheduler) -> bool:
+        try:
+            done: bool = super().execute(run, x)  # type: ignore[misc]  # the instruction's
+        except TakeOver:
+            raise
+        except Exception as error:
+            _caught(run, self.out, error)
+            return True
+        if done:
+            _caught(run, self.out, None)
+        return done
+
+
+class CatchingSimple(_Catching, Simple):
+    __slots__ = ()
+
+
+class CatchingRead(_Catching, Read):
+    __slots__ = ()
+
+
+class CatchingReadPrompt(_Catching, ReadPrompt):
+    __slots__ = ()
+
+
+class CatchingHostCall(HostCall):
+    """A host call whose exception is a value. One that is not an `Exception` is raised by the interpreter, once more."""
+
+    __slots__ = ()
+    catches = True
+
+    def call(self, context: Context | None, args: Sequence[Any]) -> tuple[bool, Any]:
+        try:
+            return super().call(context, args)
+        except BaseException as error:  # SystemExit, KeyboardInterrupt: the program's `finally` still has to run
+            return False, error
+
+    def settle(self, run: Run, args: Sequence[Any], outcome: tuple[bool, Any]) -> None:
+        ok, value = outcome
+        if ok or isinstance(value, TakeOver):
+            super().settle(run, args, outcome)
+            _caught(run, self.out, None)
+            return
+        self.keep(run, args, outcome)
+        if not isinstance(value, Exception):
+            raise TakeOver("")
+        _caught(run, self.out, value)
+
+
+class CatchingAwait(CatchingHostCall, Awaiting):
+    __slots__ = ()
 
 
 class Show(Instruction):
@@ -503,6 +571,21 @@ class Return(Terminator):
     def follow(self, run: Run) -> None:
         env = run.env
         run.result = run.owner.finish(run, self.value(env), self.prompt(env), self.held(env), self.attrs)
+
+
+class Raise(Terminator):
+    """raise: the run is over, with an exception and the state that the program leaves."""
+
+    __slots__ = ("attrs", "error", "held", "prompt")
+
+    def __init__(self, deps: tuple[int, ...], loc: Loc | None, error: Get, prompt: Get, held: Fetch, attrs: Mapping[str, Any]) -> None:
+        super().__init__(deps, 0, 0, loc)
+        self.error, self.prompt, self.held, self.attrs = error, prompt, held, attrs
+
+    def follow(self, run: Run) -> None:
+        env = run.env
+        run.error = self.error(env)
+        run.result = run.owner.finish(run, None, self.prompt(env), self.held(env), self.attrs)
 
 
 class Exit(Terminator):

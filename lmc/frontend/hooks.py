@@ -25,6 +25,7 @@ from lmc.frontend.instrument import CannotInstrument, is_instrumented
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.own import NOT_OWN, Own, default_containers
 from lmc.frontend.primitives import Expr
+from lmc.frontend.raising import caused
 from lmc.frontend.state import State, StateGroup
 from lmc.frontend.tree import Tree
 from lmc.frontend.values import TraceEscape, Value, active
@@ -193,8 +194,17 @@ class Mode:
     def enter(self, manager: Any) -> Any:
         return manager
 
-    def raise_(self, error: Any) -> Any:
-        return error
+    def raise_(self, error: Any, *cause: Any) -> Any:
+        """What a `raise` statement raises; `cause` is what it names after `from`."""
+        return caused(error, *cause) if cause else error
+
+    def failed(self, *message: Any) -> Any:
+        """What an `assert` statement raises."""
+        return AssertionError(*message)
+
+    def handles(self, classes: Any) -> Any:
+        """What stands after `except`."""
+        return classes
 
 
 HOOKS: Final = tuple(name for name, member in vars(Mode).items() if callable(member) and not name.startswith("__"))
@@ -510,6 +520,11 @@ class ReplayMode(CountingMode):
     def star(self, value: Any) -> Iterable[Any]:
         items = self.own_iter(value)
         return value if items is NOT_OWN else items
+
+    def raise_(self, error: Any, *cause: Any) -> Any:
+        if (self.tick, 1, 0) in self.record:
+            error = self._answer((self.tick, 1, 0))
+        return super().raise_(error, *cause)
 
     # calls
 

@@ -47,6 +47,8 @@ def targets(shape: Shape) -> tuple[int, int]:
 def _unpack(value: Iterable[Any], shape: Shape) -> tuple[Any, ...]:
     """One item for each target of `shape`: a list for the starred one, such a tuple for a nested one; raises as Python does."""
     before, after = targets(shape)
+    if not _iterable(value):
+        raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object")
     items = list(value)
     if after < 0:
         if len(items) < before:
@@ -178,7 +180,18 @@ def _text(value: Any) -> str:
     """A value that is appended to a prompt."""
     if isinstance(value, str):
         return value
-    raise TypeError(f"not text: {type(value).__name__}")  # the replay says it in the user's words, or appends an expression
+    raise TakeOver("")  # the interpreter says it in the user's words, or appends an expression
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    """The items of `*value`."""
+    if not _iterable(value):
+        raise TakeOver("")  # Python names the place it stands in
+    return tuple(value)
+
+
+def _iterable(x: Any) -> bool:
+    return hasattr(type(x), "__iter__") or hasattr(type(x), "__getitem__")
 
 
 def _choices(value: Any) -> tuple[Any, ...]:
@@ -221,7 +234,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "py.delitem": _delitem, "py.getattr": getattr, "py.setattr": setattr, "py.delattr": delattr, "py.slice": slice,
     "py.format": _format, "py.iter": iter, "py.next": _next, "py.unpack": _unpack, "py.call": _call, "py.call_method": _call_method,
     "py.tuple": lambda *items: items, "py.list": lambda *items: list(items), "py.set": lambda *items: set(items), "py.dict": _dict,
-    "py.as_tuple": tuple, "py.argsort": _argsort, "py.argmin": _argmin, "py.argmax": _argmax, "py.text": _text,
+    "py.as_tuple": _as_tuple, "py.argsort": _argsort, "py.argmin": _argmin, "py.argmax": _argmax, "py.text": _text,
     "py.mapping": dict, "py.choices": _choices, "py.named": _named, "py.await": _itself, "py.aiter": aiter, "py.anext": anext_step,
     "py.match_sequence": match_sequence, "py.match_mapping": match_mapping,
     "py.match_class": match_class,

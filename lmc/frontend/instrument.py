@@ -64,9 +64,26 @@ def _module(file: str) -> tuple[ast.Module, types.CodeType] | None:
         try:
             tree = ast.parse(text, file)
             cached = _modules[file] = (text, tree, compile(text, file, "exec", dont_inherit=True))
+            tried[file] = _tried_lines(tree)
         except SyntaxError:
             return None
     return cached[1], cached[2]
+
+
+tried: dict[str, frozenset[int]] = {}
+"""By file, the lines whose exceptions a `try` around them may see."""
+
+
+def _tried_lines(tree: ast.Module) -> frozenset[int]:
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try | ast.TryStar):
+            inside: list[ast.AST] = [*node.body]
+            if node.finalbody:
+                inside += [*node.handlers, *node.orelse]
+            for stmt in inside:
+                found.update(range(stmt.lineno, (stmt.end_lineno or stmt.lineno) + 1))  # type: ignore[attr-defined]
+    return frozenset(found)
 
 
 def _first_line(node: ast.AST) -> int:
@@ -216,7 +233,9 @@ class _Rewrite(ast.NodeTransformer):
         """`__lmc__.name(args)` at the place of `at`."""
         target = ast.Attribute(ast.Name(HOOKS_NAME, ast.Load()), name, ast.Load())
         call = ast.Call(target, list(args), keywords or [])
-        return ast.fix_missing_locations(ast.copy_location(call, at))
+        ast.fix_missing_locations(ast.copy_location(call, at))
+        target.end_lineno, target.end_col_offset = target.lineno, target.col_offset  # or the call would count as on its last line
+        return call
 
     def temp(self) -> str:
         self.temps += 1
@@ -569,7 +588,7 @@ class _Rewrite(ast.NodeTransformer):
         node.body, node.orelse, node.finalbody = self._body(node.body), self._body(node.orelse), self._body(node.finalbody)
         for handler in node.handlers:
             if handler.type is not None:
-                handler.type = self.visit(handler.type)
+                handler.type = self.hook("handles", self.visit(handler.type), at=handler.type)
             handler.body = self._body(handler.body)
         return node
 
@@ -578,16 +597,18 @@ class _Rewrite(ast.NodeTransformer):
 
     def visit_Raise(self, node: ast.Raise) -> ast.stmt:
         if node.exc is not None:
-            node.exc = self.hook("raise_", self.visit(node.exc), at=node.exc)
-        if node.cause is not None:
-            node.cause = self.visit(node.cause)
+            cause = [] if node.cause is None else [self.visit(node.cause)]
+            node.exc, node.cause = self.hook("raise_", self.visit(node.exc), *cause, at=node.exc), None
         return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        node.test = self.hook("truth", self.visit(node.test), at=node.test)
-        if node.msg is not None:
-            node.msg = self.visit(node.msg)
-        return node
+        """`assert` as the `if` and `raise` that it is; gone where Python leaves it out."""
+        fails = ast.copy_location(ast.UnaryOp(ast.Not(), self.hook("truth", self.visit(node.test), at=node.test)), node)
+        says = [self.visit(node.msg)] if node.msg is not None else []
+        error = ast.copy_location(ast.Raise(self.hook("failed", *says, at=node), None), node)
+        debug = ast.copy_location(ast.Name("__debug__", ast.Load()), node)
+        test = ast.copy_location(ast.BoolOp(ast.And(), [debug, fails]), node)
+        return ast.fix_missing_locations(ast.copy_location(ast.If(test, [error], []), node))
 
     def visit_Assign(self, node: ast.Assign) -> list[ast.stmt]:
         value = self.visit(node.value)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.frontend import reach
 from lmc.frontend.hostops import Known, native
+from lmc.frontend.raising import content
 from lmc.frontend.values import TraceEscape, Value
 
 if TYPE_CHECKING:
@@ -177,6 +178,8 @@ def _next(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
 def _getattr(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     if len(args) == 3:
         owner, name, default = args
+        if isinstance(owner, Value) or content(owner) is not None:
+            return t.host(t.constant(getattr), [t.operand(owner), t.operand(name), t.operand(default)], Known(), "ordered")
         if not t.is_plain(owner):
             raise TraceEscape("getattr with a default on an object of the host")
         return native(getattr, owner, t.concrete(name), default)

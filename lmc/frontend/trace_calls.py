@@ -17,6 +17,7 @@ from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native
 from lmc.frontend.interpreter import Function
 from lmc.frontend.own import NOT_OWN
+from lmc.frontend.raising import content, is_constant
 from lmc.frontend.state import StateGroup
 from lmc.frontend.trace_builtins import MAIN, handler_of, sort_in_place
 from lmc.frontend.trace_outside import OutsideMode, is_enum_member, is_lazy
@@ -39,7 +40,9 @@ class CallMode(OutsideMode):
 
     def is_plain(self, x: Any) -> bool:
         """Whether Python itself may work on an object while tracing: constants, the program's own objects, the language."""
-        return hostops.is_immutable(x) or id(x) in self.local or type(x) is tuple or isinstance(x, BaseException) or reach.is_language(x)
+        if isinstance(x, BaseException):
+            return is_constant(x)
+        return hostops.is_immutable(x) or id(x) in self.local or type(x) is tuple or reach.is_language(x)
 
     def is_own_instance(self, x: Any) -> bool:
         """Whether an object is an instance of the program's own class: only its fields and methods are known here."""
@@ -114,6 +117,8 @@ class CallMode(OutsideMode):
             return made
         if isinstance(fn, functools.partial) and id(fn) in self.local:
             return self.calls(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
+        if isinstance(fn, type) and issubclass(fn, BaseException):
+            return self.make_error(fn, args, kwargs)
         if isinstance(fn, Function):
             if fn.split(kwargs)[1]:
                 raise TraceEscape(f"calls the program {fn.name} with options of its own")
@@ -135,8 +140,6 @@ class CallMode(OutsideMode):
         known = hostops.pure_function(fn)
         if known is not None:
             return self.known_call(fn, known, args, kwargs)
-        if _is_python_error(fn) and not kwargs and self.is_constant(args) and not reach.holds_value(args):
-            return native(fn, *args)
         return self.effect(fn, args, kwargs)
 
     def marked_call(self, fn: HostFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -193,6 +196,8 @@ class CallMode(OutsideMode):
 
     def methods(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a method of anything."""
+        if (error := content(owner)) is not None:
+            return self.value_method(error, name, args, kwargs)
         if isinstance(owner, Value):
             return self.value_method(owner, name, args, kwargs)
         if isinstance(owner, Function) and name == "run":
@@ -208,7 +213,7 @@ class CallMode(OutsideMode):
             return self.container_method(owner, name, args, kwargs)
         if hostops.is_immutable(owner) or type(owner) is tuple:
             return self.constant_method(owner, name, args, kwargs)
-        if isinstance(owner, BaseException) or (is_lazy(owner) and id(owner) in self.local):
+        if is_constant(owner) or (is_lazy(owner) and id(owner) in self.local):
             return native(getattr(owner, name), *args, **kwargs)
         return self.object_method(owner, name, args, kwargs)
 
@@ -320,10 +325,6 @@ class CallMode(OutsideMode):
 
 
 _BUILT_IN = frozenset({list, dict, set, tuple, functools.partial})
-
-
-def _is_python_error(fn: Any) -> bool:
-    return isinstance(fn, type) and issubclass(fn, BaseException) and fn.__module__ == "builtins"
 
 
 def _may_call(x: Any) -> bool:

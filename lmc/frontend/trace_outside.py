@@ -90,7 +90,7 @@ class OutsideMode(Recorder):
             raise TraceEscape(f"{what} changed while the program ran")
         if not data and self.foreign and not _is_definition(value):
             symbol = self.tree.symbol(("read", key), f"read.{symbol_name(what)}", read)
-            self.host(self.own(_unchanged), [symbol, self.constant(value)], Known(), "ordered", key=NO_KEY)
+            self.host(self.own(_unchanged), [symbol, self.constant(value)], Known(total=True), "ordered", key=NO_KEY)
         return value
 
     def steady(self, x: Any) -> bool:
@@ -122,7 +122,7 @@ class OutsideMode(Recorder):
     def _still(self, x: Any, content: tuple[Any, ...], index: int, key: tuple[int, int, int]) -> None:
         if self.foreign:
             constants = [self.constant(x), self.constant(content), index]
-            self.host(self.own(_step), constants, Known(), "ordered", key=key)
+            self.host(self.own(_step), constants, Known(total=True), "ordered", key=key)
 
 
 def frozen(x: list[Any] | dict[Any, Any]) -> tuple[Any, ...]:

@@ -11,29 +11,35 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import types
 import weakref
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from lmc.backend.base import Meta, Result, TakeOver
 from lmc.config import log
 from lmc.errors import LmcError, Loc
-from lmc.frontend import hostops, reach
+from lmc.frontend import hostops, raising, reach
 from lmc.frontend.aio import Ready
 from lmc.frontend.emitter import Taken
-from lmc.frontend.hooks import LAZY, CountingMode, Key, hooks
+from lmc.frontend.hooks import LAZY, CountingMode, Key, hooks, program_frame
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known
-from lmc.frontend.instrument import is_instrumented
+from lmc.frontend.instrument import is_instrumented, tried
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import Gathered, Scoped, State, StateGroup, Stored
 from lmc.frontend.trace_state import NOT_AN_ATTRIBUTE, Answer
-from lmc.frontend.tree import Decision, Escape, Node, Return, Site, Switch, Tree, answer_of
+from lmc.frontend.tree import Decision, Escape, Node, Return, Site, Switch, Tree, answer_of, decision_of
 from lmc.frontend.values import TraceEscape, Value
 from lmc.ir.core import Attr, Op, Operand, Symbol, Type
 from lmc.ir.core import Value as IRValue
 
+UNKNOWN = object()
+"""No answer is expected of a decision."""
+MAX_EXPECTED = 8
+"""Expected answers at one place of the program that one trace goes on with: a loop may have no other end."""
 MAX_OPS = 20_000
 """Ops on one path; a longer one goes on in the interpreter."""
 SELF = object()
@@ -61,6 +67,7 @@ class Recorder(CountingMode):
         self.tree = tree
         self.node: Node = tree.root
         self.at = 0  # ops of the node already passed
+        self.before: Sequence[IRValue] = tree.params  # what was in reach where the node begins
         self.path = list(path)
         self.taken = 0
         self.ops = 0
@@ -71,6 +78,10 @@ class Recorder(CountingMode):
         self.prompts: dict[IRValue, Op] = {}  # what made each prompt of the path
         self.sites: dict[int, Site] = {}  # where the program made a container
         self.alive: list[weakref.ref[Any]] = []
+        self.outermost = sys._getframe(1).f_code  # pyright: ignore[reportPrivateUsage]  # frames further out are not the program's
+        self.outer_error = sys.exception()  # what the caller of the program is handling
+        self.managers = 0  # open context managers of the host
+        self.expected: Counter[object] = Counter()  # answers that were assumed, by place
         self.coroutines: list[Any] = []  # made by the program's own async functions
 
     def close(self) -> None:
@@ -91,6 +102,8 @@ class Recorder(CountingMode):
         except Exception as error:
             fault = fault_of(error)
             if fault is None:
+                if raising.content(error) is None:
+                    raising.mark_constant(error)
                 raise
             log("exits", f"{self.tree.name}: {fault}")
             raise TraceEscape(fault) from error
@@ -171,7 +184,11 @@ class Recorder(CountingMode):
         return self.keep(Value(ir, immutable, items, domain))
 
     def reachable(self) -> tuple[IRValue, ...]:
-        """The values that the program can still reach: those whose Python objects are alive."""
+        """The values that the program can still reach: those whose Python objects are alive.
+
+        What was out of reach at the decision before may only look alive again, as garbage that a traceback holds.
+        """
+        there = {*self.before, *[v for op in self.node.ops for v in op.results]}
         found: dict[IRValue, None] = dict.fromkeys(self.tree.params)
         for ref in self.alive:
             x = ref()
@@ -182,25 +199,81 @@ class Recorder(CountingMode):
                     found |= dict.fromkeys((*op.uses, *op.results))
             elif x is not None:
                 found[x.ir] = None
-        return tuple(found)
+        return tuple(v for v in found if v in there)
 
-    def decide(self, value: Value) -> Any:
-        """The concrete answer for a value on this path; stops the trace where it is not known yet."""
+    def decide(self, value: Value, expected: Any = UNKNOWN) -> Any:
+        """The concrete answer for a value on this path; stops the trace where it is neither known yet nor `expected`."""
         node = self.node
         if self.at < len(node.ops):
             raise self.diverged(node.ops[self.at])
         if node.end is None:
             op = Op("switch", (value.ir,), (), {}, (), caller_loc())
-            node.end = Switch(value.ir, self.reachable(), self.tree.switch_id(), op, value.domain)
+            known = None if expected is UNKNOWN else decision_of(expected)
+            node.end = Switch(value.ir, self.reachable(), self.tree.switch_id(), op, value.domain, known)
         if not isinstance(node.end, Switch) or node.end.cond != value.ir:
             raise self.diverged(None)
         if self.taken == len(self.path):
-            self.dead = StopTrace()
-            raise self.dead
+            if node.end.expected is None or not self._may_expect():
+                self.dead = StopTrace()
+                raise self.dead
+            self.path.append(node.end.expected)
         key = self.path[self.taken]
         self.taken += 1
+        self.before = node.end.live
         self.node, self.at = node.end.arms.setdefault(key, Node()), 0
         return answer_of(key)
+
+    def _may_expect(self) -> bool:
+        frame = program_frame()
+        place = frame.f_code, frame.f_lasti
+        self.expected[place] += 1
+        return self.expected[place] <= MAX_EXPECTED
+
+    # -- exceptions
+
+    def attempt(
+        self, kind: str, operands: Sequence[Operand], attrs: Mapping[str, Attr], type: Type, hint: str | None = None
+    ) -> IRValue:  # fmt: skip
+        """`emit` of an op that can raise. Where the program may handle that, the path goes on by what it raises."""
+        if not self.is_tried():
+            return self.emit(kind, operands, attrs, (type,), (hint,))[0]
+        results = self.emit(kind, operands, {**attrs, "catch": True}, (type, "any", "any"), (hint, "raised", "error"))
+        result, error = self.value(results[0]), self.value(results[2])  # within reach of the program, in one of the arms
+        cls = self.decide(Value(results[1]), expected=None)
+        if cls is not None:
+            self.throw(cls, error)
+        return result.ir
+
+    def is_tried(self) -> bool:
+        """Whether the program may handle an exception that is raised here: inside `try`, or `with` of the host."""
+        if self.managers:
+            return True
+        frame: types.FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+        while frame is not None and frame.f_code is not self.outermost:
+            lines = tried.get(frame.f_code.co_filename)
+            if lines and frame.f_lineno in lines:
+                return True
+            frame = frame.f_back
+        return False
+
+    def throw(self, cls: type[BaseException], error: Value) -> None:
+        """Raises, in the program, the exception `error` of the run, which has this class."""
+        if issubclass(cls, StopIteration | StopAsyncIteration | GeneratorExit) and not self.main:
+            raise TraceEscape(f"a {cls.__name__} inside of a builtin")
+        self.note("chained", error, self.handled())
+        raising.throw(raising.stand_in(cls, error))
+
+    def handled(self) -> BaseException | None:
+        """The exception that the program is handling."""
+        error = sys.exception()
+        return None if error is self.outer_error else error
+
+    def note(self, what: str, error: Value, other: Any) -> None:
+        """Writes into an exception of the run what Python would: what it comes from (`caused`), or what was being handled."""
+        if what == "caused" or other is not None:
+            fn = raising.cause_noted if what == "caused" else raising.chained
+            attrs: dict[str, Attr] = {"ordered": True, "total": True, "inline": True}
+            self.emit("host.call", (self.own(fn), error.ir, self.operand(other)), attrs, ("any",))
 
     # -- the end of the path
 
@@ -210,14 +283,25 @@ class Recorder(CountingMode):
             raise self.dead
         if state.scopes:
             raise TraceEscape("returns inside an open scope")
-        operands: list[Operand] = [self.result_operand(state, result), state.ctx.ir]
+        self._end("return", self.result_operand(state, result), state)
+
+    def fail(self, state: State, error: BaseException) -> None:
+        """The program raised."""
+        if self.dead is not None:
+            raise self.dead
+        if state.scopes:
+            raise TraceEscape("raises inside an open scope")
+        self._end("raise", self.located(error), state)
+
+    def _end(self, kind: str, result: Operand, state: State) -> None:
+        operands: list[Operand] = [result, state.ctx.ir]
         for held in state.variables.values():
             operands += self.held(held)
         attrs: dict[str, Attr] = {
             "vars": tuple(state.variables), "ordinal": state.ordinal, "forks": state.forks, "calls": state.calls, "role": state.role,
             "previous": state.previous,
         }  # fmt: skip
-        self.end(Return(Op("return", tuple(operands), (), attrs)))
+        self.end(Return(Op(kind, tuple(operands), (), attrs)))
 
     def held(self, held: Any) -> tuple[Operand, Operand]:
         """What a variable holds: its value and its meta info."""
@@ -316,6 +400,8 @@ class Recorder(CountingMode):
             return self.build("py.tuple", x)
         if id(x) in self.local:
             return self.rebuilt(x)
+        if isinstance(x, BaseException):
+            return self.error_operand(x)
         if type(x) is slice and reach.holds_value(x):
             return self.build("py.slice", (x.start, x.stop, x.step))
         if type(x) is types.FunctionType and is_instrumented(x):
@@ -335,6 +421,30 @@ class Recorder(CountingMode):
         same = id(fn.fn) if _is_definition(fn.fn) else self.callee(fn.fn)
         key = ("shared" if shared else "marked", same, fn.promises)
         return self.tree.symbol(key, _name_of(fn.fn), fn.steady if shared else fn)
+
+    def error_operand(self, error: BaseException) -> Operand:
+        value = raising.content(error)
+        if value is not None:
+            return value.ir
+        if not raising.is_constant(error) and not raising.was_traced(error):
+            return self.constant(error)
+        if not raising.is_constant(error) or type(error) not in raising.PLAIN or not all(map(hostops.is_immutable, error.args)):
+            raise TraceEscape(f"hands a {type(error).__name__} that is the same in every run to host code")
+        known = raising.in_the_run(error)
+        if known is None:
+            made = (self.constant(type(error)), *map(self.operand, error.args))
+            known = self.emit("host.call", made, {"ordered": True, "total": True, "inline": True}, ("any",))[0]
+            raising.in_the_run(error, known)
+        return known
+
+    def located(self, error: BaseException) -> Operand:
+        """The operand of an exception that host code may look at, with the traceback that it and those behind it have here."""
+        for one in raising.chain(error):
+            places = raising.places(one)
+            stack = self.tree.symbol(("places", places), "places", places)
+            attrs: dict[str, Attr] = {"ordered": True, "total": True, "inline": True}
+            self.emit("host.call", (self.own(raising.located), self.error_operand(one), stack), attrs, ("any",))
+        return self.error_operand(error)
 
     def _is_outside(self, x: Any) -> bool:
         return isinstance(x, types.MethodType) and not reach.holds_value(x.__self__) and id(x.__self__) not in self.local
@@ -426,7 +536,12 @@ class Recorder(CountingMode):
                 attrs["awaits"] = True
         if kwargs:
             attrs["kwargs"] = kwargs
-        (ir,) = self.emit("host.call", (fn, *operands), attrs, (known.type,), (hint,))
+        if kind == "effect" and not inline and (error := self.handled()) is not None:
+            fn, operands = self.own(raising.ahandling if awaits else raising.handling), (self.located(error), fn, *operands)
+        if known.total or "unordered" in attrs:  # what need not wait for others must not make others wait for what it raises
+            (ir,) = self.emit("host.call", (fn, *operands), attrs, (known.type,), (hint,))
+        else:
+            ir = self.attempt("host.call", (fn, *operands), attrs, known.type, hint)
         return self.value(ir, immutable=kind == "pure" and not known.fresh, items=known.items)
 
     def simple(self, name: str, *args: Any, key: Key | None = None) -> Value:
@@ -443,10 +558,19 @@ class Recorder(CountingMode):
             known = Known("str")
         return self.host(self.operation(name), [self.operand(a) for a in args], known, "ordered", key)
 
+    def make_error(self, cls: type[BaseException], args: tuple[Any, ...], kwargs: dict[str, Any], key: Key | tuple[()] | None = None) -> Value:
+        """A new exception of the run."""
+        self.no_containers(cls, args, kwargs)
+        operands = [self.operand(a) for a in (*args, *kwargs.values())]
+        made = self.host(self.callee(cls), operands, Known(), "effect", key, tuple(kwargs))
+        made.made = cls
+        return made
+
     def effect(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         """A call of host code that may do anything."""
         self.no_containers(fn, args, kwargs)
-        operands = [self.operand(a) for a in (*args, *kwargs.values())]
+        everything = (*args, *kwargs.values())
+        operands = [self.located(a) if isinstance(a, BaseException) else self.operand(a) for a in everything]
         if isinstance(fn, Value):
             return self.host(self.operation("py.call"), [fn.ir, *operands], Known(), "effect", kwargs=tuple(kwargs), inline=False)
         promised = _promised(fn) if isinstance(fn, HostFunction) else _NOTHING
@@ -512,7 +636,7 @@ def fault_of(error: Exception) -> str | None:
 
 
 _OWN = __file__.rsplit("frontend", 1)[0]
-_THE_PROGRAMS = tuple(f"frontend/{name}.py" for name in ("hostops", "state", "primitives", "interpreter", "streaming"))
+_THE_PROGRAMS = tuple(f"frontend/{name}.py" for name in ("hostops", "state", "primitives", "interpreter", "streaming", "raising"))
 """Files whose exceptions are meant for the user: `hostops` makes the calls that the program asked for."""
 
 

@@ -177,22 +177,23 @@ class TraceEmitter:
 
     def read(self, answer: Answer) -> Value:
         if answer.read_value is None:
-            answer.read_value = self.trace.value(self._read(answer.ir), domain=answer.domain)
+            ir = self.trace.attempt("read", (answer.ir,), {}, answer.ir.type, answer.ir.name)
+            answer.read_value = self.trace.value(ir, domain=answer.domain)
         return answer.read_value
 
     def meta(self, answer: Answer) -> Value:
         if answer.read_meta is None:
-            (ir,) = self.trace.emit("read", (answer.meta,), {}, ("any",), ("meta",))
+            ir = self.trace.attempt("read", (answer.meta,), {}, "any", "meta")
             answer.read_meta = self.trace.value(ir)
         return answer.read_meta
 
     def text(self, ctx: Ctx, since: Ctx | None = None) -> Value:
         if since is None:
-            return self.trace.value(self.trace.emit("ctx.text", (ctx.ir,), {}, ("str",))[0])
-        return self.trace.value(self.trace.emit("ctx.slice", (ctx.ir, since.ir), {}, ("str",))[0])
+            return self.trace.value(self.trace.attempt("ctx.text", (ctx.ir,), {}, "str"))
+        return self.trace.value(self.trace.attempt("ctx.slice", (ctx.ir, since.ir), {}, "str"))
 
     def messages(self, ctx: Ctx) -> Value:
-        return self.trace.value(self.trace.emit("ctx.messages", (ctx.ir,), {}, ("any",))[0])
+        return self.trace.value(self.trace.attempt("ctx.messages", (ctx.ir,), {}, "any"))
 
     def wait(self, ctx: Ctx) -> None:
         self.trace.emit("ctx.text", (ctx.ir,), {}, ("str",))

@@ -27,15 +27,16 @@ from lmc.frontend.instrument import instrument
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.own import NOT_OWN
 from lmc.frontend.primitives import Expr
+from lmc.frontend.raising import caused, content, is_constant, stand_in
 from lmc.frontend.state import Emitter, State
 from lmc.frontend.streaming import Progress
 from lmc.frontend.trace_calls import CallMode, is_method
 from lmc.frontend.trace_outside import DICT_VIEWS, is_enum_member, is_lazy
-from lmc.frontend.trace_record import NO_KEY, SELF, Diverged, Returned, StopTrace, fault_of, held_of
+from lmc.frontend.trace_record import NO_KEY, SELF, UNKNOWN, Diverged, Returned, StopTrace, fault_of, held_of
 from lmc.frontend.trace_state import Shows, TraceEmitter
 from lmc.frontend.tree import Decision, Tree
 from lmc.frontend.values import TraceEscape, Value, active
-from lmc.ir.core import Operand, Type
+from lmc.ir.core import Attr, Operand, Type
 
 __all__ = ["SELF", "Diverged", "Returned", "held_of", "trace"]
 
@@ -55,6 +56,10 @@ class TraceMode(CallMode):
         if isinstance(owner, Value):
             kind = "pure" if owner.immutable else "ordered"
             return self.host(self.operation("py.getattr"), [owner.ir, name], Known(), kind, hint=name)
+        if (error := content(owner)) is not None:
+            if name == "__traceback__":
+                self.located(owner)
+            return owner.__class__ if name == "__class__" else self.getattr(error, name)
         value = self.own_attribute(owner, name)
         if value is not NOT_OWN:
             return value
@@ -190,7 +195,7 @@ class TraceMode(CallMode):
         name = hostops.COMPARE[op]
         symbolic = reach.holds_value(a) or reach.holds_value(b)
         if op in ("is", "is not"):
-            direct = isinstance(a, Value) or isinstance(b, Value)
+            direct = any(isinstance(x, Value) or content(x) is not None for x in (a, b))
             return self.simple(name, a, b) if direct else hostops.OPERATIONS[name](a, b)
         if op in ("in", "not in"):
             if reach.is_language(b):
@@ -244,6 +249,8 @@ class TraceMode(CallMode):
         """A value made concrete: one arm of the trace tree per answer seen."""
         if isinstance(a, Value):
             return self.decide(a)
+        if content(a) is not None:
+            raise TraceEscape("matches an exception")
         if type(a) is tuple and reach.holds_value(a):
             return tuple(self.concrete(x) for x in a)
         if type(a) is slice and reach.holds_value(a):
@@ -509,13 +516,48 @@ class TraceMode(CallMode):
             return manager
         raise TraceEscape(f"enters a {type(manager).__name__} of the host")
 
-    def raise_(self, error: Any) -> Any:
-        if isinstance(error, Value):
-            raise TraceEscape("raises an exception that holds traced values")
+    def raise_(self, error: Any, *cause: Any) -> Any:
+        if isinstance(error, type) and issubclass(error, BaseException):
+            error = self.make_error(error, (), {}, key=(self.tick, 1, 0))
+        if is_constant(error):
+            if cause:
+                raise TraceEscape(f"raises a {type(error).__name__} that it caught from another exception")
+            return error
+        if not isinstance(error, Value | BaseException):
+            return native(caused, error, *cause) if cause else error  # Python says what it has to be
+        value = content(error)
+        if value is None:
+            ir = error.ir if isinstance(error, Value) else self.emit("host.call", (self.own(_itself), self.constant(error)), _PURE, ("any",))[0]
+            value = self.value(ir)
+            expected = error.made if isinstance(error, Value) and error.made else UNKNOWN
+            cls = self.decide(self.host(self.constant(type), [ir], Known(total=True), "pure"), expected)
+            if not issubclass(cls, BaseException):
+                raise TraceEscape(f"raises a {cls.__name__}")
+            error = stand_in(cls, value)
+        if cause:
+            of = self.make_error(cause[0], (), {}, key=NO_KEY) if isinstance(cause[0], type) else cause[0]
+            self.note("caused", value, of)
+        self.note("chained", value, self.handled())
         return error
+
+    def failed(self, *message: Any) -> Any:
+        return self.raise_(self.make_error(AssertionError, message, {}))
+
+    def handles(self, classes: Any) -> Any:
+        if reach.holds_value(classes):
+            raise TraceEscape("handles an exception class that the run decides")
+        return classes
 
     def eval_(self, text: Any, inside: dict[str, Any], outside: dict[str, Any]) -> Any:
         raise TraceEscape("calls eval")
+
+
+_PURE: dict[str, Attr] = {"pure": True, "total": True}
+
+
+def _itself(x: Any) -> Any:
+    """Run time: an object of the outside as a value."""
+    return x
 
 
 def _is_own_manager(x: Any) -> bool:
@@ -551,15 +593,21 @@ def trace(tree: Tree, program: Function, arguments: inspect.BoundArguments, path
         return True
     except TraceEscape as escape:
         return mode.give_up(escape.reason)
-    except Exception as error:  # the program raised: the interpreter raises it again, with its own traceback
+    except BaseException as error:
+        if not isinstance(error, Exception) and content(error) is None:
+            raise  # Ctrl-C
         if isinstance(mode.dead, StopTrace):
             return True
         if isinstance(mode.dead, TraceEscape):
             return mode.give_up(mode.dead.reason)
-        fault = fault_of(error)
+        fault = fault_of(error) if isinstance(error, Exception) else None
         if fault is not None:
             log("exits", f"{tree.name}: {fault}")
-        return mode.give_up(fault or f"raises {type(error).__name__}")
+            return mode.give_up(fault)
+        try:
+            mode.fail(state, error)
+        except TraceEscape:
+            return mode.give_up(f"raises {type(error).__name__}")
     finally:
         mode.close()
         ACTIVE.reset(state_token)

@@ -58,18 +58,24 @@ def answer_of(key: Decision) -> Any:
 
 @dataclass(slots=True)
 class Switch:
-    """A decision. `live` is what the program could still reach when it was made: the operands of its exit."""
+    """A decision. `live` is what the program could still reach when it was made: the operands of its exit.
+
+    `expected` is the answer that a trace goes on with where no run has given one yet.
+    """
 
     cond: IRValue
     live: tuple[IRValue, ...]
     id: int
     op: Op
     domain: tuple[Any, ...] | None
+    expected: Decision | None = None
     arms: dict[Decision, Node] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Return:
+    """The end of the run: a `return`, or a `raise`."""
+
     op: Op
 
 

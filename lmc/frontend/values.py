@@ -42,14 +42,16 @@ class Value:
     immutable  whether its run-time object cannot change (always so for str, bool, int, float)
     items      type of its items where that is known ("str" for the list that `split` gives)
     domain     the few values it can have, where they are known
+    made       the class that was called to make it, where that is known
     """
 
-    __slots__ = ("__weakref__", "domain", "immutable", "ir", "items")
+    __slots__ = ("__weakref__", "domain", "immutable", "ir", "items", "made")
 
     def __init__(self, ir: IRValue, immutable: bool = False, items: str | None = None, domain: tuple[Any, ...] | None = None) -> None:
         self.ir = ir
         self.immutable = immutable or ir.type in ("str", "bool", "int", "float")
         self.items = items
+        self.made: type | None = None
         self.domain = (True, False) if ir.type == "bool" else domain
 
     @property

@@ -57,7 +57,7 @@ ATTRS: dict[str, str] = {
     "ordered": "touches an object that can change: stays in order, is never merged",
     "total": "cannot raise",
     "inline": "quick and without effects on anything else: runs where the executor runs",
-    "catch": "gives the exception as a last result instead of raising it",
+    "catch": "gives two more results instead of raising: the class of the exception (none if there is none) and the exception",
     "ord": "the identity of an effect or ordered call, by which an interpreter that takes over finds its result",
     "touches": "the objects that an ordered call touches",
     "unordered": "an effect that need not wait for others of its kind: several may run at once",
@@ -90,17 +90,17 @@ OPS: dict[str, OpSpec] = {
         OpSpec("video", ("ctx", "any", "const"), ("ctx",), "pure", "The prompt followed by frames of a video."),
         OpSpec("role.begin", ("ctx",), ("ctx",), "pure", "Opens a message.", ("role", "previous"), frozenset({"traced"})),
         OpSpec("role.end", ("ctx",), ("ctx",), "pure", "Closes the open message.", ("role",), frozenset({"traced"})),
-        OpSpec("ctx.text", ("ctx",), ("str",), "pure", "The text of a prompt."),
-        OpSpec("ctx.slice", ("ctx", "ctx"), ("str",), "pure", "The text of the first prompt after the second, its ancestor."),
-        OpSpec("ctx.messages", ("ctx",), ("any",), "ordered", "The closed messages of a prompt, a new list."),
+        OpSpec("ctx.text", ("ctx",), ("str",), "pure", "The text of a prompt.", ("catch",)),
+        OpSpec("ctx.slice", ("ctx", "ctx"), ("str",), "pure", "The text of the first prompt after the second, its ancestor.", ("catch",)),
+        OpSpec("ctx.messages", ("ctx",), ("any",), "ordered", "The closed messages of a prompt, a new list.", ("catch",)),
         OpSpec("concat", ("*str",), ("str",), "pure", "Text joined."),
         OpSpec("gen", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Samples an answer: the prompt with it, its value, its meta info.",
                (*_ASK, *GEN_PARAMS, "constraint", "order", "group", "ways", "lookahead")),
         OpSpec("select", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Chooses one of the operands by log-probability.",
                (*_ASK, "method", "temperature", "order", "group", "trie")),
-        OpSpec("read", ("any",), ("any",), "pure", "Waits for an answer or its meta info and raises what it failed with, here in program order."),
-        OpSpec("host.call", ("const", "*any"), ("*any",), "effect", "Calls a host function on real values. With `catch` it also gives the "
-               "exception it raised (None if none) instead of raising.",
+        OpSpec("read", ("any",), ("any",), "pure", "Waits for an answer or its meta info and raises what it failed with, here in program order.",
+               ("catch",)),
+        OpSpec("host.call", ("const", "*any"), ("*any",), "effect", "Calls a host function on real values.",
                ("kwargs", "pure", "ordered", "total", "inline", "catch", "ord", "touches", "unordered", "idempotent", "timeout", "awaits")),
         OpSpec("show", ("ctx", "*any"), (), "effect", "Shows the prompt so far, and value and meta of each variable that is new, to those who "
                "watch the run.", ("vars", "opens", "closes", "number")),
@@ -109,7 +109,8 @@ OPS: dict[str, OpSpec] = {
         OpSpec("switch", ("any",), (), "terminator", "Goes to the block whose case equals the operand."),
         OpSpec("return", ("any", "ctx", "*any"), (), "terminator", "Ends the run: value, final prompt, then value and meta of each variable.",
                ("vars", "ordinal", "forks", "calls", "role", "previous", "outputs")),
-        OpSpec("raise", ("any",), (), "terminator", "Ends the run with an exception."),
+        OpSpec("raise", ("any", "*any"), (), "terminator", "Ends the run with an exception; then the state that it leaves behind, as for a return.",
+               ("vars", "ordinal", "forks", "calls", "role", "previous", "outputs")),
         OpSpec("exit", ("*any",), (), "terminator", "A path not seen yet: its operands are what the program can still reach.", ("id", "reason")),
     )
 }
@@ -133,7 +134,7 @@ def trait(op: Op) -> Trait:
 
 def can_raise(op: Op) -> bool:
     """Whether the op may raise an exception into the program at its place."""
-    return op.kind in _READS or (op.kind == "host.call" and not op.attr("total") and not op.attr("catch"))
+    return (op.kind in _READS or (op.kind == "host.call" and not op.attr("total"))) and not op.attr("catch")
 
 
 def is_terminator(op: Op) -> bool:

@@ -115,7 +115,7 @@ def _default_type(kind: str, i: int) -> str | None:
     types = OPS[kind].results if kind in OPS else ()
     if i < len(types):
         return types[i].lstrip("*")
-    return types[-1][1:] if types and types[-1].startswith("*") else None
+    return types[-1][1:] if types and types[-1].startswith("*") else "any"  # of a result that `catch` adds
 
 
 def _case(case: Case) -> str:

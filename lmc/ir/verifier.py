@@ -157,8 +157,9 @@ class _Verifier:
         if spec.results and spec.results[-1].startswith("*"):
             wanted = (spec.results[-1][1:],) * len(op.results)
         else:
-            wanted = spec.results
-        _require(len(op.results) == len(wanted), f"{op.kind} has {len(wanted)} results, not {len(op.results)}")
+            wanted = (*spec.results, "any", "any") if op.attr("catch") else spec.results
+        with_catch = " with catch" if op.attr("catch") else ""
+        _require(len(op.results) == len(wanted), f"{op.kind} has {len(wanted)} results{with_catch}, not {len(op.results)}")
         for v, t in zip(op.results, wanted, strict=True):
             ok = v.type == t or (t == "any" and v.type != "ctx") or (v.type == "any" and t != "ctx")
             _require(ok, f"result %{v.name} is {v.type}; {op.kind} gives {t} there")
@@ -220,6 +221,8 @@ class _Verifier:
     def call(self, op: Op) -> None:
         _require(not (op.attr("pure") and op.attr("ordered")), "a host call is pure or ordered, not both")
         _require(not (op.attr("unordered") and (op.attr("pure") or op.attr("ordered"))), "only an effect can be unordered")
+        _require(not (op.attr("catch") and op.attr("total")), "a host call that cannot raise has nothing to catch")
+        _require(not op.attr("catch") or len(op.results) == 3, f"a host call with catch has 3 results, not {len(op.results)}")
         kwargs = _names(op, "kwargs")
         _require(len(kwargs) <= len(op.operands) - 1, "attribute kwargs names more arguments than there are operands")
 
@@ -255,6 +258,7 @@ _RULES: Mapping[str, Callable[[_Verifier, Op], None]] = {
     "role.begin": _Verifier.role,
     "role.end": _Verifier.role,
     "return": _Verifier.returns,
+    "raise": _Verifier.returns,
     "exit": _Verifier.exit,
     "show": _Verifier.show,
 }

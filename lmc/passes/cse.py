@@ -56,7 +56,7 @@ class Cse(Pass):
 
 def _key(op: Op, graph: Graph) -> object:
     """What equal ops have in common; None for an op that is never merged."""
-    if op.results and trait(op) == "pure":
+    if op.results and trait(op) == "pure" and not op.attr("catch"):  # two equal exceptions are two objects
         attrs = op.attrs
     elif trait(op) == "samples" and _is_greedy(op) and _is_only_text(op, graph):
         attrs = {name: value for name, value in op.attrs.items() if name not in _IDENTITY}
@@ -74,7 +74,7 @@ def _is_greedy(op: Op) -> bool:
 def _is_only_text(op: Op, graph: Graph) -> bool:
     """Whether the program sees the answer as a text alone. Meta info and lists of answers are objects that it could change."""
     _, value, meta = op.results
-    return value.type == "str" and all(user.kind == "return" for user in graph.users.get(meta, ()))
+    return value.type == "str" and all(user.kind in ("return", "raise") for user in graph.users.get(meta, ()))
 
 
 def _identities(op: Op) -> tuple[Attr, ...]:

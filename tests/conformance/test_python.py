@@ -1607,8 +1607,8 @@ def argument_nested(s: Any, cfg: Any) -> Any:
 
 CASES = cases(globals())
 REPLAYED: dict[str, str | None] = {
-     "deletions_and_slices": "a decision on a slice", "eval_answer": "calls eval", "eval_calculator": None,
-    "format_locals": "hands a state to str.format", "formats": "needs the bool", "generator_raises": None, "hash_of_text": "takes the hash",
+     "deletions_and_slices": "a decision on a slice", "eval_answer": "calls eval",
+    "format_locals": "hands a state to str.format", "formats": "needs the bool", "hash_of_text": "takes the hash",
     "host_calls_closure": "closes over", "is_tests": "takes the hash", "list_methods": "hands a list", "re_sub_closure": "closes over",
     "re_sub_traced_table": "closes over", "sort_in_place_closure": "closes over",
      "star_target_in_comprehension": "a starred target", "star_targets": "hands a list",

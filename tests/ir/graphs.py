@@ -226,7 +226,7 @@ class Maker:
     def make_effect(self, scope: Scope, kind: str = "touches") -> None:
         self.order += 1
         attrs = {kind: True, "ord": (0, self.order)} | ({"catch": True} if self.draw(st.booleans()) else {})
-        types = ["any", "any"] if "catch" in attrs else ["any"]
+        types = ["any", "any", "any"] if "catch" in attrs else ["any"]
         self.emit(scope, "host.call", (self.draw(symbols), self.any(scope)), attrs, types=types)
 
     def make_ordered(self, scope: Scope) -> None:

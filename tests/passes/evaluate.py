@@ -189,7 +189,7 @@ class _Run:
         value = number % 2 == 0 if op.results[0].type == "bool" else f"host{number % 9}"
         failed = number % 4 == 0 and not op.attr("total")
         if op.attr("catch"):
-            return (value, f"error{number % 9}") if failed else (value, None)
+            return (value, "Error", f"error{number % 9}") if failed else (value, None, None)
         if failed:
             raise Raised(fn.name, number % 9)
         return value
