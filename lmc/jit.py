@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmc.backend.base import Backend, Counters, TakeOver
 from lmc.backend.code import Code
@@ -691,6 +691,19 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<compiled {self.function.described}>"
+
+    if not TYPE_CHECKING:  # type checkers shall see that such a name is not there
+
+        def __getattr__(self, name: str) -> Any:
+            remedy = f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise AttributeError(f"a compiled program has no {name!r}{remedy}", name=name, obj=self)
+
+
+_INSTEAD: Mapping[str, str] = {
+    "run": "program(…)", "run_batch": "program.batch(items)", "arun": "await program.acall(…)", "bind": "lmc.compile(fn.bind(…))",
+    "trace": "program.dump_ir()", "cache": "fn.cache(backend)",
+}  # fmt: skip
+"""What a `Function` has and a `Program` has under another name."""
 
 
 @dataclass(eq=False, slots=True)
