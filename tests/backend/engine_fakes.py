@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.constraint import Compiler, ConstraintInfo
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import EngineCore, PassOutput
-from lmc.backend.engine.request import TokenLogprob, Top
+from lmc.backend.engine.request import PENDING, Request, TokenLogprob, Top
 from lmc.backend.engine.scheduler import Pass
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML
@@ -156,7 +157,7 @@ class FakeRunner:
         for span in work.spans:
             own = span.slots[span.position :]
             assert len(own) == len(span.ids)
-            self.slots[own] = span.ids
+            self.slots[own] = self.known(span.request, span.ids, span.position)
             self.positions[own] = np.arange(span.position, span.position + len(span.ids))
         for span in work.spans:
             assert (self.positions[span.slots] == np.arange(len(span.slots))).all(), "a slot of another position"
@@ -165,9 +166,9 @@ class FakeRunner:
         tokens, logprobs = [], []
         for row, req in work.samples:
             assert req.answer is not None
-            expected = req.ids[: len(contexts[row])]
+            expected = self.known(req, req.ids[: len(contexts[row])], 0)
             assert (contexts[row] == expected).all(), "the pages hold another text"
-            noise = req.seed + req.answer.sampled if req.params.temperature > 0 else 0
+            noise = req.seed + req.length - req.prompt_len if req.params.temperature > 0 else 0
             scripted = self.script.get(tuple(contexts[row].tolist()))
             allowed = ids_of(req.answer.matcher.bits) if req.answer.matcher is not None else None
             token = scripted[0] if scripted else next_token(contexts[row], noise & (2**63 - 1), allowed)
@@ -178,6 +179,52 @@ class FakeRunner:
         scores = [logprob(contexts[s.row], s.token) for s in work.scores]
         tops = [top(contexts[s.row], s.top) for s in work.scores]
         return PassOutput(tokens, logprobs, scores, tops)
+
+    def known(self, req: Request, ids: np.ndarray, at: int) -> np.ndarray:
+        """`ids`, which begin at position `at` of the request; here nothing may be pending."""
+        assert PENDING not in ids, "a token that is not known yet"
+        return ids
+
+
+class FakeAheadRunner(FakeRunner):
+    """The same on a device that works by itself: tokens are known to it at once, and to the host when a flight lands."""
+
+    def __init__(self, num_slots: int, eos: int = EOS) -> None:
+        super().__init__(num_slots, eos)
+        self._sampled: dict[tuple[Request, int], int] = {}  # by the pass that was launched last
+        self.flying = 0
+        self.fail_landing: BaseException | None = None
+        self.launched = 0
+
+    def known(self, req: Request, ids: np.ndarray, at: int) -> np.ndarray:
+        pending = np.flatnonzero(ids == PENDING)
+        if not len(pending):
+            return ids
+        ids = ids.copy()
+        for i in pending:
+            ids[i] = self._sampled[req, at + int(i)]
+        return ids
+
+    def launch(self, work: Pass) -> FakeFlight:
+        assert all(req.runs_free for _, req in work.samples)
+        assert self.flying <= 1, "more than one step ahead"
+        output = self.run(work)
+        self._sampled = {(req, req.length): t for (_, req), t in zip(work.samples, output.tokens, strict=True)}
+        self.flying += 1
+        self.launched += 1
+        return FakeFlight(self, output)
+
+
+class FakeFlight:
+    def __init__(self, runner: FakeAheadRunner, output: PassOutput) -> None:
+        self._runner, self._output = runner, output
+
+    def land(self) -> tuple[PassOutput, float]:
+        self._runner.flying -= 1
+        if self._runner.fail_landing is not None:
+            error, self._runner.fail_landing = self._runner.fail_landing, None
+            raise error
+        return self._output, 0.0
 
 
 def bits_of(ids: Sequence[int]) -> np.ndarray:
@@ -241,10 +288,11 @@ def backend(
     chunk: int = 64,
     words: Vocabulary | None = None,
     compiler: Compiler | None = None,
+    runs: type[FakeRunner] = FakeRunner,
     **options,
 ) -> tuple[LocalBackend, FakeRunner]:
     words = words or FakeWords()
-    runner = FakeRunner(max_tokens, words.eos_token_ids[0])
+    runner = runs(max_tokens, words.eos_token_ids[0])
     engine = LocalBackend(
         name="fake",
         vocabulary=words,
@@ -264,6 +312,10 @@ class SteppedCore(EngineCore):
     """No thread: the test says when a pass runs."""
 
     def launch(self) -> None: ...
+
+    @property
+    def runner(self) -> Any:
+        return self._runner
 
 
 def stepped(max_tokens: int = 512, **options) -> tuple[LocalBackend, SteppedCore]:

@@ -16,13 +16,16 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.flashinfer import CapturedAttention, PagedAttention, Shape
+from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.kv_pool import KVPool
-from lmc.backend.engine.model_runner import ModelRunner
-from lmc.backend.engine.models.fused import FusedLlama
+from lmc.backend.engine.model_runner import ModelRunner, wanted_rows
+from lmc.backend.engine.models.fused import FusedLlama, Inputs
 from lmc.backend.engine.models.llama import LlamaModel
+from lmc.backend.engine.request import PENDING, Request, Top
 from lmc.backend.engine.sampler import Sampler
 from lmc.backend.engine.scheduler import Pass
 
+_MOST_SAMPLES = 1 << 14
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256)
 
 
@@ -53,7 +56,7 @@ class Stage:
         begin = self._begins[index]
         return slice(begin, begin + length)
 
-    def rows_of(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    def rows_of(self, rows: int) -> Inputs:
         """ids, positions and slots of the first `rows` rows, on the device."""
         return (
             self.device[self.part(IDS, rows)],
@@ -78,7 +81,8 @@ class _Captured:
 
 
 class CudaRunner(ModelRunner):
-    """Runs passes on one GPU. Not thread-safe; a pass is waited for before the next is staged."""
+    """Runs passes on one GPU. Not thread-safe. A pass may be staged while the one before it runs, once that has taken
+    what was staged for it."""
 
     def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
         super().__init__(model, kv, sampler, str(model.device))
@@ -90,20 +94,40 @@ class CudaRunner(ModelRunner):
         self._large = Stage(BUCKETS[-1], 1, model.device)  # grows with the passes
         self._graphs: dict[int, _Captured] = {}
         self._memory = torch.cuda.graph_pool_handle()
-        self._computed = torch.cuda.Event()
+        self._staged = torch.cuda.Event()
+        self._sampled = torch.zeros(_MOST_SAMPLES, dtype=torch.int32, device=model.device)  # by the pass launched last
+        self._places: dict[Request, int] = {}  # where in it
 
     def prepare(self) -> None:
         """Captures every bucket, the largest first so that the others use its memory; else each on its first use."""
         for rows in reversed(BUCKETS):
             self._captured(rows)
 
-    def logits(self, work: Pass, wanted: list[int]) -> Tensor:
-        self._computed.synchronize()  # the last pass's staging, ours and FlashInfer's, may be written again
-        logits = self._run(work, wanted)
-        self._computed.record()
-        return logits
+    @torch.inference_mode()
+    def launch(self, work: Pass) -> Landing:
+        """See AheadRunner. Scores come with it."""
+        wanted, index = wanted_rows(work)
+        begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begun.record()
+        logits = self.logits(work, wanted)
+        scores, tops = self._scores(logits, work, index)
+        requests = [req for _, req in work.samples]
+        self._places = {req: i for i, req in enumerate(requests)}
+        tokens = None
+        if requests:
+            tokens = self._sampler.sample_ahead(logits, [index[row] for row, _ in work.samples], requests)
+            self._sampled[: len(requests)] = tokens
+        landing = Landing(_to_host(tokens), _to_host(scores), tops, len(requests), begun, ended)
+        ended.record()
+        return landing
 
-    def _run(self, work: Pass, wanted: list[int]) -> Tensor:
+    def run(self, work: Pass) -> PassOutput:
+        output = super().run(work)
+        self._places = {}
+        return output
+
+    def logits(self, work: Pass, wanted: list[int]) -> Tensor:
+        self._staged.synchronize()  # what was staged last, ours and FlashInfer's, is on the device
         contexts = sum(len(s.slots) for s in work.spans)
         if max(work.rows, len(wanted)) > BUCKETS[-1] or contexts > self._stage.capacity:
             return self._launch(work, wanted, contexts)
@@ -112,9 +136,10 @@ class CudaRunner(ModelRunner):
     def _replay(self, work: Pass, wanted: list[int], contexts: int) -> Tensor:
         captured = self._captured(next(b for b in BUCKETS if b >= max(work.rows, len(wanted))))
         stage = self._stage
-        host, rows = _fill(stage, work, wanted, captured.rows, self._pool.scratch), captured.rows
+        host, rows = _fill(stage, work, wanted, captured.rows, self._pool.scratch, self._places), captured.rows
         stage.send(contexts)
         captured.attention.plan(host[stage.part(QO, rows + 1)], host[stage.part(KV, rows + 1)], stage.device[:0])
+        self._staged.record()
         captured.graph.replay()
         return self._fused.logits(captured.hidden[: len(wanted)])
 
@@ -124,7 +149,7 @@ class CudaRunner(ModelRunner):
         if rows > self._large.rows or contexts > self._large.capacity:
             self._large = Stage(_grown(rows), _grown(contexts), self._fused.device)
         stage = self._large
-        host = _fill(stage, work, wanted, sequences, self._pool.scratch)
+        host = _fill(stage, work, wanted, sequences, self._pool.scratch, self._places)
         stage.send(contexts)
         on_device = stage.device
         attend = self._attention.plan(
@@ -132,7 +157,8 @@ class CudaRunner(ModelRunner):
             host[stage.part(KV, sequences + 1)],
             on_device[stage.header : stage.header + contexts],
         )
-        hidden = self._fused.hidden(*stage.rows_of(work.rows), self._pool, attend)
+        self._staged.record()
+        hidden = self._fused.hidden(stage.rows_of(work.rows), self._sampled, self._pool, attend)
         return self._fused.logits(hidden.index_select(0, on_device[stage.part(LOGITS, len(wanted))]))
 
     def _captured(self, rows: int) -> _Captured:
@@ -162,7 +188,7 @@ class CudaRunner(ModelRunner):
         )
 
         def forward() -> Tensor:
-            hidden = self._fused.hidden(*stage.rows_of(rows), self._pool, attention.attend)
+            hidden = self._fused.hidden(stage.rows_of(rows), self._sampled, self._pool, attention.attend)
             return hidden.index_select(0, on_device[stage.part(LOGITS, rows)])
 
         side = torch.cuda.Stream()  # kernels are compiled and libraries set up outside the capture
@@ -177,8 +203,36 @@ class CudaRunner(ModelRunner):
         return _Captured(rows, graph, attention, hidden)
 
 
-def _fill(stage: Stage, work: Pass, wanted: list[int], sequences: int, scratch: int) -> Tensor:
-    """Writes a pass for `sequences` sequences and at least as many rows; those beyond the pass's own are empty."""
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """A pass in flight: host memory that the device writes to, and when it begins and ends."""
+
+    tokens: Tensor | None
+    scores: Tensor | None
+    tops: list[Top]
+    samples: int
+    begun: torch.cuda.Event
+    ended: torch.cuda.Event
+
+    def land(self) -> tuple[PassOutput, float]:
+        self.ended.synchronize()
+        tokens = [] if self.tokens is None else self.tokens.tolist()
+        scores = [] if self.scores is None else self.scores.tolist()
+        return PassOutput(tokens, [None] * self.samples, scores, self.tops), self.begun.elapsed_time(self.ended) / 1e3
+
+
+def _to_host(found: Tensor | None) -> Tensor | None:
+    if found is None:
+        return None
+    host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+    return host.copy_(found, non_blocking=True)
+
+
+def _fill(
+    stage: Stage, work: Pass, wanted: list[int], sequences: int, scratch: int, places: dict[Request, int]
+) -> Tensor:
+    """Writes a pass for `sequences` sequences and at least as many rows; those beyond the pass's own are empty. A
+    pending token is written as its place among the sampled ones (kernels/embedding.py)."""
     array, spans, rows = stage.array, work.spans, work.rows
     to = max(rows, sequences)
     ids, positions, slots = (array[stage.part(index, to)] for index in (IDS, POSITIONS, SLOTS))
@@ -188,6 +242,10 @@ def _fill(stage: Stage, work: Pass, wanted: list[int], sequences: int, scratch: 
     np.concatenate([s.ids for s in spans], out=ids[:rows], casting="same_kind")
     np.concatenate([s.slots[s.position :] for s in spans], out=slots[:rows], casting="same_kind")
     ends = np.cumsum(lengths)
+    if places:
+        for span, end in zip(spans, ends, strict=True):
+            if span.ids[-1] == PENDING:  # only a sequence's last token can be
+                ids[end - 1] = -1 - places[span.request]
     positions[:rows] = np.arange(rows) + np.repeat(contexts - ends, lengths)
     ids[rows:], positions[rows:], slots[rows:] = 0, 0, scratch
     qo[0] = kv[0] = 0

@@ -2,6 +2,11 @@
 
     take what was submitted ─► scheduler.schedule ─► runner.run ─► scheduler.commit ─► deliver tokens ─► again
 
+On a device that works by itself the loop is one step ahead: while a pass runs, the tokens of the one before it are
+delivered and the next one is planned, with places for the tokens that are not known yet. An answer that ends in a pass
+may then have one more row in the pass behind it, whose token nobody takes. A pass whose samples need what the host
+learns from the last ones (a constraint, a penalty) is waited for.
+
 It sleeps when nothing is to be done. Everybody else talks to it through one queue.
 """
 
@@ -13,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from lmc import config
 from lmc.backend.base import Counters
@@ -41,6 +46,24 @@ class Runner(Protocol):
     def run(self, work: Pass) -> PassOutput: ...
 
 
+class Flight(Protocol):
+    """A pass that was launched."""
+
+    def land(self) -> tuple[PassOutput, float]:
+        """Waits for it; what it gives, and the seconds that it took."""
+        ...
+
+
+@runtime_checkable
+class AheadRunner(Runner, Protocol):
+    """A runner whose device works by itself."""
+
+    def launch(self, work: Pass) -> Flight:
+        """Begins a pass whose samples all run free (`Request.runs_free`). Known tokens that are PENDING are those that the
+        pass launched before it samples."""
+        ...
+
+
 class EngineCore:
     """The loop and its thread. Methods are thread-safe; callbacks of requests run on the loop's thread."""
 
@@ -52,6 +75,7 @@ class EngineCore:
         self._generated = self._forced = self._calls = 0
         self._device_seconds = 0.0
         self._busy_seconds = 0.0
+        self._flying: tuple[Pass, Flight] | None = None
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
         self.launch()
 
@@ -62,10 +86,14 @@ class EngineCore:
     def turn(self) -> bool:
         """Takes what was submitted and runs one pass; False when nothing is left to do."""
         self._take(wait=False)
-        if self.scheduler.idle:
+        if self._idle:
             return False
         self.step()
         return True
+
+    @property
+    def _idle(self) -> bool:
+        return self.scheduler.idle and self._flying is None
 
     # -- from other threads ------------------------------------------------------------------------------------
 
@@ -153,7 +181,7 @@ class EngineCore:
     def _loop(self) -> None:
         while True:
             try:
-                if not self._take(wait=self.scheduler.idle):
+                if not self._take(wait=self._idle):
                     break
                 began = time.perf_counter()
                 self.step()
@@ -183,7 +211,7 @@ class EngineCore:
         """One pass."""
         work = self.scheduler.schedule()
         if work is None:
-            return self._finish_ready(())
+            return self._land() if self._flying is not None else self._finish_ready(())
         if config.logs("engine"):
             s = self.scheduler
             detail = (
@@ -192,13 +220,34 @@ class EngineCore:
             config.log(
                 "engine", f"pass {s.tally.passes}: {detail}; {len(s.waiting)} wait, {s.pool.free_count} slots free"
             )
+        for req in {span.request: None for span in work.spans}:
+            req.in_flight += 1
+        if isinstance(self._runner, AheadRunner) and all(req.runs_free for _, req in work.samples):
+            flight = self._runner.launch(work)
+            self.scheduler.commit(work)
+            self._land()
+            self._flying = work, flight
+            return
         began = time.perf_counter()
         output = self._runner.run(work)
         self._device_seconds += time.perf_counter() - began
         self.scheduler.commit(work)
+        self._land()
+        self._deliver(work, output)
+
+    def _land(self) -> None:
+        """Delivers the pass in flight, if there is one."""
+        if self._flying is None:
+            return
+        (work, flight), self._flying = self._flying, None
+        output, seconds = flight.land()
+        self._device_seconds += seconds
         self._deliver(work, output)
 
     def _deliver(self, work: Pass, output: PassOutput) -> None:
+        touched = list({span.request: None for span in work.spans})
+        for req in touched:
+            req.in_flight -= 1
         for score, value, top in zip(work.scores, output.scores, output.tops, strict=True):
             if score.branch is not None:
                 score.request.branch_logprobs[score.branch][score.at] = value
@@ -206,26 +255,24 @@ class EngineCore:
                 score.request.prompt_logprobs[score.at] = TokenLogprob(score.token, value, top)
             else:  # a forced token: its turn comes before that of this pass's sample
                 score.request.logprobs.append(TokenLogprob(score.token, value, top))
-        for (_, req), token, logprob in zip(work.samples, output.tokens, output.logprobs, strict=True):
-            self._guarded(req, lambda r=req, t=token, p=logprob: self._push(r, t, p))
-        self._finish_ready(list(dict.fromkeys(span.request for span in work.spans)))
+        sampled = zip(work.samples, work.places, output.tokens, output.logprobs, strict=True)
+        for (_, req), place, token, logprob in sampled:
+            self._guarded(req, lambda r=req, at=place, t=token, p=logprob: self._push(r, at, t, p))
+        self._finish_ready(touched)
 
-    def _push(self, req: Request, token: int, logprob: TokenLogprob | None) -> None:
+    def _push(self, req: Request, place: int, token: int, logprob: TokenLogprob | None) -> None:
+        assert req.answer is not None
         req.passes += 1
+        req.learn(place, token)
         if logprob is not None:
             req.logprobs.append(logprob)
-        req.ending = self._append(req, token)
+        self._generated += 1
+        req.ending = req.answer.push(token)
         if req.ending is not None:
             return self._end(req)
         req.ending = self._force(req)
         if req.needs_no_model:
             self._end(req)
-
-    def _append(self, req: Request, token: int) -> Ending | None:
-        assert req.answer is not None
-        self._generated += 1
-        req.append(token)
-        return req.answer.push(token)
 
     def _force(self, req: Request) -> Ending | None:
         """Goes on by the tokens that the constraint leaves no choice of; the ending, if one of them ends the answer."""
@@ -235,7 +282,9 @@ class EngineCore:
         for token in req.answer.forced():
             req.forced += 1
             self._forced += 1
-            ending = self._append(req, token)
+            self._generated += 1
+            req.append(token)
+            ending = req.answer.push(token)
             if ending is not None:
                 return ending
         return None
@@ -246,7 +295,7 @@ class EngineCore:
         for req in prefilled:
             self._done(req)
         for req in requests:
-            if req.done or req.in_head or req not in self.scheduler.running:
+            if req.done or req.in_head or req.in_flight or req not in self.scheduler.running:
                 continue
             elif req.kind is Kind.GENERATE and req.max_new == 0:
                 assert req.answer is not None
@@ -322,7 +371,7 @@ class EngineCore:
 
     def _fail_all(self, error: BaseException | None) -> None:
         """Fails every request and starts from an empty pool: after an exception nothing in it can be trusted."""
-        failed, self._live = list(self._live), {}
+        failed, self._live, self._flying = list(self._live), {}, None
         self.scheduler.reset()
         for req in failed:
             req.error, req.done = _as_backend_error(error), True

@@ -9,6 +9,7 @@ import torch
 
 from lmc.backend.engine.attention.base import CausalModel, ForwardBatch, KVStore, Span
 from lmc.backend.engine.engine import PassOutput
+from lmc.backend.engine.request import Top
 from lmc.backend.engine.sampler import Sampler, likeliest, score_logprobs
 
 if TYPE_CHECKING:
@@ -23,18 +24,21 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, work: Pass) -> PassOutput:
-        wanted = sorted({row for row, _ in work.samples} | {s.row for s in work.scores})
-        index = {row: i for i, row in enumerate(wanted)}
+        wanted, index = wanted_rows(work)
         logits = self.logits(work, wanted)
-        scores: list[float] = []
+        scores, tops = self._scores(logits, work, index)
+        rows = [index[row] for row, _ in work.samples]
+        tokens, logprobs = self._sampler.sample(logits, rows, [req for _, req in work.samples])
+        return PassOutput(tokens, logprobs, [] if scores is None else scores.tolist(), tops)
+
+    def _scores(self, logits: torch.Tensor, work: Pass, index: dict[int, int]) -> tuple[torch.Tensor | None, list[Top]]:
+        """Log-probabilities [len(work.scores)] on the device, and the likeliest tokens beside each."""
+        if not work.scores:
+            return None, []
         tops = [likeliest(logits[index[s.row]].log_softmax(-1), s.top) if s.top else () for s in work.scores]
-        if work.scores:
-            rows = torch.tensor([index[s.row] for s in work.scores], device=logits.device)
-            tokens = torch.tensor([s.token for s in work.scores], device=logits.device)
-            scores = score_logprobs(logits, rows, tokens).tolist()
-        rows_of = [index[row] for row, _ in work.samples]
-        tokens, logprobs = self._sampler.sample(logits, rows_of, [req for _, req in work.samples])
-        return PassOutput(tokens, logprobs, scores, tops)
+        rows = torch.tensor([index[s.row] for s in work.scores], device=logits.device)
+        tokens = torch.tensor([s.token for s in work.scores], device=logits.device)
+        return score_logprobs(logits, rows, tokens), tops
 
     def logits(self, work: Pass, wanted: list[int]) -> torch.Tensor:
         """Logits of the rows `wanted`, [len(wanted), vocab] float32."""
@@ -59,3 +63,9 @@ class ModelRunner:
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def wanted_rows(work: Pass) -> tuple[list[int], dict[int, int]]:
+    """The rows whose logits are wanted, in order, and the place of each among them."""
+    wanted = sorted({row for row, _ in work.samples} | {s.row for s in work.scores})
+    return wanted, {row: i for i, row in enumerate(wanted)}

@@ -47,6 +47,8 @@ class TokenLogprob:
     top: Top = ()
 
 
+PENDING = -1  # in `ids`: a token that is on its way from the device
+
 _order = itertools.count()
 
 
@@ -98,6 +100,8 @@ class Request:
     since: int = 0  # the pass number when it began to wait
     next_branch: int = 0
     branch_slots: dict[int, np.ndarray] = field(default_factory=dict)
+    awaited: bool = False  # its last token is being sampled: a place is kept for it
+    in_flight: int = 0  # passes with rows of it that were launched and not delivered
     twins: list[Request] = field(default_factory=list)  # within a pass: they sample from our last prompt row too
 
     def __post_init__(self) -> None:
@@ -163,9 +167,34 @@ class Request:
         """The constraint has spoken the whole answer, and nobody asks how likely it was."""
         return self.ending is not None and self.first_scored >= self.length
 
+    @property
+    def runs_free(self) -> bool:
+        """Its next sample needs nothing that the host learns from the last one, so it may be planned before that is
+        known."""
+        p, matcher = self.params, self.answer.matcher if self.answer is not None else None
+        return matcher is None and not (p.frequency_penalty or p.presence_penalty or p.return_logprob)
+
+    @property
+    def is_landing(self) -> bool:
+        """All that it still wants is in flight: its last token is being sampled, or the last of its rows is computed."""
+        return self.in_flight > 0 and (self.extend_len == 0 or (self.awaited and self.length == len(self.ids)))
+
     def append(self, token: int) -> None:
         self.ids[self.length] = token
         self.length += 1
+
+    def expect(self) -> int:
+        """Keeps a place for the token that is being sampled; returns its position."""
+        assert not self.awaited or self.runs_free
+        self.append(PENDING)
+        self.awaited = True
+        return self.length - 1
+
+    def learn(self, position: int, token: int) -> None:
+        """The token that was expected at `position`."""
+        assert self.ids[position] == PENDING
+        self.ids[position] = token
+        self.awaited = position < self.length - 1
 
     def check(self) -> None:
         assert 0 <= self.cached_len <= self.device_len <= self.wanted_len <= self.length <= len(self.ids), (

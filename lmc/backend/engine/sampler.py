@@ -7,7 +7,7 @@ and the position, so that no batch composition changes a sample. Log-probabiliti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -31,41 +31,74 @@ class Sampler:
         """Tokens for `requests`, each from its row of `logits` [R, V] float32 (two may share a row)."""
         if not requests:
             return [], []
-        same = len(rows) == len(logits) and all(row == i for i, row in enumerate(rows))
-        own = logits if same else logits[torch.tensor(rows, device=logits.device)]
+        own = _rows(logits, rows)
         wants_logprobs = any(r.params.return_logprob for r in requests)
         raw = own.clone() if wants_logprobs else own
-        own[:, self._vocab_size :] = -torch.inf
-        for i, req in enumerate(requests):
-            _adjust(own, i, req)
+        self._adjust(own, requests)
         tokens = self._pick(own, requests)
         if not wants_logprobs:
             return tokens, [None] * len(tokens)
         asked = zip(raw, tokens, requests, strict=True)
         return tokens, [_logprob(row, t, r) if r.params.return_logprob else None for row, t, r in asked]
 
+    def sample_ahead(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]) -> torch.Tensor:
+        """The same tokens for requests that run free, [len(requests)] int64 on the logits' device, not waited for."""
+        own = _rows(logits, rows)
+        self._adjust(own, requests)
+        tokens = own.argmax(-1)
+        for at, picked in _drawn(own, requests, [_is_greedy(r.params) for r in requests]):
+            tokens[torch.tensor(at, device=own.device)] = picked
+        return tokens
+
+    def _adjust(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
+        logits[:, self._vocab_size :] = -torch.inf
+        for i, req in enumerate(requests):
+            _adjust(logits, i, req)
+
     def _pick(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
-        greedy = [r.params.temperature <= 0 or r.params.top_k == 1 for r in requests]
+        greedy = [_is_greedy(r.params) for r in requests]
         tokens = logits.argmax(-1).tolist() if any(greedy) else [0] * len(requests)
+        closed: list[int] = []
         for i, req in enumerate(requests):
             if not is_constrained(req):
                 continue
             if not greedy[i]:
                 mask(logits[i], req)
             elif not is_allowed(req, tokens[i]):  # the best of all is the best of the allowed, where it is one of them
-                tokens[i] = best_allowed(logits[i], req)
-        if all(greedy):
-            return tokens
-        for drawing in (draw, draw_truncated):  # rows are split, so that how one is drawn does not depend on others
-            truncated = drawing is draw_truncated
-            drawn = [i for i, r in enumerate(requests) if not greedy[i] and _is_truncated(r.params) == truncated]
-            if drawn:
-                rows = logits if len(drawn) == len(requests) else logits[torch.tensor(drawn, device=logits.device)]
-                numbers = [uniform(requests[i].seed, _step(requests[i])) for i in drawn]
-                picked = drawing(rows, [requests[i].params for i in drawn], numbers)
-                for i, token in zip(drawn, picked, strict=True):
-                    tokens[i] = token
+                closed.append(i)
+        if closed:
+            best = best_allowed([logits[i] for i in closed], [requests[i] for i in closed])
+            for i, token in zip(closed, best, strict=True):
+                tokens[i] = token
+        for at, picked in _drawn(logits, requests, greedy):
+            for i, token in zip(at, picked.tolist(), strict=True):
+                tokens[i] = token
         return tokens
+
+
+def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """logits[rows], itself where that is all of them in order."""
+    same = len(rows) == len(logits) and all(row == i for i, row in enumerate(rows))
+    return logits if same else logits[torch.tensor(rows, device=logits.device)]
+
+
+def _drawn(
+    logits: torch.Tensor, requests: Sequence[Request], greedy: Sequence[bool]
+) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """The rows that are drawn and their tokens. Rows are split, so that how one is drawn does not depend on others."""
+    if all(greedy):
+        return
+    for drawing in (draw, draw_truncated):
+        truncated = drawing is draw_truncated
+        drawn = [i for i, r in enumerate(requests) if not greedy[i] and _is_truncated(r.params) == truncated]
+        if drawn:
+            rows = logits if len(drawn) == len(requests) else logits[torch.tensor(drawn, device=logits.device)]
+            numbers = [uniform(requests[i].seed, _step(requests[i])) for i in drawn]
+            yield drawn, drawing(rows, [requests[i].params for i in drawn], numbers)
+
+
+def _is_greedy(p: SamplingParams) -> bool:
+    return p.temperature <= 0 or p.top_k == 1
 
 
 def _is_truncated(p: SamplingParams) -> bool:
@@ -73,8 +106,8 @@ def _is_truncated(p: SamplingParams) -> bool:
 
 
 def _step(req: Request) -> int:
-    assert req.answer is not None
-    return req.answer.sampled
+    """How many tokens the answer has before this one."""
+    return req.length - req.prompt_len
 
 
 def uniform(seed: int, step: int) -> float:
@@ -88,15 +121,15 @@ def uniform(seed: int, step: int) -> float:
     return (x >> 11) / (1 << 53)
 
 
-def draw(logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> list[int]:
-    """One token per row of `logits` [N, V], by inversion of the row's distribution at `numbers` [N]."""
-    return _invert(_probabilities(logits, params), _column(numbers, logits)).tolist()
+def draw(logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> torch.Tensor:
+    """[N] int64: one token per row of `logits` [N, V], by inversion of the row's distribution at `numbers` [N]."""
+    return _invert(_probabilities(logits, params), _column(numbers, logits))
 
 
 _FIRST = 1024  # tokens looked at before the whole vocabulary is sorted
 
 
-def draw_truncated(logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> list[int]:
+def draw_truncated(logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> torch.Tensor:
     """As `draw`, among the tokens that top-k, top-p and min-p leave. As in SGLang a token stays while the mass before
     it is at most top_p."""
     every = _probabilities(logits, params)
@@ -112,7 +145,7 @@ def draw_truncated(logits: torch.Tensor, params: Sequence[SamplingParams], numbe
         if looked_at == width or not bool(kept[:, -1].any()):
             break  # else more than these may be kept
     at = _invert(probs * kept, _column(numbers, logits))
-    return order.gather(1, at[:, None])[:, 0].tolist()
+    return order.gather(1, at[:, None])[:, 0]
 
 
 def _probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
@@ -146,7 +179,7 @@ def _adjust(logits: torch.Tensor, i: int, req: Request) -> None:
     for token, bias in p.logit_bias:
         row[token] += bias
     assert req.answer is not None
-    if req.answer.sampled < p.min_new_tokens and req.answer.matcher is None:
+    if _step(req) < p.min_new_tokens and req.answer.matcher is None:
         row[list(req.answer.stop_ids)] = -torch.inf
 
 
@@ -163,12 +196,16 @@ def is_allowed(req: Request, token: int) -> bool:
     return _matcher(req).allows(token) and not (token in req.answer.stop_ids and token in _too_early(req))
 
 
-def best_allowed(row: torch.Tensor, req: Request) -> int:
-    """The allowed token with the highest of `row` [V]; the first of equals."""
-    ids = np.flatnonzero(_allowed(req, len(row)))
-    if row.device.type != "cpu":
-        return int(ids[int(row[torch.from_numpy(ids).to(row.device)].argmax())])
-    return int(ids[row.numpy()[ids].argmax()])
+def best_allowed(rows: Sequence[torch.Tensor], requests: Sequence[Request]) -> list[int]:
+    """For each of `rows` [V]: the token with the highest logit of those its request allows, the first of equals."""
+    if rows[0].device.type != "cpu":  # one transfer and one answer for all
+        allowed = torch.from_numpy(np.stack([_allowed(req, len(rows[0])) for req in requests])).to(rows[0].device)
+        return torch.stack(tuple(rows)).masked_fill_(~allowed, -torch.inf).argmax(-1).tolist()
+    found: list[int] = []
+    for row, req in zip(rows, requests, strict=True):
+        ids = np.flatnonzero(_allowed(req, len(row)))
+        found.append(int(ids[row.numpy()[ids].argmax()]))
+    return found
 
 
 def mask(row: torch.Tensor, req: Request) -> None:
@@ -186,7 +223,7 @@ def _allowed(req: Request, size: int) -> np.ndarray:
 def _too_early(req: Request) -> frozenset[int]:
     """Tokens that would end the answer before its minimum length, unless the constraint lets nothing else follow."""
     assert req.answer is not None
-    early = req.answer.sampled < req.params.min_new_tokens and not _matcher(req).done
+    early = _step(req) < req.params.min_new_tokens and not _matcher(req).done
     return req.answer.stop_ids if early else frozenset()
 
 

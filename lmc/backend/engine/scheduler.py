@@ -63,6 +63,7 @@ class Pass:
     scores: list[Score] = field(default_factory=list)
     first: list[tuple[int, Request]] = field(default_factory=list)  # prompts that end here, before twins are added
     rows: int = 0
+    places: list[int] = field(default_factory=list)  # for each sample: its position in the request; set by `commit`
 
     def add(self, rows: Rows) -> int:
         """Returns the row where the span begins."""
@@ -174,7 +175,7 @@ class Scheduler:
         self._claims.clear()
         room = self.chunk
         for req in list(self.running):
-            if not req.in_head and req.kind is Kind.GENERATE:
+            if not req.in_head and req.kind is Kind.GENERATE and not req.is_landing:
                 room -= self._decode(work, req, room)
         for req in list(self.running):
             if req.in_head or req.kind is Kind.SCORE:
@@ -360,7 +361,9 @@ class Scheduler:
     # -- after the pass ----------------------------------------------------------------------------------------
 
     def commit(self, work: Pass) -> None:
-        """The pass has run: its KV is there. Prompt chunks go to the tree at once, so that others can use them."""
+        """The pass has run, or will have before whatever is planned from now on: its KV is there. Prompt chunks go to the
+        tree at once, so that others can use them; the tokens that it samples get their places."""
+        work.places = [req.expect() for _, req in work.samples]
         for span in work.spans:
             req, n = span.request, len(span.ids)
             if req.done:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 pytestmark = pytest.mark.gpu
@@ -107,3 +109,48 @@ def test_a_pass_without_wanted_rows_still_writes_its_kv():
         assert both.runner.logits(work, []).shape == (0, VOCAB)
         both.model.forward(_batch(work, []), both.kv)
     both.check((1, slots))
+
+
+def test_one_step_ahead_gives_the_same_answers(tmp_path):
+    """One request after the other, so that both ways compute the same shapes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    import lmc
+    from lmc.prompt import Gen, SamplingParams, Text
+
+    raw = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(map(chr, range(33, 33 + 96)))}, merges=[]))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    raw.save(str(tmp_path / "tokenizer.json"))
+    shape = {
+        "model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96,
+        "intermediate_size": 384, "num_hidden_layers": 2, "max_position_embeddings": 512, "eos_token_id": 3,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+
+    class Waits:
+        """The runner without its `launch`."""
+
+        def __init__(self, runner) -> None:
+            self.run = runner.run
+
+    def answers(engine):
+        found = []
+        for i, params in enumerate(
+            (
+                SamplingParams(max_new_tokens=30, temperature=0.0, ignore_eos=True),
+                SamplingParams(max_new_tokens=30, temperature=1.0),
+                SamplingParams(max_new_tokens=30, temperature=1.0, top_k=5, ignore_eos=True),
+                SamplingParams(max_new_tokens=30, temperature=1.0, top_p=0.9, stop=("A", "B")),
+            )
+        ):
+            engine.flush_cache()
+            handle = engine.submit(None, [Text((f"prompt{i}",)), Gen(params, seed=i)])
+            found.append(handle.results[0].output().text)
+        engine.check()
+        return found
+
+    with lmc.Engine(str(tmp_path), load_format="dummy", device="cuda", max_tokens=2048) as engine:
+        ahead = answers(engine)
+        engine._core._runner = Waits(engine._core._runner)
+        assert answers(engine) == ahead
+        assert len(ahead[0]) == 30

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from lmc.backend.engine.kernels.activation import silu_mul, silu_mul_reference  # noqa: E402
+from lmc.backend.engine.kernels.embedding import embed, embed_reference  # noqa: E402
 from lmc.backend.engine.kernels.norm import add_rms_norm, add_rms_norm_reference  # noqa: E402
 from lmc.backend.engine.kernels.rope import rope_append, rope_append_reference  # noqa: E402
 
@@ -65,6 +66,15 @@ def test_rotation_and_append(dtype, normed, dim):
     torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
     for ours, reference in zip(stores[2:], stores[:2], strict=True):  # other slots untouched too
         torch.testing.assert_close(ours, reference, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embedding_of_known_and_sampled_tokens(dtype):
+    table, sampled = noise(20, 48, dtype=dtype), torch.tensor([7, 3, 11], dtype=torch.int32, device=DEVICE)
+    ids = torch.tensor([0, -1, 19, -3, -2, 5], dtype=torch.int32, device=DEVICE)
+    found = embed(ids, sampled, table)
+    assert torch.equal(found, embed_reference(ids, sampled, table))
+    assert torch.equal(found, table[[0, 7, 19, 11, 3, 5]])
 
 
 def test_no_rows_is_no_launch():

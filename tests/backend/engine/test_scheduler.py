@@ -12,7 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from lmc.backend.base import Hints
 from lmc.errors import CancelledError
 from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
-from tests.backend.engine_fakes import FakeWords, SteppedCore, automata, reference_ids, stepped
+from tests.backend.engine_fakes import (
+    FakeAheadRunner,
+    FakeRunner,
+    FakeWords,
+    SteppedCore,
+    automata,
+    reference_ids,
+    stepped,
+)
 
 WORDS = FakeWords()
 
@@ -184,9 +192,12 @@ class Anything(RuleBasedStateMachine):
     """Submit, fork, chain, prefill, cancel, drop and run passes in any order: texts are those of a model alone, and
     nothing leaks."""
 
+    runs = FakeRunner
+
     def __init__(self) -> None:
         super().__init__()
-        self.engine, self.core = stepped(160, chunk=12, max_batch=5, max_context=120, compiler=automata(WORDS))
+        options = {"chunk": 12, "max_batch": 5, "max_context": 120, "compiler": automata(WORDS), "runs": self.runs}
+        self.engine, self.core = stepped(160, **options)
         self.open: list[tuple[object, str, list[tuple[object, int]]]] = []
 
     def _submit(self, parent, text: str, *asks):
@@ -281,7 +292,14 @@ class Anything(RuleBasedStateMachine):
         assert stats["free_slots"] + stats["cached_tokens"] == stats["slots"]
 
 
-Anything.TestCase.settings = settings(
+class AnythingAhead(Anything):
+    """The same with the loop one step ahead."""
+
+    runs = FakeAheadRunner
+
+
+Anything.TestCase.settings = AnythingAhead.TestCase.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestAnything = Anything.TestCase
+TestAnythingAhead = AnythingAhead.TestCase

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lmc.backend.engine.attention.base import KVStore
 from lmc.backend.engine.kernels.activation import silu_mul
+from lmc.backend.engine.kernels.embedding import embed
 from lmc.backend.engine.kernels.norm import add_rms_norm
 from lmc.backend.engine.kernels.rope import rope_append
 from lmc.backend.engine.models.llama import Layer, LlamaModel
 
+Inputs = tuple[Tensor, Tensor, Tensor]  # ids, positions and slots of the rows, [T] int32
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # (q, keys, values of a layer) → like q
 
 
@@ -28,10 +29,11 @@ class FusedLlama:
         self._model = model
         self._turns = torch.view_as_real(model.rotations).contiguous()  # [max_context, head_dim / 2, 2] float32
 
-    def hidden(self, ids: Tensor, positions: Tensor, slots: Tensor, kv: KVStore, attend: Attention) -> Tensor:
-        """Final hidden states [T, hidden_size], normed; K and V of the rows go to `slots`. ids, positions, slots [T] int."""
+    def hidden(self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention) -> Tensor:
+        """Final hidden states [T, hidden_size], normed; K and V of the rows go to their slots. `sampled`: see embed."""
+        ids, positions, slots = rows
         m, eps = self._model, self.config.norm_eps
-        residual = F.embedding(ids, m.embed)
+        residual = embed(ids, sampled, m.embed)
         following = [layer.input_norm for layer in m.layers[1:]] + [m.norm]
         x = add_rms_norm(None, residual, m.layers[0].input_norm, eps)
         for index, (layer, next_norm) in enumerate(zip(m.layers, following, strict=True)):

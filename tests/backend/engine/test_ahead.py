@@ -1,0 +1,129 @@
+"""One step ahead: the same answers, at most one row that nobody takes, and no more than one pass in flight."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmc.errors import BackendError
+from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
+from tests.backend.engine_fakes import EOS, FakeAheadRunner, FakeRunner, FakeWords, automata, stepped
+
+WORDS = FakeWords()
+
+
+def gen(max_new: int = 8, *, constraint: str | None = None, seed: int = 0, **options) -> Gen:
+    params = SamplingParams(**{"max_new_tokens": max_new, "temperature": 0.0, **options})
+    return Gen(params, Constraint("regex", constraint) if constraint else None, seed=seed)
+
+
+ASKS = {
+    "plain": gen(6),
+    "one token": gen(1),
+    "sampled": gen(9, temperature=1.0, seed=5),
+    "stopped": gen(12, stop=("a",)),
+    "several": gen(5, temperature=1.0, n=3, seed=2),
+    "penalised": gen(6, frequency_penalty=0.5),
+    "scored": gen(5, return_logprob=True, logprob_start_len=0),
+    "none": gen(0),
+    "constrained": gen(9, constraint="(yes|no), [0-9]{1,3}"),
+    "chosen": Select(("abc", "ab", "d e", "abx")),
+}
+
+
+def answers(runs: type[FakeRunner], chains: list[list[str]], **options):
+    """Texts and metas of chains of asks that all run together."""
+    engine, core = stepped(4096, compiler=automata(WORDS), runs=runs, **options)
+    handles = [
+        engine.submit(None, [s for i, name in enumerate(chain) for s in (Text((f"{n % 3} go {i} ",)), ASKS[name])])
+        for n, chain in enumerate(chains)
+    ]
+    while core.turn():
+        engine.check()
+    engine.check()
+    outputs = [[result.output() for result in handle.results] for handle in handles]
+    return [
+        [(o.texts, [{k: v for k, v in m.items() if k not in ("id", "cached_tokens")} for m in o.metas]) for o in chain]
+        for chain in outputs
+    ], core
+
+
+CHAINS = [
+    *([name] for name in ASKS),
+    ["plain", "stopped", "one token", "none", "chosen", "sampled"],
+    ["constrained", "plain", "constrained", "several", "scored"],
+    ["stopped", "stopped", "chosen", "penalised", "plain"],
+]
+
+
+@pytest.mark.parametrize("chunk", [8, 512])
+@pytest.mark.parametrize("max_batch", [3, 64])
+def test_answers_are_those_of_a_loop_that_waits(chunk, max_batch):
+    expected, _ = answers(FakeRunner, CHAINS, chunk=chunk, max_batch=max_batch)
+    found, core = answers(FakeAheadRunner, CHAINS, chunk=chunk, max_batch=max_batch)
+    assert found == expected
+    assert core.runner.launched > 0
+
+
+def test_an_answer_that_ends_by_its_length_costs_no_row_more():
+    rows = {}
+    for runs in (FakeRunner, FakeAheadRunner):
+        _, core = answers(runs, [["plain"], ["one token"], ["sampled"]])
+        rows[runs] = sum(core.runner.passes)
+    assert rows[FakeAheadRunner] == rows[FakeRunner]
+
+
+def test_an_answer_that_stops_costs_one_row_more():
+    engine, core = stepped(512, runs=FakeAheadRunner)
+    prompt = WORDS.encode(("say it",))
+    core.runner.say(prompt, [100, 101])
+    handle = engine.submit(None, [Text(("say it",)), gen(50)])
+    while core.turn():
+        engine.check()
+    assert handle.results[0].output().text == "de"
+    assert handle.results[0].output().meta["finish_reason"] == {"type": "stop", "matched": EOS}
+    assert core.runner.passes == [len(prompt), 1, 1, 1]  # the last one's token nobody takes
+    assert engine.counters().generated_tokens == 3
+    engine.check()
+
+
+def test_a_constraint_is_waited_for_and_others_go_on():
+    engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner)
+    bound = engine.submit(None, [Text(("n: ",)), gen(5, constraint="[0-9]{5}")])
+    free = engine.submit(None, [Text(("t: ",)), gen(20)])
+    while core.turn():
+        engine.check()
+    assert len(bound.results[0].output().text) == 5
+    assert free.results[0].output().meta["completion_tokens"] == 20
+    assert 0 < core.runner.launched < len(core.runner.passes)
+
+
+def test_a_flight_that_fails_fails_its_requests_and_nothing_else():
+    engine, core = stepped(512, runs=FakeAheadRunner)
+    lost = engine.submit(None, [Text(("a",)), gen(20)])
+    core.turn()
+    core.runner.fail_landing = RuntimeError("the device is gone")
+    with pytest.raises(RuntimeError):
+        core.turn()
+    core._fail_all(RuntimeError("the device is gone"))  # as the loop's thread does
+    with pytest.raises(BackendError, match="the device is gone"):
+        lost.results[0].output()
+    engine.check()
+    core.runner.flying = 0  # the pass behind it is forgotten too
+    again = engine.submit(None, [Text(("a",)), gen(4)])
+    while core.turn():
+        engine.check()
+    assert again.results[0].output().meta["completion_tokens"] == 4
+
+
+def test_what_is_cancelled_in_flight_leaves_nothing():
+    engine, core = stepped(512, runs=FakeAheadRunner)
+    handle = engine.submit(None, [Text(("a long prompt",)), gen(30)])
+    for _ in range(4):
+        core.turn()
+    handle.cancel()
+    while core.turn():
+        engine.check()
+    stats = engine.stats()
+    assert stats["free_slots"] + stats["cached_tokens"] == stats["slots"]
+
+
