@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytestmark = pytest.mark.model  # needs torch
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from lmc.backend.engine.kernels.activation import silu_mul, silu_mul_reference  # noqa: E402
-from lmc.backend.engine.kernels.embedding import embed, embed_reference  # noqa: E402
-from lmc.backend.engine.kernels.norm import add_rms_norm, add_rms_norm_reference  # noqa: E402
-from lmc.backend.engine.kernels.rope import rope_append, rope_append_reference  # noqa: E402
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 DTYPES = [torch.float32, torch.bfloat16] if GPU else [torch.float32]  # the interpreter's bfloat16 rounds otherwise
 TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol": 2e-2, "rtol": 2e-2}}
+
+
+@pytest.fixture(scope="module")
+def k():
+    """The kernels and their references; imported late, because Triton itself is slow to import."""
+    pytest.importorskip("triton")
+    from lmc.backend.engine.kernels import activation, embedding, norm, rope
+
+    return SimpleNamespace(
+        **{n: getattr(m, n) for m in (activation, embedding, norm, rope) for n in dir(m) if n[0] != "_"}
+    )
 
 
 def noise(*shape, dtype, seed=0):
@@ -25,35 +32,35 @@ def noise(*shape, dtype, seed=0):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [64, 576])
-def test_norm_after_an_addition(dtype, columns):
+def test_norm_after_an_addition(k, dtype, columns):
     x, residual, weight = (
         noise(5, columns, dtype=dtype),
         noise(5, columns, dtype=dtype, seed=1),
         noise(columns, dtype=dtype, seed=2),
     )
-    expected, total = add_rms_norm_reference(x, residual, weight, 1e-5)
-    torch.testing.assert_close(add_rms_norm(x, residual, weight, 1e-5), expected, **TOLERANCE[dtype])
+    expected, total = k.add_rms_norm_reference(x, residual, weight, 1e-5)
+    torch.testing.assert_close(k.add_rms_norm(x, residual, weight, 1e-5), expected, **TOLERANCE[dtype])
     torch.testing.assert_close(residual, total, **TOLERANCE[dtype])
 
 
-def test_norm_alone_leaves_its_input():
+def test_norm_alone_leaves_its_input(k):
     x, weight = noise(3, 96, dtype=torch.float32), noise(96, dtype=torch.float32, seed=2)
     kept = x.clone()
-    expected, _ = add_rms_norm_reference(None, x, weight, 1e-6)
-    torch.testing.assert_close(add_rms_norm(None, x, weight, 1e-6), expected, **TOLERANCE[torch.float32])
+    expected, _ = k.add_rms_norm_reference(None, x, weight, 1e-6)
+    torch.testing.assert_close(k.add_rms_norm(None, x, weight, 1e-6), expected, **TOLERANCE[torch.float32])
     assert torch.equal(x, kept)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gated_activation(dtype):
+def test_gated_activation(k, dtype):
     gate_up = noise(3, 2 * 1500, dtype=dtype)
-    torch.testing.assert_close(silu_mul(gate_up), silu_mul_reference(gate_up), **TOLERANCE[dtype])
+    torch.testing.assert_close(k.silu_mul(gate_up), k.silu_mul_reference(gate_up), **TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize("dim", [16, 24], ids=["power of two", "other"])
-def test_rotation_and_append(dtype, normed, dim):
+def test_rotation_and_append(k, dtype, normed, dim):
     rows, heads, kv_heads, slots = 4, 6, 2, 11
     qkv = noise(rows, (heads + 2 * kv_heads) * dim, dtype=dtype)
     angles = torch.outer(torch.arange(32.0), torch.logspace(0, -2, dim // 2))
@@ -61,23 +68,23 @@ def test_rotation_and_append(dtype, normed, dim):
     positions, where = torch.tensor([0, 7, 31, 7], device=DEVICE), torch.tensor([3, 0, 10, 5], device=DEVICE)
     norms = (noise(dim, dtype=dtype, seed=4), noise(dim, dtype=dtype, seed=5)) if normed else None
     stores = [torch.full((slots, kv_heads, dim), -7.0, device=DEVICE, dtype=dtype) for _ in range(4)]
-    expected = rope_append_reference(qkv, positions, where, turns, *stores[:2], norms, 1e-5)
-    found = rope_append(qkv, positions, where, turns, *stores[2:], norms, 1e-5)
+    expected = k.rope_append_reference(qkv, positions, where, turns, *stores[:2], norms, 1e-5)
+    found = k.rope_append(qkv, positions, where, turns, *stores[2:], norms, 1e-5)
     torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
     for ours, reference in zip(stores[2:], stores[:2], strict=True):  # other slots untouched too
         torch.testing.assert_close(ours, reference, **TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_embedding_of_known_and_sampled_tokens(dtype):
+def test_embedding_of_known_and_sampled_tokens(k, dtype):
     table, sampled = noise(20, 48, dtype=dtype), torch.tensor([7, 3, 11], dtype=torch.int32, device=DEVICE)
     ids = torch.tensor([0, -1, 19, -3, -2, 5], dtype=torch.int32, device=DEVICE)
-    found = embed(ids, sampled, table)
-    assert torch.equal(found, embed_reference(ids, sampled, table))
+    found = k.embed(ids, sampled, table)
+    assert torch.equal(found, k.embed_reference(ids, sampled, table))
     assert torch.equal(found, table[[0, 7, 19, 11, 3, 5]])
 
 
-def test_no_rows_is_no_launch():
+def test_no_rows_is_no_launch(k):
     empty = torch.empty(0, 64, device=DEVICE)
-    assert add_rms_norm(None, empty, torch.ones(64, device=DEVICE), 1e-5).shape == (0, 64)
-    assert silu_mul(empty).shape == (0, 32)
+    assert k.add_rms_norm(None, empty, torch.ones(64, device=DEVICE), 1e-5).shape == (0, 64)
+    assert k.silu_mul(empty).shape == (0, 32)
