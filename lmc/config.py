@@ -27,6 +27,7 @@ class Settings:
     log        channels to print: guards, exits, prefix, schedule, spec, …
     print_ir   `after-all` or `after=PASS`; "" for none
     verify     0–3: how often graphs are verified
+    skip_passes  passes that pipelines leave out, to see what each is worth; lower-chat stays
     jit        False runs compiled programs in the interpreter
     seed       the seed of runs that name none; None for a fresh one each time
     cache_dir  where converted weights and compiled constraints are kept
@@ -40,6 +41,7 @@ class Settings:
     log: frozenset[str] = frozenset()
     print_ir: str = ""
     verify: int = 1
+    skip_passes: frozenset[str] = frozenset()
     jit: bool = True
     seed: int | None = None
     cache_dir: Path = Path("~/.cache/lmc")
@@ -71,9 +73,13 @@ def _truth(name: str, value: Any) -> bool:
         raise ParameterError(f"{name}={value!r}: must be 0 or 1") from None
 
 
-def _channels(name: str, value: Any) -> frozenset[str]:
+def _items(value: Any) -> list[str]:
     items: list[str] = value.split(",") if isinstance(value, str) else list(value)
-    found = frozenset(item.strip() for item in items if item.strip())
+    return [item.strip() for item in items if item.strip()]
+
+
+def _channels(name: str, value: Any) -> frozenset[str]:
+    found = frozenset(_items(value))
     unknown = sorted(found - set(CHANNELS))
     if unknown:
         raise ParameterError(f"{name}: no channel {unknown[0]!r}; there are {', '.join(CHANNELS)}")
@@ -97,6 +103,7 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "log": _channels,
     "print_ir": _text,
     "verify": _whole(0, 3),
+    "skip_passes": lambda _, value: frozenset(_items(value)),
     "jit": _truth,
     "seed": _seed,
     "cache_dir": lambda _, value: Path(value),

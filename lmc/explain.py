@@ -55,6 +55,8 @@ def _plan(plan: Plan) -> Iterator[str]:
     yield f"  plan for {plan.target.kind} with the {plan.target.template.name} template: {len(list(plan.code.graph.ops()))} ops"
     for what, count in plan.stats.items():
         yield f"    {what}: {count}"
+    for note in plan.notes:
+        yield from (f"    {line}" for line in note.splitlines())
 
 
 def _stats(stats: Stats) -> Iterator[str]:

@@ -39,7 +39,7 @@ from lmc.frontend.tree import Decision, Node, Site, Switch, Tree, decision_of
 from lmc.frontend.values import TraceEscape
 from lmc.ir.core import Graph
 from lmc.ir.core import Value as IRValue
-from lmc.passes.manager import PassManager, Target, pipeline_for, run_pipeline
+from lmc.passes.manager import PassManager, Planned, Target, pipeline_for, run_pipeline
 
 MAX_TREES = 8
 """Trace trees of one program for one list of argument types; further states of the outside run in the interpreter."""
@@ -74,6 +74,7 @@ class Plan:
     code: Code
     size: int
     stats: Mapping[str, int]
+    notes: tuple[str, ...] = ()  # what the passes have to say about it
 
 
 @dataclass(eq=False)
@@ -97,13 +98,15 @@ class Traced:
 
 
 def compile(  # the name of the field: torch.compile, re.compile
-    fn: Function, *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1
+    fn: Function, *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False
 ) -> Program:
     """A program that means what `fn` means, compiled as it runs.
 
     backend  where it runs when a call names none (default: `set_default_backend`'s)
     outputs  names of the only variables that will be read; whatever they do not need is not generated
     opt      0: nothing removed, merged or reordered; 1: the default pipeline
+    aggressive  also changes prompts: constant paragraphs move in front of arguments, so that runs share more. `explain`
+             shows what was moved. Answers may differ from those of the program as it was written
     """
     if not isinstance(fn, Function):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(f"lmc.compile takes a function decorated with @lmc.function, not {fn!r}", loc=caller_loc())
@@ -111,15 +114,18 @@ def compile(  # the name of the field: torch.compile, re.compile
         raise ParameterError(f"opt={opt!r}: 0 or 1", loc=caller_loc())
     if isinstance(outputs, str):
         raise ParameterError(f"outputs={outputs!r}: a list of names of variables, such as [{outputs!r}]", loc=caller_loc())
-    return Program(fn, backend=backend, outputs=outputs, opt=opt)
+    return Program(fn, backend=backend, outputs=outputs, opt=opt, aggressive=aggressive)
 
 
 class Program:
     """A compiled program. Calls are thread-safe; `program(**kw)` runs one binding, `program.batch(items)` many."""
 
-    def __init__(self, fn: Function, *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1) -> None:
+    def __init__(
+        self, fn: Function, *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False
+    ) -> None:
         self.function, self.backend, self.opt = fn, backend, opt
         self.outputs = None if outputs is None else tuple(outputs)
+        self.aggressive = aggressive
         self.stats = Stats()
         self._trees: dict[tuple[str, ...], list[Traced]] = {}
         self._lock = threading.RLock()
@@ -454,17 +460,17 @@ class Program:
         if plan is None or traced.tree.size > 1.5 * plan.size + 8:
             with self._lock:
                 target = Target(key[0], template)
-                code, stats = self._compiled(traced.tree.graph(), target)
-                plan = traced.plans[key] = Plan(target, code, traced.tree.size, stats)
+                code, planned = self._compiled(traced.tree.graph(), target)
+                plan = traced.plans[key] = Plan(target, code, traced.tree.size, planned.stats, planned.notes)
         return plan
 
-    def _compiled(self, graph: Graph, target: Target, bound: Sequence[Any] | None = None, first: int = 0) -> tuple[Code, Mapping[str, int]]:
+    def _compiled(self, graph: Graph, target: Target, bound: Sequence[Any] | None = None, first: int = 0) -> tuple[Code, Planned]:
         start = time.perf_counter()
-        manager = PassManager(pipeline_for(target, opt=self.opt, outputs=self.outputs))
+        manager = PassManager(pipeline_for(target, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive))
         planned = manager.plan(graph, target)
         code = Code(planned.graph, strict=self.opt == 0, bound=bound, first=first, pins=self._pins)
         self.stats.plan_seconds += time.perf_counter() - start
-        return code, planned.stats
+        return code, planned
 
     # -- what the executor asks of its owner
 
@@ -649,7 +655,8 @@ class Program:
 
         target = self._target()
         graph = run_pipeline(
-            self.graph(), None, template=target.template, kind=target.kind, opt=self.opt, outputs=self.outputs, after=after
+            self.graph(), None, template=target.template, kind=target.kind, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive,
+            after=after,
         )
         formats: dict[str, Callable[[Graph], str]] = {
             "text": text.print_graph, "dot": render.to_dot, "html": render.to_html, "json": render.to_json,

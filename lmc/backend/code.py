@@ -88,7 +88,18 @@ class Code:
         """When the plan wants an ask to be visited, and with whom."""
         place = next(self._asks)
         group, members = op.attr("group", (None, 1))
-        return Visit((self.first, op.attr("order", place)), group, members, op.attr("ways", (0, 1)))
+        constant = self.graph.constants[op.attrs["constraint"].name] if "constraint" in op.attrs else None  # type: ignore
+        longest = constant.attr("longest") if constant is not None else None
+        reserve = None if longest is None else longest + 1
+        return Visit((self.first, op.attr("order", place)), group, members, op.attr("ways", (0, 1)), reserve)
+
+    def constraint(self, op: Op) -> dict[str, Any]:
+        """The constraint of a gen as a parameter; a dtype that became a constant is given as itself."""
+        if "constraint" not in op.attrs or "dtype" in op.attrs:
+            return {}
+        constant = self.graph.constants[op.attrs["constraint"].name]  # type: ignore[union-attr]  # always a symbol
+        *kind, source = constant.operands
+        return {kind[0] if kind else "regex": source}  # type: ignore[dict-item]
 
     # places of values
 
@@ -216,7 +227,7 @@ _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 def _gen(code: Code, op: Op) -> Instruction:
-    given: dict[str, Any] = {k: op.attrs[k] for k in GEN_PARAMS if k in op.attrs}
+    given: dict[str, Any] = {k: op.attrs[k] for k in GEN_PARAMS if k in op.attrs} | code.constraint(op)
     if given.get("dtype") in _TYPES:
         given["dtype"] = _TYPES[given["dtype"]]
     names: tuple[str, ...] = op.attr("params", ())

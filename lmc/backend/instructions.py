@@ -234,19 +234,21 @@ class Visit:
     """When the plan wants an ask to be visited, and with whom: its hints, but for the run.
 
     order    the code's place among those of a run, and the ask's in the code
-    group    number of the group in the code, or None;  members: its size;  way: see Hints
+    group    number of the group in the code, or None;  members: its size;  way, reserve: see Hints
     """
 
-    __slots__ = ("group", "members", "order", "way")
+    __slots__ = ("group", "members", "order", "reserve", "way")
 
-    def __init__(self, order: tuple[int, int], group: int | None, members: int, way: tuple[int, int]) -> None:
-        self.order, self.group, self.members, self.way = order, group, members, way
+    def __init__(
+        self, order: tuple[int, int], group: int | None, members: int, way: tuple[int, int], reserve: int | None
+    ) -> None:
+        self.order, self.group, self.members, self.way, self.reserve = order, group, members, way, reserve
 
     def hints(self, run: Run) -> Hints:
         if run.limits is not None and run.limits.in_order:  # one of them may wait for the answer to another
             return Hints(False, (run.item, *self.order))
         group = None if self.group is None else (run.number, self.order[0], self.group)
-        return Hints(False, (run.item, *self.order), group, self.members, self.way)
+        return Hints(False, (run.item, *self.order), group, self.members, self.way, self.reserve)
 
 
 class Ask(Instruction):

@@ -16,7 +16,7 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -323,7 +323,8 @@ class LocalBackend:
     def _ask(self, step: _Step, place: Place) -> None:
         ref, order = weakref.ref(step), step.hints.order
         if isinstance(step.ask, Gen):
-            requests = self._asker.gen(step.ask, place, order, _feeder(ref), lambda done: self._answered(ref, done))
+            ask = _bounded(step.ask, step.hints.reserve)
+            requests = self._asker.gen(ask, place, order, _feeder(ref), lambda done: self._answered(ref, done))
         elif isinstance(step.ask, Select):
             requests = [self._asker.select(step.ask, place, order, lambda done: self._answered(ref, done))]
         else:
@@ -415,6 +416,14 @@ def _check_numbers(*, max_tokens: int | None, max_batch: int | None, chunk: int 
             raise ParameterError(f"Engine: {option} is {value!r}; it must be a whole number")
         if option in sizes and value < 1:
             raise ParameterError(f"Engine: {option} is {value}; it must be at least 1")
+
+
+def _bounded(ask: Gen, most: int | None) -> Gen:
+    """The ask with room for no more tokens than its answer can have, which is all that admission then waits for."""
+    p = ask.params
+    if most is None or most >= p.max_new_tokens or p.ignore_eos or p.min_new_tokens > 0:
+        return ask
+    return replace(ask, params=replace(p, max_new_tokens=most))
 
 
 def _feeder(ref: weakref.ref[_Step]) -> Callable[[str], None]:

@@ -8,6 +8,7 @@ A pass that fails leaves a file whose first line is the command that fails.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import re
 import shlex
@@ -38,14 +39,18 @@ class Target:
 
 @dataclass(frozen=True)
 class PassContext:
-    """What a pass gets besides the graph: the target, and a place for its statistics."""
+    """What a pass gets besides the graph: the target, and a place for its statistics and for what a person should read."""
 
     target: Target = field(default_factory=Target)
     stats: dict[str, int] = field(default_factory=dict[str, int])
+    notes: list[str] = field(default_factory=list[str])
 
     def count(self, what: str, n: int = 1) -> None:
         if n:
             self.stats[what] = self.stats.get(what, 0) + n
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 class Pass:
@@ -77,36 +82,44 @@ def register(cls: PassType) -> PassType:
 
 def registry() -> Mapping[str, type[Pass]]:
     """All passes by name."""
-    from lmc.passes import (
-        batch_forks,
-        canonicalize,
-        cse,
-        dce,
-        lower_chat,
-        plan_prefix,
-        plan_speculation,
-    )  # each registers
-
-    assert batch_forks and canonicalize and cse and dce and lower_chat and plan_prefix and plan_speculation
+    for name in _MODULES:
+        importlib.import_module(f"lmc.passes.{name}")  # each registers its pass
     return _registry
+
+
+_MODULES = (
+    "aggressive", "batch_forks", "canonicalize", "cse", "dce", "lower_chat", "lower_constraint", "plan_prefix", "plan_speculation"
+)  # fmt: skip
 
 
 # -- pipelines -------------------------------------------------------------------------------------------------------
 
-_CLEANED = "canonicalize, lower-chat, canonicalize, cse, dce, canonicalize"
+_CLEANED = "canonicalize, lower-chat, canonicalize, cse, dce, canonicalize, lower-constraint"
 _PIPELINES: Mapping[str, str] = {
     "tokens": f"{_CLEANED}, plan-speculation, plan-prefix, batch-forks",
     "text": f"{_CLEANED}, plan-speculation, batch-forks",
     "chat": f"{_CLEANED}, plan-speculation, batch-forks",
 }
+_REWRITTEN = "canonicalize, lower-chat, canonicalize, aggressive"  # in front, when prompts may be changed
 _UNOPTIMIZED = "lower-chat"  # what execution needs, and nothing else
 
 
-def pipeline_for(target: Target, *, opt: int = 1, outputs: Sequence[str] | None = None) -> tuple[Pass, ...]:
-    """The passes of a target, in order. `opt=0` lowers only; `outputs` tells dce which variables are wanted."""
+def pipeline_for(
+    target: Target, *, opt: int = 1, outputs: Sequence[str] | None = None, aggressive: bool = False
+) -> tuple[Pass, ...]:
+    """The passes of a target, in order, but for those that LMC_SKIP_PASSES names.
+
+    opt=0 lowers only; `outputs` tells dce which variables are wanted; `aggressive` also changes prompts, at any level.
+    """
     if target.kind not in _PIPELINES:
         raise ParameterError(f"there is no pipeline for {target.kind!r}; there are {', '.join(_PIPELINES)}")
     passes = parse_pipeline(_PIPELINES[target.kind] if opt else _UNOPTIMIZED)
+    if aggressive:
+        passes = (*parse_pipeline(_REWRITTEN), *(p for p in passes if p.name != "lower-chat"))
+    if skipped := settings().skip_passes:
+        if unknown := sorted(skipped - registry().keys()):
+            raise ParameterError(f"LMC_SKIP_PASSES: no pass {unknown[0]!r}; there are {', '.join(sorted(registry()))}")
+        passes = tuple(p for p in passes if p.name not in skipped or p.name == "lower-chat")
     if outputs is None:
         return passes
     from lmc.passes.dce import Dce
@@ -201,13 +214,14 @@ _TYPES: Mapping[Any, str] = {
 
 @dataclass(frozen=True)
 class Report:
-    """What one pass did to one graph: time in seconds, its statistics, and the graph after it."""
+    """What one pass did to one graph: time in seconds, its statistics, the graph after it, and notes for `explain`."""
 
     pass_: Pass
     seconds: float
     stats: Mapping[str, int]
     before: Graph
     graph: Graph
+    notes: tuple[str, ...] = ()
 
     @property
     def changed(self) -> bool:
@@ -230,6 +244,11 @@ class Planned:
                 key = f"{r.pass_.name}.{what}"
                 total[key] = total.get(key, 0) + n
         return total
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the passes have to say, as `pass: text`."""
+        return tuple(f"{r.pass_.name}: {note}" for r in self.reports for note in r.notes)
 
     @property
     def seconds(self) -> float:
@@ -302,11 +321,12 @@ def run_pipeline(
     kind: str = "tokens",
     opt: int = 1,
     outputs: Sequence[str] | None = None,
+    aggressive: bool = False,
     after: str | None = None,
 ) -> Graph:
     """The graph after its target's pipeline (or after `passes`), or as it stands after the last run of pass `after`."""
     target = Target(kind, template)
-    chosen = pipeline_for(target, opt=opt, outputs=outputs) if passes is None else tuple(passes)
+    chosen = pipeline_for(target, opt=opt, outputs=outputs, aggressive=aggressive) if passes is None else tuple(passes)
     return PassManager(upto(chosen, after) if after else chosen).run(graph, target)
 
 
@@ -334,7 +354,7 @@ def _run_one(p: Pass, graph: Graph, target: Target, verified: int) -> Report:
     seconds = time.perf_counter() - start
     if max(verified, verify_level()) >= 2:
         _blame(p, graph, (p,), target, lambda: _check(graph, after))
-    return Report(p, seconds, ctx.stats, graph, after)
+    return Report(p, seconds, ctx.stats, graph, after, tuple(ctx.notes))
 
 
 def _check(before: Graph, after: Graph) -> None:

@@ -166,7 +166,12 @@ class Maker:
     def make_gen(self, scope: Scope) -> None:
         attrs = self.ask() | self.draw(
             st.fixed_dictionaries(
-                {}, optional={"max_tokens": st.integers(1, 9), "stop": st.lists(texts, max_size=2).map(tuple)}
+                {},
+                optional={
+                    "max_tokens": st.integers(1, 9),
+                    "stop": st.lists(texts, max_size=2).map(tuple),
+                    "regex": st.sampled_from(["[a-c]{2}", "a*", "a(?=b)"]),
+                },
             )
         )
         given = ()

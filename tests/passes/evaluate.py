@@ -158,6 +158,8 @@ class _Run:
     def ask(self, op: Op, values: list[Any]) -> tuple[Any, ...]:
         prompt, *given = values
         attrs = {name: value for name, value in op.attrs.items() if name not in HINTS}
+        if "constraint" in attrs:
+            attrs["regex"] = self.graph.constants[attrs.pop("constraint").name].operands[-1]  # pyright: ignore
         if attrs.get("temperature") == 0:  # the likeliest answer: whose it is does not matter
             for name in ("stream", "ordinal", "also", "seed"):
                 attrs.pop(name, None)

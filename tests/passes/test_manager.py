@@ -76,7 +76,7 @@ def test_a_pipeline_reads_as_it_prints() -> None:
     [
         (
             "canonicalise",
-            "there is no pass 'canonicalise'; there are batch-forks, canonicalize, cse, dce, lower-chat, plan-prefix",
+            "there is no pass 'canonicalise'; there are aggressive, batch-forks, canonicalize, cse, dce, lower-chat, lower-constraint, plan-prefix",
         ),
         ("dce{input = 1}", "pass dce has no option 'input'; it has outputs"),
         ("cse{x = 1}", "pass cse has no option 'x'; it has none"),
@@ -108,6 +108,7 @@ def test_each_target_has_its_pipeline() -> None:
         "cse",
         "dce",
         "canonicalize",
+        "lower-constraint",
         "plan-speculation",
         "plan-prefix",
         "batch-forks",
@@ -178,7 +179,7 @@ def test_graphs_are_printed_on_demand(env: pytest.MonkeyPatch, capsys: pytest.Ca
     env.setenv("LMC_PRINT_IR", "after-all")
     reset()
     run_pipeline(graph())
-    assert capsys.readouterr().err.count("// -- after ") == 9
+    assert capsys.readouterr().err.count("// -- after ") == 10
 
 
 def test_a_manager_verifies_and_prints_when_it_is_told(

@@ -28,8 +28,9 @@ PIPELINES = [
     "lower-chat,plan-prefix",
     "lower-chat,plan-prefix{min_chars = 1}",
     "batch-forks",
+    "lower-constraint",
     "lower-chat,plan-speculation{min_chars = 1}",
-    "canonicalize,lower-chat,canonicalize,cse,dce,canonicalize,plan-speculation{min_chars = 4},plan-prefix{min_chars = 4},batch-forks",
+    "canonicalize,lower-chat,canonicalize,cse,dce,canonicalize,lower-constraint,plan-speculation{min_chars = 4},plan-prefix{min_chars = 4},batch-forks",
 ]
 
 

@@ -1,0 +1,205 @@
+"""Code motion in prompts: arguments behind constants, so that more of a prompt is the same in every run.
+
+    You read essays.                      You read essays.
+    {essay}                          →    Rate the style from 1 to 5.
+    Rate the style from 1 to 5.           {essay}
+    Answer:                               Answer:
+
+This changes prompts, so it runs only when it is asked for (`lmc.compile(fn, aggressive=True)`; the idea is arXiv
+2312.07104, appendix D.2, which asks a model what to move). Here the rules are fixed:
+
+* Only the beginning of a run's prompt: text from the empty prompt up to the first ask or fork, one message at a time, in
+  the first message that has an argument. What comes later is behind an argument whatever is moved.
+* Text moves by whole paragraphs: what stands between newlines. A paragraph with an argument stays as it is; the constant
+  ones behind the first such paragraph move in front of it, in their order.
+* A paragraph stays where it is if it may mean its place: it points (above, following, this, it, …), it belongs to the lines
+  around it (a label, a heading, a list item, a fence, a tag), or it is the last before the model answers and does not end a
+  sentence (a cue). Then the paragraphs behind it stay too, so that their order among each other is the program's.
+
+A program whose run ends in the interpreter asks its own prompts there, as they are written.
+
+Every prompt that was changed is reported as it was and as it is, with the first paragraph that stayed and why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lmc.ir.analysis import ctx_children
+from lmc.ir.builder import Rewriter, rewrite, with_operands
+from lmc.ir.core import Graph, Op, Operand, Value
+from lmc.passes.manager import Pass, PassContext, register
+from lmc.prompt import Mark, Special
+
+Paragraph = tuple[Operand, ...]
+"""Operands between newlines, the newline that ends it included."""
+
+
+@register
+@dataclass(frozen=True)
+class Aggressive(Pass):
+    """Moves constant paragraphs of a run's first text in front of its arguments. Changes prompts: only on request.
+
+    min_chars  a paragraph shorter than this is not worth moving
+    """
+
+    name: ClassVar[str] = "aggressive"
+    min_chars: int = 16
+
+    def run(self, graph: Graph, ctx: PassContext) -> Graph:
+        first = _first_texts(graph)
+
+        def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
+            if op.kind != "append" or op.results[0] not in first:
+                return None
+            parts = op.operands[1:]
+            moved, why = self.moved(parts, last=first[op.results[0]])
+            where = f"{op.loc}: " if op.loc else ""
+            if moved == parts:
+                if why and any(isinstance(x, Value) for x in parts):
+                    ctx.note(f"{where}nothing moves: {why}")
+                return None
+            ctx.count("prompts changed")
+            ctx.note(f"{where}from\n{_shown(parts)}\nto\n{_shown(moved)}" + (f"\nnot moved: {why}" if why else ""))
+            return (with_operands(op, (op.operands[0], *moved)),)
+
+        return rewrite(graph, rule)
+
+    def moved(self, parts: Sequence[Operand], last: bool) -> tuple[tuple[Operand, ...], str]:
+        """The operands with what may move moved, and why the rest stays. `last`: the model answers right behind them."""
+        begin, end = _message(parts)
+        paragraphs = _paragraphs(parts[begin:end])
+        at = next((i for i, p in enumerate(paragraphs) if _has_argument(p)), None)
+        if at is None:
+            return tuple(parts), "it has no argument"
+        before, held, behind, why = paragraphs[:at], [paragraphs[at]], paragraphs[at + 1 :], ""
+        taken: list[Paragraph] = []
+        for i, paragraph in enumerate(behind):
+            if _has_argument(paragraph):
+                held.append(paragraph)
+                continue
+            why = self._stays(paragraph, held[-1], i == len(behind) - 1 and (last or end < len(parts)))
+            if why:
+                held += behind[i:]
+                break
+            taken.append(paragraph)
+        if not any(_text(p).strip() and len(_text(p)) >= self.min_chars for p in taken):
+            return tuple(parts), why or "there is no constant paragraph behind its argument"
+        in_order = _ended([*before, *taken, *held], _ends_line(paragraphs[-1]))
+        return (*parts[:begin], *_joined(in_order), *parts[end:]), why
+
+    def _stays(self, paragraph: Paragraph, before: Paragraph, at_end: bool) -> str:
+        text = _text(paragraph).strip()
+        shown = repr(text if len(text) <= 40 else text[:37] + "…")
+        if any(isinstance(x, Special) for x in paragraph):
+            return f"{shown} has a special token"
+        if (found := _POINTS.search(text)) is not None:
+            return f"{shown} points at its place ({found[0].lower()!r})"
+        if _OPENS.search(text):
+            return f"{shown} belongs to the lines around it"
+        if _text(before).rstrip().endswith(("`", "<", "{", "(", "[", '"""')) and _QUOTES.search(text):
+            return f"{shown} closes what the argument stands in"
+        if at_end and text and not text.endswith((".", "!", "?")):
+            return f"{shown} leads to the answer"
+        return ""
+
+
+_POINTS = re.compile(
+    r"\b(above|below|following|follows|preceding|previous|previously|earlier|later|next|last|former|latter|now|then|"
+    r"therefore|thus|so far|this|that|these|those|here|it|its|they|their|them|the (?:text|passage|input|question) (?:ends|begins))\b",
+    re.IGNORECASE,
+)
+_OPENS = re.compile(r":$|^#|^[-*•>|]|^\d+[.)]|^```|^~~~|^\"\"\"|^</?\w|>$|^[A-Z][\w ]{0,24}:(?:\s|$)")
+_QUOTES = re.compile(r"^(```|\"\"\"|</)")
+
+
+# -- where -------------------------------------------------------------------------------------------------------------
+
+
+def _first_texts(graph: Graph) -> Mapping[Value, bool]:
+    """The text that each run begins with: appends right behind the empty prompt, and whether an ask comes right behind."""
+    children = ctx_children(graph)
+    found: dict[Value, bool] = {}
+    for op in graph.ops():
+        if op.kind == "ctx.new" and len(children[op.results[0]]) == 1:
+            (text,) = children[op.results[0]]
+            if text.kind == "append":
+                behind = children[text.results[0]]
+                found[text.results[0]] = bool(behind) and all(b.kind != "append" for b in behind)
+    return found
+
+
+def _message(parts: Sequence[Operand]) -> tuple[int, int]:
+    """The operands of the content of the first message with an argument; all of them when there are no messages."""
+    begin = 0
+    for i, x in enumerate(parts):
+        if isinstance(x, Mark):
+            if x.edge == "end" and any(isinstance(p, Value) for p in parts[begin:i]):
+                return begin, i
+            begin = i + 1
+    return begin, len(parts)
+
+
+# -- paragraphs --------------------------------------------------------------------------------------------------------
+
+
+def _paragraphs(parts: Sequence[Operand]) -> list[Paragraph]:
+    found: list[Paragraph] = []
+    now: list[Operand] = []
+    for x in parts:
+        for piece in re.findall(r"[^\n]*\n|[^\n]+", x) if isinstance(x, str) else (x,):
+            now.append(piece)
+            if isinstance(piece, str) and piece.endswith("\n"):
+                found.append(tuple(now))
+                now = []
+    return [*found, tuple(now)] if now else found
+
+
+def _has_argument(paragraph: Paragraph) -> bool:
+    return any(isinstance(x, Value) for x in paragraph)
+
+
+def _text(paragraph: Paragraph) -> str:
+    return "".join(x for x in paragraph if isinstance(x, str))
+
+
+def _ends_line(paragraph: Paragraph) -> bool:
+    return isinstance(paragraph[-1], str) and paragraph[-1].endswith("\n")
+
+
+def _ended(paragraphs: Sequence[Paragraph], at_end: bool) -> list[Paragraph]:
+    """Each on its line; the last one ends its own only if the text did."""
+    whole = [p if _ends_line(p) else (*p, "\n") for p in paragraphs]
+    if not at_end:
+        *rest, end = whole[-1]
+        assert isinstance(end, str)
+        whole[-1] = (*rest, end[:-1]) if end[:-1] else tuple(rest)
+    return whole
+
+
+def _joined(paragraphs: Sequence[Paragraph]) -> list[Operand]:
+    joined: list[Operand] = []
+    for x in (x for p in paragraphs for x in p):
+        if isinstance(x, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += x
+        else:
+            joined.append(x)
+    return joined
+
+
+def _shown(parts: Sequence[Operand]) -> str:
+    """A prompt for a person: arguments in braces, indented."""
+    text = "".join(
+        f"{{{x.name}}}"
+        if isinstance(x, Value)
+        else x.spelling
+        if isinstance(x, Special)
+        else x
+        if isinstance(x, str)
+        else ""
+        for x in parts
+    )
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,0 +1,123 @@
+"""Constraints to constants: one `@fsm` for each text that answers must match, shared by every gen with that text.
+
+A regex, or the one that a dtype means, becomes `fsm(source)` with what its automaton is like: `states` (bytes, minimal),
+`forced` (the share of states in which the next byte is given) and, if the language is finite, `longest` (bytes of its
+longest text: no answer has more tokens, so a target need not reserve more). What is not an automaton, because it is no
+regular expression of one dialect or too large, becomes `matcher(kind, source)`, which follows the text at run time.
+
+The constant carries the source: each target compiles it once for its own vocabulary. A regex that is not valid stays
+where it is, and is refused where the program asks.
+
+Not done: literal text between gens fused into one constrained segment. Where an answer ends would then be decided by the
+joint automaton, `a*` before `"ab"` for example, while each gen alone ends by its own stop, length and end of text; and
+the text's tokens would no longer be those of the maximal literal run (semantics: tokens). So values could differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+from lmc.errors import ConstraintError, LmcError
+from lmc.ir.builder import Names, Rewriter, rewrite, with_attrs
+from lmc.ir.core import Attr, Graph, Op, Symbol, exact
+from lmc.passes.manager import Pass, PassContext, register
+from lmc.prompt import CONSTRAINT_KINDS, dtype_constraint
+
+if TYPE_CHECKING:
+    from lmc.fsm.dfa import ByteDFA
+
+
+@register
+@dataclass(frozen=True)
+class LowerConstraint(Pass):
+    """Makes each regex, dtype, schema or grammar a constant that all gens with that text share."""
+
+    name: ClassVar[str] = "lower-constraint"
+
+    def run(self, graph: Graph, ctx: PassContext) -> Graph:
+        constants = dict(graph.constants)
+        names = Names([*graph.symbols, *constants])
+        known = {_key(op): name for name, op in constants.items()}
+
+        def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
+            found = _constraint(op)
+            if found is None or (constant := _constant(*found)) is None:
+                return None
+            name = known.get(_key(constant))
+            if name is None:
+                name = known[_key(constant)] = names.numbered(constant.kind)
+                constants[name] = constant
+                ctx.count("automata" if constant.kind == "fsm" else "matchers")
+            ctx.count("gens constrained")
+            attrs = {k: v for k, v in op.attrs.items() if k not in CONSTRAINT_KINDS}
+            return (with_attrs(op, {**attrs, "constraint": Symbol(name)}),)
+
+        after = rewrite(graph, rule)
+        if after is graph:
+            return graph
+        return Graph(after.name, after.params, after.blocks, after.result, constants, after.symbols)
+
+
+def _key(op: Op) -> object:
+    return op.kind, exact(op.operands)
+
+
+def _constraint(op: Op) -> tuple[str, str] | None:
+    """Kind and source of what a gen's answer must match, when they are known and not a constant yet."""
+    if op.kind != "gen" or "constraint" in op.attrs:
+        return None
+    given: list[tuple[str, Attr]] = [(k, op.attrs[k]) for k in CONSTRAINT_KINDS if op.attr(k) is not None]
+    dtype = op.attr("dtype")
+    if len(given) + (dtype is not None) != 1 or {*CONSTRAINT_KINDS, "dtype"} & set(op.attr("params", ())):
+        return None  # none, one that only the run knows, or too many: refused where the program asks
+    if dtype is not None:
+        try:
+            constraint, _ = dtype_constraint(dtype)
+        except LmcError:
+            return None  # refused where the program asks
+        return constraint.kind, constraint.source
+    kind, source = given[0]
+    return (kind, source) if isinstance(source, str) else None
+
+
+@lru_cache(maxsize=256)
+def _constant(kind: str, source: str) -> Op | None:
+    """The constant for a constraint; None for a regex that is not valid."""
+    if kind != "regex":
+        return Op("matcher", (kind, source))
+    from lmc.fsm.dfa import TooLarge, build
+    from lmc.fsm.regex import parse
+
+    try:
+        dfa = build(parse(source))
+    except TooLarge:
+        return Op("matcher", (kind, source))
+    except ConstraintError:
+        return None
+    attrs: dict[str, Attr] = {"states": dfa.states, "forced": round(float(dfa.singular.mean()), 2)}
+    if (longest := _longest(dfa)) is not None:
+        attrs["longest"] = longest
+    return Op("fsm", (source,), (), attrs)
+
+
+def _longest(dfa: ByteDFA) -> int | None:
+    """Bytes of the longest text, or None if there is none. Every state leads to an end, so any cycle makes it endless."""
+    following: list[list[int]] = [sorted(set(row[row >= 0].tolist())) for row in dfa.table]
+    arriving = [0] * dfa.states
+    for targets in following:
+        for target in targets:
+            arriving[target] += 1
+    ready = [state for state in range(dfa.states) if not arriving[state]]
+    depth, seen = [0] * dfa.states, 0
+    while ready:
+        state = ready.pop()
+        seen += 1
+        for target in following[state]:
+            depth[target] = max(depth[target], depth[state] + 1)
+            arriving[target] -= 1
+            if not arriving[target]:
+                ready.append(target)
+    return max(depth) if seen == dfa.states else None

@@ -1,0 +1,145 @@
+"""What the aggressive pass moves, what it leaves and why: fifteen templates, and the rules around them."""
+
+from __future__ import annotations
+
+import pytest
+
+import lmc
+from lmc.ir import Value
+from lmc.passes.aggressive import Aggressive
+from lmc.passes.manager import PassManager, parse_pipeline, print_pipeline, pipeline_for, Target
+from tests.passes.filecheck import check, graph_of
+
+Q, D = Value("q", "str"), Value("d", "str")
+
+
+def parts_of(template: str) -> list[object]:
+    """A template with {q} and {d} for arguments as operands."""
+    found: list[object] = []
+    for i, piece in enumerate(template.replace("{d}", "{q}\0").split("{q}")):
+        if i:
+            found.append(D if piece.startswith("\0") else Q)
+        found += [piece.removeprefix("\0")] if piece.removeprefix("\0") else []
+    return found
+
+
+def text_of(parts: object) -> str:
+    return "".join(f"{{{x.name}}}" if isinstance(x, Value) else str(x) for x in parts)  # type: ignore[attr-defined]
+
+
+MOVED = {
+    "instruction behind the question": (
+        "Here is a question.\n{q}\nAct as a math expert and solve the given question.\nAnswer:",
+        "Here is a question.\nAct as a math expert and solve the given question.\n{q}\nAnswer:",
+        "'Answer:' belongs to the lines around it",
+    ),
+    "document first": (
+        "{d}\n\nSummarize the document in one sentence.\nDo not add an opinion.\n",
+        "\nSummarize the document in one sentence.\nDo not add an opinion.\n{d}\n",
+        "",
+    ),
+    "two arguments with rules between": (
+        "Context: {d}\nUse only the context to answer the question.\nQuestion: {q}\nAnswer:",
+        "Use only the context to answer the question.\nContext: {d}\nQuestion: {q}\nAnswer:",
+        "'Answer:' belongs to the lines around it",
+    ),
+    "rules up to a pointer": (
+        "Essay: {d}\nGrade the essay from A to D.\nJudge the text above by style alone.\nBe strict.\n",
+        "Grade the essay from A to D.\nEssay: {d}\nJudge the text above by style alone.\nBe strict.\n",
+        "'Judge the text above by style alone.' points at its place ('above')",
+    ),
+    "code review": (
+        "Review the code of a colleague.\nCode: {d}\nReport bugs before matters of style.\nName the line of each bug.",
+        "Review the code of a colleague.\nReport bugs before matters of style.\nName the line of each bug.\nCode: {d}",
+        "",
+    ),
+    "translation": (
+        "Text: {q}\nTranslate the text to French.",
+        "Translate the text to French.\nText: {q}",
+        "",
+    ),
+}  # fmt: skip
+
+KEPT = {
+    "constants stand first already": ("Answer the question.\nQuestion: {q}\nAnswer:", "'Answer:' belongs to the lines around it"),
+    "no constant behind": ("Question: {q}", "there is no constant paragraph behind its argument"),
+    "a pointer": ("{d}\nTranslate the text above to French.\n", "'Translate the text above to French.' points at its place ('above')"),
+    "a demonstrative": ("{q}\nSolve this problem step by step.\n", "'Solve this problem step by step.' points at its place ('this')"),
+    "a pronoun": ("Essay: {d}\nRate its style from 1 to 5.\n", "'Rate its style from 1 to 5.' points at its place ('its')"),
+    "a cue": ("Review: {q}\nThe sentiment of the review is", "'The sentiment of the review is' leads to the answer"),
+    "a fence that closes": ("Fix the bug.\n```\n{d}\n```\nWrite the code alone.\n", "'```' belongs to the lines around it"),
+    "a tag that closes": ("<document>\n{d}\n</document>\nSum up the document.\n", "'</document>' belongs to the lines around it"),
+    "a list that goes on": ("Facts:\n- {d}\n- Water is wet and cold.\nName the odd fact out.\n", "'- Water is wet and cold.' belongs to the lines around it"),
+}  # fmt: skip
+
+
+def test_there_are_fifteen_templates() -> None:
+    assert len(MOVED) + len(KEPT) == 15
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_template_is_moved(name: str) -> None:
+    before, after, why = MOVED[name]
+    parts, kept = Aggressive().moved(parts_of(before), last=True)  # type: ignore[arg-type]
+    assert text_of(parts) == after and kept == why
+    assert Aggressive().moved(parts, last=True)[0] == parts  # and then there is nothing left to move
+    assert sorted(text_of(parts)) == sorted(before)  # no character is lost or added
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_template_is_kept_and_says_why(name: str) -> None:
+    before, why = KEPT[name]
+    parts, kept = Aggressive().moved(tuple(parts_of(before)), last=True)  # type: ignore[arg-type]
+    assert text_of(parts) == before and kept == why
+
+
+def test_only_the_first_text_of_a_run_is_looked_at_and_messages_stay_apart() -> None:
+    """What the user's message says does not move into the system's, nor does anything behind an answer."""
+    check("aggressive", """
+        %c0 = ctx.new()
+        %c1 = append(%c0, special("<s>"), begin("system"), "Be kind.", end("system"), begin("user"), %q, "\\nTranslate it into plain English words.\\nTranslate the text to French.\\n", end("user"), special("<a>"))
+        %c2, %x, %m0 = gen(%c1)
+        %c3 = append(%c2, %q, "\\nTranslate the text to German.\\n")
+        %c4, %y, %m1 = gen(%c3)
+        return(%y, %c4)
+    """.replace("Translate it into plain English words.", "Use plain English words."), """
+        %c0 = ctx.new()
+        %c1 = append(%c0, special("<s>"), begin("system"), "Be kind.", end("system"), begin("user"), "Use plain English words.\\nTranslate the text to French.\\n", %q, "\\n", end("user"), special("<a>"))
+        %c2, %x, %m0 = gen(%c1)
+        %c3 = append(%c2, %q, "\\nTranslate the text to German.\\n")
+        %c4, %y, %m1 = gen(%c3)
+        return(%y, %c4)
+    """, params="%q: str")  # fmt: skip
+
+
+def test_what_was_moved_is_reported() -> None:
+    graph = graph_of('%c0 = ctx.new()\n%c1 = append(%c0, %q, "\\nTranslate the text to French.\\n") loc("t.py":3)\n%c2, %x, %m = gen(%c1)\nreturn(%x, %c2)', "%q: str")  # fmt: skip
+    planned = PassManager(parse_pipeline("aggressive")).plan(graph)
+    assert planned.stats == {"aggressive.prompts changed": 1}
+    assert planned.notes == (
+        "aggressive: t.py:3: from\n    {q}\n    Translate the text to French.\nto\n    Translate the text to French.\n    {q}",
+    )
+
+
+@lmc.function
+def translate(s, text):
+    s += text + "\nTranslate the text to French, in a formal tone.\n" + lmc.gen("out", max_tokens=8)
+
+
+def test_it_runs_only_on_request_and_explain_shows_both_texts() -> None:
+    items = [{"text": t} for t in ("one day", "two birds", "a third text")]
+    plain, moving = lmc.compile(translate), lmc.compile(translate, aggressive=True)
+    counters = []
+    for program in (plain, moving):
+        mock = lmc.Mock()
+        program.batch(items, backend=mock)
+        counters.append(mock.counters())
+    assert counters[1].prefilled_tokens < counters[0].prefilled_tokens / 2
+    assert counters[0].calls == counters[1].calls == 3
+    assert plain(text="x", backend=lmc.Mock()).text().startswith("x\nTranslate")
+    assert (
+        moving(text="x", backend=lmc.Mock()).text().startswith("Translate the text to French, in a formal tone.\nx\n")
+    )
+    assert "aggressive" in moving.explain() and "    {text}" in moving.explain()
+    assert "aggressive" not in plain.explain()
+    assert "aggressive" not in print_pipeline(pipeline_for(Target()))
