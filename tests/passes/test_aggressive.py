@@ -7,7 +7,7 @@ import pytest
 import lmc
 from lmc.ir import Value
 from lmc.passes.aggressive import Aggressive
-from lmc.passes.manager import PassManager, parse_pipeline, print_pipeline, pipeline_for, Target
+from lmc.passes.manager import PassManager, Target, parse_pipeline, pipeline_for, print_pipeline
 from tests.passes.filecheck import check, graph_of
 
 Q, D = Value("q", "str"), Value("d", "str")
