@@ -577,7 +577,7 @@ class Program:
         elif str(run.failure):
             self._say(f"{self.function.name} goes on in the interpreter: {run.failure}")
         self.stats.replays += 1
-        if not run.record and not run.ahead and not run.answers:
+        if not run.record and not run.ahead and not run.answers and not root.shown:
             return True
         if run.limits is not None:
             run.limits.restart([prompt.result for _, _, prompt in run.answers.values() if prompt.result is not None])

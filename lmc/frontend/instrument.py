@@ -849,7 +849,7 @@ class _Names:
 # -- the entry point -------------------------------------------------------------------------------------------------
 
 _INNER, _FACTORY = "__lmc_function__", "__lmc_factory__"
-_cache: dict[types.CodeType, types.CodeType | CannotInstrument] = {}
+_cache: dict[tuple[str, types.CodeType], types.CodeType | CannotInstrument] = {}
 
 
 def _rewrite(fn: types.FunctionType) -> types.CodeType:
@@ -953,13 +953,14 @@ def instrument(fn: types.FunctionType, hooks: Any) -> types.FunctionType:
     """
     if is_instrumented(fn):
         return fn
-    code = _cache.get(fn.__code__)
+    key = fn.__code__.co_filename, fn.__code__  # equal code may stand in two files
+    code = _cache.get(key)
     if code is None:
         try:
             code = _rewrite(fn)
         except CannotInstrument as error:
             code = error
-        _cache[fn.__code__] = code
+        _cache[key] = code
     if isinstance(code, CannotInstrument):
         raise code
     cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))

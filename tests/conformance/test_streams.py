@@ -225,6 +225,32 @@ def test_streams_and_calls_keep_their_own_traces() -> None:
     assert len(fast._trees) == 2
 
 
+def test_what_was_shown_before_anything_was_asked_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run leaves the graph with nothing recorded, after its text was seen."""
+    seen = threading.Event()
+    real = lmc.Program.replay
+
+    def replay(self: Any, run: Any) -> Any:
+        assert seen.wait(5)
+        return real(self, run)
+
+    @lmc.function
+    def program(s: Any, q: str) -> None:
+        with s.var_scope("all"):
+            s += "start "
+            s += eval("q") + lmc.gen("a", max_tokens=3)
+
+    monkeypatch.setattr(lmc.Program, "replay", replay)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
+        state = lmc.compile(program).stream(q="Q", backend=mock(), seed=1)
+        pieces, scope = state.text_iter(), state.text_iter("all")
+        begun = next(pieces), next(scope)
+        seen.set()
+        assert begun == ("start ", "start ")
+        assert "start " + "".join(pieces) == "start " + "".join(scope) == state.text() == "start Q" + state["a"]
+
+
 def test_text_after_a_failing_tool_is_not_shown() -> None:
     """The graph could append ahead of the tool; nobody sees it."""
 

@@ -1,0 +1,48 @@
+"""Random programs, streamed: the pieces make up the interpreter's text, and the state ends as the interpreter's does.
+
+`LMC_PROGRAMS=5000 pytest tests/conformance/test_random_streams.py` looks at that many other programs.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+
+import lmc
+from lmc.backend.mock import Mock
+
+from . import outside
+from .harness import EFFECTS, observe
+from .programs import compiled, sources
+from .test_random import ITEMS
+
+MORE = int(os.environ.get("LMC_PROGRAMS", "0"))
+
+
+def watched(run: Any, item: dict[str, Any]) -> tuple[Any, ...]:
+    """What a stream showed, how the program ended, and what it did."""
+    outside.reset()
+    EFFECTS.clear()
+    shown: list[str] = []
+    end: Any = None
+    state = run(**copy.deepcopy(item), backend=Mock(), seed=7, temperature=0.8)
+    try:
+        shown.extend(state.text_iter())
+        end = observe(state)
+    except Exception as error:
+        end = type(error).__name__, str(error)
+    return "".join(shown), end, list(EFFECTS), outside.look()
+
+
+@settings(max_examples=MORE or 40, derandomize=not MORE, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(sources())
+def test_random_streams(source: str) -> None:
+    program = compiled(source)
+    fast = lmc.compile(program, opt=len(source) % 2)
+    for item in ITEMS:
+        expected = watched(lambda program=program, **kw: program.run(stream=True, **kw), item)
+        for _ in range(2):
+            assert watched(fast.stream, item) == expected
