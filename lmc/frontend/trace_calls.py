@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import types
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
@@ -69,6 +70,12 @@ class CallMode(OutsideMode):
 
     def adopted(self, container: Any, which: int) -> Any:
         return self.contained(container, which)
+
+    def parsed(self, x: Any) -> Any:
+        """As `fresh`, with the containers inside: `json.loads` makes all of them anew in each run."""
+        for item in x.values() if type(x) is dict else x if type(x) is list else ():
+            self.parsed(item)
+        return self.fresh(x)
 
     def listed(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments with the program's own iterators and views run through."""
@@ -183,7 +190,11 @@ class CallMode(OutsideMode):
         if fn is len and self.is_plain(args[0]) and not self.is_own_instance(args[0]):
             return native(len, *args)
         if not any(map(reach.holds_value, everything)) and all(self.is_constant(a) or self.steady(a) for a in everything):
-            return self.fresh(native(fn, *args, **kwargs))
+            result = native(fn, *args, **kwargs)
+            if fn is json.loads:
+                return self.parsed(result)
+            if not known.fresh or type(result) in (list, dict, set):
+                return self.fresh(result)  # else an object like a Counter, which each run makes for itself
         types_ = [self.type_of(a) for a in everything]
         operands = [self.operand(a) for a in everything]
         pure = "any" not in types_
@@ -258,7 +269,9 @@ class CallMode(OutsideMode):
                 self.operation("py.call_method"), [self.operand(owner), name, *map(self.operand, everything)], Known(), "effect",
                 kwargs=tuple(kwargs), inline=False)  # fmt: skip
         if not reach.holds_value((owner, everything)) and self.is_constant(owner) and all(self.is_constant(a) or self.steady(a) for a in everything):
-            return self.fresh(native(getattr(owner, name), *args, **kwargs))
+            result = self.fresh(native(getattr(owner, name), *args, **kwargs))
+            if self.is_constant(result) or is_lazy(result):
+                return result  # else an object that each run makes for itself, such as the iterator of `finditer`
         types_ = [self.type_of(a) for a in (owner, *everything)]
         if type(owner) is str:
             return self.text_method(owner, name, args, kwargs, types_)

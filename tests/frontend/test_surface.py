@@ -521,7 +521,7 @@ def test_a_wrong_call_is_answered_at_its_line(call, says):
 def test_names_that_are_not_there():
     with pytest.raises(AttributeError, match=r"a compiled program has no 'run_batch'; write program.batch\(items\)"):
         lmc.compile(program).run_batch([])
-    with pytest.raises(AttributeError, match="a compiled program has no 'foo'$"):
+    with pytest.raises(AttributeError, match=r"a compiled program has no 'foo'$"):
         lmc.compile(program).foo  # noqa: B018
     with pytest.raises(AttributeError, match=r"has no attribute 'selekt'; did you mean 'select'\?"):
         lmc.selekt  # noqa: B018
