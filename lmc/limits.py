@@ -299,11 +299,15 @@ class _Clock:
 
     def at(self, when: float, limits: Limits) -> None:
         with self._changed:
-            heapq.heappush(self._due, (when, next(self._order), weakref.ref(limits)))
+            heapq.heappush(self._due, (when, next(self._order), weakref.ref(limits, self._wake)))
             self._changed.notify()
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._work, name="lmc-clock", daemon=True).start()
+
+    def _wake(self, _: object) -> None:
+        with self._changed:
+            self._changed.notify()
 
     def _work(self) -> None:
         while (limits := self._next()) is not None:
@@ -322,7 +326,7 @@ class _Clock:
                         return limits
                     continue
                 del limits  # a waiting clock keeps no run alive
-                self._changed.wait(left)
+                self._changed.wait(left)  # woken when one is gone: the first of them may be
             self._running = False
             return None
 

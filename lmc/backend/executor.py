@@ -25,6 +25,10 @@ Done = tuple[Sequence[Any], tuple[bool, Any]]
 """A host call that is over: its arguments, and (True, result) or (False, exception)."""
 
 
+_PATIENCE = 0.2
+"""Seconds that a wait may hide a signal."""
+
+
 class Execution:
     """Drives a set of runs to their ends in the calling thread.
 
@@ -53,11 +57,14 @@ class Execution:
             self.close()
 
     def _next(self) -> tuple[Run, Instruction | None, Done | None]:
-        try:
-            return self._events.get_nowait()
-        except queue.Empty:
-            with replaced():
-                return self._events.get()
+        if not self._events.empty():
+            return self._events.get()
+        with replaced():
+            while True:
+                try:
+                    return self._events.get(timeout=_PATIENCE)
+                except queue.Empty:  # a Ctrl-C that came just before the wait is raised now
+                    continue
 
     def stop(self, run: Run) -> None:
         """From any thread: nobody watches a run any more, so the execution ends."""
