@@ -25,15 +25,19 @@ TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="
 @pytest.fixture(autouse=True)
 def leaves_nothing() -> Iterator[None]:
     """No thread, task or un-awaited coroutine is left by any test here."""
-    before = set(threading.enumerate())
+    before = _threads()
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # such as "coroutine … was never awaited"
         yield
         gc.collect()
     deadline = time.monotonic() + 5
-    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+    while (left := _threads() - before) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left
+
+
+def _threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name != "tqdm_monitor"}  # one for all bars, as long as Python runs
 
 
 # -- tools ---------------------------------------------------------------------------------------------------------------
@@ -629,3 +633,44 @@ def test_a_system_exit_of_a_tool_reaches_the_caller() -> None:
     for run in (lambda: fast(q="x"), lambda: fast.batch([{"q": "x"}]), lambda: program.run(q="x", backend=Mock())):
         with pytest.raises(SystemExit):
             run()
+
+
+def test_batches_in_the_interpreter_keep_the_order_of_the_input(capsys: pytest.CaptureFixture[str]) -> None:
+    order: list[str] = []
+
+    @lmc.function
+    async def program(s: Any, q: str) -> Any:
+        order.append(q)
+        s += q + lmc.gen("a", max_tokens=2)
+        await asyncio.sleep(0.02 if q == "0" else 0)
+        if q == "1":
+            raise ValueError("one")
+        return q
+
+    items = [{"q": str(i)} for i in range(4)]
+    states = list(program.run_batch(items, backend=Mock(), errors="return", generator_style=True, progress_bar=True))
+    assert [s.ret_value if s.failure is None else "failed" for s in states] == ["0", "failed", "2", "3"]
+    assert "4/4" in capsys.readouterr().err
+    order.clear()
+    with pytest.raises(ValueError, match="one"):
+        program.run_batch(items, backend=Mock(), num_threads=1)
+    assert order == ["0", "1", "2", "3"]
+    fast = lmc.compile(program, backend=Mock())
+    assert [s.failure is None for s in fast.batch(items, errors="return", progress=True)] == [True, False, True, True]
+    assert "4/4" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="one"):
+        asyncio.run(fast.abatch(items))
+
+
+def test_options_of_a_later_version_are_refused() -> None:
+    fast = lmc.compile(inner_sync, backend=Mock())
+    for given in ({"journal": "runs.jsonl"}, {"speculate": True}):
+        with pytest.raises(lmc.errors.ArgumentError, match="later version"):
+            fast(tip="x", **given)
+        with pytest.raises(lmc.errors.ArgumentError, match="later version"):
+            fast.batch([{"tip": "x"}], **given)
+        with pytest.raises(lmc.errors.ArgumentError, match="later version"):
+            fast.stream(tip="x", **given)
+    with pytest.raises(lmc.errors.ArgumentError, match="no option 'sed'"):
+        fast.call({"tip": "x"}, sed=1)
+    assert fast.call({"tip": "x"}, seed=1).text() == fast(tip="x", seed=1).text()

@@ -182,6 +182,44 @@ async def awaits(s, q):
     s += await slow_tool(s["x"])
 
 
+async def later(n: int) -> Any:
+    for i in range(n):
+        yield i
+
+
+async def turns(s: Any, n: int) -> Any:
+    for _ in range(n):
+        s += gen("t", max_tokens=2)
+        yield s["t"]
+
+
+async def turn_later(f: Any) -> str:
+    f += "turn " + gen("t", max_tokens=2)
+    return await slow_tool(f["t"])
+
+
+@row("`async for`, async comprehensions, helpers and generators; tools that are gathered")
+async def iterates_later(s, q):
+    s += q + await turn_later(s)
+    async for i in later(2):
+        s += f"{i}"
+    texts = [t async for t in turns(s, 2)] + await asyncio.gather(slow_tool(1), slow_tool(2))
+    s += "".join(texts)
+
+
+@row("tasks that use a state, as in `asyncio.gather(helper(f1), helper(f2))`")
+async def gathers_states(s, q):
+    s += q
+    return await asyncio.gather(*[turn_later(f) for f in s.fork(2)])
+
+
+@row("`async with` of your own or a library's manager")
+async def enters_later(s, q):
+    s += q + gen("x", max_tokens=2)
+    async with asyncio.timeout(5):
+        s += await slow_tool(s["x"])
+
+
 @row("`try`, `except`, `finally` around what does not raise")
 def tries(s, q):
     s += q + gen("x", regex="[0-9]", max_tokens=2)
