@@ -331,10 +331,16 @@ def yields(s, q):
     yield s["x"]
 
 
-@row("`exec`, `eval`, `locals()`")
+@row("`exec`")
 def execs(s, q):
     s += q + gen("x", max_tokens=2)
     exec("pass")
+
+
+@row("`eval` of an answer, `locals()`")
+def evals(s, q):
+    s += q + gen("x", regex="[1-9]\\+[1-9]", max_tokens=4)
+    s += str(eval(s["x"])) + str(len(locals()))
 
 
 namespace: dict[str, Any] = {"gen": gen}
