@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import lmc
-from benchmarks.workloads import Size, Workload, figures, host_overhead
+from benchmarks.workloads import Size, Workload, figures, host_overhead, slow_tool
 
 MODES = ("interpreter", "compiled")
 
@@ -77,7 +77,12 @@ def compiled(workload: Workload, backend: Any) -> Callable[[list[Any]], list[Any
     return lambda items: program.batch(items, temperature=0)
 
 
-RUNNERS = {"interpreter": interpreted, "compiled": compiled}
+def threaded(workload: Workload, backend: Any) -> Callable[[list[Any]], list[Any]]:
+    """The interpreter with a thread for each program."""
+    return lambda items: workload.program.run_batch(items, backend=backend, temperature=0, num_threads=len(items))
+
+
+RUNNERS = {"interpreter": interpreted, "threads": threaded, "compiled": compiled}
 
 
 def measure(run: Callable[[list[Any]], list[Any]], items: list[Any], backend: Any) -> Run:
@@ -130,8 +135,8 @@ def open_backend(name: str, **options: Any) -> Any:
 
 
 def choose(names: str, size: Size) -> list[Workload]:
-    """Workloads by name: `all` are the ten figures, `host` the three small programs, else a comma-separated list."""
-    every = {w.name: w for w in (*figures(size), *host_overhead())}
+    """Workloads by name: `all` are the ten figures, `host` the three small programs, else a comma-separated list (also `slow-tool`)."""
+    every = {w.name: w for w in (*figures(size), *host_overhead(), slow_tool())}
     groups = {"all": [w.name for w in figures(size)], "host": [w.name for w in host_overhead()]}
     wanted = [name for part in names.split(",") for name in groups.get(part, [part])]
     unknown = [name for name in wanted if name not in every]
@@ -187,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")
     parser.add_argument("--workloads", default="all", help="all, host, or names separated by commas")
-    parser.add_argument("--modes", default=",".join(MODES), help="interpreter,compiled")
+    parser.add_argument("--modes", default=",".join(MODES), help="of interpreter, threads (the interpreter with a thread for each program), compiled")
     parser.add_argument("--n", type=int, help="items per workload (default: its own)")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths of prompts and answers")
     parser.add_argument("--reps", type=int, default=5, help="timed repetitions")
@@ -196,8 +201,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args(argv)
     modes = options.modes.split(",")
-    if unknown := set(modes) - set(MODES):
-        parser.error(f"unknown mode {unknown.pop()!r}; there are {', '.join(MODES)}")
+    if unknown := set(modes) - set(RUNNERS):
+        parser.error(f"unknown mode {unknown.pop()!r}; there are {', '.join(RUNNERS)}")
 
     backend = open_backend(options.backend, device=options.device, load_format=options.load_format)
     rows: list[Row] = []

@@ -6,6 +6,7 @@ tokenizer and a few bytes for the mock. `Size` scales them all, so that the same
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -232,6 +233,28 @@ def figures(size: Size) -> tuple[Workload, ...]:
         chat(size, "chat-short", 80, 8),
         chat(size, "chat-long", 40, 256),
     )
+
+
+# -- tools that block ----------------------------------------------------------------------------------------------
+
+
+def slow_tool(seconds: float = 0.5) -> Workload:
+    """ReAct whose tool blocks: no program may wait for another one's tool."""
+
+    def search(query: str) -> str:
+        time.sleep(seconds)
+        return "about " + query
+
+    @lmc.function
+    def agent(s, question):
+        s += "Question: " + question
+        for i in range(2):
+            s += f"\nAction {i}:" + lmc.gen("action", max_tokens=8)
+            s += "\nObservation:" + search(s["action"])
+        s += "\nAnswer:" + lmc.gen("answer", max_tokens=16)
+
+    return Workload("slow-tool", f"2 x (gen 8, a tool that blocks for {seconds:g} s), gen 16", 256, 3, agent,
+                    lambda rng: {"question": text(rng, 20)})
 
 
 # -- what the host costs -------------------------------------------------------------------------------------------

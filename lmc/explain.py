@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from lmc.frontend.tree import Escape, Node, Return, Switch, Tree
+from lmc.ir.core import Op, Symbol
+from lmc.ir.ops import trait
 
 if TYPE_CHECKING:
     from lmc.jit import Plan, Program, Stats
@@ -30,6 +32,7 @@ def _tree(tree: Tree) -> Iterator[str]:
     kinds = [op.kind for op in ops]
     shown = ", ".join(f"{p.name}: {p.type}" for p in tree.params)
     yield f"  trace for ({shown}): {len(ops)} ops, {kinds.count('gen')} gens, {kinds.count('select')} selects"
+    yield from _host_calls(op for op in ops if op.kind == "host.call" and trait(op) == "effect" and not op.attr("inline"))
     ends = [node.end for node in nodes]
     switches = [end for end in ends if isinstance(end, Switch)]
     yield f"    {sum(isinstance(e, Return) for e in ends)} paths to a return, {len(switches)} decisions with {sum(len(s.arms) for s in switches)} answers seen"
@@ -40,6 +43,19 @@ def _tree(tree: Tree) -> Iterator[str]:
         yield f"    holds while {len(tree.guards) - len(data)} names mean the same functions, classes and modules"
     for reason in dict.fromkeys(end.reason for end in ends if isinstance(end, Escape)):
         yield f"    goes on in the interpreter where the program {reason}"
+
+
+def _host_calls(calls: Iterable[Op]) -> Iterator[str]:
+    """The functions that do something outside, with what is said of them."""
+    found: dict[str, None] = {}
+    for op in calls:
+        said = [name for name in ("unordered", "idempotent") if op.attr(name)]
+        said += [f"timeout {op.attr('timeout'):g} s"] if op.attr("timeout") is not None else []
+        callee = op.operands[0]
+        assert isinstance(callee, Symbol)
+        found[callee.name + (f" ({', '.join(said)})" if said else "")] = None
+    if found:
+        yield f"    calls the host: {', '.join(found)}"
 
 
 def _nodes(root: Node) -> Iterator[Node]:

@@ -284,6 +284,8 @@ def test_a_late_call_raises_in_the_program():
     with pytest.raises(lmc.HostTimeout, match=r"search\(\) gave no answer within 0.05 s"):
         careless.run(q="a", backend=Mock())
     assert "timeout = 0.05" in plan(careless)
+    fast = lmc.compile(careless, backend=Mock()).lower(q="a")
+    assert "search (timeout 0.05 s)" in fast.explain()
     release.set()
 
 
