@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--raw-reps", type=int, default=3)
     parser.add_argument("--raw-n", type=int, default=256)
     parser.add_argument("--raw-longest", type=int, default=1024)
-    parser.add_argument("--max-batch", type=int, default=256)
+    parser.add_argument("--max-batch", type=int, default=512)
     parser.add_argument("--chunk", type=int, default=2048)
     parser.add_argument("--json")
     args = parser.parse_args()

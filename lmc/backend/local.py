@@ -472,7 +472,7 @@ class Engine(LocalBackend):
     device       "cpu" or a torch device
     dtype        "float32", "bfloat16", "float16"; None: what suits the device
     max_tokens   size of the KV pool in tokens; None: a part of the free memory
-    max_batch    sequences that run together; None: 64 on a CPU, 256 on a GPU
+    max_batch    sequences that run together; None: 64 on a CPU, 512 on a GPU
     chunk        prompt tokens computed in one pass; None: 512 on a CPU, 2048 on a GPU
     seed         mixed into the seed of every sampling op
     parse_special  encode a special token's spelling in plain text as that token (unsafe with foreign text)
@@ -515,7 +515,7 @@ class Engine(LocalBackend):
         slots = _default_pool(loaded) if max_tokens is None else max_tokens
         pool = KVPool(config.num_layers, slots, config.num_kv_heads, config.head_dim, loaded.dtype, str(loaded.device))
         of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
-        batch, rows = (256, 2048) if loaded.device.type == "cuda" else (64, 512)
+        batch, rows = (512, 2048) if loaded.device.type == "cuda" else (64, 512)
         super().__init__(
             name=loaded.name,
             vocabulary=words,

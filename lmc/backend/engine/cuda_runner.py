@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.flashinfer import CapturedAttention, PagedAttention, Shape
+from lmc.backend.engine.attention.sharing import Group, groups
 from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.model_runner import ModelRunner, wanted_rows
@@ -23,11 +24,11 @@ from lmc.backend.engine.models.fused import FusedLlama, Inputs
 from lmc.backend.engine.models.llama import LlamaModel
 from lmc.backend.engine.request import PENDING, Request, Top
 from lmc.backend.engine.sampler import Sampler
-from lmc.backend.engine.scheduler import Pass
+from lmc.backend.engine.scheduler import Pass, Rows
 
 _MOST_SAMPLES = 1 << 14
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256)
-
+_SHARE_FROM = 1 << 16
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 IDS, POSITIONS, SLOTS, QO, KV, LOGITS = range(6)  # the parts of a stage
 
@@ -72,17 +73,41 @@ class Stage:
 
 @dataclass(frozen=True)
 class _Captured:
-    """A graph for `rows` rows, what it reads its lengths from, and what it leaves: hidden states of the logit rows."""
+    """A graph for `rows` rows, what it reads its lengths from, and what it leaves: hidden states of the logit rows.
+
+    prefix    what groups of rows share, where the graph has attention in two parts
+    """
 
     rows: int
     graph: torch.cuda.CUDAGraph
     attention: CapturedAttention
+    prefix: CapturedAttention | None
     hidden: Tensor  # [rows, hidden_size], in the order of the stage's logit rows
+
+    @property
+    def most_groups(self) -> int:
+        return _most_groups(self.rows)
+
+
+def _most_groups(rows: int) -> int:
+    return max(1, rows // 8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The spans of a pass in the order of their rows; `cuts`: slots at the beginning of each that its group reads."""
+
+    spans: list[Rows]
+    cuts: np.ndarray  # [spans]
+    wanted: np.ndarray  # rows whose logits are wanted, in this order
 
 
 class CudaRunner(ModelRunner):
     """Runs passes on one GPU. Not thread-safe. A pass may be staged while the one before it runs, once that has taken
-    what was staged for it."""
+    what was staged for it.
+
+    share_from    slots that attention must be spared before it runs in two parts (measured; docs/performance.md)
+    """
 
     def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
         super().__init__(model, kv, sampler, str(model.device))
@@ -92,16 +117,18 @@ class CudaRunner(ModelRunner):
         self._attention = PagedAttention(shape, model.device)
         self._stage = Stage(BUCKETS[-1], 1 << 22, model.device)
         self._large = Stage(BUCKETS[-1], 1, model.device)  # grows with the passes
-        self._graphs: dict[int, _Captured] = {}
+        self._graphs: dict[tuple[int, bool], _Captured] = {}
         self._memory = torch.cuda.graph_pool_handle()
         self._staged = torch.cuda.Event()
         self._sampled = torch.zeros(_MOST_SAMPLES, dtype=torch.int32, device=model.device)  # by the pass launched last
         self._places: dict[Request, int] = {}  # where in it
+        self._prefixes = Stage(BUCKETS[-1], 1 << 20, model.device)
+        self.share_from = _SHARE_FROM if c.sliding_window is None else None
 
     def prepare(self) -> None:
         """Captures every bucket, the largest first so that the others use its memory; else each on its first use."""
         for rows in reversed(BUCKETS):
-            self._captured(rows)
+            self._captured(rows, shared=False)
 
     @torch.inference_mode()
     def launch(self, work: Pass) -> Landing:
@@ -134,14 +161,26 @@ class CudaRunner(ModelRunner):
         return self._replay(work, wanted, contexts)
 
     def _replay(self, work: Pass, wanted: list[int], contexts: int) -> Tensor:
-        captured = self._captured(next(b for b in BUCKETS if b >= max(work.rows, len(wanted))))
-        stage = self._stage
-        host, rows = _fill(stage, work, wanted, captured.rows, self._pool.scratch, self._places), captured.rows
+        rows = next(b for b in BUCKETS if b >= max(work.rows, len(wanted)))
+        shared = self._groups(work, rows)
+        captured = self._captured(rows, shared=bool(shared))
+        stage, layout = self._stage, _arranged(work, wanted, shared)
+        contexts = _fill(stage, layout, work.rows, rows, self._pool.scratch, self._places)
         stage.send(contexts)
-        captured.attention.plan(host[stage.part(QO, rows + 1)], host[stage.part(KV, rows + 1)], stage.device[:0])
+        _plan(captured.attention, stage, rows)
+        if captured.prefix is not None:
+            self._prefixes.send(_fill_prefixes(self._prefixes, work, shared, rows))
+            _plan(captured.prefix, self._prefixes, _most_groups(rows) + 1)
         self._staged.record()
         captured.graph.replay()
         return self._fused.logits(captured.hidden[: len(wanted)])
+
+    def _groups(self, work: Pass, rows: int) -> list[Group]:
+        if self.share_from is None or sum(len(s.slots) for s in work.spans) < self.share_from:
+            return []
+        found = groups(work.spans, _most_groups(rows))
+        fits = sum(group.length for group in found) <= self._prefixes.capacity
+        return found if fits and sum(group.saves for group in found) >= self.share_from else []
 
     def _launch(self, work: Pass, wanted: list[int], contexts: int) -> Tensor:
         sequences = len(work.spans)
@@ -149,9 +188,9 @@ class CudaRunner(ModelRunner):
         if rows > self._large.rows or contexts > self._large.capacity:
             self._large = Stage(_grown(rows), _grown(contexts), self._fused.device)
         stage = self._large
-        host = _fill(stage, work, wanted, sequences, self._pool.scratch, self._places)
+        _fill(stage, _arranged(work, wanted, []), work.rows, sequences, self._pool.scratch, self._places)
         stage.send(contexts)
-        on_device = stage.device
+        host, on_device = stage.host, stage.device
         attend = self._attention.plan(
             host[stage.part(QO, sequences + 1)],
             host[stage.part(KV, sequences + 1)],
@@ -161,18 +200,14 @@ class CudaRunner(ModelRunner):
         hidden = self._fused.hidden(stage.rows_of(work.rows), self._sampled, self._pool, attend)
         return self._fused.logits(hidden.index_select(0, on_device[stage.part(LOGITS, len(wanted))]))
 
-    def _captured(self, rows: int) -> _Captured:
-        if rows not in self._graphs:
-            self._graphs[rows] = self._capture(rows)
-        return self._graphs[rows]
+    def _captured(self, rows: int, *, shared: bool) -> _Captured:
+        if (rows, shared) not in self._graphs:
+            self._graphs[rows, shared] = self._capture(rows, shared)
+        return self._graphs[rows, shared]
 
-    def _capture(self, rows: int) -> _Captured:
+    def _capture(self, rows: int, shared: bool) -> _Captured:
+        """What is captured is the shape: a pass of one-row sequences over the scratch slot, or of one group of them."""
         stage = self._stage
-        on_device = stage.device
-        attention = self._attention.captured(
-            on_device[stage.part(QO, rows + 1)], on_device[stage.part(KV, rows + 1)], on_device[stage.header :]
-        )
-        # a pass of one-row sequences, each over its scratch slot: what is captured is the shape
         array = stage.array
         for index, value in ((IDS, 0), (POSITIONS, 0), (SLOTS, self._pool.scratch), (LOGITS, 0)):
             array[stage.part(index, rows)] = value
@@ -180,16 +215,22 @@ class CudaRunner(ModelRunner):
             array[stage.part(index, rows + 1)] = np.arange(rows + 1)
         array[stage.header : stage.header + rows] = self._pool.scratch
         stage.send(rows)
-        host = stage.host
-        attention.plan(
-            host[stage.part(QO, rows + 1)],
-            host[stage.part(KV, rows + 1)],
-            on_device[stage.header : stage.header + rows],
-        )
+        attention = self._capturable(stage, rows, causal=True)
+        _plan(attention, stage, rows)
+        attend, prefix = attention.attend, None
+        if shared:
+            stage, sequences = self._prefixes, _most_groups(rows) + 1
+            stage.array[stage.part(QO, sequences + 1)] = [0, *([rows] * sequences)]
+            stage.array[stage.part(KV, sequences + 1)] = [0, *([1] * sequences)]
+            stage.array[stage.header] = self._pool.scratch
+            stage.send(1)
+            prefix = self._capturable(stage, sequences, causal=False)
+            _plan(prefix, stage, sequences)
+            attend = self._attention.shared(prefix, attention)
 
         def forward() -> Tensor:
-            hidden = self._fused.hidden(stage.rows_of(rows), self._sampled, self._pool, attention.attend)
-            return hidden.index_select(0, on_device[stage.part(LOGITS, rows)])
+            hidden = self._fused.hidden(self._stage.rows_of(rows), self._sampled, self._pool, attend)
+            return hidden.index_select(0, self._stage.device[self._stage.part(LOGITS, rows)])
 
         side = torch.cuda.Stream()  # kernels are compiled and libraries set up outside the capture
         side.wait_stream(torch.cuda.current_stream())
@@ -200,7 +241,11 @@ class CudaRunner(ModelRunner):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
             hidden = forward()
-        return _Captured(rows, graph, attention, hidden)
+        return _Captured(rows, graph, attention, prefix, hidden)
+
+    def _capturable(self, stage: Stage, sequences: int, *, causal: bool) -> CapturedAttention:
+        qo, kv = stage.device[stage.part(QO, sequences + 1)], stage.device[stage.part(KV, sequences + 1)]
+        return self._attention.captured(qo, kv, stage.device[stage.header :], causal=causal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,12 +273,33 @@ def _to_host(found: Tensor | None) -> Tensor | None:
     return host.copy_(found, non_blocking=True)
 
 
-def _fill(
-    stage: Stage, work: Pass, wanted: list[int], sequences: int, scratch: int, places: dict[Request, int]
-) -> Tensor:
-    """Writes a pass for `sequences` sequences and at least as many rows; those beyond the pass's own are empty. A
-    pending token is written as its place among the sampled ones (kernels/embedding.py)."""
-    array, spans, rows = stage.array, work.spans, work.rows
+def _plan(attention: CapturedAttention, stage: Stage, sequences: int) -> None:
+    qo, kv = stage.host[stage.part(QO, sequences + 1)], stage.host[stage.part(KV, sequences + 1)]
+    attention.plan(qo, kv, stage.device[stage.header : stage.header + int(kv[-1])])
+
+
+def _arranged(work: Pass, wanted: list[int], shared: list[Group]) -> _Layout:
+    """Rows of one group lie side by side, the groups first."""
+    rows = np.asarray(wanted, np.int64)
+    cuts = np.zeros(len(work.spans), np.int64)
+    if not shared:
+        return _Layout(work.spans, cuts, rows)
+    grouped = [i for group in shared for i in group.spans]
+    order = [*grouped, *sorted(set(range(len(work.spans))) - set(grouped))]
+    lengths = np.fromiter((len(s.ids) for s in work.spans), np.int64, len(work.spans))
+    begins = np.cumsum(lengths) - lengths  # of each span, as the scheduler numbers rows
+    moved = np.empty(len(order), np.int64)  # of each span, as they lie now
+    moved[order] = np.cumsum(lengths[order]) - lengths[order]
+    owner = np.searchsorted(begins, rows, side="right") - 1
+    cuts[: len(grouped)] = np.repeat([group.length for group in shared], [len(group.spans) for group in shared])
+    return _Layout([work.spans[i] for i in order], cuts, rows + (moved - begins)[owner])
+
+
+def _fill(stage: Stage, layout: _Layout, rows: int, sequences: int, scratch: int, places: dict[Request, int]) -> int:
+    """Writes a pass of `rows` rows for `sequences` sequences and at least as many rows, of which those beyond the pass's
+    own are empty; returns the number of kv indices. A pending token is written as its place among the sampled ones
+    (kernels/embedding.py)."""
+    array, spans, cuts = stage.array, layout.spans, layout.cuts
     to = max(rows, sequences)
     ids, positions, slots = (array[stage.part(index, to)] for index in (IDS, POSITIONS, SLOTS))
     qo, kv = (array[stage.part(index, sequences + 1)] for index in (QO, KV))
@@ -248,14 +314,31 @@ def _fill(
                 ids[end - 1] = -1 - places[span.request]
     positions[:rows] = np.arange(rows) + np.repeat(contexts - ends, lengths)
     ids[rows:], positions[rows:], slots[rows:] = 0, 0, scratch
+    own = np.cumsum(contexts - cuts)
+    total = int(own[-1])
     qo[0] = kv[0] = 0
-    qo[1 : len(spans) + 1], kv[1 : len(spans) + 1] = ends, np.cumsum(contexts)
-    qo[len(spans) + 1 :], kv[len(spans) + 1 :] = rows, int(contexts.sum())
+    qo[1 : len(spans) + 1], kv[1 : len(spans) + 1] = ends, own
+    qo[len(spans) + 1 :], kv[len(spans) + 1 :] = rows, total
+    wanted = layout.wanted
     logits = array[stage.part(LOGITS, max(len(wanted), to))]
     logits[: len(wanted)], logits[len(wanted) :] = wanted, 0
-    total = int(contexts.sum())
-    np.concatenate([s.slots for s in spans], out=array[stage.header : stage.header + total], casting="same_kind")
-    return stage.host
+    kept = [s.slots[cut:] for s, cut in zip(spans, cuts.tolist(), strict=True)]
+    np.concatenate(kept, out=array[stage.header : stage.header + total], casting="same_kind")
+    return total
+
+
+def _fill_prefixes(stage: Stage, work: Pass, shared: list[Group], rows: int) -> int:
+    """Writes what the groups share, a sequence a group; one more has all other rows, and no slots."""
+    sequences = _most_groups(rows) + 1
+    qo, kv = (stage.array[stage.part(index, sequences + 1)] for index in (QO, KV))
+    lengths = np.cumsum([group.length for group in shared])
+    qo[0] = kv[0] = 0
+    qo[1 : len(shared) + 1], kv[1 : len(shared) + 1] = np.cumsum([len(group.spans) for group in shared]), lengths
+    qo[len(shared) + 1 :], kv[len(shared) + 1 :] = rows, lengths[-1]
+    prefixes = [work.spans[group.spans[0]].slots[: group.length] for group in shared]
+    total = int(lengths[-1])
+    np.concatenate(prefixes, out=stage.array[stage.header : stage.header + total], casting="same_kind")
+    return total
 
 
 def _grown(n: int) -> int:

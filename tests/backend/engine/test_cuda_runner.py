@@ -16,6 +16,7 @@ from lmc.backend.engine.attention.torch_ref import reference  # noqa: E402
 from lmc.backend.engine.kv_pool import KVPool  # noqa: E402
 from lmc.backend.engine.models import llama  # noqa: E402
 from lmc.backend.engine.models.config import ModelConfig  # noqa: E402
+from lmc.backend.engine.radix_cache import Node, RadixCache  # noqa: E402
 from lmc.backend.engine.request import Kind, Request  # noqa: E402
 from lmc.backend.engine.sampler import Sampler  # noqa: E402
 from lmc.backend.engine.scheduler import Pass, Rows  # noqa: E402
@@ -52,12 +53,15 @@ class Both:
         self.kv = KVPool(*shape, torch.float32, "cuda")
         self.rng = np.random.default_rng(1)
 
-    def check(self, *spans: tuple[int, np.ndarray]) -> None:
-        """A pass of (rows, slots of the context): every row's logits are near the reference's."""
+    def check(self, *spans: tuple[int, np.ndarray], below: dict[int, Node] | None = None) -> None:
+        """A pass of (rows, slots of the context): every row's logits are near the reference's. `below`: the nodes of
+        the radix tree where spans' prefixes end."""
         work = Pass()
-        for rows, slots in spans:
+        for i, (rows, slots) in enumerate(spans):
             ids = self.rng.integers(0, VOCAB, rows).astype(np.int32)
-            work.add(Rows(Request(Kind.PREFILL, ids, lambda _: None), ids, len(slots) - rows, slots.astype(np.int64)))
+            req = Request(Kind.PREFILL, ids, lambda _: None)
+            req.node = (below or {}).get(i)
+            work.add(Rows(req, ids, len(slots) - rows, slots.astype(np.int64)))
         wanted = list(range(work.rows))
         with torch.inference_mode():
             ours = self.runner.logits(work, wanted)
@@ -97,6 +101,33 @@ def test_captured_and_launched_passes_give_the_references_logits(name):
     )  # decode, constants and a chunk together
     both.check((1, on((shared, c[:3]))))
     both.check((1, on((shared, c[:4]))), (380, b[:500]))
+
+
+def test_prefixes_that_groups_share_are_read_apart_and_merged():
+    both = Both(CONFIGS["llama"])
+    both.runner.share_from = 1
+    slots, tree, on = np.random.default_rng(3).permutation(SLOTS), RadixCache(), np.concatenate
+    first, second, alone, chunk = slots[:700], slots[700:1300], slots[1300:1500], slots[2000:2100]
+    nodes = [
+        tree.insert(tree.root, np.arange(len(p), dtype=np.int32) + 10**4 * i, p).node
+        for i, p in enumerate((first, second))
+    ]
+    for prefix in (first, second):
+        both.check((len(prefix), prefix))
+    both.check((199, alone[:199]), (60, chunk[:60]))
+    own = [slots[2200 + 40 * i :][:40] for i in range(20)]
+    for step in range(1, 4):  # decode: two groups that lie mixed, one row of its own, and a chunk of a prompt
+        spans, below = [], {}
+        for i, tail in enumerate(own):
+            prefix, node = ((first, nodes[0]), (second, nodes[1]))[i % 2]
+            below[len(spans)] = node
+            spans.append((1, on((prefix, tail[:step]))))
+        spans.insert(5, (10, chunk[: 60 + 10 * step]))
+        below = {i + (i >= 5): node for i, node in below.items()}
+        if step == 1:
+            spans.append((1, alone))
+        both.check(*spans, below=below)
+    assert (24, True) in both.runner._graphs or (32, True) in both.runner._graphs
 
 
 def test_a_pass_without_wanted_rows_still_writes_its_kv():

@@ -47,11 +47,14 @@ class PagedAttention:
 
     def plan(self, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> Attend:
         """For a pass that is not captured."""
-        _plan(self._eager, self._shape, qo_indptr, kv_indptr, kv_indices)
+        _plan(self._eager, self._shape, True, qo_indptr, kv_indptr, kv_indices)
         return Attend(self._eager)
 
-    def captured(self, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> CapturedAttention:
-        """For passes of one shape whose arrays are always at these places of the device."""
+    def captured(
+        self, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, *, causal: bool = True
+    ) -> CapturedAttention:
+        """For passes of one shape whose arrays are always at these places of the device. Not causal: each row sees all
+        slots of its sequence, which need not be its own."""
         ones = torch.ones(len(qo_indptr) - 1, dtype=torch.int32, device=self._device)
         wrapper = self._wrapper(
             use_cuda_graph=True,
@@ -60,7 +63,11 @@ class PagedAttention:
             paged_kv_indices_buf=kv_indices,
             paged_kv_last_page_len_buf=ones,
         )
-        return CapturedAttention(wrapper, self._shape, self._flashinfer.__version__ in _PLANS_LIKE)
+        return CapturedAttention(wrapper, self._shape, causal, self._flashinfer.__version__ in _PLANS_LIKE)
+
+    def shared(self, prefix: CapturedAttention, own: CapturedAttention) -> AttendShared:
+        """Attention in two parts: what groups of rows share, and what is each one's own."""
+        return AttendShared(prefix.attend.wrapper, own.attend.wrapper, self._flashinfer.merge_state_in_place)
 
     def _wrapper(self, **options: Any) -> Any:
         return self._flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend="fa2", **options)
@@ -77,24 +84,40 @@ class Attend:
         return self.wrapper.run(q, (keys.unsqueeze(1), values.unsqueeze(1)), out=out)
 
 
+@dataclass(frozen=True, slots=True)
+class AttendShared:
+    """The same from two partial results, each with its log-sum-exp, merged in float32."""
+
+    prefix: Any
+    own: Any
+    merge: Any
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        store = keys.unsqueeze(1), values.unsqueeze(1)
+        part, part_lse = self.prefix.run(q, store, out=torch.empty_like(q), return_lse=True)
+        out, lse = self.own.run(q, store, out=torch.empty_like(q), return_lse=True)
+        self.merge(out, lse, part, part_lse)
+        return out
+
+
 class CapturedAttention:
     """The attention of one captured shape. Plan first, then capture or replay."""
 
-    def __init__(self, wrapper: Any, shape: Shape, knows_inner: bool) -> None:
+    def __init__(self, wrapper: Any, shape: Shape, causal: bool, knows_inner: bool) -> None:
         self.attend = Attend(wrapper)
-        self._wrapper, self._shape, self._knows_inner = wrapper, shape, knows_inner
+        self._wrapper, self._shape, self._causal, self._knows_inner = wrapper, shape, causal, knows_inner
         self._planned = False
 
     def plan(self, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> None:
         """Host arrays of this pass; the device has them already at their places."""
         if self._planned and self._knows_inner:
-            _replan(self._wrapper, self._shape, qo_indptr, kv_indptr)
+            _replan(self._wrapper, self._shape, self._causal, qo_indptr, kv_indptr)
         else:
-            _plan(self._wrapper, self._shape, qo_indptr, kv_indptr, kv_indices)
+            _plan(self._wrapper, self._shape, self._causal, qo_indptr, kv_indptr, kv_indices)
             self._planned = True
 
 
-def _plan(wrapper: Any, shape: Shape, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> None:
+def _plan(wrapper: Any, shape: Shape, causal: bool, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> None:
     wrapper.plan(
         qo_indptr=qo_indptr,
         paged_kv_indptr=kv_indptr,
@@ -104,7 +127,7 @@ def _plan(wrapper: Any, shape: Shape, qo_indptr: Tensor, kv_indptr: Tensor, kv_i
         num_kv_heads=shape.num_kv_heads,
         head_dim_qk=shape.head_dim,
         page_size=1,
-        causal=True,
+        causal=causal,
         window_left=_window_left(shape),
         q_data_type=shape.dtype,
         kv_data_type=shape.dtype,
@@ -112,7 +135,7 @@ def _plan(wrapper: Any, shape: Shape, qo_indptr: Tensor, kv_indptr: Tensor, kv_i
     )
 
 
-def _replan(wrapper: Any, shape: Shape, qo_indptr: Tensor, kv_indptr: Tensor) -> None:
+def _replan(wrapper: Any, shape: Shape, causal: bool, qo_indptr: Tensor, kv_indptr: Tensor) -> None:
     """Only the inner call of `plan`: the outer one copies arrays that are there, and takes a maximum in Python."""
     wrapper._plan_info = wrapper._cached_module.plan(
         wrapper._float_workspace_buffer,
@@ -129,7 +152,7 @@ def _replan(wrapper: Any, shape: Shape, qo_indptr: Tensor, kv_indptr: Tensor) ->
         True,  # CUDA graph
         shape.head_dim,
         shape.head_dim,
-        True,  # causal
+        causal,
         _window_left(shape),
         -1,  # no fixed split
         False,  # contexts may be split

@@ -1,0 +1,50 @@
+"""Which rows of a pass share the beginning of their context, so that attention reads it once for all of them.
+
+One level: a row is in one group, or in none. What is shared is known from the radix tree: sequences below one node have
+the node's slots in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.radix_cache import Node
+    from lmc.backend.engine.scheduler import Rows
+
+_LEAST = 512  # slots that a group must save to be one
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Spans (their indices in the pass) whose first `length` slots are the same."""
+
+    length: int
+    spans: tuple[int, ...]
+
+    @property
+    def saves(self) -> int:
+        """Slots that need not be read again."""
+        return self.length * (len(self.spans) - 1)
+
+
+def groups(spans: Sequence[Rows], most: int) -> list[Group]:
+    """At most `most` groups of decoding spans, those that save most first; each span in at most one."""
+    below: dict[Node, list[int]] = {}
+    for i, span in enumerate(spans):
+        if len(span.ids) > 1 or span.branch is not None:
+            continue
+        node = span.request.node
+        while node is not None and node.parent is not None:
+            below.setdefault(node, []).append(i)
+            node = node.parent
+    found: list[Group] = []
+    taken: set[int] = set()
+    for node, members in sorted(below.items(), key=lambda item: -item[0].end * (len(item[1]) - 1)):
+        group = Group(node.end, tuple(i for i in members if i not in taken))
+        if group.saves >= _LEAST:
+            found.append(group)
+            taken.update(group.spans)
+    return sorted(found, key=lambda group: -group.saves)[:most]

@@ -1,0 +1,61 @@
+"""Groups of rows that read one prefix together: what saves most, each row once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lmc.backend.engine.attention.sharing import Group, groups
+from lmc.backend.engine.radix_cache import Node, RadixCache
+from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.scheduler import Rows
+
+
+class Tree:
+    """A radix tree whose slots are handed out one after the other."""
+
+    def __init__(self) -> None:
+        self.cache, self._next = RadixCache(), 0
+
+    def insert(self, parent: Node, *ids: int) -> Node:
+        self._next += len(ids)
+        slots = np.arange(self._next - len(ids), self._next)
+        return self.cache.insert(parent, np.array(ids, np.int32), slots).node
+
+    def decoding(self, node: Node, own: int = 1, rows: int = 1, branch: int | None = None) -> Rows:
+        req = Request(Kind.GENERATE, np.zeros(node.end + own, np.int32), lambda _: None)
+        req.node = node
+        slots = np.concatenate((self.cache.slots_to(node), np.arange(10**6, 10**6 + own)))
+        return Rows(req, np.zeros(rows, np.int32), len(slots) - rows, slots, branch)
+
+
+def test_siblings_are_one_group_and_strangers_none():
+    tree = Tree()
+    shared = tree.insert(tree.cache.root, *range(600))
+    alone = tree.insert(tree.cache.root, *range(7000, 7900))
+    spans = [tree.decoding(shared), tree.decoding(alone), tree.decoding(shared, own=5)]
+    assert groups(spans, 8) == [Group(600, (0, 2))]
+    assert (spans[0].slots[:600] == spans[2].slots[:600]).all()
+
+
+def test_a_row_goes_where_most_is_saved():
+    tree = Tree()
+    root = tree.insert(tree.cache.root, *range(600))
+    deep = tree.insert(root, *range(1000, 3000))
+    spans = [tree.decoding(n) for n in (root, deep, root, deep, deep)]
+    found = groups(spans, 8)
+    assert found == [Group(2600, (1, 3, 4)), Group(600, (0, 2))]
+    assert [g.saves for g in found] == [5200, 600]
+    assert groups(spans, 1) == found[:1]
+
+
+def test_what_saves_little_is_no_group():
+    tree = Tree()
+    short = tree.insert(tree.cache.root, *range(100))
+    assert groups([tree.decoding(short) for _ in range(3)], 8) == []
+
+
+def test_only_decoding_rows_are_grouped():
+    tree = Tree()
+    shared = tree.insert(tree.cache.root, *range(2000))
+    spans = [tree.decoding(shared), tree.decoding(shared, own=9, rows=9), tree.decoding(shared, branch=0)]
+    assert groups(spans, 8) == []
