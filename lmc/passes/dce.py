@@ -64,7 +64,9 @@ def _narrowed(graph: Graph, outputs: Sequence[str]) -> Graph:
     """Returns name only the wanted variables; None and the root prompt stand for what is given up."""
 
     def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
-        if "vars" not in op.attrs or op.attr("outputs") == tuple(outputs):  # a return, or a raise with the state that it leaves
+        if "vars" not in op.attrs or op.attr("outputs") == tuple(
+            outputs
+        ):  # a return, or a raise with the state that it leaves
             return None
         value, final, *rest = op.operands
         kept: list[Operand] = [value, _root(graph, final)]

@@ -1,0 +1,212 @@
+"""Writes docs/passes.md from the passes themselves: `python docs/make_passes.py` (with `--check`: fails if the page is not current).
+
+A section is a pass's own docstring, its options, and an example run through it just now. The measured table is what
+`python -m benchmarks.bench_passes … --output docs/passes_measured.txt` wrote last.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from textwrap import dedent
+
+from lmc.ir.text import parse, print_graph
+from lmc.passes.manager import PassManager, Target, parse_pipeline, pipeline_for, print_pipeline, registry
+
+PAGE = Path(__file__).parent / "passes.md"
+MEASURED = Path(__file__).parent / "passes_measured.txt"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A pass as it stands in a pipeline, and a graph that shows what it does."""
+
+    passes: str
+    body: str
+    params: str = "%essay: str"
+    target: Target = Target()
+
+
+EXAMPLES: Mapping[str, Example] = {
+    "canonicalize": Example("canonicalize", """
+        %c0 = ctx.new()
+        %c1 = append(%c0, "Essay: ")
+        %t = concat(%essay, "\\n")
+        %c2 = append(%c1, %t, "", "Grade: ")
+        %c3, %x, %m = gen(%c2)
+        return(%x, %c3)
+    """),
+    "lower-chat": Example("lower-chat", """
+        %c0 = ctx.new()
+        %c1 = role.begin(%c0) {role = "user", previous = none}
+        %c2 = append(%c1, %essay)
+        %c3 = role.end(%c2) {role = "user"}
+        %c4 = role.begin(%c3) {role = "assistant", previous = "user"}
+        %c5, %x, %m = gen(%c4)
+        return(%x, %c5)
+    """),
+    "cse": Example("cse", """
+        %c1 = append(%c0, "Judge it.")
+        %c2, %x, %m1 = gen(%c1) {stream = "/0.0", ordinal = 0, temperature = 0.0}
+        %c3 = append(%c0, "Judge it.")
+        %c4, %y, %m2 = gen(%c3) {stream = "/0.1", ordinal = 0, temperature = 0.0}
+        %t = concat(%x, %y)
+        return(%t, %c4)
+    """, "%c0: ctx"),
+    "dce": Example("dce", """
+        %f = append(%c0, "A fork that nobody reads.")
+        %f1, %x, %m1 = gen(%f)
+        %n = host.call(@int, %essay) {pure = true}
+        %c2, %y, %m2 = gen(%c0)
+        return(%y, %c2)
+    """, "%c0: ctx, %essay: str"),
+    "lower-constraint": Example("lower-constraint", """
+        %c1, %x, %m1 = gen(%c0) {regex = "[A-D][+-]?"}
+        %c2, %y, %m2 = gen(%c1) {regex = "[A-D][+-]?", max_tokens = 20}
+        %c3, %z, %m3 = gen(%c2) {dtype = "int"}
+        %c4, %w, %m4 = gen(%c3) {json_schema = "{\\"type\\": \\"boolean\\"}"}
+        return(%y, %c4)
+    """, "%c0: ctx"),
+    "plan-speculation": Example("plan-speculation", """
+        %f = append(%c0, "Is it easy?")
+        %f1, %x, %m0 = gen(%f)
+        %r: str = read(%x)
+        switch(%r) ["yes" -> ^easy, _ -> ^hard]
+      ^easy:
+        %a = append(%c0, "Answer in one word.")
+        %a1, %y, %m1 = gen(%a)
+        return(%y, %a1)
+      ^hard:
+        %b = append(%c0, "Think step by step.")
+        %b1, %z, %m2 = gen(%b)
+        return(%z, %b1)
+    """, "%c0: ctx"),
+    "plan-prefix": Example("plan-prefix", """
+        %c0 = ctx.new()
+        %c1 = append(%c0, "You grade essays strictly. ", %essay)
+        %f = append(%c1, "Judge its clarity.")
+        %f1, %x, %m0 = gen(%f)
+        %g = append(%c1, "Judge its evidence.")
+        %g1, %y, %m1 = gen(%g)
+        %t = concat(%x, %y)
+        return(%t, %c1)
+    """),
+    "batch-forks": Example("batch-forks", """
+        %a, %x, %m0 = gen(%c0) {name = "x", stream = "/0.0", ordinal = 0}
+        %b, %y, %m1 = gen(%c0) {name = "x", stream = "/0.1", ordinal = 0}
+        %g = append(%c0, "Judge its evidence.")
+        %g1, %z, %m2 = select(%g, "good", "bad") {name = "z", stream = "/0.2", ordinal = 0}
+        return(%x, %c0)
+    """, "%c0: ctx"),
+    "aggressive": Example("aggressive", """
+        %c0 = ctx.new()
+        %c1 = append(%c0, "You read essays.\\n", %essay, "\\nRate the style from 1 to 5.\\nAnswer:")
+        %c2, %x, %m = gen(%c1)
+        return(%x, %c2)
+    """),
+}  # fmt: skip
+
+CHAIN = Example("plan-speculation", """
+    %c1, %x, %m0 = gen(%c0) {name = "x", stream = "", ordinal = 0, stop = "\\n"}
+    %c2 = append(%c1, "\\nBorn:")
+    %c3, %y, %m1 = gen(%c2) {name = "y", stream = "", ordinal = 1, stop = "\\n"}
+    return(%y, %c3)
+""", "%c0: ctx", Target("chat"))  # fmt: skip
+
+INTRO = """# The passes
+
+*Made from the passes by `python docs/make_passes.py`; change it there, or in the passes' docstrings.*
+
+A pass maps a graph to a graph, and gives back the same object when there is nothing to do. It asks the op table what it
+may do with an op: [ir.md](ir.md). Every pass is held by tests to three things: what a run shows is the same, no call is
+added, effects stay as they are and in order. `aggressive` alone changes prompts, and runs only when it is asked for.
+
+| target | pipeline |
+|---|---|
+{pipelines}
+
+```
+lmc dump-ir examples/judge.py:judge --after plan-prefix      # a program after a pass; `--after trace`: before all
+lmc dump-ir examples/judge.py:judge --after trace -o judge.lmir
+lmc opt judge.lmir --timing --verify-each                    # the whole pipeline, what each pass did, and how long it took
+lmc opt judge.lmir --passes='canonicalize,plan-prefix{{min_chars = 4}}' --print-after=canonicalize
+lmc opt judge.lmir --list                                    # all passes with their options
+```
+
+`LMC_VERIFY`, `LMC_PRINT_IR`, `LMC_LOG=passes` and `LMC_SKIP_PASSES` do the same inside of a program: [debugging.md](debugging.md).
+A pass that fails leaves a file whose first line is the command that fails.
+"""
+
+END = """
+## Measured
+
+What each pass is worth on the workloads of `benchmarks/workloads.py`, in counters: computed, unique and cached are tokens
+of prompts. The mock's tokens are bytes; it counts a prefill as a pass of the model, and it knows groups. A batch is
+submitted at once and cold. The runtime computes no token of a prompt twice while it has room, with and without a plan; so
+in this table a prefill shows as one more pass of the model (what is shared first, then all siblings together), and pins are
+worth nothing yet: they matter when branches come later or the pool is full. Equal asks at temperature 0, forks nobody
+reads and decisions between prompts do not occur in these programs. Written by
+`python -m benchmarks.bench_passes --backend mock,smollm2 --scale 0.05 --n 3 --output docs/passes_measured.txt`.
+
+"""
+
+
+def page() -> str:
+    pipelines = "\n".join(f"| `{kind}` | {', '.join(p.name for p in pipeline_for(Target(kind)))} |" for kind in ("tokens", "text", "chat"))
+    names = dict.fromkeys([*(p.name for p in pipeline_for(Target())), *sorted(registry())])
+    sections = [line for name in names for line in _section(name)]
+    measured = MEASURED.read_text(encoding="utf-8") if MEASURED.exists() else "Not measured yet.\n"
+    return "\n".join([INTRO.format(pipelines=pipelines), *sections]) + END + measured
+
+
+def _section(name: str) -> Iterator[str]:
+    cls = registry()[name]
+    yield f"## {name}\n"
+    yield f"{(sys.modules[cls.__module__].__doc__ or '').strip()}\n"
+    options = dedent("\n".join((cls.__doc__ or "").strip().splitlines()[1:])).strip()
+    if fields(cls):  # pyright: ignore[reportArgumentType]
+        yield f"Options, with what they are when nothing is said: `{_defaults(cls)}`\n"
+        yield f"```\n{options}\n```\n" if options else ""
+    yield from _example(EXAMPLES[name])
+    if name == "plan-speculation":
+        yield "For an API:\n"
+        yield from _example(CHAIN)
+
+
+def _defaults(cls: type) -> str:
+    import json
+
+    return f"{cls.name}{{{', '.join(f'{f.name} = {json.dumps(f.default)}' for f in fields(cls))}}}"  # type: ignore[attr-defined]
+
+
+def _example(example: Example) -> Iterator[str]:
+    graph = parse(f"graph @f({example.params}) -> (any) {{\n{dedent(example.body)}\n}}")
+    planned = PassManager(parse_pipeline(example.passes)).plan(graph, example.target)
+    yield f"```\n{_body(print_graph(graph))}\n```\n"
+    yield f"after `{print_pipeline(parse_pipeline(example.passes))}`" + (f" ({_shown(planned.stats)}):" if planned.stats else ":") + "\n"
+    yield f"```\n{_body(print_graph(planned.graph))}\n```\n"
+
+
+def _shown(stats: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {what.split('.', 1)[1]}" for what, n in stats.items())
+
+
+def _body(text: str) -> str:
+    return dedent("\n".join(line if line.startswith("^") else line for line in text.splitlines()[2:-1]))
+
+
+def main() -> int:
+    text = page()
+    if "--check" not in sys.argv:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if PAGE.read_text(encoding="utf-8") != text:
+        print("docs/passes.md is not current: run python docs/make_passes.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
