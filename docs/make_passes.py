@@ -26,7 +26,7 @@ class Example:
     passes: str
     body: str
     params: str = "%essay: str"
-    target: Target = Target()
+    kind: str = "tokens"
 
 
 EXAMPLES: Mapping[str, Example] = {
@@ -113,7 +113,7 @@ CHAIN = Example("plan-speculation", """
     %c2 = append(%c1, "\\nBorn:")
     %c3, %y, %m1 = gen(%c2) {name = "y", stream = "", ordinal = 1, stop = "\\n"}
     return(%y, %c3)
-""", "%c0: ctx", Target("chat"))  # fmt: skip
+""", "%c0: ctx", "chat")  # fmt: skip
 
 INTRO = """# The passes
 
@@ -183,7 +183,7 @@ def _defaults(cls: type) -> str:
 
 def _example(example: Example) -> Iterator[str]:
     graph = parse(f"graph @f({example.params}) -> (any) {{\n{dedent(example.body)}\n}}")
-    planned = PassManager(parse_pipeline(example.passes)).plan(graph, example.target)
+    planned = PassManager(parse_pipeline(example.passes)).plan(graph, Target(example.kind))
     yield f"```\n{_body(print_graph(graph))}\n```\n"
     yield f"after `{print_pipeline(parse_pipeline(example.passes))}`" + (f" ({_shown(planned.stats)}):" if planned.stats else ":") + "\n"
     yield f"```\n{_body(print_graph(planned.graph))}\n```\n"
@@ -194,7 +194,7 @@ def _shown(stats: Mapping[str, int]) -> str:
 
 
 def _body(text: str) -> str:
-    return dedent("\n".join(line if line.startswith("^") else line for line in text.splitlines()[2:-1]))
+    return dedent("\n".join(text.splitlines()[2:-1]))
 
 
 def main() -> int:
