@@ -10,6 +10,7 @@ Knows ops, operands and decisions, and nothing of Python's statements and calls 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import sys
 import types
@@ -607,7 +608,8 @@ class Recorder(CountingMode):
 
 def _promised(fn: HostFunction) -> dict[str, Attr]:
     """What is said of a marked function, as attributes of its calls."""
-    said: dict[str, Attr] = {"unordered": True} if not fn.ordered else {}
+    awaited = inspect.iscoroutinefunction(fn.fn)  # the call only makes a coroutine; awaiting is in order, as in Python
+    said: dict[str, Attr] = {"unordered": True} if not fn.ordered and not awaited else {}
     if fn.idempotent:
         said["idempotent"] = True
     if fn.timeout is not None:

@@ -316,6 +316,29 @@ def test_a_coroutine_function_has_a_time_out_too():
         asyncio.run(slow())
 
 
+def test_awaiting_keeps_its_order():
+    done: list[str] = []
+
+    @lmc.host(ordered=False)
+    async def tool(q: str) -> str:
+        await asyncio.sleep(0.002 if q == "first" else 0)
+        done.append(q)
+        if q == "second":
+            raise LookupError(q)
+        return q
+
+    @lmc.function
+    async def agent(s: Any, q: str) -> Any:
+        s += await tool("first")
+        try:
+            s += await tool("second")
+        except LookupError:
+            s += await tool("third")
+
+    assert lmc.compile(agent, backend=Mock())(q="a").text() == agent.run(q="a", backend=Mock()).text() == "firstthird"
+    assert done == ["first", "second", "third"] * 2
+
+
 # -- where calls run
 
 
