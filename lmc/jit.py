@@ -44,9 +44,9 @@ from lmc.passes.manager import PassManager, Planned, Target, pipeline_for, run_p
 MAX_TREES = 8
 """Trace trees of one program for one list of argument types; further states of the outside run in the interpreter."""
 MAX_OPS = 50_000
-"""Ops of one tree; beyond it new paths run in the interpreter."""
+"""Ops of one tree; beyond it the paths least recently used are dropped, down to half of it."""
 MAX_ARMS = 64
-"""Answers of one decision that have a path of their own; a run with a further one goes on in the interpreter."""
+"""Answers of one decision that have a path of their own; at a further one the least recently used half is dropped."""
 AHEAD_DEPTH = 3
 AHEAD_TRACES = 8
 """How far arms of decisions with few answers are explored before a run takes them."""
@@ -84,6 +84,26 @@ class Traced:
     tree: Tree
     arguments: inspect.BoundArguments
     plans: dict[tuple[str, int], Plan] = field(default_factory=dict[tuple[str, int], Plan])
+    crowded: bool = False  # whether it is worth while to note which paths runs take
+    clock: int = 0
+
+    def took(self, path: Iterable[Any]) -> None:
+        """A run took a path."""
+        self.clock += 1
+        self.tree.touch(map(decision_of, path), self.clock)
+
+    def make_room(self, switch: Switch) -> str | None:
+        """Drops what was not used for longest if a new arm of a decision would be too much; says what if so."""
+        tree, arms = self.tree, len(switch.arms)
+        self.crowded = self.crowded or arms >= MAX_ARMS // 4 or tree.size > MAX_OPS // 4
+        if arms < MAX_ARMS and tree.size <= MAX_OPS:
+            return None
+        if arms >= MAX_ARMS:
+            tree.thin(switch, MAX_ARMS // 2)
+        if tree.size > MAX_OPS:
+            tree.shrink(MAX_OPS // 2)
+        self.plans.clear()  # runs on their way keep the code that they are on
+        return f"{arms} answers at {switch.op.loc}" if arms >= MAX_ARMS else f"more than {MAX_OPS} ops traced"
 
     def applies(self) -> bool:
         return all(guard.holds() for guard in tuple(self.tree.guards.values()))
@@ -487,11 +507,13 @@ class Program:
             known = exit.switch.arms.get(case_key(run.path[-1]))
             if known is not None:
                 return known
-            node = self._node(root.traced, path)  # type: ignore[arg-type]
+            node = self._node(root.traced, run, path)  # type: ignore[arg-type]
             if node is None:
                 return None
             before = tree.node(path[:-1])  # type: ignore[arg-type]
             assert before is not None and isinstance(before.end, Switch)
+            if len(before.end.live) != len(exit.operands):  # traced again since, and not as before
+                return None
             graph = tree.graph(node, before.end.live)
             try:
                 code, _ = self._compiled(graph, root.target, exit.operands, exit.code.slots)
@@ -502,21 +524,22 @@ class Program:
             log("exits", f"{self.function.name}: {_shown(run.path[-1])} at {exit.loc}: a new path of {len(list(graph.ops()))} ops")
             return code.entry
 
-    def _node(self, traced: Traced, path: tuple[Decision, ...]) -> Node | None:
+    def _node(self, traced: Traced, run: Run, path: tuple[Decision, ...]) -> Node | None:
         node = traced.tree.node(path)
         if node is not None:
             return node
+        traced.took(run.path[:-1])
         before = traced.tree.node(path[:-1])
-        if before is not None and isinstance(before.end, Switch) and len(before.end.arms) >= MAX_ARMS:
-            self._say(f"{self.function.name}: more than {MAX_ARMS} answers at {before.end.op.loc}; further ones run in the interpreter")
-            return None
-        if traced.tree.size > MAX_OPS:
-            self._say(f"{self.function.name}: more than {MAX_OPS} ops traced; new paths run in the interpreter")
-            return None
+        if before is not None and isinstance(before.end, Switch):
+            dropped = traced.make_room(before.end)
+            if dropped is not None:
+                log("exits", f"{self.function.name}: {dropped}; the paths that were not used for longest are dropped")
         return traced.tree.node(path) if self._grow(traced, path) else None
 
     def finish(self, run: Run, value: Any, prompt: Any, held: Sequence[Any], attrs: Mapping[str, Any]) -> State:
         root: Root = run.root
+        if root.traced is not None and root.traced.crowded:
+            root.traced.took(run.path)
         variables = {
             name: tracer.held_of(held[2 * i], held[2 * i + 1])
             for i, name in enumerate(attrs["vars"])
@@ -574,6 +597,8 @@ class Program:
             log("exits", f"{self.function.name}: {type(run.failure).__name__} raised; the interpreter goes on")
         elif str(run.failure).startswith("raises "):  # what the program does, not what capture lacks
             log("exits", f"{self.function.name} {run.failure}; the interpreter goes on")
+        elif root.traced is not None and root.traced.outgrown:  # the next run gets a better tree
+            log("exits", f"{self.function.name} goes on in the interpreter once: {run.failure}")
         elif str(run.failure):
             self._say(f"{self.function.name} goes on in the interpreter: {run.failure}")
         self.stats.replays += 1

@@ -228,22 +228,67 @@ def _outcome(call: Any) -> Any:
         return type(error), str(error).split(" at ")[0][:40]
 
 
-def test_a_decision_with_very_many_answers_does_not_grow_for_ever():
-    @lmc.function
-    def free(s: Any, q: str) -> int:
-        s += q + lmc.gen("x", max_tokens=6)
-        match s["x"]:
-            case "never":
-                return 0
-            case _:
-                return len(s["x"])
+@lmc.function
+def counts(s: Any, q: str) -> Any:
+    s += q + lmc.gen("n", max_tokens=6)
+    for i in range(int(s["n"])):  # an arm for each answer
+        if i == 2:
+            s += "two"
+    return s["n"], lmc.gen  # something of the outside
 
-    fast = lmc.compile(free, backend=Mock())
-    items = [{"q": str(i)} for i in range(MAX_ARMS + 30)]
-    for item in items:
-        assert fast(**item, seed=1).ret_value == free.run(**item, backend=Mock(), seed=1).ret_value
-    (switch,) = [s for tree, _ in fast.plans() for s in tree.exits()]
+
+def counting() -> Mock:
+    return Mock(answers={"n": lambda prompt, ask: prompt})
+
+
+def test_a_decision_with_many_answers_drops_the_arms_that_were_not_used_for_longest():
+    fast, backend = lmc.compile(counts), counting()
+
+    def run(n: int) -> None:
+        assert fast(q=str(n), seed=1, backend=backend).ret_value[0] == str(n)
+
+    for n in range(MAX_ARMS + 30):
+        run(n)
+        run(7)
+    (switch,) = [s for tree, _ in fast.plans() for s in tree.exits() if int in {key[0] for key in s.arms}]
     assert len(switch.arms) <= MAX_ARMS
+    assert fast.stats.replays == 0
+    traces = fast.stats.traces
+    run(7)  # used all the time
+    run(MAX_ARMS + 29)  # the last one
+    assert fast.stats.traces == traces
+    run(9)  # dropped, and traced again
+    assert fast.stats.traces == traces + 1
+    assert fast.stats.replays == 0
+
+
+def test_a_tree_with_many_ops_drops_what_was_not_used_for_longest(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lmc.jit.MAX_OPS", 60)
+    fast, backend = lmc.compile(counts), counting()
+    for n in [*range(40), *range(40)]:
+        assert fast(q=str(n), seed=1, backend=backend).text() == counts.run(q=str(n), seed=1, backend=backend).text()
+    ((tree, _),) = fast.plans()
+    assert tree.size == sum(len(block.ops) for block in tree.graph().blocks) <= 80
+    assert fast.stats.replays == 0
+
+
+def test_runs_on_their_way_go_on_when_their_path_is_dropped(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lmc.jit.MAX_ARMS", 4)
+
+    @lmc.function
+    def twice(s: Any, q: str) -> Any:
+        s += q + lmc.gen("n", max_tokens=6)
+        first = list(range(int(s["n"])))
+        s += "|" + lmc.gen("m", max_tokens=6)
+        return first, list(range(len(s["m"]) + int(s["n"])))
+
+    mock = lambda: Mock(answers={"n": lambda prompt, ask: prompt}, latency=lambda ask: 0.002 if ask.name == "m" else 0.0)
+    fast, items = lmc.compile(twice), [{"q": str(n % 13)} for n in range(60)]
+    for _ in range(2):
+        states = fast.batch(items, seed=3, backend=mock())
+        expected = twice.run_batch(items, seed=3, backend=mock())
+        assert [x.ret_value for x in states] == [x.ret_value for x in expected]
+        assert [x.text() for x in states] == [x.text() for x in expected]
 
 
 def test_as_completed_gives_what_is_done_first():

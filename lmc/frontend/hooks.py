@@ -98,6 +98,10 @@ class Mode:
     def eval_(self, text: Any, inside: dict[str, Any], outside: dict[str, Any]) -> Any:
         return eval(text, inside, outside)  # the program's own call of eval, in its own frame's names
 
+    def names(self, variables: dict[str, Any]) -> dict[str, Any]:
+        """What `locals()` gives, without the variables that instrumentation made."""
+        return {name: value for name, value in variables.items() if not name.startswith("__lmc")}
+
     def star(self, value: Any) -> Iterable[Any]:
         return value
 
@@ -149,6 +153,10 @@ class Mode:
 
     def iter(self, value: Any, shape: Shape | None = None) -> Iterable[Any]:
         return value
+
+    def iter_starred(self, value: Any, shape: Shape) -> Iterable[Any]:
+        """Iterates `value`, each item as a tuple with one part for each target: a list for the starred one."""
+        return (hostops.OPERATIONS["py.unpack"](item, shape) for item in self.iter(value, shape))
 
     def unpack(self, value: Any, shape: Shape) -> Any:
         return value

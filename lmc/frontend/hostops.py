@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import collections.abc
+import functools
 import inspect
 import json
 import math
@@ -367,7 +368,7 @@ _PURE: dict[Any, Known] = {
     min: Known(), max: Known(), sum: Known(), ord: _INT, chr: _STR, format: _STR, isinstance: Known("bool"), divmod: Known(), pow: Known(),
     hex: _STR, bin: _STR, oct: _STR, complex: Known(), tuple: Known(), frozenset: Known(), bytes: Known(), callable: Known("bool"),
     list: Known(fresh=True), set: Known(fresh=True), dict: Known(fresh=True), sorted: Known(fresh=True), all: Known("bool"), any: Known("bool"),
-    slice: Known(), type: Known(),
+    slice: Known(), type: Known(), hash: _INT,
     collections.Counter: Known(fresh=True), collections.deque: Known(fresh=True), collections.OrderedDict: Known(fresh=True),
     json.loads: Known(fresh=True), json.dumps: _STR, re.compile: Known(), re.escape: _STR,
     re.search: Known(), re.match: Known(), re.fullmatch: Known(), re.sub: _STR, re.findall: Known(fresh=True), re.split: _WORDS,
@@ -400,6 +401,17 @@ def said_type(fn: Any) -> Type:
 
 
 _RETURNS_ANOTHER = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+
+_AT_ONCE = frozenset({re.sub, re.subn, sorted, max, min, list.sort, functools.reduce, json.dumps, json.loads})
+
+
+def calls_at_once(fn: Any) -> bool:
+    """Whether a function calls what it is handed before it returns, and keeps nothing of it."""
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, re.Pattern | list):
+        return getattr(fn, "__name__", "") in ("sub", "subn", "sort")
+    return type(fn).__hash__ is not None and fn in _AT_ONCE
+
 
 LITERALS = (str, int, float, bool, type(None), bytes)
 """Types whose values stand in a graph as literals (exact types: a subclass may behave differently)."""

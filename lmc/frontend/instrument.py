@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import ast
 import copy
+import dis
+import inspect
 import linecache
 import types
 from collections.abc import Callable, Iterator
@@ -213,7 +215,7 @@ class _Bindings(ast.NodeVisitor):
 
 # -- the rewrite ---------------------------------------------------------------------------------------------------
 
-_UNHOOKED = {"super", "locals", "__build_class__"}  # need the frame they are called in
+_UNHOOKED = {"super", "__build_class__"}  # need the frame they are called in
 _FORBIDDEN = {"exec": "exec", "vars": "vars() of the frame", "dir": "dir() of the frame", "globals": "globals()"}
 
 
@@ -281,6 +283,8 @@ class _Rewrite(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.expr:
         func = node.func
         if isinstance(func, ast.Name) and self.place(func.id) == "global":
+            if func.id == "locals" and not node.args:
+                return self.hook("names", node, at=node)
             if func.id in _UNHOOKED and not (func.id == "super" and node.args):
                 return node
             if func.id in _FORBIDDEN and (func.id in ("exec", "globals") or not node.args):
@@ -440,9 +444,11 @@ class _Rewrite(ast.NodeTransformer):
                 self.scopes.append(scope)
                 entered = True
             spec = self._spec(gen.target)
-            if any(isinstance(n, ast.Starred) for n in ast.walk(gen.target)):
-                raise self.refuse("a starred target in a comprehension", gen.target)
-            gen.iter = self.hook("aiter" if gen.is_async else "iter", iterable, *([spec] if spec else []), at=gen.iter)
+            starred = any(isinstance(n, ast.Starred) for n in ast.walk(gen.target))
+            gen.target = _unstarred(gen.target)
+            if starred and gen.is_async:
+                raise self.refuse("a starred target in an async comprehension", gen.target)
+            gen.iter = self.hook("aiter" if gen.is_async else "iter_starred" if starred else "iter", iterable, *([spec] if spec else []), at=gen.iter)
             gen.ifs = [self.hook("truth", self.visit(test), at=test) for test in gen.ifs]
         try:
             return build()
@@ -835,6 +841,15 @@ class _Rewrite(ast.NodeTransformer):
         return self._all(tests)
 
 
+def _unstarred(target: Any) -> Any:
+    """A target with names in place of starred names."""
+    if isinstance(target, ast.Starred):
+        return target.value
+    if isinstance(target, ast.Tuple | ast.List):
+        target.elts = [_unstarred(e) for e in target.elts]
+    return target
+
+
 class _ClassBindings(_Bindings):
     """Names bound in a class body; functions inside it do not see them."""
 
@@ -904,6 +919,31 @@ def is_instrumented(fn: types.FunctionType | types.CodeType) -> bool:
     """Whether a function's code went through here, by itself or inside of another function."""
     code = fn if isinstance(fn, types.CodeType) else fn.__code__
     return HOOKS_NAME in code.co_freevars or code in _around
+
+
+def stays(code: types.CodeType, name: str) -> bool:
+    """Whether a variable that instrumented code closes over keeps what it has: no code ever stores it again."""
+    owner = _around.get(code)
+    while owner is not None and name not in owner.co_cellvars:
+        owner = _around.get(owner)
+    if owner is None or any(_stores(inner, name) for inner in _codes(owner) if name in inner.co_freevars):
+        return False
+    arguments = owner.co_argcount + owner.co_kwonlyargcount + bool(owner.co_flags & inspect.CO_VARARGS) + bool(owner.co_flags & inspect.CO_VARKEYWORDS)
+    stores = _stores(owner, name)
+    if len(stores) + (name in owner.co_varnames[:arguments]) != 1:
+        return False
+    loops = [(i.argval, i.offset) for i in dis.get_instructions(owner) if "JUMP_BACKWARD" in i.opname]
+    return not any(first <= at <= last for at in stores for first, last in loops)
+
+
+def rebinds(code: types.CodeType, name: str) -> bool:
+    """Whether a function, or one inside of it, stores a variable that it closes over."""
+    return any(_stores(inner, name) for inner in (code, *_codes(code)) if name in inner.co_freevars)
+
+
+def _stores(code: types.CodeType, name: str) -> list[int]:
+    """Where code stores or deletes a variable that is shared with inner functions."""
+    return [i.offset for i in dis.get_instructions(code) if i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval == name]
 
 
 def _without_type_params(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:

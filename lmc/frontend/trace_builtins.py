@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import types
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend import reach
+from lmc.frontend.hooks import hooks
 from lmc.frontend.hostops import Known, native
 from lmc.frontend.raising import content
 from lmc.frontend.values import TraceEscape, Value
@@ -36,6 +38,14 @@ def _range(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     return native(range, *map(t.concrete, args))
 
 
+def _is_the_hosts(kwargs: _Kwargs) -> bool:
+    """Whether Python's own sorting may call the key: it has nothing to do with the language."""
+    key = kwargs.get("key")
+    if any(map(reach.holds_language, kwargs.values())) or (isinstance(key, types.FunctionType) and reach.names_language(key)):
+        return False
+    return isinstance(key, types.FunctionType) or reach.traced_twin(key, (), {}, hooks) is None
+
+
 def _key(t: TraceMode, kwargs: _Kwargs) -> Callable[[Any], Any]:
     key = kwargs.get("key")
     return (lambda x: x) if key is None else t.callback(key)
@@ -46,6 +56,9 @@ def _extreme(name: str, builtin: Any) -> Callable[[TraceMode, _Args, _Kwargs], A
         if len(args) == 1 and isinstance(args[0], Value) and not kwargs:
             t.main = True
             return t.known_call(builtin, Known(), args, kwargs)
+        if len(args) == 1 and isinstance(args[0], Value) and _is_the_hosts(kwargs):
+            t.main = True
+            return t.effect(builtin, args, kwargs)
         items = list(t.items(args[0])) if len(args) == 1 else list(args)
         if not items:
             return native(builtin, [], **{k: v for k, v in kwargs.items() if k == "default"})
@@ -86,6 +99,9 @@ def _sorted_call(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     if isinstance(args[0], Value) and kwargs.get("key") is None:
         t.main = True
         return t.known_call(sorted, Known(fresh=True, items=args[0].items), args, kwargs)
+    if isinstance(args[0], Value) and _is_the_hosts(kwargs):
+        t.main = True
+        return t.effect(sorted, args, kwargs)
     return _sorted(t, args, kwargs)
 
 
@@ -190,8 +206,8 @@ def _setattr(t: TraceMode, args: _Args, kwargs: _Kwargs) -> None:
     t.setattr(args[0], t.concrete(args[1]), args[2])
 
 
-def _hash_or_id(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
-    raise TraceEscape("takes the hash or identity of an object")
+def _id(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    raise TraceEscape("takes the identity of an object")
 
 
 def _hasattr(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
@@ -270,7 +286,7 @@ _HANDLERS: dict[Any, Callable[[TraceMode, _Args, _Kwargs], Any]] = {
     isinstance: _isinstance, range: _range, max: _extreme("py.argmax", max), min: _extreme("py.argmin", min), sorted: _sorted_call, any: _any,
     all: _all, sum: _sum, map: _map, filter: _filter, enumerate: _enumerate, zip: _zip, reversed: _reversed, list: _collect(list),
     tuple: _collect(tuple), set: _set, dict: _dict, iter: _iter, next: _next, getattr: _getattr, setattr: _setattr, hasattr: _hasattr,
-    hash: _hash_or_id, id: _hash_or_id, type: _type, super: _super, print: _print, functools.reduce: _reduce,
+    id: _id, type: _type, super: _super, print: _print, functools.reduce: _reduce,
     itertools.islice: _islice, itertools.chain: _lazily(itertools.chain), itertools.zip_longest: _lazily(itertools.zip_longest),
     itertools.pairwise: _lazily(itertools.pairwise), itertools.chain.from_iterable: _flattened, itertools.starmap: _starmap,
     itertools.product: _at_once(itertools.product), **{f: _by_test(f) for f in (itertools.takewhile, itertools.dropwhile, itertools.filterfalse)},

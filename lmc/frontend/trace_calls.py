@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
+import string
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from lmc.frontend import hostops, reach
@@ -122,6 +124,10 @@ class CallMode(OutsideMode):
         if fn is functools.partial:
             made = self.local[id(made)] = native(functools.partial, *args, **kwargs)
             return made
+        if isinstance(fn, operator.itemgetter) and len(args) == 1 and not kwargs and id(args[0]) in self.local:
+            keys = fn.__reduce__()[1]
+            found = tuple([self.whole.getitem(args[0], key) for key in keys])
+            return found[0] if len(keys) == 1 else found
         if isinstance(fn, functools.partial) and id(fn) in self.local:
             return self.calls(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
         if isinstance(fn, type) and issubclass(fn, BaseException):
@@ -239,10 +245,13 @@ class CallMode(OutsideMode):
         if owner.immutable and "any" not in types_ and not any(map(_may_call, everything)) and (known := hostops.method(name)) is not None:
             kind = "ordered" if known.fresh else "pure"
             return self.host(self.operation("py.call_method"), [owner.ir, name, *map(self.operand, everything)], known, kind, kwargs=tuple(kwargs))
+        known = bool(owner.items or owner.kind) and not any(map(_may_call, everything))
+        if owner.kind is not None and name in _KEEP_NOTHING:
+            args = tuple([tuple(a) if type(a) is list and id(a) in self.local else a for a in args])
         self.no_containers(f".{name}", args, kwargs)
+        operands = [owner.ir, name, *self.handed(_method_of(owner.kind, name), (*args, *kwargs.values()))]
         return self.host(
-            self.operation("py.call_method"), [owner.ir, name, *map(self.operand, everything)], Known(), "ordered" if owner.items else "effect",
-            kwargs=tuple(kwargs), inline=bool(owner.items))  # fmt: skip
+            self.operation("py.call_method"), operands, Known(), "ordered" if known else "effect", kwargs=tuple(kwargs), inline=known)
 
     def text_method(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], types_: list[str]) -> Any:
         """A method of str on operands some of which are traced."""
@@ -257,6 +266,8 @@ class CallMode(OutsideMode):
 
     def constant_method(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args = self.listed(args)
+        if name == "format" and isinstance(owner, str):
+            kwargs = _wanted(owner, kwargs)
         if name == "join" and args and (items := self.own_iter(args[0])) is not NOT_OWN:
             args = (self.fresh(list(self.whole.items(self.fresh(items)))),)
         everything = (*args, *kwargs.values())
@@ -265,8 +276,9 @@ class CallMode(OutsideMode):
         args = tuple(tuple(a) if name == "join" and isinstance(a, list) and id(a) in self.local else a for a in args)
         everything = (*args, *kwargs.values())
         if any(map(_may_call, everything)):  # what it calls may do anything
+            self.no_containers(f".{name}", args, kwargs)
             return self.host(
-                self.operation("py.call_method"), [self.operand(owner), name, *map(self.operand, everything)], Known(), "effect",
+                self.operation("py.call_method"), [self.operand(owner), name, *self.handed(getattr(owner, name, None), everything)], Known(), "effect",
                 kwargs=tuple(kwargs), inline=False)  # fmt: skip
         if not reach.holds_value((owner, everything)) and self.is_constant(owner) and all(self.is_constant(a) or self.steady(a) for a in everything):
             result = self.fresh(native(getattr(owner, name), *args, **kwargs))
@@ -338,6 +350,30 @@ class CallMode(OutsideMode):
 
 
 _BUILT_IN = frozenset({list, dict, set, tuple, functools.partial})
+
+
+_KEEP_NOTHING = frozenset("extend update union intersection difference issubset issuperset count index remove".split())
+"""Methods of containers that go through what they are handed, and keep its items alone."""
+
+
+def _wanted(text: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments that a format string names; `"…".format(**locals())` has all sorts."""
+    try:
+        wanted = set(_fields(text))
+    except ValueError:
+        return kwargs  # Python says what is wrong with it
+    return {name: x for name, x in kwargs.items() if name in wanted}
+
+
+def _fields(text: str) -> Iterator[str]:
+    for _, field, spec, _ in string.Formatter().parse(text):
+        if field is not None:
+            yield field.split(".")[0].split("[")[0]
+            yield from _fields(spec or "")
+
+
+def _method_of(kind: type | None, name: str) -> Any:
+    return None if kind is None else getattr(kind, name, None)
 
 
 def _may_call(x: Any) -> bool:

@@ -28,7 +28,7 @@ from lmc.frontend.emitter import Taken
 from lmc.frontend.hooks import LAZY, CountingMode, Key, hooks, program_frame
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known
-from lmc.frontend.instrument import is_instrumented, tried
+from lmc.frontend.instrument import is_instrumented, rebinds, stays, tried
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import Gathered, Scoped, State, StateGroup, Stored
 from lmc.frontend.trace_state import NOT_AN_ATTRIBUTE, Answer
@@ -43,6 +43,7 @@ MAX_EXPECTED = 8
 """Expected answers at one place of the program that one trace goes on with: a loop may have no other end."""
 MAX_OPS = 20_000
 """Ops on one path; a longer one goes on in the interpreter."""
+_EMPTY = object()
 SELF = object()
 """Stands for the program's own state as its return value."""
 NO_KEY = ()
@@ -83,6 +84,9 @@ class Recorder(CountingMode):
         self.outer_error = sys.exception()  # what the caller of the program is handling
         self.managers = 0  # open context managers of the host
         self.expected: Counter[object] = Counter()  # answers that were assumed, by place
+        self.functions: dict[int, tuple[types.FunctionType, IRValue]] = {}  # of the program's own, that host code was handed
+        self.results: dict[int, Operand | None] | None = None  # at the end of the path: containers of the program as objects of the run
+        self.at_once = False  # whether host code calls what it is handed now only before it returns
         self.coroutines: list[Any] = []  # made by the program's own async functions
 
     def close(self) -> None:
@@ -284,6 +288,7 @@ class Recorder(CountingMode):
             raise self.dead
         if state.scopes:
             raise TraceEscape("returns inside an open scope")
+        self.results = {}
         self._end("return", self.result_operand(state, result), state)
 
     def fail(self, state: State, error: BaseException) -> None:
@@ -374,6 +379,8 @@ class Recorder(CountingMode):
             return type(x).__name__
         if type(x) is tuple:
             return "imm" if all(self.type_of(i) != "any" for i in x) else "any"
+        if type(x) is slice:
+            return self.type_of((x.start, x.stop, x.step))
         if hostops.is_immutable(x) or isinstance(x, type | types.FunctionType | types.BuiltinFunctionType | HostFunction):
             return "imm"
         return "any"
@@ -460,22 +467,58 @@ class Recorder(CountingMode):
         return self.tree.symbol(key, _name_of(x), x)
 
     def function_operand(self, fn: types.FunctionType) -> Operand:
-        """A function that the program made itself, handed to host code: only if it closes over nothing of this run."""
-        held: list[Any] = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
-        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-            x = cell_content(cell)
-            if x is hooks or self.cell(name) is cell:
+        """A function that the program made itself, handed to host code: made for each run, with what it closes over there.
+
+        Its variables are its own from then on, so nothing may store them again: neither the function, nor the program
+        while the host can still call it.
+        """
+        if id(fn) in self.functions:
+            return self.functions[id(fn)][1]
+        if reach.names_language(fn):
+            raise TraceEscape(f"hands {fn.__qualname__}, which reaches the language, to host code")
+        about = f"hands {fn.__qualname__}, which closes over"
+        positions: list[int] = []
+        contents: list[Any] = []
+        lasting = True
+        for index, (name, cell) in enumerate(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)):
+            if self.cell(name) is cell or (x := cell_content(cell)) is hooks:
                 continue  # a variable of the outside is the same cell in every run
-            if not _is_definition(x):
-                raise TraceEscape(f"hands {fn.__qualname__}, which closes over variables of this run, to host code")
-            held.append(x)
-        if not all(hostops.is_immutable(x) or _is_definition(x) for x in held):
+            if rebinds(fn.__code__, name) or x is _EMPTY:
+                raise TraceEscape(f"{about} {name} and stores it, to host code")
+            if not stays(fn.__code__, name):
+                lasting = False
+                if not self.at_once:
+                    raise TraceEscape(f"{about} {name}, a variable that is stored more than once, to host code")
+            positions.append(index)
+            contents.append(SELF if x is fn else x)
+        defaults = (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values())
+        if not all(hostops.is_immutable(x) or _is_definition(x) for x in defaults) and (self.wants(defaults) or fn.__kwdefaults__):
             raise TraceEscape(f"hands {fn.__qualname__}, whose defaults are objects of this run, to host code")
-        key = ("code", id(fn.__code__), *[("id", id(x)) if _is_definition(x) else (type(x), x) for x in held])
-        return self.tree.symbol(key, symbol_name(fn.__qualname__), fn)
+        key = ("code", id(fn.__code__), *[("id", id(x)) if _is_definition(x) else (type(x), x) for x in defaults if not reach.holds_value(x)])
+        template = self.tree.symbol(key, symbol_name(fn.__qualname__), fn)
+        if not contents and not reach.holds_value(defaults):
+            return template
+        marker = self.tree.symbol(("op", "self"), "lmc.state", SELF)
+        operands = [self.operand(fn.__defaults__ or ()), *[marker if x is SELF else self.operand(x) for x in contents]]
+        attrs: dict[str, Attr] = {"ordered": True, "total": True, "inline": True}
+        made = self.emit("host.call", (self.own(_closure), template, self.constant(tuple(positions)), *operands), attrs, ("any",))[0]
+        if lasting:
+            self.functions[id(fn)] = fn, made
+        return made
 
     def rebuilt(self, x: Any) -> Operand:
-        """A container of the program as a new object of the run."""
+        """A container of the program as a new object of the run; at the end of the path one object wherever it is held."""
+        if self.results is None:
+            return self.new_container(x)
+        if id(x) not in self.results:
+            self.results[id(x)] = None  # while it is being made
+            self.results[id(x)] = self.new_container(x)
+        made = self.results[id(x)]
+        if made is None:
+            raise TraceEscape(f"returns a {type(x).__name__} that holds itself")
+        return made
+
+    def new_container(self, x: Any) -> Operand:
         match x:
             case list():
                 return self.build("py.list", x)
@@ -570,13 +613,20 @@ class Recorder(CountingMode):
     def effect(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         """A call of host code that may do anything."""
         self.no_containers(fn, args, kwargs)
-        everything = (*args, *kwargs.values())
-        operands = [self.located(a) if isinstance(a, BaseException) else self.operand(a) for a in everything]
+        operands = self.handed(fn, (*args, *kwargs.values()))
         if isinstance(fn, Value):
             return self.host(self.operation("py.call"), [fn.ir, *operands], Known(), "effect", kwargs=tuple(kwargs), inline=False)
         promised = _promised(fn) if isinstance(fn, HostFunction) else _NOTHING
         known = Known(hostops.said_type(fn.fn if isinstance(fn, HostFunction) else fn))
         return self.host(self.callee(fn), operands, known, "effect", kwargs=tuple(kwargs), inline=False, promised=promised)
+
+    def handed(self, fn: Any, args: Iterable[Any]) -> list[Operand]:
+        """The arguments of a call of host code."""
+        outer, self.at_once = self.at_once, not isinstance(fn, Value) and hostops.calls_at_once(fn)
+        try:
+            return [self.located(a) if isinstance(a, BaseException) else self.operand(a) for a in args]
+        finally:
+            self.at_once = outer
 
     def no_containers(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Host code may keep or change a container that it is handed; then the program's own copy would differ."""
@@ -646,7 +696,19 @@ def cell_content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        return None  # not assigned yet
+        return _EMPTY  # not assigned yet
+
+
+def _closure(template: types.FunctionType, positions: tuple[int, ...], defaults: tuple[Any, ...], *contents: Any) -> types.FunctionType:
+    """Run time: a function of the program with what it closes over in this run."""
+    cells = list(template.__closure__ or ())
+    for position in positions:
+        cells[position] = types.CellType()
+    made = types.FunctionType(template.__code__, template.__globals__, template.__name__, defaults or None, tuple(cells))
+    made.__kwdefaults__, made.__qualname__ = template.__kwdefaults__, template.__qualname__
+    for position, content in zip(positions, contents, strict=True):
+        cells[position].cell_contents = made if content is SELF else content
+    return made
 
 
 def _is_definition(x: Any) -> bool:

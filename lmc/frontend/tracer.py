@@ -18,6 +18,7 @@ import types
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, cast
 
+from lmc.backend.base import TakeOver
 from lmc.config import log
 from lmc.frontend import hostops, reach
 from lmc.frontend.aio import Ready
@@ -140,8 +141,6 @@ class TraceMode(CallMode):
             self.mutate("py.delitem", owner, key)
 
     def slice_(self, start: Any, stop: Any, step: Any) -> Any:
-        if any(isinstance(x, Value) for x in (start, stop, step)):
-            return self.value(self.build("py.slice", (start, stop, step)), immutable=True)
         return slice(start, stop, step)
 
     # -- operators
@@ -265,7 +264,7 @@ class TraceMode(CallMode):
                 pieces.append(part if isinstance(part, str) else part.ir)
                 continue
             value, conversion, spec = part
-            if isinstance(value, Value) and value.type == "str" and not spec and conversion in ("", "s"):
+            if isinstance(value, Value) and value.type == "str" and isinstance(spec, str) and not spec and conversion in ("", "s"):
                 pieces.append(value.ir)
             elif reach.holds_value(value) or isinstance(spec, Value) or not self.is_constant(value):
                 pieces.append(self.simple("py.format", value, conversion, spec, key=(self.tick, i + 1, 0)).ir)
@@ -307,7 +306,9 @@ class TraceMode(CallMode):
         if self.wants(items):
             raise TraceEscape(f"puts a container into a {type(x).__name__} that host code will be handed")
         operation = self.operation(f"py.{type(x).__name__}")
-        return self.host(operation, [*map(self.operand, items)], Known(fresh=True), "ordered", key=(self.tick, which, 0))
+        made = self.host(operation, [*map(self.operand, items)], Known(fresh=True), "ordered", key=(self.tick, which, 0))
+        made.kind = type(x)
+        return made
 
     def build_set(self, items: list[Any]) -> Any:
         if not reach.holds_value(items):
@@ -335,6 +336,12 @@ class TraceMode(CallMode):
             return items
         tick = self.tick
         return (self.unpacked(item, shape, (tick, 1, -index)) for index, item in enumerate(items, 1))
+
+    def iter_starred(self, value: Any, shape: Shape) -> Iterable[Any]:
+        return (self._own_stars(item, shape) for item in super().iter_starred(value, shape))
+
+    def _own_stars(self, item: tuple[Any, ...], shape: Shape) -> tuple[Any, ...]:
+        return tuple([self._own_stars(x, s) if isinstance(s, tuple) else self.fresh(x) if s == "*" else x for x, s in zip(item, shape, strict=True)])
 
     def items(self, value: Any, which: int = 0) -> Iterable[Any]:
         """Iterates anything, one decision per step or per length where the value is traced. `which` numbers the argument."""
@@ -549,7 +556,29 @@ class TraceMode(CallMode):
         return classes
 
     def eval_(self, text: Any, inside: dict[str, Any], outside: dict[str, Any]) -> Any:
-        raise TraceEscape("calls eval")
+        known = {n: x for n, x in self.names(outside).items() if isinstance(x, Value) or hostops.is_immutable(x)}
+        others = tuple(n for n in outside if n not in known)  # states, containers: a text that names one is for the interpreter
+        owner = self.tree.symbol(("globals", id(inside)), "globals", inside)
+        about = [self.constant(others), self.constant(tuple(known))]
+        return self.host(self.own(_eval), [self.operand(text), owner, *about, *map(self.operand, known.values())], Known(), "effect", inline=False)
+
+    def names(self, variables: dict[str, Any]) -> dict[str, Any]:
+        return self.fresh(super().names(variables))
+
+
+def _eval(text: Any, inside: dict[str, Any], others: tuple[str, ...], names: tuple[str, ...], *values: Any) -> Any:
+    """Run time: `eval(text)` in a frame of the program, as far as the names in it are known here."""
+    used = set(_names_in(compile(text.strip(), "<string>", "eval"))) if isinstance(text, str) else set(others)
+    if used & {*others, "locals", "vars", "dir", "globals"}:
+        raise TakeOver("eval of a text that names a state or a container of the program")
+    return eval(text, inside, dict(zip(names, values, strict=True)))  # the program's own call of eval
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names_in(inner)
 
 
 _PURE: dict[str, Attr] = {"pure": True, "total": True}

@@ -10,7 +10,7 @@ return, or in an escape to the interpreter. Nodes only grow: a recorded op never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,7 @@ class Escape:
 class Node:
     ops: list[Op] = field(default_factory=list)
     end: Switch | Return | Escape | None = None
+    used: int = 0  # when a run last went through it, as far as anybody counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,18 @@ class Guard:
     what: str
     holds: Callable[[], bool]
     value: Any = None
+
+
+def _weight(node: Node) -> int:
+    """The ops of a node and of all below it; what is below is taken off, as nothing leads there any more."""
+    total, stack = 0, [node]
+    while stack:
+        here = stack.pop()
+        total += len(here.ops)
+        if isinstance(here.end, Switch):
+            stack.extend(here.end.arms.values())
+            here.end.arms.clear()
+    return total
 
 
 Site = tuple[str, str, int, int]
@@ -145,6 +158,31 @@ class Tree:
                 return None
             node = node.end.arms[key]
         return node
+
+    # -- arms that are no longer used
+
+    def touch(self, path: Iterable[Decision | None], now: int) -> None:
+        """A run went along a path at a time `now`."""
+        node = self.root
+        for key in path:
+            if key is None or not isinstance(node.end, Switch) or key not in node.end.arms:
+                return
+            node = node.end.arms[key]
+            node.used = now
+
+    def thin(self, switch: Switch, keep: int) -> None:
+        """Drops the least recently used arms of a decision until `keep` of them are left."""
+        for key in sorted(switch.arms, key=lambda k: switch.arms[k].used)[: max(0, len(switch.arms) - keep)]:
+            self.size -= _weight(switch.arms.pop(key))
+
+    def shrink(self, size: int) -> None:
+        """Drops the least recently used arms of all decisions until the tree has no more than `size` ops."""
+        arms = [(arm.used, -depth, switch, key) for depth, switch in enumerate(self.exits()) for key, arm in switch.arms.items()]
+        for used, _, switch, key in sorted(arms, key=lambda arm: arm[:2]):
+            if self.size <= size:
+                return
+            if key in switch.arms and switch.arms[key].used == used:
+                self.size -= _weight(switch.arms.pop(key))
 
     def graph(self, node: Node | None = None, params: tuple[IRValue, ...] | None = None) -> Graph:
         """The tree from `node` down (default: all of it) as a traced graph with one block per node."""

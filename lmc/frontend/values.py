@@ -43,15 +43,17 @@ class Value:
     items      type of its items where that is known ("str" for the list that `split` gives)
     domain     the few values it can have, where they are known
     made       the class that was called to make it, where that is known
+    kind       list, dict or set, where it is known to be exactly that
     """
 
-    __slots__ = ("__weakref__", "domain", "immutable", "ir", "items", "made")
+    __slots__ = ("__weakref__", "domain", "immutable", "ir", "items", "kind", "made")
 
     def __init__(self, ir: IRValue, immutable: bool = False, items: str | None = None, domain: tuple[Any, ...] | None = None) -> None:
         self.ir = ir
         self.immutable = immutable or ir.type in ("str", "bool", "int", "float")
         self.items = items
         self.made: type | None = None
+        self.kind: type | None = None
         self.domain = (True, False) if ir.type == "bool" else domain
 
     @property

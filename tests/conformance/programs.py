@@ -144,7 +144,7 @@ class Writer:
                             "outside.Settings.level += 1", "n += outside.Settings.level", "w = str(next(outside.IDS))"]))  # fmt: skip
 
     def leave(self) -> None:
-        self.put(self.pick(["n += hash(v) * 0", "n += hash(w) * 0", "n += eval('0')", "w = max(w, key=str)"]))
+        self.put(self.pick(["n += id(v) * 0", "n += id(w) * 0", "n += eval('0')", "w = max(w, key=str)"]))
 
     def helper(self) -> None:
         s = self.pick(self.states)

@@ -26,7 +26,7 @@ import lmc
 
 from . import outside
 from .harness import Case, case, cases, effect, scripted
-from .outside import TOOLS, tool
+from .outside import TOOLS, ask, tool
 
 
 def by_item(**answers: list[str]) -> Any:
@@ -1034,6 +1034,15 @@ def eval_names(s: Any, q: str) -> Any:
     return eval(s["x"], {"a": a, "b": b, "q": q, "len": len})
 
 
+@case(backend=by_item(x=["a+2", "len(L) + 1", "a + sum(i for i in range(b))"]))
+def eval_of_variables(s: Any, q: str) -> Any:
+    a, b, L = 5, len(q), [1]
+    effect("before")
+    s += q + lmc.gen("x", max_tokens=30)
+    L.append(2)
+    return eval(s["x"]), L, sorted(locals())
+
+
 @case(backend=by_item(x=["1+2", "3*", "zz"]))
 def eval_calculator(s: Any, q: str) -> Any:
     def calculate(text: str) -> str:
@@ -1146,6 +1155,55 @@ def sort_in_place_closure(s: Any, q: str) -> Any:
     mine = [s["x"], "k", "zz"]
     mine.sort(key=len)
     return words, mine, sorted(words, key=str.lower), sorted([{"n": 2}, {"n": 1}], key=operator.itemgetter("n"))
+
+
+@case()
+def closures_kept_by_the_host(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=6)
+    v, n, fns = s["x"], 1, []
+    once = outside.apply(lambda: v + str(n))
+    for w in ["a", "b"]:
+        fns.append(outside.apply(lambda: lambda: w + v))
+    n = 2
+    return once, [f() for f in fns], n
+
+
+@case()
+def closures_that_share(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=6)
+    v, seen, calls = s["x"], [], 0
+
+    def note(m: Any) -> str:
+        seen.append(m.group(0))
+        effect("note", m.group(0))
+        return v + low(m.group(0))
+
+    def low(t: str) -> str:
+        return t.lower() if len(t) < 2 else low(t[1:])
+
+    def count(m: Any) -> str:
+        nonlocal calls
+        calls += 1
+        return str(calls)
+
+    out = re.sub("[A-Z]", note, "aBcDD")
+    return out, seen, re.compile("[0-9]").sub(lambda m: m[0] * len(v), "a1b2"), re.sub("x", count, "xyx"), calls
+
+
+@case(reset=outside.reset)
+def closure_with_defaults(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=6)
+    v = s["x"]
+    for i in range(2):
+        s += outside.apply(lambda a, b=v, n=i: a + b * n, "k")
+    return sorted(v.split(), key=lambda w, order=v: order.find(w)), min(v.split(), key=lambda w: (len(w), w)), json.dumps({"a": v}, default=lambda x: v)
+
+
+@case()
+def closure_that_asks(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=6)
+    best = max(["k", "l"], key=lambda t: ask(s, t))
+    return best, sorted(s["x"].split(), key=lambda w: ask(s, w)), re.sub("k", lambda m: ask(s, m[0]), "ak")
 
 
 @case()
@@ -1607,14 +1665,11 @@ def argument_nested(s: Any, cfg: Any) -> Any:
 
 CASES = cases(globals())
 REPLAYED: dict[str, str | None] = {
-     "deletions_and_slices": "a decision on a slice", "eval_answer": "calls eval",
-    "format_locals": "hands a state to str.format", "formats": "needs the bool", "hash_of_text": "takes the hash",
-    "host_calls_closure": "closes over", "is_tests": "takes the hash", "list_methods": "hands a list", "re_sub_closure": "closes over",
-    "re_sub_traced_table": "closes over", "sort_in_place_closure": "closes over",
-     "star_target_in_comprehension": "a starred target", "star_targets": "hands a list",
-
+    "closure_that_asks": "hands a state", "closures_kept_by_the_host": "a variable that is stored more than once",
+    "closures_that_share": "closes over calls and stores it", "eval_of_variables": "eval of a text that names",
+    "is_tests": "takes the identity", "star_targets": None,
 }  # fmt: skip
-"""Left to replay: the way out is right, and why it is taken (None: an exception of the program)."""
+"""Left to replay: the way out is right, and why it is taken (None: once, or for an exception of the program)."""
 
 
 @pytest.mark.parametrize("name", CASES)

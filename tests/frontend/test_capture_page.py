@@ -296,10 +296,39 @@ def usage(s, q):
     return s.usage.calls
 
 
-@row("`hash()` and `id()` of answers")
+class Thoughts:
+    def __init__(self, s):
+        self.s = s
+
+    @property
+    def last(self):
+        return self.s["x"]
+
+    def __iadd__(self, text):
+        self.s += text + gen("x", max_tokens=2)
+        return self
+
+    def __iter__(self):
+        return iter([self.last, "end"])
+
+
+@row("operators, properties, iteration and `__getattr__` of your own classes that hold states")
+def protocols(s, q):
+    thoughts = Thoughts(s)
+    thoughts += q
+    return thoughts.last, list(thoughts)
+
+
+@row("`hash()` of answers")
 def hashes(s, q):
     s += q + gen("x", max_tokens=2)
     return hash(s["x"]) * 0
+
+
+@row("`id()` of anything")
+def identities(s, q):
+    s += q + gen("x", max_tokens=2)
+    return id(s["x"]) * 0
 
 
 @row("a list the program made, handed to a tool that may keep it")
@@ -317,7 +346,34 @@ KEPT: list[Any] = []
 @row("a callback that closes over an answer, handed to a library")
 def callbacks(s, q):
     s += q + gen("x", max_tokens=2)
-    return re.sub("a", lambda m: s["x"], "banana")
+    answer = s["x"]
+    return re.sub("a", lambda m: answer, "banana")
+
+
+@row("a callback that stores its variables, or reaches a state, handed to a library")
+def counting_callbacks(s, q):
+    s += q + gen("x", max_tokens=2)
+    n = 0
+
+    def count(m):
+        nonlocal n
+        n += 1
+        return str(n)
+
+    return re.sub("a", count, "banana"), n
+
+
+@row("a generator with `yield` inside of `try` or `with`")
+def cleaned_up(s, q):
+    def steps():
+        try:
+            s.__iadd__(gen("x", max_tokens=2))
+            yield s["x"]
+        finally:
+            print(end="")
+
+    s += q
+    return list(steps())
 
 
 @row("`*args`, `**kwargs` as parameters of the program")
@@ -331,16 +387,23 @@ def yields(s, q):
     yield s["x"]
 
 
-@row("`exec`")
+@row("`eval` of a text that names a state or a list of the program")
+def evaluates_a_list(s, q):
+    s += q + gen("x", max_tokens=2)
+    found = [1]  # noqa: F841
+    return eval("len(found)")
+
+
+@row("`exec`, `globals()`")
 def execs(s, q):
     s += q + gen("x", max_tokens=2)
     exec("pass")
 
 
-@row("`eval` of an answer, `locals()`")
+@row("`eval(text)`, `locals()`")
 def evals(s, q):
     s += q + gen("x", regex="[1-9]\\+[1-9]", max_tokens=4)
-    s += str(eval(s["x"])) + str(len(locals()))
+    s += str(eval(s["x"])) + str(len(locals())) + "{q}".format(**locals())
 
 
 namespace: dict[str, Any] = {"gen": gen}
