@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextvars import Context
 from types import CoroutineType
 from typing import Any
@@ -84,7 +84,10 @@ class LoopExecution(Execution):
         for run in self._unfinished:
             if run in self._tasks:
                 self._tasks[run].cancel()
-            _close_unawaited(run)
+            _close_unawaited(run.env)
+        while not self._events.empty():
+            done = self._events.get()[2]
+            _close_unawaited([] if done is None else [done[1][1]])
         super().close()
 
     async def _ended(self) -> None:
@@ -143,9 +146,9 @@ class LoopExecution(Execution):
         self._task(run).do(work)
 
 
-def _close_unawaited(run: Run) -> None:
+def _close_unawaited(values: Iterable[Any]) -> None:
     """Coroutines that were made and will not be awaited any more."""
-    for value in run.env:
+    for value in values:
         if isinstance(value, CoroutineType) and inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
             value.close()
 

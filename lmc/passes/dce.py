@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from lmc.ir.builder import Rewriter, rewrite, with_attrs, with_operands
 from lmc.ir.core import Graph, Op, Operand, Value
-from lmc.ir.ops import can_raise, trait
+from lmc.ir.ops import can_raise, is_terminator, trait
 from lmc.passes.manager import Pass, PassContext, register
 
 
@@ -64,10 +64,8 @@ def _narrowed(graph: Graph, outputs: Sequence[str]) -> Graph:
     """Returns name only the wanted variables; None and the root prompt stand for what is given up."""
 
     def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
-        if "vars" not in op.attrs or op.attr("outputs") == tuple(
-            outputs
-        ):  # a return, or a raise with the state that it leaves
-            return None
+        if not is_terminator(op) or "vars" not in op.attrs or op.attr("outputs") == tuple(outputs):
+            return None  # otherwise it is a return, or a raise with the state that it leaves
         value, final, *rest = op.operands
         kept: list[Operand] = [value, _root(graph, final)]
         for i, name in enumerate(op.attr("vars", ())):

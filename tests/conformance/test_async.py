@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import gc
+import sys
 import threading
 import time
 import warnings
@@ -674,3 +675,59 @@ def test_options_of_a_later_version_are_refused() -> None:
     with pytest.raises(lmc.errors.ArgumentError, match="no option 'sed'"):
         fast.call({"tip": "x"}, sed=1)
     assert fast.call({"tip": "x"}, seed=1).text() == fast(tip="x", seed=1).text()
+
+
+def test_a_coroutine_that_is_made_while_its_run_is_cancelled_is_closed() -> None:
+    running: list[asyncio.Task[Any]] = []
+
+    def tool() -> Any:
+        running[0].cancel()
+        return search("x")  # nobody will await it
+
+    @lmc.function
+    async def program(s: Any, q: str) -> Any:
+        s += q + lmc.gen("a", max_tokens=2)
+        return await tool()
+
+    fast = lmc.compile(program, backend=Mock())
+
+    async def main() -> None:
+        running.append(asyncio.create_task(fast.acall(q="x")))
+        with pytest.raises(asyncio.CancelledError):
+            await running[0]
+
+    unawaited: list[Any] = []
+    hook, sys.unraisablehook = sys.unraisablehook, unawaited.append
+    try:
+        asyncio.run(main())
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook
+    assert not unawaited
+
+
+def test_marked_tools_are_awaited_too() -> None:
+    @lmc.host(ordered=False)
+    async def look(q: str) -> str:
+        await asyncio.sleep(0.001)
+        return q[::-1]
+
+    @lmc.host(timeout=0.01)
+    async def slow() -> None:
+        await asyncio.sleep(30)
+
+    @lmc.function
+    async def program(s: Any, q: str) -> Any:
+        s += q + lmc.gen("a", max_tokens=3)
+        s += await look(s["a"])
+        found = await asyncio.gather(look("ab"), look("cd"))
+        try:
+            await slow()
+        except lmc.HostTimeout as error:
+            s += str(error)
+        return found
+
+    expected = program.run(q="x", backend=Mock(), seed=1)
+    fast = lmc.compile(program, backend=Mock())
+    for state in (fast(q="x", seed=1), fast(q="x", seed=1), *fast.batch([{"q": "x"}], seed=1)):
+        assert (state.text(), state.ret_value) == (expected.text(), expected.ret_value)
