@@ -313,7 +313,9 @@ def _host(code: Code, op: Op) -> Instruction:
             awaiting = CatchingAwait if catch else Awaiting
             return awaiting(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), kind, False)
         make = CatchingHostCall if catch else UnorderedCall if unordered else HostCall
-        return make(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), kind, bool(op.attr("inline")))
+        call = make(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), kind, bool(op.attr("inline")))
+        call.within = bool(op.attr("within"))
+        return call
     simple = CatchingSimple if catch else Simple
     marks = 0 if op.attr("total") or catch else LOOSE if out in code.loose else RAISE
     if not kwargs:

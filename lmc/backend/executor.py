@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import queue
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextvars import Context
 from typing import Any
 
 from lmc.backend.base import Result
 from lmc.backend.instructions import RETURNED, STOPPED, HostCall, Instruction, Run, Terminator, cancel, unpin
-from lmc.backend.pool import HostPool, replaced
+from lmc.backend.pool import HostPool, HostThread, Work, replaced
 from lmc.config import log, logs
 from lmc.errors import CancelledError
 
@@ -40,6 +41,8 @@ class Execution:
         self.parallel, self.workers = parallel, workers
         self._events: queue.SimpleQueue[tuple[Run, Instruction | None, Done | None]] = queue.SimpleQueue()
         self._pool: HostPool | None = None
+        self._holding: dict[Run, HostThread] = {}  # runs that are inside a `with` of the host, or were
+        self._before_with: deque[tuple[Run, Work]] = deque()  # runs that will be
         self._unfinished: dict[Run, None] = {}
         self._logs = logs("host")
 
@@ -79,6 +82,9 @@ class Execution:
             cancel(run)
             run.owner.cancel(run)
         self._unfinished.clear()
+        for thread in self._holding.values():
+            thread.close()
+        self._holding.clear()
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -129,8 +135,30 @@ class Execution:
         def work() -> None:
             self._events.put((run, instruction, (args, self._outcome(instruction, context, args))))
 
-        self.pool.submit(work)
+        if not instruction.within:
+            self.pool.submit(work)
+        elif run.thread is not None or len(self._holding) < self.workers:
+            self._thread(run).submit(work)
+        else:
+            self._before_with.append((run, work))
         return False
+
+    def _thread(self, run: Run) -> HostThread:
+        """The run's own thread: what it entered there, such as a lock, it leaves there, whatever other runs wait for."""
+        if run.thread is None:
+            run.thread = self._holding[run] = HostThread()
+        return run.thread
+
+    def _end_thread(self, run: Run) -> None:
+        if run.thread is None:
+            return
+        del self._holding[run]
+        run.thread.close()
+        run.thread = None
+        while self._before_with and len(self._holding) < self.workers:
+            waiting, work = self._before_with.popleft()
+            if waiting in self._unfinished:
+                self._thread(waiting).submit(work)
 
     def _outcome(self, instruction: HostCall, context: Context | None, args: list[Any]) -> tuple[bool, Any]:
         if self._logs:
@@ -241,7 +269,7 @@ class Execution:
                 run.error = error
             self._events.put((run, None, None))
 
-        self.pool.submit(work)
+        (self.pool if run.thread is None else run.thread).submit(work)
 
     def _replay(self, run: Run) -> None:
         try:
@@ -252,6 +280,7 @@ class Execution:
 
     def _over(self, run: Run) -> Iterator[Run]:
         del self._unfinished[run]
+        self._end_thread(run)
         unpin(run)
         run.pending, run.env = [], []
         yield run

@@ -21,6 +21,7 @@ from lmc.prompt import Prompt, SamplingParams
 
 if TYPE_CHECKING:
     from lmc.backend.code import Code
+    from lmc.backend.pool import HostThread
 
 
 # What an unfinished op holds back, and what an op waits for (bit masks).
@@ -58,7 +59,7 @@ class Run:
 
     __slots__ = (
         "ahead", "answers", "backend", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "limits", "mask", "number",
-        "owner", "path", "pending", "pins", "record", "result", "root", "seed", "stream", "taken",
+        "owner", "path", "pending", "pins", "record", "result", "root", "seed", "stream", "taken", "thread",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +93,7 @@ class Run:
         self.record: dict[Any, tuple[bool, Any]] = {}
         self.ahead: dict[Any, Call] = {}
         self.answers: dict[tuple[str, int], tuple[Prompt, Any, Prompt]] = {}
+        self.thread: HostThread | None = None  # on which calls inside a `with` of the host are made
         self.busy: set[Instruction] = set()  # started, or waiting for an answer
         self.inflight = 0  # of those, host calls running on the pool
         self.pins: list[Handle] = []
@@ -324,7 +326,7 @@ class ReadPrompt(Instruction):
 class HostCall(Instruction):
     """host.call, ordered or effect: in program order, and its result is recorded."""
 
-    __slots__ = ("args", "fn", "inline", "key", "kind", "kwargs", "out")
+    __slots__ = ("args", "fn", "inline", "key", "kind", "kwargs", "out", "within")
     unordered = False
     catches = False  # what it raises, it gives
 
@@ -333,6 +335,7 @@ class HostCall(Instruction):
         """`kind`: the type that the graph takes the result to be of."""
         super().__init__(deps, ALL, ALL, loc)
         self.out, self.fn, self.args, self.kwargs, self.key, self.kind, self.inline = out, fn, args, kwargs, key, kind, inline
+        self.within = False  # inside a `with` of the host
 
     def execute(self, run: Run, x: Scheduler) -> bool:
         args = self.args(run.env)

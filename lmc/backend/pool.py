@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -78,6 +79,26 @@ class HostPool:
         finally:
             with self._changed:
                 self._waiting -= 1
+
+
+class HostThread:
+    """One thread that does what it is given in turn, until it is closed: for what must not change threads."""
+
+    def __init__(self) -> None:
+        self._todo = queue.SimpleQueue[Work | None]()
+        threading.Thread(target=self._serve, name=f"lmc-with_{next(_numbers)}", daemon=True).start()
+
+    def submit(self, work: Work) -> None:
+        self._todo.put(work)
+
+    def close(self) -> None:
+        """Ends the thread when it is done with what it has."""
+        self._todo.put(None)
+
+    def _serve(self) -> None:
+        while (work := self._todo.get()) is not None:
+            work()
+            del work
 
 
 _here = threading.local()

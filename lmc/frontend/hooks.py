@@ -23,6 +23,7 @@ from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Shape, targets
 from lmc.frontend.instrument import CannotInstrument, is_instrumented
 from lmc.frontend.interpreter import ACTIVE, Function
+from lmc.frontend.managers import Managed, is_own_manager
 from lmc.frontend.own import NOT_OWN, Own, default_containers
 from lmc.frontend.primitives import Expr
 from lmc.frontend.raising import caused
@@ -200,7 +201,16 @@ class Mode:
     # statements
 
     def enter(self, manager: Any) -> Any:
+        """What a `with` statement enters."""
         return manager
+
+    def entered(self, manager: Any) -> Any:
+        """What entering a manager gives."""
+        return type(manager).__enter__(manager)
+
+    def left(self, manager: Any, error: BaseException | None) -> Any:
+        """Leaves a manager, with the exception that the block raised; whether the manager has handled it."""
+        return hostops.OPERATIONS["py.exit"](manager, error)
 
     def raise_(self, error: Any, *cause: Any) -> Any:
         """What a `raise` statement raises; `cause` is what it names after `from`."""
@@ -259,6 +269,14 @@ class CountingMode(Own, Mode):
             return getattr(self, name)(*args, **kwargs)
         finally:
             self.tick, self.main = outer
+
+    def managed(self, manager: Any, known: bool) -> Any:
+        """What a `with` statement gets: its manager, or a stand-in that calls hooks. `known`: it is a manager."""
+        return manager if is_own_manager(manager) or not known else Managed(manager, self.dispatch, self.is_dead)
+
+    def is_dead(self) -> bool:
+        """Whether nothing of the program happens any more."""
+        return False
 
     def knows_cells(self, code: types.CodeType, cells: dict[str, types.CellType]) -> None:
         """`code` is of a traced function alone, whose outside variables are in `cells`."""
@@ -528,6 +546,15 @@ class ReplayMode(CountingMode):
     def star(self, value: Any) -> Iterable[Any]:
         items = self.own_iter(value)
         return value if items is NOT_OWN else items
+
+    def enter(self, manager: Any) -> Any:
+        return self.managed(manager, hasattr(type(manager), "__enter__") and hasattr(type(manager), "__exit__"))
+
+    def entered(self, manager: Any) -> Any:
+        return self.call(type(manager).__enter__, manager)
+
+    def left(self, manager: Any, error: BaseException | None) -> Any:
+        return self.call(type(manager).__exit__, manager, None if error is None else type(error), error, error and error.__traceback__)
 
     def raise_(self, error: Any, *cause: Any) -> Any:
         if (self.tick, 1, 0) in self.record:

@@ -213,6 +213,18 @@ def _dict(*items: Any) -> dict[Any, Any]:
     return dict(zip(items[::2], items[1::2], strict=True))
 
 
+def _enter(manager: Any) -> Any:
+    cls = type(manager)
+    if not (hasattr(cls, "__enter__") and hasattr(cls, "__exit__")):
+        raise TakeOver("")  # Python says what is missing
+    return cls.__enter__(manager)
+
+
+def _exit(manager: Any, error: BaseException | None) -> Any:
+    raised = (None, None, None) if error is None else (type(error), error, error.__traceback__)
+    return type(manager).__exit__(manager, *raised)
+
+
 def _setitem(owner: Any, key: Any, value: Any) -> None:
     owner[key] = value
 
@@ -231,7 +243,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "py.imatmul": operator.imatmul, "py.neg": operator.neg, "py.pos": operator.pos, "py.invert": operator.invert,
     "py.not": operator.not_, "py.bool": bool, "py.eq": operator.eq, "py.ne": operator.ne, "py.lt": operator.lt, "py.le": operator.le,
     "py.gt": operator.gt, "py.ge": operator.ge, "py.is": operator.is_, "py.is_not": operator.is_not,
-    "py.in": lambda a, b: a in b, "py.not_in": lambda a, b: a not in b, "py.getitem": operator.getitem, "py.setitem": _setitem,
+    "py.in": lambda a, b: a in b, "py.not_in": lambda a, b: a not in b, "py.getitem": operator.getitem, "py.enter": _enter, "py.exit": _exit, "py.setitem": _setitem,
     "py.delitem": _delitem, "py.getattr": getattr, "py.setattr": setattr, "py.delattr": delattr, "py.slice": slice,
     "py.format": _format, "py.iter": iter, "py.next": _next, "py.unpack": _unpack, "py.call": _call, "py.call_method": _call_method,
     "py.tuple": lambda *items: items, "py.list": lambda *items: list(items), "py.set": lambda *items: set(items), "py.dict": _dict,

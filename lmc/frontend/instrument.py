@@ -579,13 +579,20 @@ class _Rewrite(ast.NodeTransformer):
     visit_AsyncFor = visit_For
 
     def visit_With(self, node: ast.With | ast.AsyncWith) -> ast.stmt:
-        for item in node.items:
-            item.context_expr = self.hook("enter" if isinstance(node, ast.With) else "aenter", self.visit(item.context_expr), at=item.context_expr)
-            if item.optional_vars is not None and not isinstance(item.optional_vars, ast.Name):
-                raise self.refuse("`with … as` something other than a name", node)
-            if item.optional_vars is not None and self.place(item.optional_vars.id) != "local":  # type: ignore[union-attr]
-                raise self.refuse("`with … as` an outside variable", node)
-        node.body = self._body(node.body)
+        """One manager a statement; what `as` names is stored in the block."""
+        first, *rest = node.items
+        if rest:
+            inner = ast.copy_location(type(node)(rest, node.body), node)
+            node = ast.copy_location(type(node)([first], [inner]), node)
+        hook = "enter" if isinstance(node, ast.With) else "aenter"
+        first.context_expr = self.hook(hook, self.visit(first.context_expr), at=first.context_expr)
+        stores: list[ast.stmt] = []
+        target = first.optional_vars
+        if target is not None and not (isinstance(target, ast.Name) and self.place(target.id) == "local"):
+            name = self.temp()
+            stores = self._store(target, ast.copy_location(ast.Name(name, ast.Load()), target), target)
+            first.optional_vars = ast.copy_location(ast.Name(name, ast.Store()), target)
+        node.body = stores + self._body(node.body)
         return node
 
     visit_AsyncWith = visit_With

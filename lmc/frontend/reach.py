@@ -10,6 +10,7 @@ Everything else is a host call. The same rule holds while tracing and while repl
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -27,6 +28,9 @@ HIGHER_ORDER: frozenset[Any] = frozenset({
 """Builtins whose function arguments are called at once, or by the program's own iteration."""
 
 _DEPTH = 6  # how deep closures and fields are searched; containers to any depth
+
+
+_MANAGER = contextlib.contextmanager(lambda: (x for x in ())).__code__
 
 
 def is_language(x: object) -> bool:
@@ -188,6 +192,9 @@ def traced_twin(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: A
                 return fn
             if is_own(fn):
                 return None
+            if fn.__code__ is _MANAGER:  # what @contextmanager makes of a generator function
+                twin = traced_twin(fn.__wrapped__, args, kwargs, hooks)  # type: ignore[attr-defined]
+                return None if twin is None else contextlib.contextmanager(twin)
             if names_language(fn) or holds_language(fn) or any(map(holds_language, args)) or any(map(holds_language, kwargs.values())):
                 return instrument(fn, hooks)
         case types.MethodType():

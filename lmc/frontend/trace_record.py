@@ -83,11 +83,15 @@ class Recorder(CountingMode):
         self.outermost = sys._getframe(1).f_code  # pyright: ignore[reportPrivateUsage]  # frames further out are not the program's
         self.outer_error = sys.exception()  # what the caller of the program is handling
         self.managers = 0  # open context managers of the host
+        self.entered_hosts = set[int]()  # their identities; some were open before
         self.expected: Counter[object] = Counter()  # answers that were assumed, by place
         self.functions: dict[int, tuple[types.FunctionType, IRValue]] = {}  # of the program's own, that host code was handed
         self.results: dict[int, Operand | None] | None = None  # at the end of the path: containers of the program as objects of the run
         self.at_once = False  # whether host code calls what it is handed now only before it returns
         self.coroutines: list[Any] = []  # made by the program's own async functions
+
+    def is_dead(self) -> bool:
+        return self.dead is not None
 
     def close(self) -> None:
         """The trace is over: nothing of it runs any more."""
@@ -410,6 +414,8 @@ class Recorder(CountingMode):
             return self.rebuilt(x)
         if isinstance(x, BaseException):
             return self.error_operand(x)
+        if isinstance(x, types.TracebackType | types.FrameType):
+            raise TraceEscape(f"hands a {type(x).__name__} to host code")
         if type(x) is slice and reach.holds_value(x):
             return self.build("py.slice", (x.start, x.stop, x.step))
         if type(x) is types.FunctionType and is_instrumented(x):
@@ -553,11 +559,12 @@ class Recorder(CountingMode):
     def host(
         self, fn: Symbol, operands: Sequence[Operand], known: Known, kind: str, key: Key | tuple[()] | None = None, kwargs: tuple[str, ...] = (),
         hint: str | None = None, inline: bool = True, promised: Mapping[str, Attr] = _NOTHING, awaits: bool = False,
+        within: bool = False,
     ) -> Value:  # fmt: skip
         """Records a host call. kind: "pure", "ordered" or "effect".
 
         What is not pure happens once: its result is kept under `key`, or as the hook call's own if this is its main one.
-        `awaits`: what it gives is awaited.
+        `awaits`: what it gives is awaited. `within`: it enters or leaves a `with` of the host.
         """
         attrs: dict[str, Attr] = dict(promised)
         if kind != "effect":
@@ -574,7 +581,9 @@ class Recorder(CountingMode):
             elif key is None:  # a replay does it again, so its operands must be what they were
                 fn, operands = self.own(_on_immutable), (fn, *operands)
             self.foreign += 1
-            if inline:
+            if within or self.managers:
+                attrs["within"] = True
+            elif inline:
                 attrs["inline"] = True
             if awaits:
                 attrs["awaits"] = True

@@ -22,7 +22,7 @@ from lmc.backend.base import TakeOver
 from lmc.config import log
 from lmc.frontend import hostops, reach
 from lmc.frontend.aio import Ready
-from lmc.frontend.hooks import PACKAGE, Key, hooks, inner_key, program_frame
+from lmc.frontend.hooks import Key, hooks, inner_key, program_frame
 from lmc.frontend.hostops import Known, Shape, native
 from lmc.frontend.instrument import instrument
 from lmc.frontend.interpreter import ACTIVE, Function
@@ -519,9 +519,26 @@ class TraceMode(CallMode):
     # -- statements
 
     def enter(self, manager: Any) -> Any:
-        if reach.is_language(manager) or _is_own_manager(manager):
-            return manager
-        raise TraceEscape(f"enters a {type(manager).__name__} of the host")
+        return self.managed(manager, isinstance(manager, Value) or hasattr(type(manager), "__enter__"))
+
+    def entered(self, manager: Any) -> Any:
+        method = type(manager).__dict__.get("__enter__")
+        own = id(manager) in self.local or (isinstance(method, types.FunctionType) and reach.traced_twin(method, (manager,), {}, hooks))
+        if own:
+            return self.methods(manager, "__enter__", (), {})
+        result = self.host(self.operation("py.enter"), [self.operand(manager)], Known(), "effect", inline=False, within=True)
+        self.managers += 1
+        self.entered_hosts.add(id(manager))
+        return result
+
+    def left(self, manager: Any, error: BaseException | None) -> Any:
+        if id(manager) not in self.entered_hosts:
+            result = self.methods(manager, "__exit__", (None if error is None else type(error), error, error and error.__traceback__), {})
+        else:
+            self.managers -= 1
+            raised = None if error is None else self.located(error)
+            result = self.host(self.operation("py.exit"), [self.operand(manager), raised], Known(), "effect", inline=False, within=True)
+        return error is not None and self.truth(result)
 
     def raise_(self, error: Any, *cause: Any) -> Any:
         if isinstance(error, type) and issubclass(error, BaseException):
@@ -587,12 +604,6 @@ _PURE: dict[str, Attr] = {"pure": True, "total": True}
 def _itself(x: Any) -> Any:
     """Run time: an object of the outside as a value."""
     return x
-
-
-def _is_own_manager(x: Any) -> bool:
-    """Whether a context manager is one of a state: `s.user()`, `s.copy()`, `s.var_scope(name)`."""
-    generator = getattr(x, "gen", None)
-    return isinstance(generator, types.GeneratorType) and generator.gi_code.co_filename.startswith(PACKAGE)
 
 
 # -- one trace -------------------------------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ ATTRS: dict[str, str] = {
     "total": "cannot raise",
     "inline": "quick and without effects on anything else: runs where the executor runs",
     "catch": "gives two more results instead of raising: the class of the exception (none if there is none) and the exception",
+    "within": "inside of a `with` of the host: all such calls of a run are made on one thread",
     "ord": "the identity of an effect or ordered call, by which an interpreter that takes over finds its result",
     "touches": "the objects that an ordered call touches",
     "unordered": "an effect that need not wait for others of its kind: several may run at once",
@@ -101,7 +102,7 @@ OPS: dict[str, OpSpec] = {
         OpSpec("read", ("any",), ("any",), "pure", "Waits for an answer or its meta info and raises what it failed with, here in program order.",
                ("catch",)),
         OpSpec("host.call", ("const", "*any"), ("*any",), "effect", "Calls a host function on real values.",
-               ("kwargs", "pure", "ordered", "total", "inline", "catch", "ord", "touches", "unordered", "idempotent", "timeout", "awaits")),
+               ("kwargs", "pure", "ordered", "total", "inline", "within", "catch", "ord", "touches", "unordered", "idempotent", "timeout", "awaits")),
         OpSpec("show", ("ctx", "*any"), (), "effect", "Shows the prompt so far, and value and meta of each variable that is new, to those who "
                "watch the run.", ("vars", "opens", "closes", "number")),
         OpSpec("prefill", ("ctx",), (), "effect", "Computes and pins the KV of a prompt.", ("scope",), frozenset({"planned"})),

@@ -64,8 +64,8 @@ def _narrowed(graph: Graph, outputs: Sequence[str]) -> Graph:
     """Returns name only the wanted variables; None and the root prompt stand for what is given up."""
 
     def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
-        if not is_terminator(op) or "vars" not in op.attrs or op.attr("outputs") == tuple(outputs):
-            return None  # otherwise it is a return, or a raise with the state that it leaves
+        if op.kind not in ("return", "raise") or len(op.operands) < 2 or op.attr("outputs") == tuple(outputs):
+            return None
         value, final, *rest = op.operands
         kept: list[Operand] = [value, _root(graph, final)]
         for i, name in enumerate(op.attr("vars", ())):
