@@ -114,7 +114,8 @@ class Traced:
         return self.tree.wanted != self.tree.sites
 
     def missed(self) -> str:
-        return next((guard.what for guard in self.tree.guards.values() if not guard.holds()), "")
+        """What it was traced with and no longer holds, and where the program reads that."""
+        return next((f"{guard.what}, read at {guard.loc}" for guard in self.tree.guards.values() if not guard.holds()), "")
 
 
 def compile(  # the name of the field: torch.compile, re.compile
@@ -415,7 +416,7 @@ class Program:
             sites: frozenset[Site] = frozenset()
             for traced in tuple(trees):
                 if not traced.applies():
-                    log("guards", f"{self.function.name}: a trace does not apply: {traced.missed()}")
+                    log("guards", f"{self.function.name}: a trace does not apply any more: {traced.missed()}")
                 elif traced.outgrown:  # runs on it end in the interpreter; new ones get a better tree
                     sites |= traced.tree.wanted
                     trees.remove(traced)

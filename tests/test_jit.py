@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -226,6 +227,43 @@ def _outcome(call: Any) -> Any:
         return call()
     except Exception as error:
         return type(error), str(error).split(" at ")[0][:40]
+
+
+LENGTH = "short"
+
+
+def test_a_miss_says_what_changed_and_where_the_program_reads_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    @lmc.function
+    def report(s: Any, q: str) -> None:
+        s += f"{LENGTH}: " + q + lmc.gen("x", max_tokens=2)
+
+    fast = lmc.compile(report, backend=Mock())
+    lmc.config(log="guards")
+    try:
+        fast(q="a")
+        monkeypatch.setitem(globals(), "LENGTH", "long")
+        fast(q="a")
+    finally:
+        lmc.config(log="")
+    (line,) = capsys.readouterr().err.splitlines()
+    where = f"{__file__}:{report.func.__code__.co_firstlineno + 2}"
+    assert line == f"lmc[guards] report: a trace does not apply any more: global LENGTH == 'short', read at {where}"
+
+
+def test_lower_traces_without_a_model_for_arguments_of_any_shape():
+    @lmc.function
+    def nested(s: Any, docs: Any, config: Any) -> Any:
+        for doc in docs:
+            s += doc["text"] + lmc.gen("x", max_tokens=config.tokens)
+        return len(docs)
+
+    fast = lmc.compile(nested).lower(docs=[{"text": "a"}], config=SimpleNamespace(tokens=2))
+    traces = fast.stats.traces
+    assert traces and fast.interpreted is None
+    for docs in ([{"text": "a"}, {"text": "b"}], ({"text": "c"},), []):
+        assert fast(docs=docs, config=SimpleNamespace(tokens=2), backend=Mock()).ret_value == len(docs)
+    assert len(fast.plans()) == 1
+    assert fast.stats.replays == 0
 
 
 @lmc.function

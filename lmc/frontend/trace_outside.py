@@ -20,6 +20,7 @@ from lmc.frontend import hostops, reach
 from lmc.frontend.hooks import LAZY, outside_key, program_frame
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known
+from lmc.frontend.primitives import caller_loc
 from lmc.frontend.trace_record import NO_KEY, Recorder, symbol_name
 from lmc.frontend.tree import Guard
 from lmc.frontend.values import TraceEscape, Value
@@ -83,7 +84,7 @@ class OutsideMode(Recorder):
         if guard is None:
             holds = (lambda: _same(read(), value)) if data else (lambda: read() is value)
             says = f"{what} == {value!r:.60}" if data else f"{what} is {_described(value)}"
-            self.tree.guards[key] = Guard(says, holds, value)
+            self.tree.guards[key] = Guard(says, holds, value, caller_loc())
         elif data:
             return guard.value
         elif guard.value is not value:
@@ -103,7 +104,7 @@ class OutsideMode(Recorder):
         guard = self.tree.guards.get(("content", id(x)))
         if guard is None:
             says = f"{type(x).__name__} {x!r:.40} is unchanged"
-            self.tree.guards["content", id(x)] = Guard(says, lambda: _same(frozen(x), content), content)
+            self.tree.guards["content", id(x)] = Guard(says, lambda: _same(frozen(x), content), content, caller_loc())
             self.tree.steady[id(x)] = (x, content)
         elif not _same(guard.value, content):
             raise TraceEscape(f"a {type(x).__name__} of the outside changed while the program ran")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmc.errors import Loc
 from lmc.ir.builder import Names
 from lmc.ir.core import DEFAULT, Block, Case, Graph, Op, Symbol
 from lmc.ir.core import Value as IRValue
@@ -96,11 +97,15 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What must still hold about the outside for a tree to apply; `what` says it to a person, `value` is what was seen."""
+    """What must still hold about the outside for a tree to apply; `what` says it to a person, `value` is what was seen.
+
+    loc  where the program read it first
+    """
 
     what: str
     holds: Callable[[], bool]
     value: Any = None
+    loc: Loc | None = None
 
 
 def _weight(node: Node) -> int:
