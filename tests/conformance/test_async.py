@@ -403,7 +403,8 @@ def test_the_loop_is_free_while_programs_wait() -> None:
 
     @lmc.function
     async def replayed(s: Any, q: str) -> Any:
-        s += eval("q") + lmc.gen("a", max_tokens=4)
+        hash(q)
+        s += q + lmc.gen("a", max_tokens=4)
         return s["a"] + s.text() + str(s.get_meta_info("a"))
 
     for program in (two_searches, blocking, replayed):
@@ -496,7 +497,7 @@ def test_cancelling_cancels_what_is_awaited() -> None:
     async def program(s: Any, q: str) -> Any:
         s += q + lmc.gen("a", max_tokens=2)
         if s["a"] and q == "replayed":
-            s += eval("q")
+            hash(q)
         try:
             await tool()
         except ValueError:

@@ -100,7 +100,8 @@ def escapes_late(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=5)
     with s.var_scope("scope"):
         s += "in " + s["a"].strip()
-        s += eval("len(s['a'])") and "evaluated "  # what capture does not know: the interpreter goes on here
+        hash(s["a"])  # what capture does not know: the interpreter goes on here
+        s += "evaluated "
         s += lmc.gen("b", max_tokens=5)
         with s.var_scope("late"):
             s += "late" + lmc.gen("c", max_tokens=3)
@@ -109,7 +110,8 @@ def escapes_late(s: Any, q: str) -> Any:
 
 @lmc.function
 def escapes_at_once(s: Any, q: str) -> Any:
-    s += eval("q") + lmc.gen("a", max_tokens=5)
+    hash(q)
+    s += q + lmc.gen("a", max_tokens=5)
     return s["a"]
 
 
@@ -238,7 +240,8 @@ def test_what_was_shown_before_anything_was_asked_is_shown_once(monkeypatch: pyt
     def program(s: Any, q: str) -> None:
         with s.var_scope("all"):
             s += "start "
-            s += eval("q") + lmc.gen("a", max_tokens=3)
+            hash(q)
+            s += q + lmc.gen("a", max_tokens=3)
 
     monkeypatch.setattr(lmc.Program, "replay", replay)
     with warnings.catch_warnings():
