@@ -13,6 +13,7 @@ import pytest
 
 import lmc
 from lmc.backend.mock import Mock
+from lmc.ir import parse, print_graph
 from tests.conformance.harness import case, cases, effect
 
 # ruff: noqa: TRY301, TRY203, B904, RUF100
@@ -455,3 +456,29 @@ ALL = cases(globals())
 @pytest.mark.parametrize("name", ALL)
 def test_means_the_same_in_every_execution(name: str) -> None:
     ALL[name].check()
+
+
+# -- the graph ---------------------------------------------------------------------------------------------------------------
+
+
+@lmc.function
+def parsed(s: Any, q: str) -> Any:
+    s += q + lmc.gen("n", max_tokens=4)
+    n = s["n"]
+    try:
+        return int(n)
+    except ValueError:
+        raise LookupError(q) from None
+
+
+def test_the_graph_shows_what_is_caught_and_raised() -> None:
+    fast = lmc.compile(parsed, backend=Mock(answers={"n": "pie"}))
+    with pytest.raises(LookupError, match="q"):
+        fast("q")
+    text = fast.dump_ir()
+    for line in ("%raised, %error = host.call(@int, %n.1) {pure = true, catch = true}", "switch(%raised) [none -> ^b1, @ValueError -> ^b2, _ -> ^x0]",
+                 "host.call(@LookupError, %q)", "raise("):  # fmt: skip
+        if line not in text:
+            pytest.fail(f"{line!r} is not in\n{text}")
+    if print_graph(parse(text)) != text:
+        pytest.fail("the text does not round-trip")
