@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from lmc.ir.builder import Rewriter, rewrite, with_attrs, with_operands
 from lmc.ir.core import Graph, Op, Operand, Value
-from lmc.ir.ops import can_raise, is_terminator, trait
+from lmc.ir.ops import can_raise, trait
 from lmc.passes.manager import Pass, PassContext, register
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import threading
 import time
@@ -241,18 +240,19 @@ def test_what_was_shown_before_anything_was_asked_is_shown_once(monkeypatch: pyt
     def program(s: Any, q: str) -> None:
         with s.var_scope("all"):
             s += "start "
-            with contextlib.nullcontext():  # not captured, and nothing is asked or recorded before it
-                s += q + lmc.gen("a", max_tokens=3)
+            _ = s.usage  # not captured, and nothing is asked or recorded before it
+            s += q + lmc.gen("a", max_tokens=3)
 
     monkeypatch.setattr(lmc.Program, "replay", replay)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
-        state = lmc.compile(program).stream(q="Q", backend=mock(), seed=1)
+        state = (fast := lmc.compile(program)).stream(q="Q", backend=mock(), seed=1)
         pieces, scope = state.text_iter(), state.text_iter("all")
         begun = next(pieces), next(scope)
         seen.set()
         assert begun == ("start ", "start ")
         assert "start " + "".join(pieces) == "start " + "".join(scope) == state.text() == "start Q" + state["a"]
+    assert fast.stats.replays == 1
 
 
 def test_text_after_a_failing_tool_is_not_shown() -> None:
