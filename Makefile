@@ -7,7 +7,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit model lint bench setup clean
+.PHONY: help demo test unit conformance nightly model lint bench setup clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -15,10 +15,16 @@ help:  ## what can be made
 demo: $(VENV)/.model  ## a compiled program on the small model: answers, what the plan saved, where the time went
 	@$(PY) -m examples.demo
 
-test: unit model  ## all tests that need neither a GPU nor an API key
+test: unit conformance model  ## all tests that need neither a GPU nor an API key
 
 unit: $(VENV)/.dev $(VENV)/.model  ## tests that need no model (seconds)
 	$(PYTEST) -q -m unit
+
+conformance: $(VENV)/.dev  ## 500 random programs in every execution, on all cores
+	$(PY) -m tests.conformance --programs 500
+
+nightly: $(VENV)/.dev  ## 20,000 random programs; SEED=n for others
+	$(PY) -m tests.conformance --programs 20000 --seed $(or $(SEED),1000000)
 
 model: $(VENV)/.dev $(VENV)/.model  ## tests on the small real model
 	$(PYTEST) -q -m model

@@ -289,6 +289,16 @@ def host_overhead() -> tuple[Workload, ...]:
                     scores.append(score)
         return [score["score"] for score in scores]  # unread forks would not run at all
 
+    @lmc.function
+    def decide20(s, question):
+        s += "Question: " + question
+        for i in range(20):
+            s += f"\nStep {i}:" + lmc.gen("step", max_tokens=8)
+            if "a" in s["step"]:
+                s += " Go on."
+            else:
+                s += " Turn back."
+
     def item(key: str) -> Callable[[Random], Item]:
         return lambda rng: {key: text(rng, 20)}
 
@@ -296,4 +306,5 @@ def host_overhead() -> tuple[Workload, ...]:
         Workload("host-one-gen", "one gen", 1000, 1, one_gen, item("question")),
         Workload("host-judge", "judge, 7 gens", 1000, 7, judge7, item("essay")),
         Workload("host-tree", "tree of thought 3^3, 39 gens", 1000, 39, tree39, item("question")),
+        Workload("host-paths", "20 gens, a decision on each: every item on a path of its own", 1000, 20, decide20, item("question")),
     )

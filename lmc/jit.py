@@ -37,6 +37,7 @@ from lmc.frontend.state import State
 from lmc.frontend.streaming import Mirror, on_abandoned
 from lmc.frontend.tree import Decision, Node, Site, Switch, Tree, decision_of
 from lmc.frontend.values import TraceEscape
+from lmc.growth import Growth, Start
 from lmc.ir.core import Graph
 from lmc.ir.core import Value as IRValue
 from lmc.passes.manager import PassManager, Planned, Target, pipeline_for, run_pipeline
@@ -84,6 +85,7 @@ class Traced:
     tree: Tree
     arguments: inspect.BoundArguments
     plans: dict[tuple[str, int], Plan] = field(default_factory=dict[tuple[str, int], Plan])
+    growth: Growth = field(default_factory=Growth)
     crowded: bool = False  # whether it is worth while to note which paths runs take
     clock: int = 0
 
@@ -387,6 +389,10 @@ class Program:
         if traced is None:
             run.pending = [_LEAVE]
             return run
+        root.start = traced.growth.begin()
+        if root.start is Start.INTERPRETER:
+            run.pending = [_LEAVE]
+            return run
         try:
             plan = self._plan(traced, live.backend)
         except LmcError as error:  # such as a role that the template lacks: raised where the program gets there, if it does
@@ -461,6 +467,7 @@ class Program:
                 break
             here, depth = todo.pop(0)
             self.stats.traces += 1
+            traced.growth.traced()
             if not tracer.trace(tree, self.function, traced.arguments, here):
                 if not depth:
                     return False
@@ -468,7 +475,7 @@ class Program:
             node = tree.node(here)
             while node is not None and isinstance(node.end, Switch) and node.end.expected in node.end.arms:
                 here, node = (*here, node.end.expected), node.end.arms[node.end.expected]
-            if node is not None and isinstance(node.end, Switch) and node.end.domain and depth < AHEAD_DEPTH:
+            if node is not None and isinstance(node.end, Switch) and node.end.domain and depth < AHEAD_DEPTH and traced.growth.ahead:
                 keys = [decision_of(x) for x in node.end.domain]
                 todo += [((*here, k), depth + 1) for k in keys if k is not None and k not in node.end.arms]
         return True
@@ -508,7 +515,7 @@ class Program:
             known = exit.switch.arms.get(case_key(run.path[-1]))
             if known is not None:
                 return known
-            node = self._node(root.traced, run, path)  # type: ignore[arg-type]
+            node = self._node(root, run, path)  # type: ignore[arg-type]
             if node is None:
                 return None
             before = tree.node(path[:-1])  # type: ignore[arg-type]
@@ -525,10 +532,18 @@ class Program:
             log("exits", f"{self.function.name}: {_shown(run.path[-1])} at {exit.loc}: a new path of {len(list(graph.ops()))} ops")
             return code.entry
 
-    def _node(self, traced: Traced, run: Run, path: tuple[Decision, ...]) -> Node | None:
+    def _node(self, root: Root, run: Run, path: tuple[Decision, ...]) -> Node | None:
+        """Where a path leads, traced now if no run took it before and it may be; None: the interpreter goes on."""
+        traced = root.traced
+        assert traced is not None
         node = traced.tree.node(path)
         if node is not None:
             return node
+        if not traced.growth.affordable and root.start is not Start.TRIAL:
+            traced.growth.left()
+            log("exits", f"{self.function.name}: runs seldom take a path again; one more goes on in the interpreter")
+            return None
+        root.grew = True
         traced.took(run.path[:-1])
         before = traced.tree.node(path[:-1])
         if before is not None and isinstance(before.end, Switch):
@@ -539,6 +554,8 @@ class Program:
 
     def finish(self, run: Run, value: Any, prompt: Any, held: Sequence[Any], attrs: Mapping[str, Any]) -> State:
         root: Root = run.root
+        if root.traced is not None and not root.grew:
+            root.traced.growth.carried()
         if root.traced is not None and root.traced.crowded:
             root.traced.took(run.path)
         variables = {
@@ -751,6 +768,8 @@ class Root:
     shown: int = 0  # how many appends they have seen
     traced: Traced | None = None
     target: Target | None = None
+    start: Start = Start.GRAPH
+    grew: bool = False  # the tree did for this run
 
     @property
     def live(self) -> LiveEmitter:

@@ -24,9 +24,9 @@ def names(workloads):
     return [w.name for w in workloads]
 
 
-def test_there_are_the_ten_figures_and_three_host_programs():
-    assert len(figures(SMALL)) == 10 and len(host_overhead()) == 3
-    assert len(set(names(ALL))) == 13
+def test_there_are_the_ten_figures_and_four_host_programs():
+    assert len(figures(SMALL)) == 10 and len(host_overhead()) == 4
+    assert len(set(names(ALL))) == 14
 
 
 def test_words_are_plain_and_many():
@@ -65,7 +65,7 @@ def test_compiling_is_timed_step_by_step(tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "commit:" in printed and "median ms" in printed
     rows = json.loads(out.read_text())["rows"]
-    assert {(row["program"], row["gens"]) for row in rows} == {("host-one-gen", 1), ("host-judge", 7), ("host-tree", 39)}
+    assert {(row["program"], row["gens"]) for row in rows} == {("host-one-gen", 1), ("host-judge", 7), ("host-tree", 39), ("host-paths", 20)}
     assert {"first call", "second call", "interpreter", "pass 1 canonicalize", "verify", "print", "parse"} <= {row["step"] for row in rows}
     assert all(row["reps"] == 2 and 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] for row in rows if "of which" not in row["step"])
 

@@ -421,6 +421,7 @@ class ReplayMode(CountingMode):
         self.ahead = [ahead[key] for key in sorted(ahead)]
         self.tree = tree  # what the outside was when the run began
         self.first = min((tick for tick, _, _ in record), default=0)  # up to here nothing foreign had run
+        self.lazy: dict[int, Any] = {}  # iterators that the program made
 
     def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         key = (self.count + 1, 0, 0)
@@ -431,6 +432,10 @@ class ReplayMode(CountingMode):
                 args = tuple([self._as_begun(a) for a in args])
             return super().dispatch(name, args, kwargs)
         self.count += 1
+        for x in (*args, *kwargs.values()):
+            if id(x) in self.lazy:  # the call ran it through before it was made; its own hook calls count
+                for _ in x:
+                    pass
         answer = self._answer(key)
         if name == "dstar":
             return dict(zip(*answer, strict=True))
@@ -460,6 +465,11 @@ class ReplayMode(CountingMode):
         before, after = targets(shape)
         items = tuple([self._flat(x, s) if isinstance(s, tuple) else x for x, s in zip(items, shape, strict=True)])
         return items if after < 0 else (*items[:before], *items[before], *items[before + 1 :])
+
+    def made(self, container: Any) -> Any:
+        if isinstance(container, LAZY):
+            self.lazy[id(container)] = container
+        return container
 
     # the outside as it was
 
@@ -589,10 +599,10 @@ class ReplayMode(CountingMode):
         if self.tick < self.first and (hostops.pure_function(fn) is not None or isinstance(getattr(fn, "__self__", None), str)):
             args = tuple([self._as_begun(a) for a in args])
         if _hashable(fn) and fn in _ITERATES:
-            return fn(*args, **kwargs)
+            return self.made(fn(*args, **kwargs))
         if _calls_back(fn):
             args, kwargs = reach.with_callables(args, kwargs, self.callback)
-            return fn(*args, **kwargs)
+            return self.made(fn(*args, **kwargs))
         if reach.is_own(fn) or reach.is_language(fn) or reach.is_language(getattr(fn, "__self__", None)):
             if (self.tick, CHOICES, 0) in self.record:
                 args = args if "choices" in kwargs else args[:1]

@@ -69,8 +69,9 @@ class ReplayEmitter(LiveEmitter):
 
 
 def _same_request(a: Gen | Select, b: Gen | Select) -> bool:
+    """Of the same gen or select of the program. Parameters may differ: a list of stops may have changed since it was asked."""
     if isinstance(a, Gen) and isinstance(b, Gen):
-        return (a.params, a.constraint, a.seed, a.name) == (b.params, b.constraint, b.seed, b.name)
+        return (a.seed, a.name) == (b.seed, b.name)
     if isinstance(a, Select) and isinstance(b, Select):
         return (a.choices, a.method, a.temperature, a.seed) == (b.choices, b.method, b.temperature, b.seed)
     return False

@@ -145,8 +145,13 @@ def _zip(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
 
 
 def _reversed(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
-    x = args[0]
-    return iter(list(t.items(x))[::-1]) if isinstance(x, Value) or not t.is_plain(x) else reversed(x)
+    (x,) = args
+    if isinstance(x, Value) and x.type == "str":
+        return iter(list(t.items(x))[::-1])
+    if isinstance(x, Value) or not t.is_plain(x):
+        t.main = True
+        return t.host(t.constant(reversed), [t.operand(x)], Known(), "ordered")
+    return native(reversed, x)
 
 
 def _collect(builtin: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any]:

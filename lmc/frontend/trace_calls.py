@@ -173,19 +173,23 @@ class CallMode(OutsideMode):
         name = getattr(fn, "__name__", "")
         if name in _CONCRETE_FIRST and args:
             args = (self.concrete(args[0]), *args[1:])
-        if name == "select" and len(args) > 1 and isinstance(args[1], Value):
+        if name == "select" and len(args) > 1 and self._is_read_at_run_time(args[1]):
             args, kwargs = (args[0], *args[2:]), {**kwargs, "choices": args[1]}
             if len(args) > 1:
                 raise TraceEscape("select with all its arguments by position")
-        if isinstance(choices := kwargs.get("choices"), Value):
+        if self._is_read_at_run_time(choices := kwargs.get("choices")):
             items = self.simple("py.choices", choices, key=(self.tick, CHOICES, 0))
-            kwargs = {**kwargs, "choices": tuple(self.spread(items, choices))}
+            kwargs = {**kwargs, "choices": tuple(self.spread(items, choices if isinstance(choices, Value) else items))}
         for key in ("name", "size"):
             if key in kwargs:
                 kwargs = {**kwargs, key: self.concrete(kwargs[key])}
         with self.auxiliary():
             made = self.fresh(native(fn, *args, **kwargs))
         return self.keep(made) if isinstance(made, StateGroup) else made
+
+    def _is_read_at_run_time(self, choices: Any) -> bool:
+        """Whether a list of choices is only known in a run: traced, or a list of the outside that may have changed."""
+        return isinstance(choices, Value) or (type(choices) in (list, dict, set) and id(choices) not in self.local and not self.steady(choices))
 
     def known_call(self, fn: Any, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A library function that only reads its arguments."""
@@ -231,7 +235,7 @@ class CallMode(OutsideMode):
         if hostops.is_immutable(owner) or type(owner) is tuple:
             return self.constant_method(owner, name, args, kwargs)
         if is_constant(owner) or (is_lazy(owner) and id(owner) in self.local):
-            return native(getattr(owner, name), *args, **kwargs)
+            return native(native(getattr, owner, name), *args, **kwargs)
         return self.object_method(owner, name, args, kwargs)
 
     def value_method(self, owner: Value, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -281,7 +285,7 @@ class CallMode(OutsideMode):
                 self.operation("py.call_method"), [self.operand(owner), name, *self.handed(getattr(owner, name, None), everything)], Known(), "effect",
                 kwargs=tuple(kwargs), inline=False)  # fmt: skip
         if not reach.holds_value((owner, everything)) and self.is_constant(owner) and all(self.is_constant(a) or self.steady(a) for a in everything):
-            result = self.fresh(native(getattr(owner, name), *args, **kwargs))
+            result = self.fresh(native(native(getattr, owner, name), *args, **kwargs))
             if self.is_constant(result) or is_lazy(result):
                 return result  # else an object that each run makes for itself, such as the iterator of `finditer`
         types_ = [self.type_of(a) for a in (owner, *everything)]
@@ -313,13 +317,13 @@ class CallMode(OutsideMode):
                 raise TraceEscape("updates a dict it made from host data")
             if name in ("get", "pop", "setdefault") and args:
                 args = (self.concrete(args[0]), *args[1:])
-            return self.fresh(native(getattr(owner, name), *args, **kwargs))
+            return self.fresh(native(native(getattr, owner, name), *args, **kwargs))
         if not reach.holds_value((owner, args)):
             args = self.listed(args)
             if not all(map(self.is_constant, args)) or not (isinstance(owner, dict) or self.is_constant(owner)):
                 self.wants(owner)
                 raise TraceEscape(f"{type(owner).__name__}.{name} with objects of the host")
-            return self.fresh(native(getattr(owner, name), *args, **kwargs))
+            return self.fresh(native(native(getattr, owner, name), *args, **kwargs))
         if name in ("count", "index") and isinstance(owner, list) and not reach.holds_language(owner):
             return self.simple_method(tuple(owner), name, args)
         self.wants(owner)

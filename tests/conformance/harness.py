@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +72,11 @@ def observe(state: lmc.State) -> Seen:
 
 
 def _plain(value: Any) -> Any:
-    return (type(value).__name__, value.text()) if isinstance(value, lmc.State) else value
+    if isinstance(value, lmc.State):
+        return type(value).__name__, value.text()
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return ("iterator", list(value)) if isinstance(value, Iterator) else value
 
 
 def _or_error(read: Callable[[], Any]) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import lmc
@@ -44,19 +46,72 @@ def set_limit(n: int) -> None:
     LIMIT = n
 
 
-def tool(x: Any) -> str:
-    effect("tool", x)
+def set_mode(mode: str) -> None:
+    global MODE
+    effect("mode", mode)
+    MODE = mode
+
+
+def tool(x: Any, *run: str) -> str:
+    """As with the tools below: `run` says to whose effects this one belongs."""
+    effect("tool", x, *run)
     return f"<{x}>"
 
 
-def shout(x: str) -> str:
-    effect("shout", x)
+def shout(x: str, *run: str) -> str:
+    effect("shout", x, *run)
     return x.upper() + "!"
 
 
-def words(x: str) -> list[str]:
-    effect("words", x)
+def words(x: str, *run: str) -> list[str]:
+    effect("words", x, *run)
     return x.split()
+
+
+def quiet(x: str) -> str:
+    """Does nothing but answer; capture cannot know."""
+    return x[::-1]
+
+
+def bag(x: str, *run: str) -> Any:
+    effect("bag", x, *run)
+    return (a for a in x.split()[:2])
+
+
+def lookup(x: str, *run: str) -> dict[str, str]:
+    effect("lookup", x, *run)
+    return {x[:1]: x, "k": "found"}
+
+
+def fill(x: str, out: list[str], *run: str) -> None:
+    effect("fill", x, out, *run)
+    out.append(x)
+
+
+def size(xs: list[Any], *run: str) -> int:
+    effect("size", xs, *run)
+    return len(xs)
+
+
+def guarded(x: str, run: str, fn: Any) -> str:
+    effect("guarded", fn(x), run)
+    return fn(x)
+
+
+def relay(fn: Any, x: str) -> None:
+    effect("relay", x)
+    fn(x)
+
+
+@contextlib.contextmanager
+def section(x: str, *run: str) -> Iterator[str]:
+    effect("enter", x, *run)
+    try:
+        yield x + "+"
+    except IndexError:
+        effect("swallowed", x, *run)
+    finally:
+        effect("leave", x, *run)
 
 
 def keep(xs: list[Any]) -> int:
@@ -70,8 +125,8 @@ def grow(xs: list[Any], x: Any) -> None:
     xs.append(x)
 
 
-def flaky(x: str) -> str:
-    effect("flaky", x)
+def flaky(x: str, *run: str) -> str:
+    effect("flaky", x, *run)
     if "a" in x:
         raise ValueError(f"bad {x}")
     return x + "?"

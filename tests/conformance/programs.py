@@ -1,9 +1,16 @@
-"""A generator of random programs: source text that uses the language inside ordinary Python, compiled so that its source is found."""
+"""A generator of random programs: source text that uses the language inside ordinary Python, of the kinds on which capture may go wrong.
+
+A program takes `q` (a text, another one for each item), `xs` (a list of texts) and `flag`. Its variables keep their types,
+so that most of what is written also runs: `v` and `w` are text, `n` a small number, `L` a list, `D` a dict by text, `E` an
+expression. A *shared* program reads and changes the outside; a private one does not, so many runs of it may go on at once.
+"""
 
 from __future__ import annotations
 
 import itertools
 import linecache
+import random
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,38 +21,197 @@ import lmc
 from . import outside
 from .harness import effect
 
-_numbers = itertools.count()
-
-HEAD = """
-import json, re
-from collections import Counter
-import lmc
-
+HELPERS = {
+    "child": '''
 @lmc.function
 def child(s, tip):
     s += tip + lmc.gen("c", max_tokens=2)
     effect("child", s["c"])
     return s["c"] + "."
-
+''',
+    "tree_child": '''
 @lmc.function
-def program(s, q, xs):
-    v, w, n, L, D = q, "w", 0, [], {}
+def tree_child(s, tip, k=2):
+    forks = s.fork(k)
+    for f in forks:
+        f += tip + lmc.gen("c", max_tokens=2)
+    if "a" in forks[0]["c"]:
+        s += "first" + lmc.gen("last", max_tokens=2)
+        return s["last"]
+    forks.join()
+    return ",".join(s["c"])
+''',
+    "say": '''
+def say(st, t, *, name="h"):
+    st += t + lmc.gen(name, max_tokens=2)
+    return st[name]
+''',
+    "turn": '''
+def turn(t):
+    return lmc.user(t) + lmc.assistant(lmc.gen("a", max_tokens=2))
+''',
+    "dig": '''
+def dig(st, t, depth=2):
+    st += t + lmc.gen("r", max_tokens=2)
+    if depth and "a" in st["r"]:
+        return dig(st, st["r"], depth - 1) + "<"
+    return st["r"]
+''',
+    "Node": '''
+class Node:
+    def __init__(self, s, name):
+        self.s, self.name, self.seen = s, name, []
+
+    def go(self, t):
+        self.s += t + lmc.gen(self.name, max_tokens=2)
+        self.seen.append(self.s[self.name])
+        return self.seen[-1]
+''',
+    "loud": '''
+def loud(t, q):
+    effect("loud", t, q)
+    if "e" in t:
+        raise KeyError(t)
+    return t + "!"
+''',
+    "many": '''
+def many(t):
+    yield t
+    yield from t.split()
+''',
+    "wrapped": '''
+def wrapped(fn):
+    def inner_(st, *args, **kwargs):
+        st += "["
+        result = fn(st, *args, **kwargs)
+        st += "]"
+        return result
+    return inner_
+''',
+    "scored": '''
+def scored(st, t):
+    st += t + lmc.gen("g", regex="[0-3]")
+    return int(st["g"])
+''',
+}
+
+INNER = {
+    "inner": '''
     def inner(t):
         nonlocal n
-        n += 1
+        n = (n + 1) % 7
         s.__iadd__(t + lmc.gen("i", max_tokens=2))
         return s["i"]
-"""
+''',
+    "outer": '''
+    def outer(t, seen=[]):
+        nonlocal v
+        seen.append(t)
+        v = v[:3] + t[:1]
+        return len(seen)
+''',
+    "lazy": '''
+    def lazy(k):
+        for i in range(k):
+            s.__iadd__(f"{i}" + lmc.gen("z", max_tokens=1))
+            yield s["z"]
+''',
+}
+
+HEAD = "import functools, itertools, json, re\nfrom collections import Counter\nimport lmc\n\nG = []\nN = 0\n"
 
 
-def compiled(source: str) -> lmc.Function:
-    """The program of a source text, which `linecache` and thus capture can read."""
-    file = f"<program {next(_numbers)}>"
+BEGIN = HEAD + "\n@lmc.function\ndef program(s, q, xs, flag=False):\n    v, w, n, L, D = q, 'w', 0, [], {}\n"
+
+
+def compiled(source: str) -> tuple[lmc.Function, Callable[[int], None], Callable[[], Any]]:
+    """The program of a source text, which `linecache` and thus capture can read; makes its outside, in one of two ways; looks at it."""
+    file = f"<program {zlib.crc32(source.encode()):x}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    tools = {n: getattr(outside, n) for n in ("TOOLS", "STEPS", "ask", "flaky", "keep", "shout", "tool", "words")}
+    tools = {n: getattr(outside, n) for n in TOOLS}
     names: dict[str, Any] = {"__name__": "generated", "outside": outside, "effect": effect, **tools}
     exec(compile(source, file, "exec"), names)
-    return names["program"]
+
+    def reset(world: int = 0) -> None:
+        outside.reset()
+        names["N"] = world
+        names["G"][:] = ["g"] * world
+        if world:
+            outside.LIMIT, outside.MODE, outside.Settings.level = 4, "b", 3
+            outside.STEPS.append("four")
+            outside.TABLE["z"] = "third"
+
+    return names["program"], reset, lambda: (outside.look(), names["N"], list(names["G"]))
+
+
+TOOLS = ("TOOLS", "STEPS", "TABLE", "ask", "bag", "fill", "flaky", "guarded", "keep", "lookup", "quiet", "shout", "size", "tool", "words")
+
+TEXT = [
+    "{t}.upper()", "{t}[:2]", "f'{{{t}}}|{{n:02d}}'", "f'{{{t}!r:>6}}'", "{t}.replace('a', 'b')", "str({n})", "str(L)", "','.join(map(str, L))", "('%s-%d' % ({t}, {n}))",
+    "'{{}}/{{}}'.format({t}, {n})", "{t} + '.'", "({t} if {c} else {u})", "json.dumps([{t}, {n}])", "re.sub('[aeiou]', '_', {t})", "str(D.get({t}))", "max({t}, {u})",
+    "str(sorted(D))", "(lambda a: a.strip())({t})", "({t} or 'none')", "({t} and {u})", "''.join(sorted({t}))", "{t}.split(' ')[0]", "' '.join(a for a in {t}.split())",
+    "{t}.partition('a')[2]", "({t} + ' ' + {u}).split()[-1]", "str({{{t}: 1}}.get({u}))", "str(isinstance({t}, str))", "str(v is None)", "str(({t}, {n}))", "repr({t})",
+    "quiet({t})", "{t}.title().swapcase()", "(re.search('[aeiou]', {t}) or [''])[0]", "str(xs)", "str({c})", "next(iter({t}), '-')", "str([a for a in {t} if a in {u}])",
+]  # fmt: skip
+ATOMS = ["v", "w", "v", "w", "q", "'k'", "s['x']", "s['x']", "xs[0]", "'a b'"]
+CONDITIONS = [
+    "'a' in {t}", "len({t}) > 3", "{t} < 'm'", "n % 2 == 0", "not L", "{t} == 'k'", "{t}.startswith('b')", "L and D", "any('a' in str(x) for x in L)", "len({t}) - n > 2",
+    "1 < len({t}) <= 5", "{t} in D", "{t} not in xs", "'y' in s", "flag", "not flag", "all(x for x in xs)", "{t} != {u}", "{t} in L", "isinstance(L, list)", "n in (1, 2, 5)",
+    "re.match('[a-h]', {t})", "{t}.isalpha() or {u}.isupper()", "{n} >= 2", "bool({t}) == flag", "'k' in s", "w is not None", "len(L) > len(xs)",
+]  # fmt: skip
+NUMBERS = ["n", "len({t})", "{t}.count('a')", "L.count({t})", "len(xs)", "len(L)", "int(s['d'])", "int(s['d']) * 2", "sum(len(a) for a in {t}.split())", "int(flag)", "max(n, len({t}))",
+           "min([len({t}), 3, n])", "len({{*{t}}})", "[1, 2, 3][len({t}) % 3]", "'abk'.find({t}[:1])"]  # fmt: skip
+ASSIGN = [
+    "v = {t}", "w = {t}", "v = {s}['x']", "w = {s}['x']", "n = (n + {n}) % 7", "v, w = w, {t}", "n = int(bool(v)) + {n} % 5", "v, *_ = (v + ' z').split()", "{s}['k'] = {t}", "n = (n + sum(len(str(x)) for x in L)) % 9",
+    "w = (w + v)[-9:]", "w += {t}[:2]", "n += 1", "n -= 1", "v = {s}.text()[-6:]", "w = {s}['y'] if 'y' in {s} else 'none'", "(v, w), n = ({t}, {u}), {n} % 5", "w = str(len({s}.messages()))",
+    "E = lmc.gen('x', max_tokens={k})", "E = {t} + lmc.gen('x', max_tokens=2)", "{s}.set_var('k', {t})", "v = {s}.get_var('x')", "w = str({s}.get_meta_info('x')['completion_tokens'])",
+    "v = w = {t}", "n = len([a for a in {t} if a != 'a' and (n or a)])", "w = f'{{{t}:>{{len(v) % 4}}}}'", "del v; v = {u}", "assert n >= -99, v", "w = (z := {t})[:3] + z[-2:]", "n = z if (z := {n}) < 5 else 4", "n = {{'k': 1}}.get({t}, n)",
+    "global_ = lambda a: a + w; w = 'w'; v = global_({t})[-7:]", "v = (lambda a, *b, c=1, **d: f'{{a}}{{b}}{{c}}{{d}}')(*{t}.split()[:1] or 'e', c=n, e={u})[-9:]",
+]  # fmt: skip
+COLLECT = [
+    "L.append({t})", "D['d'] = {t}", "D[{t}] = n", "L = [a.upper() for a in v.split() if 'a' in a]", "L = sorted(L, key=str)", "L += [{t}, 'l']", "L = [*L, v][-3:]",
+    "D = {{a: len(a) for a in [{t}, 'e']}}", "L = [(i, a) for i, a in enumerate(v.split())]", "L = list(Counter(v).items())[:2]", "D.update(k=v)", "L.reverse()", "L = L + [w]",
+    "(a, *L), b = (L or [w]), 2", "L = [*map(str, L)]", "L.insert(0, n)", "L.extend([w, v])", "L.sort(key=str)", "L = list(filter(None, L))", "L = [b for a in L for b in str(a)[:2]][:4]",
+    "D = {{**D, 'm': v}}", "D.setdefault('s', []).append(v)", "L = list(zip(v, xs))", "n = L.count(v)", "w = repr(tuple(L))[-9:]", "L = [x for x in L if x != v]", "D.pop('d', None)", "del L[1:]",
+    "L = json.loads(json.dumps([v, n])); L.append(1)", "a = json.loads(json.dumps([v])); b = json.loads(json.dumps([v])); a.append(2); n = len(b); w = str(a is b)", "L = {t}.split(); L.append({u})",
+    "L = [json.loads(json.dumps([v]))]; L[0].append({t}); w = str(L)[-9:]", "L = [L[:1], L[:1]]; L[0].append(n)", "a = b = [{t}]; a.append(n); L = b", "a = [{t}]; L = [a, a]; a += ['q']; L = L[:1]",
+    "D = dict(zip(['d', {t}], [1, v]))", "L = sorted([{t}, {u}, 'm'], key=len, reverse=flag)", "L = [max({t}, {u}, key=len), min([{t}, 'b'])]", "L = list({{{t}, 'k'}}); L.sort()", "D = {{k: v for k, v in sorted(D.items(), key=str)[:2]}}",
+    "L = [*many({t})]", "L = [a for a in many(v) if a]", "xs.append({t})", "xs[0] = {t}", "L = xs[:2]", "L = list(xs)", "w = xs.pop() if len(xs) > 1 else w", "L = list(reversed({t}.split()))", "L[:1] = [{t}, n]",
+    "L = [i + j for i in {t}[:2] for j in 'xy' if i != 'a']", "w, *L = [{t}, *L][:3]; w = str(w)[-9:]", "L = re.findall('[a-h]', {t})", "L = [m.group() for m in re.finditer('.e', {t})]", "D = {{{t}: [v]}}; D[{t}].append(n); D = {{'z': str(D)}}",
+]  # fmt: skip
+CALL = [
+    "v = tool({t}, q)", "effect('e', {t}, n, q)", "effect('e', q)", "effect('e', q)", "effect('f', q)", "L = words({t}, q)", "v = TOOLS['{tool}']({t}, q)", "v = child(tip={t}).ret_value", "w = shout({t}, q)", "v = flaky({t}, q) if 'a' not in {t} else v",
+    "n = size(L, q) % 7", "out = [v]; fill({t}, out, q); n = len(out) % 7", "m = [{t}]; n = size(m, q); m.append(2); L = m", "int(s['d']); effect('charge', q)", "int({t}.strip('abcdefghijklmnoprstuvwxyz <>!') or 7); effect('charge', q)", "{n}; effect('after', q)",
+    "c = child(tip={s}['x']); s += {t}; v = c['c']", "c, d = child(tip={t}), child(tip={t}); v = c['c'] + d.ret_value", "w = tree_child(tip={t}).ret_value[-7:]", "c = tree_child({t}, k=1 + {n} % 2); w = c.text()[-9:]",
+    "n = {n} % 7 if any(loud(a, q) for a in xs[:1] if 'e' not in a) else n", "w = next((a for a in [{t}, {u}] if quiet(a)), 'n')", "L = sorted([{t}, 'c', {u}], key=lambda a: tool(a, q))", "v = max([{t}, {u}], key=lambda a: (tool(a, q), a))",
+    "L = [tool(a, q) for a in {t}.split()[:2]]", "D = bag({t}, q)", "L = [k for k in bag({t}, q)]", "for k, a in lookup({t}, q).items(): v = a[-7:]", "L = sorted(lookup({t}, q))", "v = functools.reduce(lambda a, b: tool(a + b, q)[-4:], {t}[:2], 'r')",
+    "L = list(map(lambda a: shout(a, q), {t}.split()[:2]))", "v = functools.partial(tool, {t})(q)", "n = outer({t})", "v = (tool if {c} else shout)({t}, q)", "v = tool({t}, q) if {c} else shout({u}, q)",
+    "{c} and effect('then', q)", "v = {t} and tool({t}, q) or shout({u}, q)", "guarded({t}, q, lambda a: a.upper())", "a, b = words({t} + ' b c', q)[:2]; v = a",
+]  # fmt: skip
+LANGUAGE = [
+    "v = inner({t})", "w = (lambda t: inner(t) + '!')({t})", "v = say({s}, {t})", "w = say({s}, {t}, name='y')", "v = dig({s}, {t})", "node = Node({s}, 'x'); v = node.go({t}); n = len(node.seen)",
+    "L = [Node({s}, 'x').go(a) for a in {t}.split()[:2]]", "v = wrapped(say)({s}, {t})", "n = scored({s}, {t})", "L = [*lazy(2)]", "for z in lazy(3): v = z; n += 1", "v = functools.partial(say, {s})({t})",
+    "p = {s}.var_scope('k'); p.__enter__(); {s} += {t}; p.__exit__(None, None, None)", "{s} += lmc.special('<|im_end|>')", "w = ''.join([say({s}, a) for a in xs[:2]])[-9:]",
+    "v = next(lazy(2), 'none')", "v = {{'s': say}}['s']({s}, {t})", "v = {s}.fork(1)[0]['x']",
+]  # fmt: skip
+OUTSIDE = [
+    "outside.set_limit(n)", "outside.LIMIT = 5", "n += outside.LIMIT % 7", "outside.add_step('s')", "w = outside.counted(w)", "w = STEPS[0]", "outside.Settings.level += 1", "n += outside.Settings.level",
+    "w = str(next(outside.IDS))", "n += keep(L + [{t}])", "keep(L)", "G.append({t})", "n = (n + len(G)) % 7", "global N; N += 1", "w = str(N)", "w = str(outside.LIMIT)", "v = ' '.join(STEPS)[:9]", "outside.drop('one') if 'one' in STEPS else 0",
+    "w = 'deep' if outside.LIMIT > 3 else w", "outside.set_mode('b')", "w = outside.MODE", "TABLE['x'] = {t}", "w = TABLE['x']", "n = len(TABLE)", "outside.Settings.note = {t}", "w = str(outside.Settings.note)",
+    "L = [a for a in STEPS]", "n = len(STEPS)", "G.extend(L[:1])", "w = str(G)[-9:]", "L = G", "D = TABLE", "keep(G)", "outside.relay(lambda a: effect('cb', a), {t})",
+]  # fmt: skip
+LEAVE = ["n += hash(v) * 0", "n += hash({t}) * 0", "n += eval('0')", "w = max(w, key=str)", "n += id(v) * 0", "exec('0')"]
+ITERABLES = [
+    "range(2)", "range({n} % 3)", "{t}.split()[:2]", "list(xs)", "xs", "L[:2]", "{t}[:2]", "list(D)[:2]", "[{t}, 'k']", "({t}, {u})", "many({t})", "bag({t}, q)", "sorted(lookup({t}, q))", "map(str, xs)",
+    "reversed(xs)", "[a for a in {t}.split() if a][:2]", "(a for a in xs)", "{t}.partition('a')", "iter([{t}])", "re.findall('[a-h]', {t})[:3]", "itertools.islice(itertools.count(), 2)", "set({t}[:1])",
+]  # fmt: skip
+PAIRS = ["enumerate({t}.split()[:2])", "zip({t}, xs)", "list(D.items())[:2]", "[({t}, 1), ({u}, n)]", "enumerate(xs, 1)", "zip(L, 'ab')"]
+RAISERS = ["v = flaky({t}, q)", "n = int({t})", "raise ValueError({t})", "w = L[{n}]", "w = D[{t}]", "json.loads({t})", "pass", "loud({t}, q)", "assert {c}, {t}", "v = {t}[{n}]", "a, b = {t}.split()", "n = 1 // {n}", "v = {s}['nothing']"]
+CATCHES = ["(ValueError, IndexError) as error", "Exception as error", "ValueError as error", "KeyError as error", "(LookupError, AssertionError, ArithmeticError) as error"]
+PATTERNS = [
+    ("{t}", ["'k' | 'a'", "str(a)", "_"]), ("{t}.split()", ["[a, *b]", "[]"]), ("({t}, n)", ["('a', 1)", "(str(a), int(b)) if b", "_"]), ("L", ["[a]", "[a, b]", "[a, *_] if a", "_"]), ("D", ["{'d': a}", "{**rest} if rest"]),
+    ("{n} % 3", ["0", "1 | 2 as a"]), ("{t}[:1]", ["'a' | 'b' | 'd'", "x if x > 'k'", "_"]), ("json.loads(json.dumps([{t}, n]))", ["[str(a), 0]", "[a, int(b)]"]),
+]  # fmt: skip
 
 
 class Writer:
@@ -57,34 +223,71 @@ class Writer:
         self.indent = 1
         self.states = ["s"]
         self.fresh = itertools.count()
-        self.in_role = False
-        self.in_loop = False
-        self.left = 11  # statements
+        self.roles: set[str] = set()  # states with an open one
+        self.loops = self.depth = 0
+        self.shared = pick([False, False, True])
+        self.left = pick([6, 9, 12])  # statements
+
+    def source(self) -> str:
+        """The whole text."""
+        self.put("s += q + lmc.gen('x', max_tokens=4)" + self.pick(["", "", " + '\\n'"]))
+        while self.left > 0:
+            self.statement()
+        self.put(self.pick(["return v, w, n, L, D, len(xs)", "return v, w, n, str(L), D, xs", "return (v, w, n, L, D)", "return s"]))
+        body = "\n".join(self.lines) + "\n"
+        if "s['d']" in body:
+            body = "    s += lmc.gen('d', regex='[0-3]')\n" + body
+        if "global N" in body:
+            body = "    global N\n" + body.replace("global N; ", "")
+        signature = BEGIN.removeprefix(HEAD)
+        if "E" in body:
+            signature += "    E = lmc.gen('x', max_tokens=3)\n"
+        inner = "".join(text for name, text in INNER.items() if f"{name}(" in body)
+        helpers = "".join(text for name, text in HELPERS.items() if name in body)
+        return HEAD + helpers + signature + inner + body
 
     def put(self, line: str) -> None:
         self.lines.append("    " * self.indent + line)
 
+    def filled(self, template: str) -> str:
+        """A template with its holes filled: {t} {u} texts, {n} a number, {c} a condition, {s} a state, {k} a small constant."""
+        if "{" not in template:
+            return template
+        self.depth += 1
+        holes = {
+            "t": self.text, "u": self.text, "n": self.number, "c": self.condition, "s": lambda: self.pick(self.states), "k": lambda: self.pick(["1", "2", "3"]),
+            "tool": lambda: self.pick(["shout", "tool"]),
+        }  # fmt: skip
+        found = {name: make() if "{" + name + "}" in template or "{" + name + "!" in template else "" for name, make in holes.items()}
+        self.depth -= 1
+        if "{{{t}" in template or "{{{n}" in template or "'" in template:  # texts inside of an f-string must not have its quotes
+            found = {name: text.replace("'", '"') if template.startswith("f'") or " f'" in template else text for name, text in found.items()}
+            if template.startswith("f'") or " f'" in template:
+                found["t"] = found["t"] if '"' not in found["t"] and "\\" not in found["t"] and "{" not in found["t"] else self.pick(["v", "w", "q"])
+        return template.format(**found)
+
     def text(self) -> str:
-        t = self.pick(["v", "w", "q"])
-        return self.pick([
-            "v", "w", "q", "'k'", f"{t}.upper()", f"{t}[:2]", f"f'{{{t}}}|{{n:02d}}'", f"{t}.replace('a', 'b')", "str(n)", "str(L)", "','.join(map(str, L))",
-            f"'%s-%d' % ({t}, n)", f"{t} + '.'", f"({t} if n else 'zero')", f"json.dumps([{t}, n])", f"re.sub('[aeiou]', '_', {t})", f"str(D.get({t}))",
-            "str(len(xs))", f"max({t}, 'm')", "str(sorted(D))", "str(outside.LIMIT)", "' '.join(STEPS)", f"(lambda a: a.strip())({t})",
-        ])  # fmt: skip
+        if self.depth > 2 or self.pick([True, False]):
+            atom = self.pick(ATOMS)
+            return atom.replace("s[", f"{self.pick(self.states)}[") if atom.startswith("s[") else atom
+        return self.filled(self.pick(TEXT))
 
     def condition(self) -> str:
-        t = self.pick(["v", "w"])
-        return self.pick([
-            f"'a' in {t}", f"len({t}) > 3", f"{t} < 'm'", "n % 2 == 0", "not L", f"{t} == 'k'", f"{t}.startswith('b') or n < 2", "L and D",
-            "any('a' in str(x) for x in L)", f"(m := len({t})) > 4", f"1 < len({t}) <= 5", "outside.LIMIT > 3", f"{t} in D", f"{t} not in xs", "'x' in s",
-        ])  # fmt: skip
+        text = self.filled(self.pick(CONDITIONS))
+        return text if self.depth > 1 or self.pick([True, True, False]) else f"({text} {self.pick(['and', 'or', 'and not'])} {self.filled(self.pick(CONDITIONS))})"
+
+    def number(self) -> str:
+        return self.filled(self.pick(NUMBERS)) if self.depth <= 2 else self.pick(["n", "len(v)", "2"])
 
     def gen(self) -> str:
-        name = self.pick(["x", "x", "y"])
-        more = self.pick(["", "", ", stop='a'", ", regex='[ab]{1,3}'", ", max_tokens=1 + n % 3", ", temperature=0"])
+        name = self.pick(["x", "x", "x", "y", "k", None])
+        more = self.pick(["", "", "", ", stop='a'", ", regex='[ab]{1,3}'", ", max_tokens=1 + n % 3", ", temperature=0", ", stop=xs", ", n=1 + n % 2", ", stop=[v[:1] or 'z', 'e']", ", seed=3"])
+        if "n=1" in more:
+            name = "many"
+        choices = self.pick(["['a', 'k', w + '?']", "['yes', 'no']", "['yes', 'no', 'perhaps']", "[{u}, 'k']", "xs", "STEPS" if self.shared else "['a']"])
+        size = "" if "max_" in more or name is None else ", max_tokens=3"
         return self.pick([
-            f"lmc.gen('{name}'{', max_tokens=3' if 'max_' not in more else ''}{more})", f"lmc.select('{name}', choices=['a', 'k', w + '?'])",
-            f"lmc.gen('{name}', max_tokens=2)",
+            f"lmc.gen({name!r}{size}{more})", f"lmc.gen({name!r}{size}{more})", self.filled(f"lmc.select('x', choices={choices})"), "lmc.gen('x', max_tokens=2)", "lmc.gen('j', dtype=int)" , "E",
         ])  # fmt: skip
 
     def body(self) -> None:
@@ -94,77 +297,68 @@ class Writer:
         self.indent -= 1
 
     def loop(self) -> None:
-        outer, self.in_loop = self.in_loop, True
+        self.loops += 1
         self.body()
-        self.in_loop = outer
+        self.indent += 1
+        if self.pick([False, False, True]):
+            self.put(f"if {self.condition()}: {self.pick(['break', 'continue'])}")
+        self.indent -= 1
+        self.loops -= 1
 
     def statement(self) -> None:
         self.left -= 1
-        simple = 2 * [self.append, self.append, self.read, self.assign, self.tool, self.collect, self.outside_, self.helper] + [self.leave]
-        nested = [self.if_, self.if_, self.for_, self.while_, self.forks, self.try_, self.role, self.match, self.scope]
-        self.pick(simple if self.left <= 0 or self.indent > 4 else simple + 2 * nested)()
+        simple: list[Callable[[], None]] = [self.append] * 4 + [self.one_of(ASSIGN)] * 2 + [self.one_of(COLLECT)] * 2 + [self.one_of(CALL)] * 2 + [self.one_of(LANGUAGE)] * 2
+        simple += [self.one_of(OUTSIDE)] * 3 if self.shared else []
+        if self.pick(range(40)) == 0:
+            return self.one_of(LEAVE)()
+        if self.pick(range(40)) == 0:
+            return self.put("return " + self.pick(["v, n", "(L, D)", "s", "None"])) if self.indent > 1 else self.put("pass")
+        nested = [self.if_] * 4 + [self.for_] * 2 + [self.while_, self.forks, self.forks, self.group, self.group, self.try_, self.role, self.match, self.scope, self.with_]
+        small = self.left <= 0 or self.indent > 4
+        self.pick(simple if small or self.pick([True, True, False]) else nested)()
+
+    def one_of(self, templates: Sequence[str]) -> Callable[[], None]:
+        return lambda: self.put(self.filled(self.pick(templates)))
 
     # statements
 
     def append(self) -> None:
         s = self.pick(self.states)
-        turn = f"lmc.user({self.text()}) + lmc.assistant({self.gen()})"
-        self.put(f"{s} += " + self.pick([f"{self.text()} + {self.gen()}", self.gen(), self.text()] + ([] if self.in_role else [turn])))
-
-    def read(self) -> None:
-        s, name = self.pick(self.states), self.pick(["x", "y", "i"])
-        self.put(self.pick([f"v = {s}['{name}'] if '{name}' in {s} else v", f"w = {s}['{name}'] if '{name}' in {s} else 'none'", f"w = {s}.text()[-9:]"]))
-
-    def assign(self) -> None:
-        self.put(self.pick([
-            f"v = {self.text()}", f"w = {self.text()}", "n += len(v)", f"v, w = w, {self.text()}", "n = int(bool(v)) + n * 2", "v, *_ = (v + ' z').split()",
-            f"s['k'] = {self.text()}", "n += sum(len(str(x)) for x in L)", "del L[1:]", "w += v",
-        ]))  # fmt: skip
-
-    def tool(self) -> None:
-        t = self.text()
-        self.put(self.pick([
-            f"v = tool({t})", f"effect('e', {t}, n)", f"L = words({t})", f"v = TOOLS['{self.pick(['shout', 'tool'])}']({t})", f"n += keep(L + [{t}])",
-            f"xs.append({t})", f"v = child(tip={t}).ret_value", f"w = shout({t})",
-        ]))  # fmt: skip
-
-    def collect(self) -> None:
-        t = self.text()
-        self.put(self.pick([
-            f"L.append({t})", f"D['d'] = {t}", f"D[{t}] = n", "L = [a.upper() for a in v.split() if 'a' in a]", "L = sorted(L, key=str)",
-            f"L += [{t}, 'l']", "L = [*L, v][-3:]", f"D = {{a: len(a) for a in [{t}, 'e']}}", "L = [(i, a) for i, a in enumerate(v.split())]",
-            "L = list(Counter(v).items())[:2]", "D.update(k=v)", "L.reverse()", "keep(L)", "L = L + [w]", "(a, *L), b = (L or [w]), 2", "L = [*map(str, L)]", "w = ' '.join(a for a in v.split())", "L.insert(0, n)", "L.extend([w, v])",
-            "L.sort(key=str)", "L = list(filter(None, L))", "L = [b for a in L for b in str(a)[:2]]", "D = {**D, 'm': v}", "D.setdefault('s', []).append(v)",
-            "L = list(zip(v, STEPS))", "n += L.count(v)", "w = repr(tuple(L))", "L = [x for x in L if x != v]", "D.pop('d', None)",
-
-        ]))  # fmt: skip
-
-    def outside_(self) -> None:
-        self.put(self.pick(["outside.set_limit(n)", "outside.LIMIT = 5", "n += outside.LIMIT", "outside.add_step('s')", "w = outside.counted(w)", "w = STEPS[0]",
-                            "outside.Settings.level += 1", "n += outside.Settings.level", "w = str(next(outside.IDS))"]))  # fmt: skip
-
-    def leave(self) -> None:
-        self.put(self.pick(["n += id(v) * 0", "n += id(w) * 0", "n += eval('0')", "w = max(w, key=str)"]))
-
-    def helper(self) -> None:
-        s = self.pick(self.states)
-        choices = [f"v = inner({self.text()})", f"w = (lambda t: inner(t) + '!')({self.text()})"]
-        self.put(self.pick(choices if self.in_role else [*choices, f"v = ask({s}, {self.text()}, name='x')"]))
+        forms = [f"{s} += {self.text()} + {self.gen()}", f"{s} += {self.gen()}", f"{s} += {self.text()}", f"{s} += {self.gen()} + {self.text()}"]
+        if s not in self.roles or self.pick(range(30)) == 0:
+            forms += [f"{s} += lmc.user({self.text()}) + lmc.assistant({self.gen()})", f"{s} += turn({self.text()})", f"{s}.user({self.text()})", f"v = ask({s}, {self.text()}, name='x')"]
+        self.put(self.pick(forms))
 
     def if_(self) -> None:
-        self.put(f"if {self.condition()}:")
+        self.put(self.pick([f"if {self.condition()}:", f"if {self.condition()}:", f"if {self.condition()}:", f"if (m := {self.text()}) and {self.condition()}:"]))
         self.body()
         if self.pick([True, False]):
+            if self.pick([True, False]):
+                self.put(f"elif {self.condition()}:")
+                self.body()
             self.put("else:")
             self.body()
-        if self.in_loop and self.pick([True, False]):
+        if self.loops and self.pick([True, False]):
             self.put(f"if {self.condition()}: {self.pick(['break', 'continue'])}")
         elif self.pick([False, False, False, True]):
             self.put(f"if {self.condition()}: return {self.text()}")
 
     def for_(self) -> None:
-        i = f"i{next(self.fresh)}"
-        self.put(f"for {i} in {self.pick(['range(2)', 'v.split()[:2]', 'STEPS[:2]', 'STEPS', 'list(xs)', 'L[:2]', 'w[:2]', 'D'])}:")
+        """Ends after a few steps, whatever the body does to what is iterated."""
+        c = f"c{next(self.fresh)}"
+        i, j = c.replace("c", "i"), c.replace("c", "j")
+        self.put(f"{c} = 0")
+        if self.pick([True, True, False]):
+            self.put(f"for {i} in {self.filled(self.pick(ITERABLES + (['STEPS', 'STEPS[:2]', 'TABLE', 'G[:2]'] if self.shared else [])))}:")
+            self.indent += 1
+            self.put(self.pick([f"w = str({i})", f"s += str({i})", "pass"]))
+        else:
+            self.put(f"for {i}, {j} in {self.filled(self.pick(PAIRS))}:")
+            self.indent += 1
+            self.put(f"w = str({i}) + str({j})")
+        self.put(f"{c} += 1")
+        self.put(f"if {c} > 3: break")
+        self.indent -= 1
         self.loop()
         if self.pick([False, True]):
             self.put("else:")
@@ -173,68 +367,131 @@ class Writer:
     def while_(self) -> None:
         c = f"c{next(self.fresh)}"
         self.put(f"{c} = 0")
-        self.put(f"while {c} < 3 and ({self.condition()}):")
-        self.indent += 1
+        if self.pick([False, False, True]):
+            self.put(f"while xs and {c} < 3:")
+            self.indent += 1
+            self.put(self.pick(["s += xs.pop(0)", "w = xs.pop(); n += 1"]))
+            self.put("xs = xs or ['e']")
+        else:
+            self.put(f"while {c} < 3 and ({self.condition()}):")
+            self.indent += 1
         self.put(f"{c} += 1")
         self.indent -= 1
         self.loop()
+        if self.pick([False, False, True]):
+            self.put("else:")
+            self.body()
 
     def forks(self) -> None:
+        """Forks one by one, maybe nested, and then something of all of them."""
         s, g = self.pick(self.states), f"g{next(self.fresh)}"
         f = g.replace("g", "f")
-        self.put(f"{g} = {s}.fork({self.pick([1, 2, 2, 3])})")
-        self.put(f"for {f} in {g}:")
+        self.put(f"{g} = {s}.fork({self.pick(['1', '2', '2', '3', '1 + n % 2', 'len(xs) % 3 or 1'])})")
+        if self.pick([True, False]):
+            self.put(f"{s} += {self.text()}")  # the parent goes on
+        self.put(self.pick([f"for {f} in {g}:", f"for i{f}, {f} in enumerate({g}):", f"for {f}, w in zip({g}, ['a', {self.text()}, 'c']):"]))
         self.states.append(f)
+        if s in self.roles:
+            self.roles.add(f)
+        self.indent += 1
+        self.put(f"{f} += {self.pick([self.text(), repr(f)])} + {self.gen()}")
+        self.indent -= 1
         self.loop()
         self.states.pop()
-        self.put(f"{g} += {self.gen()}")
+        self.roles.discard(f)
+        self.after_forks(g)
+
+    def group(self) -> None:
+        """A fork group as a whole."""
+        s, g = self.pick(self.states), f"g{next(self.fresh)}"
+        self.put(f"{g} = {s}.fork({self.pick(['2', '2', '3', '1 + n % 3'])})")
+        for _ in range(self.pick([1, 2])):
+            self.put(self.pick([f"{g} += {self.gen()}", f"{g} += {self.text()} + lmc.gen('x', max_tokens=2)", f"{g} += lambda i: str(i) + lmc.gen('x', max_tokens=2)", f"L = [say(f, {self.text()}) for f in {g}]",
+                                f"for i, f in enumerate({g}): f += f'{{i}}' + lmc.gen('x', max_tokens=2)", f"L = [f.fork(2) for f in {g}]; [a.__iadd__(lmc.gen('y', max_tokens=1)) for a in L]; L = [a[1]['y'] for a in L]",
+                                f"L = [scored(f, {self.text()}) for f in {g}]", f"{g}[0] += {self.gen()}", f"L = [child(tip=f['x'])['c'] for f in {g}]"]))  # fmt: skip
+        self.after_forks(g)
+
+    def after_forks(self, g: str) -> None:
         self.put(self.pick([
-            f"{g}.join()", "pass", f"L = [{f}['x'] for {f} in {g} if 'x' in {f}]", f"{g}.join('concate_and_append')", f"v = max([{f}.text() for {f} in {g}])[-5:]",
-            f"v = max({g}, key=lambda f: f.text())['y'] if all('y' in f for f in {g}) else v",
+            f"{g}.join()", "pass", f"L = [f['x'] for f in {g}]", f"{g}.join('concate_and_append')", f"v = max([f.text() for f in {g}])[-5:]", f"v = max({g}, key=lambda f: f['x'])['x']",
+            f"v = sorted({g}, key=lambda f: (len(f['x']), f['x']))[0]['x']", f"n = [f['x'] for f in {g}].count('a')", f"w = ''.join(f['x'] for f in {g} if 'a' in f['x'])[-9:]", f"n = sum('a' in f['x'] for f in {g})",
+            f"w = str(any(f['x'] < 'm' for f in {g}))", f"w = next((f['x'] for f in {g} if 'e' in f['x']), 'none')", f"D = {{i: f['x'] for i, f in enumerate({g})}}", f"{g}.join(); w = str(s['x'])[-9:]", f"v = {g}[-1]['x']",
+            f"w = Counter(f['x'][:1] for f in {g}).most_common(1)[0][0]", f"best = min({g}, key=lambda f: f['x']); best += lmc.gen('y', max_tokens=2); v = best['y']", f"L = [f['x'] for f in reversed({g}.states)]",
+            f"v = '|'.join([f['x'] for f in {g}])[-9:]; s += v", f"a, *L = [f['x'] for f in {g}]; v = a", f"effect('forks', [f['x'] for f in {g}], q)",
         ]))  # fmt: skip
 
     def try_(self) -> None:
         self.put("try:")
         self.body()
         self.indent += 1
-        self.put(self.pick([f"v = flaky({self.text()})", "n = int(v)", f"raise ValueError({self.text()})", "w = L[0]", "pass"]))
+        self.put(self.filled(self.pick(RAISERS)))
         self.indent -= 1
-        self.put(self.pick(["except (ValueError, IndexError) as error:", "except Exception as error:", "except ValueError as error:"]))
-        self.indent += 1
-        self.put("w = str(error)")
-        self.indent -= 1
-        self.body()
-        if self.pick([True, False]):
+        if self.pick([True, True, True, False]):
+            self.put(f"except {self.filled(self.pick(CATCHES))}:")
+            self.indent += 1
+            self.put(self.pick(["w = str(error)[-19:]", "w = type(error).__name__", "effect('caught', str(error), q)"]))
+            if self.pick(range(6)) == 0:
+                self.put(self.pick(["raise", "raise RuntimeError(w) from error", "raise KeyError('other')"]))
+            self.indent -= 1
+            self.body()
+            if self.pick([True, False, False]):
+                self.put("else:")
+                self.body()
+        else:
+            self.put("finally:")
+            self.body()
+            return
+        if self.pick([True, False, False]):
             self.put("finally:")
             self.body()
 
     def role(self) -> None:
-        if self.in_role:
+        s = self.pick(self.states)
+        if s in self.roles:
             return self.append()
-        self.put(f"with s.{self.pick(['user', 'assistant', 'system'])}():")
-        self.in_role = True
-        outer, self.in_loop = self.in_loop, False
+        self.put(f"with {s}.{self.pick(['user', 'assistant', 'system'])}():")
+        self.roles.add(s)
         self.body()
-        self.in_role, self.in_loop = False, outer
+        if self.pick(range(6)) == 0:
+            self.indent += 1
+            self.put(self.filled(self.pick(RAISERS[:3])))
+            self.indent -= 1
+        self.roles.discard(s)
 
     def scope(self) -> None:
-        self.put(self.pick(["with s.var_scope('k'):", "with s.copy() as f:"]))
+        s, f = self.pick(self.states), f"f{next(self.fresh)}"
+        if self.pick([True, False]):
+            self.put(f"with {s}.var_scope('k'):")
+            return self.body()
+        self.put(f"with {s}.copy() as {f}:")
+        self.states.append(f)
+        if s in self.roles:
+            self.roles.add(f)
+        self.body()
+        self.states.pop()
+
+    def with_(self) -> None:
+        """A context manager of the host."""
+        self.put(f"with outside.section({self.text()}, q)" + self.pick([":", " as w:"]))
         self.body()
 
     def match(self) -> None:
-        self.put(f"match {self.pick(['v', 'w[:1]', 'v.split()', '(v, n)', 'L'])}:")
+        subject, patterns = self.pick(PATTERNS)
+        self.put(f"match {self.filled(subject)}:")
         self.indent += 1
-        for pattern in self.pick([["'k' | 'a'", "_"], ["[a, *b]", "str(a)"], ["('a', 1)", "(str(a), int(b)) if b"]]):
+        for pattern in patterns:
             self.put(f"case {pattern}:")
             self.body()
         self.indent -= 1
 
 
+def source(seed: int) -> str:
+    """The program of a seed."""
+    chance = random.Random(seed)
+    return Writer(lambda options: options[int(chance.random() * len(options))]).source()
+
+
 @st.composite
 def sources(draw: st.DrawFn) -> str:
-    """The source of a program that takes `q` (a text) and `xs` (a list of texts)."""
-    writer = Writer(lambda options: draw(st.sampled_from(options)))
-    while writer.left > 0:
-        writer.statement()
-    writer.put("return v, w, n, L, D, len(xs)")
-    return HEAD + "\n".join(writer.lines) + "\n"
+    """Programs as hypothesis chooses them."""
+    return Writer(lambda options: draw(st.sampled_from(options))).source()

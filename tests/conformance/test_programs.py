@@ -17,7 +17,7 @@ import lmc
 from . import outside
 from .harness import Case, case, cases, conform, effect, scripted
 from .outside import TOOLS, ask, shout, tool
-from .programs import HEAD, compiled
+from .programs import BEGIN, compiled
 
 EXAMPLES = [("2+2", "4"), ("3*3", "9")]
 
@@ -722,7 +722,7 @@ def test_lambda_program():
 
 
 def test_assertions():  # as source text: pytest rewrites the asserts of its modules
-    program = compiled(HEAD + """
+    program, *_ = compiled(BEGIN + """
     s += q + lmc.gen("x", max_tokens=4)
     assert "e" not in s["x"], f"has e: {s['x']}"
     assert "a" in s["x"]

@@ -1,0 +1,79 @@
+"""Searches for a program that means something else when it is compiled.
+
+    python -m tests.conformance --programs 20000 --seed 0         # what runs every night: all cores, minutes to an hour
+    python -m tests.conformance --programs 1 --seed 4711          # one program, shrunk if it fails
+    python -m tests.conformance --show 4711                       # its text
+    python -m tests.conformance --file failing.py                 # a program that was written down
+
+Seeds are whole tests: the text of the program and what it is run with follow from them. A failure is shrunk, printed with
+the command that shows it again, and makes the exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .programs import source
+from .search import Failure, Setting, examined, look_at, problem
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=1000, help="how many (default 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="the first one's seed; the others' follow it")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    parser.add_argument("--failures", type=int, default=3, help="stop after that many")
+    parser.add_argument("--show", type=int, metavar="SEED", help="print a program and what it is run with, and do nothing")
+    parser.add_argument("--file", type=Path, help="look at the program of this file, in every setting")
+    options = parser.parse_args(argv)
+    if options.show is not None:
+        print(f"# {Setting.of(options.show)}\n{source(options.show)}")
+        return 0
+    if options.file is not None:
+        return _file(options.file)
+    failures = _search(range(options.seed, options.seed + options.programs), options.jobs, options.failures)
+    return 1 if failures else 0
+
+
+def _search(seeds: range, jobs: int, most: int) -> list[Failure]:
+    started, failures = time.monotonic(), []
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(seeds))) as pool:
+        for done, (seed, said) in enumerate(pool.imap_unordered(look_at, seeds, chunksize=8), 1):
+            if said is not None:
+                failures.append(failure := examined(seed, said))
+                _report(failure)
+            if done % 200 == 0 or done == len(seeds):
+                spent = time.monotonic() - started
+                print(f"{done} of {len(seeds)} programs in {spent:.0f} s, {len(failures)} failures", file=sys.stderr, flush=True)
+            if len(failures) >= most:
+                break
+        pool.terminate()
+    return failures
+
+
+def _report(failure: Failure) -> None:
+    print(f"\n== seed {failure.seed}: {failure.problem}\n   {failure.setting}\n\n{failure.text}")
+    print(f"# again: python -m tests.conformance --programs 1 --seed {failure.seed}\n", flush=True)
+
+
+def _file(file: Path) -> int:
+    text, failed = file.read_text(), False
+    for opt in (0, 1):
+        for temperature in (0, 0.8):
+            for faults in (0, 7):
+                setting = Setting(opt, temperature, faults, threads=True)
+                said = problem(text, setting)
+                if said is not None:
+                    failed = True
+                    print(f"{said}\n   {setting}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Faults planted in tracer, executor, passes and replay are found by the random programs that every change is tested with."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lmc.backend.instructions import HostCall, Run
+from lmc.frontend.hooks import ReplayMode
+from lmc.frontend.hostops import Known
+from lmc.frontend.trace_record import Recorder
+from lmc.frontend.trace_state import TraceEmitter
+from lmc.frontend.tracer import TraceMode
+from lmc.frontend.tree import Tree
+from lmc.ir.core import Block, Graph, Op
+from lmc.jit import Program, Traced
+
+from .programs import BEGIN, source
+from .search import Setting, problem
+from .test_random import PROGRAMS
+
+Plant = pytest.MonkeyPatch
+
+
+def freeze_a_branch(plant: Plant) -> None:
+    plant.setattr(TraceMode, "truth", lambda self, a: True)
+
+
+def drop_an_effect(plant: Plant) -> None:
+    real = TraceMode.effect
+
+    def without(self: TraceMode, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return None if args[:1] == ("e",) else real(self, fn, args, kwargs)
+
+    plant.setattr(TraceMode, "effect", without)
+
+
+def _effects(op: Op) -> bool:
+    return op.kind == "host.call" and not op.attr("pure") and not op.attr("ordered") and not op.attr("inline")
+
+
+def reorder_two_effects(plant: Plant) -> None:
+    real = Tree.graph
+
+    def swapped(self: Tree, *args: Any) -> Graph:
+        graph = real(self, *args)
+        blocks: list[Block] = []
+        for block in graph.blocks:
+            ops = list(block.ops)
+            for i, (a, b) in enumerate(itertools.pairwise(block.ops)):
+                if _effects(a) and _effects(b) and not set(a.results) & set(b.uses) and ops[i] is a:
+                    ops[i : i + 2] = b, a
+            blocks.append(Block(block.label, tuple(ops), block.terminator))
+        return replace(graph, blocks=tuple(blocks))
+
+    plant.setattr(Tree, "graph", swapped)
+
+
+def mix_up_siblings(plant: Plant) -> None:
+    real = TraceEmitter.gen
+    plant.setattr(TraceEmitter, "gen", lambda self, ctx, expr, stream, ordinal: real(self, ctx, expr, stream.replace(".1", ".0"), ordinal))
+
+
+def forget_a_guard(plant: Plant) -> None:
+    plant.setattr(Traced, "applies", lambda self: True)
+
+
+def erase_an_op_that_can_raise(plant: Plant) -> None:
+    real = TraceMode.host
+
+    def total(self: TraceMode, fn: Any, operands: Any, known: Known, *args: Any, **kwargs: Any) -> Any:
+        return real(self, fn, operands, replace(known, total=True), *args, **kwargs)
+
+    plant.setattr(TraceMode, "host", total)
+
+
+def do_an_ordered_op_twice(plant: Plant) -> None:
+    real = HostCall.call
+
+    def twice(self: HostCall, run: Run, args: list[Any]) -> tuple[bool, Any]:
+        if self.inline:
+            real(self, run, args)
+        return real(self, run, args)
+
+    plant.setattr(HostCall, "call", twice)
+
+
+def do_an_effect_twice(plant: Plant) -> None:
+    real = HostCall.call
+
+    def twice(self: HostCall, run: Run, args: list[Any]) -> tuple[bool, Any]:
+        if not self.inline:
+            real(self, run, args)
+        return real(self, run, args)
+
+    plant.setattr(HostCall, "call", twice)
+
+
+def cache_an_effect_across_runs(plant: Plant) -> None:
+    real, known = HostCall.call, dict[HostCall, tuple[bool, Any]]()
+
+    def cached(self: HostCall, run: Run, args: list[Any]) -> tuple[bool, Any]:
+        if self not in known:
+            known[self] = real(self, run, args)
+        return known[self]
+
+    plant.setattr(HostCall, "call", cached)
+
+
+def merge_samples(plant: Plant) -> None:
+    """Every gen of a run has the seed of the first."""
+    real = TraceEmitter.gen
+    plant.setattr(TraceEmitter, "gen", lambda self, ctx, expr, stream, ordinal: real(self, ctx, expr, stream, 0))
+
+
+def share_a_mutable_result(plant: Plant) -> None:
+    """What touches an object that can change is taken for pure, so that equal ones are merged."""
+    real = Recorder.host
+
+    def pure(self: Recorder, fn: Any, operands: Any, known: Known, kind: str, *args: Any, **kwargs: Any) -> Any:
+        return real(self, fn, operands, known, "pure" if kind == "ordered" and known.fresh else kind, *args, **kwargs)
+
+    plant.setattr(Recorder, "host", pure)
+
+
+def trace_a_tool(plant: Plant) -> None:
+    """Effects on constants alone happen while tracing."""
+    real = TraceMode.effect
+
+    def done(self: TraceMode, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return real(self, fn, args, kwargs) if self.foreign else (fn(*args, **kwargs) if all(type(a) is str for a in args) else real(self, fn, args, kwargs))
+
+    plant.setattr(TraceMode, "effect", done)
+
+
+def forget_what_was_done(plant: Plant) -> None:
+    real = ReplayMode.__init__
+    plant.setattr(ReplayMode, "__init__", lambda self, record, tree=None: real(self, dict(list(record.items())[:-1]), tree))
+
+
+def count_a_hook_twice(plant: Plant) -> None:
+    real = ReplayMode.dispatch
+
+    def counted_twice(self: ReplayMode, *args: Any) -> Any:
+        self.count += args[0] == "getitem"
+        return real(self, *args)
+
+    plant.setattr(ReplayMode, "dispatch", counted_twice)
+
+
+def link_the_wrong_arm(plant: Plant) -> None:
+    real = Program.extend
+    plant.setattr(Program, "extend", lambda self, run, exit: next(iter(exit.switch.arms.values()), None) or real(self, run, exit))
+
+
+SHOWN_BY = {"drop_an_effect": 27, "forget_a_guard": 20, "erase_an_op_that_can_raise": 5, "reorder_two_effects": 53, "trace_a_tool": 20, "count_a_hook_twice": 5, "link_the_wrong_arm": 3}
+"""Seeds to begin with, which saves time; the faults that are not here are found by the first few."""
+FAULTS = [fault for name, fault in list(globals().items()) if callable(fault) and getattr(fault, "__annotations__", {}).get("plant") == "Plant"]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_planted_fault_is_found(fault: Any, monkeypatch: pytest.MonkeyPatch):
+    fault(monkeypatch)
+    seeds = [SHOWN_BY.get(fault.__name__, 0), *range(PROGRAMS)]
+    assert any(problem(source(seed), Setting.of(seed)) for seed in seeds), f"no program of {PROGRAMS} shows it"
+
+
+OUTSIDE = BEGIN + """
+    limit = outside.LIMIT
+    s += q + lmc.gen("x", max_tokens=3)
+    outside.set_limit(9)
+    n = id(s["x"]) * 0
+    return limit, n
+"""
+
+
+def test_an_outside_read_too_late_is_found(monkeypatch: pytest.MonkeyPatch):
+    assert problem(OUTSIDE, Setting()) is None
+    monkeypatch.setattr(ReplayMode, "_begun", lambda self, owner, name, value: value)
+    assert problem(OUTSIDE, Setting())
+
+
+def test_nothing_is_found_without_a_fault():
+    assert not any(problem(source(seed), Setting.of(seed)) for seed in SHOWN_BY.values())
