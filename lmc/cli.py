@@ -324,6 +324,7 @@ def opt(
                                                "plan-prefix{min_chars = 4}. Default: the pipeline of --target.")] = None,
     target: Annotated[str, typer.Option(metavar="KIND", help="What is compiled for: tokens, text or chat.")] = "tokens",
     template: Annotated[str, typer.Option(metavar="NAME", help="The chat template, by name.")] = "chatml",
+    greedy: Annotated[bool, typer.Option("--greedy", help="Asks that name no temperature run at 0.")] = False,
     verify_each: Annotated[bool, typer.Option("--verify-each", help="Check the graph after every pass.")] = False,
     print_after: Annotated[str, typer.Option("--print-after", metavar="PASSES", show_default=False,
                                              help="Print the graph on stderr after these passes, or after all.")] = "",
@@ -349,7 +350,7 @@ def opt(
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
     with _as_usage():
-        compiled_for = Target(target, get_chat_template(template))
+        compiled_for = Target(target, get_chat_template(template), greedy)
         chosen = parse_pipeline(passes) if passes is not None else pipeline_for(compiled_for)
         manager = PassManager(chosen, verify_each=verify_each, print_after=print_after)
     planned = manager.plan(parse(source, str(file)), compiled_for)

@@ -84,7 +84,7 @@ class Traced:
 
     tree: Tree
     arguments: inspect.BoundArguments
-    plans: dict[tuple[str, int], Plan] = field(default_factory=dict[tuple[str, int], Plan])
+    plans: dict[tuple[str, int, bool], Plan] = field(default_factory=dict[tuple[str, int, bool], Plan])
     growth: Growth = field(default_factory=Growth)
     crowded: bool = False  # whether it is worth while to note which paths runs take
     clock: int = 0
@@ -394,7 +394,7 @@ class Program:
             run.pending = [_LEAVE]
             return run
         try:
-            plan = self._plan(traced, live.backend)
+            plan = self._plan(traced, live.backend, live.defaults.temperature == 0)
         except LmcError as error:  # such as a role that the template lacks: raised where the program gets there, if it does
             self._say(f"{self.function.name} runs in the interpreter: {error}")
             run.pending = [_LEAVE]
@@ -480,14 +480,14 @@ class Program:
                 todo += [((*here, k), depth + 1) for k in keys if k is not None and k not in node.end.arms]
         return True
 
-    def _plan(self, traced: Traced, backend: Backend) -> Plan:
-        """The tree compiled for a backend; compiled again once it has grown by half."""
+    def _plan(self, traced: Traced, backend: Backend, greedy: bool) -> Plan:
+        """The tree compiled for a backend and a default temperature; compiled again once it has grown by half."""
         template = backend.chat_template
-        key = (_kind(backend), id(template))
+        key = (_kind(backend), id(template), greedy)
         plan = traced.plans.get(key)
         if plan is None or traced.tree.size > 1.5 * plan.size + 8:
             with self._lock:
-                target = Target(key[0], template)
+                target = Target(key[0], template, greedy)
                 code, planned = self._compiled(traced.tree.graph(), target)
                 plan = traced.plans[key] = Plan(target, code, traced.tree.size, planned.stats, planned.notes)
         return plan

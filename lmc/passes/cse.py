@@ -3,8 +3,9 @@
 Results must not depend on which of two equal ops computed them, so only `pure` ops are merged: two equal
 `json.loads` are two lists. An op that can raise may be merged: had it raised, the second would never run.
 
-Sampling ops are merged at temperature 0 only, where equal prompts and parameters have one likeliest answer. The
-temperature has to stand in the op: one that comes from an argument or from the run's defaults may be anything.
+Sampling ops are merged at temperature 0 only, where equal prompts and parameters have one likeliest answer: where 0
+stands in the op, or where it names none and the target says that the runs' default is 0. A temperature that comes from
+an argument may be anything.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Cse(Pass):
         merged: dict[Value, list[Attr]] = {}  # identities of the asks merged into the one that gives this prompt
 
         def rule(op: Op, rewriter: Rewriter) -> Sequence[Op] | None:
-            key = _key(op, graph)
+            key = _key(op, graph, ctx.target.greedy)
             if key is None:
                 return None
             known = seen.setdefault(key, [])
@@ -54,11 +55,11 @@ class Cse(Pass):
         return _noted(graph, merged) if merged else graph
 
 
-def _key(op: Op, graph: Graph) -> object:
+def _key(op: Op, graph: Graph, greedy: bool) -> object:
     """What equal ops have in common; None for an op that is never merged."""
     if op.results and trait(op) == "pure" and not op.attr("catch"):  # two equal exceptions are two objects
         attrs = op.attrs
-    elif trait(op) == "samples" and _is_greedy(op) and _is_only_text(op, graph):
+    elif trait(op) == "samples" and _is_greedy(op, greedy) and _is_only_text(op, graph):
         attrs = {name: value for name, value in op.attrs.items() if name not in _IDENTITY}
     else:
         return None
@@ -66,8 +67,10 @@ def _key(op: Op, graph: Graph) -> object:
     return op.kind, exact(op.operands), items, tuple(v.type for v in op.results)
 
 
-def _is_greedy(op: Op) -> bool:
+def _is_greedy(op: Op, greedy: bool) -> bool:
     temperature = op.attr("temperature")
+    if op.kind == "gen" and temperature is None:
+        return greedy and "temperature" not in op.attr("params", ())
     return isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0
 
 

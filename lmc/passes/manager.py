@@ -31,10 +31,11 @@ from lmc.ir.verifier import verify, verify_level
 @dataclass(frozen=True)
 class Target:
     """What graphs are compiled for. `kind` picks the pipeline: `tokens` (mock, engine), `text` (completion APIs) or
-    `chat` (message APIs)."""
+    `chat` (message APIs). `greedy`: asks that name no temperature run at 0."""
 
     kind: str = "tokens"
     template: ChatTemplate = CHATML
+    greedy: bool = False
 
 
 @dataclass(frozen=True)
@@ -410,6 +411,7 @@ def _reproducer(graph: Graph, passes: Sequence[Pass], target: Target) -> str:
 def _options(target: Target) -> str:
     """What `lmc opt` needs to know of a target. A model's own template has no name there; it stands in the comment."""
     kind = f" --target={target.kind}" if target.kind != "tokens" else ""
+    kind += " --greedy" if target.greedy else ""
     named = target.template is not CHATML and known_chat_template(target.template)
     return kind + (f" --template={shlex.quote(target.template.name)}" if named else "")
 

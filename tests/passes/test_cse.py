@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lmc.passes.manager import Target
 from tests.passes.filecheck import check, check_unchanged
 
 
@@ -135,3 +136,25 @@ def test_what_the_program_could_change_is_not_shared() -> None:
         %c4, %e, %m4 = gen(%c0) {stream = "/0.3", ordinal = 0, temperature = 0.0, top_p = 0.5}
         exit(%a, %b, %m3, %m4) {id = 0}
     """, params="%c0: ctx")  # fmt: skip
+
+
+def test_a_gen_without_a_temperature_takes_the_runs() -> None:
+    body = """
+        %c1, %a, %m1 = gen(%c0) {stream = "/0.0", ordinal = 0}
+        %c2, %b, %m2 = gen(%c0) {stream = "/0.1", ordinal = 0}
+        %c3, %d, %m3 = gen(%c0, %t) {stream = "/0.2", ordinal = 0, params = ["temperature"]}
+        %c4, %e, %m4 = gen(%c0, %t) {stream = "/0.3", ordinal = 0, params = ["temperature"]}
+        %c5, %f, %m5 = gen(%c0) {stream = "/0.4", ordinal = 0, temperature = 0.5}
+        %c6, %g, %m6 = gen(%c0) {stream = "/0.5", ordinal = 0, temperature = 0.5}
+        exit(%a, %b, %d, %e, %f, %g) {id = 0}
+    """
+    check_unchanged("cse", body, params="%c0: ctx, %t: float")
+    after = """
+        %c1, %a, %m1 = gen(%c0) {stream = "/0.0", ordinal = 0, also = [["/0.1", 0]]}
+        %c3, %d, %m3 = gen(%c0, %t) {stream = "/0.2", ordinal = 0, params = ["temperature"]}
+        %c4, %e, %m4 = gen(%c0, %t) {stream = "/0.3", ordinal = 0, params = ["temperature"]}
+        %c5, %f, %m5 = gen(%c0) {stream = "/0.4", ordinal = 0, temperature = 0.5}
+        %c6, %g, %m6 = gen(%c0) {stream = "/0.5", ordinal = 0, temperature = 0.5}
+        exit(%a, %a, %d, %e, %f, %g) {id = 0}
+    """
+    check("cse", body, after, params="%c0: ctx, %t: float", target=Target(greedy=True))

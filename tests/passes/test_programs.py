@@ -41,6 +41,15 @@ def test_equal_asks_at_temperature_0_are_made_once() -> None:
     assert calls(conform(twice_sampled, [{"q": "x"}], replays=0), q="x") == 3
 
 
+def test_the_temperature_of_the_run_counts() -> None:
+    """One program, run at both temperatures: each run has the plan for its own."""
+    program = conform(twice_sampled, [{"q": "x"}, {"q": "y"}], replays=0, temperature=0)
+    for temperature, expected in ((0, 1), (0.7, 3), (0, 1)):
+        mock = lmc.Mock()
+        program(q="x", backend=mock, temperature=temperature).sync()
+        assert len(mock.call_log) == expected
+
+
 def test_a_merged_ask_is_one_in_the_usage() -> None:
     state = lmc.compile(twice_greedy, backend=lmc.Mock())(q="x")
     assert state.usage.calls == 2
