@@ -1,0 +1,130 @@
+"""What a planned graph is expected to cost, op by op, for whoever shows it. Counts; changes nothing.
+
+Text is counted in characters (a token is about four), since a graph knows no tokenizer; text that is known only at run
+time counts as `unknown_chars`. A prompt is computed by the first op on its path that needs it, a prefill or an ask, and
+shared by all that come later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lmc.ir.analysis import dominance
+from lmc.ir.core import Graph, Op, Operand, Symbol, Value
+from lmc.ir.ops import trait
+from lmc.passes.batch_forks import choices
+from lmc.prompt import Special
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Expected cost of one ask or prefill.
+
+    computed  characters of its prompt that are computed for it
+    shared    characters of its prompt that an op before it has computed
+    answer    most tokens of its answer, by its length and its constraint; of a select, none
+    scored    characters of choices that are scored; those that choices begin with in common once
+    forced    share of its constraint's automaton in which nothing is left to choose
+    group     number and size of the group it is submitted with, or None
+    """
+
+    computed: int = 0
+    shared: int = 0
+    answer: int = 0
+    scored: int = 0
+    forced: float = 0.0
+    group: tuple[int, int] | None = None
+
+    @property
+    def passes(self) -> float:
+        """Passes of the model until it is done, with nothing in its way: what a critical path adds up."""
+        return 1 + self.answer * (1 - self.forced)
+
+
+def predict(graph: Graph, *, unknown_chars: int = 200, max_tokens: int = 128) -> Mapping[int, Cost]:
+    """Costs by the index of the op in `graph.ops()`. `max_tokens` is the run's default for asks that name none."""
+    above = dominance(graph)
+    lengths = _lengths(graph, unknown_chars, max_tokens)
+    home: dict[Value, list[str]] = {}  # where a prompt's KV is computed: labels of blocks
+    costs: dict[int, Cost] = {}
+    index = 0
+    for block in graph.blocks:
+        for op in (*block.ops, block.terminator):
+            if op.kind == "prefill" or trait(op) == "samples":
+                computed, shared = 0, 0
+                node: Operand | None = op.operands[0]
+                while isinstance(node, Value):
+                    if any(above(label, block.label) for label in home.get(node, ())):
+                        shared = lengths[node]
+                        break
+                    home.setdefault(node, []).append(block.label)
+                    producer = graph.producer.get(node)
+                    computed += _size(producer, unknown_chars)
+                    node = producer.operands[0] if producer is not None and producer.operands else None
+                if op.results:
+                    home.setdefault(op.results[0], []).append(block.label)
+                costs[index] = _cost(graph, op, computed, shared, unknown_chars, max_tokens)
+            index += 1
+    return costs
+
+
+def _lengths(graph: Graph, unknown: int, max_tokens: int) -> Mapping[Operand, int]:
+    """Characters from the root to each prompt, answers at their longest."""
+    lengths: dict[Operand, int] = {p: unknown for p in graph.params if p.type == "ctx"}
+    for op in graph.ops():
+        for v in op.results:
+            if v.type == "ctx":
+                before = lengths[op.operands[0]] if op.operands else 0
+                lengths[v] = before + (4 * _answer(graph, op, max_tokens) if op.kind == "gen" else _size(op, unknown))
+    return lengths
+
+
+def _cost(graph: Graph, op: Op, computed: int, shared: int, unknown: int, max_tokens: int) -> Cost:
+    group = op.attr("group")
+    if op.kind == "select":
+        return Cost(
+            computed, shared, 0, _trie([x if isinstance(x, str) else "?" * unknown for x in choices(op)]), 0.0, group
+        )
+    if op.kind == "prefill":
+        return Cost(computed, shared)
+    constant = _constant(graph, op)
+    forced = constant.attr("forced", 0.0) if constant is not None else 0.0
+    return Cost(computed, shared, _answer(graph, op, max_tokens), 0, forced, group)
+
+
+def _constant(graph: Graph, op: Op) -> Op | None:
+    name = op.attr("constraint")
+    return graph.constants[name.name] if isinstance(name, Symbol) else None
+
+
+def _answer(graph: Graph, op: Op, max_tokens: int) -> int:
+    given = op.attr("max_tokens")
+    most = given if isinstance(given, int) else max_tokens
+    constant = _constant(graph, op)
+    longest = constant.attr("longest") if constant is not None else None
+    return most if longest is None else min(most, longest + 1)
+
+
+def _size(op: Op | None, unknown: int) -> int:
+    """Characters that an op adds to a prompt and that nobody has computed; a parameter brings what came before the graph."""
+    if op is None:
+        return unknown
+    if op.kind != "append":
+        return 0  # an answer is computed while it is sampled
+    return sum(
+        len(x) if isinstance(x, str) else 4 if isinstance(x, Special) else unknown if isinstance(x, Value) else 0
+        for x in op.operands[1:]
+    )
+
+
+def _trie(texts: list[str]) -> int:
+    """Characters of a trie of texts."""
+    total, before = 0, ""
+    for text in sorted(set(texts)):
+        common = next(
+            (i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), min(len(before), len(text))
+        )
+        total += len(text) - common
+        before = text
+    return total
