@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import lmc
 from tests.conformance.harness import conform
 
@@ -56,18 +58,22 @@ def test_a_merged_ask_is_one_in_the_usage() -> None:
 
 
 def test_the_interpreter_that_takes_over_knows_merged_answers() -> None:
+    """A program that raises is finished by the interpreter, which asks nothing again."""
+
     @lmc.function
-    def left(s, q):
+    def raises(s, q):
         s += "Q: " + q
         a, b = s.fork(2)
         for f in (a, b):
             f += lmc.gen("a", max_tokens=4, temperature=0)
-        first, second = a["a"], b["a"]
-        return first, second, hash(first) * 0
+        return a["a"], b["a"], int("no number " + a["a"])
 
-    program = conform(left, [{"q": "x"}, {"q": "y"}])
-    assert program.stats.replays > 0
-    assert calls(program, q="x") == 1
+    program = conform(raises, [{"q": "x"}, {"q": "y"}])
+    mock, replays = lmc.Mock(), program.stats.replays
+    with pytest.raises(ValueError, match="no number"):
+        program(q="x", backend=mock)
+    assert program.stats.replays == replays + 1
+    assert len(mock.call_log) == 1
 
 
 # -- batch-forks -----------------------------------------------------------------------------------------------------
