@@ -155,16 +155,21 @@ class AutomatonMatcher:
     def __init__(self, automaton: TokenAutomaton, forced: ForcedTokens | None = None) -> None:
         self._automaton, self._forced = automaton, forced
         self.state = automaton.start
+        self._looked = (-1, -1, DEAD)  # state, token, and where that leads: who asks whether it may come accepts it next
 
     @property
     def bits(self) -> np.ndarray:
         return self._automaton.mask(self.state)
 
     def allows(self, token: int) -> bool:
-        return self._automaton.next(self.state, token) != DEAD
+        following = self._automaton.next(self.state, token)
+        self._looked = self.state, token, following
+        return following != DEAD
 
     def accept(self, token: int) -> None:
-        following = self._automaton.next(self.state, token)
+        state, looked, following = self._looked
+        if state != self.state or looked != token:
+            following = self._automaton.next(self.state, token)
         if following == DEAD:
             raise RuntimeError(f"token {token} is outside the constraint although its mask allowed it")
         self.state = following

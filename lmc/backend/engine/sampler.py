@@ -192,8 +192,9 @@ def is_constrained(req: Request) -> bool:
 
 def is_allowed(req: Request, token: int) -> bool:
     """Whether the constraint lets `token` come next."""
-    assert req.answer is not None
-    return _matcher(req).allows(token) and not (token in req.answer.stop_ids and token in _too_early(req))
+    assert req.answer is not None and req.answer.matcher is not None
+    allowed = req.answer.matcher.allows(token)
+    return allowed and (token not in req.answer.stop_ids or token not in _too_early(req))
 
 
 def best_allowed(rows: Sequence[torch.Tensor], requests: Sequence[Request]) -> list[int]:
@@ -201,11 +202,18 @@ def best_allowed(rows: Sequence[torch.Tensor], requests: Sequence[Request]) -> l
     if rows[0].device.type != "cpu":  # one transfer and one answer for all
         allowed = torch.from_numpy(np.stack([_allowed(req, len(rows[0])) for req in requests])).to(rows[0].device)
         return torch.stack(tuple(rows)).masked_fill_(~allowed, -torch.inf).argmax(-1).tolist()
-    found: list[int] = []
-    for row, req in zip(rows, requests, strict=True):
-        ids = np.flatnonzero(_allowed(req, len(row)))
-        found.append(int(ids[row.numpy()[ids].argmax()]))
-    return found
+    return [_best_on_cpu(row.numpy().copy(), req) for row, req in zip(rows, requests, strict=True)]
+
+
+def _best_on_cpu(values: np.ndarray, req: Request) -> int:
+    """The first tries are for wide constraints: looking at three best tokens is cheaper than listing the allowed ones."""
+    for _ in range(3):
+        token = int(values.argmax())
+        if is_allowed(req, token):
+            return token
+        values[token] = -np.inf
+    ids = np.flatnonzero(_allowed(req, len(values)))
+    return int(ids[values[ids].argmax()])
 
 
 def mask(row: torch.Tensor, req: Request) -> None:
