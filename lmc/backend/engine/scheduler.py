@@ -92,8 +92,8 @@ class _Verdict(Enum):
 
 
 class Scheduler:
-    """max_batch: sequences that run together. chunk: rows of known text, prompts and forced runs, computed in one pass
-    (the rows of sampled tokens ride along)."""
+    """max_batch: sequences that run together. chunk: rows of one pass, as far as sampled tokens leave half of it to known
+    text, prompts and forced runs."""
 
     def __init__(self, num_slots: int, *, max_batch: int = 64, chunk: int = 512) -> None:
         self.max_batch, self.chunk = max_batch, chunk
@@ -177,6 +177,7 @@ class Scheduler:
         for req in list(self.running):
             if not req.in_head and req.kind is Kind.GENERATE and not req.is_landing:
                 room -= self._decode(work, req, room)
+        room -= min(len(work.samples), room, self.chunk // 2)  # a pass stays within `chunk` rows: products of matrices like it
         for req in list(self.running):
             if req.in_head or req.kind is Kind.SCORE:
                 room -= self._advance(work, req, room)
