@@ -138,7 +138,7 @@ def trace_a_tool(plant: Plant) -> None:
 
 def forget_what_was_done(plant: Plant) -> None:
     real = ReplayMode.__init__
-    plant.setattr(ReplayMode, "__init__", lambda self, record, tree=None: real(self, dict(list(record.items())[:-1]), tree))
+    plant.setattr(ReplayMode, "__init__", lambda self, record, *more: real(self, dict(list(record.items())[:-1]), *more))
 
 
 def count_a_hook_twice(plant: Plant) -> None:

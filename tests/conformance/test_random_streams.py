@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -14,17 +15,15 @@ from hypothesis import HealthCheck, given, settings
 import lmc
 from lmc.backend.mock import Mock
 
-from . import outside
 from .harness import EFFECTS, observe
 from .programs import compiled, sources
-from .test_random import ITEMS
+from .search import ITEMS
 
 MORE = int(os.environ.get("LMC_PROGRAMS", "0"))
 
 
-def watched(run: Any, item: dict[str, Any]) -> tuple[Any, ...]:
+def watched(run: Any, item: dict[str, Any], look: Callable[[], Any]) -> tuple[Any, ...]:
     """What a stream showed, how the program ended, and what it did."""
-    outside.reset()
     EFFECTS.clear()
     shown: list[str] = []
     end: Any = None
@@ -34,15 +33,17 @@ def watched(run: Any, item: dict[str, Any]) -> tuple[Any, ...]:
         end = observe(state)
     except Exception as error:
         end = type(error).__name__, str(error)
-    return "".join(shown), end, list(EFFECTS), outside.look()
+    return "".join(shown), end, list(EFFECTS), look()
 
 
 @settings(max_examples=MORE or 40, derandomize=not MORE, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(sources())
 def test_random_streams(source: str) -> None:
-    program = compiled(source)
+    program, reset, look = compiled(source)
     fast = lmc.compile(program, opt=len(source) % 2)
     for item in ITEMS:
-        expected = watched(lambda program=program, **kw: program.run(stream=True, **kw), item)
+        reset()
+        expected = watched(lambda **kw: program.run(stream=True, **kw), item, look)
         for _ in range(2):
-            assert watched(fast.stream, item) == expected
+            reset()
+            assert watched(fast.stream, item, look) == expected
