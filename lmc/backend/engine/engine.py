@@ -220,7 +220,7 @@ class EngineCore:
             config.log(
                 "engine", f"pass {s.tally.passes}: {detail}; {len(s.waiting)} wait, {s.pool.free_count} slots free"
             )
-        for req in {span.request: None for span in work.spans}:
+        for req in work.requests:
             req.in_flight += 1
         if isinstance(self._runner, AheadRunner) and all(req.runs_free for _, req in work.samples):
             flight = self._runner.launch(work)
@@ -245,7 +245,7 @@ class EngineCore:
         self._deliver(work, output)
 
     def _deliver(self, work: Pass, output: PassOutput) -> None:
-        touched = list({span.request: None for span in work.spans})
+        touched = work.requests
         for req in touched:
             req.in_flight -= 1
         for score, value, top in zip(work.scores, output.scores, output.tops, strict=True):

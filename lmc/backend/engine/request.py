@@ -101,7 +101,7 @@ class Request:
     next_branch: int = 0
     branch_slots: dict[int, np.ndarray] = field(default_factory=dict)
     awaited: bool = False  # its last token is being sampled: a place is kept for it
-    in_flight: int = 0  # passes with rows of it that were launched and not delivered
+    in_flight: int = 0  # passes with rows or samples of it that were launched and not delivered
     twins: list[Request] = field(default_factory=list)  # within a pass: they sample from our last prompt row too
 
     def __post_init__(self) -> None:

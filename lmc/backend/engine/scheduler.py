@@ -65,6 +65,11 @@ class Pass:
     rows: int = 0
     places: list[int] = field(default_factory=list)  # for each sample: its position in the request; set by `commit`
 
+    @property
+    def requests(self) -> list[Request]:
+        """Whoever has a row or a sample in it; a twin has no rows of its own."""
+        return list(dict.fromkeys([*(s.request for s in self.spans), *(req for _, req in self.samples)]))
+
     def add(self, rows: Rows) -> int:
         """Returns the row where the span begins."""
         start = self.rows

@@ -69,6 +69,15 @@ def test_equal_prompts_share_the_last_row():
     assert {h.results[0].output().text for h in handles} == {expected_text("x" * 50, 4)}
 
 
+def test_a_twin_of_one_token_is_awaited_when_the_loop_is_one_step_ahead():
+    """It has no rows of its own in the pass that samples it."""
+    engine, core = stepped(runs=FakeAheadRunner)
+    handles = [engine.submit(None, [Text(("x" * 20,)), gen(1)]) for _ in range(3)]
+    drain(core)
+    assert {h.results[0].output().text for h in handles} == {expected_text("x" * 20, 1)}
+    engine.check()
+
+
 @pytest.mark.parametrize("chunk", [16, 64])
 def test_equal_prompts_survive_the_cancellation_of_the_first(chunk):
     engine, core = stepped(chunk=chunk)
