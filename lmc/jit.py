@@ -28,6 +28,7 @@ from lmc.chat import CHATML
 from lmc.config import default_backend, has_default_backend, log, logs, settings
 from lmc.errors import ArgumentError, CaptureWarning, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio, reach, tracer
+from lmc.frontend.arguments import Parameters
 from lmc.frontend.emitter import Scoped
 from lmc.frontend.interpreter import ACTIVE, Function, LiveEmitter, watch
 from lmc.frontend.options import PROGRAM_OPTIONS, Options
@@ -44,6 +45,8 @@ from lmc.passes.manager import PassManager, Planned, Target, pipeline_for, run_p
 
 MAX_TREES = 8
 """Trace trees of one program for one list of argument types; further states of the outside run in the interpreter."""
+MAX_SHAPES = 64
+"""Lists of argument types, lengths of `*args` and names of `**kwargs` of one program; further ones run in the interpreter."""
 MAX_OPS = 50_000
 """Ops of one tree; beyond it the paths least recently used are dropped, down to half of it."""
 MAX_ARMS = 64
@@ -155,9 +158,7 @@ class Program:
         self._pins = Pins()
         self._interpreted: str | None = None  # why, if nothing of it can be captured
         self._said: set[str] = set()
-        kinds = [p.kind for p in fn.signature.parameters.values()]
-        if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.VAR_KEYWORD in kinds:
-            self._interpreted = "it takes *args or **kwargs"
+        self._parameters = Parameters(fn.signature)
 
     # -- running
 
@@ -380,7 +381,7 @@ class Program:
 
     def _begin(self, root: Root) -> Run:
         live, arguments = root.live.run, root.arguments
-        values = list(arguments.arguments.values())[1:]
+        values = self._parameters.values(arguments)
         run = Run(self, live.backend, live.defaults, live.seed, live.item, values, root.state.stream, live.limits)
         if live.limits is not None:
             live.limits.begin()
@@ -413,11 +414,14 @@ class Program:
                 self._say(f"{self.function.name} runs in the interpreter when it is handed a state or an expression")
                 return None
         types = tuple([_type_of(v) for v in values])
-        key = (*types, "watched") if watched else types
+        key = (*types, *self._parameters.shape(arguments), *(("watched",) if watched else ()))
         for traced in self._trees.get(key, ()):
             if traced.applies() and not traced.outgrown:
                 return traced
         with self._lock:
+            if self._parameters.open and len(self._trees) >= MAX_SHAPES and key not in self._trees:
+                self._say(f"{self.function.name}: more than {MAX_SHAPES} forms of *args and **kwargs; further ones run in the interpreter")
+                return None
             trees = self._trees.setdefault(key, [])
             sites: frozenset[Site] = frozenset()
             for traced in tuple(trees):
@@ -431,7 +435,7 @@ class Program:
             if len(trees) >= MAX_TREES:
                 self._say(f"{self.function.name}: more than {MAX_TREES} states of the outside; further ones run in the interpreter")
                 return None
-            params = tuple(IRValue(n, t) for n, t in zip(self.function.params, types, strict=True))  # type: ignore[arg-type]
+            params = tuple(IRValue(n, t) for n, t in zip(self._parameters.names(arguments), types, strict=True))  # type: ignore[arg-type]
             while True:
                 traced = Traced(Tree(self.function.name, params, sites, watched), arguments)
                 if not self._grow(traced, ()):
@@ -665,14 +669,14 @@ class Program:
         """Traces ahead of time for arguments like these, without a model."""
         bound = self.function.arguments((), example)
         bound.apply_defaults()
-        self._find(bound, list(bound.arguments.values())[1:])
+        self._find(bound, self._parameters.values(bound))
         return self
 
     def graph(self) -> Graph:
         """All that has been traced so far for the latest list of argument types; traced now if nothing was."""
         if not self._trees and self._interpreted is None:
             self._find(*self._guessed())
-        if not self._trees:
+        if not any(self._trees.values()):
             raise ProgramError(f"{self.function.described} runs in the interpreter: {self._interpreted}", loc=self.function.loc)
         trees = [trees[0].tree for trees in reversed(self._trees.values()) if trees]
         return next((tree for tree in trees if not tree.watched), trees[0]).graph()
@@ -682,12 +686,12 @@ class Program:
         samples = {str: "", int: 0, float: 0.0, bool: False, "str": "", "int": 0, "float": 0.0, "bool": False}
         given: dict[str, Any] = {}
         for name, parameter in list(self.function.signature.parameters.items())[1:]:
-            if parameter.default is parameter.empty and name not in self.function.bound:
+            if parameter.default is parameter.empty and name not in self.function.bound and parameter.kind not in _STARS:
                 known = parameter.annotation is parameter.empty or parameter.annotation in samples
                 given[name] = samples.get(parameter.annotation, "") if known else object()
         bound = self.function.arguments((), given)
         bound.apply_defaults()
-        return bound, list(bound.arguments.values())[1:]
+        return bound, self._parameters.values(bound)
 
     def dump_ir(self, after: str | None = None, format: str = "text") -> str:
         """The graph after its pipeline, or as it stands after the pass `after` ("trace": before any).
@@ -861,6 +865,7 @@ class _Leave(Instruction):
         raise TakeOver("")
 
 
+_STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _LEAVE = _Leave((), 0, 0, None)
 
 

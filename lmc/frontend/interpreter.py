@@ -248,6 +248,7 @@ class Function:
             )
         self.params: tuple[str, ...] = tuple(p.name for p in parameters[1:])
         self.defaults: Mapping[str, Any] = {p.name: p.default for p in parameters[1:] if p.default is not p.empty}
+        self._named = frozenset(p.name for p in parameters[1:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
         self._open = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self.is_async = aio.is_async(func)
         """Whether it is `async def`: run it by `run` where no event loop is running, else by `await … .arun(…)`."""
@@ -268,14 +269,15 @@ class Function:
         if self._open:
             return
         for name in given:
-            if name not in self.params:
+            if name not in self._named:
                 raise ArgumentError(f"{self.described} has no parameter {name!r}{self._meant(name)}", loc=caller_loc())
 
     def _meant(self, name: str) -> str:
         """What a name that is no parameter may stand for: a parameter, or an option of `run`."""
         own = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}.get(name, name)
-        found = suggestion(own, (*self.params, *RUN_OPTIONS))
-        return found if "did you mean" in found else suggestion(name, self.params)
+        parameters = [p for p in self.params if p in self._named]
+        found = suggestion(own, (*parameters, *RUN_OPTIONS))
+        return found if "did you mean" in found else suggestion(name, parameters)
 
     @property
     def described(self) -> str:
@@ -288,11 +290,14 @@ class Function:
     def split(
         self, kwargs: Mapping[str, Any], known: frozenset[str] = RUN_OPTIONS
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Program arguments and run options; a program's own parameter wins over an option of the same name."""
+        """Program arguments and run options.
+
+        A program's own parameter wins over an option of the same name; an option wins over `**kwargs`, which gets the rest.
+        """
         arguments: dict[str, Any] = {}
         options: dict[str, Any] = {}
         for name, value in kwargs.items():
-            (options if name in known and name not in self.params else arguments)[name] = value
+            (options if name in known and name not in self._named else arguments)[name] = value
         return arguments, options
 
     def bind(self, **kwargs: Any) -> Function:

@@ -22,6 +22,7 @@ from lmc.backend.base import TakeOver
 from lmc.config import log
 from lmc.frontend import hostops, reach
 from lmc.frontend.aio import Ready
+from lmc.frontend.arguments import Parameters
 from lmc.frontend.hooks import Key, hooks, inner_key, program_frame
 from lmc.frontend.hostops import Known, Shape, native
 from lmc.frontend.instrument import instrument
@@ -612,7 +613,7 @@ def _itself(x: Any) -> Any:
 def trace(tree: Tree, program: Function, arguments: inspect.BoundArguments, path: Sequence[Decision]) -> bool:
     """Runs the program on symbolic values along a path of decisions and records what is new into the tree.
 
-    Arguments are the tree's parameters by name. False when the program did not do what it did in an earlier trace.
+    Arguments are the tree's parameters, in the shape of `arguments`. False when the program did not do what it did in an earlier trace.
     Raises TraceEscape when nothing of the program can be captured.
     """
     twin = instrument(_plain_function(program), hooks)
@@ -624,10 +625,8 @@ def trace(tree: Tree, program: Function, arguments: inspect.BoundArguments, path
         state.progress = cast(Progress, Shows(mode, state))
     state_token = ACTIVE.set(state)
     try:
-        values = {p.name: mode.value(p) for p in tree.params}
-        args = [values.get(n, x) for n, x in zip(program.params, arguments.args[1:], strict=False)]
-        kwargs = {n: values.get(n, x) for n, x in arguments.kwargs.items()}
-        result = twin(state, *args, **kwargs)
+        given = Parameters(program.signature).filled(arguments, map(mode.value, tree.params))
+        result = twin(state, *given.args[1:], **given.kwargs)
         mode.finish(state, _driven(result) if program.is_async else result)
     except StopTrace:
         return True

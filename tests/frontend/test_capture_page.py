@@ -377,8 +377,8 @@ def cleaned_up(s, q):
 
 
 @row("`*args`, `**kwargs` as parameters of the program")
-def many(s, *args):
-    s += args[0] + gen("x", max_tokens=2)
+def many(s, *args, **kwargs):
+    s += args[0] + "".join(kwargs) + gen("x", max_tokens=2)
 
 
 @row("`yield` in the program itself")
