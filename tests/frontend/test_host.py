@@ -248,7 +248,7 @@ def test_an_unordered_call_happens_once_when_the_interpreter_goes_on():
     def agent(s: Any, q: str) -> Any:
         a, b = pay(q, [q, "x"]), pay(q + "2", [])
         s += a + b + lmc.gen("n", max_tokens=2)
-        return {s["n"]: 1}.get("x", 2), sorted(map(len, [s["n"], a])), eval("1 + 1")
+        return {s["n"]: 1}.get("x", 2), sorted(map(len, [s["n"], a])), id(s) > 0
 
     fast = lmc.compile(agent, backend=Mock())
     fast(q="a")
