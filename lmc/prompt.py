@@ -221,7 +221,7 @@ def _sequence(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
     if isinstance(value, (str, bytes, Mapping)):
         raise _wrong_type(name, value, wanted)
     try:
-        return tuple(value)
+        return tuple(sorted(value) if isinstance(value, set | frozenset) else value)
     except TypeError:
         raise _wrong_type(name, value, wanted) from None
 

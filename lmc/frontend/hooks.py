@@ -149,7 +149,7 @@ class Mode:
             if isinstance(item, tuple):
                 built[item[0]] = item[1]
             else:
-                built.update(item)
+                built = {**built, **item}  # raises for what is no mapping
         return built
 
     def iter(self, value: Any, shape: Shape | None = None) -> Iterable[Any]:

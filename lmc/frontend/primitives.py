@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Never, NoReturn, cast
@@ -109,7 +109,10 @@ class SpecialExpr(Expr):
 
 @dataclass(frozen=True, slots=True)
 class GenExpr(Expr):
-    """Sample an answer. `given` holds only the arguments that the user gave, by their names in the language."""
+    """Sample an answer. `given` holds only the arguments that the user gave, by their names in the language.
+
+    Lists among them are the user's own, and are read when the model is asked.
+    """
 
     name: str | None
     given: Mapping[str, Any] = field(hash=False)
@@ -271,23 +274,12 @@ def gen(
 
 
 _NOT_PARAMETERS = frozenset({"name", "unknown"})
-_FROZEN: Mapping[type, Callable[[Any], Any]] = {
-    list: tuple,
-    set: lambda x: tuple(sorted(x)),
-}  # so that user lists are never shared
 
 
 def _gen(what: str, name: str | None, given: dict[str, Any]) -> GenExpr:
     loc = caller_loc()
     _check_name(what, name, loc)
-    symbolic = False
-    for key, value in given.items():
-        if value.__class__ is Value:
-            symbolic = True
-        elif value.__class__ in _FROZEN:
-            value = given[key] = _FROZEN[value.__class__](value)
-            symbolic = symbolic or any(v.__class__ is Value for v in value)
-    _check_given(given, symbolic, loc)
+    _check_given(given, any(map(_is_symbolic, given.values())), loc)
     return GenExpr(name, given, loc)
 
 
@@ -305,7 +297,7 @@ _ANY_RUN = SamplingParams(max_new_tokens=sys.maxsize)  # min_tokens is compared 
 
 
 def _is_symbolic(x: Any) -> bool:
-    return x.__class__ is Value or (x.__class__ is tuple and any(_is_symbolic(v) for v in x))
+    return x.__class__ is Value or (x.__class__ in (tuple, list, set) and any(map(_is_symbolic, x)))
 
 
 def _gen_choices(name: str | None, given: dict[str, Any]) -> SelectExpr:

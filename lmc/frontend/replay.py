@@ -7,12 +7,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from lmc.backend.base import Result
 from lmc.frontend.hooks import Ahead, Key, Record, ReplayMode, hooks
+from lmc.frontend.hostops import is_immutable
 from lmc.frontend.instrument import instrument
 from lmc.frontend.interpreter import ACTIVE, Function, LiveEmitter, Run
 from lmc.frontend.primitives import GenExpr, SelectExpr
@@ -20,7 +22,7 @@ from lmc.frontend.state import State
 from lmc.frontend.tree import Tree
 from lmc.frontend.values import active
 from lmc.limits import decided
-from lmc.prompt import Excerpt, Gen, Origin, Prompt, Select, make_gen, make_select
+from lmc.prompt import CONSTRAINT_KINDS, Excerpt, Gen, Origin, Prompt, Select, make_gen, make_select
 
 Answers = Mapping[tuple[str, int], tuple[Prompt, Any, Prompt]]
 """What was asked, by stream and ordinal: (prompt before, request, prompt after)."""
@@ -39,7 +41,7 @@ class ReplayEmitter(LiveEmitter):
     def gen(self, ctx: Prompt, expr: GenExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
         run = self.run
         ask = make_gen(run.defaults, expr.given, Origin(run.seed, run.item, stream, ordinal), expr.name, expr.loc)
-        return self._reused(ctx, ask, (stream, ordinal)) or self._submit(ctx, ask)
+        return self._reused(ctx, ask, (stream, ordinal), _changeable(expr)) or self._submit(ctx, ask)
 
     def select(self, ctx: Prompt, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
         run = self.run
@@ -47,11 +49,11 @@ class ReplayEmitter(LiveEmitter):
         ask = make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc)
         return self._reused(ctx, ask, (stream, ordinal)) or self._submit(ctx, ask)
 
-    def _reused(self, ctx: Prompt, ask: Gen | Select, key: tuple[str, int]) -> tuple[Prompt, Result] | None:
+    def _reused(self, ctx: Prompt, ask: Gen | Select, key: tuple[str, int], changeable: Collection[str] = ()) -> tuple[Prompt, Result] | None:
         if key not in self._answers:
             return None
         before, asked, after = self._answers[key]
-        if not _same_request(ask, asked) or _content(ctx) != _content(before):
+        if not _same_request(ask, asked, changeable) or _content(ctx) != _content(before):
             return None
         assert after.result is not None
         prompt = Prompt(ctx, (), after.result, after.handle, ())
@@ -68,10 +70,20 @@ class ReplayEmitter(LiveEmitter):
                 prompt.handle.cancel()
 
 
-def _same_request(a: Gen | Select, b: Gen | Select) -> bool:
-    """Of the same gen or select of the program. Parameters may differ: a list of stops may have changed since it was asked."""
+_LISTS = ("stop", "stop_token_ids", "stop_regex", "logit_bias")
+
+
+def _changeable(expr: GenExpr) -> Collection[str]:
+    """The parameters that are lists and the like: since the model was asked, they may have changed."""
+    return [name for name, given in expr.given.items() if not is_immutable(given)]
+
+
+def _same_request(a: Gen | Select, b: Gen | Select, changeable: Collection[str]) -> bool:
+    """Whether `b`, which was asked, is what the program asks with `a`, but for parameters that may have changed since."""
     if isinstance(a, Gen) and isinstance(b, Gen):
-        return (a.seed, a.name) == (b.seed, b.name)
+        kept = {name: getattr(a.params, name) for name in changeable if name in _LISTS}
+        same_constraint = a.constraint == b.constraint or any(name in CONSTRAINT_KINDS for name in changeable)
+        return same_constraint and (a.params, a.seed, a.name) == (replace(b.params, **kept), b.seed, b.name)
     if isinstance(a, Select) and isinstance(b, Select):
         return (a.choices, a.method, a.temperature, a.seed) == (b.choices, b.method, b.temperature, b.seed)
     return False

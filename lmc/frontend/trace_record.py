@@ -17,7 +17,7 @@ import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmc.backend.base import Meta, Result, TakeOver
 from lmc.config import log
@@ -63,6 +63,10 @@ class Diverged(Exception):
 
 class Recorder(CountingMode):
     """Hooks that record. One instance is one run of the tracer along one path."""
+
+    if TYPE_CHECKING:  # in trace_outside.py
+
+        def steady(self, x: Any) -> bool: ...
 
     def __init__(self, tree: Tree, path: Sequence[Decision]) -> None:
         super().__init__()
@@ -388,6 +392,12 @@ class Recorder(CountingMode):
         if hostops.is_immutable(x) or isinstance(x, type | types.FunctionType | types.BuiltinFunctionType | HostFunction):
             return "imm"
         return "any"
+
+    def parameter(self, x: Any) -> Any:
+        """A gen's argument as it is when the model is asked: lists whose items are known while tracing as tuples."""
+        if type(x) is list and (id(x) in self.local or self.steady(x)):
+            return tuple(x)
+        return tuple(sorted(x)) if type(x) is set and id(x) in self.local else x
 
     def attribute(self, x: Any) -> Any:
         """A gen's argument as an attribute, or NOT_AN_ATTRIBUTE."""

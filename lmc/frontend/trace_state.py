@@ -114,6 +114,7 @@ class TraceEmitter:
         operands: list[Operand] = [ctx.ir]
         params: list[str] = []
         for key, given in expr.given.items():
+            given = self.trace.parameter(given)
             attr = self.trace.attribute(given)
             if attr is NOT_AN_ATTRIBUTE:
                 params.append(key)

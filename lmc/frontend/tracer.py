@@ -326,7 +326,7 @@ class TraceMode(CallMode):
             if isinstance(item, tuple):
                 built[item[0]] = item[1]
             elif self.is_plain(item) or self.steady(item):
-                built.update(item)
+                built = {**built, **item}  # raises for what is no mapping
             else:
                 raise TraceEscape("merges a mapping of the host into a dict")
         return self.contained(built)

@@ -59,7 +59,7 @@ def _key(op: Op, graph: Graph, greedy: bool) -> object:
     """What equal ops have in common; None for an op that is never merged."""
     if op.results and trait(op) == "pure" and not op.attr("catch"):  # two equal exceptions are two objects
         attrs = op.attrs
-    elif trait(op) == "samples" and _is_greedy(op, greedy) and _is_only_text(op, graph):
+    elif trait(op) == "samples" and _is_greedy(op, greedy) and _is_only_text(op, graph) and not _takes_what_changes(op):
         attrs = {name: value for name, value in op.attrs.items() if name not in _IDENTITY}
     else:
         return None
@@ -72,6 +72,11 @@ def _is_greedy(op: Op, greedy: bool) -> bool:
     if op.kind == "gen" and temperature is None:
         return greedy and "temperature" not in op.attr("params", ())
     return isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0
+
+
+def _takes_what_changes(op: Op) -> bool:
+    """Whether a parameter may be a list or dict that changes between two asks."""
+    return bool(op.attr("params")) and any(isinstance(x, Value) and x.type == "any" for x in op.operands[1:])
 
 
 def _is_only_text(op: Op, graph: Graph) -> bool:

@@ -61,6 +61,18 @@ def that_do_not_fit(s, q):
         s += f"{a} {b}"
 
 
+@case()
+def what_is_no_mapping(s, q):
+    found = []
+    for make in (lambda: rows("[]"), lambda: [("a", 1)], lambda: q.split(), lambda: {"k": q}):
+        try:
+            found.append({**make(), "m": q})
+        except TypeError as error:
+            found.append(str(error))
+    s += q + gen("x", max_tokens=2)
+    return found
+
+
 @pytest.mark.parametrize("name", cases(globals()))
 def test_nested_targets(name):
     found: Case = globals()[name]
