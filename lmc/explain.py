@@ -1,16 +1,27 @@
-"""`program.explain()`: what was captured, what the plan does with it, and what the last call cost, for a person to read."""
+"""`program.explain()`: what was captured, what the plan does with it, what each op is expected to cost and what it did cost.
+
+As lines of text, as a page or a fragment of HTML (ir/page.py), as JSON.
+"""
 
 from __future__ import annotations
 
+import json
+import linecache
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.tree import Escape, Node, Return, Switch, Tree
+from lmc.ir.analysis import critical_path
 from lmc.ir.core import Op, Symbol
 from lmc.ir.ops import trait
+from lmc.ir.page import Expected, Section, Seen, fragment, page, seconds
+from lmc.ir.text import print_op
+from lmc.measured import Measured
+from lmc.passes.predict import predict
 
 if TYPE_CHECKING:
-    from lmc.jit import Plan, Program, Stats
+    from lmc.jit import Plan, Program, Stats, Traced
 
 
 def explain(program: Program) -> str:
@@ -18,12 +29,153 @@ def explain(program: Program) -> str:
     lines = [f"program {program.function.name}"]
     if program.interpreted is not None:
         lines.append(f"  runs in the interpreter: {program.interpreted}")
-    for tree, plan in program.plans():
-        lines += _tree(tree)
-        if plan is not None:
+    for traced in program.traces():
+        lines += _tree(traced.tree)
+        for plan in tuple(traced.plans.values())[:1]:
             lines += _plan(plan)
+        lines += _costs(section(program, traced))
+        lines += _ways_out(traced)
     lines += _stats(program.stats)
     return "\n".join(lines)
+
+
+def to_html(program: Program) -> str:
+    """The whole page."""
+    return page(program.function.name, sections(program), _facts(program))
+
+
+def to_fragment(program: Program) -> str:
+    """The same to be embedded, for notebooks."""
+    return fragment(program.function.name, sections(program), _facts(program))
+
+
+def to_json(program: Program) -> str:
+    """The same for programs: one object, whose `traces` have the ops in the order of their graph."""
+    found = {
+        "program": program.function.name,
+        "interpreted": program.interpreted,
+        "runs": program.stats.runs,
+        "replays": program.stats.replays,
+        "traces": [_json(section(program, traced), traced) for traced in program.traces()],
+    }
+    return json.dumps(found, indent=1)
+
+
+# -- the parts -----------------------------------------------------------------------------------------------------
+
+
+def sections(program: Program) -> list[Section]:
+    """A section for each trace of the program, the one with most runs first; traced now if nothing was."""
+    if not program.traces() and program.interpreted is None:
+        program.graph()
+    traced = sorted(program.traces(), key=lambda t: -t.ledger.runs)
+    return [section(program, t) for t in traced]
+
+
+def section(program: Program, traced: Traced) -> Section:
+    """One trace: its planned graph, and what is known of its ops."""
+    planned = program.planned(traced)
+    graph = planned.graph
+    costs = predict(graph)
+    expected = {
+        i: Expected(c.shared, c.computed, c.scored, c.answer, c.forced, c.group) for i, c in costs.items()
+    }
+    measured = traced.ledger.measured(graph)
+    seen = {i: _seen_of(measured, i) for i in measured.ops}
+    ops = list(graph.ops())
+    index = {id(op): i for i, op in enumerate(ops)}
+    if seen:
+        weight = {i: s.seconds / s.count for i, s in seen.items()}
+    else:
+        weight = {i: c.passes for i, c in costs.items() if trait(ops[i]) == "samples"}
+    total, chain = critical_path(graph, lambda op: weight.get(index[id(op)], 0.0))
+    critical = frozenset(index[id(op)] for op in chain) if total > 0 else frozenset[int]()
+    how = f"{seconds(total)}, by the means that were measured" if seen else f"{total:.0f} passes of the model, as expected"
+    facts = [f"The critical path of a run takes {how}."] if total > 0 else []
+    ledger = traced.ledger
+    if ledger.runs:
+        kept = f"; the numbers are those of the last {len(ledger)}" if len(ledger) < ledger.runs else ""
+        facts.append(f"{ledger.runs} runs, {ledger.replayed.total()} of them finished by the interpreter{kept}.")
+    shown = ", ".join(f"{p.name}: {p.type}" for p in traced.tree.params)
+    tables = {
+        "What the passes did": dict(planned.stats),
+        "Left the graph, for the interpreter": dict(ledger.replayed),
+        "Answers that no run had given: traced and linked": dict(ledger.extended),
+    }
+    notes = [line for note in planned.notes for line in note.splitlines()]
+    return Section(f"Traced for ({shown})", graph, expected, seen, critical, dict(measured.blocks), [*facts, *notes], tables)
+
+
+def _seen_of(measured: Measured, index: int) -> Seen:
+    total = measured.ops[index]
+    u = total.usage
+    return Seen(total.count, u.prompt_tokens, u.cached_tokens, u.completion_tokens, u.forced_tokens, u.passes, total.seconds)
+
+
+def _facts(program: Program) -> list[str]:
+    found = [f"Runs in the interpreter: {program.interpreted}"] if program.interpreted is not None else []
+    return [*found, "; ".join(line.strip() for line in _stats(program.stats))]
+
+
+def _json(section: Section, traced: Traced) -> dict[str, Any]:
+    ops: list[dict[str, Any]] = []
+    index = 0
+    for block in section.graph.blocks:
+        for op in (*block.ops, block.terminator):
+            found: dict[str, Any] = {"op": op.kind, "block": block.label, "text": print_op(op)}
+            if op.loc is not None:
+                found["file"], found["line"] = op.loc.file, op.loc.line
+                found["source"] = linecache.getline(op.loc.file, op.loc.line).strip()
+            if index in section.expected:
+                found["expected"] = _plain(section.expected[index])
+            if index in section.seen:
+                found["measured"] = _plain(section.seen[index])
+            if index in section.critical:
+                found["critical"] = True
+            ops.append(found)
+            index += 1
+    return {
+        "title": section.title, "facts": list(section.facts), "ops": ops, "runs": dict(section.runs),
+        "replayed": dict(traced.ledger.replayed), "extended": dict(traced.ledger.extended),
+    }  # fmt: skip
+
+
+def _plain(x: Expected | Seen) -> dict[str, Any]:
+    return {name: getattr(x, name) for name in x.__dataclass_fields__}
+
+
+# -- as text -------------------------------------------------------------------------------------------------------
+
+
+def _costs(section: Section) -> Iterator[str]:
+    """A line for each ask: where it is, what it is expected to cost, what it did cost."""
+    for fact in section.facts[:1]:
+        yield f"    {fact}"
+    for i, op in enumerate(section.graph.ops()):
+        if trait(op) != "samples":
+            continue
+        where = f"{PurePath(op.loc.file).name}:{op.loc.line}" if op.loc is not None else "?"
+        mark = " *" if i in section.critical else ""
+        yield f"    {where} {op.kind} {op.attr('name') or ''}{mark}: {_cost(section, i)}"
+
+
+def _cost(section: Section, i: int) -> str:
+    e = section.expected[i]
+    text = f"{e.shared} characters of prompt shared, {e.computed} computed"
+    if i in section.seen:
+        s = section.seen[i]
+        text += (
+            f"; {s.count} times, {s.prompt} tokens in ({s.cached} cached), {s.generated} out ({s.forced} forced), "
+            f"{s.passes} passes, {seconds(s.seconds / s.count)} each"
+        )
+    return text
+
+
+def _ways_out(traced: Traced) -> Iterator[str]:
+    for reason, count in traced.ledger.replayed.items():
+        yield f"    {count} runs finished by the interpreter: {reason}"
+    for place, count in traced.ledger.extended.items():
+        yield f"    {count} new paths at {place}"
 
 
 def _tree(tree: Tree) -> Iterator[str]:

@@ -41,6 +41,7 @@ from lmc.frontend.values import TraceEscape
 from lmc.growth import Growth, Start
 from lmc.ir.core import Graph
 from lmc.ir.core import Value as IRValue
+from lmc.measured import Ledger
 from lmc.passes.manager import PassManager, Planned, Target, pipeline_for, run_pipeline
 
 MAX_TREES = 8
@@ -89,6 +90,7 @@ class Traced:
     arguments: inspect.BoundArguments
     plans: dict[tuple[str, int, bool], Plan] = field(default_factory=dict[tuple[str, int, bool], Plan])
     growth: Growth = field(default_factory=Growth)
+    ledger: Ledger = field(default_factory=Ledger)
     crowded: bool = False  # whether it is worth while to note which paths runs take
     clock: int = 0
 
@@ -291,6 +293,7 @@ class Program:
         try:
             async with contextlib.aclosing(execution.arun(self._runs(roots, bound))) as runs:
                 async for run in runs:
+                    _note(run)
                     yield run
         finally:
             self._measured(len(bound), before, start, backend)
@@ -311,6 +314,7 @@ class Program:
             (run,) = Execution(parallel=False).run(self._runs([root], [bound]))
         finally:
             ACTIVE.reset(token)
+        _note(run)
         self._measured(1, before, start, run.backend)
         if run.error is not None:
             raise run.error
@@ -326,6 +330,7 @@ class Program:
         execution = Execution(parallel=True, workers=_workers(len(bound)))
         try:
             for run in execution.run(self._runs(roots, bound)):
+                _note(run)
                 if bar is not None:
                     bar.update()
                 yield run.root.index, self._state_of(run)
@@ -533,6 +538,7 @@ class Program:
                 self._say(f"{self.function.name} goes on in the interpreter: {error}")
                 return None
             exit.switch.arms[case_key(run.path[-1])] = code.entry
+            root.traced.ledger.extended[str(exit.loc)] += 1
             log("exits", f"{self.function.name}: {_shown(run.path[-1])} at {exit.loc}: a new path of {len(list(graph.ops()))} ops")
             return code.entry
 
@@ -624,6 +630,9 @@ class Program:
         elif str(run.failure):
             self._say(f"{self.function.name} goes on in the interpreter: {run.failure}")
         self.stats.replays += 1
+        if root.traced is not None:
+            reason = str(run.failure) if isinstance(run.failure, TakeOver) else f"{type(run.failure).__name__} raised"
+            root.traced.ledger.replayed[reason or "finished as the program is written"] += 1
         if not run.record and not run.ahead and not run.answers and not root.shown:
             return True
         if run.limits is not None:
@@ -700,6 +709,8 @@ class Program:
         """
         from lmc.ir import render, text
 
+        if format == "html" and after is None:
+            return self.explain(format="html")
         target = self._target()
         graph = run_pipeline(
             self.graph(), None, template=target.template, kind=target.kind, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive,
@@ -718,15 +729,37 @@ class Program:
             return Target("tokens", CHATML)
         return Target(_kind(backend), backend.chat_template)
 
-    def explain(self) -> str:
-        """What was captured, what the passes did with it, and what the last call cost."""
-        from lmc.explain import explain
+    def explain(self, format: str = "text") -> str:
+        """What was captured, what the passes did with it, what each op is expected to cost and, after runs, what it did cost.
 
-        return explain(self)
+        format: "text", "html" (a page for a browser, with the tree of prompts) or "json".
+        """
+        from lmc import explain
+
+        formats: dict[str, Callable[[Program], str]] = {"text": explain.explain, "html": explain.to_html, "json": explain.to_json}
+        if format not in formats:
+            raise ParameterError(f"format={format!r}: one of {', '.join(formats)}")
+        return formats[format](self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page of `explain(format="html")` without its script."""
+        from lmc.explain import to_fragment
+
+        return to_fragment(self)
 
     def plans(self) -> list[tuple[Tree, Plan | None]]:
-        """Every tree with its first plan, for `explain`."""
-        return [(t.tree, next(iter(t.plans.values()), None)) for trees in self._trees.values() for t in trees]
+        """Every tree with its first plan."""
+        return [(t.tree, next(iter(t.plans.values()), None)) for t in self.traces()]
+
+    def traces(self) -> list[Traced]:
+        """Every tree with what is known of its runs, for `explain`."""
+        return [t for trees in self._trees.values() for t in trees]
+
+    def planned(self, traced: Traced) -> Planned:
+        """All of a trace after the pipeline, for `explain`."""
+        target = self._target()
+        manager = PassManager(pipeline_for(target, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive))
+        return manager.plan(traced.tree.graph(), target)
 
     @property
     def interpreted(self) -> str | None:
@@ -806,6 +839,7 @@ class _Stream:
         token = ACTIVE.set(root.state)
         try:
             run = asyncio.run(self._adrive()) if program.function.is_async else self._drive()
+            _note(run)
             error, result = run.error, None if run.result is root.state else run.result
         except BaseException as raised:  # handed to whoever reads the state
             error = raised
@@ -867,6 +901,13 @@ class _Leave(Instruction):
 
 _STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _LEAVE = _Leave((), 0, 0, None)
+
+
+def _note(run: Run) -> None:
+    """A run is over: what it cost goes to the ledger of its tree."""
+    root: Root = run.root
+    if root.traced is not None:
+        root.traced.ledger.note(run)
 
 
 def _kind(backend: Backend) -> str:

@@ -127,7 +127,7 @@ def test_dump_ir():
     assert 'special("<|im_start|>")' in planned
     assert json.loads(fast.dump_ir(format="json"))
     assert fast.dump_ir(format="dot").startswith("digraph")
-    assert "http" not in fast.dump_ir(format="html").replace("http://www.w3.org", "")
+    assert "://" not in fast.dump_ir(format="html")
     with pytest.raises(ParameterError, match="text, dot, html, json"):
         fast.dump_ir(format="pdf")
     with pytest.raises(ParameterError, match="no pass 'magic'"):

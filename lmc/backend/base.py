@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
 from lmc.chat import ChatTemplate
@@ -113,11 +114,15 @@ class Result:
 
     Backends call `feed`, then `finish` or `fail`; everybody else waits, reads or registers a callback.
     Callbacks run in the thread that completes the result and must only enqueue.
+
+    began, ended  when it was asked for, and when the answer was there, by `time.perf_counter()`
     """
 
-    __slots__ = ("_callbacks", "_deltas", "_error", "_output")
+    __slots__ = ("_callbacks", "_deltas", "_error", "_output", "began", "ended")
 
     def __init__(self) -> None:
+        self.began = perf_counter()
+        self.ended = 0.0
         self._output: Output | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Result], None]] | None = None
@@ -145,6 +150,7 @@ class Result:
         with _lock:
             if self.done:
                 return  # a cancelled request may still complete: first answer wins
+            self.ended = perf_counter()
             self._output, self._error = output, error
             callbacks, self._callbacks = self._callbacks, None
         for notify in callbacks or ():

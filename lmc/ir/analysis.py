@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from lmc.ir.core import Graph, Op, Value
+from lmc.ir.ops import trait
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -79,12 +80,20 @@ def topological(graph: Graph) -> tuple[Op, ...]:
 
 
 def critical_path(graph: Graph, cost: Callable[[Op], float]) -> tuple[float, tuple[Op, ...]]:
-    """The chain of dependent ops with the largest sum of costs: no schedule is faster. Costs are not negative."""
+    """The chain of ops that wait for one another with the largest sum of costs: no schedule is faster. Costs are not negative.
+
+    An op waits for those whose values it uses, and for the decision that leads to its block.
+    """
     best: list[tuple[float, int | None]] = []
     giver: dict[Value, int] = {}
     ops = list(graph.ops())
+    label = [b.label for b in graph.blocks for _ in range(len(b.ops) + 1)]
+    end = {label[i]: i for i in range(len(ops))}
     for i, op in enumerate(ops):
-        before = max((giver[v] for v in op.uses if v in giver), key=lambda j: best[j][0], default=None)
+        needed = [giver[v] for v in op.uses if v in giver]
+        if label[i] in graph.predecessor:
+            needed.append(end[graph.predecessor[label[i]]])
+        before = max(needed, key=lambda j: best[j][0], default=None)
         best.append((cost(op) + (best[before][0] if before is not None else 0), before))
         giver.update((v, i) for v in op.results)
     last: int | None = max(range(len(ops)), key=lambda i: best[i][0])
@@ -93,6 +102,21 @@ def critical_path(graph: Graph, cost: Callable[[Op], float]) -> tuple[float, tup
         chain.append(ops[last])
         last = best[last][1]
     return total, tuple(reversed(chain))
+
+
+def answers_needed(graph: Graph) -> Mapping[int, tuple[int, ...]]:
+    """For each ask (gen or select, by its index in `graph.ops()`) the asks whose answers it is given as values: what it
+    waits for besides the answers that are in its prompt where they were sampled."""
+    made: dict[Value, frozenset[int]] = {}  # the asks that a value, or the text of a prompt since its last answer, comes from
+    found: dict[int, tuple[int, ...]] = {}
+    for i, op in enumerate(graph.ops()):
+        needed = frozenset[int]().union(*(made.get(v, frozenset()) for v in op.uses))
+        if trait(op) == "samples":
+            found[i] = tuple(sorted(needed))
+            made.update((v, frozenset() if v.type == "ctx" else frozenset({i})) for v in op.results)
+        elif needed:
+            made.update((v, needed) for v in op.results)
+    return found
 
 
 # -- prompts -------------------------------------------------------------------------------------------------------

@@ -133,6 +133,12 @@ class Graph:
         """The op that defines each value; parameters have none."""
         return {v: op for op in self.ops() for v in op.results}
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the tree of prompts, and each op beside its source line."""
+        from lmc.ir.page import Section, fragment
+
+        return fragment(f"@{self.name}", [Section(f"@{self.name}", self)])
+
     @cached_property
     def users(self) -> Mapping[Value, tuple[Op, ...]]:
         """The ops that use each value, in order."""

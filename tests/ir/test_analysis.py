@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 
 from lmc.ir import Graph, Op, Value, parse
 from lmc.ir.analysis import (
+    answers_needed,
     critical_path,
     ctx_children,
     ctx_tree,
@@ -70,7 +71,40 @@ def test_paths_and_dominators() -> None:
 
 def test_the_critical_path_is_the_longest_chain() -> None:
     cost, ops = critical_path(FORKED, lambda op: 10.0 if op.kind == "gen" else 1.0)
-    assert cost == 14 and [op.kind for op in ops] == ["ctx.new", "append", "append", "gen", "switch"]
+    assert cost == 15 and [op.kind for op in ops] == ["ctx.new", "append", "append", "gen", "switch", "return"]
+
+
+def test_what_a_decision_leads_to_waits_for_it() -> None:
+    graph = parse("""
+graph @f() -> (any) {
+  %c0 = ctx.new()
+  %c1, %x, %m0 = gen(%c0)
+  switch(%x) ["a" -> ^on, _ -> ^off]
+^on:
+  %c2, %y, %m1 = gen(%c0)
+  return(%y, %c2)
+^off:
+  return(none, %c0)
+}
+""")
+    cost, _ = critical_path(graph, lambda op: 10.0 if op.kind == "gen" else 0.0)
+    assert cost == 20
+
+
+def test_asks_wait_for_the_answers_they_are_given() -> None:
+    graph = parse("""
+graph @f() -> (any) {
+  %c0 = ctx.new()
+  %c1, %x, %m0 = gen(%c0)
+  %x1: str = read(%x)
+  %t = concat("a", %x1)
+  %d = append(%c0, %t)
+  %d1, %y, %m1 = gen(%d)
+  %d2, %z, %m2 = gen(%d1)
+  return(%z, %d2)
+}
+""")
+    assert answers_needed(graph) == {1: (), 5: (1,), 6: ()}
 
 
 @given(graphs())

@@ -141,5 +141,5 @@ def test_it_runs_only_on_request_and_explain_shows_both_texts() -> None:
         moving(text="x", backend=lmc.Mock()).text().startswith("Translate the text to French, in a formal tone.\nx\n")
     )
     assert "aggressive" in moving.explain() and "    {text}" in moving.explain()
-    assert "aggressive" not in plain.explain()
+    assert "    aggressive" not in plain.explain()
     assert "aggressive" not in print_pipeline(pipeline_for(Target()))
