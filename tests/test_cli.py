@@ -355,7 +355,7 @@ def test_finished_results_are_flushed_on_interruption(lmc_cli, folder, monkeypat
 
     def interrupted(states, total):
         yield next(iter(states))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while states._events.qsize() < total and time.monotonic() < deadline:  # the others, and the end
             time.sleep(0.01)
         raise KeyboardInterrupt

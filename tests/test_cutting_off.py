@@ -16,8 +16,9 @@ from lmc.backend.mock import Mock
 from lmc.errors import BackendError
 from tests.backend.engine_fakes import backend as engine
 from tests.backend.gated import Gated
+from tests.conformance.harness import leave
 
-PATIENCE = 5.0
+PATIENCE = 60.0
 ITEMS = [{"q": str(i)} for i in range(8)]
 
 
@@ -130,8 +131,7 @@ def test_a_run_that_the_interpreter_has_taken_over_asks_no_more_when_it_is_cut_o
     @lmc.function
     def escapes(s: Any, q: str) -> Any:
         s += q + lmc.gen("x", max_tokens=4)
-        exec("1")
-        {s["x"]: 1}.get(hash(s["x"]))
+        leave(s["x"])
         taken.append(q)
         go.wait(PATIENCE)
         s += lmc.gen("y", max_tokens=4)

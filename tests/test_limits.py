@@ -187,7 +187,7 @@ def test_what_is_awaited_when_the_time_is_over_fails_and_is_cancelled():
         assert isinstance(error, TimeoutError)
         assert "took longer than timeout=0.03 s" in str(error)
         assert error.spent.calls <= 1  # 0: tracing took all of the time
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while mock._pending and time.monotonic() < until:
         time.sleep(0.001)
     assert not mock._pending, "a request was not cancelled"
@@ -229,7 +229,7 @@ def test_forks_that_build_on_a_late_answer_say_that_the_time_is_over():
 
 def test_the_clock_ends_with_the_runs_it_serves():
     waits.run(q="a", backend=Mock(), timeout=0.02)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while any(t.name == "lmc-clock" for t in threading.enumerate()) and time.monotonic() < until:
         time.sleep(0.005)
     assert not any(t.name == "lmc-clock" for t in threading.enumerate())

@@ -414,7 +414,7 @@ def said_type(fn: Any) -> Type:
 
 _RETURNS_ANOTHER = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
-_AT_ONCE = frozenset({re.sub, re.subn, sorted, max, min, list.sort, functools.reduce, json.dumps, json.loads})
+_AT_ONCE: set[Any] = {re.sub, re.subn, sorted, max, min, list.sort, functools.reduce, json.dumps, json.loads}
 
 
 def calls_at_once(fn: Any) -> bool:

@@ -16,6 +16,9 @@ from lmc.jit import Program
 EFFECTS: list[Any] = []
 """What the programs' tools did, in order. Tools append here; nothing else does."""
 
+leave = id
+"""Leaves the graph: a compiled run that calls this goes on in the interpreter, since what it gives is of no other run."""
+
 
 def effect(*what: Any) -> None:
     EFFECTS.append(copy.deepcopy(what))

@@ -14,7 +14,7 @@ import pytest
 import lmc
 from lmc.backend.mock import Mock
 
-from .harness import EFFECTS, conform, effect, scripted
+from .harness import EFFECTS, conform, effect, leave, scripted
 
 # -- tools of the programs ------------------------------------------------------------------------------------------------
 
@@ -790,3 +790,17 @@ def test_effects_are_each_once_per_run():
         EFFECTS.clear()
         fast(q="a", seed=3)
         assert once == EFFECTS
+
+
+@lmc.function
+def leaves(s: Any, q: str) -> Any:
+    s += q
+    leave(q)
+    s += lmc.gen("x", max_tokens=4)
+    leave(s["x"])
+    return s["x"]
+
+
+def test_what_tests_leave_the_graph_by_leaves_it():
+    fast = conform(leaves, [{"q": "a"}, {"q": "b"}])
+    assert fast.stats.replays == fast.stats.runs > 0
