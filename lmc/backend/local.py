@@ -515,6 +515,7 @@ class Engine(LocalBackend):
         slots = _default_pool(loaded) if max_tokens is None else max_tokens
         pool = KVPool(config.num_layers, slots, config.num_kv_heads, config.head_dim, loaded.dtype, str(loaded.device))
         of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
+        encode = (lambda text: words.encode((text,), at_start=False)) if forced else None
         batch, rows = (512, 2048) if loaded.device.type == "cuda" else (64, 512)
         super().__init__(
             name=loaded.name,
@@ -523,8 +524,8 @@ class Engine(LocalBackend):
             runner=_runner(loaded, pool, Sampler(words.vocab_size)),
             compiler=ConstraintCompiler(
                 *of,
-                grammar=lambda: XGrammarCompiler(*of),
-                encode=(lambda text: words.encode((text,), at_start=False)) if forced else None,
+                grammar=lambda: XGrammarCompiler(*of, encode=encode),
+                encode=encode,
                 store=default_store(),
             ),
             max_tokens=slots,

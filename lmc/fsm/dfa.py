@@ -14,8 +14,9 @@ from functools import cached_property
 import numpy as np
 
 from lmc.errors import ConstraintError
+from lmc.fsm.charset import Ranges, merged
 from lmc.fsm.minimise import DEAD, live, minimised
-from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, parse, shown
+from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parse, shown
 
 MAX_STATES = 50_000
 
@@ -87,11 +88,18 @@ def compile_regex(pattern: str) -> ByteDFA:
 
 def build(tree: Node) -> ByteDFA:
     """The minimal automaton of a tree; raises TooLarge."""
-    alphabet = _Alphabet.of(tree)
-    table, final = _determinised(_NFA.of(tree, alphabet))
+    alphabet = Alphabet.of(tree)
+    table, final = determinised(tree, alphabet)
+    if not final.any():
+        raise ConstraintError("no text matches this constraint")
     table, final = live(table, final)
     table, final = minimised(table, final)
     return _spread(table, final, alphabet)
+
+
+def determinised(tree: Node, alphabet: Alphabet) -> tuple[np.ndarray, np.ndarray]:
+    """A tree's automaton over classes of characters: table int32 [states, classes], final [states]; raises TooLarge."""
+    return _determinised(_NFA.of(tree, alphabet))
 
 
 class TooLarge(Exception):
@@ -102,7 +110,7 @@ class TooLarge(Exception):
 
 
 @dataclass(frozen=True)
-class _Alphabet:
+class Alphabet:
     """The coarsest division of characters into classes that every set of the tree is a sum of.
 
     lows, highs, classes   int64 [intervals]: ascending intervals and the class of each; characters of no set are left out
@@ -118,8 +126,15 @@ class _Alphabet:
     def size(self) -> int:
         return int(self.classes.max(initial=-1)) + 1
 
+    def ranges(self) -> list[Ranges]:
+        """The characters of each class."""
+        found: list[list[tuple[int, int]]] = [[] for _ in range(self.size)]
+        for low, high, c in zip(self.lows.tolist(), self.highs.tolist(), self.classes.tolist()):
+            found[c].append((low, high))
+        return [merged(ranges) for ranges in found]
+
     @staticmethod
-    def of(tree: Node) -> _Alphabet:
+    def of(tree: Node) -> Alphabet:
         sets = list(dict.fromkeys(_sets(tree)))
         cuts = sorted({c for s in sets for low, high in s.ranges for c in (low, high + 1)})
         lows, highs = np.array(cuts[:-1], np.int64), np.array(cuts[1:], np.int64) - 1
@@ -133,7 +148,7 @@ class _Alphabet:
         names: dict[bytes, int] = {}
         classes = np.array([names.setdefault(s.tobytes(), len(names)) for s in signatures], np.int64)
         members = {s: tuple(np.unique(classes[row[used]]).tolist()) for s, row in zip(sets, inside)}
-        return _Alphabet(lows[used], highs[used], classes, members)
+        return Alphabet(lows[used], highs[used], classes, members)
 
 
 def _sets(tree: Node) -> Iterable[Chars]:
@@ -141,6 +156,11 @@ def _sets(tree: Node) -> Iterable[Chars]:
         yield tree
     elif isinstance(tree, Repeat):
         yield from _sets(tree.body)
+    elif isinstance(tree, Graph):
+        for _, body, _ in tree.edges:
+            yield from _sets(body)
+    elif isinstance(tree, Ref):
+        raise TypeError(f"a rule ({tree.rule}) in what should be a regular expression")
     else:
         for part in tree.parts if isinstance(tree, Concat) else tree.arms:
             yield from _sets(part)
@@ -152,7 +172,7 @@ def _sets(tree: Node) -> Iterable[Chars]:
 class _NFA:
     """Thompson's automaton: a state reads one set of characters, or goes on for free."""
 
-    def __init__(self, alphabet: _Alphabet) -> None:
+    def __init__(self, alphabet: Alphabet) -> None:
         self.members = alphabet.members
         self.alphabet_size = alphabet.size
         self.free: list[list[int]] = []  # free moves of each state
@@ -160,7 +180,7 @@ class _NFA:
         self.start = self.end = 0
 
     @staticmethod
-    def of(tree: Node, alphabet: _Alphabet) -> _NFA:
+    def of(tree: Node, alphabet: Alphabet) -> _NFA:
         nfa = _NFA(alphabet)
         nfa.start = nfa.state()
         nfa.end = nfa.add(tree, nfa.start)
@@ -188,7 +208,20 @@ class _NFA:
             for arm in tree.arms:
                 self.free[self.add(arm, self.branch(at))].append(end)
             return end
+        if isinstance(tree, Graph):
+            return self.add_graph(tree, at)
+        assert isinstance(tree, Repeat)
         return self.add_repeat(tree, at)
+
+    def add_graph(self, tree: Graph, at: int) -> int:
+        hubs: dict[int, int] = defaultdict(self.state)
+        self.free[at].append(hubs[0])
+        for source, body, target in tree.edges:
+            self.free[self.add(body, self.branch(hubs[source]))].append(hubs[target])
+        end = self.state()
+        for state in tree.final:
+            self.free[hubs[state]].append(end)
+        return end
 
     def add_repeat(self, tree: Repeat, at: int) -> int:
         for _ in range(tree.low):
@@ -277,7 +310,7 @@ def _per_class(
 _Runs = tuple[tuple[int, int, int], ...]  # (first, last, target), ascending, neighbours with one target joined
 
 
-def _spread(table: np.ndarray, final: np.ndarray, alphabet: _Alphabet) -> ByteDFA:
+def _spread(table: np.ndarray, final: np.ndarray, alphabet: Alphabet) -> ByteDFA:
     """The automaton over bytes of an automaton over classes."""
     bytes_of = _Bytes(len(final))
     for row in table:
@@ -285,7 +318,7 @@ def _spread(table: np.ndarray, final: np.ndarray, alphabet: _Alphabet) -> ByteDF
     return _numbered([*bytes_of.rows, *bytes_of.inner], final)
 
 
-def _segments(row: np.ndarray, alphabet: _Alphabet) -> _Runs:
+def _segments(row: np.ndarray, alphabet: Alphabet) -> _Runs:
     """A state's transitions as code-point runs."""
     targets = row[alphabet.classes]
     use = targets >= 0

@@ -51,12 +51,33 @@ class Repeat:
     high: int | None
 
 
-Node = Chars | Concat | Union | Repeat
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Ways from state 0 to a state of `final`, reading each edge's node: what is no regular expression as people write it.
+
+    edges   (from, what is read, to)
+    final   states where the text may end
+    """
+
+    edges: tuple[tuple[int, Node, int], ...]
+    final: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The rule of a grammar (grammar.py) by this name; no part of a regular expression."""
+
+    rule: str
+
+
+Node = Chars | Concat | Union | Repeat | Graph | Ref
 EMPTY = Concat(())
+NOTHING = Union(())  # no text at all
+ANY = Chars(((0, charset.SURROGATES[0] - 1), (charset.SURROGATES[1] + 1, charset.MAX_CHAR)))
 
 
-def parse(pattern: str) -> Node:
-    """The tree of a pattern.
+def parse(pattern: str, *, search: bool = False) -> Node:
+    """The tree of a pattern: of the texts that it matches as a whole or, with `search`, of those that contain a match.
 
     Raises ConstraintError, with the position in the pattern, for what is invalid, for what is not regular (look-around,
     back-references, conditions, atomic groups, possessive repeats), and for what needs its surroundings (word
@@ -72,7 +93,7 @@ def parse(pattern: str) -> Node:
     if flags & re.MULTILINE:
         raise _refused(pattern, _MULTILINE)
     try:
-        return _Reader(pattern, flags).sequence(list(tree), at_start=True, at_end=True)
+        return _Reader(pattern, flags).whole(list(tree), search)
     except RecursionError:
         raise ConstraintError(f"regex {shown(pattern)} is nested too deep for a constraint") from None
 
@@ -129,6 +150,22 @@ class _Reader:
 
     def __init__(self, pattern: str, flags: int) -> None:
         self.pattern, self.flags = pattern, flags
+
+    def whole(self, items: list[tuple[Any, Any]], search: bool) -> Node:
+        """The pattern; when searching, with any text before and behind it where no anchor says otherwise."""
+        if not search:
+            return self.sequence(items, at_start=True, at_end=True)
+        if len(items) == 1 and items[0][0] is _sre.BRANCH:
+            return Union(tuple(self.whole(list(arm), search) for arm in items[0][1][1]))
+        if len(items) == 1 and items[0][0] is _sre.SUBPATTERN:
+            _, add, remove, body = items[0][1]
+            return self.under(add, remove).whole(list(body), search)
+        at_start = any(op is _sre.AT and arg in _STARTS for op, arg in items[:1])
+        at_end = any(op is _sre.AT and arg in _ENDS for op, arg in items[-1:])
+        rest = items[1 if at_start else 0 : len(items) - 1 if at_end else len(items)]
+        middle = self.sequence(rest, at_start=False, at_end=False)  # an anchor in there is refused
+        some = Repeat(ANY, 0, None)
+        return Concat((*(() if at_start else (some,)), middle, *(() if at_end else (some,))))
 
     def sequence(self, items: list[tuple[Any, Any]], *, at_start: bool, at_end: bool) -> Node:
         """Items one after another; `at_start`, `at_end`: nothing can precede or follow them, so anchors are void."""

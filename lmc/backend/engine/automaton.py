@@ -1,8 +1,8 @@
-"""Regexes as token automata; every other constraint, and a regex that is too large for one, as xgrammar's matcher.
+"""Constraints as token automata; what is not regular or too large for one, as xgrammar's matcher.
 
 One compiler for the engine: it decides which kind of matcher follows an answer. An automaton's rows are built when a
 state is first reached and shared by all answers, and its mask and its step can never disagree: both walk one table.
-Tokens that the regex leaves no choice of are forced (fsm/forced.py).
+Tokens that it leaves no choice of are forced (fsm/forced.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 from lmc.backend.engine.constraint import Compiler, ConstraintInfo, Matcher
 from lmc.errors import ConstraintError, Loc
-from lmc.fsm.dfa import DEAD, TooLarge, build
+from lmc.fsm.dfa import DEAD
 from lmc.fsm.forced import Encode, ForcedTokens
-from lmc.fsm.regex import parse
+from lmc.fsm.sources import automaton_of
 from lmc.fsm.store import Store
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
@@ -50,8 +50,8 @@ class ConstraintCompiler:
         self._vocabulary_parts = tokens, frozenset(special_ids), eos, vocab_size
         self._make_grammar, self._encode, self._store = grammar, encode, store
         self._grammar: Compiler | None = None
-        self._automata: OrderedDict[str, _Compiled | None] = OrderedDict()  # None: too large
-        self._stored: dict[str, int] = {}  # rows in the store, of each source
+        self._automata: OrderedDict[Constraint, _Compiled | None] = OrderedDict()  # None: it has no automaton
+        self._stored: dict[Constraint, int] = {}  # rows in the store
         self._lock = threading.Lock()
 
     def check(self, constraint: Constraint, loc: Loc | None) -> None:
@@ -69,45 +69,43 @@ class ConstraintCompiler:
             return self._grammar
 
     def _automaton(self, constraint: Constraint, loc: Loc | None) -> _Compiled | None:
-        """The automaton of a regex; None for other kinds and for a regex that is too large."""
-        if constraint.kind != "regex":
+        """The automaton of a constraint; None for one that is not regular, or too large."""
+        if constraint.kind not in ("regex", "json_schema", "lark"):
             return None
         with self._lock:
-            if constraint.source in self._automata:
-                self._automata.move_to_end(constraint.source)
-                return self._automata[constraint.source]
+            if constraint in self._automata:
+                self._automata.move_to_end(constraint)
+                return self._automata[constraint]
             try:
-                compiled = self._compiled(constraint.source)
+                compiled = self._compiled(constraint)
             except ConstraintError as error:
                 raise ConstraintError(error.message, loc=loc) from None
-            self._automata[constraint.source] = compiled
+            self._automata[constraint] = compiled
             if len(self._automata) > _KEPT:
                 self._keep(*self._automata.popitem(last=False))
             return compiled
 
-    def _compiled(self, source: str) -> _Compiled | None:
-        automaton = self._restored(source) or self._built(source)
+    def _compiled(self, constraint: Constraint) -> _Compiled | None:
+        automaton = self._restored(constraint) or self._built(constraint)
         if automaton is None:
             return None
         return _Compiled(automaton, ForcedTokens(automaton, self._encode) if self._encode is not None else None)
 
-    def _restored(self, source: str) -> TokenAutomaton | None:
-        tables = self._store.load(source, self.vocabulary) if self._store is not None else None
+    def _restored(self, constraint: Constraint) -> TokenAutomaton | None:
+        tables = self._store.load(_key(constraint), self.vocabulary) if self._store is not None else None
         if tables is None:
             return None
-        self._stored[source] = len(tables.rows)
+        self._stored[constraint] = len(tables.rows)
         return TokenAutomaton.restored(tables, self.vocabulary)
 
-    def _built(self, source: str) -> TokenAutomaton | None:
-        tree = parse(source)
-        try:
-            dfa = build(tree)
-        except TooLarge:
+    def _built(self, constraint: Constraint) -> TokenAutomaton | None:
+        dfa = automaton_of(constraint.kind, constraint.source)
+        if dfa is None:
             return None
         automaton = TokenAutomaton(dfa, self.vocabulary)
         if self._store is not None:
-            self._store.save(source, self.vocabulary, automaton.tables())
-            self._stored[source] = 0
+            self._store.save(_key(constraint), self.vocabulary, automaton.tables())
+            self._stored[constraint] = 0
         return automaton
 
     @cached_property
@@ -118,16 +116,16 @@ class ConstraintCompiler:
     def close(self) -> None:
         """Stores the rows that were built since their automata were stored; the compiler can still be used."""
         with self._lock:
-            for source, compiled in self._automata.items():
-                self._keep(source, compiled)
+            for constraint, compiled in self._automata.items():
+                self._keep(constraint, compiled)
 
-    def _keep(self, source: str, compiled: _Compiled | None) -> None:
+    def _keep(self, constraint: Constraint, compiled: _Compiled | None) -> None:
         if self._store is None or compiled is None:
             return
         tables = compiled.automaton.tables()
-        if len(tables.rows) > self._stored.get(source, 0):
-            self._store.save(source, self.vocabulary, tables)
-            self._stored[source] = len(tables.rows)
+        if len(tables.rows) > self._stored.get(constraint, 0):
+            self._store.save(_key(constraint), self.vocabulary, tables)
+            self._stored[constraint] = len(tables.rows)
 
     def info(self) -> ConstraintInfo:
         with self._lock:
@@ -142,8 +140,13 @@ class ConstraintCompiler:
         )
 
 
+def _key(constraint: Constraint) -> str:
+    """What the store knows it by: a regex by itself."""
+    return constraint.source if constraint.kind == "regex" else f"{constraint.kind}\0{constraint.source}"
+
+
 class _Compiled(NamedTuple):
-    """What all answers of one regex share."""
+    """What all answers of one constraint share."""
 
     automaton: TokenAutomaton
     forced: ForcedTokens | None

@@ -9,7 +9,6 @@ as explicit code-point ranges.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections import OrderedDict
@@ -21,10 +20,15 @@ import numpy as np
 
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.charset import Ranges
-from lmc.fsm.regex import Chars, Concat, Node, Union, parse
+from lmc.fsm.forced import Encode
+from lmc.fsm.jumps import Jumps
+from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, parse
+from lmc.fsm.sources import ebnf_of
+from lmc.fsm.structural_tag import normalised
+from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
 
-KINDS = frozenset({"regex", "json_schema", "ebnf"})
+KINDS = frozenset({"regex", "json_schema", "ebnf", "lark", "structural_tag"})
 
 
 class Matcher(Protocol):
@@ -94,10 +98,17 @@ class XGrammarCompiler:
     token_bytes  bytes of each token id; special ids are blanked, so that no mask ever allows one (xgrammar would
                  allow their spelling inside JSON strings)
     eos          the token that ends an answer which could go on
-    JSON schemas are compiled with `any_whitespace=False`: one canonical layout, `", "` and `": "` as separators.
+    encode       ids of plain text in the middle of a sequence; None forces nothing
     """
 
-    def __init__(self, token_bytes: Sequence[bytes], special_ids: Iterable[int], eos: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes],
+        special_ids: Iterable[int],
+        eos: int,
+        vocab_size: int,
+        encode: Encode | None = None,
+    ) -> None:
         import xgrammar
 
         special = set(special_ids) | {eos}
@@ -108,6 +119,7 @@ class XGrammarCompiler:
         self._words = (vocab_size + 31) // 32
         self._eos_words = np.zeros(self._words, np.uint32)
         self._eos_words[eos // 32] = np.uint32(1 << (eos % 32))
+        self._jumps = Jumps(Vocabulary(vocab, (eos,), special, vocab_size), encode) if encode is not None else None
         self._compiled: OrderedDict[Constraint, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -115,7 +127,9 @@ class XGrammarCompiler:
         self._get(constraint, loc)
 
     def matcher(self, constraint: Constraint) -> Matcher:
-        return _XGrammarMatcher(self._xgrammar.GrammarMatcher(self._get(constraint, None)), self._eos_words)
+        return _XGrammarMatcher(
+            self._xgrammar.GrammarMatcher(self._get(constraint, None)), self._eos_words, self._jumps
+        )
 
     def info(self) -> ConstraintInfo:
         with self._lock:
@@ -156,23 +170,28 @@ def _compile_regex(compiler: Any, source: str) -> Any:
 
 
 def _compile_json_schema(compiler: Any, source: str) -> Any:
-    try:
-        schema = json.loads(source)
-    except json.JSONDecodeError as e:
-        raise ConstraintError(f"json_schema is not JSON: {e.msg} at line {e.lineno}, column {e.colno}") from None
-    if not isinstance(schema, dict | bool):
-        raise ConstraintError(f"json_schema must be a JSON object, not {type(schema).__name__}")
-    return compiler.compile_json_schema(source, any_whitespace=False)
+    """Ours, written as EBNF: xgrammar's own reading of schemas ignores some keywords."""
+    return compiler.compile_grammar(ebnf_of("json_schema", source))
+
+
+def _compile_lark(compiler: Any, source: str) -> Any:
+    return compiler.compile_grammar(ebnf_of("lark", source))
 
 
 def _compile_ebnf(compiler: Any, source: str) -> Any:
     return compiler.compile_grammar(source)
 
 
+def _compile_structural_tag(compiler: Any, source: str) -> Any:
+    return compiler.compile_structural_tag(normalised(source))
+
+
 _COMPILE: dict[str, Callable[[Any, str], Any]] = {
     "regex": _compile_regex,
     "json_schema": _compile_json_schema,
     "ebnf": _compile_ebnf,
+    "lark": _compile_lark,
+    "structural_tag": _compile_structural_tag,
 }
 
 
@@ -183,10 +202,10 @@ class _XGrammarMatcher:
     complete prefix, and `[0-9]+` would be one digit for ever.
     """
 
-    def __init__(self, matcher: Any, eos_words: np.ndarray) -> None:
+    def __init__(self, matcher: Any, eos_words: np.ndarray, jumps: Jumps | None) -> None:
         import torch
 
-        self._matcher = matcher
+        self._matcher, self._jumps = matcher, jumps
         self._eos_words = eos_words
         self._row = torch.zeros((1, len(eos_words)), dtype=torch.int32)  # the mask at the present position
         self.bits = self._row.numpy().view(np.uint32)[0]
@@ -207,7 +226,13 @@ class _XGrammarMatcher:
         self._refill()
 
     def forced(self) -> Sequence[int]:
-        return ()
+        if self._jumps is None or self.complete:
+            return ()
+        try:
+            text = self._matcher.find_jump_forward_string()
+        except UnicodeDecodeError:  # the forced bytes begin or end inside a character; xgrammar has them as text only
+            return ()
+        return self._jumps.certain(text)
 
 
 # -- regexes: Python's dialect in, xgrammar's out ----------------------------------------------------------------
@@ -233,6 +258,7 @@ def _written(tree: Node) -> str:
         return "".join(map(_written, tree.parts))
     if isinstance(tree, Union):
         return f"(?:{'|'.join(map(_written, tree.arms))})"
+    assert isinstance(tree, Repeat)
     inner = _written(tree.body)
     return f"(?:{inner}){_count(tree.low, tree.high)}" if inner else ""
 

@@ -92,7 +92,7 @@ def test_compiled_automata_are_kept_for_other_processes(tmp_path, monkeypatch: p
     first = compiler(store=Store(tmp_path))
     masks = followed(first.matcher(regex))
     first.close()
-    monkeypatch.setattr("lmc.backend.engine.automaton.build", lambda _: pytest.fail("built again"))
+    monkeypatch.setattr("lmc.fsm.sources.build", lambda _: pytest.fail("built again"))
     second = compiler(store=Store(tmp_path))
     assert followed(second.matcher(regex)) == masks
     assert first.info().rows_built > 0 == second.info().rows_built

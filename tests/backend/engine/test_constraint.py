@@ -181,7 +181,7 @@ def test_special_tokens_are_never_allowed(compiler):
 def test_grammars_are_compiled_once(compiler, monkeypatch):
     compiler.check(Constraint("regex", "once+"), None)
     monkeypatch.setattr("lmc.backend.engine.constraint.normalise_regex", lambda _: pytest.fail("compiled again"))
-    monkeypatch.setattr("lmc.backend.engine.automaton.build", lambda _: pytest.fail("compiled again"))
+    monkeypatch.setattr("lmc.fsm.sources.build", lambda _: pytest.fail("compiled again"))
     compiler.matcher(Constraint("regex", "once+"))
 
 
@@ -200,7 +200,8 @@ def test_ebnf(compiler):
         (Constraint("json_schema", "{oops"), "not JSON"),
         (Constraint("json_schema", "[1]"), "must be a JSON object"),
         (Constraint("ebnf", "root ::= "), "ebnf"),
-        (Constraint("lark", "start: A"), "no lark constraints"),
+        (Constraint("lark", "start: A"), "A"),
+        (Constraint("structural_tag", "{}"), "structural_tag: / must be"),
     ],
 )
 def test_errors_name_the_place(compiler, constraint, says):

@@ -1,0 +1,94 @@
+"""Languages of characters as sets: what two trees have in common, what one has and the other has not.
+
+Both are determinised over one division of characters into classes; the answer is the product, as a tree of one `Graph`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+import numpy as np
+
+from lmc.fsm.charset import Ranges, merged
+from lmc.fsm.dfa import DEAD, MAX_STATES, Alphabet, TooLarge, determinised
+from lmc.fsm.minimise import live, minimised
+from lmc.fsm.regex import NOTHING, Chars, Concat, Graph, Node
+
+S = TypeVar("S", bound=Hashable)
+
+
+def both(a: Node, b: Node) -> Node:
+    """The texts that are in `a` and in `b`; NOTHING if there is none."""
+    return _product(a, b, lambda in_a, in_b: in_a and in_b)
+
+
+def without(a: Node, b: Node) -> Node:
+    """The texts of `a` that are not in `b`; NOTHING if there is none."""
+    return _product(a, b, lambda in_a, in_b: in_a and not in_b)
+
+
+def is_empty(a: Node) -> bool:
+    """No text is in it."""
+    return both(a, a) == NOTHING
+
+
+def automaton(start: S, step: Callable[[S, str], S | None], is_final: Callable[[S], bool], alphabet: str) -> Node:
+    """The language of a machine: its states are whatever `step` makes of them, None where a character is not legal."""
+    numbers: dict[S, int] = {start: 0}
+    order = [start]
+    rows: list[list[int]] = []
+    for state in order:
+        row: list[int] = []
+        for char in alphabet:
+            target = step(state, char)
+            if target is not None and target not in numbers:
+                if len(numbers) >= MAX_STATES:
+                    raise TooLarge
+                numbers[target] = len(order)
+                order.append(target)
+            row.append(DEAD if target is None else numbers[target])
+        rows.append(row)
+    final = np.array([is_final(state) for state in order])
+    return _graph(np.array(rows, np.int32), final, [((ord(c), ord(c)),) for c in alphabet])
+
+
+def _product(a: Node, b: Node, keep: Callable[[bool, bool], bool]) -> Node:
+    alphabet = Alphabet.of(Concat((a, b)))
+    (table_a, final_a), (table_b, final_b) = determinised(a, alphabet), determinised(b, alphabet)
+    rows_a, rows_b = table_a.tolist(), table_b.tolist()
+    ends_a, ends_b = [*final_a.tolist(), False], [*final_b.tolist(), False]  # DEAD reads the last
+    numbers, order = {(0, 0): 0}, [(0, 0)]
+    rows: list[list[int]] = []
+    dead = [DEAD] * alphabet.size
+    for at_a, at_b in order:
+        row: list[int] = []
+        for pair in zip(rows_a[at_a], rows_b[at_b] if at_b >= 0 else dead):
+            if pair[0] < 0:
+                row.append(DEAD)
+                continue
+            if pair not in numbers:
+                if len(numbers) >= MAX_STATES:
+                    raise TooLarge
+                numbers[pair] = len(order)
+                order.append(pair)
+            row.append(numbers[pair])
+        rows.append(row)
+    final = np.array([keep(ends_a[x], ends_b[y]) for x, y in order])
+    table = np.array(rows, np.int32).reshape(len(order), alphabet.size)
+    return _graph(table, final, alphabet.ranges())
+
+
+def _graph(table: np.ndarray, final: np.ndarray, symbols: list[Ranges]) -> Node:
+    if not final.any():
+        return NOTHING
+    table, final = minimised(*live(table, final))
+    edges: list[tuple[int, Node, int]] = []
+    for state, row in enumerate(table.tolist()):
+        for target in dict.fromkeys(t for t in row if t >= 0):
+            edges.append((state, Chars(_sum(symbols[i] for i, t in enumerate(row) if t == target)), target))
+    return Graph(tuple(edges), frozenset(np.flatnonzero(final).tolist()))
+
+
+def _sum(sets: Iterable[Ranges]) -> Ranges:
+    return merged(r for ranges in sets for r in ranges)

@@ -1,0 +1,215 @@
+"""Grammars: named rules over trees that may name rules. Without recursion, or cut at a depth, one tree; else EBNF.
+
+    rules ─► Grammar.tree() ─► dfa.build           the language is regular: an automaton, with forced tokens
+                  └ None ─► Grammar.ebnf()         it is not: text for a matcher with a stack (xgrammar's)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from lmc.errors import ConstraintError
+from lmc.fsm.json_text import one_of, refers, repeat, seq
+from lmc.fsm.regex import NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union
+
+MAX_NODES = 400_000  # of a tree that rules are written into
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What `start` derives. Every rule that a rule names is there."""
+
+    start: Node
+    rules: Mapping[str, Node]
+
+    @cached_property
+    def recursive(self) -> frozenset[str]:
+        """Rules that lead to themselves."""
+        ways = {name: refers(body) for name, body in self.rules.items()}
+
+        def reached(name: str) -> set[str]:
+            seen: set[str] = set()
+            todo = [name]
+            while todo:
+                for to in ways[todo.pop()] - seen:
+                    seen.add(to)
+                    todo.append(to)
+            return seen
+
+        return frozenset(name for name in self.rules if name in reached(name))
+
+    def tree(self, depth: int | None = None) -> Node | None:
+        """The grammar without references: None if it is recursive and no depth is given, or by far too large.
+
+        depth  how often recursive rules may be entered within each other; what lies deeper is not in the language
+        """
+        if self.recursive and depth is None:
+            return None
+        made: dict[tuple[str, int], Node] = {}
+        sizes: dict[int, int] = {}
+
+        def expanded(node: Node, left: int) -> Node:
+            if isinstance(node, Ref):
+                if node.rule in self.recursive:
+                    left -= 1
+                if left < 0:
+                    return NOTHING
+                if (node.rule, left) not in made:
+                    made[node.rule, left] = expanded(self.rules[node.rule], left)
+                return made[node.rule, left]
+            if isinstance(node, Concat):
+                return seq(*(expanded(p, left) for p in node.parts))
+            if isinstance(node, Union):
+                return one_of([expanded(a, left) for a in node.arms])
+            if isinstance(node, Repeat):
+                return repeat(expanded(node.body, left), node.low, node.high)
+            if isinstance(node, Graph):
+                return Graph(tuple((a, expanded(b, left), c) for a, b, c in node.edges), node.final)
+            return node
+
+        tree = expanded(self.start, depth if depth is not None else 0)
+        return tree if _size(tree, sizes) <= MAX_NODES else None
+
+    def ebnf(self) -> str:
+        """The grammar in xgrammar's EBNF; its start is `root`. Raises ConstraintError if it derives no text."""
+        productive = self._productive
+        rules = {name: _within(body, productive) for name, body in self.rules.items() if name in productive}
+        start = _within(self.start, productive)
+        if start == NOTHING:
+            raise ConstraintError("the grammar derives no text at all")
+        return _Writer(Grammar(start, rules)).text()
+
+    @cached_property
+    def _productive(self) -> frozenset[str]:
+        """Rules that derive some text."""
+        found: frozenset[str] = frozenset()
+        while True:
+            more = frozenset(name for name, body in self.rules.items() if _within(body, found) != NOTHING)
+            if more == found:
+                return found
+            found = more
+
+
+def _within(node: Node, rules: frozenset[str]) -> Node:
+    """The texts of a tree that only use these rules."""
+    if isinstance(node, Ref):
+        return node if node.rule in rules else NOTHING
+    if isinstance(node, Concat):
+        return seq(*(_within(p, rules) for p in node.parts))
+    if isinstance(node, Union):
+        return one_of([_within(a, rules) for a in node.arms])
+    if isinstance(node, Repeat):
+        return repeat(_within(node.body, rules), node.low, node.high)
+    if isinstance(node, Graph):
+        edges = [(a, body, b) for a, n, b in node.edges if (body := _within(n, rules)) != NOTHING]
+        alive = set(node.final)
+        while more := {a for a, _, b in edges if b in alive} - alive:
+            alive |= more
+        if 0 not in alive:
+            return NOTHING
+        return Graph(tuple((a, n, b) for a, n, b in edges if a in alive and b in alive), node.final)
+    return node
+
+
+def _size(node: Node, known: dict[int, int]) -> int:
+    """Nodes of the tree when what is shared is counted each time."""
+    if id(node) not in known:
+        if isinstance(node, Repeat):
+            known[id(node)] = _size(node.body, known) * max(1, node.high or node.low)
+        elif isinstance(node, Chars | Ref):
+            known[id(node)] = 1
+        else:
+            parts = (
+                [b for _, b, _ in node.edges] if isinstance(node, Graph)
+                else node.parts if isinstance(node, Concat)
+                else node.arms
+            )  # fmt: skip
+            known[id(node)] = 1 + sum(_size(p, known) for p in parts)
+    return known[id(node)]
+
+
+class _Writer:
+    """Writes EBNF: a rule for each rule, and one for each state of a graph."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self.grammar = grammar
+        self.names: dict[str, str] = {}
+        self.lines: list[str] = []
+        self.graphs: dict[Graph, str] = {}
+
+    def text(self) -> str:
+        start = self.node(self.grammar.start)
+        for name, body in self.grammar.rules.items():
+            written = self.node(body)
+            self.lines.append(f"{self.name(name)} ::= {written}")
+        return "\n".join([f"root ::= {start}", *self.lines]) + "\n"
+
+    def name(self, rule: str) -> str:
+        if rule not in self.names:
+            plain = re.sub(r"[^A-Za-z0-9]+", "_", rule).strip("_")[-30:] or "rule"
+            self.names[rule] = f"r{len(self.names)}_{plain}"
+        return self.names[rule]
+
+    def node(self, node: Node) -> str:
+        if isinstance(node, Chars):
+            return _literal([node]) if _is_literal(node) else _char_class(node)
+        if isinstance(node, Ref):
+            return self.name(node.rule)
+        if isinstance(node, Concat):
+            return self.concat(node)
+        if isinstance(node, Union):
+            return "(" + " | ".join(map(self.node, node.arms)) + ")"
+        if isinstance(node, Graph):
+            return self.graph(node)
+        short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((node.low, node.high))
+        count = short or f"{{{node.low},{'' if node.high is None else node.high}}}"
+        return f"({self.node(node.body)}){count}"
+
+    def concat(self, node: Concat) -> str:
+        out: list[str] = []
+        literal: list[Chars] = []
+        for part in node.parts:
+            if isinstance(part, Chars) and _is_literal(part):
+                literal.append(part)
+                continue
+            if literal:
+                out.append(_literal(literal))
+                literal = []
+            out.append(self.node(part))
+        if literal or not out:
+            out.append(_literal(literal))
+        return "(" + " ".join(out) + ")"
+
+    def graph(self, node: Graph) -> str:
+        if node not in self.graphs:
+            base = self.graphs[node] = f"g{len(self.graphs)}"
+            states = {0, *node.final, *(s for a, _, b in node.edges for s in (a, b))}
+            for state in sorted(states):
+                arms = [f"{self.node(body)} {base}_{to}" for source, body, to in node.edges if source == state]
+                if state in node.final:
+                    arms.append('""')
+                # every state has a way to an end, or its rule would be empty
+                self.lines.append(f"{base}_{state} ::= " + " | ".join(arms))
+        return f"{self.graphs[node]}_0"
+
+
+def _is_literal(node: Chars) -> bool:
+    return len(node.ranges) == 1 and node.ranges[0][0] == node.ranges[0][1]
+
+
+def _literal(parts: list[Chars]) -> str:
+    return '"' + "".join(_char(p.ranges[0][0]) for p in parts) + '"'
+
+
+def _char_class(node: Chars) -> str:
+    return "[" + "".join(_char(a) if a == b else f"{_char(a)}-{_char(b)}" for a, b in node.ranges) + "]"
+
+
+def _char(code: int) -> str:
+    if code < 128 and (chr(code).isalnum() or chr(code) in " _,:{}()=<>.;"):
+        return chr(code)
+    # not \x: it reads as many hex digits as there are
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,56 @@
+"""JSON Schema's `format`s as languages of characters: every text of them is valid; where a format is wide, a plain part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from lmc.fsm.regex import Node, parse
+
+_DD28, _DD30 = r"(0[1-9]|1[0-9]|2[0-8])", r"(0[1-9]|[12][0-9]|30)"
+_YEAR = r"(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_FOURTHS = r"(0[48]|[2468][048]|[13579][26])"
+_LEAP = rf"([0-9]{{2}}{_FOURTHS}|{_FOURTHS}00)"
+_DATE = (
+    rf"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-{_DD30}|02-{_DD28})|{_LEAP}-02-29)"
+)
+_CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_CLOCK}:[0-5][0-9](\.[0-9]{{1,6}})?(Z|[+-]{_CLOCK})"
+_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = rf"{_BYTE}(\.{_BYTE}){{3}}"
+_H = r"[0-9A-Fa-f]{1,4}"
+_IPV6 = "|".join(
+    [
+        rf"({_H}:){{7}}{_H}",
+        rf"::({_H}(:{_H}){{0,6}})?",
+        *(rf"{_H}(:{_H}){{{n}}}::({_H}(:{_H}){{0,{5 - n}}})?" for n in range(6)),
+        rf"{_H}(:{_H}){{6}}::",
+    ]
+)
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
+_HOST = rf"{_LABEL}(\.{_LABEL}){{0,4}}"
+_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_PATH = r"([A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*"
+_NUMBER = r"(0|[1-9][0-9]{0,8})"
+_DAY_TIME = rf"(T({_NUMBER}H({_NUMBER}M)?({_NUMBER}S)?|{_NUMBER}M({_NUMBER}S)?|{_NUMBER}S))"
+
+_PATTERNS: Mapping[str, str] = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "duration": rf"P({_NUMBER}W|({_NUMBER}Y({_NUMBER}M({_NUMBER}D)?)?|{_NUMBER}M({_NUMBER}D)?|{_NUMBER}D){_DAY_TIME}?|{_DAY_TIME})",
+    "email": rf"{_ATOM}(\.{_ATOM})*@{_HOST}",
+    "hostname": _HOST,
+    "ipv4": _IPV4,
+    "ipv6": _IPV6,
+    "uuid": r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
+    "uri": rf"[A-Za-z][A-Za-z0-9+.-]*://{_HOST}(:[0-9]{{1,4}})?(/{_PATH})?(\?{_PATH})?(#{_PATH})?",
+    "json-pointer": r"(/([^/~]|~[01])*)*",
+}
+FORMATS = tuple(_PATTERNS)
+
+
+@lru_cache
+def language(name: str) -> Node:
+    """The texts of a format; KeyError for one that is not in FORMATS."""
+    return parse(_PATTERNS[name])

@@ -1,0 +1,787 @@
+"""JSON schemas as grammars: which texts are instances. Compiles; what a keyword means is here, how values are written in json_text.
+
+    schema ─► shapes (conjunctions of plain keywords, one for each way through anyOf and $ref) ─► trees ─► Grammar
+
+The texts are what json.dumps(value, ensure_ascii=False) writes, properties in the order of the schema. Objects have the
+properties that the schema names and no others unless it says `additionalProperties`. Every keyword is enforced or refused
+by name and place; nothing is ignored but annotations.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote
+
+from lmc.errors import ConstraintError
+from lmc.fsm import json_formats
+from lmc.fsm.algebra import both, without
+from lmc.fsm.dfa import TooLarge, build
+from lmc.fsm.grammar import Grammar
+from lmc.fsm.json_text import (
+    ANY_TEXT,
+    FREE,
+    Bounds,
+    free_string,
+    integer,
+    number,
+    one_of,
+    repeat,
+    seq,
+    string,
+    string_of,
+    text,
+)
+from lmc.fsm.regex import ANY, EMPTY, NOTHING, Graph, Node, Ref, parse
+
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+OPTIONS = "x-lmc"  # a keyword at the root: how instances are written
+_NOTES = frozenset(
+    "title description default examples example $schema $id $comment $defs definitions deprecated readOnly writeOnly "
+    "discriminator contentEncoding contentMediaType externalDocs xml".split()
+)
+_OF_TYPE: Mapping[str, str] = {
+    **dict.fromkeys("properties required additionalProperties patternProperties propertyNames minProperties "
+                    "maxProperties unevaluatedProperties".split(), "object"),
+    **dict.fromkeys("items prefixItems additionalItems minItems maxItems uniqueItems unevaluatedItems".split(), "array"),
+    **dict.fromkeys("minLength maxLength pattern format".split(), "string"),
+    **dict.fromkeys("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split(), "number"),
+}  # fmt: skip
+_OTHERS = frozenset("type enum const anyOf oneOf allOf $ref nullable".split())
+KEYWORDS = frozenset({*_NOTES, *_OF_TYPE, *_OTHERS, OPTIONS})
+_MOST_SHAPES = 256
+_MOST_UNIQUE = 8  # values of an array of unique items: one state for each set of them
+_MOST_DIGITS = 300  # of a number; doubles have no more
+_JSON_NUMBER = int | float | Decimal
+
+
+def compile_schema(source: str) -> tuple[Grammar, int | None]:
+    """The grammar of a schema given as JSON text, and the depth that it asks recursion to be cut at.
+
+    Raises ConstraintError, with the JSON pointer, for what is not a schema, what cannot be enforced, and what allows nothing.
+    """
+    try:
+        root = json.loads(source, parse_float=_decimal, parse_constant=_no_constant)
+    except json.JSONDecodeError as e:
+        raise ConstraintError(f"json_schema is not JSON: {e.msg} at line {e.lineno}, column {e.colno}") from None
+    if not isinstance(root, dict | bool):
+        raise ConstraintError(f"json_schema must be a JSON object, not {type(root).__name__}")
+    compiler = _Compiler(root, _Layout.of(root))
+    try:
+        return compiler.grammar(), compiler.layout.depth
+    except RecursionError:
+        raise ConstraintError("json_schema is nested too deep") from None
+    except TooLarge:
+        raise ConstraintError("json_schema needs too large an automaton; use smaller lengths and simpler patterns") from None
+
+
+def _decimal(digits: str) -> Decimal:
+    found = Decimal(digits)
+    if abs(found.adjusted()) > _MOST_DIGITS:
+        raise ConstraintError(f"json_schema: {digits} has more than {_MOST_DIGITS} digits")
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ConstraintError(f"json_schema: {name} is not JSON")
+
+
+# -- how instances are written -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What stands between values. `gap`: what may stand at every place where JSON allows white space."""
+
+    item: Node
+    key: Node
+    gap: Node
+    depth: int | None
+
+    @staticmethod
+    def of(root: Any) -> _Layout:
+        given = root.get(OPTIONS, {}) if isinstance(root, dict) else {}
+        at = f"/{OPTIONS}"
+        if not isinstance(given, dict) or set(given) - {"whitespace", "separators", "depth"}:
+            raise _wrong(at, f"takes whitespace, separators and depth, not {json.dumps(given, default=str)}")
+        separators = given.get("separators", [", ", ": "])
+        if (
+            not isinstance(separators, list)
+            or len(separators) != 2
+            or not all(isinstance(s, str) and s.strip(" \n\t\r") == mark for s, mark in zip(separators, ",:"))
+        ):
+            raise _wrong(f"{at}/separators", 'is like [", ", ": "]: the comma and the colon, with white space around them')
+        kind, depth = given.get("whitespace", "fixed"), given.get("depth")
+        if kind not in ("fixed", "flexible"):
+            raise _wrong(f"{at}/whitespace", '"fixed" or "flexible"')
+        if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
+            raise _wrong(f"{at}/depth", "takes a whole number from 1 up")
+        if kind == "fixed":
+            return _Layout(text(separators[0]), text(separators[1]), EMPTY, depth)
+        if "separators" in given:
+            raise _wrong(f"{at}/separators", 'goes with "whitespace": "fixed"')
+        gap = parse(r"[ \n\t]*")
+        return _Layout(seq(gap, text(","), gap), seq(gap, text(":"), gap), gap, depth)
+
+
+def _wrong(pointer: str, what: str) -> ConstraintError:
+    return ConstraintError(f"json_schema: {pointer or '/'} {what}")
+
+
+# -- shapes: what a schema says, without the keywords that combine schemas -------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A schema and the JSON pointer to it."""
+
+    schema: Any
+    pointer: str
+
+    def at(self, *steps: str | int) -> _Place:
+        found, pointer = self.schema, self.pointer
+        for step in steps:
+            found = found[step]
+            pointer += "/" + str(step).replace("~", "~0").replace("/", "~1")
+        return _Place(found, pointer)
+
+
+_All = tuple[_Place, ...]  # schemas that hold together
+_TRUE: _All = ()
+
+
+@dataclass(frozen=True)
+class _ObjectRule:
+    """One schema's say about properties."""
+
+    properties: Mapping[str, _Place]
+    patterns: tuple[tuple[Node, _Place], ...]
+    others: _Place | None  # additionalProperties, if it is there
+
+    def of(self, name: str) -> _All:
+        found = [self.properties[name]] if name in self.properties else []
+        found += [place for language, place in self.patterns if _contains(language, name)]
+        return tuple(found) if found or self.others is None else (self.others,)
+
+
+@dataclass(frozen=True)
+class _ArrayRule:
+    """One schema's say about items; `rest` of those behind `first`, if it says something."""
+
+    first: tuple[_Place, ...]
+    rest: _Place | None
+
+    def of(self, index: int) -> _All:
+        if index < len(self.first):
+            return (self.first[index],)
+        return () if self.rest is None else (self.rest,)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Keywords without those that combine: every one must hold. `values`: enum and const, None if there is neither."""
+
+    pointer: str
+    types: frozenset[str] = frozenset(TYPES)
+    values: tuple[Any, ...] | None = None
+    bounds: Bounds = FREE
+    length: tuple[int, int | None] = (0, None)
+    texts: tuple[Node, ...] = ()  # patterns and formats: languages of characters
+    objects: tuple[_ObjectRule, ...] = ()
+    required: tuple[str, ...] = ()
+    names: _All = ()
+    size: tuple[int, int | None] = (0, None)  # number of properties
+    arrays: tuple[_ArrayRule, ...] = ()
+    items: tuple[int, int | None] = (0, None)  # number of items
+    unique: bool = False
+
+    def with_(self, other: _Shape) -> _Shape | None:
+        """Both; None if nothing can be both."""
+        types = self.types & other.types
+        values = self.values
+        if values is None:
+            values = other.values
+        elif other.values is not None:
+            values = tuple(v for v in values if any(_same(v, w) for w in other.values))
+        if not types or values == ():
+            return None
+        bounds = self.bounds.both(other.bounds)
+        if bounds is None:
+            raise _wrong(self.pointer, f"and {other.pointer or '/'}: two steps multipleOf of which neither divides the other cannot be combined")
+        return _Shape(
+            self.pointer, types, values, bounds, _range(self.length, other.length), self.texts + other.texts,
+            self.objects + other.objects, tuple(dict.fromkeys(self.required + other.required)), self.names + other.names,
+            _range(self.size, other.size), self.arrays + other.arrays, _range(self.items, other.items),
+            self.unique or other.unique,
+        )  # fmt: skip
+
+
+def _says_nothing(place: _Place) -> bool:
+    schema = place.schema
+    return schema is True or (isinstance(schema, dict) and not set(schema) - _NOTES - ({OPTIONS} if not place.pointer else set()))
+
+
+def _range(a: tuple[int, int | None], b: tuple[int, int | None]) -> tuple[int, int | None]:
+    highs = [x for x in (a[1], b[1]) if x is not None]
+    return max(a[0], b[0]), min(highs, default=None)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal as JSON: true is not 1."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, _JSON_NUMBER) and isinstance(b, _JSON_NUMBER):
+        return a == b
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+    return type(a) is type(b) and a == b
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, _JSON_NUMBER):
+        return "integer" if value == int(value) else "number"
+    return {str: "string", list: "array", dict: "object", type(None): "null"}[type(value)]
+
+
+def _contains(language: Node, value: str) -> bool:
+    return _built(language).accepts(value.encode("utf-8", "surrogatepass"))
+
+
+_built = lru_cache(maxsize=256)(build)
+
+
+class _Compiler:
+    """Compiles one schema; `rules` are the schemas that lead back to themselves."""
+
+    def __init__(self, root: Any, layout: _Layout) -> None:
+        self.root, self.layout = root, layout
+        self.rules: dict[str, Node] = {}
+        self.made: dict[tuple[str, ...], Node] = {}
+        self.open: dict[tuple[str, ...], bool] = {}  # being compiled; True: named from inside
+        self.known: dict[tuple[str, ...], tuple[_Shape, ...]] = {}
+
+    def grammar(self) -> Grammar:
+        start = self.node((_Place(self.root, ""),))
+        if start == NOTHING:
+            raise _wrong("", "allows no value at all")
+        return Grammar(start, self.rules)
+
+    # -- schemas to shapes --
+
+    def shapes(self, places: _All, refs: tuple[str, ...] = ()) -> tuple[_Shape, ...]:
+        """The ways in which all of `places` can hold."""
+        key = tuple(p.pointer for p in places)
+        if not refs and key in self.known:
+            return self.known[key]
+        found: list[_Shape] = [_Shape(places[0].pointer if places else "")]
+        for place in places:
+            arms = self.of_place(place, refs)
+            found = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
+            if len(found) > _MOST_SHAPES:
+                raise _wrong(place.pointer, f"has more than {_MOST_SHAPES} ways through anyOf, oneOf and allOf; use fewer")
+        if not refs:
+            self.known[key] = tuple(found)
+        return tuple(found)
+
+    def of_place(self, place: _Place, refs: tuple[str, ...]) -> tuple[_Shape, ...]:
+        schema = place.schema
+        if schema is True:
+            return (_Shape(place.pointer),)
+        if schema is False:
+            return ()
+        if not isinstance(schema, dict):
+            raise _wrong(place.pointer, f"must be a schema, not {json.dumps(schema, default=str)}")
+        if place.pointer in refs:
+            raise _wrong(place.pointer, "refers to itself with nothing between")
+        refs = (*refs, place.pointer)
+        for keyword in schema:
+            self.check_keyword(place, keyword)
+        found: list[_Shape] = [shape] if (shape := self.plain(place)) is not None else []
+
+        def and_(arms: Sequence[_Shape]) -> None:
+            found[:] = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
+
+        if "$ref" in schema:
+            and_(self.of_place(self.target(place), refs))
+        for i in range(len(self.list_of(place, "allOf"))):
+            and_(self.of_place(place.at("allOf", i), refs))
+        for keyword in ("anyOf", "oneOf"):
+            if keyword not in schema:
+                continue
+            arms = [self.of_place(place.at(keyword, i), refs) for i in range(len(self.list_of(place, keyword)))]
+            if keyword == "oneOf":
+                self.check_apart(place, found, arms)
+            and_([s for arm in arms for s in arm])
+        if schema.get("nullable") is True:
+            found.append(_Shape(place.pointer, types=frozenset(("null",))))
+        return tuple(found)
+
+    def check_keyword(self, place: _Place, keyword: str) -> None:
+        if keyword not in KEYWORDS or (keyword == OPTIONS and place.pointer):
+            raise _wrong(place.pointer, f"has the keyword {keyword!r}, which cannot be enforced; leave it out and check the answer")
+
+    def list_of(self, place: _Place, keyword: str) -> list[Any]:
+        found = place.schema.get(keyword, [])
+        if not isinstance(found, list) or (keyword in place.schema and not found):
+            raise _wrong(f"{place.pointer}/{keyword}", "must be a list that is not empty")
+        return found
+
+    def target(self, place: _Place) -> _Place:
+        ref = place.schema["$ref"]
+        if not isinstance(ref, str) or (ref != "#" and not ref.startswith("#/")):
+            raise _wrong(f"{place.pointer}/$ref", f"is {ref!r}; only references within the schema, like '#/$defs/x', can be followed")
+        found = _Place(self.root, "")
+        for step in ref[2:].split("/") if ref != "#" else ():
+            step = unquote(step).replace("~1", "/").replace("~0", "~")
+            try:
+                found = found.at(int(step) if isinstance(found.schema, list) else step)
+            except (KeyError, IndexError, TypeError, ValueError):
+                raise _wrong(f"{place.pointer}/$ref", f"is {ref!r}, which leads nowhere") from None
+        return found
+
+    def plain(self, place: _Place) -> _Shape | None:
+        """The keywords that combine nothing; None if they contradict each other."""
+        schema = place.schema
+        shape = _Shape(place.pointer, types=self.types(place))
+        values = self.values(place)
+        if values is not None:
+            shape = replace(shape, values=values)
+        lows = [(self.bound(place, k), k != "minimum") for k in ("minimum", "exclusiveMinimum") if k in schema]
+        highs = [(self.bound(place, k), k != "maximum") for k in ("maximum", "exclusiveMaximum") if k in schema]
+        bounds = Bounds(step=self.bound(place, "multipleOf") if "multipleOf" in schema else None)
+        if bounds.step is not None and bounds.step <= 0:
+            raise _wrong(f"{place.pointer}/multipleOf", "must be greater than 0")
+        for extra in [Bounds(low=x, open_low=o) for x, o in lows] + [Bounds(high=x, open_high=o) for x, o in highs]:
+            bounds = bounds.both(extra) or bounds
+        return replace(
+            shape,
+            bounds=bounds,
+            length=self.counts(place, "minLength", "maxLength"),
+            texts=self.texts(place),
+            objects=self.object_rules(place),
+            required=self.required(place),
+            names=(place.at("propertyNames"),) if "propertyNames" in schema else (),
+            size=self.counts(place, "minProperties", "maxProperties"),
+            arrays=self.array_rules(place),
+            items=self.counts(place, "minItems", "maxItems"),
+            unique=self.flag(place, "uniqueItems"),
+        )
+
+    def types(self, place: _Place) -> frozenset[str]:
+        """Those that `type` says or, without it, those that the other keywords speak of."""
+        given = place.schema.get("type")
+        if given is None:
+            spoken = {_OF_TYPE[k] for k in place.schema if k in _OF_TYPE}
+            given = [*spoken, "integer"] if "number" in spoken else list(spoken)
+            return frozenset(given or TYPES)
+        names = given if isinstance(given, list) else [given]
+        for name in names:
+            if not isinstance(name, str) or name not in TYPES:
+                raise _wrong(f"{place.pointer}/type", f"is {name!r}; there are {', '.join(TYPES)}")
+        return frozenset([*names, "integer"] if "number" in names else names)
+
+    def values(self, place: _Place) -> tuple[Any, ...] | None:
+        schema = place.schema
+        found = tuple(self.list_of(place, "enum")) if "enum" in schema else None
+        if "const" in schema:
+            const = schema["const"]
+            found = (const,) if found is None or any(_same(const, v) for v in found) else ()
+        return found
+
+    def bound(self, place: _Place, keyword: str) -> Decimal:
+        found = place.schema[keyword]
+        if isinstance(found, bool) or not isinstance(found, _JSON_NUMBER):
+            raise _wrong(f"{place.pointer}/{keyword}", f"must be a number, not {json.dumps(found, default=str)}")
+        if abs(Decimal(found).adjusted()) > 30:
+            raise _wrong(f"{place.pointer}/{keyword}", f"is {found}: bounds have at most 30 digits")
+        return Decimal(found)
+
+    def counts(self, place: _Place, low: str, high: str) -> tuple[int, int | None]:
+        for keyword in (low, high):
+            found = place.schema.get(keyword, 0)
+            if isinstance(found, bool) or not isinstance(found, _JSON_NUMBER) or found < 0 or found != int(found):
+                raise _wrong(f"{place.pointer}/{keyword}", f"must be a whole number, not {json.dumps(found, default=str)}")
+        most = place.schema.get(high)
+        return int(place.schema.get(low, 0)), None if most is None else int(most)
+
+    def flag(self, place: _Place, keyword: str) -> bool:
+        found = place.schema.get(keyword, False)
+        if not isinstance(found, bool):
+            raise _wrong(f"{place.pointer}/{keyword}", "must be true or false")
+        return found
+
+    def texts(self, place: _Place) -> tuple[Node, ...]:
+        found: list[Node] = []
+        if "pattern" in place.schema:
+            found.append(self.pattern(place.schema["pattern"], f"{place.pointer}/pattern"))
+        if "format" in place.schema:
+            name = place.schema["format"]
+            if name not in json_formats.FORMATS:
+                raise _wrong(f"{place.pointer}/format", f"is {name!r}, which cannot be enforced; there are {', '.join(json_formats.FORMATS)}")
+            found.append(json_formats.language(name))
+        return tuple(found)
+
+    def pattern(self, pattern: Any, pointer: str) -> Node:
+        if not isinstance(pattern, str):
+            raise _wrong(pointer, "must be a regular expression")
+        try:
+            return parse(pattern, search=True)
+        except ConstraintError as error:
+            raise _wrong(pointer, f"cannot be enforced: {error.message}") from None
+
+    def object_rules(self, place: _Place) -> tuple[_ObjectRule, ...]:
+        schema = place.schema
+        if schema.get("unevaluatedProperties", False) is not False:
+            raise _wrong(f"{place.pointer}/unevaluatedProperties", "cannot be enforced unless it is false")
+        if not {"properties", "patternProperties", "additionalProperties"} & set(schema):
+            return ()
+        for keyword in ("properties", "patternProperties"):
+            if not isinstance(schema.get(keyword, {}), dict):
+                raise _wrong(f"{place.pointer}/{keyword}", "must be an object")
+        properties = {name: place.at("properties", name) for name in schema.get("properties", {})}
+        patterns = tuple(
+            (self.pattern(p, f"{place.pointer}/patternProperties/{p}"), place.at("patternProperties", p))
+            for p in schema.get("patternProperties", {})
+        )
+        others = place.at("additionalProperties") if "additionalProperties" in schema else None
+        return (_ObjectRule(properties, patterns, others),)
+
+    def required(self, place: _Place) -> tuple[str, ...]:
+        found = place.schema.get("required", [])
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise _wrong(f"{place.pointer}/required", "must be a list of names")
+        return tuple(found)
+
+    def array_rules(self, place: _Place) -> tuple[_ArrayRule, ...]:
+        schema = place.schema
+        if schema.get("unevaluatedItems", False) is not False:
+            raise _wrong(f"{place.pointer}/unevaluatedItems", "cannot be enforced unless it is false")
+        if not {"items", "prefixItems", "additionalItems"} & set(schema):
+            return ()
+        old = isinstance(schema.get("items"), list)  # as before 2020-12
+        first, rest = ("items", "additionalItems") if old else ("prefixItems", "items")
+        if "additionalItems" in schema and not old:
+            raise _wrong(f"{place.pointer}/additionalItems", "has a meaning beside a list of items only")
+        if old and "prefixItems" in schema:
+            raise _wrong(f"{place.pointer}/prefixItems", "and a list of items exclude each other")
+        count = len(self.list_of(place, first)) if first in schema else 0
+        return (
+            _ArrayRule(
+                tuple(place.at(first, i) for i in range(count)), place.at(rest) if rest in schema else None
+            ),
+        )
+
+    # -- oneOf --
+
+    def check_apart(self, place: _Place, base: Sequence[_Shape], arms: Sequence[Sequence[_Shape]]) -> None:
+        """Refuses arms of oneOf that might hold together."""
+        within = [[s for a, b in itertools.product(base, arm) if (s := a.with_(b)) is not None] for arm in arms]
+        for i, j in itertools.combinations(range(len(arms)), 2):
+            if not all(self.apart(a, b, 3) for a, b in itertools.product(within[i], within[j])):
+                raise _wrong(f"{place.pointer}/oneOf", f"{i} and {j} may hold together; make them exclusive (a const in each), or use anyOf")
+
+    def apart(self, a: _Shape, b: _Shape, depth: int) -> bool:
+        """Surely nothing is of both shapes."""
+        if a.values is not None:
+            return not any(self.admits(b, v) for v in a.values if self.admits(a, v))
+        if b.values is not None:
+            return self.apart(b, a, depth)
+        return all(self.apart_as(kind, a, b, depth) for kind in a.types & b.types)
+
+    def apart_as(self, kind: str, a: _Shape, b: _Shape, depth: int) -> bool:
+        if kind in ("integer", "number"):
+            return a.bounds.apart(b.bounds)
+        if kind == "string":
+            return both(self.language(a), self.language(b)) == NOTHING
+        if kind == "object":
+            return depth > 0 and (self.needs_apart(a, b, depth) or any(self.needs_absent(x, y) for x, y in ((a, b), (b, a))))
+        if kind == "array":
+            return any(x.items[1] is not None and y.items[0] > x.items[1] for x, y in ((a, b), (b, a)))
+        return False
+
+    def needs_apart(self, a: _Shape, b: _Shape, depth: int) -> bool:
+        return any(
+            all(self.apart(x, y, depth - 1) for x in self.shapes(_rules_of(a, n)) for y in self.shapes(_rules_of(b, n)))
+            for n in a.required
+            if n in b.required
+        )
+
+    def needs_absent(self, a: _Shape, b: _Shape) -> bool:
+        """`a` needs a property that `b` excludes."""
+        return any(not self.shapes(_rules_of(b, n)) for n in a.required)
+
+    def admits(self, shape: _Shape, value: Any) -> bool:
+        """A value is of a shape; what is not said is allowed."""
+        kind = _type_of(value)
+        if kind not in shape.types or (shape.values is not None and not any(_same(value, v) for v in shape.values)):
+            return False
+        if kind in ("integer", "number"):
+            return shape.bounds.contains(Decimal(value))
+        if kind == "string":
+            return _counted(shape.length, len(value)) and all(_contains(t, value) for t in shape.texts)
+        if kind == "array":
+            return (
+                _counted(shape.items, len(value))
+                and all(self.admit(_items_of(shape, i), v) for i, v in enumerate(value))
+                and not (shape.unique and any(_same(x, y) for x, y in itertools.combinations(value, 2)))
+            )
+        if kind == "object":
+            return (
+                _counted(shape.size, len(value))
+                and all(name in value for name in shape.required)
+                and all(self.admit(_rules_of(shape, n), v) and self.admit(shape.names, n) for n, v in value.items())
+            )
+        return True
+
+    def admit(self, places: _All, value: Any) -> bool:
+        return any(self.admits(s, value) for s in self.shapes(places))
+
+    # -- shapes to trees --
+
+    def node(self, places: _All) -> Node:
+        """The texts of the values for which all of `places` hold; a Ref where that leads back to itself."""
+        places = tuple({p.pointer: p for p in map(self.followed, places) if not _says_nothing(p)}.values())
+        key = tuple(p.pointer for p in places)
+        name = repr(key)
+        if key in self.open:
+            self.open[key] = True
+            return Ref(name)
+        if key not in self.made:
+            self.open[key] = False
+            node = one_of([self.of_shape(shape) for shape in self.shapes(places)])
+            if self.open.pop(key):
+                self.rules[name] = node
+                node = Ref(name)
+            self.made[key] = node
+        return self.made[key]
+
+    def followed(self, place: _Place) -> _Place:
+        """Behind references that stand alone."""
+        seen: set[str] = set()
+        while isinstance(place.schema, dict) and "$ref" in place.schema and not set(place.schema) - {"$ref"} - _NOTES:
+            if place.pointer in seen:
+                raise _wrong(place.pointer, "refers to itself with nothing between")
+            seen.add(place.pointer)
+            place = self.target(place)
+        return place
+
+    def of_shape(self, shape: _Shape) -> Node:
+        if shape.values is not None:
+            return one_of([self.value(v) for v in shape.values if self.admits(shape, v)])
+        kinds = [k for k in TYPES if k in shape.types and not (k == "integer" and "number" in shape.types)]
+        try:
+            return one_of([_OF_TYPES[kind](self, shape) for kind in kinds])
+        except TooLarge:
+            raise _wrong(shape.pointer, "needs too large an automaton; use smaller lengths and simpler patterns") from None
+
+    def value(self, value: Any) -> Node:
+        """The one text of a value."""
+        if isinstance(value, str):
+            return string(value)
+        if isinstance(value, list):
+            return self.bracketed("[]", self.listed([self.value(v) for v in value]))
+        if isinstance(value, dict):
+            return self.bracketed("{}", self.listed([self.member(string(k), self.value(v)) for k, v in value.items()]))
+        return text(str(value) if isinstance(value, Decimal) else json.dumps(value))
+
+    def listed(self, parts: Sequence[Node]) -> Node:
+        return seq(*(p if i == 0 else seq(self.layout.item, p) for i, p in enumerate(parts)))
+
+    def bracketed(self, marks: str, inner: Node) -> Node:
+        gap = self.layout.gap
+        return seq(text(marks[0]), gap, text(marks[1])) if inner == EMPTY else seq(text(marks[0]), gap, inner, gap, text(marks[1]))
+
+    def member(self, key: Node, value: Node) -> Node:
+        return seq(key, self.layout.key, value)
+
+    def string(self, shape: _Shape) -> Node:
+        if not shape.texts and shape.length == (0, None):
+            return free_string()
+        return string_of(self.language(shape))
+
+    def language(self, shape: _Shape) -> Node:
+        """The characters of the strings of a shape."""
+        found = repeat(ANY, *shape.length) if _possible(shape.length) else NOTHING
+        for language in shape.texts:
+            found = language if found == ANY_TEXT else both(found, language)
+        return found
+
+    def object(self, shape: _Shape) -> Node:
+        names = list(dict.fromkeys([*(n for rule in shape.objects for n in rule.properties), *shape.required]))
+        values = {n: self.node(_rules_of(shape, n)) for n in names}
+        if shape.names:
+            values = {n: v if self.admit(shape.names, n) else NOTHING for n, v in values.items()}
+        if any(values[n] == NOTHING for n in shape.required):
+            return NOTHING
+        fixed = [(self.member(string(n), v), n in shape.required) for n, v in values.items() if v != NOTHING]
+        others = self.others(shape, names)
+        if not _possible(shape.size):
+            return NOTHING
+        return self.members(fixed, others, shape)
+
+    def others(self, shape: _Shape, names: Sequence[str]) -> Node:
+        """Any one property that is not among `names`."""
+        open_ = [r for r in shape.objects if r.others is not None]
+        patterns = [p for rule in shape.objects for p in rule.patterns]
+        if not open_ and not patterns and shape.objects:
+            return NOTHING
+        allowed = ANY_TEXT
+        for place in shape.names:
+            found = one_of([self.name_language(s, place) for s in self.shapes((place,))])
+            allowed = both(allowed, found) if found != NOTHING else NOTHING
+        if names and allowed != NOTHING:
+            allowed = without(allowed, one_of([seq(text(n)) for n in names]))
+        if len(patterns) > 4:
+            raise _wrong(shape.pointer, "has more than 4 patternProperties; use fewer")
+        arms: list[Node] = []
+        for chosen in itertools.product((True, False), repeat=len(patterns)):
+            keys = allowed
+            for (language, _), yes in zip(patterns, chosen):
+                if keys != NOTHING:
+                    keys = both(keys, language) if yes else without(keys, language)
+            if keys == NOTHING or (not any(chosen) and not open_ and shape.objects):
+                continue  # nothing is said of such a name: as in `properties`, it is left out
+            places: list[_Place] = []
+            for rule in shape.objects:
+                said = [p for (_, p), yes in zip(patterns, chosen) if yes and any(p is q for _, q in rule.patterns)]
+                places += said or ([rule.others] if rule.others is not None else [])
+            value = self.node(tuple(places))
+            if value != NOTHING:
+                arms.append(self.member(free_string() if keys == ANY_TEXT else string_of(keys), value))
+        return one_of(arms)
+
+    def name_language(self, shape: _Shape, place: _Place) -> Node:
+        if "string" not in shape.types:
+            return NOTHING
+        if shape.values is not None:
+            return one_of([text(v) if v else EMPTY for v in shape.values if isinstance(v, str) and self.admits(shape, v)])
+        return self.language(shape)
+
+    def members(self, fixed: Sequence[tuple[Node, bool]], others: Node, shape: _Shape) -> Node:
+        """Members in order, optional ones or not, then any others; with commas between them and brackets around.
+
+        A state: how many of `fixed` are passed, whether a comma is due, how many members there are (as far as `size` asks).
+        Of `others` one alone counts for the minimum, for their names may be equal.
+        """
+        low, high = shape.size
+        numbers: dict[tuple[int, bool | None, int, int], int] = {}
+        edges: list[tuple[int, Node, int]] = []
+        order: list[tuple[int, bool | None, int, int]] = []
+
+        def state(at: int, due: bool | None, count: int, sure: int) -> int:
+            key = (at, due, count if high is not None else 0, min(sure, low))
+            if key not in numbers:
+                numbers[key] = len(numbers)
+                order.append(key)
+            return numbers[key]
+
+        state(0, False, 0, 0)
+        empty, final = False, set[int]()
+        for at, due, count, sure in order:
+            here = numbers[at, due, count, sure]
+            room = high is None or count < high
+            if due is None:  # the comma is written, if there is one
+                edges.append((here, fixed[at][0], state(at + 1, True, count + 1, sure + 1)))
+            elif at < len(fixed):
+                if not fixed[at][1]:
+                    edges.append((here, EMPTY, state(at + 1, due, count, sure)))
+                if room:
+                    edges.append((here, self.layout.item if due else EMPTY, state(at, None, count, sure)))
+            else:
+                if sure >= low and due:
+                    final.add(here)
+                empty |= sure >= low and not due
+                if others != NOTHING and room:
+                    more = sure + 1 if at == len(fixed) else sure
+                    member = seq(self.layout.item, others) if due else others
+                    edges.append((here, member, state(len(fixed) + 1, True, count + 1, more)))
+        full = self.bracketed("{}", Graph(tuple(edges), frozenset(final))) if final else NOTHING
+        return one_of([self.bracketed("{}", EMPTY) if empty else NOTHING, full])
+
+    def array(self, shape: _Shape) -> Node:
+        low, high = shape.items
+        if not _possible(shape.items):
+            return NOTHING
+        if shape.unique and (high is None or high > 1):
+            return self.unique_items(shape)
+        known = max((len(r.first) for r in shape.arrays), default=0)
+        first = [self.node(_items_of(shape, i)) for i in range(known if high is None else min(known, high))]
+        bare = bool(shape.arrays) and all(r.rest is None for r in shape.arrays)
+        full = high is not None and high <= len(first)
+        rest = NOTHING if bare or full else self.node(_items_of(shape, known))
+        more = repeat(seq(self.layout.item, rest), max(low - max(len(first), 1), 0),
+                      None if high is None else max(high - max(len(first), 1), 0))  # fmt: skip
+        for i in range(len(first) - 1, 0, -1):  # from behind: what may follow the first i items
+            go_on = seq(self.layout.item, first[i], more)
+            more = one_of([EMPTY, go_on]) if i >= low else go_on
+        inner = NOTHING if high == 0 else seq(first[0] if first else rest, more)
+        return one_of([
+            self.bracketed("[]", EMPTY) if low == 0 else NOTHING,
+            self.bracketed("[]", inner) if inner != NOTHING else NOTHING,
+        ])  # fmt: skip
+
+    def unique_items(self, shape: _Shape) -> Node:
+        """Items of a few values, none twice: one state for each set of values."""
+        places = _items_of(shape, 0)
+        shapes = self.shapes(places) if shape.arrays and not any(r.first for r in shape.arrays) else ()
+        values: list[Any] = []
+        for s in shapes:
+            given = s.values if s.values is not None else (True, False) if s.types == {"boolean"} else None
+            values += [v for v in given or () if self.admits(s, v) and not any(_same(v, w) for w in values)]
+            if given is None or len(values) > _MOST_UNIQUE:
+                raise _unique(shape)
+        if not values:
+            raise _unique(shape)
+        low, high = shape.items
+        most = len(values) if high is None else min(high, len(values))
+        if low > most:
+            return NOTHING
+        texts = [self.value(v) for v in values]
+        edges: list[tuple[int, Node, int]] = []
+        for used in range(1 << len(values)):
+            for i, item in enumerate(texts):
+                if not used >> i & 1 and used.bit_count() < most:
+                    edges.append((used, seq(self.layout.item, item) if used else item, used | 1 << i))
+        final = frozenset(used for used in range(1, 1 << len(values)) if low <= used.bit_count() <= most)
+        full = self.bracketed("[]", Graph(tuple(edges), final)) if final else NOTHING
+        return one_of([self.bracketed("[]", EMPTY) if low == 0 else NOTHING, full])
+
+
+_OF_TYPES: Mapping[str, Callable[[_Compiler, _Shape], Node]] = {
+    "object": _Compiler.object,
+    "array": _Compiler.array,
+    "string": _Compiler.string,
+    "number": lambda _, shape: number(shape.bounds),
+    "integer": lambda _, shape: integer(shape.bounds),
+    "boolean": lambda _, shape: one_of([text("true"), text("false")]),
+    "null": lambda _, shape: text("null"),
+}
+
+
+def _unique(shape: _Shape) -> ConstraintError:
+    return _wrong(f"{shape.pointer}/uniqueItems", f"can only be enforced for items out of an enum of at most {_MOST_UNIQUE} values")
+
+
+def _rules_of(shape: _Shape, name: str) -> _All:
+    return tuple(p for rule in shape.objects for p in rule.of(name))
+
+
+def _items_of(shape: _Shape, index: int) -> _All:
+    return tuple(p for rule in shape.arrays for p in rule.of(index))
+
+
+def _counted(limits: tuple[int, int | None], count: int) -> bool:
+    return limits[0] <= count and (limits[1] is None or count <= limits[1])
+
+
+def _possible(limits: tuple[int, int | None]) -> bool:
+    return limits[1] is None or limits[0] <= limits[1]

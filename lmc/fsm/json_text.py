@@ -1,0 +1,318 @@
+"""JSON as text: which texts stand for a value, a string out of a language, a number within bounds. Trees for dfa.build.
+
+One way to write each value, that of `json.dumps(value, ensure_ascii=False)`, so that sets of values are sets of texts. Free
+strings and free numbers are the exception: any spelling of them that RFC 8259 allows, but half a surrogate pair.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+
+from lmc.fsm.algebra import automaton
+from lmc.fsm.charset import MAX_CHAR, Ranges, without_surrogates
+from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union, parse
+
+# -- building trees ------------------------------------------------------------------------------------------------
+
+
+def text(literal: str) -> Node:
+    return seq(*(Chars(((ord(c), ord(c)),)) for c in literal))
+
+
+def seq(*parts: Node) -> Node:
+    if NOTHING in parts:
+        return NOTHING
+    kept = tuple(q for p in parts for q in (p.parts if isinstance(p, Concat) else (p,)))
+    return kept[0] if len(kept) == 1 else Concat(kept)
+
+
+def one_of(arms: Sequence[Node]) -> Node:
+    kept = tuple(dict.fromkeys(a for a in arms if a != NOTHING))
+    return kept[0] if len(kept) == 1 else Union(kept)
+
+
+def repeat(body: Node, low: int, high: int | None) -> Node:
+    if body == NOTHING or high == 0:
+        return EMPTY if low == 0 else NOTHING
+    return Repeat(body, low, high)
+
+
+def optional(body: Node) -> Node:
+    return repeat(body, 0, 1)
+
+
+# -- strings -------------------------------------------------------------------------------------------------------
+
+_SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+_RAW: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, MAX_CHAR))
+_HEX = Chars(((48, 57), (65, 70), (97, 102)))
+
+ANY_TEXT = Repeat(ANY, 0, None)
+
+
+def string(value: str) -> Node:
+    """The one text of a string."""
+    return text(json.dumps(value, ensure_ascii=False))
+
+
+@lru_cache(1)
+def free_string() -> Node:
+    """Every JSON string: what stands raw and all escapes."""
+    d = Chars(((68, 68), (100, 100)))
+    unit = one_of(
+        [
+            seq(Chars(((48, 57), (65, 67), (69, 70), (97, 99), (101, 102))), _HEX, _HEX, _HEX),
+            seq(d, Chars(((48, 55),)), _HEX, _HEX),
+            seq(d, parse("[89abAB]"), _HEX, _HEX, text("\\u"), d, parse("[c-fC-F]"), _HEX, _HEX),
+        ]
+    )
+    escape = seq(text("\\"), one_of([parse(r'["\\/bfnrt]'), seq(text("u"), unit)]))
+    return seq(text('"'), Repeat(one_of([Chars(without_surrogates(_RAW)), escape]), 0, None), text('"'))
+
+
+def string_of(language: Node) -> Node:
+    """The strings whose values are in a language of characters."""
+    spelled = _spelled(language)
+    return seq(text('"'), spelled, text('"'))
+
+
+def _spelled(tree: Node) -> Node:
+    if isinstance(tree, Chars):
+        return _spelled_chars(tree.ranges)
+    if isinstance(tree, Concat):
+        return seq(*map(_spelled, tree.parts))
+    if isinstance(tree, Union):
+        return one_of([_spelled(arm) for arm in tree.arms])
+    if isinstance(tree, Repeat):
+        return repeat(_spelled(tree.body), tree.low, tree.high)
+    if isinstance(tree, Graph):
+        return Graph(tuple((a, _spelled(body), b) for a, body, b in tree.edges), tree.final)
+    raise TypeError(tree)
+
+
+@lru_cache(4096)
+def _spelled_chars(ranges: Ranges) -> Node:
+    r"""A character out of a class, spelled one way. Controls as \u00XX only if nothing else is in the class: an answer that
+    began to write another character as \u00e9 would have to go on with a control."""
+    raw = tuple((max(a, low), min(b, high)) for a, b in ranges for low, high in _RAW if a <= high and b >= low)
+    short = "".join(letter for char, letter in _SHORT.items() if any(a <= ord(char) <= b for a, b in ranges))
+    arms: list[Node] = [Chars(without_surrogates(raw))] if raw else []
+    if short:
+        arms.append(seq(text("\\"), Chars(tuple(sorted((ord(c), ord(c)) for c in short)))))
+    if not arms:
+        arms = [text(f"\\u{c:04x}") for a, b in ranges for c in range(a, b + 1)]
+    return one_of(arms)
+
+
+# -- numbers -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Numbers between `low` and `high` (None: no bound), the bounds themselves only where not `open`, multiples of `step`."""
+
+    low: Decimal | None = None
+    high: Decimal | None = None
+    open_low: bool = False
+    open_high: bool = False
+    step: Decimal | None = None
+
+    @property
+    def free(self) -> bool:
+        return self == FREE
+
+    def both(self, other: Bounds) -> Bounds | None:
+        """Within both; None where the two steps have no common multiple that this knows."""
+        low, open_low = _tighter((self.low, self.open_low), (other.low, other.open_low), 1)
+        high, open_high = _tighter((self.high, self.open_high), (other.high, other.open_high), -1)
+        steps = [s for s in (self.step, other.step) if s is not None]
+        step = max(steps, default=None)
+        if step is not None and Fraction(step) % Fraction(min(steps)):
+            return None
+        return Bounds(low, high, open_low, open_high, step)
+
+    def contains(self, x: Decimal) -> bool:
+        return (
+            (self.low is None or x > self.low or (x == self.low and not self.open_low))
+            and (self.high is None or x < self.high or (x == self.high and not self.open_high))
+            and (self.step is None or Fraction(x) % Fraction(self.step) == 0)
+        )
+
+    def apart(self, other: Bounds) -> bool:
+        """No number is within both, as far as bounds tell."""
+        return any(
+            a.high is not None
+            and b.low is not None
+            and (a.high < b.low or (a.high == b.low and (a.open_high or b.open_low)))
+            for a, b in ((self, other), (other, self))
+        )
+
+
+FREE = Bounds()
+
+
+def _tighter(
+    a: tuple[Decimal | None, bool], b: tuple[Decimal | None, bool], sign: int
+) -> tuple[Decimal | None, bool]:
+    if a[0] is None or b[0] is None:
+        return b if a[0] is None else a
+    if a[0] == b[0]:
+        return a[0], a[1] or b[1]
+    return a if (a[0] - b[0]) * sign > 0 else b
+
+
+DIGITS = 15  # of a double: decimals of so many are told apart, so that bounds hold for what a reader makes of the text
+_FREE_INTEGER = parse(r"0|-?[1-9][0-9]*")
+_FREE_NUMBER = parse(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+
+
+def integer(bounds: Bounds) -> Node:
+    """Integers within bounds; NOTHING if there are none."""
+    return _FREE_INTEGER if bounds.free else _decimals(bounds, 0)
+
+
+def number(bounds: Bounds) -> Node:
+    """Numbers within bounds. Bounded ones have no exponent and at most DIGITS significant digits near the bounds."""
+    if bounds.free:
+        return _FREE_NUMBER
+    known = [x for x in (bounds.low, bounds.high, bounds.step) if x is not None]
+    whole = max(max(x.adjusted() + 1, 1) for x in known)
+    places = max(DIGITS - whole, *(_places(x) for x in known))
+    if bounds.step is not None:
+        places = _places(bounds.step)
+    return _decimals(bounds, places)
+
+
+def _places(x: Decimal) -> int:
+    """Digits behind the point."""
+    exponent = x.normalize().as_tuple().exponent
+    return max(0, -exponent) if isinstance(exponent, int) else 0
+
+
+def _decimals(bounds: Bounds, places: int) -> Node:
+    """Decimals of at most `places` digits behind the point: those from zero up, and those below with their sign."""
+    zero = Decimal(0)
+    arms: list[Node] = []
+    if bounds.high is None or bounds.high >= 0:
+        low, open_low = (bounds.low, bounds.open_low) if bounds.low is not None and bounds.low >= 0 else (zero, False)
+        arms.append(_magnitudes(Bounds(low, bounds.high, open_low, bounds.open_high, bounds.step), places))
+    if bounds.low is None or bounds.low < 0:
+        low, open_low = (-bounds.high, bounds.open_high) if bounds.high is not None and bounds.high < 0 else (zero, True)
+        high = None if bounds.low is None else -bounds.low
+        arms.append(seq(text("-"), _magnitudes(Bounds(low, high, open_low, bounds.open_low, bounds.step), places)))
+    return one_of(arms)
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """How far a decimal is read, and how it compares so far with the bounds' digits.
+
+    whole    digits before the point, counted up to one more than the longest bound has
+    places   digits behind the point, -1 before the point
+    low, high   -1, 0, 1: less than, equal to, greater than the digits of the bound read so far
+    rest     of the digits read, as one integer, divided by the step's
+    """
+
+    whole: int
+    places: int
+    low: int
+    high: int
+    rest: int
+    zero: bool = False  # a leading zero: only a point may follow
+
+
+def _magnitudes(bounds: Bounds, places: int) -> Node:
+    """Decimals of at least zero, without a sign."""
+    low, high = _digits(bounds.low), _digits(bounds.high)
+    most = max(len(d[0]) for d in (low, high) if d is not None) + 1 if low or high else 1
+    scale = max(places, _places(bounds.step)) if bounds.step is not None else 0
+    step = int(bounds.step.scaleb(scale)) if bounds.step is not None else 1
+
+    def step_by(at: _At, char: str) -> _At | None:
+        if char == ".":
+            if at.places >= 0 or not at.whole or not places:
+                return None
+            return _At(0, 0, _whole(at.low, at.whole, low), _whole(at.high, at.whole, high), at.rest)
+        digit = int(char)
+        rest = (at.rest * 10 + digit) % step
+        if at.places >= 0:
+            if at.places >= places:
+                return None
+            return _At(0, at.places + 1, _compared(at.low, digit, low, at.places, 1),
+                       _compared(at.high, digit, high, at.places, 1), rest)  # fmt: skip
+        if at.zero:
+            return None
+        whole = min(at.whole + 1, most)
+        if high is not None and whole > len(high[0]):
+            return None  # more digits than the bound has
+        return _At(whole, -1, _compared(at.low, digit, low, at.whole, 0), _compared(at.high, digit, high, at.whole, 0),
+                   rest, zero=digit == 0 and at.whole == 0)  # fmt: skip
+
+    def is_final(at: _At) -> bool:
+        if at.places == 0 or (at.places < 0 and not at.whole):
+            return False
+        done = max(at.places, 0)
+        above = _whole(at.low, at.whole, low) if at.places < 0 else at.low
+        below = _whole(at.high, at.whole, high) if at.places < 0 else at.high
+        above, below = _ended(above, done, low), _ended(below, done, high)
+        return (
+            (low is None or above > 0 or (above == 0 and not bounds.open_low))
+            and (high is None or below < 0 or (below == 0 and not bounds.open_high))
+            and at.rest * 10 ** (scale - done) % step == 0
+        )
+
+    return automaton(_At(0, -1, 0, 0, 0), step_by, is_final, "0123456789." if places else "0123456789")
+
+
+_Digits = tuple[str, str] | None  # of a bound: before the point and behind it
+
+
+def _digits(x: Decimal | None) -> _Digits:
+    if x is None:
+        return None
+    whole, _, places = format(x.normalize(), "f").partition(".")
+    return whole, places
+
+
+def _compared(so_far: int, digit: int, bound: _Digits, index: int, part: int) -> int:
+    if so_far or bound is None:
+        return so_far
+    expected = int(bound[part][index]) if index < len(bound[part]) else 0
+    return (digit > expected) - (digit < expected)
+
+
+def _whole(so_far: int, whole: int, bound: _Digits) -> int:
+    """The comparison when the digits before the point are all there: the longer one is greater."""
+    if bound is None:
+        return 0
+    return (whole > len(bound[0])) - (whole < len(bound[0])) or so_far
+
+
+def _ended(so_far: int, places: int, bound: _Digits) -> int:
+    """The comparison at the end: what the bound has left may make it the greater one."""
+    if so_far or bound is None:
+        return so_far
+    return -1 if bound[1][places:].strip("0") else 0
+
+
+# -- trees with references -----------------------------------------------------------------------------------------
+
+
+def refers(tree: Node) -> frozenset[str]:
+    """The rules that a tree names."""
+    if isinstance(tree, Ref):
+        return frozenset((tree.rule,))
+    if isinstance(tree, Chars):
+        return frozenset()
+    parts = (
+        (tree.body,) if isinstance(tree, Repeat)
+        else tuple(body for _, body, _ in tree.edges) if isinstance(tree, Graph)
+        else tree.parts if isinstance(tree, Concat)
+        else tree.arms
+    )  # fmt: skip
+    return frozenset().union(*map(refers, parts))

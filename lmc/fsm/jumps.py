@@ -1,0 +1,34 @@
+"""Certain tokens of a text that is forced, when nothing is known of what may follow: jump-forward for matchers with a stack.
+
+The canonical rule of forced.py, over an automaton that takes the text and then anything. More continuations than the
+grammar's, so what is certain here is certain there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from lmc.fsm.dfa import build
+from lmc.fsm.forced import Encode, ForcedTokens
+from lmc.fsm.json_text import ANY_TEXT, seq, text
+from lmc.fsm.tokens import TokenAutomaton
+from lmc.fsm.vocabulary import Vocabulary
+
+_KEPT = 4096
+
+
+class Jumps:
+    """The certain tokens of each forced text, found once. For one thread."""
+
+    def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
+        self.vocabulary, self.encode = vocabulary, encode
+        self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+
+    def certain(self, forced: str) -> tuple[int, ...]:
+        """The first tokens of every canonical text that begins with `forced`."""
+        if forced not in self._known:
+            automaton = TokenAutomaton(build(seq(text(forced), ANY_TEXT)), self.vocabulary)
+            self._known[forced] = ForcedTokens(automaton, self.encode).run(automaton.start).tokens if forced else ()
+            if len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        return self._known[forced]

@@ -1,0 +1,165 @@
+"""Lark grammars as grammars of ours: rules, terminals, templates, imports and `%ignore`; refuses what only a lexer decides.
+
+The language is the one over characters, as Lark's Earley parser with its dynamic lexer has it. Between two terminals, before
+the first and behind the last stands what `%ignore` names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from lmc.errors import ConstraintError
+from lmc.fsm.grammar import Grammar
+from lmc.fsm.json_text import one_of, repeat, seq, text
+from lmc.fsm.regex import EMPTY, Node, Ref, parse
+
+_ESCAPED_STRING = r'"([^"\\\n]|\\.)*"'  # what common.ESCAPED_STRING means; it is written there with a look-behind
+
+
+def compile_lark(source: str) -> Grammar:
+    """The grammar of a text in Lark's syntax, from its rule `start`. Raises ConstraintError with the rule and the line."""
+    from lark.exceptions import GrammarError, LarkError
+
+    try:
+        loaded = _loaded(source)
+        return _Reader(loaded).grammar()
+    except GrammarError as error:
+        raise ConstraintError(f"lark: {str(error).strip()}") from None
+    except LarkError as error:
+        raise ConstraintError(f"lark: the grammar cannot be read: {str(error).strip()}") from None
+    except OSError as error:
+        raise ConstraintError(f"lark: an import cannot be read: {error}") from None
+
+
+def _loaded(source: str) -> Any:
+    from lark.load_grammar import load_grammar
+
+    return load_grammar(source, "<grammar>", [], False)[0]
+
+
+@lru_cache(1)
+def _escaped_string() -> Any:
+    """The tree of common.ESCAPED_STRING as it comes out of an import."""
+    loaded = _loaded("start: ESCAPED_STRING\n%import common.ESCAPED_STRING\n")
+    return next(tree for name, (tree, _) in loaded.term_defs if name == "ESCAPED_STRING")
+
+
+class _Reader:
+    """Reads the definitions that lark's loader found."""
+
+    def __init__(self, loaded: Any) -> None:
+        self.terms: dict[str, tuple[Any, int]] = {str(name): found for name, found in loaded.term_defs}
+        self.rules_of: dict[str, tuple[tuple[str, ...], Any]] = {
+            str(name): (tuple(map(str, params)), tree) for name, params, tree, _ in loaded.rule_defs
+        }
+        self.made: dict[str, Node] = {}  # terminals
+        self.rules: dict[str, Node] = {}
+        self.templates: dict[tuple[str, tuple[Node, ...]], int] = {}
+        self.open: set[str] = set()
+        self.gap: Node = EMPTY
+        self.gap = repeat(one_of([self.term(str(name)) for name in loaded.ignore]), 0, None) if loaded.ignore else EMPTY
+
+    def grammar(self) -> Grammar:
+        if "start" not in self.rules_of:
+            raise ConstraintError("lark: there is no rule `start`, where an answer begins")
+        return Grammar(seq(self.gap, self.rule("start", ())), self.rules)
+
+    def rule(self, name: str, args: tuple[Node, ...]) -> Node:
+        """A reference to a rule, which is read when it is first named; `args` of a template."""
+        if name not in self.rules_of:
+            raise ConstraintError(f"lark: rule {name!r} is not defined")
+        params, tree = self.rules_of[name]
+        if len(params) != len(args):
+            raise ConstraintError(f"lark: template {name!r} takes {len(params)} arguments, not {len(args)}")
+        key = f"{name}{{{self.templates.setdefault((name, args), len(self.templates))}}}" if args else name
+        if key not in self.rules:
+            self.rules[key] = EMPTY  # named from inside: there already
+            self.rules[key] = self.in_rule(tree, dict(zip(params, args)), name)
+        return Ref(key)
+
+    def in_rule(self, tree: Any, args: Mapping[str, Node], rule: str) -> Node:
+        """What stands on the right of a rule."""
+        from lark.grammar import NonTerminal, Terminal
+
+        if isinstance(tree, NonTerminal):
+            return args[tree.name] if tree.name in args else self.rule(str(tree.name), ())
+        if isinstance(tree, Terminal):
+            return seq(self.term(str(tree.name)), self.gap)
+        if tree.data == "template_usage":
+            name, *given = tree.children
+            return self.rule(str(name.name), tuple(self.in_rule(g, args, rule) for g in given))
+        if tree.data in ("literal", "range"):
+            return seq(self.pattern(tree, rule), self.gap)
+        return self.combined(tree, rule, lambda part: self.in_rule(part, args, rule))
+
+    def term(self, name: str) -> Node:
+        if name not in self.made:
+            if name not in self.terms:
+                raise ConstraintError(f"lark: terminal {name} is not defined")
+            tree, priority = self.terms[name]
+            if tree is None:
+                raise ConstraintError(f"lark: terminal {name} is only declared; say what it matches")
+            if priority:
+                raise ConstraintError(
+                    f"lark: terminal {name} has a priority, which decides how a lexer cuts a text and cannot be enforced on "
+                    f"one that is being written; make its terminals exclude each other"
+                )
+            if name in self.open:
+                raise ConstraintError(f"lark: terminal {name} refers to itself; make it a rule")
+            self.open.add(name)
+            self.made[name] = parse(_ESCAPED_STRING) if tree == _escaped_string() else self.in_term(tree, name)
+            self.open.remove(name)
+        return self.made[name]
+
+    def in_term(self, tree: Any, name: str) -> Node:
+        from lark.grammar import Terminal
+
+        if isinstance(tree, Terminal):
+            return self.term(str(tree.name))
+        if tree == _escaped_string():
+            return parse(_ESCAPED_STRING)
+        if tree.data in ("literal", "range"):
+            return self.pattern(tree, name)
+        return self.combined(tree, name, lambda part: self.in_term(part, name))
+
+    def combined(self, tree: Any, name: str, read: Any) -> Node:
+        parts = tree.children
+        match tree.data:
+            case "expansions":
+                return one_of([read(p) for p in parts])
+            case "expansion":
+                return seq(*(read(p) for p in parts))
+            case "value" | "alias":
+                return read(parts[0])
+            case "maybe":
+                return repeat(read(parts[0]), 0, 1)
+            case "expr":
+                return _repeated(read(parts[0]), [str(p) for p in parts[1:]])
+            case other:
+                raise ConstraintError(f"lark: {name}: {other} cannot be used in a constraint")
+
+    def pattern(self, tree: Any, name: str) -> Node:
+        """A literal, a regular expression or a range of characters."""
+        from lark.lexer import PatternStr
+        from lark.load_grammar import PrepareLiterals
+
+        found: Any = PrepareLiterals().transform(tree).children[0]
+        flags = "".join(sorted(set(found.flags) - {"u"}))
+        if isinstance(found, PatternStr) and not flags:
+            return text(found.value)
+        value = re.escape(found.value) if isinstance(found, PatternStr) else found.value
+        try:
+            return parse(f"(?{flags}:{value})" if flags else value)
+        except ConstraintError as error:
+            raise ConstraintError(f"lark: {name}: {error.message}") from None
+
+
+def _repeated(body: Node, op: list[str]) -> Node:
+    if op[0] in ("?", "*", "+"):
+        low, high = {"?": (0, 1), "*": (0, None), "+": (1, None)}[op[0]]
+    else:  # ~ n, or ~ n .. m
+        low, high = int(op[1]), int(op[-1])
+    return repeat(body, low, high)

@@ -1,0 +1,51 @@
+"""What users write, to what follows an answer: an automaton where the language is regular, else EBNF for a matcher with a stack.
+
+    regex ───────────────► tree ─► automaton          json_schema ─► Grammar ─┬► tree ─► automaton
+                                                      lark ────────► Grammar ─┴► EBNF
+"""
+
+from __future__ import annotations
+
+from lmc.errors import ConstraintError
+from lmc.fsm.dfa import ByteDFA, TooLarge, build
+from lmc.fsm.grammar import Grammar
+from lmc.fsm.json_schema import compile_schema
+from lmc.fsm.lark_grammar import compile_lark
+from lmc.fsm.regex import Node, parse
+
+MAX_BYTE_STATES = 40_000  # of a schema or grammar; a KiB each
+
+
+def automaton_of(kind: str, source: str) -> ByteDFA | None:
+    """The automaton of a constraint; None if it has none, or one that is too large.
+
+    Raises ConstraintError for what is invalid, cannot be enforced, or matches nothing.
+    """
+    tree = tree_of(kind, source)
+    if tree is None:
+        return None
+    try:
+        dfa = build(tree)
+    except TooLarge:
+        dfa = None
+    if kind == "regex" or (dfa is not None and dfa.states <= MAX_BYTE_STATES):
+        return dfa
+    if kind == "json_schema" and compile_schema(source)[1] is not None:
+        raise ConstraintError("json_schema: /x-lmc/depth needs too large an automaton; use a smaller depth")
+    return None
+
+
+def tree_of(kind: str, source: str) -> Node | None:
+    """The regular expression of a constraint, as a tree; None if its language is not regular."""
+    if kind == "regex":
+        return parse(source)
+    if kind == "json_schema":
+        grammar, depth = compile_schema(source)
+        return grammar.tree(depth)
+    return compile_lark(source).tree() if kind == "lark" else None
+
+
+def ebnf_of(kind: str, source: str) -> str:
+    """A schema or a Lark grammar as EBNF."""
+    grammar: Grammar = compile_schema(source)[0] if kind == "json_schema" else compile_lark(source)
+    return grammar.ebnf()

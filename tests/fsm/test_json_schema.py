@@ -1,0 +1,295 @@
+import json
+import random
+import re
+from datetime import datetime, time
+from decimal import Decimal
+from functools import cache
+from ipaddress import ip_address
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from lmc.errors import ConstraintError
+from lmc.fsm.dfa import ByteDFA, build
+from lmc.fsm.forced import _Endings
+from lmc.fsm.json_formats import FORMATS
+from lmc.fsm.json_schema import KEYWORDS, compile_schema
+from lmc.fsm.json_text import NOTHING, Bounds, integer, number
+from lmc.fsm.sources import automaton_of, ebnf_of
+from tests.fsm.schemas import RECURSIVE, REFUSED, SCHEMAS
+
+
+def automaton(schema) -> ByteDFA:
+    dfa = _automaton(json.dumps(schema))
+    assert dfa is not None
+    return dfa
+
+
+@cache
+def _automaton(source: str) -> ByteDFA | None:
+    return automaton_of("json_schema", source)
+
+
+def samples(dfa: ByteDFA, count: int, seed: int = 0) -> list[str]:
+    """Random texts of the language: bytes as they come, often ASCII, then the shortest way out."""
+    rng, endings, found = random.Random(seed), _Endings(dfa), []
+    for _ in range(count):
+        out, state = bytearray(), 0
+        for _ in range(rng.choice([3, 20, 200])):
+            ways = np.flatnonzero(dfa.table[state] >= 0).tolist()
+            if not ways or (dfa.final[state] and rng.random() < 0.2):
+                break
+            plain = [b for b in ways if b < 128]
+            byte = rng.choice(plain if plain and rng.random() < 0.8 else ways)
+            out.append(byte)
+            state = int(dfa.table[state, byte])
+        found.append((bytes(out) + endings._shortest(state)).decode())
+    return found
+
+
+def validator(schema):
+    """A validator of the jsonschema package; decimals are exact."""
+    import jsonschema
+
+    checker = jsonschema.FormatChecker(formats=())
+    for name, check in _CHECKS.items():
+        checker.checks(name, raises=ValueError)(lambda text, check=check: not isinstance(text, str) or bool(check(text)))
+    exact = json.loads(json.dumps(schema), parse_float=Decimal)
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    return kind(exact, format_checker=checker)
+
+
+_CHECKS = {
+    "date": lambda t: re.fullmatch(r"\d{4}-\d\d-\d\d", t) and datetime.strptime(t, "%Y-%m-%d"),
+    "time": time.fromisoformat,
+    "date-time": datetime.fromisoformat,
+    "duration": lambda t: re.fullmatch(r"P(?!$)(\d+W|(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+S)?)?)", t),
+    "email": lambda t: re.fullmatch(r"[^@\s]+@[^@\s]+", t),
+    "hostname": lambda t: len(t) < 254 and all(re.fullmatch(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)", x) for x in t.split(".")),
+    "ipv4": lambda t: ip_address(t).version == 4,
+    "ipv6": lambda t: ip_address(t).version == 6,
+    "uuid": lambda t: re.fullmatch(r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", t),
+    "uri": lambda t: re.fullmatch(r"[A-Za-z][\w+.-]*://[^\s<>\"{}|\\^`]+", t),
+    "json-pointer": lambda t: re.fullmatch(r"(/([^~/]|~[01])*)*", t, re.DOTALL),
+}
+
+
+def is_valid(valid, text: str) -> bool:
+    return valid.is_valid(_parsed(text, valid.schema))
+
+
+def _parsed(text: str, schema):
+    exact = "multipleOf" in json.dumps(schema, default=str)  # binary fractions are no multiples of 0.01
+    return json.loads(text, parse_float=Decimal if exact else float)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_texts_that_belong_and_texts_that_do_not(name):
+    schema, good, bad = SCHEMAS[name]
+    dfa = automaton(schema)
+    assert [t for t in good if not dfa.accepts(t.encode())] == []
+    assert [t for t in bad if dfa.accepts(t.encode("utf-8", "surrogatepass"))] == []
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_text_parses_and_validates(name):
+    schema = SCHEMAS[name][0]
+    valid = validator(schema)
+    for text in samples(automaton(schema), 25):
+        value = _parsed(text, schema)
+        # nullable is OpenAPI's; everything else is judged by the package
+        assert valid.is_valid(value) or (value is None and schema.get("nullable")), text
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_what_is_changed_and_still_accepted_still_validates(name):
+    schema = SCHEMAS[name][0]
+    dfa, valid, rng = automaton(schema), validator(schema), random.Random(1)
+    for text in samples(dfa, 8, seed=2):
+        for _ in range(12):
+            at = rng.randrange(len(text) + 1)
+            cut = rng.choice([0, 1, 1, 2])
+            changed = text[:at] + rng.choice(["", '"', "0", "a", ",", " ", "}", "\\", "\n"]) + text[at + cut :]
+            try:
+                fine = valid.is_valid(_parsed(changed, schema))
+            except ValueError:
+                fine = False
+            if dfa.accepts(changed.encode("utf-8", "surrogatepass")):
+                assert fine or (schema.get("nullable") and changed == "null"), changed
+
+
+def test_every_keyword_has_a_schema():
+    found: set[str] = set()
+
+    def walk(x):
+        if isinstance(x, dict):
+            found.update(x)
+            for v in x.values():
+                walk(v)
+        elif isinstance(x, list):
+            for v in x:
+                walk(v)
+
+    for cases in (SCHEMAS, RECURSIVE):
+        for schema, _, _ in cases.values():
+            walk(schema)
+    notes = {"example", "contentEncoding", "contentMediaType", "externalDocs", "xml", "unevaluatedItems"}
+    assert KEYWORDS - found <= notes
+    assert len(SCHEMAS) >= 100
+    assert {schema.get("format") for schema, _, _ in SCHEMAS.values()} >= set(FORMATS)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_enforced_is_refused_by_name_and_place(name):
+    schema, says = REFUSED[name]
+    source = json.dumps(schema)
+    with pytest.raises(ConstraintError, match=says):
+        if automaton_of("json_schema", source) is None:
+            ebnf_of("json_schema", source)
+
+
+@pytest.mark.parametrize("source", ["{oops", "[1]", '"x"', '{"minimum": NaN}'])
+def test_what_is_no_schema_is_refused(source):
+    with pytest.raises(ConstraintError, match="json_schema"):
+        compile_schema(source)
+
+
+@pytest.mark.parametrize("name", RECURSIVE)
+def test_recursive_schemas_have_no_automaton_but_one_to_a_depth(name):
+    schema, good, bad = RECURSIVE[name]
+    assert automaton_of("json_schema", json.dumps(schema)) is None
+    dfa = automaton({**schema, "x-lmc": {"depth": 4}})
+    assert [t for t in good if not dfa.accepts(t.encode())] == []
+    assert [t for t in bad if dfa.accepts(t.encode())] == []
+    valid = validator(schema)
+    assert all(is_valid(valid, t) for t in samples(dfa, 20))
+
+
+def test_a_property_is_never_written_twice():
+    dfa = automaton({"type": "object", "properties": {"ab": {"const": 1}}, "additionalProperties": {"const": 2}})
+    assert dfa.accepts(b'{"ab": 1, "abc": 2, "a": 2}')
+    assert not dfa.accepts(b'{"ab": 1, "ab": 2}') and not dfa.accepts(rb'{"ab": 1, "\u0061b": 2}')
+
+
+def test_texts_are_what_python_writes():
+    schema = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 9}, "x": {"enum": [[1, {"k": "é\n"}]]}}}
+    value = {"s": 'q"\\\n\té', "x": [1, {"k": "é\n"}]}
+    assert automaton(schema).accepts(json.dumps(value, ensure_ascii=False).encode())
+
+
+# -- numbers -------------------------------------------------------------------------------------------------------
+
+decimals = st.decimals(-10**6, 10**6, places=2) | st.integers(-(10**6), 10**6).map(Decimal)
+
+
+@st.composite
+def bounds(draw) -> Bounds:
+    low, high = draw(st.none() | decimals), draw(st.none() | decimals)
+    if low is not None and high is not None and low > high:
+        low, high = high, low
+    step = draw(st.none() | st.sampled_from([Decimal(x) for x in ("1", "2", "7", "25", "0.5", "0.01", "1.5")]))
+    made = Bounds(low, high, low is not None and draw(st.booleans()), high is not None and draw(st.booleans()), step)
+    assume(not made.free)
+    return made
+
+
+def near(b: Bounds, rng: random.Random) -> Decimal:
+    """A number near a bound, or anywhere."""
+    at = rng.choice([x for x in (b.low, b.high) if x is not None] or [Decimal(0)])
+    return at + Decimal(rng.randint(-(10 ** rng.randint(1, 7)), 10 ** rng.randint(1, 7))) / 100
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(bounds(), st.randoms(use_true_random=False))
+def test_integers_within_bounds(b, rng):
+    tree = integer(b)
+    dfa = None if tree == NOTHING else build(tree)
+    for _ in range(60):
+        x = near(b, rng).to_integral_value()
+        assert (dfa is not None and dfa.accepts(str(int(x)).encode())) == b.contains(x), x
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(bounds(), st.randoms(use_true_random=False))
+def test_numbers_within_bounds(b, rng):
+    tree = number(b)
+    dfa = None if tree == NOTHING else build(tree)
+    for _ in range(60):
+        text = format(near(b, rng).normalize(), "f")
+        accepted = dfa is not None and dfa.accepts(text.encode())
+        assert accepted == b.contains(Decimal(text)) or text == "-0", text
+    for text in samples(dfa, 5, seed=3) if dfa is not None else ():
+        assert b.contains(Decimal(text))
+        if b.step is None:  # what a reader makes of it, as a double
+            assert b.contains(Decimal(repr(float(text)))), text
+
+
+# -- against xgrammar ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def matchers():
+    """Makes a matcher of xgrammar over single bytes, of EBNF or of xgrammar's own reading of a schema."""
+    import xgrammar
+
+    words = [bytes([i]) for i in range(256)] + [b"</s>"]
+    info = xgrammar.TokenizerInfo(words, xgrammar.VocabType.RAW, stop_token_ids=[256])
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1)
+
+    def make(ebnf=None, schema=None):
+        compiled = (
+            compiler.compile_grammar(ebnf)
+            if ebnf is not None
+            else compiler.compile_json_schema(json.dumps(schema), any_whitespace=False)
+        )
+        return lambda: xgrammar.GrammarMatcher(compiled)
+
+    return make
+
+
+def accepts(make, text: str) -> bool:
+    matcher = make()
+    return matcher.accept_string(text.encode("utf-8", "surrogatepass")) and matcher.is_completed()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", [*RECURSIVE, *(n for n in SCHEMAS if "depth" not in json.dumps(SCHEMAS[n][0]))])
+def test_ebnf_is_the_same_language(matchers, name):
+    schema, good, bad = RECURSIVE.get(name) or SCHEMAS[name]
+    make = matchers(ebnf=ebnf_of("json_schema", json.dumps(schema)))
+    assert [t for t in good if not accepts(make, t)] == []
+    assert [t for t in bad if accepts(make, t)] == []
+
+
+SAME = ["null", "boolean", "integer", "number", "types of all scalars", "enum", "const", "all optional", "some optional",
+        "array", "minItems", "items between", "a tuple", "anyOf", "nested", "keys with one beginning", "person",
+        "as pydantic writes it", "sentiment", "a rating", "chain of thought", "a matrix"]  # fmt: skip
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", SAME)
+def test_masks_are_xgrammars(matchers, name):
+    """Byte by byte along random texts, where both define one language; within strings but for `\\u`: xgrammar allows half pairs."""
+    import xgrammar
+
+    schema = SCHEMAS[name][0]
+    if name in ("person", "sentiment"):  # bounds of numbers are others': xgrammar has no exponents to bound, nor we
+        schema = json.loads(json.dumps(schema).replace('"minimum": 0, "maximum": 120', '"minimum": 0').replace(', "minimum": 0, "maximum": 1', ""))
+    dfa, make = automaton(schema), matchers(schema=schema)
+    row = xgrammar.allocate_token_bitmask(1, 257)
+    for text in samples(dfa, 8):
+        if "\\u" in text:
+            continue
+        matcher, state = make(), 0
+        for byte in [*text.encode(), 256]:
+            row.fill_(-1)
+            matcher.fill_next_token_bitmask(row, 0)
+            words = row.numpy().view(np.uint32)[0]
+            theirs = {i for i in range(257) if words[i // 32] >> (i % 32) & 1}
+            ours = set(np.flatnonzero(dfa.table[state] >= 0).tolist()) | ({256} if dfa.final[state] else set())
+            assert ours == theirs, (text, bytes([byte]) if byte < 256 else "end", sorted(ours ^ theirs))
+            if byte < 256:
+                matcher.accept_token(byte)
+                state = int(dfa.table[state, byte])
