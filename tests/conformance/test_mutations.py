@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from lmc.backend.instructions import HostCall, Run
+from lmc.backend.instructions import HostCall, Read, Run
+from lmc.errors import BackendError
+from lmc.frontend import hostops
 from lmc.frontend.hooks import ReplayMode
 from lmc.frontend.hostops import Known
 from lmc.frontend.trace_record import Recorder
 from lmc.frontend.trace_state import TraceEmitter
 from lmc.frontend.tracer import TraceMode
 from lmc.frontend.tree import Tree
+from lmc.frontend.values import Value
 from lmc.ir.core import Block, Graph, Op
 from lmc.jit import Program, Traced
 
@@ -181,6 +184,79 @@ def test_an_outside_read_too_late_is_found(monkeypatch: pytest.MonkeyPatch):
     assert problem(OUTSIDE, Setting()) is None
     monkeypatch.setattr(ReplayMode, "_begun", lambda self, owner, name, value: value)
     assert problem(OUTSIDE, Setting())
+
+
+# Faults that need more than chance: an answer that is late, or one that fails, at one place of a program written for it.
+
+
+def effects_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = HostCall.__init__
+
+    def hasty(self: HostCall, *args: Any) -> None:
+        real(self, *args)
+        self.waits = 0
+
+    monkeypatch.setattr(HostCall, "__init__", hasty)
+
+
+def read_a_fault_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Read.execute
+
+    def kind(self: Read, run: Run, x: Any) -> bool:
+        try:
+            return real(self, run, x)
+        except BackendError:
+            run.env[self.out] = ""
+            return True
+
+    monkeypatch.setattr(Read, "execute", kind)
+
+
+def lose_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = hostops.OPERATIONS["py.next"]
+    monkeypatch.setitem(hostops.OPERATIONS, "py.next", lambda iterator: real(iterator) and real(iterator))
+
+
+def freeze_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = TraceMode.compare
+    monkeypatch.setattr(TraceMode, "compare", lambda self, op, a, b: False if op == "==" and isinstance(a, Value) else real(self, op, a, b))
+
+
+WRITTEN = {
+    effects_do_not_wait: """
+    s += q + lmc.gen("x", max_tokens=3)
+    int(s["x"])
+    effect("charge", q)
+""",
+    read_a_fault_too_late: """
+    f = s.fork(1)[0]
+    f += q + lmc.gen("f", max_tokens=3)
+    f += lmc.gen("e", max_tokens=3) + lmc.gen("d", max_tokens=3) + lmc.gen("c", max_tokens=3) + lmc.gen("b", max_tokens=3)
+    effect("between", q)
+    v = f["f"] + "!"
+    effect("never", q, f["e"] + f["d"] + f["c"] + f["b"])
+""",
+    lose_an_item: """
+    s += q + lmc.gen("x", max_tokens=3)
+    for a in bag(s["x"] + " b c d", q):
+        s += a
+    return s["x"]
+""",
+    freeze_a_comparison: """
+    s += q + lmc.gen("x", regex="[ab]")
+    if s["x"] == "a":
+        return "first"
+    return "second"
+""",
+}  # fmt: skip
+SETTINGS = [Setting(opt=1, latency=True), Setting(opt=0, faults=2), Setting(opt=1, faults=2), Setting(opt=1, faults=3)]
+
+
+@pytest.mark.parametrize("fault", WRITTEN, ids=lambda fault: fault.__name__)
+def test_fault_is_found_by_a_program_written_for_it(fault: Any, monkeypatch: pytest.MonkeyPatch):
+    assert not any(problem(BEGIN + WRITTEN[fault], setting) for setting in SETTINGS)
+    fault(monkeypatch)
+    assert any(problem(BEGIN + WRITTEN[fault], setting) for setting in SETTINGS)
 
 
 def test_nothing_is_found_without_a_fault():
