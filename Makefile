@@ -17,11 +17,12 @@ demo: $(VENV)/.model  ## a compiled program on the small model: answers, what th
 
 test: unit conformance model  ## all tests that need neither a GPU nor an API key
 
-unit: $(VENV)/.dev $(VENV)/.model  ## tests that need no model (seconds)
-	$(PYTEST) -q -m unit
+unit: $(VENV)/.dev $(VENV)/.model  ## tests that need no model (under a minute), on all cores
+	$(PYTEST) -q -n auto -m unit
 
-conformance: $(VENV)/.dev  ## 500 random programs in every execution, on all cores
+conformance: $(VENV)/.dev  ## 500 random programs in every execution and the other random searches, on all cores
 	$(PY) -m tests.conformance --programs 500
+	LMC_SEARCH=1 $(PYTEST) -q -n auto -m search
 
 nightly: $(VENV)/.dev  ## 20,000 random programs; SEED=n for others
 	$(PY) -m tests.conformance --programs 20000 --seed $(or $(SEED),1000000)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.searching import search
 
 from .programs import source, sources
 from .search import Setting, problem
 
 PROGRAMS = 500
 """Looked at for every change: by `make conformance`, on all cores."""
-HERE = 40
+HERE = 8
 SLICES = 4
 
 
@@ -22,7 +24,7 @@ def test_random_programs(part: int):
         assert said is None, f"{said}\n\nshrink it: python -m tests.conformance --programs 1 --seed {seed}"
 
 
-@settings(max_examples=15, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@search(4, 15)
 @given(sources(), st.integers(0, 1000))
 def test_programs_that_hypothesis_chooses(text: str, setting: int):
     assert problem(text, Setting.of(setting)) is None

@@ -1,23 +1,19 @@
-"""Random programs as `async def`: their tools and helpers awaited, some loops over async generators. They mean what they meant.
-
-`LMC_PROGRAMS=5000 pytest tests/conformance/test_random_async.py` looks at that many other programs.
-"""
+"""Random programs as `async def`: their tools and helpers awaited, some loops over async generators. They mean what they meant."""
 
 from __future__ import annotations
 
 import ast
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
+
+from tests.searching import search
 
 from .harness import conform
 from .programs import compiled, sources
 from .search import ITEMS
-
-MORE = int(os.environ.get("LMC_PROGRAMS", "0"))
 
 
 async def lifted(fn: Callable[..., Any], *args: Any) -> Any:
@@ -71,7 +67,7 @@ def asynchronous(source: str) -> str:
     return "from tests.conformance.test_random_async import lifted, steps\n" + ast.unparse(tree) + "\n"
 
 
-@settings(max_examples=MORE or 40, derandomize=not MORE, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@search(6, 40)
 @given(sources())
 def test_random_async_programs(source: str) -> None:
     source = asynchronous(source)

@@ -1,25 +1,20 @@
-"""Random programs, streamed: the pieces make up the interpreter's text, and the state ends as the interpreter's does.
-
-`LMC_PROGRAMS=5000 pytest tests/conformance/test_random_streams.py` looks at that many other programs.
-"""
+"""Random programs, streamed: the pieces make up the interpreter's text, and the state ends as the interpreter's does."""
 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 import lmc
 from lmc.backend.mock import Mock
+from tests.searching import search
 
 from .harness import EFFECTS, observe
 from .programs import compiled, sources
 from .search import ITEMS
-
-MORE = int(os.environ.get("LMC_PROGRAMS", "0"))
 
 
 def watched(run: Any, item: dict[str, Any], look: Callable[[], Any]) -> tuple[Any, ...]:
@@ -36,7 +31,7 @@ def watched(run: Any, item: dict[str, Any], look: Callable[[], Any]) -> tuple[An
     return "".join(shown), end, list(EFFECTS), look()
 
 
-@settings(max_examples=MORE or 40, derandomize=not MORE, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@search(6, 40)
 @given(sources())
 def test_random_streams(source: str) -> None:
     program, reset, look = compiled(source)

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.backend.local import LocalBackend
@@ -22,6 +22,7 @@ from tests.backend.engine_fakes import FakeRunner, SteppedCore, automata, logpro
 from tests.fsm.forced_oracle import CHARACTER_TEXT, FINITE, TOOL, by_definition, forced_tokens
 from tests.fsm.patterns import CHARACTER, JUDGE, word_of
 from tests.fsm.small_vocabulary import small_words, smollm2, smollm2_words
+from tests.searching import search
 
 WORDS = small_words()
 EOS = WORDS.eos_token_ids[0]
@@ -337,7 +338,7 @@ def outcome(wished: list[Wish], *, forced: bool, **options: Any):
     return seen, counted
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@search(25, 150)
 @given(st.lists(wishes(), min_size=1, max_size=5), st.sampled_from([3, 16, 512]), st.sampled_from([1, 3, 32]))
 def test_with_and_without_forcing_all_is_equal(wished, chunk, max_batch):
     sampled, without = outcome(wished, forced=False, chunk=chunk, max_batch=max_batch, slots=2000)

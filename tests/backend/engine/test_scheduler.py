@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -21,6 +21,7 @@ from tests.backend.engine_fakes import (
     reference_ids,
     stepped,
 )
+from tests.searching import examples
 
 WORDS = FakeWords()
 
@@ -307,8 +308,6 @@ class AnythingAhead(Anything):
     runs = FakeAheadRunner
 
 
-Anything.TestCase.settings = AnythingAhead.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
-TestAnything = Anything.TestCase
-TestAnythingAhead = AnythingAhead.TestCase
+Anything.TestCase.settings = AnythingAhead.TestCase.settings = settings(examples(12, 60), stateful_step_count=30)
+TestAnything = pytest.mark.search(Anything.TestCase)
+TestAnythingAhead = pytest.mark.search(AnythingAhead.TestCase)

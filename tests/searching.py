@@ -1,0 +1,31 @@
+"""Random searches: a handful of examples in the unit tier, all of them in `make conformance` (LMC_SEARCH=1).
+
+A number says how many times longer: LMC_SEARCH=100 looks at a hundred times as many, and at others in every run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+TIMES = int(os.environ.get("LMC_SEARCH", "0"))
+
+
+def size(few: int, many: int) -> int:
+    """How much is looked at: `few` in the unit tier."""
+    return many * TIMES if TIMES else few
+
+
+def examples(few: int, many: int) -> settings:
+    return settings(
+        max_examples=size(few, many), derandomize=TIMES <= 1, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )  # fmt: skip
+
+
+def search(few: int, many: int) -> Callable[[Any], Any]:
+    """Marks a hypothesis test as a random search, of that many examples."""
+    return lambda test: pytest.mark.search(examples(few, many)(test))
