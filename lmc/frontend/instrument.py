@@ -701,6 +701,7 @@ class _Rewrite(ast.NodeTransformer):
 
     def _target(self, target: ast.expr) -> tuple[ast.expr, list[ast.stmt]]:
         """A target of plain local names, and the statements that store its temporaries where the user wanted them."""
+        spread: list[ast.stmt] = []  # what starred targets got becomes the program's own
         stores: list[ast.stmt] = []
 
         def leaf(node: ast.expr) -> ast.expr:
@@ -710,18 +711,24 @@ class _Rewrite(ast.NodeTransformer):
             if isinstance(node, ast.Starred):
                 node.value = leaf(node.value)
                 assert isinstance(node.value, ast.Name)
-                stores.insert(0, self._own(node.value.id, node))
+                spread.append(self._own(node.value.id, node))
                 return node
             if isinstance(node, ast.Name):
                 nonlocal_here = bool(self.scopes) and node.id in self.scopes[-1].nonlocal_ and self._in_traced(node.id)
                 if self.place(node.id) == "local" or nonlocal_here:
                     node.id = self.mangle(node.id)
+                    if stores:  # what is stored before may read it: `a[i], i = …`
+                        return later(node, lambda value: ast.Assign([node], value))
                     return node
+            return later(node, lambda value: self._store_one(node, value, node))
+
+        def later(node: ast.expr, store: Callable[[ast.expr], ast.stmt]) -> ast.expr:
             name = self.temp()
-            stores.append(self._store_one(node, ast.copy_location(ast.Name(name, ast.Load()), node), node))
+            done = store(ast.copy_location(ast.Name(name, ast.Load()), node))
+            stores.append(ast.fix_missing_locations(ast.copy_location(done, node)))
             return ast.copy_location(ast.Name(name, ast.Store()), node)
 
-        return leaf(target), stores
+        return leaf(target), [*spread, *stores]
 
     def _in_traced(self, name: str) -> bool:
         return any(name in scope.bound for scope in self.scopes[:-1])

@@ -38,6 +38,13 @@ _IGNORANT: Final = (str, int, float, bool, type(None), bytes, list, dict, set)
 """Types whose operators leave an operand of the program's own class to that class."""
 
 
+def base_behind(owner: Any, name: str) -> type | None:
+    """The class that `super().name` is found in; `owner` is the super object."""
+    classes = owner.__self_class__.__mro__
+    behind = classes[classes.index(owner.__thisclass__) + 1 :]
+    return next((base for base in behind if name in base.__dict__), None)
+
+
 class Own:
     """What hooks do with instances of the program's own classes; a part of `CountingMode`."""
 
@@ -77,6 +84,8 @@ class Own:
 
     def own_attribute(self, owner: Any, name: str) -> Any:
         """An attribute that code of the class computes."""
+        if type(owner) is super:
+            return self.inherited(owner, name)
         if id(owner) not in self.instances or name.startswith("__"):
             return NOT_OWN
         if self.method_of(owner, "__getattribute__"):
@@ -95,8 +104,24 @@ class Own:
             return self.called(missing, owner, name)
         return NOT_OWN
 
+    def inherited(self, owner: Any, name: str) -> Any:
+        """What `super().name` is, where it is a method or code of a class: of the classes behind that of the caller."""
+        instance, base = owner.__self__, base_behind(owner, name)
+        member = None if base is None else base.__dict__[name]
+        getter = getattr(type(member), "__get__", None)
+        if base is not None and getter is None:
+            return NOT_OWN
+        if isinstance(member, property) and member.fget is not None and not isinstance(instance, type):
+            return self.called(member.fget, instance)
+        if isinstance(getter, types.FunctionType) and not isinstance(member, functools.cached_property):
+            return self.called(getter, member, instance, owner.__self_class__)
+        return native(getattr, owner, name)
+
     def class_with_data(self, owner: Any, name: str) -> type | None:
         """The class that an instance reads something from which is not a method: of the outside, and of every run's instances."""
+        if type(owner) is super:
+            base = base_behind(owner, name)
+            return None if base is None or hasattr(type(base.__dict__[name]), "__get__") else base
         if id(owner) not in self.instances or name.startswith("__") or name in getattr(owner, "__dict__", {}):
             return None
         base = next((base for base in type(owner).__mro__ if name in base.__dict__), None)

@@ -235,6 +235,8 @@ def _type(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
 
 
 def _super(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    if any(isinstance(arg, Value) for arg in args):
+        raise TraceEscape("calls super() for an object that the host made")
     return native(super, *args)
 
 

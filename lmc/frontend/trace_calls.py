@@ -138,6 +138,8 @@ class CallMode(OutsideMode):
             return self.sub_program(fn, args, kwargs)
         if reach.is_own(fn) or reach.is_language(fn) or reach.is_language(getattr(fn, "__self__", None)):
             return self.language_call(fn, args, kwargs)
+        if isinstance(fn, types.MethodWrapperType) and id(fn.__self__) in self.local and fn.__objclass__ is object and fn.__name__ in _PLAIN:
+            return native(fn, *args, **kwargs)  # super().__init__() and the like at the end of the classes
         if isinstance(fn, types.BuiltinMethodType | types.MethodWrapperType) and getattr(fn, "__self__", None) is not None and not isinstance(
             fn.__self__, types.ModuleType | type
         ):
@@ -351,6 +353,10 @@ class CallMode(OutsideMode):
         self.no_containers(f".{name}", args, kwargs)
         operands = [self.operand(owner), name, *map(self.operand, (*args, *kwargs.values()))]
         return self.host(self.operation("py.call_method"), operands, Known(), "effect", kwargs=tuple(kwargs), inline=False)
+
+
+_PLAIN = frozenset({"__init__", "__setattr__", "__delattr__"})
+"""Methods of `object` that touch nothing but the instance's own fields."""
 
 
 _BUILT_IN = frozenset({list, dict, set, tuple, functools.partial})

@@ -1663,6 +1663,133 @@ def argument_nested(s: Any, cfg: Any) -> Any:
     return cfg.get("zz", cfg["p"]["t"]), len(cfg["names"]), cfg["n"] > 1 and "b" in cfg["names"], list(cfg), {**cfg["p"], "k": 1}
 
 
+# -- what super() finds, and the order in which targets are stored
+
+
+class _Asker:
+    def __init__(self, s: Any) -> None:
+        self.s, self.seen = s, []
+
+    def run(self) -> int:
+        self.s += "A" + lmc.gen("x", max_tokens=2)
+        self.seen.append(self.s["x"])
+        return 1
+
+    @property
+    def last(self) -> str:
+        return self.s["x"]
+
+    def __call__(self, x: str) -> str:
+        self.s += x
+        return x
+
+
+class _Loud(_Asker):
+    def run(self) -> int:
+        return super().run() + 1
+
+    @property
+    def last(self) -> str:
+        return super().last + "!"
+
+    def __call__(self, x: str) -> str:
+        return super().__call__(x + "?")
+
+
+class _Louder(_Loud):
+    def run(self) -> int:
+        return super(_Loud, self).run() + super(_Louder, self).run()
+
+
+@case()
+def super_of_a_class_that_asks(s: Any, q: str) -> Any:
+    loud, louder = _Loud(s), _Louder(s)
+    s += q
+    return loud.run(), loud.last, loud(q), louder.run(), louder.seen, loud.seen
+
+
+class _Logs:
+    def log(self, x: str) -> None:
+        self.logs.append(x)  # type: ignore[attr-defined]
+
+    @classmethod
+    def make(cls, x: str) -> Any:
+        made = cls()
+        made.x = x  # type: ignore[attr-defined]
+        return made
+
+    @staticmethod
+    def twice(x: str) -> str:
+        return x * 2
+
+
+class _Left(_Logs):
+    def log(self, x: str) -> None:
+        super().log("L" + x)
+
+
+class _Right(_Logs):
+    def log(self, x: str) -> None:
+        super().log("R" + x)
+
+
+class _Agent(_Left, _Right):
+    def __init__(self, s: Any = None) -> None:
+        super().__init__()
+        self.logs, self.s = [], s
+
+    def log(self, x: str) -> None:
+        super().log(f"[{super().twice(x)}]")
+
+    @classmethod
+    def make(cls, x: str) -> Any:
+        return super().make(x + "k")
+
+
+@case()
+def super_through_mixins(s: Any, q: str) -> Any:
+    agent = _Agent(s)
+    agent.s += q + lmc.gen("a", max_tokens=3)
+    agent.log(s["a"])
+    before = super(_Left, agent).log
+    before(q)
+    return agent.logs, _Agent.make(s["a"]).x
+
+
+class _Cell:
+    def __init__(self, v: str) -> None:
+        self.v, self.next = v, None
+
+
+@case()
+def targets_are_stored_from_left_to_right(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=6)
+    found = [s["a"], "z", q]
+    i = 0
+    found[i], i = i, 1
+    found[i], i, *rest = [s["a"], 2, 5, 6]
+    (found[i], (i, *more)) = ("w", (0, 9, 9))
+    found[i], i, found[i] = 9, 2, 8
+    for found[i], i in [(5, 1), (s["a"], 2)]:
+        pass
+    return found, i, rest, more
+
+
+@case()
+def a_linked_list_is_turned_round(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=6)
+    first, second, third = _Cell(s["a"]), _Cell("b"), _Cell(q)
+    first.next, second.next = second, third
+    previous, current = None, first
+    while current is not None:
+        current.next, previous, current = previous, current, current.next
+    out = []
+    while previous is not None:
+        out.append(previous.v)
+        previous = previous.next
+    return out
+
+
 CASES = cases(globals())
 REPLAYED: dict[str, str | None] = {
     "closure_that_asks": "hands a state", "closures_kept_by_the_host": "a variable that is stored more than once",
