@@ -33,9 +33,10 @@ MODES = ("interpreter", "compiled")
 
 @dataclass(frozen=True)
 class Run:
-    """One timed repetition: wall seconds from the call until every item is done, and the backend's counters."""
+    """One timed repetition: wall and processor seconds from the call until every item is done, and the backend's counters."""
 
     seconds: float
+    cpu_seconds: float
     counters: Any
     texts: tuple[str, ...]
 
@@ -52,6 +53,7 @@ class Row:
     min_s: float
     max_s: float
     ms_per_program: float
+    cpu_ms_per_program: float  # of the process, all threads: what a busy machine does not change
     calls: int
     prompt_tokens: int
     prefilled_tokens: int
@@ -63,6 +65,7 @@ class Row:
     prefill_optimality: float
     equal_texts: float | None = None  # share of items with the same text as the interpreter's
     speedup: float | None = None  # interpreter's median / this one's
+    cpu_ratio: float | None = None  # this one's processor time / the interpreter's
 
 
 # -- running -------------------------------------------------------------------------------------------------------
@@ -89,12 +92,12 @@ def measure(run: Callable[[list[Any]], list[Any]], items: list[Any], backend: An
     """Runs all items on an empty cache; reading every text waits for every answer."""
     backend.flush_cache()
     gc.collect()
-    before, start = backend.counters(), time.perf_counter()
+    before, start, cpu = backend.counters(), time.perf_counter(), time.process_time()
     states = run(items)
     for state in states:
         state.sync()
-    seconds = time.perf_counter() - start
-    return Run(seconds, backend.counters() - before, tuple(state.text() for state in states))
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+    return Run(seconds, cpu_seconds, backend.counters() - before, tuple(state.text() for state in states))
 
 
 def bench(workload: Workload, backend: Any, modes: Sequence[str], n: int, reps: int, seed: int) -> list[Row]:
@@ -115,7 +118,8 @@ def _row(workload: Workload, mode: str, n: int, runs: dict[str, list[Run]]) -> R
     times = sorted(run.seconds for run in mine)
     median = statistics.median(times)
     spent = mine[-1].counters
-    row = Row(workload.name, mode, n, len(mine), median, times[0], times[-1], 1000 * median / n, spent.calls, spent.prompt_tokens,
+    row = Row(workload.name, mode, n, len(mine), median, times[0], times[-1], 1000 * median / n,
+              1000 * statistics.median(run.cpu_seconds for run in mine) / n, spent.calls, spent.prompt_tokens,
               spent.prefilled_tokens, spent.unique_tokens, spent.cached_tokens, spent.generated_tokens, spent.forced_tokens,
               spent.passes, spent.prefill_optimality)
     if mode == "interpreter" or reference is None:
@@ -123,7 +127,8 @@ def _row(workload: Workload, mode: str, n: int, runs: dict[str, list[Run]]) -> R
     pairs = [(a, b) for one, two in zip(mine, reference) for a, b in zip(one.texts, two.texts)]
     equal = sum(a == b for a, b in pairs) / len(pairs)
     speedup = statistics.median(run.seconds for run in reference) / median
-    return Row(**{**asdict(row), "equal_texts": equal, "speedup": speedup})
+    cpu_ratio = statistics.median(run.cpu_seconds for run in mine) / statistics.median(run.cpu_seconds for run in reference)
+    return Row(**{**asdict(row), "equal_texts": equal, "speedup": speedup, "cpu_ratio": cpu_ratio})
 
 
 # -- backends and workloads by name --------------------------------------------------------------------------------
@@ -154,6 +159,7 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("median s", lambda r: f"{r.median_s:.3f}"),
     ("range s", lambda r: f"{r.min_s:.3f}-{r.max_s:.3f}"),
     ("ms/program", lambda r: f"{r.ms_per_program:.3f}"),
+    ("cpu ms", lambda r: f"{r.cpu_ms_per_program:.3f}"),
     ("calls", lambda r: str(r.calls)),
     ("prompt", lambda r: str(r.prompt_tokens)),
     ("prefilled", lambda r: str(r.prefilled_tokens)),
@@ -164,6 +170,7 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("optimality", lambda r: f"{r.prefill_optimality:.4f}"),
     ("equal", lambda r: "" if r.equal_texts is None else f"{r.equal_texts:.0%}"),
     ("speedup", lambda r: "" if r.speedup is None else f"{r.speedup:.2f}x"),
+    ("cpu ratio", lambda r: "" if r.cpu_ratio is None else f"{r.cpu_ratio:.2f}"),
 )
 
 

@@ -604,6 +604,8 @@ class ReplayMode(CountingMode):
             args, kwargs = reach.with_callables(args, kwargs, self.callback)
             return self.made(fn(*args, **kwargs))
         if reach.is_own(fn) or reach.is_language(fn) or reach.is_language(getattr(fn, "__self__", None)):
+            if self.tick < self.first:
+                args, kwargs = tuple(map(self._as_begun, args)), {name: self._as_begun(x) for name, x in kwargs.items()}
             if (self.tick, CHOICES, 0) in self.record:
                 args = args if "choices" in kwargs else args[:1]
                 kwargs = {**kwargs, "choices": self._answer((self.tick, CHOICES, 0))}

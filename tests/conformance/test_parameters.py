@@ -60,6 +60,13 @@ def list_of_the_outside_then_left(s: Any, q: str) -> Any:
     return s["x"], id(s["x"]) * 0
 
 
+@case(**OUTSIDE)
+def choices_of_the_outside_then_left(s: Any, q: str) -> Any:
+    s += q + lmc.select("x", choices=STEPS)
+    outside.drop("one")
+    return s["x"], id(s["x"]) * 0
+
+
 @case(replays=0)
 def own_containers(s: Any, q: str) -> Any:
     stops: Any = {"z", "e"}

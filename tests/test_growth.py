@@ -1,0 +1,54 @@
+"""A trace tree whose items never repeat a path is traced a bounded number of times; one that serves its runs may grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lmc
+from lmc.backend.mock import Mock
+from lmc.growth import FIRST, PATIENCE, Growth, Start
+
+
+@lmc.function
+def decides(s: Any, q: str) -> None:
+    s += q
+    for i in range(12):
+        s += f"{i}" + lmc.gen("x", max_tokens=4)
+        if "a" in s["x"]:
+            s += "yes"
+
+
+def test_paths_that_never_repeat_are_traced_on_credit_only() -> None:
+    fast = lmc.compile(decides, backend=Mock())
+    fast.batch([{"q": f"item {i}"} for i in range(150)])
+    few = fast.stats.traces
+    fast.batch([{"q": f"item {i}"} for i in range(150, 450)])
+    assert few <= 3 * FIRST
+    assert fast.stats.traces - few <= FIRST  # twice as many items more, and hardly any trace
+
+
+def test_without_credit_most_runs_begin_in_the_interpreter() -> None:
+    growth = Growth()
+    for _ in range(FIRST):
+        growth.traced()
+    assert not growth.affordable
+    starts: list[Start] = []
+    for _ in range(400):
+        starts.append(growth.begin())
+        if starts[-1] is not Start.INTERPRETER:
+            growth.left()
+    assert starts[:PATIENCE] == [Start.GRAPH] * PATIENCE
+    assert starts.count(Start.INTERPRETER) > 300
+    assert 1 <= starts.count(Start.TRIAL) <= 3
+
+
+def test_runs_that_the_tree_carries_earn_credit() -> None:
+    growth = Growth()
+    for _ in range(FIRST):
+        growth.traced()
+    while not growth.affordable:
+        growth.carried()
+    assert growth.missed == 0
+    for _ in range(10 * FIRST):
+        growth.carried()
+    assert growth.credit == FIRST
