@@ -381,28 +381,47 @@ class Drawing(StrEnum):
 
 @app.command("dump-fsm")
 def dump_fsm(
-    regex: Annotated[str, typer.Argument(metavar="REGEX", show_default=False,
-                                         help="A pattern in Python's dialect, with ASCII classes; (?u) asks for Unicode.")],
+    regex: Annotated[str | None, typer.Argument(metavar="REGEX", show_default=False,
+                                                help="A pattern in Python's dialect, with ASCII classes; (?u) asks for Unicode.")] = None,
+    schema: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="A JSON schema instead of a regex.")] = None,
     format: Annotated[Drawing, typer.Option(help="dot is for graphviz; html is one file to open in a browser.")] = Drawing.text,
     output: OutputFile = None,
 ) -> None:
-    """Shows the compressed automaton of a regex: which text is forced, and where there is a choice.
+    """Shows the compressed automaton of a regex or a JSON schema: which text is forced, and where there is a choice.
 
     \b
     Examples:
       lmc dump-fsm '\\{"summary": "[\\w ]+", "grade": "[ABCD][+-]?"\\}'
       lmc dump-fsm 'yes|no' --format html -o answer.html
+      lmc dump-fsm --schema person.json
     """
     from lmc.fsm import draw
     from lmc.fsm.compress import compress
     from lmc.fsm.dfa import compile_regex
+    from lmc.fsm.sources import automaton_of
 
+    if (regex is None) == (schema is None):
+        raise UsageError("give a REGEX or --schema FILE")
     with _as_usage():
-        fsm = compress(compile_regex(regex))
+        if regex is not None:
+            dfa = compile_regex(regex)
+        else:
+            assert schema is not None
+            dfa = automaton_of("json_schema", _text_of(schema))
+            if dfa is None:
+                raise ConstraintError(f'{schema}: no automaton: it recurs or is too large; give it "x-lmc": {{"depth": 2}}')
+    fsm = compress(dfa)
     if format is Drawing.html:
-        _write(draw.to_html(fsm, regex), output)
+        _write(draw.to_html(fsm, regex or str(schema)), output)
     else:
         _write(draw.to_dot(fsm) if format is Drawing.dot else draw.to_text(fsm), output)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _write(text: str, output: Path | None) -> None:

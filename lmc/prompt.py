@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from functools import lru_cache
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from lmc.errors import ArgumentError, ConstraintError, LmcError, Loc, ParameterError
 
@@ -401,7 +402,53 @@ def dtype_constraint(dtype: Any) -> tuple[Constraint, tuple[str, ...]]:
         return _one_of(tuple(member.value for member in dtype)), ()
     if hasattr(dtype, "model_json_schema"):
         return make_constraint("json_schema", dtype), ()
-    raise ParameterError(f"dtype={dtype!r}: one of int, float, bool, str, a Literal, an Enum or a pydantic model")
+    if get_origin(dtype) in (list, tuple, dict, Union, UnionType):
+        return make_constraint("json_schema", _schema_of_type(dtype)), ()
+    raise ParameterError(
+        f"dtype={dtype!r}: one of int, float, bool, str, a Literal, an Enum, a pydantic model, or list[…], tuple[…], dict[str, …] "
+        f"and unions of these"
+    )
+
+
+def _schema_of_type(dtype: Any) -> dict[str, Any]:
+    """The JSON schema of a type made of others."""
+    defs: dict[str, Any] = {}
+
+    def schema(of: Any) -> dict[str, Any]:
+        origin, args = get_origin(of), get_args(of)
+        if of in _JSON_TYPES:
+            return {"type": _JSON_TYPES[of]}
+        if origin is Literal:
+            return {"enum": list(args)}
+        if isinstance(of, type) and issubclass(of, Enum):
+            return {"enum": [member.value for member in of]}
+        if hasattr(of, "model_json_schema"):
+            found = of.model_json_schema()
+            inner = found.pop("$defs", {})
+            if "$ref" not in found:  # a model that contains itself is among its own definitions
+                inner |= {of.__name__: found}
+                found = {"$ref": f"#/$defs/{of.__name__}"}
+            for name, what in inner.items():
+                if defs.setdefault(name, what) != what:
+                    raise ParameterError(f"dtype={dtype!r}: two models are called {name}")
+            return found
+        if origin in (Union, UnionType):
+            return {"anyOf": [schema(arm) for arm in args]}
+        if origin is list and len(args) == 1:
+            return {"type": "array", "items": schema(args[0])}
+        if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+            return {"type": "array", "items": schema(args[0])}
+        if origin is tuple:
+            return {"type": "array", "prefixItems": [schema(a) for a in args], "minItems": len(args), "maxItems": len(args)}
+        if origin is dict and len(args) == 2 and args[0] is str:
+            return {"type": "object", "additionalProperties": schema(args[1])}
+        raise ParameterError(f"dtype={dtype!r}: {of!r} in it has no JSON schema")
+
+    found = schema(dtype)
+    return {**found, "$defs": defs} if defs else found
+
+
+_JSON_TYPES: Mapping[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null", None: "null"}
 
 
 def _one_of(values: tuple[Any, ...]) -> Constraint:

@@ -201,6 +201,26 @@ def test_dump_fsm_points_at_what_is_not_regular(lmc_cli):
     assert code == 2 and "at position 1\n    a(?=b)\n     ^" in err
 
 
+def test_dump_fsm_draws_a_schema(lmc_cli, tmp_path):
+    file = tmp_path / "answer.json"
+    file.write_text('{"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}')
+    code, out, _ = lmc_cli("dump-fsm", "--schema", str(file))
+    assert code == 0 and """'{"a": "'""" in out and "[xy]" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("{}", "it recurs or is too large"), ('{"not": {}}', "keyword 'not'"), (None, "cannot read"), ("", "json_schema is not JSON")],
+)
+def test_dump_fsm_of_a_schema_that_has_no_automaton(lmc_cli, tmp_path, text, says):
+    file = tmp_path / "answer.json"
+    if text is not None:
+        file.write_text(text)
+    code, _, err = lmc_cli("dump-fsm", "--schema", str(file))
+    assert code == 2 and says in err
+    assert lmc_cli("dump-fsm")[0] == 2
+
+
 def test_env_says_what_is_installed(lmc_cli, monkeypatch):
     monkeypatch.setenv("LMC_VERIFY", "2")
     monkeypatch.setattr(cli, "_gpus", lambda: "none")  # asking takes torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import json
 import re
 from typing import Any, Literal
 
@@ -80,6 +81,45 @@ def test_literal_and_enum_dtypes_allow_exactly_their_values() -> None:
     assert enumerated is not None
     assert [bool(re.fullmatch(literal.source, t)) for t in ("a+b", "c", "aab")] == [True, True, False]
     assert [bool(re.fullmatch(enumerated.source, t)) for t in ("s.m", "10", "sxm")] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "schema"),
+    [
+        (list[int], {"type": "array", "items": {"type": "integer"}}),
+        (Literal["a", 1] | None, {"anyOf": [{"enum": ["a", 1]}, {"type": "null"}]}),
+        (tuple[str, bool], {"type": "array", "prefixItems": [{"type": "string"}, {"type": "boolean"}], "minItems": 2, "maxItems": 2}),
+        (tuple[float, ...], {"type": "array", "items": {"type": "number"}}),
+        (dict[str, list[Size]], {"type": "object", "additionalProperties": {"type": "array", "items": {"enum": [m.value for m in Size]}}}),
+    ],
+)
+def test_types_made_of_types_are_schemas(dtype: Any, schema: dict[str, Any]) -> None:
+    _, constraint = resolve(RUN, {"dtype": dtype})
+    assert constraint is not None and constraint.kind == "json_schema" and json.loads(constraint.source) == schema
+
+
+def test_models_in_types_keep_their_definitions() -> None:
+    class Leaf:
+        @staticmethod
+        def model_json_schema() -> dict[str, Any]:
+            return {"type": "integer"}
+
+    class Node:
+        @staticmethod
+        def model_json_schema() -> dict[str, Any]:
+            return {"$defs": {"Node": {"properties": {"next": {"$ref": "#/$defs/Node"}}}}, "$ref": "#/$defs/Node"}
+
+    _, constraint = resolve(RUN, {"dtype": dict[str, Leaf | Node]})
+    assert constraint is not None
+    found = json.loads(constraint.source)
+    assert found["additionalProperties"] == {"anyOf": [{"$ref": "#/$defs/Leaf"}, {"$ref": "#/$defs/Node"}]}
+    assert found["$defs"] == {"Leaf": {"type": "integer"}, "Node": {"properties": {"next": {"$ref": "#/$defs/Node"}}}}
+
+
+@pytest.mark.parametrize("dtype", [dict[int, str], list[complex], list[bytes] | None])
+def test_types_without_a_schema_are_refused(dtype: Any) -> None:
+    with pytest.raises(ParameterError, match="has no JSON schema"):
+        resolve(RUN, {"dtype": dtype})
 
 
 def test_schema_as_dict_becomes_text_in_the_order_written() -> None:

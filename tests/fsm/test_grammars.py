@@ -1,0 +1,229 @@
+import json
+
+import pytest
+
+from lmc.errors import ConstraintError
+from lmc.fsm.algebra import automaton, both, is_empty, without
+from lmc.fsm.dfa import build
+from lmc.fsm.forced import ForcedTokens
+from lmc.fsm.jumps import Jumps
+from lmc.fsm.lark_grammar import compile_lark
+from lmc.fsm.regex import ANY, NOTHING, Repeat, parse
+from lmc.fsm.sources import automaton_of, ebnf_of
+from lmc.fsm.structural_tag import normalised
+from lmc.fsm.tokens import TokenAutomaton
+from lmc.fsm.vocabulary import Vocabulary
+
+
+def accepted(tree, texts: str) -> list[str]:
+    return [t for t in texts.split() if build(tree).accepts(t.encode())]
+
+
+# -- sets of texts -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_in_both():
+    assert accepted(both(parse("a", search=True), Repeat(ANY, 2, 3)), "a ab xxa aaaa éa") == ["ab", "xxa", "éa"]
+    assert both(parse("a+"), parse("b+")) == NOTHING
+    assert is_empty(both(parse("(ab)+"), parse("(ba)+"))) and not is_empty(parse("a*"))
+
+
+def test_what_is_in_one_alone():
+    assert accepted(without(parse("[a-z]{1,3}"), parse("if|do|abc")), "if i iff abc abd do") == ["i", "iff", "abd"]
+    assert without(parse("a?"), parse("a*")) == NOTHING
+
+
+def test_a_machine_as_a_language():
+    thirds = automaton(0, lambda r, c: (r * 10 + int(c)) % 3, lambda r: r == 0, "0123456789")
+    assert accepted(thirds, "3 4 12 100 111") == ["3", "12", "111"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts", "found"),
+    [
+        ("b", "abc b ac", ["abc", "b"]),
+        ("^b", "abc bc", ["bc"]),
+        ("b$", "ab abc", ["ab"]),
+        ("^a|b$", "ax xb xbx", ["ax", "xb"]),
+        ("^(a|b)$", "a ab", ["a"]),
+        ("(?i)^(?:AB)$", "ab aB b", ["ab", "aB"]),
+    ],
+)
+def test_patterns_that_are_searched_for(pattern, texts, found):
+    assert accepted(parse(pattern, search=True), texts) == found
+
+
+# -- Lark ----------------------------------------------------------------------------------------------------------
+
+JSON = r"""
+?start: value
+?value: object | array | ESCAPED_STRING | SIGNED_NUMBER -> number | "true" | "false" | "null"
+array : "[" [value ("," value)*] "]"
+object: "{" [_separated{pair, ","}] "}"
+pair  : ESCAPED_STRING ":" value
+_separated{x, mark}: x (mark x)*
+%import common.ESCAPED_STRING
+%import common.SIGNED_NUMBER
+%import common.WS
+%ignore WS
+"""
+CALCULATOR = """
+start: sum
+sum: product | sum "+" product
+product: atom | product "*" atom
+atom: NUMBER | "-" atom | "(" sum ")"
+%import common.NUMBER
+"""
+COMMANDS = r"""
+start: command (";" command)*
+command: "move"i DIRECTION INT -> move | "stop" | NAME~2..3
+DIRECTION: "n".."p" | /[xyz]{2}/
+NAME: /[A-Z]/i
+%import common.INT
+%ignore " "
+"""
+
+
+def test_a_lark_grammar_without_recursion_is_an_automaton():
+    dfa = automaton_of("lark", COMMANDS)
+    assert dfa is not None
+    good = ["move n 3", "MOVExx12;stop", " stop ; Ab", "a b c"]
+    bad = ["move q 3", "stop;", "a", "a b c d", "movx"]
+    assert [t for t in good if not dfa.accepts(t.encode())] == []
+    assert [t for t in bad if dfa.accepts(t.encode())] == []
+
+
+@pytest.mark.parametrize("source", [JSON, CALCULATOR])
+def test_a_recursive_lark_grammar_is_none(source):
+    assert automaton_of("lark", source) is None
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("source", "good", "bad"),
+    [
+        (JSON, ['{"a": [1, -2.5e3, null]}', "[ ]", r'"x\"y"', "{ }"], ['{"a" 1}', "[1,]", '"x"y"']),
+        (CALCULATOR, ["1+2*(3+4)", "-1.5", "((2))"], ["1+", "()", "1 + 2"]),
+        (COMMANDS, ["move n 3", "MOVExx12;stop"], ["move q 3", "a"]),
+    ],
+)
+def test_the_ebnf_of_a_lark_grammar(source, good, bad):
+    import xgrammar
+
+    info = xgrammar.TokenizerInfo([bytes([i]) for i in range(256)] + [b"</s>"], xgrammar.VocabType.RAW, stop_token_ids=[256])
+    compiled = xgrammar.GrammarCompiler(info, max_threads=1).compile_grammar(ebnf_of("lark", source))
+
+    def accepts(text: str) -> bool:
+        matcher = xgrammar.GrammarMatcher(compiled)
+        return matcher.accept_string(text) and matcher.is_completed()
+
+    assert [t for t in good if not accepts(t)] == [] and [t for t in bad if accepts(t)] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("start: A\nA.2: /a/", "terminal A has a priority"),
+        ("start: A\nA: /a(?=b)/", "A: .*look-ahead"),
+        ("start: b", "b"),
+        ("a: /x/", "no rule `start`"),
+        ("start: A\n%declare A", "A is only declared"),
+        ("start: (", "Unclosed parenthesis, at line 1 column 9"),
+        ("start: 'a", "cannot be read|line 1"),
+        ("start: start", "derives no text"),
+        ("start: A\n%import nowhere.A", "lark"),
+    ],
+)
+def test_lark_grammars_that_are_refused(source, says):
+    with pytest.raises(ConstraintError, match=says):
+        if automaton_of("lark", source) is None:
+            ebnf_of("lark", source)
+
+
+def test_rules_are_named_once():
+    assert set(compile_lark(JSON).rules) >= {"start", "value", "array", "object", "pair"}
+
+
+# -- structural tags -----------------------------------------------------------------------------------------------
+
+
+def test_schemas_and_patterns_in_structural_tags_are_ours():
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [
+        {"type": "const_string", "value": "x"}, {"type": "regex", "pattern": r"\d{2}"},
+        {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": {"type": "null"}}, "end": "</a>"}]}}  # fmt: skip
+    elements = normalised(json.dumps(tag))["format"]["elements"]
+    assert elements[0] == {"type": "const_string", "value": "x"}
+    assert elements[1]["type"] == elements[2]["content"]["type"] == "grammar"
+    assert '"null"' in elements[2]["content"]["grammar"]
+
+
+def test_the_older_form_of_structural_tags():
+    old = {"structures": [{"begin": "<f>", "schema": {"type": "null"}, "end": "</f>"}], "triggers": ["<f"]}
+    made = normalised(json.dumps(old))["format"]
+    assert made["type"] == "triggered_tags" and made["triggers"] == ["<f"] and made["tags"][0]["begin"] == "<f>"
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        ({"type": "token", "token": 1}, "/format has the type 'token'"),
+        ({"type": "json_schema", "json_schema": {"type": "string", "maxLen": 1}}, "/format/json_schema cannot.*'maxLen'"),
+        ({"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}, "/format/style is 'qwen_xml'"),
+        ({"type": "json_schema", "json_schema": {}, "any_order": True}, "/format has 'any_order'"),
+        ({"type": "or", "elements": [{"type": "regex", "pattern": r"(a)\1"}]}, "/format/elements/0/pattern cannot"),
+    ],
+)
+def test_structural_tags_that_are_refused(form, says):
+    with pytest.raises(ConstraintError, match=says):
+        normalised(json.dumps({"type": "structural_tag", "format": form}))
+
+
+# -- forced tokens -------------------------------------------------------------------------------------------------
+
+WORDS = [*(bytes([i]) for i in range(256)), b'{"', b'":', b'": ', b"order", b"orderId", b"Id", b'"}', b"<eos>"]
+
+
+def encode(text: str) -> list[int]:
+    """The longest token first: canonical for this vocabulary."""
+    out, at, data = [], 0, text.encode()
+    while at < len(data):
+        best = max((i for i, w in enumerate(WORDS[:-1]) if data.startswith(w, at)), key=lambda i: len(WORDS[i]))
+        out.append(best)
+        at += len(WORDS[best])
+    return out
+
+
+def forced(dfa, state: int = 0) -> list[bytes]:
+    run = ForcedTokens(TokenAutomaton(dfa, Vocabulary(WORDS, [len(WORDS) - 1])), encode).run(state)
+    return [WORDS[i] for i in run.tokens]
+
+
+def schema_of(**properties):
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    dfa = automaton_of("json_schema", json.dumps(schema))
+    assert dfa is not None
+    return dfa
+
+
+def test_keys_of_schemas_are_forced_as_far_as_they_are_certain():
+    one = schema_of(order={"enum": ["a", "b"]})
+    assert forced(one) == [b'{"', b"order", b'": ', b'"']
+    two = automaton_of("json_schema", json.dumps({"type": "object", "minProperties": 1, "properties": {"order": {"const": 1}, "orderId": {"const": 2}}}))
+    assert forced(two) == [b'{"']  # `order` or `orderId`
+
+
+def test_a_quote_that_may_open_a_longer_token_is_not_forced():
+    schema = {"type": "object", "additionalProperties": {"type": "null"}, "propertyNames": {"enum": ["order"]}, "minProperties": 1}
+    dfa = automaton_of("json_schema", json.dumps(schema))
+    assert forced(dfa) == [b'{"', b"order", b'": ', *(bytes([c]) for c in b"null")]
+    name = automaton_of("json_schema", '{"type": "array", "items": {"enum": ["x"]}, "minItems": 1, "maxItems": 2}')
+    state = name.step(0, b'["x')
+    assert forced(name, state) == [b'"']
+
+
+def test_jumps_know_nothing_of_what_follows():
+    jumps = Jumps(Vocabulary(WORDS, [len(WORDS) - 1]), encode)
+    assert [WORDS[i] for i in jumps.certain('{"order')] == [b'{"']  # orderId may follow
+    assert [WORDS[i] for i in jumps.certain('{"order": x')] == [b'{"', b"order", b'": ', b"x"]
+    assert [WORDS[i] for i in jumps.certain('x"')] == [b"x"]
+    assert jumps.certain("") == ()
