@@ -36,6 +36,7 @@ from lmc.frontend.primitives import caller_loc
 from lmc.frontend.replay import ReplayEmitter, areplay, replay
 from lmc.frontend.state import State
 from lmc.frontend.streaming import Mirror, on_abandoned
+from lmc.frontend.trace_outside import GuardFailed
 from lmc.frontend.tree import Decision, Node, Site, Switch, Tree, decision_of
 from lmc.frontend.values import TraceEscape
 from lmc.growth import Growth, Start
@@ -604,7 +605,7 @@ class Program:
         if self._taken_over(run):
             self.function._call(root.state, root.arguments)
         else:
-            replay(self.function, root.state, root.arguments, run.record, root.traced.tree if root.traced else None, run.ahead)
+            replay(self.function, root.state, root.arguments, run.record, root.traced.tree if root.traced else None, run.ahead, _changed(run))
         if root.batch:  # its answers are awaited here, on the replay's own thread
             root.state.sync()
         return root.state
@@ -614,7 +615,7 @@ class Program:
         if self._taken_over(run):
             await self.function._acall(root.state, root.arguments)
         else:
-            await areplay(self.function, root.state, root.arguments, run.record, root.traced.tree if root.traced else None, run.ahead)
+            await areplay(self.function, root.state, root.arguments, run.record, root.traced.tree if root.traced else None, run.ahead, _changed(run))
         await aio.after(aio.unanswered_in(root.state.ctx), lambda: None)
         return root.state
 
@@ -914,6 +915,11 @@ def _kind(backend: Backend) -> str:
     """The kind of target that a backend is."""
     able = backend.capabilities
     return "chat" if not able.raw_text else "text" if able.lookahead else "tokens"
+
+
+def _changed(run: Run) -> int | None:
+    """The hook call where a run found the outside changed, if that is why it left the graph."""
+    return run.failure.tick if isinstance(run.failure, GuardFailed) else None
 
 
 def _type_of(x: Any) -> str:

@@ -415,12 +415,14 @@ class Ahead(Protocol):
 class ReplayMode(CountingMode):
     """The program on real values: operations that are in the record answer from it, the rest happens."""
 
-    def __init__(self, record: Record, tree: Tree | None = None, ahead: Mapping[Key, Ahead] = _NOTHING) -> None:
+    def __init__(self, record: Record, tree: Tree | None = None, ahead: Mapping[Key, Ahead] = _NOTHING, changed: int | None = None) -> None:
+        """`changed`: the hook call where the run found an object of the outside to be another one than before."""
         super().__init__()
         self.record = record
         self.ahead = [ahead[key] for key in sorted(ahead)]
         self.tree = tree  # what the outside was when the run began
         self.first = min((tick for tick, _, _ in record), default=0)  # up to here nothing foreign had run
+        self.until = max((tick for tick, _, _ in record), default=0) if changed is None else changed  # up to here its objects were the same
         self.lazy: dict[int, Any] = {}  # iterators that the program made
 
     def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -475,10 +477,13 @@ class ReplayMode(CountingMode):
 
     def _begun(self, owner: Any, name: str, value: Any) -> Any:
         """What the run read from the outside at its beginning; later reads are in the record, or happen now."""
-        if self.tree is None or self.tick >= self.first:
+        if self.tree is None or self.tick >= max(self.first, self.until):
             return value
-        guard = self.tree.guards.get(outside_key(owner, name))
-        return value if guard is None else guard.value
+        key = outside_key(owner, name)
+        if self.tick < self.first:
+            guard = self.tree.guards.get(key)
+            return value if guard is None else guard.value
+        return self.tree.objects[key][1] if key in self.tree.objects else value
 
     def _as_begun(self, x: Any) -> Any:
         """An outside container with what it held when the run began."""
@@ -488,11 +493,9 @@ class ReplayMode(CountingMode):
         return x if owner is not x else type(x)(content)
 
     def glob(self, name: str, value: Any) -> Any:
-        return self._begun(program_frame().f_globals, name, value) if self.tick < self.first else value
+        return self._begun(program_frame().f_globals, name, value)
 
     def free(self, name: str, value: Any) -> Any:
-        if self.tick >= self.first:
-            return value
         cell = self.cell(name)
         return value if cell is None else self._begun(cell, "cell_contents", value)
 

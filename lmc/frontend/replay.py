@@ -106,22 +106,24 @@ def _content(prompt: Prompt) -> list[Any]:
 
 
 def replay(
-    program: Function, state: State, arguments: inspect.BoundArguments, record: Record, tree: Tree | None = None, ahead: Mapping[Key, Ahead] | None = None
+    program: Function, state: State, arguments: inspect.BoundArguments, record: Record, tree: Tree | None = None, ahead: Mapping[Key, Ahead] | None = None,
+    changed: int | None = None,
 ) -> None:
     """Runs the program on real values with `state`, whose emitter knows what was asked; raises what the program raises.
 
     `tree` is the one the run was on: it knows what the outside was when the run began. `ahead`: unordered calls that were
-    made, which answer where the program makes the same call.
+    made, which answer where the program makes the same call. `changed`: the hook call where the run found the outside changed.
     """
-    with _replaying(program, state, ReplayMode(record, tree, ahead or {})) as twin:
+    with _replaying(program, state, ReplayMode(record, tree, ahead or {}, changed)) as twin:
         state.ret_value = twin(state, *arguments.args[1:], **arguments.kwargs)
 
 
 async def areplay(
-    program: Function, state: State, arguments: inspect.BoundArguments, record: Record, tree: Tree | None = None, ahead: Mapping[Key, Ahead] | None = None
+    program: Function, state: State, arguments: inspect.BoundArguments, record: Record, tree: Tree | None = None, ahead: Mapping[Key, Ahead] | None = None,
+    changed: int | None = None,
 ) -> None:
     """As `replay`, for an async program, on the running loop."""
-    with _replaying(program, state, ReplayMode(record, tree, ahead or {})) as twin:
+    with _replaying(program, state, ReplayMode(record, tree, ahead or {}, changed)) as twin:
         state.ret_value = await twin(state, *arguments.args[1:], **arguments.kwargs)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lmc.backend.base import TakeOver
@@ -21,7 +21,7 @@ from lmc.frontend.hooks import LAZY, outside_key, program_frame
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known
 from lmc.frontend.primitives import caller_loc
-from lmc.frontend.trace_record import NO_KEY, Recorder, symbol_name
+from lmc.frontend.trace_record import NO_KEY, Recorder
 from lmc.frontend.tree import Guard
 from lmc.frontend.values import TraceEscape, Value
 
@@ -31,7 +31,14 @@ _STEADY_ITEMS = 256  # of an outside container that is read while tracing
 
 
 class GuardFailed(TakeOver):
-    """The outside changed while the program ran; the run goes on in the interpreter."""
+    """The outside changed while the program ran; the run goes on in the interpreter.
+
+    tick  the hook call from which on the program reads what is there now; None: from the first that follows what was done
+    """
+
+    def __init__(self, reason: str, tick: int | None = None) -> None:
+        super().__init__(reason)
+        self.tick = tick
 
 
 class OutsideMode(Recorder):
@@ -85,14 +92,21 @@ class OutsideMode(Recorder):
             holds = (lambda: _same(read(), value)) if data else (lambda: read() is value)
             says = f"{what} == {value!r:.60}" if data else f"{what} is {_described(value)}"
             self.tree.guards[key] = Guard(says, holds, value, caller_loc())
-        elif data:
+        elif data or not self.foreign:
             return guard.value
         elif guard.value is not value:
             raise TraceEscape(f"{what} changed while the program ran")
-        if not data and self.foreign and not _is_definition(value):
-            symbol = self.tree.symbol(("read", key), f"read.{symbol_name(what)}", read)
-            self.host(self.own(_unchanged), [symbol, self.constant(value)], Known(total=True), "ordered", key=NO_KEY)
+        if not data:
+            self.tree.objects.setdefault(key, (read, value))
+            self._check_objects(value)
         return value
+
+    def _check_objects(self, read: Any) -> None:
+        """Before the first object of the outside that is read after an effect: whether all those of the tree are still there."""
+        if self.checked != self.effects and not (_is_definition(read) and reach.is_own(read)):
+            self.checked = self.effects
+            symbol = self.tree.symbol(("op", "outside"), "lmc.outside", self.tree.objects)
+            self.host(self.own(_unchanged), [symbol, self.tick], Known(total=True), "ordered", key=NO_KEY)
 
     def steady(self, x: Any) -> bool:
         """Whether an outside container of constants may be read while tracing: guarded at entry, before any foreign code."""
@@ -158,10 +172,11 @@ def _is_definition(x: Any) -> bool:
     return isinstance(x, types.FunctionType | type | types.ModuleType | types.BuiltinFunctionType | HostFunction) or reach.is_language(x) or is_enum_member(x)
 
 
-def _unchanged(read: Callable[[], Any], value: Any) -> None:
-    """Run time: the outside still has the object that the trace saw."""
-    if read() is not value:
-        raise GuardFailed("the outside changed while the program ran")
+def _unchanged(objects: Mapping[object, tuple[Callable[[], Any], Any]], tick: int) -> None:
+    """Run time: the outside still has the objects that the trace saw, so far as the program reads them."""
+    for read, value in tuple(objects.values()):
+        if read() is not value:
+            raise GuardFailed(f"finds something else than {_described(value)}, which was there when it began", tick)
 
 
 def _step(container: Any, content: tuple[Any, ...], index: int) -> tuple[bool, Any]:

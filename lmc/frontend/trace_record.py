@@ -80,6 +80,8 @@ class Recorder(CountingMode):
         self.dead: BaseException | None = None
         self.start: Loc | None = None  # where the program begins, until its prompt does
         self.foreign = 0  # how many ops so far may have run foreign code
+        self.effects = 0  # how many of them are calls of it
+        self.checked = 0  # as of how many effects the objects of the outside are known to be those that the trace saw
         self.local: dict[int, Any] = self.instances  # containers, iterators and instances that the program itself made
         self.prompts: dict[IRValue, Op] = {}  # what made each prompt of the path
         self.sites: dict[int, Site] = {}  # where the program made a container
@@ -591,6 +593,7 @@ class Recorder(CountingMode):
             elif key is None:  # a replay does it again, so its operands must be what they were
                 fn, operands = self.own(_on_immutable), (fn, *operands)
             self.foreign += 1
+            self.effects += kind == "effect"
             if within or self.managers:
                 attrs["within"] = True
             elif inline:

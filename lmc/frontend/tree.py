@@ -135,6 +135,8 @@ class Tree:
         self.wanted: frozenset[Site] = sites  # those and the ones that a trace was stopped by
         self.root = Node()
         self.guards: dict[object, Guard] = {}
+        self.objects: dict[object, tuple[Callable[[], Any], Any]] = {}
+        """Functions, classes, lists, … of the outside that the program reads: how, and what was there."""
         self.steady: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # guarded outside containers, and what they hold
         self.symbols: dict[str, Any] = {}
         self.names = Names(v.name for v in params)

@@ -381,6 +381,22 @@ def many(s, *args, **kwargs):
     s += args[0] + "".join(kwargs) + gen("x", max_tokens=2)
 
 
+def shout(x: Any) -> Any:
+    return x + gen("x", max_tokens=2)
+
+
+def define_shout() -> None:
+    global shout
+    shout = lambda x: x.upper() + gen("x", max_tokens=2)  # noqa: E731
+
+
+@row("a function or class of the module that a tool defines anew while the program runs")
+def defined_anew(s, q):
+    s += shout(q)
+    define_shout()
+    s += shout(q)
+
+
 @row("`yield` in the program itself")
 def yields(s, q):
     s += q + gen("x", max_tokens=2)

@@ -1,0 +1,213 @@
+"""Functions, classes and closures of the program that a tool defines anew while it runs (cf. what is guarded at entry)."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc import Mock, gen
+from tests.conformance.harness import conform, effect
+
+HERE = sys.modules[__name__]
+
+
+def old_note(s: Any, t: Any) -> Any:
+    s += "old " + t
+    return gen("x", max_tokens=3)
+
+
+def new_note(s: Any, t: Any) -> Any:
+    s += "new " + t
+    s += gen("z", max_tokens=2)
+    effect("in the new one")
+    return gen("x", max_tokens=3)
+
+
+def old_search(q: Any) -> str:
+    effect("old search", q)
+    return "old"
+
+
+def new_search(q: Any) -> str:
+    effect("new search", q)
+    return "new"
+
+
+class OldNode:
+    def __init__(self, s: Any) -> None:
+        self.s = s
+
+    def go(self) -> None:
+        self.s += "old" + gen("x", max_tokens=2)
+
+
+class NewNode(OldNode):
+    def go(self) -> None:
+        self.s += "new" + gen("x", max_tokens=2)
+
+
+note, search, Node = old_note, old_search, OldNode
+table: Any = ["old"]
+
+
+def reset() -> None:
+    global note, search, Node, table
+    note, search, Node, table = old_note, old_search, OldNode, ["old"]
+
+
+def tool(x: Any) -> str:
+    effect("tool", x)
+    return f"<{x}>"
+
+
+def rebind(when: Any = True) -> None:
+    global note, search, Node, table
+    effect("rebind", when)
+    if when:
+        note, search, Node, table = new_note, new_search, NewNode, ["new"]
+
+
+@lmc.function
+def helper_of_the_module(s, q):
+    s += note(s, q)
+    tool("first")
+    s += note(s, s["x"])
+    rebind()
+    s += note(s, "then")
+    s += note(s, s["x"])
+
+
+@lmc.function
+def rebound_at_times(s, q):
+    tool(q)
+    s += note(s, q)
+    rebind(q == "b")
+    for i in range(3):
+        s += note(s, str(i))
+        tool(i)
+    return s["x"]
+
+
+@lmc.function
+def a_tool_is_rebound(s, q):
+    s += search(q) + gen("x", max_tokens=3)
+    rebind(s["x"] < "m")
+    s += search(s["x"])
+    s += search("again")
+
+
+@lmc.function
+def a_class_is_rebound(s, q):
+    tool(q)
+    Node(s).go()
+    rebind()
+    Node(s).go()
+    return s["x"]
+
+
+@lmc.function
+def an_object_is_rebound(s, q):
+    tool(q)
+    s += "".join(table) + gen("x", max_tokens=2)
+    table.append("more")
+    tool("then")
+    s += str(len(table))
+    rebind()
+    s += "".join(table) + gen("y", max_tokens=2)
+    return table
+
+
+@lmc.function
+def rebound_in_a_helper_on_a_branch(s, q):
+    def step(i):
+        tool(i)
+        s.__iadd__(note(s, str(i)))
+        if s["x"] < "m":
+            rebind()
+
+    s += q
+    for i in range(4):
+        step(i)
+    return s["x"]
+
+
+@lmc.function
+def by_the_program_itself(s, q):
+    global note
+    tool(q)
+    s += note(s, q)
+    note = new_note
+    s += note(s, q)
+
+
+PROGRAMS = {name: x for name, x in vars(HERE).items() if isinstance(x, lmc.frontend.interpreter.Function)}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_what_a_tool_defines_anew_is_what_runs(name: str):
+    conform(PROGRAMS[name], [{"q": "a"}, {"q": "b"}, {"q": "c"}], reset=reset, batch=False)
+
+
+@pytest.fixture(autouse=True)
+def put_back():
+    yield
+    reset()
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_a_closure_variable_that_a_tool_stores():
+    def first(s: Any) -> Any:
+        s += "first" + gen("x", max_tokens=2)
+
+    def second(s: Any) -> Any:
+        s += "second" + gen("x", max_tokens=2)
+
+    helper = first
+
+    def store(fn: Any) -> None:
+        nonlocal helper
+        effect("store")
+        helper = fn
+
+    def put_back() -> None:
+        nonlocal helper
+        helper = first
+
+    @lmc.function
+    def program(s, q):
+        tool(q)
+        helper(s)
+        store(second)
+        helper(s)
+        helper(s)
+
+    conform(program, [{"q": "a"}, {"q": "b"}], reset=put_back, batch=False)
+
+
+def test_what_is_not_rebound_stays_in_the_graph():
+    @lmc.function
+    def program(s, q):
+        for i in range(4):
+            s += note(s, q) + search(i)
+            tool(i)
+
+    fast = conform(program, [{"q": "a"}, {"q": "b"}], reset=reset, replays=0)
+    assert not fast._said
+    checks = [op for op in fast.graph().ops() if op.operands and getattr(op.operands[0], "name", "") == "lmc.unchanged"]
+    assert len(checks) <= 8  # one after each call of host code, whatever is read
+
+
+def test_the_reason_is_said():
+    @lmc.function
+    def program(s, q):
+        rebind()
+        s += note(s, q)
+
+    fast = lmc.compile(program)
+    with pytest.warns(lmc.CaptureWarning, match="finds something else than old_note"):
+        assert "new a" in fast("a", backend=Mock()).text()
+    assert fast.stats.replays == 1
