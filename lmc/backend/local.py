@@ -217,6 +217,10 @@ class LocalBackend:
                 for req in step.requests:
                     self.forget(req)
 
+    def holds(self, handle: Handle) -> bool:
+        assert isinstance(handle, LocalHandle)
+        return all(req.pinned or not req.done for step in handle.steps if step.wants_prefill for req in step.requests)
+
     def counters(self) -> Counters:
         return self._core.counters()
 

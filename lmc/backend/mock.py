@@ -240,6 +240,9 @@ class Mock:
     def release(self, handle: MockHandle) -> None:
         """Nothing is pinned."""
 
+    def holds(self, handle: MockHandle) -> bool:
+        return True
+
     def flush_cache(self) -> None:
         """Forgets which prompts were computed."""
         with self._lock:

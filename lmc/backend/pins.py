@@ -27,11 +27,11 @@ class Pins:
         return len(self._held)
 
     def get(self, backend: Backend, text: Hashable, prefill: Callable[[], Handle]) -> Handle:
-        """The pinned handle of a text; `prefill` makes it when there is none."""
+        """The pinned handle of a text; `prefill` makes it when there is none, or when the backend has given it up."""
         key = (backend, text)
         with self._lock:
             handle = self._held.get(key)
-            if handle is not None:
+            if handle is not None and backend.holds(handle):
                 self._held.move_to_end(key)
                 return handle
             handle = self._held[key] = prefill()

@@ -105,7 +105,7 @@ def shown(pattern: str) -> str:
 
 def _asks_for_unicode(pattern: str) -> bool:
     """`(?u)` among the global flags, which stand at the start."""
-    return re.match(r"(?:\(\?[aimsx]+\)|\(\?#[^)]*\)|\s)*\(\?[imsx]*u", pattern) is not None
+    return re.match(r"(?:\(\?[aimsx]+\)|\(\?#[^)]*\)|\s)*\(\?[imsx]*u[imsx]*\)", pattern) is not None
 
 
 # -- Python's tree to ours -----------------------------------------------------------------------------------------

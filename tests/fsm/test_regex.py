@@ -70,6 +70,7 @@ def test_trees():
 def test_classes_are_ascii_unless_the_pattern_asks():
     assert parse(r"\w") == parse(r"(?u:(?a:\w))")
     assert parse(r"(?u)\d") == Chars(unicode_class("d")) == parse(r"(?u:\d)") != parse(r"\d")
+    assert parse(r"(?u:\d)\d") == Concat((parse(r"(?u)\d"), parse(r"\d"))) == parse(r"(?s)(?u:\d)\d")  # of a group, not of all
 
 
 @pytest.mark.parametrize("ranges", [[], [(0, 0x10FFFF)], [(5, 9), (10, 12), (7, 8)], [(0, 3), (9, 9)]])

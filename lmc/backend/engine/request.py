@@ -80,6 +80,7 @@ class Request:
     order: int = field(default_factory=lambda: next(_order))
     error: BaseException | None = None
     done: bool = False
+    pinned: bool = False  # PREFILL: its prompt is held in the cache
     ending: Ending | None = None  # GENERATE
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by position

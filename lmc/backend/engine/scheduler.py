@@ -104,6 +104,7 @@ class Scheduler:
         self.max_batch, self.chunk = max_batch, chunk
         self.tally = Tally()
         self._clock = 0
+        self.pins: dict[Request, Node] = {}
         self.reset(num_slots)
 
     def reset(self, num_slots: int | None = None) -> None:
@@ -113,7 +114,9 @@ class Scheduler:
         self.completed: list[Request] = []  # PREFILLs that ended; the engine takes them from here
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}  # in order of admission
-        self.pins: dict[Request, Node] = {}
+        for req in self.pins:
+            req.pinned = False
+        self.pins.clear()
         self.committed = 0  # slots promised to running requests and not allocated yet
         self._claims: dict[tuple[Node, int], Request] = {}  # of this pass: who computes the token after a node
         self._stuck = False  # nothing that waits fits until something changes
@@ -161,6 +164,7 @@ class Scheduler:
     def unpin(self, req: Request) -> None:
         """Ends the pin of a finished PREFILL; nothing happens if it was broken or ended before."""
         node = self.pins.pop(req, None)
+        req.pinned = False
         if node is not None:
             self.tree.unlock(node)
             self._stuck = False
@@ -438,6 +442,7 @@ class Scheduler:
         """The lock passes from the request to a pin."""
         assert req.node is not None
         self.pins[req] = req.node
+        req.pinned = True
         self.tree.lock(req.node)
         self.finish(req, req.device_len)
         self.completed.append(req)
