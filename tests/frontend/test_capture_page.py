@@ -387,7 +387,7 @@ def shout(x: Any) -> Any:
 
 def define_shout() -> None:
     global shout
-    shout = lambda x: x.upper() + gen("x", max_tokens=2)  # noqa: E731
+    shout = lambda x: x.upper() + gen("x", max_tokens=2)
 
 
 @row("a function or class of the module that a tool defines anew while the program runs")
