@@ -43,6 +43,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.jit": (
         "Program", "compile",
     ),
+    "lmc.timeline": (
+        "trace",
+    ),
     "lmc.backend.mock": (
         "Mock",
     ),
@@ -210,3 +213,4 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.limits import Budget as Budget
     from lmc.prompt import ChoicesMethod as ChoicesMethod
     from lmc.prompt import SamplingParams as SamplingParams
+    from lmc.timeline import trace as trace

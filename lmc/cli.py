@@ -280,6 +280,56 @@ def _check_model(name: str) -> None:
         raise UsageError(f"no model {name!r}: there is no such file or folder (looked in {Path.cwd()}); {hint}{_MODELS}")
 
 
+# -- lmc trace -----------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def trace(
+    target: Target,
+    arg: Arguments = None,
+    input_file: Annotated[Path | None, typer.Option("--input", "-i", metavar="IN.jsonl", show_default=False,
+                                                    help="Items, one JSON object of arguments a line.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the trace.")] = Path("trace.json"),
+    backend: Annotated[str | None, typer.Option(
+        "--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2",
+        help="smollm2 (the small model), mock (no model: made-up answers), or the path of a model folder or GGUF file.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, show_default=False,
+                                                      help="Default of every gen; 0 takes the likeliest token.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, show_default=False,
+                                                   help="Default length limit of every gen, in tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable.")] = None,
+) -> None:
+    """Runs a program and writes what happened when, for ui.perfetto.dev or chrome://tracing.
+
+    Programs, their ops with source lines and tokens, host calls, and the model's passes; no prompts and no answers.
+
+    \b
+    Examples:
+      lmc trace examples/judge.py:judge --backend mock --arg essay=hello
+      lmc trace examples/judge.py:judge --input examples/data/essays.jsonl --output trace.json --max-tokens 32
+    """
+    if input_file is not None and arg:
+        raise UsageError("--arg and --input exclude each other: put the argument into each line of the input file")
+    from lmc.timeline import trace as recorded
+
+    program = userfiles.load_program(target)
+    options = {k: v for k, v in {"temperature": temperature, "max_new_tokens": max_tokens, "seed": seed}.items() if v is not None}
+    userfiles.check_output(output, input_file)
+    if not output.resolve().parent.is_dir():
+        raise UsageError(f"cannot write {output}: there is no folder {output.parent}; choose another --output")
+    if input_file is None:
+        arguments = userfiles.parse_arguments(program, arg or ())
+        userfiles.check_arguments(program, arguments)
+        items = [arguments]
+    else:
+        items = userfiles.read_items(program, input_file).arguments
+    with closing(_backend(backend or config().model or "smollm2")) as model, recorded(output):
+        states = list(_progress(_states(program, dict(enumerate(items)), options, model, False), len(items)))
+    _say(f"{len(states)} runs are in {output}; open it at ui.perfetto.dev or chrome://tracing")
+    if failed := [i for i, state in states if state.error() is not None]:
+        raise RunFailed(f"{len(failed)} of {len(states)} items ended with an error (index {', '.join(map(str, sorted(failed)[:5]))})")
+
+
 # -- lmc dump-ir, lmc opt ------------------------------------------------------------------------------------------
 
 

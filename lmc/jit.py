@@ -18,6 +18,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from lmc import measured
+from lmc.backend import recording
 from lmc.backend.base import Backend, Counters, TakeOver
 from lmc.backend.code import Code
 from lmc.backend.executor import Execution
@@ -909,6 +911,9 @@ def _note(run: Run) -> None:
     root: Root = run.root
     if root.traced is not None:
         root.traced.ledger.note(run)
+    if recording.recorder is not None:
+        name = run.owner.function.name if isinstance(run.owner, Program) else root.state.name
+        recording.recorder.runs.append(measured.recorded(run, name, root.index, root.traced.tree.graph() if root.traced else None))
 
 
 def _kind(backend: Backend) -> str:

@@ -9,12 +9,16 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
+from time import perf_counter
 from typing import Any
 
 from lmc.backend.base import Result, Usage
 from lmc.backend.instructions import Run, case_key
+from lmc.errors import Loc
+from lmc.ir.analysis import answers_needed
 from lmc.ir.core import DEFAULT, Case, Graph, Op, Symbol
 from lmc.ir.ops import trait
+from lmc.prompt import Gen
 
 RUNS_KEPT = 1000
 ANSWERS_KEPT = 20_000
@@ -24,29 +28,28 @@ Key = tuple[str, int]
 """Stream and ordinal of an ask, as the graph names them."""
 
 
-class Spent:
-    """What one answer cost and when it was asked for and there; empty until then."""
+Spent = tuple[Usage, float, float]
+"""What one answer cost, when it was asked for and when it was there."""
 
-    __slots__ = ("began", "ended", "usage")
+
+class Pending:
+    """Stands for what an answer on its way will have cost; does not keep the answer."""
+
+    __slots__ = ("spent",)
 
     def __init__(self, result: Result) -> None:
-        self.usage: Usage | None = None
-        self.began, self.ended = result.began, 0.0
-        if result.done:
-            self._take(result)
-        else:
-            result.on_change(self._take)
+        self.spent: Spent | None = None
+        result.on_change(self._take)
 
     def _take(self, result: Result) -> None:
-        if result.done and result.error is None:
-            self.usage, self.ended = result.output().usage, result.ended
+        self.spent = result.spent
 
 
 class Ledger:
     """The latest runs on a trace tree: which path each took, what its answers cost, and why it left the graph if it did."""
 
     def __init__(self) -> None:
-        self._runs: deque[tuple[Sequence[Any], Mapping[Key, Spent]]] = deque()
+        self._runs: deque[tuple[Sequence[Any], Mapping[Key, Spent | Pending]]] = deque()
         self._answers = 0
         self._lock = Lock()
         self.runs = 0  # all there were
@@ -55,11 +58,14 @@ class Ledger:
 
     def note(self, run: Run) -> None:
         """Takes the numbers of a run that is over."""
-        start = len(run.stream)
-        spent: dict[Key, Spent] = {}
-        for (stream, ordinal), (_, _, after) in run.answers.items():
-            if after.result is not None:
-                spent[stream[start:], ordinal] = Spent(after.result)
+        spent: dict[Key, Spent | Pending] = {}
+        for key, (_, _, after) in run.answers.items():
+            result = after.result
+            assert result is not None, "an answer ends the prompt"
+            spent[key] = result.spent or Pending(result)
+        if run.stream:
+            start = len(run.stream)
+            spent = {(stream[start:], ordinal): one for (stream, ordinal), one in spent.items()}
         with self._lock:
             self.runs += 1
             self._answers += len(spent)
@@ -89,13 +95,76 @@ class Ledger:
             for label in blocks_of(graph, path):
                 found.blocks[label] += 1
                 for index, op, key in indices[label]:
-                    one = spent.get(key)
-                    if one is None or one.usage is None:
+                    one = _known(spent.get(key))
+                    if one is None:
                         continue
-                    before = spent.get(above[id(op)]) if id(op) in above else None
-                    began = max(one.began, before.ended) if before is not None else one.began
-                    found.ops.setdefault(index, Total()).add(one.usage, max(0.0, one.ended - began))
+                    usage, began, ended = one
+                    before = _known(spent.get(above[id(op)])) if id(op) in above else None
+                    if before is not None:
+                        began = max(began, before[2])
+                    found.ops.setdefault(index, Total()).add(usage, max(0.0, ended - began))
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An answer in a trace of a run. `after`: the answers that its prompt, and the values it was given, come from."""
+
+    key: Key
+    kind: str
+    name: str | None
+    loc: Loc | None
+    spent: Spent | Pending
+    parent: Key | None
+    joined: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run in a trace."""
+
+    number: int
+    name: str
+    index: int
+    began: float
+    ended: float
+    replayed: bool
+    failed: str
+    asked: tuple[Asked, ...]
+
+
+def recorded(run: Run, name: str, index: int, graph: Graph | None) -> Ran:
+    """What a trace keeps of a run that is over; `graph` is the one it ran on."""
+    of = {id(after.result): key for key, (_, _, after) in reversed(run.answers.items())}
+    joins = _joins(graph, run) if graph is not None else {}
+    asked: list[Asked] = []
+    for key, (before, ask, after) in run.answers.items():
+        result = after.result
+        assert result is not None, "an answer ends the prompt"
+        if of[id(result)] != key:  # merged into another
+            continue
+        node = before
+        while node is not None and node.result is None:
+            node = node.parent
+        parent = of.get(id(node.result)) if node is not None else None
+        kind = "gen" if isinstance(ask, Gen) else "select"
+        asked.append(Asked(key, kind, ask.name, ask.loc, result.spent or Pending(result), parent, joins.get(key, ())))
+    failed = type(run.error).__name__ if run.error is not None else ""
+    return Ran(run.number, name, index, run.began, perf_counter(), run.taken, failed, tuple(asked))
+
+
+def _joins(graph: Graph, run: Run) -> Mapping[Key, tuple[Key, ...]]:
+    """For each ask on the run's path those whose answers it was given as values."""
+    on_path = set(blocks_of(graph, run.path))
+    keys: dict[int, Key] = {}
+    index = 0
+    for block in graph.blocks:
+        for op in (*block.ops, block.terminator):
+            if block.label in on_path and trait(op) == "samples":
+                keys[index] = run.stream + op.attr("stream"), op.attr("ordinal")
+            index += 1
+    needed = answers_needed(graph)
+    return {key: tuple(keys[j] for j in needed[i] if j in keys) for i, key in keys.items()}
 
 
 @dataclass
@@ -142,6 +211,10 @@ def blocks_of(graph: Graph, path: Iterable[Any]) -> Iterator[str]:
         if label is None and default is None:
             return
         block = graph.block[label or default]  # type: ignore[index]
+
+
+def _known(spent: Spent | Pending | None) -> Spent | None:
+    return spent.spent if isinstance(spent, Pending) else spent
 
 
 def _object(graph: Graph, case: Case) -> Any:

@@ -190,6 +190,16 @@ def test_dump_ir_formats(lmc_cli, format, start):
     assert code == 0 and out.lstrip().lower().startswith(start), err
 
 
+def test_trace_writes_what_perfetto_reads(lmc_cli, folder):
+    code, _, err = lmc_cli("trace", "prog.py:echo", "--arg", "text=a", "--backend", "mock")
+    assert code == 0 and "1 runs are in trace.json" in err
+    assert json.loads(Path("trace.json").read_text())["traceEvents"]
+    code, _, err = lmc_cli("trace", "prog.py:picky", "--arg", "text=bad", "--backend", "mock", "-o", "bad.json")
+    assert code == 1 and "1 of 1 items" in err and "raised ValueError" in Path("bad.json").read_text()
+    code, _, err = lmc_cli("trace", "prog.py:echo", "--arg", "text=a", "-b", "mock", "-o", "no/t.json")
+    assert code == 2 and "no" in err
+
+
 @pytest.mark.parametrize("format, start", [("text", "4 states"), ("dot", "digraph"), ("html", "<!")])
 def test_dump_fsm_formats(lmc_cli, format, start):
     code, out, err = lmc_cli("dump-fsm", "ab(c|d)", "--format", format)

@@ -41,6 +41,9 @@ def test_code_runs(page, on_the_mock, monkeypatch, tmp_path):
     source = blocks(page)
     code = tmp_path / f"{page.stem}.py"  # a real file: lmc.function reads its source
     code.write_text(source)
+    for shared in ("examples", "docs"):  # what a page writes, it writes elsewhere
+        (tmp_path / shared).symlink_to(ROOT / shared)
+    monkeypatch.chdir(tmp_path)
     exec(compile(source, str(code), "exec"), {"__name__": "page", "__file__": str(code)})
 
 

@@ -101,11 +101,11 @@ def test_the_ledger_is_bounded_and_keeps_no_answer_alive(monkeypatch: pytest.Mon
         result = Watched()
         if done:
             result.fail(ValueError())
-        spent = measured.Spent(result)
+        pending = measured.Pending(result)
         gone = weakref.ref(result)
         del result
         gc.collect()
-        assert gone() is None and spent.usage is None
+        assert gone() is None and pending.spent is None
 
 
 def test_a_page_escapes_what_a_program_says_and_asks_nobody() -> None:

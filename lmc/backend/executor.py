@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextvars import Context
 from typing import Any
 
+from lmc.backend import recording
 from lmc.backend.base import Result
 from lmc.backend.instructions import RETURNED, STOPPED, HostCall, Instruction, Run, Terminator, cancel, unpin
 from lmc.backend.pool import HostPool, HostThread, Work, replaced
@@ -133,7 +134,12 @@ class Execution:
         run.inflight += 1
 
         def work() -> None:
-            self._events.put((run, instruction, (args, self._outcome(instruction, context, args))))
+            recorder = recording.recorder
+            if recorder is None:
+                outcome = self._outcome(instruction, context, args)
+            else:
+                outcome = recorder.timed(run.number, instruction.fn, instruction.loc, lambda: self._outcome(instruction, context, args))
+            self._events.put((run, instruction, (args, outcome)))
 
         if not instruction.within:
             self.pool.submit(work)

@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from itertools import count
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lmc.backend import recording
 from lmc.backend.base import Backend, Handle, Hints, Meta, Result, TakeOver
 from lmc.backend.pins import Pins
 from lmc.errors import Loc
@@ -58,7 +60,7 @@ class Run:
     """
 
     __slots__ = (
-        "ahead", "answers", "backend", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "limits", "mask", "number",
+        "ahead", "answers", "backend", "began", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "limits", "mask", "number",
         "owner", "path", "pending", "pins", "record", "result", "root", "seed", "stream", "taken", "thread",
     )  # fmt: skip
 
@@ -82,6 +84,7 @@ class Run:
             item,
             stream,
         )
+        self.began = perf_counter()
         self.number = next(_numbers)  # among all runs of the process
         self.root: Any = None  # the owner's
         self.limits, self.mask = limits, ~0 if limits is not None and limits.in_order else ~ASK
@@ -340,7 +343,11 @@ class HostCall(Instruction):
     def execute(self, run: Run, x: Scheduler) -> bool:
         args = self.args(run.env)
         if self.inline or not x.parallel:
-            self.settle(run, args, self.call(run.context, args))
+            recorder = recording.recorder
+            if recorder is None:
+                self.settle(run, args, self.call(run.context, args))
+            else:
+                self.settle(run, args, recorder.timed(run.number, self.fn, self.loc, lambda: self.call(run.context, args)))
             return True
         return x.start(run, self, args)
 

@@ -12,9 +12,11 @@ import inspect
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextvars import Context
+from time import perf_counter
 from types import CoroutineType
 from typing import Any
 
+from lmc.backend import recording
 from lmc.backend.executor import Done, Execution
 from lmc.backend.instructions import Awaiting, HostCall, Instruction, Run, cancel
 
@@ -117,7 +119,11 @@ class LoopExecution(Execution):
         run.inflight += 1
 
         async def work() -> None:
-            self._events.put((run, instruction, (args, await self._awaited(instruction, args))))
+            began = perf_counter()
+            outcome = await self._awaited(instruction, args)
+            if recording.recorder is not None:
+                recording.recorder.called(run.number, instruction.fn, instruction.loc, began)
+            self._events.put((run, instruction, (args, outcome)))
 
         self._task(run).do(work)
         return False

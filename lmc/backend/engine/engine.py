@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
 from lmc import config
+from lmc.backend import recording
 from lmc.backend.base import Counters
 from lmc.backend.engine.answer import Ending
 from lmc.backend.engine.request import Kind, Request, TokenLogprob, Top
@@ -230,7 +231,9 @@ class EngineCore:
             return
         began = time.perf_counter()
         output = self._runner.run(work)
-        self._device_seconds += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self._device_seconds += seconds
+        self._record(work, seconds)
         self.scheduler.commit(work)
         self._land()
         self._deliver(work, output)
@@ -242,7 +245,22 @@ class EngineCore:
         (work, flight), self._flying = self._flying, None
         output, seconds = flight.land()
         self._device_seconds += seconds
+        self._record(work, seconds)
         self._deliver(work, output)
+
+    def _record(self, work: Pass, seconds: float) -> None:
+        """For a trace, if somebody makes one: the pass that has just ended on the device."""
+        if recording.recorder is None:
+            return
+        now, s = time.perf_counter(), self.scheduler
+        sampled = {req for _, req in work.samples}
+        decode = sum(len(span.ids) == 1 and span.request in sampled for span in work.spans)
+        recording.recorder.batches.append(
+            recording.Batch(
+                now - seconds, now, work.rows, len({span.request for span in work.spans}), work.rows - decode, decode,
+                len(work.scores), len(s.waiting), s.pool.free_count, s.pool.num_slots, s.tally.cached_tokens, seconds,
+            )
+        )  # fmt: skip
 
     def _deliver(self, work: Pass, output: PassOutput) -> None:
         touched = work.requests

@@ -1,0 +1,211 @@
+"""A trace of runs for Perfetto or chrome://tracing: when each op, host call and pass of the model happened, side by side.
+
+A process for each run, in it a track for each branch of the program and one for its host calls; a process for the
+engine. Events of a track never overlap unless one is inside of the other, because viewers do not show that.
+Format: "Trace Event Format" of Chromium (JSON object form); times in microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import Any
+
+from lmc.backend import recording
+from lmc.backend.recording import Batch, Recorder
+from lmc.errors import Loc, ParameterError, ProgramError
+from lmc.measured import Asked, Key, Pending, Ran
+
+Event = dict[str, Any]
+ENGINE = 1
+"""The process of the engine; those of runs follow."""
+
+
+@contextmanager
+def trace(path: str | Path) -> Iterator[Recorder]:
+    """Records all compiled runs in this block, of any thread, and writes them to `path` as a Chrome trace (JSON).
+
+    Open it at ui.perfetto.dev or chrome://tracing. It holds times, token counts and source lines, no prompts and no
+    answers. What the interpreter asks is seen in the engine's batches only. Written also when the block raises.
+    Raises ProgramError inside of another `trace`, ParameterError when the file cannot be written.
+    """
+    if recording.recorder is not None:
+        raise ProgramError("lmc.trace(…) inside of another: one at a time records")
+    recorder = recording.recorder = Recorder()
+    try:
+        yield recorder
+    finally:
+        recording.recorder = None
+        try:
+            Path(path).write_text(to_json(recorder), encoding="utf-8")
+        except OSError as error:
+            raise ParameterError(f"cannot write {path}: {error.strerror}") from None
+
+
+def to_json(recorder: Recorder) -> str:
+    """The trace as text, one event a line."""
+    lines = ",\n".join(json.dumps(event) for event in events(recorder))
+    return f'{{"displayTimeUnit": "ms", "otherData": {{"producer": "lmc"}}, "traceEvents": [\n{lines}\n]}}\n'
+
+
+def events(recorder: Recorder) -> list[Event]:
+    """All events: names of processes and tracks first, then by time."""
+    names: list[Event] = []
+    found: list[Event] = []
+    clock = _Clock(recorder.began)
+    names += _named(ENGINE, "engine", 0)
+    found += _batches(recorder.batches, clock, names)
+    found += _in_flight(recorder.runs, clock)
+    flows = iter(range(1, 1 << 60))
+    for order, run in enumerate(sorted(recorder.runs, key=lambda r: (r.began, r.index)), 1):
+        found += _run(run, ENGINE + order, recorder, clock, names, flows)
+    return names + sorted(found, key=lambda e: e["ts"])
+
+
+class _Clock:
+    """Microseconds since the start, to the nanosecond."""
+
+    def __init__(self, zero: float) -> None:
+        self._zero = zero
+
+    def __call__(self, at: float) -> float:
+        return max(0.0, round((at - self._zero) * 1e6, 3))
+
+    def span(self, began: float, ended: float) -> dict[str, float]:
+        start, end = self(began), self(ended)
+        return {"ts": start, "dur": round(max(0.0, end - start), 3)}
+
+
+def _named(pid: int, name: str, order: int) -> list[Event]:
+    return [
+        {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}},
+        {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": order}},
+    ]
+
+
+def _track(pid: int, tid: int, name: str) -> Event:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
+
+
+# -- the engine ----------------------------------------------------------------------------------------------------
+
+
+def _batches(batches: Sequence[Batch], clock: _Clock, names: list[Event]) -> Iterator[Event]:
+    if not batches:
+        return
+    names.append(_track(ENGINE, 1, "passes on the device"))
+    end = 0.0
+    for number, b in enumerate(sorted(batches, key=lambda b: b.ended)):
+        began = max(b.began, end)  # a pass that was launched ahead begins on the device when the one before it ends
+        end = b.ended
+        at = {"pid": ENGINE, "tid": 0, "ts": clock(began)}
+        args = {"rows": b.rows, "requests": b.requests, "prefill": b.prefill, "decode": b.decode, "scores": b.scored,
+                "waiting": b.waiting, "free_slots": b.free, "device_ms": round(b.device * 1e3, 3)}  # fmt: skip
+        kind = "mixed" if b.prefill and b.decode else "prefill" if b.prefill else "decode"
+        yield {"ph": "X", "cat": "pass", "name": f"pass {number}: {kind}", "pid": ENGINE, "tid": 1, **clock.span(began, end), "args": args}
+        yield {"ph": "C", "name": "rows of a pass", **at, "args": {"prefill": b.prefill, "decode": b.decode}}
+        yield {"ph": "C", "name": "KV slots", **at, "args": {"used": b.slots - b.free}}
+        yield {"ph": "C", "name": "tokens from the cache", **at, "args": {"tokens": b.cached}}
+
+
+def _in_flight(runs: Iterable[Ran], clock: _Clock) -> Iterator[Event]:
+    """How many answers are being waited for: for backends that tell nothing of their passes too."""
+    changes: list[tuple[float, int]] = []
+    for run in runs:
+        for began, ended in _times(run).values():
+            changes += [(clock(began), 1), (clock(ended), -1)]
+    now = 0
+    for at, change in sorted(changes):
+        now += change
+        yield {"ph": "C", "name": "answers awaited", "pid": ENGINE, "tid": 0, "ts": at, "args": {"answers": max(0, now)}}
+
+
+# -- a run ---------------------------------------------------------------------------------------------------------
+
+
+def _times(run: Ran) -> dict[Key, tuple[float, float]]:
+    """From when each answer could be worked on (it was asked, and what its prompt ends with was there) to when it was there."""
+    ended = {a.key: spent[2] for a in run.asked if (spent := _spent(a)) is not None}
+    return {
+        a.key: (min(max(spent[1], ended.get(a.parent, 0.0) if a.parent else 0.0), spent[2]), spent[2])
+        for a in run.asked
+        if (spent := _spent(a)) is not None
+    }
+
+
+def _spent(asked: Asked) -> Any:
+    return asked.spent.spent if isinstance(asked.spent, Pending) else asked.spent
+
+
+def _run(run: Ran, pid: int, recorder: Recorder, clock: _Clock, names: list[Event], flows: Iterator[int]) -> Iterator[Event]:
+    times = _times(run)
+    end = max([run.ended, *(ended for _, ended in times.values())])
+    names += _named(pid, f"{run.name} [{run.index}]", pid)
+    names.append(_track(pid, 0, "run"))
+    ending = "raised " + run.failed if run.failed else "finished by the interpreter" if run.replayed else "returned"
+    yield {"ph": "X", "cat": "program", "name": run.name, "pid": pid, "tid": 0, **clock.span(run.began, end), "args": {"ended": ending}}
+    lanes = _Lanes(pid, names)
+    places: dict[Key, Event] = {}
+    for a in sorted((a for a in run.asked if a.key in times), key=lambda a: times[a.key]):
+        began, ended = times[a.key]
+        span = clock.span(began, ended)
+        usage = _spent(a)[0]
+        args = {**_source(a.loc), "prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens,
+                "generated_tokens": usage.completion_tokens, "forced_tokens": usage.forced_tokens, "passes": usage.passes}  # fmt: skip
+        tid = lanes.of(f"branch {a.key[0]}" if a.key[0] else "main branch", span)
+        places[a.key] = {"ph": "X", "cat": "op", "name": f"{a.kind} {a.name or ''}".strip(), "pid": pid, "tid": tid, **span, "args": args}
+        yield places[a.key]
+    for a in run.asked:
+        here = places.get(a.key)
+        if here is None:
+            continue
+        forked = a.parent is not None and a.parent in places and a.parent[0] != a.key[0]
+        if forked:
+            yield from _flow("fork", places[a.parent], here, flows)  # type: ignore[index]
+        for key in a.joined:
+            if key in places and key != a.parent:
+                yield from _flow("join", places[key], here, flows)
+    for call in recorder.calls:
+        if call.run == run.number:
+            span = clock.span(call.began, call.ended)
+            tid = lanes.of("host", span)
+            yield {"ph": "X", "cat": "host", "name": call.name, "pid": pid, "tid": tid, **span, "args": {**_source(call.loc), "thread": call.thread}}
+
+
+def _source(loc: Loc | None) -> dict[str, str]:
+    if loc is None:
+        return {}
+    return {"source": f"{PurePath(loc.file).name}:{loc.line}", "line": linecache.getline(loc.file, loc.line).strip()}
+
+
+def _flow(name: str, start: Event, end: Event, flows: Iterator[int]) -> Iterator[Event]:
+    """An arrow from the end of one event to the beginning of another."""
+    number = next(flows)
+    tie = {"cat": "flow", "name": name, "id": number}
+    yield {"ph": "s", **tie, "pid": start["pid"], "tid": start["tid"], "ts": min(round(start["ts"] + start["dur"], 3), end["ts"])}
+    yield {"ph": "f", "bp": "e", **tie, "pid": end["pid"], "tid": end["tid"], "ts": end["ts"]}
+
+
+class _Lanes:
+    """Tracks by name; a further one where an event would overlap another. Events of a name come by their beginnings, or
+    the lanes are more than needed."""
+
+    def __init__(self, pid: int, names: list[Event]) -> None:
+        self._pid, self._names = pid, names
+        self._tracks: dict[str, list[tuple[int, list[tuple[float, float]]]]] = {}
+        self._next = 1
+
+    def of(self, name: str, span: dict[str, float]) -> int:
+        start, end = span["ts"], span["ts"] + span["dur"]
+        lanes = self._tracks.setdefault(name, [])
+        for tid, taken in lanes:
+            if all(end <= a or b <= start for a, b in reversed(taken)):
+                taken.append((start, end))
+                return tid
+        tid, self._next = self._next, self._next + 1
+        lanes.append((tid, [(start, end)]))
+        self._names.append(_track(self._pid, tid, name if len(lanes) == 1 else f"{name} ({len(lanes)})"))
+        return tid
