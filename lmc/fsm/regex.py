@@ -89,7 +89,7 @@ def parse(pattern: str, *, search: bool = False) -> Node:
         raise ConstraintError(f"invalid regex {shown(pattern)}: {e.msg}{_pointed(pattern, e.pos)}") from None
     except (OverflowError, RecursionError) as e:
         raise ConstraintError(f"invalid regex {shown(pattern)}: {e}") from None
-    flags = int(tree.state.flags) & ~re.UNICODE | (re.UNICODE if _asks_for_unicode(pattern) else 0)
+    flags = int(tree.state.flags) & ~re.UNICODE | (re.UNICODE if asks_for_unicode(pattern) else 0)
     if flags & re.MULTILINE:
         raise _refused(pattern, _MULTILINE)
     try:
@@ -103,7 +103,7 @@ def shown(pattern: str) -> str:
     return repr(pattern if len(pattern) <= 80 else pattern[:77] + "…")
 
 
-def _asks_for_unicode(pattern: str) -> bool:
+def asks_for_unicode(pattern: str) -> bool:
     """`(?u)` among the global flags, which stand at the start."""
     return re.match(r"(?:\(\?[aimsx]+\)|\(\?#[^)]*\)|\s)*\(\?[imsx]*u[imsx]*\)", pattern) is not None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,8 +33,13 @@ class Tables:
     rows: Mapping[int, np.ndarray]
 
 
+FEW = 4096  # allowed tokens that are worth listing: looking at so many takes no longer than looking at all
+
+
 class TokenAutomaton:
     """A byte automaton over a vocabulary. Thread-safe.
+
+    few   of states whose mask was made: the allowed tokens in ascending order, where they are at most FEW
 
     Raises ConstraintError if the vocabulary lacks the bytes of every legal text.
     """
@@ -55,18 +61,19 @@ class TokenAutomaton:
         self.dfa, self.vocabulary = tables.dfa, vocabulary
         self._done = self.dfa.final & ~(self.dfa.table >= 0).any(axis=1)
         self._lock = threading.Lock()
+        self.few: dict[int, np.ndarray] = {}
         self._masks: dict[int, np.ndarray] = {}  # by state; states with equal masks have the same array
         self._window = tables.window
         self._short: dict[int, np.ndarray] = dict(tables.rows)  # by window: the tokens of up to LONG bytes
         self._restored = len(tables.rows)
-        self._rows: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}  # by window and other ids: all tokens
+        self._rows: dict[tuple[int, tuple[int, ...]], _Row] = {}  # by window and other ids: all tokens
 
     def next(self, state: int, token: int) -> int:
         """The state behind a token, DEAD if it is not allowed. EOS stays where it is."""
-        if token in self.vocabulary.eos:
-            return state if self.is_final(state) else DEAD
-        text = self.vocabulary.tokens[token] if token < len(self.vocabulary.tokens) else b""
-        return self.dfa.step(state, text) if text else DEAD
+        tokens = self.vocabulary.tokens
+        if token < len(tokens) and (text := tokens[token]):
+            return self.dfa.step(state, text)
+        return state if token in self.vocabulary.eos and self.is_final(state) else DEAD
 
     def is_final(self, state: int) -> bool:
         """The text so far is in the language."""
@@ -86,7 +93,10 @@ class TokenAutomaton:
             with self._lock:
                 row = self._masks.get(state)
                 if row is None:
-                    row = self._masks[state] = self._mask(state)
+                    row, few = self._row(state)
+                    if few is not None:
+                        self.few[state] = few
+                    self._masks[state] = row
         return row
 
     def targets(self, state: int) -> np.ndarray:
@@ -112,10 +122,11 @@ class TokenAutomaton:
     def nbytes(self) -> int:
         """Memory of the tables so far; the vocabulary's is counted there."""
         with self._lock:
-            rows = {id(row): row.nbytes for row in [*self._short.values(), *self._rows.values()]}
-        return self.dfa.nbytes + self._window.nbytes + sum(rows.values())
+            rows = {id(row): row.nbytes for row in [*self._short.values(), *(r.bits for r in self._rows.values())]}
+            few = sum(r.few.nbytes for r in self._rows.values() if r.few is not None)
+        return self.dfa.nbytes + self._window.nbytes + sum(rows.values()) + few
 
-    def _mask(self, state: int) -> np.ndarray:
+    def _row(self, state: int) -> _Row:
         vocabulary, window = self.vocabulary, int(self._window[state])
         others = tuple(i for i in vocabulary.long_ids if self.dfa.step(state, vocabulary.tokens[i]) >= 0)
         if self.is_final(state):
@@ -133,8 +144,21 @@ class TokenAutomaton:
                 f"follow here; allow other characters"
             )
         row.flags.writeable = False
-        self._rows[window, others] = row
-        return row
+        made = self._rows[window, others] = _Row(row, _few(row))
+        return made
+
+
+class _Row(NamedTuple):
+    """What states with equal masks share."""
+
+    bits: np.ndarray
+    few: np.ndarray | None
+
+
+def _few(row: np.ndarray) -> np.ndarray | None:
+    ids = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little").view(bool))
+    ids.flags.writeable = False
+    return ids if len(ids) <= FEW else None
 
 
 def _bits(ids: np.ndarray, words: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from lmc.errors import ConstraintError
 from lmc.fsm.dfa import DEAD, compile_regex
-from lmc.fsm.tokens import TokenAutomaton
+from lmc.fsm.tokens import FEW, TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.patterns import ASCII, CHARACTER, HAND_WRITTEN, JUDGE, regexes
 from tests.fsm.small_vocabulary import EOS, SPECIAL, small, smollm2
@@ -100,9 +100,23 @@ def test_memory_is_counted():
     a = automaton(JUDGE)
     before = a.nbytes
     a.mask(0)
-    assert a.nbytes - before == a.mask(0).nbytes == a.vocabulary.words * 4
+    assert a.mask(0).nbytes == a.vocabulary.words * 4
+    assert a.nbytes - before == a.mask(0).nbytes + a.few[0].nbytes
     a.mask(0)
-    assert a.nbytes - before == a.mask(0).nbytes
+    assert a.nbytes - before == a.mask(0).nbytes + a.few[0].nbytes
+
+
+def test_few_allowed_tokens_are_listed_with_their_mask():
+    a = automaton(r"(yes|no|[a-z ]{3,40})\d+")
+    assert not a.few
+    for state in range(a.dfa.states):
+        ids = np.array(sorted(allowed(a.mask(state))))
+        assert np.array_equal(a.few[state], ids) if len(ids) <= FEW else state not in a.few
+
+
+def test_many_allowed_tokens_are_not_listed():
+    a = automaton(r"[\w\s]*|.*", smollm2()[0])
+    assert len(allowed(a.mask(0))) > FEW and not a.few
 
 
 def test_masks_cannot_be_written():

@@ -164,6 +164,10 @@ class AutomatonMatcher:
     def bits(self) -> np.ndarray:
         return self._automaton.mask(self.state)
 
+    @property
+    def few(self) -> np.ndarray | None:
+        return self._automaton.few.get(self.state)
+
     def allows(self, token: int) -> bool:
         following = self._automaton.next(self.state, token)
         self._looked = self.state, token, following

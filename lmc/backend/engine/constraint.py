@@ -20,9 +20,10 @@ import numpy as np
 
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.charset import Ranges
+from lmc.fsm.dfa import MAX_STATES
 from lmc.fsm.forced import Encode
 from lmc.fsm.jumps import Jumps
-from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, parse
+from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, asks_for_unicode, parse
 from lmc.fsm.sources import ebnf_of
 from lmc.fsm.structural_tag import normalised
 from lmc.fsm.vocabulary import Vocabulary
@@ -38,6 +39,11 @@ class Matcher(Protocol):
     def bits(self) -> np.ndarray:
         """The allowed next tokens: uint32 [ceil(vocab / 32)], token i is bit i % 32 of word i // 32. To be read before
         the next `accept`, and never written."""
+        ...
+
+    @property
+    def few(self) -> np.ndarray | None:
+        """The ids of `bits`, ascending, where they are few and at hand; None where listing them would cost. Read-only."""
         ...
 
     def allows(self, token: int) -> bool:
@@ -202,6 +208,8 @@ class _XGrammarMatcher:
     complete prefix, and `[0-9]+` would be one digit for ever.
     """
 
+    few = None
+
     def __init__(self, matcher: Any, eos_words: np.ndarray, jumps: Jumps | None) -> None:
         import torch
 
@@ -244,9 +252,10 @@ def normalise_regex(pattern: str) -> str:
     Raises ConstraintError for what `lmc.fsm.regex.parse` refuses, and for (?u).
     """
     tree = parse(pattern)
-    if "(?u" in pattern:
+    if asks_for_unicode(pattern) or "(?u" in pattern:  # its classes have 700 ranges: xgrammar would take minutes
         raise ConstraintError(
-            f"regex {_short(pattern)}: (?u) (Unicode classes) is not supported by this engine; list the ranges"
+            f"regex {_short(pattern)} has Unicode classes (?u) and needs an automaton of more than {MAX_STATES} states: "
+            f"write + or * and a max_tokens instead of a large repeat, list the ranges that you need, or leave (?u) out"
         )
     return _written(tree)
 

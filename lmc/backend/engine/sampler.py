@@ -1,7 +1,8 @@
 """The sampler: a row of logits becomes a token, for all rows of a pass at once.
 
 Order of steps as in SGLang: penalties, logit bias, minimum length, constraint mask; then greedy, or temperature,
-top-k, top-p, min-p and a draw. A greedy row is masked only if its best token is not allowed. The draw is by inversion with one number that depends on nothing but the request's seed
+top-k, top-p, min-p and a draw. A greedy row is not masked: its best tokens are looked up in the constraint, or the few
+that the constraint allows in the row. The draw is by inversion with one number that depends on nothing but the request's seed
 and the position, so that no batch composition changes a sample. Log-probabilities are the model's own: before all that.
 """
 
@@ -57,19 +58,10 @@ class Sampler:
 
     def _pick(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
         greedy = [_is_greedy(r.params) for r in requests]
-        tokens = logits.argmax(-1).tolist() if any(greedy) else [0] * len(requests)
-        closed: list[int] = []
+        tokens = _greediest(logits, requests, greedy) if any(greedy) else [0] * len(requests)
         for i, req in enumerate(requests):
-            if not is_constrained(req):
-                continue
-            if not greedy[i]:
+            if not greedy[i] and is_constrained(req):
                 mask(logits[i], req)
-            elif not is_allowed(req, tokens[i]):  # the best of all is the best of the allowed, where it is one of them
-                closed.append(i)
-        if closed:
-            best = best_allowed([logits[i] for i in closed], [requests[i] for i in closed])
-            for i, token in zip(closed, best, strict=True):
-                tokens[i] = token
         for at, picked in _drawn(logits, requests, greedy):
             for i, token in zip(at, picked.tolist(), strict=True):
                 tokens[i] = token
@@ -197,23 +189,41 @@ def is_allowed(req: Request, token: int) -> bool:
     return allowed and (token not in req.answer.stop_ids or token not in _too_early(req))
 
 
-def best_allowed(rows: Sequence[torch.Tensor], requests: Sequence[Request]) -> list[int]:
-    """For each of `rows` [V]: the token with the highest logit of those its request allows, the first of equals."""
-    if rows[0].device.type != "cpu":  # one transfer and one answer for all
-        allowed = torch.from_numpy(np.stack([_allowed(req, len(rows[0])) for req in requests])).to(rows[0].device)
-        return torch.stack(tuple(rows)).masked_fill_(~allowed, -torch.inf).argmax(-1).tolist()
-    return [_best_on_cpu(row.numpy().copy(), req) for row, req in zip(rows, requests, strict=True)]
+def _greediest(logits: torch.Tensor, requests: Sequence[Request], greedy: Sequence[bool]) -> list[int]:
+    """For each greedy row of `logits` [N, V]: the token with the highest logit of those its request allows, the first
+    of equals. Rows may be written to. 0 for the others."""
+    if logits.device.type == "cpu":  # row by row in numpy: torch's argmax takes ten times as long on a CPU
+        rows = zip(logits.numpy(), requests, greedy, strict=True)
+        return [_best_on_cpu(row, req) if wanted else 0 for row, req, wanted in rows]
+    tokens = logits.argmax(-1).tolist()
+    closed = [  # the best of all is the best of the allowed, where it is one of them
+        i for i, r in enumerate(requests) if greedy[i] and is_constrained(r) and not is_allowed(r, tokens[i])
+    ]
+    if closed:  # one transfer and one answer for all
+        allowed = torch.from_numpy(np.stack([_allowed(requests[i], logits.shape[1]) for i in closed]))
+        best = torch.stack([logits[i] for i in closed]).masked_fill_(~allowed.to(logits.device), -torch.inf).argmax(-1)
+        for i, token in zip(closed, best.tolist(), strict=True):
+            tokens[i] = token
+    return tokens
 
 
-def _best_on_cpu(values: np.ndarray, req: Request) -> int:
-    """The first tries are for wide constraints: looking at three best tokens is cheaper than listing the allowed ones."""
-    for _ in range(3):
-        token = int(values.argmax())
+_TRIES = 3  # best tokens looked at before the allowed ones are listed, which costs more where they are many
+
+
+def _best_on_cpu(row: np.ndarray, req: Request) -> int:
+    """Asks for the few allowed tokens first, where they are known; else for the best of all. May write to `row`."""
+    matcher = req.answer.matcher if req.answer is not None else None
+    if matcher is None:
+        return int(row.argmax())
+    if (few := matcher.few) is not None and not _too_early(req):
+        return int(few[row[few].argmax()])
+    for _ in range(_TRIES):
+        token = int(row.argmax())
         if is_allowed(req, token):
             return token
-        values[token] = -np.inf
-    ids = np.flatnonzero(_allowed(req, len(values)))
-    return int(ids[values[ids].argmax()])
+        row[token] = -np.inf
+    ids = np.flatnonzero(_allowed(req, len(row)))
+    return int(ids[row[ids].argmax()])
 
 
 def mask(row: torch.Tensor, req: Request) -> None:

@@ -60,7 +60,8 @@ REFUSED = {
     r"a$b": "anchor",
     r"a^b": "anchor",
     r"(?m)^a$": "(?m)",
-    r"(?u)\w": "(?u)",
+    r"(?u)\w": "leave (?u) out",
+    r"(?iu)\w": "leave (?u) out",
     r"a*+b": "possessive",
     r"(?>a)b": "atomic",
 }

@@ -150,3 +150,54 @@ def test_scores_are_log_probabilities():
     found = score_logprobs(values, torch.tensor([0, 2, 2]), torch.tensor([1, 5, 6]))
     expected = values.log_softmax(-1)
     assert torch.allclose(found, torch.stack((expected[0, 1], expected[2, 5], expected[2, 6])), atol=1e-5)
+
+
+# -- constraints ---------------------------------------------------------------------------------------------------
+
+
+class Bits:
+    """A matcher that allows some tokens; `few` as the automaton has it once their mask was made."""
+
+    done = False
+
+    def __init__(self, allowed: set[int], *, listed: bool) -> None:
+        self.allowed = allowed
+        self.few = np.array(sorted(allowed)) if listed else None
+
+    @property
+    def bits(self) -> np.ndarray:
+        flags = np.zeros(32, np.uint8)
+        flags[list(self.allowed)] = 1
+        return np.packbits(flags, bitorder="little").view("<u4")
+
+    def allows(self, token: int) -> bool:
+        return token in self.allowed
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_greedy_rows_get_the_best_allowed_token_whatever_else_is_in_the_batch(sampler, listed):
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        n = int(rng.integers(1, 9))
+        values = torch.from_numpy(rng.integers(0, 5, (n, V + 2)).astype(np.float32))  # with ties, and padding
+        requests: list[Any] = []
+        expected: list[int] = []
+        for row in values.numpy():
+            legal = set(rng.choice(V, int(rng.integers(1, V)), replace=False).tolist())
+            stops = tuple(rng.choice(V, 2, replace=False).tolist()) if rng.random() < 0.5 else ()
+            req: Any = request(stop_ids=stops, min_new_tokens=3)
+            if rng.random() < 0.7:
+                req.answer.matcher = Bits(legal | {0, 1, 2}, listed=listed)
+                legal = req.answer.matcher.allowed - set(stops)
+            else:
+                legal = set(range(V)) - set(stops)
+            requests.append(req)
+            expected.append(max(sorted(legal), key=lambda t: row[t]))
+        assert pick(sampler, values, *requests) == expected
+
+
+def test_a_row_that_several_requests_share_is_read_by_each(sampler):
+    requests: list[Any] = [request() for _ in range(4)]
+    for req, legal in zip(requests, ({3}, {4}, {5, 6}, set(range(V)))):
+        req.answer.matcher = Bits(legal, listed=False)
+    assert pick(sampler, logits({9: 4.0, 8: 3.0, 7: 2.0, 6: 1.0}), *requests, rows=[0] * 4) == [3, 4, 6, 9]
