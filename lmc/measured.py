@@ -49,8 +49,8 @@ class Ledger:
     """The latest runs on a trace tree: which path each took, what its answers cost, and why it left the graph if it did."""
 
     def __init__(self) -> None:
-        self._runs: deque[tuple[Sequence[Any], Mapping[Key, Spent | Pending]]] = deque()
-        self._answers = 0
+        self._runs: deque[tuple[Sequence[Any], int, Sequence[Any]]] = deque()
+        self._answers = 0  # four items each
         self._lock = Lock()
         self.runs = 0  # all there were
         self.extended: Counter[str] = Counter()  # decisions with an answer that no run had given, by place
@@ -58,20 +58,18 @@ class Ledger:
 
     def note(self, run: Run) -> None:
         """Takes the numbers of a run that is over."""
-        spent: dict[Key, Spent | Pending] = {}
+        noted: list[Any] = []  # flat: one object a run for the garbage collector to look at
         for key, (_, _, after) in run.answers.items():
             result = after.result
             assert result is not None, "an answer ends the prompt"
-            spent[key] = result.spent or Pending(result)
-        if run.stream:
-            start = len(run.stream)
-            spent = {(stream[start:], ordinal): one for (stream, ordinal), one in spent.items()}
+            usage = result.usage
+            noted += (key, Pending(result) if usage is None else usage, result.began, result.ended)
         with self._lock:
             self.runs += 1
-            self._answers += len(spent)
-            self._runs.append((run.path, spent))
-            while len(self._runs) > RUNS_KEPT or (self._answers > ANSWERS_KEPT and len(self._runs) > 1):
-                self._answers -= len(self._runs.popleft()[1])
+            self._answers += len(noted)
+            self._runs.append((run.path, len(run.stream), noted))
+            while len(self._runs) > RUNS_KEPT or (self._answers > 4 * ANSWERS_KEPT and len(self._runs) > 1):
+                self._answers -= len(self._runs.popleft()[2])
 
     def __len__(self) -> int:
         """How many runs are remembered."""
@@ -91,7 +89,8 @@ class Ledger:
         above = _asks_above(graph)
         with self._lock:
             runs = tuple(self._runs)
-        for path, spent in runs:
+        for path, start, noted in runs:
+            spent = _unpacked(noted, start)
             for label in blocks_of(graph, path):
                 found.blocks[label] += 1
                 for index, op, key in indices[label]:
@@ -211,6 +210,14 @@ def blocks_of(graph: Graph, path: Iterable[Any]) -> Iterator[str]:
         if label is None and default is None:
             return
         block = graph.block[label or default]  # type: ignore[index]
+
+
+def _unpacked(noted: Sequence[Any], start: int) -> dict[Key, Spent | Pending]:
+    """What a run noted, by the asks' streams as the graph names them, which begin at `start` of the run's own."""
+    return {
+        (stream[start:], ordinal): usage if isinstance(usage, Pending) else (usage, began, ended)
+        for (stream, ordinal), usage, began, ended in zip(noted[::4], noted[1::4], noted[2::4], noted[3::4], strict=True)
+    }
 
 
 def _known(spent: Spent | Pending | None) -> Spent | None:

@@ -143,3 +143,19 @@ def test_one_trace_at_a_time_and_a_path_that_can_be_written(tmp_path: Path) -> N
         pass
     with pytest.raises(lmc.ParameterError, match="cannot write"), lmc.trace(tmp_path / "no" / "a.json"):
         pass
+
+
+def test_an_engine_tells_of_its_passes(tmp_path: Path) -> None:
+    from tests.backend.engine_fakes import backend
+
+    path = tmp_path / "t.json"
+    engine, _ = backend()
+    with engine, lmc.trace(path):
+        program = lmc.compile(panel, backend=engine)
+        program.batch([{"q": f"q{i}"} for i in range(2)])
+        program.close()
+    found = json.loads(path.read_text())["traceEvents"]
+    check(found)
+    passes = [e for e in found if e.get("cat") == "pass"]
+    assert len(passes) == engine.counters().passes
+    assert sum(e["args"]["rows"] for e in passes) == engine.counters().rows

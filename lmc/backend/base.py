@@ -168,6 +168,11 @@ class Result:
         return self._error
 
     @property
+    def usage(self) -> Usage | None:
+        """What the answer cost; None if it is not there, or failed."""
+        return None if self._output is None else self._output.usage
+
+    @property
     def spent(self) -> tuple[Usage, float, float] | None:
         """What the answer cost, when it was asked for and when it was there; None if it is not, or failed."""
         return None if self._output is None else (self._output.usage, self.began, self.ended)
