@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-FIRST = 64
+FIRST = 80
 """Traces that a new tree may make on credit."""
 EARNED = 0.25
 """Traces that a run earns which needed none."""

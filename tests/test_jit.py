@@ -280,7 +280,8 @@ def counting() -> Mock:
     return Mock(answers={"n": lambda prompt, ask: prompt})
 
 
-def test_a_decision_with_many_answers_drops_the_arms_that_were_not_used_for_longest():
+def test_a_decision_with_many_answers_drops_the_arms_that_were_not_used_for_longest(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lmc.growth.FIRST", 1000)  # it is not the credit that ends here
     fast, backend = lmc.compile(counts), counting()
 
     def run(n: int) -> None:
@@ -303,6 +304,7 @@ def test_a_decision_with_many_answers_drops_the_arms_that_were_not_used_for_long
 
 def test_a_tree_with_many_ops_drops_what_was_not_used_for_longest(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lmc.jit.MAX_OPS", 60)
+    monkeypatch.setattr("lmc.growth.FIRST", 1000)  # it is not the credit that ends here
     fast, backend = lmc.compile(counts), counting()
     for n in [*range(40), *range(40)]:
         assert fast(q=str(n), seed=1, backend=backend).text() == counts.run(q=str(n), seed=1, backend=backend).text()

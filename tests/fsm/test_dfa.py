@@ -21,7 +21,7 @@ compiled = lru_cache(compile_regex)
 
 
 def flags_of(pattern: str) -> int:
-    return 0 if re.match(r"\(\?i?u", pattern) else re.ASCII
+    return 0 if re.match(r"\(\?i?u\)", pattern) else re.ASCII
 
 
 def words(pattern: str, n: int) -> list[str]:
