@@ -15,6 +15,7 @@ import inspect
 import itertools
 import sys
 import types
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -140,6 +141,14 @@ class Mode:
     def made(self, container: Any) -> Any:
         return container
 
+    def defined(self, definition: Any) -> Any:
+        """A function or class that the program just made, before its decorators see it."""
+        return definition
+
+    def base(self, base: Any) -> Any:
+        """What a class statement names behind the class's name."""
+        return base
+
     def build_set(self, items: list[Any]) -> Any:
         return set(items)
 
@@ -253,6 +262,7 @@ class CountingMode(Own, Mode):
     def __init__(self) -> None:
         self.cells: dict[int, tuple[types.CodeType, dict[str, types.CellType]]] = {}
         self.instances: dict[int, Any] = {}  # of the program's own classes that reach the language
+        self.definitions: dict[int, weakref.ref[Any]] = {}  # functions and classes that the program made; not kept alive
         self.count = 0
         self.tick = 0  # number of the hook call being worked on; 0 outside of any
         self.main = False  # whether the next host operation is that hook call's own result
@@ -344,6 +354,14 @@ class CountingMode(Own, Mode):
         if hasattr(type(instance), "__dataclass_fields__"):
             for which, name in enumerate(default_containers(instance, (*given, *named.values())), 1):
                 object.__setattr__(instance, name, self.adopted(getattr(instance, name), which))
+
+    def defined(self, definition: Any) -> Any:
+        self.definitions[id(definition)] = weakref.ref(definition)
+        return definition
+
+    def is_own_definition(self, x: Any) -> bool:
+        """Whether the program made a function or class in this run: what its attributes hold is of this run alone."""
+        return id(x) in self.definitions and self.definitions[id(x)]() is x
 
     def adopted(self, container: Any, which: int) -> Any:
         """What stands for a container that Python made for the program, number `which` in this hook call."""

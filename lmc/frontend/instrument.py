@@ -524,20 +524,29 @@ class _Rewrite(ast.NodeTransformer):
             if arg is not None:
                 arg.arg, arg.annotation = self.mangle(arg.arg), None
 
+    def _define(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        """Tells the mode of a definition before its decorators see it."""
+        name, inner = node.name, bool(self.scopes)
+        if inner and self.place(name) != "local" and not (name in self.scopes[-1].nonlocal_ and self._in_traced(name)):
+            raise self.refuse(f"a definition of {name} outside of the program", node)
+        node.decorator_list.append(self.hook("defined", at=node).func)
+
     def visit_Lambda(self, node: ast.Lambda) -> ast.expr:
         self._defaults(node.args)
         self._inner(node, _Bindings(node))
+        defined = self.hook("defined", node, at=node)
         if node.args.kwarg is not None:  # its dict is one that the program made
             name = node.args.kwarg.arg
             inner = ast.Lambda(ast.arguments([], [ast.arg(name)], None, [], [], None, []), node.body)
             made = self.hook("made", ast.copy_location(ast.Name(name, ast.Load()), node), at=node)
             node.body = ast.fix_missing_locations(ast.copy_location(ast.Call(inner, [made], []), node))
-        return node
+        return defined
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
         node.decorator_list = [self.visit(d) for d in node.decorator_list]
         self._defaults(node.args)
         node.returns = None
+        self._define(node)
         self._inner(node, _Bindings(node))
         node.name = self.mangle(node.name)
         return node
@@ -546,7 +555,10 @@ class _Rewrite(ast.NodeTransformer):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
         node.decorator_list = [self.visit(d) for d in node.decorator_list]
-        node.bases = [self._starred(b) for b in node.bases]
+        node.bases = [self._starred(b) if isinstance(b, ast.Starred) else self.hook("base", self.visit(b), at=b) for b in node.bases]
+        for keyword in node.keywords:
+            keyword.value = self.hook("base", self.visit(keyword.value), at=keyword.value)
+        self._define(node)
         outer, self.class_name = self.class_name, node.name
         self._inner(node, _ClassBindings(node))
         self.class_name = outer
@@ -635,6 +647,10 @@ class _Rewrite(ast.NodeTransformer):
         return done
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        if self.scopes and isinstance(self.scopes[-1], _ClassBindings) and isinstance(node.target, ast.Name):
+            node.target.id = self.mangle(node.target.id)  # the class has the annotation, which may make a field
+            node.value = node.value and self.visit(node.value)
+            return node
         if node.value is not None:
             return self._store(node.target, self.visit(node.value), node)
         node.annotation = self.const(None, node)
@@ -914,8 +930,11 @@ def _rewrite(fn: types.FunctionType) -> types.CodeType:
 
 def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
     """The code, with the qualified names in it that begin with `old` beginning with `new`."""
-    consts = tuple([_renamed(c, old, new) if isinstance(c, types.CodeType) else c for c in code.co_consts])
-    return code.replace(co_consts=consts, co_qualname=new + code.co_qualname.removeprefix(old))
+    name = new + code.co_qualname.removeprefix(old)
+    consts = [_renamed(c, old, new) if isinstance(c, types.CodeType) else c for c in code.co_consts]
+    if code.co_qualname.startswith(old + "."):
+        consts = [name if c == code.co_qualname else c for c in consts]  # the body of a class stores its own
+    return code.replace(co_consts=tuple(consts), co_qualname=name)
 
 
 _around: dict[types.CodeType, types.CodeType | None] = {}

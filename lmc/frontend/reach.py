@@ -155,13 +155,14 @@ def _names(value: Any, seen: set[int]) -> bool:
     if is_language(value) or (callable(value) and is_own(value)):
         return True
     if isinstance(value, types.FunctionType):
-        return not _from_library(value) and names_language(value, seen)
-    if isinstance(value, type) and not _from_library(value):
+        return not from_library(value) and names_language(value, seen)
+    if isinstance(value, type) and not from_library(value):
         return class_names_language(value, seen)
     return False
 
 
-def _from_library(x: Any) -> bool:
+def from_library(x: Any) -> bool:
+    """Whether a function or class is of an installed library or of Python itself."""
     import sys
 
     module = sys.modules.get(getattr(x, "__module__", "") or "")
@@ -215,7 +216,7 @@ def traced_twin(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: A
 
 def _class_twin(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: Any) -> Callable[..., Any] | None:
     """Instantiation of a program's own class, with its `__init__` traced through."""
-    if is_own(cls) or cls.__module__ == "builtins" or type(cls) is not type or _from_library(cls):
+    if is_own(cls) or cls.__module__ == "builtins" or type(cls) is not type or from_library(cls):
         return None
     reaches = class_names_language(cls) or any(map(holds_language, args)) or any(map(holds_language, kwargs.values()))
     if not (reaches or _is_made_by_a_program(cls)) or cls.__new__ is not object.__new__:
@@ -241,6 +242,9 @@ def _class_twin(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], hooks:
 
 def _is_made_by_a_program(cls: type) -> bool:
     """Whether a class statement of a traced function made a class."""
+    mode = active.get()
+    if mode is not None and mode.is_own_definition(cls):
+        return True
     return any(isinstance(m, types.FunctionType) and is_instrumented(m) for base in cls.__mro__[:-1] for m in vars(base).values())
 
 

@@ -201,6 +201,9 @@ def _getattr(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
         owner, name, default = args
         if isinstance(owner, Value) or content(owner) is not None:
             return t.host(t.constant(getattr), [t.operand(owner), t.operand(name), t.operand(default)], Known(), "ordered")
+        if t.is_own_definition(owner):
+            name = t.concrete(name)
+            return t.getattr(owner, name) if hasattr(owner, name) else default
         if not t.is_plain(owner):
             raise TraceEscape("getattr with a default on an object of the host")
         return native(getattr, owner, t.concrete(name), default)
@@ -211,6 +214,16 @@ def _setattr(t: TraceMode, args: _Args, kwargs: _Kwargs) -> None:
     t.setattr(args[0], t.concrete(args[1]), args[2])
 
 
+def _delattr(t: TraceMode, args: _Args, kwargs: _Kwargs) -> None:
+    t.delattr(args[0], t.concrete(args[1]))
+
+
+def _wraps(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    if any(map(reach.holds_value, (*args[1:], *kwargs.values()))) or isinstance(args[0], Value):
+        raise TraceEscape("wraps a traced value")
+    return native(functools.wraps, *args, **kwargs)
+
+
 def _id(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     raise TraceEscape("takes the identity of an object")
 
@@ -218,6 +231,9 @@ def _id(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
 def _hasattr(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     if isinstance(args[0], Value):
         return t.host(t.constant(hasattr), [args[0].ir, t.operand(args[1])], Known("bool"), "ordered")
+    if t.is_own_definition(args[0]):
+        t.still_own(args[0])
+        return native(hasattr, args[0], t.concrete(args[1]))
     if not t.is_plain(args[0]):
         return t.host(t.constant(hasattr), [t.operand(args[0]), t.operand(args[1])], Known("bool"), "ordered")
     return native(hasattr, *args)
@@ -292,13 +308,13 @@ def _starmap(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
 _HANDLERS: dict[Any, Callable[[TraceMode, _Args, _Kwargs], Any]] = {
     isinstance: _isinstance, range: _range, max: _extreme("py.argmax", max), min: _extreme("py.argmin", min), sorted: _sorted_call, any: _any,
     all: _all, sum: _sum, map: _map, filter: _filter, enumerate: _enumerate, zip: _zip, reversed: _reversed, list: _collect(list),
-    tuple: _collect(tuple), set: _set, dict: _dict, iter: _iter, next: _next, getattr: _getattr, setattr: _setattr, hasattr: _hasattr,
-    id: _id, type: _type, super: _super, print: _print, functools.reduce: _reduce,
+    tuple: _collect(tuple), set: _set, dict: _dict, iter: _iter, next: _next, getattr: _getattr, setattr: _setattr, delattr: _delattr, hasattr: _hasattr,
+    id: _id, type: _type, super: _super, print: _print, functools.reduce: _reduce, functools.wraps: _wraps,
     itertools.islice: _islice, itertools.chain: _lazily(itertools.chain), itertools.zip_longest: _lazily(itertools.zip_longest),
     itertools.pairwise: _lazily(itertools.pairwise), itertools.chain.from_iterable: _flattened, itertools.starmap: _starmap,
     itertools.product: _at_once(itertools.product), **{f: _by_test(f) for f in (itertools.takewhile, itertools.dropwhile, itertools.filterfalse)},
 }  # fmt: skip
-MAIN = frozenset({isinstance, hasattr, print, getattr, setattr})  # their one host operation is their result
+MAIN = frozenset({isinstance, hasattr, print, getattr, setattr, delattr})  # their one host operation is their result
 
 
 def handler_of(fn: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any] | None:

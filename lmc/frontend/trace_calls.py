@@ -66,9 +66,13 @@ class CallMode(OutsideMode):
 
     def fresh(self, x: Any) -> Any:
         """Registers a container or iterator that the program just got as its own."""
-        if type(x) in (list, dict, set) or is_lazy(x):
+        if (type(x) in (list, dict, set) or is_lazy(x)) and id(x) not in self.lent:
             self.local[id(x)] = x
         return x
+
+    def lends(self, values: Iterable[Any]) -> None:
+        """The program stores values in a state: a container of the outside stays one when it is read again."""
+        self.lent |= {id(x): x for x in values if type(x) in (list, dict, set) and id(x) not in self.local}
 
     def adopted(self, container: Any, which: int) -> Any:
         return self.contained(container, which)
@@ -89,7 +93,7 @@ class CallMode(OutsideMode):
         if isinstance(owner, Value) and owner.type != "str":
             kind = "pure" if owner.immutable else "ordered"
             self.host(self.operation("py.getattr"), [owner.ir, name], Known(), kind, key=(self.tick, 1, 0))
-        elif hostops.is_immutable(owner) or (self.is_own_instance(owner) and self.lacks(owner, name)):
+        elif hostops.is_immutable(owner) or (self.is_own_instance(owner) and self.lacks(owner, name)) or self.is_own_definition(owner):
             native(getattr, owner, name)
         return owner
 
@@ -186,6 +190,8 @@ class CallMode(OutsideMode):
             if key in kwargs:
                 kwargs = {**kwargs, key: self.concrete(kwargs[key])}
         with self.auxiliary():
+            if name == "set_var":
+                self.lends(args[1:])
             made = self.fresh(native(fn, *args, **kwargs))
         return self.keep(made) if isinstance(made, StateGroup) else made
 
@@ -230,7 +236,7 @@ class CallMode(OutsideMode):
             return coroutine
         if reach.is_language(owner):
             return self.language_call(native(getattr, owner, name), args, kwargs)
-        if isinstance(owner, types.ModuleType | type):
+        if isinstance(owner, types.ModuleType | type) or self.is_own_definition(owner):
             return self.calls(self.getattr(owner, name), args, kwargs)
         if type(owner) in (list, dict, set) and id(owner) in self.local:
             return self.container_method(owner, name, args, kwargs)
@@ -310,7 +316,8 @@ class CallMode(OutsideMode):
                 case ("append" | "insert" | "clear" | "copy" | "reverse" | "pop", _):
                     if name in ("insert", "pop"):
                         args = (*map(self.concrete, args[:1]), *args[1:])
-                    return self.fresh(native(getattr(owner, name), *args))
+                    result = native(getattr(owner, name), *args)
+                    return self.fresh(result) if name == "copy" else result
                 case _:
                     pass
         elif isinstance(owner, dict) and name in ("keys", "values", "items", "copy", "clear", "get", "pop", "setdefault", "update", "popitem"):
@@ -319,7 +326,8 @@ class CallMode(OutsideMode):
                 raise TraceEscape("updates a dict it made from host data")
             if name in ("get", "pop", "setdefault") and args:
                 args = (self.concrete(args[0]), *args[1:])
-            return self.fresh(native(native(getattr, owner, name), *args, **kwargs))
+            result = native(native(getattr, owner, name), *args, **kwargs)
+            return result if name in ("get", "pop", "setdefault") else self.fresh(result)
         if not reach.holds_value((owner, args)):
             args = self.listed(args)
             if not all(map(self.is_constant, args)) or not (isinstance(owner, dict) or self.is_constant(owner)):

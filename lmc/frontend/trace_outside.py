@@ -19,7 +19,7 @@ from lmc.backend.base import TakeOver
 from lmc.frontend import hostops, reach
 from lmc.frontend.hooks import LAZY, outside_key, program_frame
 from lmc.frontend.host import HostFunction
-from lmc.frontend.hostops import Known
+from lmc.frontend.hostops import Known, native
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.trace_record import NO_KEY, Recorder
 from lmc.frontend.tree import Guard
@@ -76,6 +76,50 @@ class OutsideMode(Recorder):
             outside_key(owner, name), f"{owner.__name__}.{name}", value, lambda: getattr(owner, name, MISSING),
             lambda: self.read_op("py.getattr", self.constant(owner), name),
         )  # fmt: skip
+
+    def base(self, base: Any) -> Any:
+        """A class that one of the program's own derives from: none whose own code sees the new class before the program has it."""
+        for code, what in ((getattr(base, "__init_subclass__", None), "__init_subclass__"), (type(base), "metaclass")):
+            if _runs_code(getattr(code, "__func__", code)):
+                raise TraceEscape(f"makes a subclass of {getattr(base, '__name__', base)}, whose {what} runs code")
+        if isinstance(base, type) and issubclass(base, type) and _runs_code(base):
+            raise TraceEscape(f"makes a class of the metaclass {base.__name__}, which runs code")
+        return base
+
+    def attribute_of_own(self, owner: Any, name: str) -> Any:
+        """An attribute of a function or class that the program made: of this run, or what an outside class behind it has."""
+        if name == "__dict__":
+            if not isinstance(owner, types.FunctionType):
+                raise TraceEscape(f"looks into {owner.__name__}.__dict__")
+            self.changes_own(owner)
+            self.local[id(owner.__dict__)] = owner.__dict__
+            return owner.__dict__
+        if isinstance(owner, types.FunctionType):
+            if name in owner.__dict__ or not hasattr(owner, name):
+                self.still_own(owner)
+            return native(getattr, owner, name)
+        base = next((base for base in owner.__mro__ if name in base.__dict__), None)
+        if base is None or (name.startswith("__") and name.endswith("__")):
+            return native(getattr, owner, name)
+        member = base.__dict__[name]
+        if _runs_code(getattr(type(member), "__get__", None)):
+            raise TraceEscape(f"reads {owner.__name__}.{name}, which runs code of {type(member).__name__}")
+        if isinstance(member, _FUNCTIONS):
+            return native(getattr, owner, name)
+        if not self.is_own_definition(base):
+            return self.attribute_of(base, name)
+        self.still_own(owner)
+        return native(getattr, owner, name)
+
+    def still_own(self, owner: Any) -> None:
+        """Host code that was handed a function or class may have changed its attributes."""
+        if any(id(x) in self.given_away for x in (owner.__mro__ if isinstance(owner, type) else (owner,))):
+            raise TraceEscape(f"uses an attribute of {owner.__name__}, which host code was handed")
+
+    def changes_own(self, owner: Any) -> None:
+        """The program is about to change an attribute of a function or class that it made."""
+        self.still_own(owner)
+        self.changed.add(id(owner))
 
     def read_op(self, name: str, owner: Any, key: str) -> Value:
         return self.host(self.operation(name), [owner, key], Known(), "ordered", hint=key)
@@ -138,6 +182,15 @@ class OutsideMode(Recorder):
         if self.foreign:
             constants = [self.constant(x), self.constant(content), index]
             self.host(self.own(_step), constants, Known(total=True), "ordered", key=key)
+
+
+_FUNCTIONS = types.FunctionType, staticmethod, classmethod, property
+
+
+def _runs_code(x: Any) -> bool:
+    """Whether a function or metaclass may do what is seen from outside: Python code that is of no library."""
+    python = isinstance(x, types.FunctionType) or (isinstance(x, type) and x.__module__ != "builtins")
+    return python and not reach.from_library(x)
 
 
 def frozen(x: list[Any] | dict[Any, Any]) -> tuple[Any, ...]:

@@ -83,6 +83,7 @@ class Recorder(CountingMode):
         self.effects = 0  # how many of them are calls of it
         self.checked = 0  # as of how many effects the objects of the outside are known to be those that the trace saw
         self.local: dict[int, Any] = self.instances  # containers, iterators and instances that the program itself made
+        self.lent: dict[int, Any] = {}  # containers of the outside that the program stored in a state
         self.prompts: dict[IRValue, Op] = {}  # what made each prompt of the path
         self.sites: dict[int, Site] = {}  # where the program made a container
         self.alive: list[weakref.ref[Any]] = []
@@ -93,6 +94,8 @@ class Recorder(CountingMode):
         self.expected: Counter[object] = Counter()  # answers that were assumed, by place
         self.functions: dict[int, tuple[types.FunctionType, IRValue]] = {}  # of the program's own, that host code was handed
         self.results: dict[int, Operand | None] | None = None  # at the end of the path: containers of the program as objects of the run
+        self.given_away = set[int]()  # definitions of the program that host code was handed, by id
+        self.changed = set[int]()  # those with attributes that the program stored
         self.at_once = False  # whether host code calls what it is handed now only before it returns
         self.coroutines: list[Any] = []  # made by the program's own async functions
 
@@ -432,6 +435,8 @@ class Recorder(CountingMode):
             return self.build("py.slice", (x.start, x.stop, x.step))
         if type(x) is types.FunctionType and is_instrumented(x):
             return self.function_operand(x)
+        if isinstance(x, type) and self.is_own_definition(x):
+            self.class_handed(x)
         if isinstance(x, HostFunction):
             return self.marked(x)
         if isinstance(x, (*LAZY, types.MethodType)) and not self._is_outside(x):
@@ -484,6 +489,18 @@ class Recorder(CountingMode):
             key = (type(x), x) if hostops.is_immutable(x) else ("id", id(x))
         return self.tree.symbol(key, _name_of(x), x)
 
+    def class_handed(self, cls: type) -> None:
+        """Host code is handed a class that the program made: the same one in each run, so it must be the same in each."""
+        for base in filter(self.is_own_definition, cls.__mro__):
+            if id(base) in self.changed or any(self._is_of_the_run(member) for member in vars(base).values()):
+                raise TraceEscape(f"hands the class {base.__name__}, whose attributes are of this run, to host code")
+            self.given_away.add(id(base))
+
+    def _is_of_the_run(self, member: Any) -> bool:
+        """Whether something that a class has is another in each run, or reaches such a thing."""
+        parts = (member.fget, member.fset, member.fdel) if isinstance(member, property) else (getattr(member, "__func__", member),)
+        return reach.holds(parts, lambda y: isinstance(y, Value) or id(y) in self.local or reach.is_language(y))
+
     def function_operand(self, fn: types.FunctionType) -> Operand:
         """A function that the program made itself, handed to host code: made for each run, with what it closes over there.
 
@@ -492,6 +509,9 @@ class Recorder(CountingMode):
         """
         if id(fn) in self.functions:
             return self.functions[id(fn)][1]
+        if fn.__dict__.keys() - {"__wrapped__"}:
+            raise TraceEscape(f"hands {fn.__qualname__}, whose attributes are of this run, to host code")
+        self.given_away.add(id(fn))
         if reach.names_language(fn):
             raise TraceEscape(f"hands {fn.__qualname__}, which reaches the language, to host code")
         about = f"hands {fn.__qualname__}, which closes over"
@@ -655,6 +675,8 @@ class Recorder(CountingMode):
         if any(fn is reader for reader in READERS):
             return
         for x in (*args, *kwargs.values()):
+            if reach.holds(x, lambda y: isinstance(y, type) and self.is_own_definition(y)):
+                raise TraceEscape(f"hands a class that it made to {getattr(fn, '__qualname__', fn)}")
             if self.wants(x):
                 raise TraceEscape(f"hands a {type(x).__name__} that it made to {getattr(fn, '__qualname__', fn)}")
 

@@ -67,9 +67,12 @@ class TraceMode(CallMode):
             return value
         cls = self.class_with_data(owner, name)
         if cls is not None:
-            return self.attribute_of(cls, name)
+            return self.getattr(cls, name) if self.is_own_definition(cls) else self.attribute_of(cls, name)
+        if self.is_own_definition(owner):
+            return self.attribute_of_own(owner, name)
         if self.is_plain(owner) or isinstance(owner, types.MethodType | types.BuiltinFunctionType) or is_enum_member(owner):
-            return self.fresh(native(getattr, owner, name))
+            found = native(getattr, owner, name)
+            return self.fresh(found) if reach.is_language(owner) and name != "ret_value" else found
         if isinstance(owner, types.ModuleType | type | types.FunctionType):
             if name.startswith("__") or is_method(owner, name):
                 return native(getattr, owner, name)
@@ -82,14 +85,20 @@ class TraceMode(CallMode):
     def setattr(self, owner: Any, name: str, value: Any) -> None:
         if self.own_store(owner, name, value):
             return
-        if self.is_plain(owner):
+        if self.is_own_definition(owner):
+            self.changes_own(owner)
+            native(setattr, owner, name, value)
+        elif self.is_plain(owner):
             native(setattr, owner, name, value)
         else:
             self.mutate("py.setattr", owner, name, value)
 
     def delattr(self, owner: Any, name: str) -> None:
         self.own_delete(owner, name)
-        if self.is_plain(owner):
+        if self.is_own_definition(owner):
+            self.changes_own(owner)
+            native(delattr, owner, name)
+        elif self.is_plain(owner):
             native(delattr, owner, name)
         else:
             self.mutate("py.delattr", owner, name)
@@ -113,15 +122,18 @@ class TraceMode(CallMode):
             return item
         if self.is_plain(owner) and not self.is_own_instance(owner):
             if not reach.holds_value(key):
-                return self.fresh(native(operator.getitem, owner, key))
+                found = native(operator.getitem, owner, key)
+                return self.fresh(found) if type(key) is slice else found
             if reach.holds_language(owner) or any(callable(x) for x in (owner.values() if isinstance(owner, dict) else owner)):
-                return self.fresh(native(operator.getitem, owner, self.concrete(key)))
+                found = native(operator.getitem, owner, self.concrete(key))
+                return self.fresh(found) if type(key) is slice else found
         if self.steady(owner) and not reach.holds_value(key):
             return self.fresh(native(operator.getitem, owner, key))
         return self.simple("py.getitem", owner, key)
 
     def setitem(self, owner: Any, key: Any, value: Any) -> None:
         if reach.is_language(owner):
+            self.lends((value,))
             owner[self.concrete(key)] = value
         elif self.own_method(owner, "__setitem__", key, value) is not NOT_OWN:
             return
