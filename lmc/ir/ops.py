@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from lmc.ir.core import Op
+from lmc.ir.core import Attr, Op
 
 Trait = Literal["pure", "ordered", "effect", "samples", "terminator"]
 Stage = Literal["traced", "planned"]
@@ -77,9 +78,11 @@ ATTRS: dict[str, str] = {
     "reason": "why the program cannot be followed any further",
 }
 
-# `stream` is the fork path of the state ("" for the root), `ordinal` the op's number on it: together the op's identity,
-# from which its seed derives. `params` names the gen parameters given by the trailing operands.
-_ASK = ("name", "stream", "ordinal", "also", "params")
+# What an attribute of an ask is about. All others are the request: what is asked.
+IDENTITY = ("stream", "ordinal", "also")  # which asks of the program it is: the fork path of the state, and the number on it
+PLANNED = ("order", "group", "ways", "trie", "lookahead")  # what passes say to the executor; the answer is the same without
+
+_ASK = ("name", *IDENTITY, "params")
 
 # fmt: off
 OPS: dict[str, OpSpec] = {
@@ -131,6 +134,11 @@ def trait(op: Op) -> Trait:
     if op.kind == "host.call":
         return "pure" if op.attr("pure") else "ordered" if op.attr("ordered") else "effect"
     return OPS[op.kind].trait
+
+
+def request(op: Op, *, but: Collection[str] = ()) -> dict[str, Attr]:
+    """The attributes that say what an ask asks for: without its identity, the plan, the variable's name, and those in `but`."""
+    return {k: v for k, v in op.attrs.items() if k != "name" and k not in IDENTITY and k not in PLANNED and k not in but}
 
 
 def can_raise(op: Op) -> bool:

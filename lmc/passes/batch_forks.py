@@ -20,10 +20,8 @@ from typing import ClassVar
 from lmc.ir.analysis import ctx_children
 from lmc.ir.builder import Rewriter, rewrite, with_attrs
 from lmc.ir.core import Attr, Graph, Op, Operand, Value, exact
-from lmc.ir.ops import can_raise, trait
+from lmc.ir.ops import can_raise, request, trait
 from lmc.passes.manager import Pass, PassContext, register
-
-_IDENTITY = ("name", "stream", "ordinal", "also", "order", "group", "ways", "trie", "lookahead")
 
 
 @register
@@ -135,6 +133,6 @@ def _alike(group: Sequence[Op]) -> Iterator[list[Op]]:
     found: dict[Hashable, list[Op]] = {}
     for op in group:
         if op.kind == "gen" and "seed" not in op.attr("params", ()):
-            attrs = tuple(sorted((k, exact(v)) for k, v in op.attrs.items() if k not in _IDENTITY))
+            attrs = tuple(sorted((k, exact(v)) for k, v in request(op).items()))
             found.setdefault((exact(op.operands), attrs), []).append(op)
     yield from (same for same in found.values() if len(same) > 1)

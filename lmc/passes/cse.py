@@ -17,10 +17,8 @@ from typing import ClassVar
 from lmc.ir.analysis import dominance
 from lmc.ir.builder import Rewriter, rewrite, with_attrs
 from lmc.ir.core import Attr, Graph, Op, Value, exact
-from lmc.ir.ops import trait
+from lmc.ir.ops import IDENTITY, trait
 from lmc.passes.manager import Pass, PassContext, register
-
-_IDENTITY = ("stream", "ordinal", "also", "seed")  # what equal asks may differ in: at temperature 0 no seed is used
 
 
 @register
@@ -60,7 +58,8 @@ def _key(op: Op, graph: Graph, greedy: bool) -> object:
     if op.results and trait(op) == "pure" and not op.attr("catch"):  # two equal exceptions are two objects
         attrs = op.attrs
     elif trait(op) == "samples" and _is_greedy(op, greedy) and _is_only_text(op, graph) and not _takes_what_changes(op):
-        attrs = {name: value for name, value in op.attrs.items() if name not in _IDENTITY}
+        # at temperature 0 no seed is used; asks that are planned differently, or stored under other names, stay apart
+        attrs = {name: value for name, value in op.attrs.items() if name not in IDENTITY and name != "seed"}
     else:
         return None
     items = tuple(sorted((name, exact(value)) for name, value in attrs.items()))

@@ -4,10 +4,14 @@ For message APIs the template is empty, and the marks alone say where messages b
 
 The template is the model's own, cut into constants by rendering short conversations (`backend/engine/chat_template.py`).
 What the pieces write is what the whole template renders: tested for ChatML, Llama 2 and 3, Mistral, Gemma, Phi 3, Qwen
-2.5 and 3, Zephyr and DeepSeek V3, on conversations of up to nine messages. A template that is no chain of constants and
-contents (one that numbers messages, drops old ones, writes one twice) is refused where a role is used. An answer begins
-right behind what asks for it, so what a family expects the model to write first (a space in Llama 2, a newline in
-Zephyr) is part of the answer: text appended as an assistant's has to bring it along.
+2.5 and 3, Zephyr and DeepSeek V3, on conversations of up to eleven messages. A template that is no chain of constants and
+contents (one that numbers messages, drops old ones, writes one twice, escapes contents or looks into them) is refused
+where a role is used; whether it is one is tried on long conversations, on odd contents, and on every text and number that
+the template's own code names. Tolerated, and logged as `lmc.chat`, are a template that trims contents, leaves out empty
+messages, or takes the thoughts out of earlier answers: lmc writes what the program wrote.
+
+An answer begins right behind what asks for it, so what a family expects the model to write first (a space in Llama 2, a
+newline in Zephyr) is part of the answer: text appended as an assistant's has to bring it along.
 """
 
 from __future__ import annotations

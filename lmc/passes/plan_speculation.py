@@ -18,11 +18,10 @@ from typing import ClassVar
 from lmc.ir.analysis import ctx_children
 from lmc.ir.builder import Rewriter, rewrite, with_attrs, with_blocks, with_operands
 from lmc.ir.core import Attr, Block, Graph, Op, Operand, Value, exact
-from lmc.ir.ops import trait
+from lmc.ir.ops import request, trait
 from lmc.passes.manager import Pass, PassContext, register
 from lmc.passes.plan_prefix import Fork, Insertions, Tree, asked_from, constant_parts, insert_release, plain_size
 
-_OWN = ("name", "stream", "ordinal", "also", "max_tokens", "stop", "order", "group", "ways", "lookahead")
 _CONSTRAINTS = ("regex", "json_schema", "ebnf", "lark", "structural_tag", "dtype", "constraint")
 
 
@@ -142,7 +141,7 @@ def _same_request(op: Op, following: Op) -> bool:
         return False
     if any(name in g.attrs for g in both for name in _CONSTRAINTS):
         return False
-    one, other = ({k: exact(v) for k, v in g.attrs.items() if k not in _OWN} for g in both)
+    one, other = ({k: exact(v) for k, v in request(g, but=("max_tokens", "stop")).items()} for g in both)
     return one == other
 
 

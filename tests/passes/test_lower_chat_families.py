@@ -6,6 +6,7 @@ not the code that cuts.
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import islice, product
 
 import pytest
@@ -14,7 +15,8 @@ from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models
 
-from lmc.backend.engine.chat_template import MissingTemplate, cut
+from lmc.backend.engine import chat_template
+from lmc.backend.engine.chat_template import CutTemplate, MissingTemplate, cut
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.chat import ChatTemplate
 from lmc.errors import ProgramError
@@ -62,6 +64,7 @@ TURNS = [
 ]
 
 
+@cache
 def template_of(family: str) -> ChatTemplate:
     return cut(FAMILIES[family], tokenizer(family), name=family)
 
@@ -158,6 +161,17 @@ TRAPS = {
     "keeps the last three": "{% for m in messages[-3:] %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ",
     "writes the first user once more": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}Remember: {{ messages[0].content }}\nassistant: ",
     "shouts": "{% for m in messages %}{{ m.role }}: {{ m.content | upper }}\n{% endfor %}assistant: ",
+    "keeps the last eight": "{% for m in messages[-8:] %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ",
+    "keeps the last thirty": "{% for m in messages[-30:] %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ",
+    "numbers the eighth": "{% for m in messages %}{% if loop.index == 8 %}[8]{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ",
+    "escapes": "{% for m in messages %}{{ m.role }}: {{ m.content|e }}\n{% endfor %}assistant: ",
+    "quotes as JSON": "{% for m in messages %}{{ m.role }}: {{ m.content|tojson }}\n{% endfor %}assistant: ",
+    "marks questions": "{% for m in messages %}{{ m.role }}: {% if '?' in m.content %}Q: {% endif %}{{ m.content }}\n{% endfor %}assistant: ",
+    "obeys commands": "{% for m in messages %}{{ m.role }}: {% if m.content.startswith('/fast') %}!{% endif %}{{ m.content }}\n{% endfor %}assistant: ",
+    "knows one text": "{% for m in messages %}{{ m.role }}: {% if m.content == 'Text' %}!{% endif %}{{ m.content }}\n{% endfor %}assistant: ",
+    "cuts long contents": "{% for m in messages %}{{ m.role }}: {{ m.content|truncate(900) }}\n{% endfor %}assistant: ",
+    "takes marks out": "{% for m in messages %}{{ m.role }}: {{ m.content.replace('##', '') }}\n{% endfor %}assistant: ",
+    "says a text once": "{% for m in messages %}{% if loop.first or m.content != messages[0].content %}{{ m.role }}: {{ m.content }}\n{% endif %}{% endfor %}assistant: ",
 }
 
 
@@ -173,3 +187,84 @@ def test_what_cannot_be_cut_is_never_written_wrong(trap: str) -> None:
             continue
         whole = env.from_string(TRAPS[trap]).render(messages=[{"role": r, "content": c} for r, c in messages])
         assert pieces == whole
+
+
+CONTENTS = ["Text", "", "<&?\"'", "{{ x }}{% y %}", "é日本🙂", "/fast ##1", "word " * 300, "a\n\n  b", "\\n `x` http://a.b"]
+
+
+_cut = cache(lambda source: cut(source, tokenizer("chatml"), name="trap"))
+
+
+@pytest.mark.parametrize("trap", [*TRAPS, "none"])
+@pytest.mark.parametrize("content", CONTENTS, ids=range(len(CONTENTS)))
+def test_long_conversations_and_odd_contents_are_never_written_wrong(trap: str, content: str) -> None:
+    source = TRAPS.get(trap, "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ")
+    template = _cut(source)
+    for length in (1, 2, 9, 11, 33):
+        messages = [(("user", "assistant")[i % 2], content) for i in range(length)]
+        try:
+            pieces = lowered(template, messages)
+        except ProgramError:
+            assert trap != "none"
+            continue
+        whole = Environment(trim_blocks=True, lstrip_blocks=True).from_string(source).render(
+            messages=[{"role": r, "content": c} for r, c in messages])  # fmt: skip
+        assert pieces == whole
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("content", CONTENTS, ids=range(len(CONTENTS)))
+def test_the_families_hold_long_conversations_and_odd_contents(family: str, content: str) -> None:
+    template = template_of(family)
+    roles = ["user", "assistant"] * 5 + ["user"]
+    messages = [(role, content) for role in roles]
+    pieces = lowered(template, [(r, LEAD.get(family, "") + c if r == "assistant" else c) for r, c in messages])
+    assert "".join(pieces.split()) == "".join(rendered(family, messages).split())
+    if content == content.strip():
+        assert pieces == rendered(family, messages)
+
+
+THINKS = (
+    r"""{%- for message in messages %}{%- set content = message.content %}{%- if message.role == 'assistant' and '</think>' in content %}"""
+    r"""{%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}"""
+    r"""{{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+)
+
+
+def test_a_template_that_takes_thoughts_out_of_answers_is_used_and_says_so() -> None:
+    template = cut(THINKS, tokenizer("chatml"), name="thinks")
+    assert isinstance(template, CutTemplate)
+    assert template.notes == ("takes thoughts out of earlier answers; lmc leaves them as they are",)
+
+
+def test_one_that_takes_thoughts_out_of_all_messages_is_refused() -> None:
+    source = THINKS.replace("message.role == 'assistant' and ", "")
+    assert isinstance(cut(source, tokenizer("chatml"), name="thinks"), MissingTemplate)
+
+
+def test_a_template_with_a_command_in_system_messages_refuses_these_alone() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role }}: {% if m.role == 'system' %}{{ m.content.replace('/fast', '') }}{% else %}{{ m.content }}{% endif %}{{ '\n' }}{% endfor %}assistant: "
+    )
+    template = cut(source, tokenizer("chatml"), name="commands")
+    assert isinstance(template, CutTemplate)
+    assert lowered(template, [("user", "/fast")]) == "user: /fast\nassistant: "
+    with pytest.raises(ProgramError, match="cannot place a system message: it does not write it as it is"):
+        lowered(template, [("system", "Be kind.")])
+
+
+def test_an_empty_message_that_is_left_out_is_noted() -> None:
+    source = "{% for m in messages if m.content %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+    template = cut(source, tokenizer("chatml"), name="empty")
+    assert isinstance(template, CutTemplate)
+    assert template.notes == ("writes messages without content in another way; lmc writes them like others",)
+
+
+def test_looking_for_traps_costs_few_renderings() -> None:
+    """Each is well below a millisecond."""
+    counted: list[int] = []
+    for family in FAMILIES:
+        source, tok = FAMILIES[family], tokenizer(family)
+        cutter = chat_template._Cutter(lambda m, a: "", tok, family, *chat_template._named(source))  # pyright: ignore[reportPrivateUsage]
+        counted.append(len(list(cutter._conversations())))  # pyright: ignore[reportPrivateUsage]
+    assert max(counted) < 250

@@ -2,7 +2,9 @@
 
 Short conversations are rendered with a sentinel for each content. Between two sentinels lies the suffix of one role
 and the prefix of the next; what a role always puts after its content is its suffix. The pieces are then checked
-against renderings of whole conversations, because a template may be any program.
+against renderings of whole conversations, because a template may be any program: one that numbers messages, drops old
+ones, escapes contents or looks into them is no chain of constants. What to look for is read from the template itself:
+conversations are longer than its whole numbers, and contents hold every text that it names.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ _PROBES = (
     "u", "s", "a", "t", "ua", "su", "us", "uu", "ss", "aa", "au", "sa", "as", "uau", "sua", "uaua", "suaua", "uauau", "suauau",
     "ut", "uat", "uata", "utu", "suat", "suata", "uta", "uts", "att",
 )  # fmt: skip
-_CHECKS = ("u", "uau", "uauau", "su", "suau", "suauau")  # an answer is asked for; what follows a last one is never seen
+# an answer is asked for: what follows a last one is never seen
+_SHORT = ("u", "uau", "uauau", "su", "suau", "suauau", "ut", "uatu", "uatat", "suatau")
+_LONG = 12  # messages, or three more than the largest whole number in the template
+_LONGEST = 64
+_MANY_TEXTS = 48  # the shortest texts of a template's code are looked for one by one, all others together
 _LETTER = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
 
@@ -94,7 +100,7 @@ def cut(source: str | None, tokenizer: Tokenizer, *, name: str) -> ChatTemplate:
     if not source:
         return MissingTemplate(name, "has none (it may be a base model)")
     try:
-        found = _Cutter(_renderer(source, tokenizer), tokenizer, name).cut()
+        found = _Cutter(_renderer(source, tokenizer), tokenizer, name, *_named(source)).cut()
     except _NotCuttable as reason:
         log.warning("the chat template of %s cannot be cut: %s", name, reason)
         return MissingTemplate(name, f"has one that does not write messages one after the other: {reason}")
@@ -141,6 +147,16 @@ def _renderer(source: str, tokenizer: Tokenizer) -> Render:
     return render
 
 
+def _named(source: str) -> tuple[tuple[str, ...], int]:
+    """The texts, and the largest whole number, that the template's code names: what it may compare with."""
+    from jinja2 import Environment, nodes
+    from jinja2.ext import loopcontrols
+
+    found = [c.value for c in Environment(extensions=[loopcontrols]).parse(source).find_all(nodes.Const)]
+    texts = {c for c in found if isinstance(c, str) and c.strip()}
+    return tuple(sorted(texts, key=lambda c: (len(c), c))), max((c for c in found if type(c) is int), default=0)
+
+
 def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
     import json
 
@@ -164,6 +180,8 @@ class _Cutter:
     render: Render
     tokenizer: Tokenizer
     name: str
+    texts: tuple[str, ...] = ()  # that the template's code names
+    number: int = 0  # the largest of its code
 
     def cut(self) -> CutTemplate:
         heads: dict[str, Atoms] = {}
@@ -250,39 +268,76 @@ class _Cutter:
     # -- checking
 
     def _checked(self, found: CutTemplate) -> CutTemplate:
-        """Renders whole conversations both ways. Without system messages they must agree; if only system messages
-        go elsewhere, the role is refused. Differences of whitespace become notes."""
+        """Renders whole conversations both ways. Those of users and assistants must agree; if only system or tool messages
+        go elsewhere, the role is refused. Differences of whitespace, of empty thoughts, and those that `_conversations`
+        says become notes."""
         notes = list(found.notes)
-        for probe in _CHECKS:
-            roles = [_LETTER[c] for c in probe]
-            for pad in ("", " ", "\n"):
-                expected, text = self._both(found, roles, pad)
-                if expected == text:
-                    continue
-                if "".join(expected.split()) == "".join(text.split()):
-                    notes.append("trims or pads contents; lmc leaves them as they are")
-                elif "system" in roles:
-                    return self._checked(_without_system(found, _difference(roles, expected, text)))
-                else:
-                    raise _NotCuttable(_difference(roles, expected, text))
+        for messages, lossy in self._conversations():
+            expected, text = self._both(found, messages)
+            if expected == text:
+                continue
+            roles = [m["role"] for m in messages]
+            if (bare := "".join(expected.split())) == "".join(text.split()):
+                notes.append("trims or pads contents; lmc leaves them as they are")
+            elif bare.replace("".join(_THOUGHTS), "") == "".join(text.split()):
+                notes.append("writes empty thoughts into answers; lmc leaves answers as they are")
+            elif lossy:
+                notes.append(lossy)
+            elif role := next((r for r in ("tool", "system") if r in roles), None):
+                return self._checked(_without(found, role, _difference(roles, expected, text)))
+            else:
+                raise _NotCuttable(_difference(roles, expected, text))
         return replace(found, notes=tuple(dict.fromkeys(notes)))
 
-    def _both(self, found: CutTemplate, roles: list[str], pad: str) -> tuple[str, str]:
+    def _conversations(self) -> Iterator[tuple[list[Message], str]]:
+        """What is rendered both ways, and the note that a difference becomes; "" where none is allowed.
+
+        Users and assistants come first, so that a difference in the others is theirs."""
+        length = max(_LONG, min(self.number + 3, _LONGEST))
+        turns = ("ua" * length)[: length - 1 + length % 2]  # a user's is the last
+        for pad in ("", " ", "\n"):
+            for roles in (*_SHORT, turns, "s" + turns, "u" + "at" * 4, "su" + "at" * 4):
+                yield _messages(roles, [f"{pad}Text {i} of {_LETTER[r]}.{pad}" for i, r in enumerate(roles)]), ""
+        texts = (*self.texts[:_MANY_TEXTS], *([" ".join(self.texts)] if self.texts else []), *_ODD)
+        for roles in ("uau", "suau", "uatau"):
+            yield _messages(roles, ["" for _ in roles]), "writes messages without content in another way; lmc writes them like others"
+            for text in texts:
+                for content in (text, f"{text} A {text} b\n{text}"):
+                    if any(tag in content for tag in _THOUGHTS):
+                        yield _messages(roles, ["Text" if r == "a" else content for r in roles]), ""
+                        yield _messages(roles, [content if r == "a" else "Text" for r in roles]), _THOUGHTS_NOTE
+                    else:
+                        yield _messages(roles, [content] * len(roles)), ""
+
+    def _both(self, found: CutTemplate, messages: Sequence[Message]) -> tuple[str, str]:
         """The conversation as the template renders it and as the pieces write it; equal when one of them refuses."""
-        messages = [{"role": r, "content": f"{pad}Text {i} of {r}.{pad}"} for i, r in enumerate(roles)]
         try:
-            return self.render(messages, True), "".join(_written(found, messages))
+            text = "".join(_written(found, messages))
+            return self.render(messages, True), text
         except (_Refused, ProgramError):
             return "", ""
 
 
-def _without_system(found: CutTemplate, why: str) -> CutTemplate:
+_ODD = (
+    "<&?!\"'/>{{ x }}{% y %}{# z #} <b>B</b> http://a.b/c?d=e ab@c.de \\n \\ %s %d $1 `code` ```x``` [1](2) * - # | ~ ^ =;,@ \t 0123",
+    "é ß 日本語 🙂 \u200d \u0301 ﬁ İ",
+    "mIXED cASE " * 500,  # long
+)
+_THOUGHTS = ("<think>", "</think>")
+_THOUGHTS_NOTE = "takes thoughts out of earlier answers; lmc leaves them as they are"
+
+
+def _messages(roles: str, contents: Sequence[str]) -> list[Message]:
+    return [{"role": _LETTER[r], "content": c} for r, c in zip(roles, contents, strict=True)]
+
+
+def _without(found: CutTemplate, role: str, why: str) -> CutTemplate:
     return replace(
         found,
-        first={r: parts for r, parts in found.first.items() if r != "system"},
-        prefixes={pair: parts for pair, parts in found.prefixes.items() if "system" not in pair},
-        suffixes={r: parts for r, parts in found.suffixes.items() if r != "system"},
-        refused={**found.refused, "system": f"it does not write it where it stands ({why})"},
+        first={r: parts for r, parts in found.first.items() if r != role},
+        prefixes={pair: parts for pair, parts in found.prefixes.items() if role not in pair},
+        suffixes={r: parts for r, parts in found.suffixes.items() if r != role},
+        refused={**found.refused, role: f"it does not write it as it is where it stands ({why})"},
     )
 
 

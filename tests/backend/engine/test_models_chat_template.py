@@ -101,7 +101,7 @@ def test_a_system_message_that_is_written_elsewhere_is_refused_and_the_rest_is_k
         written(template, ("user", "U"), ("assistant", " A"), ("user", "V"))
         == "<s>[INST] U[/INST] A</s>[INST] V[/INST]"
     )
-    with pytest.raises(ProgramError, match="cannot place a system message: it does not write it where it stands"):
+    with pytest.raises(ProgramError, match="cannot place a system message: it does not write it as it is where it stands"):
         template.begin("system", None)
 
 
