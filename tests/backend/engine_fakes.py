@@ -14,7 +14,7 @@ from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.constraint import Compiler, ConstraintInfo
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import EngineCore, PassOutput
-from lmc.backend.engine.request import PENDING, Request, TokenLogprob, Top
+from lmc.backend.engine.request import PENDING, STUCK, Request, TokenLogprob, Top
 from lmc.backend.engine.scheduler import Pass
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML
@@ -171,7 +171,10 @@ class FakeRunner:
             noise = req.seed + req.length - req.prompt_len if req.params.temperature > 0 else 0
             scripted = self.script.get(tuple(contexts[row].tolist()))
             allowed = ids_of(req.answer.matcher.bits) if req.answer.matcher is not None else None
-            token = scripted[0] if scripted else next_token(contexts[row], noise & (2**63 - 1), allowed)
+            if allowed == []:
+                token = STUCK
+            else:
+                token = scripted[0] if scripted else next_token(contexts[row], noise & (2**63 - 1), allowed)
             tokens.append(token)
             best = top(contexts[row], req.params.top_logprobs_num or 0)
             known = TokenLogprob(token, logprob(contexts[row], token), best)

@@ -32,8 +32,11 @@ from tests.backend.engine_fakes import (
     EOS,
     IM_END,
     IM_START,
+    FakeCompiler,
+    FakeMatcher,
     FakeWords,
     backend,
+    bits_of,
     logprob,
     reference_ids,
     stepped,
@@ -327,6 +330,36 @@ def test_an_invalid_regex_is_refused_at_submit_with_its_place(engine):
     with pytest.raises(ConstraintError) as caught:
         engine.submit(None, [Gen(constraint=Constraint("regex", "(a"), loc=Loc("p.py", 9))])
     assert caught.value.loc == Loc("p.py", 9)
+
+
+class StuckMatcher(FakeMatcher):
+    """A digit, and then nothing at all."""
+
+    @property
+    def bits(self):
+        return bits_of([] if self.count else range(48, 58))
+
+
+class StuckCompiler(FakeCompiler):
+    def matcher(self, constraint) -> FakeMatcher:
+        return StuckMatcher() if constraint.source == "stuck" else FakeMatcher()
+
+    def check(self, constraint, loc) -> None: ...
+
+
+@pytest.mark.parametrize("beside", [Gen(SamplingParams(max_new_tokens=30, temperature=0)), Gen(SamplingParams(max_new_tokens=30, temperature=0), Constraint("regex", "[0-9]{1,3}"))])  # fmt: skip
+def test_a_constraint_that_lets_nothing_follow_fails_alone(beside):
+    engine, _ = backend(compiler=StuckCompiler())
+    with engine:
+        alone = answer(engine, "beside", beside).text
+        other = ask(engine, "beside", beside)
+        stuck = ask(engine, "n=", Gen(SamplingParams(max_new_tokens=9), Constraint("regex", "stuck"), loc=Loc("p.py", 9)))  # fmt: skip
+        with pytest.raises(ConstraintError, match=r"the constraint regex 'stuck' lets nothing follow '\d'") as caught:
+            stuck.results[0].output()
+        assert caught.value.loc == Loc("p.py", 9)
+        assert other.results[0].output().text == alone
+        assert answer(engine, "beside", beside).text == alone  # the engine goes on
+        assert engine.stats()["running"] == 0
 
 
 def test_logprobs_of_answer_and_prompt(engine):

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmc.prompt import Part, SamplingParams
+from lmc.errors import ConstraintError, Loc
+from lmc.fsm.regex import shown
+from lmc.prompt import Constraint, Part, SamplingParams
 
 if TYPE_CHECKING:
     from lmc.backend.engine.constraint import Matcher
@@ -44,6 +46,7 @@ class Answer:
     """Collects tokens; `push` says when it is over.
 
     stop_ids    tokens that end the answer and are no part of it (EOS, the template's, the user's)
+    constraint  what `matcher` follows, and `loc` where it was asked for: for errors
     """
 
     def __init__(
@@ -54,9 +57,12 @@ class Answer:
         *,
         stop_strings: Sequence[str] = (),
         matcher: Matcher | None = None,
+        constraint: Constraint | None = None,
+        loc: Loc | None = None,
         on_text: Callable[[str], None] | None = None,
     ) -> None:
         self.stop_ids, self.matcher = stop_ids, matcher
+        self._constraint, self._loc = constraint, loc
         self.sampled = 0  # tokens so far, forced ones and a stop token included
         self.text = ""
         self._ids: list[int] = []
@@ -93,6 +99,17 @@ class Answer:
     def forced(self) -> Sequence[int]:
         """The tokens that come next whatever the model says; to be pushed one by one. Ask once after a sample."""
         return () if self.matcher is None else self.matcher.forced()
+
+    def stuck(self) -> ConstraintError:
+        """Why nothing can follow: the constraint lets no token come next, and the text is not complete."""
+        assert self.matcher is not None
+        why = "no text that it allows begins like that"
+        try:
+            _ = self.matcher.bits
+        except ConstraintError as error:
+            why = error.message
+        of = "" if self._constraint is None else f" {self._constraint.kind} {shown(self._constraint.source)}"
+        return ConstraintError(f"the constraint{of} lets nothing follow {shown(self.text)}: {why}", loc=self._loc)
 
     def empty(self) -> Ending:
         """The ending of an answer that may have no tokens."""

@@ -119,6 +119,8 @@ class Asker:
             stops,
             stop_strings=() if params.ignore_eos else self.stop_strings,
             matcher=matcher,
+            constraint=ask.constraint,
+            loc=ask.loc,
             on_text=on_text,
         )
 

@@ -150,10 +150,18 @@ class XGrammarCompiler:
                 self._compiled.move_to_end(constraint)
                 return self._compiled[constraint]
             compiled = self._compile(constraint, loc)
+            if not self._starts(compiled):
+                raise ConstraintError(
+                    f"{constraint.kind} {_short(constraint.source)} allows no text that the model could begin", loc=loc
+                )
             self._compiled[constraint] = compiled
             if len(self._compiled) > 512:
                 self._compiled.popitem(last=False)
             return compiled
+
+    def _starts(self, compiled: Any) -> bool:
+        """Whether some token may come first."""
+        return bool(_XGrammarMatcher(self._xgrammar.GrammarMatcher(compiled), self._eos_words, None).bits.any())
 
     def _compile(self, constraint: Constraint, loc: Loc | None) -> Any:
         if constraint.kind not in _COMPILE:

@@ -24,7 +24,7 @@ from lmc import config
 from lmc.backend import recording
 from lmc.backend.base import Counters
 from lmc.backend.engine.answer import Ending
-from lmc.backend.engine.request import Kind, Request, TokenLogprob, Top
+from lmc.backend.engine.request import STUCK, Kind, Request, TokenLogprob, Top
 from lmc.backend.engine.scheduler import Pass, Scheduler
 from lmc.errors import BackendError, CancelledError, LmcError
 
@@ -280,6 +280,8 @@ class EngineCore:
 
     def _push(self, req: Request, place: int, token: int, logprob: TokenLogprob | None) -> None:
         assert req.answer is not None
+        if token == STUCK:
+            raise req.answer.stuck()
         req.passes += 1
         req.learn(place, token)
         if logprob is not None:

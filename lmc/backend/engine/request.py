@@ -47,6 +47,7 @@ class TokenLogprob:
     top: Top = ()
 
 
+STUCK = -1  # from the sampler: the constraint lets no token come next
 PENDING = -1  # in `ids`: a token that is on its way from the device
 
 _order = itertools.count()

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from lmc.backend.engine.constraint import Matcher
-from lmc.backend.engine.request import Request, TokenLogprob, Top
+from lmc.backend.engine.request import STUCK, Request, TokenLogprob, Top
+from lmc.errors import ConstraintError
 from lmc.prompt import SamplingParams
 
 _MASK = (1 << 64) - 1
@@ -29,7 +30,8 @@ class Sampler:
     def sample(
         self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]
     ) -> tuple[list[int], list[TokenLogprob | None]]:
-        """Tokens for `requests`, each from its row of `logits` [R, V] float32 (two may share a row)."""
+        """Tokens for `requests`, each from its row of `logits` [R, V] float32 (two may share a row); STUCK for one whose
+        constraint lets none come next."""
         if not requests:
             return [], []
         own = _rows(logits, rows)
@@ -40,7 +42,7 @@ class Sampler:
         if not wants_logprobs:
             return tokens, [None] * len(tokens)
         asked = zip(raw, tokens, requests, strict=True)
-        return tokens, [_logprob(row, t, r) if r.params.return_logprob else None for row, t, r in asked]
+        return tokens, [_logprob(row, t, r) if r.params.return_logprob and t != STUCK else None for row, t, r in asked]
 
     def sample_ahead(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]) -> torch.Tensor:
         """The same tokens for requests that run free, [len(requests)] int64 on the logits' device, not waited for."""
@@ -59,12 +61,14 @@ class Sampler:
     def _pick(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
         greedy = [_is_greedy(r.params) for r in requests]
         tokens = _greediest(logits, requests, greedy) if any(greedy) else [0] * len(requests)
-        for i, req in enumerate(requests):
-            if not greedy[i] and is_constrained(req):
-                mask(logits[i], req)
+        stuck = [
+            i for i, r in enumerate(requests) if not greedy[i] and is_constrained(r) and not mask(logits[i], r)
+        ]
         for at, picked in _drawn(logits, requests, greedy):
             for i, token in zip(at, picked.tolist(), strict=True):
                 tokens[i] = token
+        for i in stuck:
+            tokens[i] = STUCK
         return tokens
 
 
@@ -191,7 +195,7 @@ def is_allowed(req: Request, token: int) -> bool:
 
 def _greediest(logits: torch.Tensor, requests: Sequence[Request], greedy: Sequence[bool]) -> list[int]:
     """For each greedy row of `logits` [N, V]: the token with the highest logit of those its request allows, the first
-    of equals. Rows may be written to. 0 for the others."""
+    of equals; STUCK where it allows none. Rows may be written to. 0 for the others."""
     if logits.device.type == "cpu":  # row by row in numpy: torch's argmax takes ten times as long on a CPU
         rows = zip(logits.numpy(), requests, greedy, strict=True)
         return [_best_on_cpu(row, req) if wanted else 0 for row, req, wanted in rows]
@@ -200,10 +204,11 @@ def _greediest(logits: torch.Tensor, requests: Sequence[Request], greedy: Sequen
         i for i, r in enumerate(requests) if greedy[i] and is_constrained(r) and not is_allowed(r, tokens[i])
     ]
     if closed:  # one transfer and one answer for all
-        allowed = torch.from_numpy(np.stack([_allowed(requests[i], logits.shape[1]) for i in closed]))
+        every: np.ndarray = np.stack([_allowed(requests[i], logits.shape[1]) for i in closed])
+        allowed = torch.from_numpy(every)
         best = torch.stack([logits[i] for i in closed]).masked_fill_(~allowed.to(logits.device), -torch.inf).argmax(-1)
-        for i, token in zip(closed, best.tolist(), strict=True):
-            tokens[i] = token
+        for i, token, row in zip(closed, best.tolist(), every, strict=True):
+            tokens[i] = token if row.any() else STUCK
     return tokens
 
 
@@ -215,7 +220,7 @@ def _best_on_cpu(row: np.ndarray, req: Request) -> int:
     matcher = req.answer.matcher if req.answer is not None else None
     if matcher is None:
         return int(row.argmax())
-    if (few := matcher.few) is not None and not _too_early(req):
+    if (few := matcher.few) is not None and len(few) and not _too_early(req):
         return int(few[row[few].argmax()])
     for _ in range(_TRIES):
         token = int(row.argmax())
@@ -223,17 +228,26 @@ def _best_on_cpu(row: np.ndarray, req: Request) -> int:
             return token
         row[token] = -np.inf
     ids = np.flatnonzero(_allowed(req, len(row)))
-    return int(ids[row[ids].argmax()])
+    return int(ids[row[ids].argmax()]) if len(ids) else STUCK
 
 
-def mask(row: torch.Tensor, req: Request) -> None:
-    """Closes what the constraint does not allow, in place on `row` [V]."""
-    row.masked_fill_(torch.from_numpy(~_allowed(req, len(row))).to(row.device), -torch.inf)
+def mask(row: torch.Tensor, req: Request) -> bool:
+    """Closes what the constraint does not allow, in place on `row` [V]. False, and nothing closed, if it allows nothing:
+    there is no drawing from an empty row, and the rows beside it go on."""
+    allowed = _allowed(req, len(row))
+    if not allowed.any():
+        return False
+    row.masked_fill_(torch.from_numpy(~allowed).to(row.device), -torch.inf)
+    return True
 
 
 def _allowed(req: Request, size: int) -> np.ndarray:
     """bool [size], the caller's own."""
-    allowed = np.unpackbits(_matcher(req).bits.view(np.uint8), count=size, bitorder="little").view(bool)
+    try:
+        bits = _matcher(req).bits
+    except ConstraintError:  # no token of the vocabulary; `Answer.stuck` asks again and reports it
+        return np.zeros(size, bool)
+    allowed = np.unpackbits(bits.view(np.uint8), count=size, bitorder="little").view(bool)
     allowed[list(_too_early(req))] = False
     return allowed
 

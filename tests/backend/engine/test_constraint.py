@@ -209,3 +209,13 @@ def test_errors_name_the_place(compiler, constraint, says):
     with pytest.raises(ConstraintError, match=says) as caught:
         compiler.check(constraint, Loc("judge.py", 7, 4))
     assert caught.value.loc == Loc("judge.py", 7, 4)
+
+
+@pytest.mark.model
+def test_a_grammar_of_no_text_is_refused_when_it_is_compiled():
+    from lmc.backend.engine.constraint import XGrammarCompiler
+
+    compiler = XGrammarCompiler([bytes([i]) for i in range(256)] + [b"</s>"], {256}, 256, 257)
+    with pytest.raises(ConstraintError, match="allows no text") as caught:
+        compiler.check(Constraint("ebnf", 'root ::= root "a"\n'), Loc("p.py", 9))
+    assert caught.value.loc == Loc("p.py", 9)

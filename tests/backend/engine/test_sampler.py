@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from lmc.backend.engine.answer import Answer
-from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.request import STUCK, Kind, Request
+from lmc.errors import ConstraintError
 from lmc.prompt import SamplingParams
 from tests.backend.engine_fakes import FakeWords
 
@@ -201,3 +202,40 @@ def test_a_row_that_several_requests_share_is_read_by_each(sampler):
     for req, legal in zip(requests, ({3}, {4}, {5, 6}, set(range(V)))):
         req.answer.matcher = Bits(legal, listed=False)
     assert pick(sampler, logits({9: 4.0, 8: 3.0, 7: 2.0, 6: 1.0}), *requests, rows=[0] * 4) == [3, 4, 6, 9]
+
+
+class Closed:
+    """A constraint that lets nothing follow, as a mask or as an error of the vocabulary."""
+
+    done = complete = False
+    few = None
+
+    def __init__(self, raises: bool) -> None:
+        self.raises = raises
+
+    @property
+    def bits(self) -> np.ndarray:
+        if self.raises:
+            raise ConstraintError("no token begins with byte 0x00")
+        return np.zeros(1, np.uint32)
+
+    def allows(self, token: int) -> bool:
+        return False
+
+    def accept(self, token: int) -> None: ...
+
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"return_logprob": True}]
+)
+def test_a_row_without_an_allowed_token_is_stuck_and_the_others_go_on(sampler, params, raises):
+    closed = request(**params)
+    closed.answer.matcher = Closed(raises)
+    values = logits({3: 90.0}, {5: 90.0})
+    assert pick(sampler, values, request(**params), closed, rows=[0, 1]) == [3, STUCK]
+    assert pick(sampler, values, closed, request(**params), rows=[0, 1]) == [STUCK, 5]
+    assert "lets nothing follow ''" in str(closed.answer.stuck())
