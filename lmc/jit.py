@@ -446,25 +446,26 @@ class Program:
             params = tuple(IRValue(n, t) for n, t in zip(self._parameters.names(arguments), types, strict=True))  # type: ignore[arg-type]
             while True:
                 traced = Traced(Tree(self.function.name, params, sites, watched), arguments)
-                if not self._grow(traced, ()):
+                if self._grow(traced, ()) is not None:
                     return None
                 if not traced.outgrown:
                     trees.insert(0, traced)
                     return traced
                 sites = traced.tree.wanted
 
-    def _grow(self, traced: Traced, path: tuple[Decision, ...]) -> bool:
-        """Traces a path, and explores the arms of decisions with few answers ahead. False: the interpreter runs it."""
+    def _grow(self, traced: Traced, path: tuple[Decision, ...]) -> str | None:
+        """Traces a path, and explores the arms of decisions with few answers ahead. If the interpreter runs it: why."""
         start, before = time.perf_counter(), self.stats.traces
         try:
-            return self._explore(traced, path)
+            self._explore(traced, path)
+            return None
         except TraceEscape as escape:
             self._interpreted = escape.reason
             self._say(f"{self.function.name} runs in the interpreter: {escape.reason}")
-            return False
+            return str(escape.reason)
         except tracer.Diverged as error:
             self._say(f"{self.function.name}: {error}; this path runs in the interpreter")
-            return False
+            return str(error)
         finally:
             took = time.perf_counter() - start
             self.stats.trace_seconds += took
@@ -472,7 +473,7 @@ class Program:
                 shown = ", ".join(f"{p.name}: {p.type}" for p in traced.tree.params)
                 log("trace", f"{self.function.name}: {self.stats.traces - before} traces for ({shown}), {traced.tree.size} ops, {took * 1e3:.1f} ms")
 
-    def _explore(self, traced: Traced, path: tuple[Decision, ...]) -> bool:
+    def _explore(self, traced: Traced, path: tuple[Decision, ...]) -> None:
         tree, todo = traced.tree, [(path, 0)]
         for count in range(AHEAD_TRACES):
             if not todo or (count and tree.size > MAX_OPS):
@@ -480,17 +481,18 @@ class Program:
             here, depth = todo.pop(0)
             self.stats.traces += 1
             traced.growth.traced()
-            if not tracer.trace(tree, self.function, traced.arguments, here):
+            try:
+                tracer.trace(tree, self.function, traced.arguments, here)
+            except tracer.Diverged:
                 if not depth:
-                    return False
-                continue
+                    raise
+                continue  # the run that comes there says it
             node = tree.node(here)
             while node is not None and isinstance(node.end, Switch) and node.end.expected in node.end.arms:
                 here, node = (*here, node.end.expected), node.end.arms[node.end.expected]
             if node is not None and isinstance(node.end, Switch) and node.end.domain and depth < AHEAD_DEPTH and traced.growth.ahead:
                 keys = [decision_of(x) for x in node.end.domain]
                 todo += [((*here, k), depth + 1) for k in keys if k is not None and k not in node.end.arms]
-        return True
 
     def _plan(self, traced: Traced, backend: Backend, greedy: bool) -> Plan:
         """The tree compiled for a backend and a default temperature; compiled again once it has grown by half."""
@@ -520,7 +522,8 @@ class Program:
         assert root.traced is not None and root.target is not None and exit.switch is not None
         path = tuple(decision_of(x) for x in run.path)
         if None in path:
-            self._say(f"{self.function.name}: a decision on a {type(run.path[-1]).__name__}; this path runs in the interpreter")
+            root.why = f"a decision on a {type(run.path[-1]).__name__}"
+            self._say(f"{self.function.name}: {root.why}; this path runs in the interpreter")
             return None
         tree = root.traced.tree
         with self._lock:
@@ -532,12 +535,15 @@ class Program:
                 return None
             before = tree.node(path[:-1])  # type: ignore[arg-type]
             assert before is not None and isinstance(before.end, Switch)
-            if len(before.end.live) != len(exit.operands):  # traced again since, and not as before
+            if len(before.end.live) != len(exit.operands):
+                root.why = f"was traced again since, and not as before ({exit.loc})"
+                log("exits", f"{self.function.name} {root.why}; the interpreter goes on")
                 return None
             graph = tree.graph(node, before.end.live)
             try:
                 code, _ = self._compiled(graph, root.target, exit.operands, exit.code.slots)
             except LmcError as error:
+                root.why = str(error)
                 self._say(f"{self.function.name} goes on in the interpreter: {error}")
                 return None
             exit.switch.arms[case_key(run.path[-1])] = code.entry
@@ -554,6 +560,7 @@ class Program:
             return node
         if not traced.growth.affordable and root.start is not Start.TRIAL:
             traced.growth.left()
+            root.why = "runs seldom take a path again"
             log("exits", f"{self.function.name}: runs seldom take a path again; one more goes on in the interpreter")
             return None
         root.grew = True
@@ -563,7 +570,8 @@ class Program:
             dropped = traced.make_room(before.end)
             if dropped is not None:
                 log("exits", f"{self.function.name}: {dropped}; the paths that were not used for longest are dropped")
-        return traced.tree.node(path) if self._grow(traced, path) else None
+        root.why = self._grow(traced, path) or ""
+        return None if root.why else traced.tree.node(path)
 
     def finish(self, run: Run, value: Any, prompt: Any, held: Sequence[Any], attrs: Mapping[str, Any]) -> State:
         root: Root = run.root
@@ -608,6 +616,7 @@ class Program:
             self.function._call(root.state, root.arguments)
         else:
             replay(self.function, root.state, root.arguments, run.record, root.traced.tree if root.traced else None, run.ahead, _changed(run))
+        self._went_on(run)
         if root.batch:  # its answers are awaited here, on the replay's own thread
             root.state.sync()
         return root.state
@@ -618,24 +627,28 @@ class Program:
             await self.function._acall(root.state, root.arguments)
         else:
             await areplay(self.function, root.state, root.arguments, run.record, root.traced.tree if root.traced else None, run.ahead, _changed(run))
+        self._went_on(run)
         await aio.after(aio.unanswered_in(root.state.ctx), lambda: None)
         return root.state
+
+    def _went_on(self, run: Run) -> None:
+        """The interpreter finished what left the graph because of an exception: the program handles it, and that was not captured."""
+        if _raised(run):
+            self._say(f"{self.function.name} goes on in the interpreter: {_reason(run)}")
 
     def _taken_over(self, run: Run) -> bool:
         """Makes the run's state ready for the interpreter; whether nothing at all has been done yet."""
         root: Root = run.root
-        if not isinstance(run.failure, TakeOver):
-            log("exits", f"{self.function.name}: {type(run.failure).__name__} raised; the interpreter goes on")
-        elif str(run.failure).startswith("raises "):  # what the program does, not what capture lacks
-            log("exits", f"{self.function.name} {run.failure}; the interpreter goes on")
+        reason = _reason(run)
+        if _raised(run):  # what the program does, not what capture lacks, unless the program goes on
+            log("exits", f"{self.function.name} {reason}; the interpreter goes on")
         elif root.traced is not None and root.traced.outgrown:  # the next run gets a better tree
-            log("exits", f"{self.function.name} goes on in the interpreter once: {run.failure}")
+            log("exits", f"{self.function.name} goes on in the interpreter once: {reason}")
         elif str(run.failure):
-            self._say(f"{self.function.name} goes on in the interpreter: {run.failure}")
+            self._say(f"{self.function.name} goes on in the interpreter: {reason}")
         self.stats.replays += 1
         if root.traced is not None:
-            reason = str(run.failure) if isinstance(run.failure, TakeOver) else f"{type(run.failure).__name__} raised"
-            root.traced.ledger.replayed[reason or "finished as the program is written"] += 1
+            root.traced.ledger.replayed[reason] += 1
         if not run.record and not run.ahead and not run.answers and not root.shown:
             return True
         if run.limits is not None:
@@ -810,6 +823,7 @@ class Root:
     target: Target | None = None
     start: Start = Start.GRAPH
     grew: bool = False  # the tree did for this run
+    why: str = ""  # it left the graph at a decision
 
     @property
     def live(self) -> LiveEmitter:
@@ -920,6 +934,22 @@ def _kind(backend: Backend) -> str:
     """The kind of target that a backend is."""
     able = backend.capabilities
     return "chat" if not able.raw_text else "text" if able.lookahead else "tokens"
+
+
+def _raised(run: Run) -> bool:
+    """Whether a run left the graph because of an exception that is the program's."""
+    return not isinstance(run.failure, TakeOver) or str(run.failure).startswith("raises ")
+
+
+def _reason(run: Run) -> str:
+    """Why a run left the graph, and where."""
+    failure = run.failure
+    loc: Loc | None = getattr(failure, "loc", None)
+    if not isinstance(failure, TakeOver):
+        what = f"raises {type(failure).__name__}"
+    else:
+        what = str(failure) or run.root.why
+    return f"{what} ({loc})" if isinstance(loc, Loc) and what and str(loc) not in what else what
 
 
 def _changed(run: Run) -> int | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -387,3 +389,60 @@ def test_places_in_the_source():
     assert any("ctx.new" in line and f'test_jit.py":{first}' in line for line in lines)
     merged = next(line for line in lines if "append" in line and "Be brief." in line)
     assert f'test_jit.py":{first + 2}' in merged
+
+
+MEMO: dict[str, str] = {}
+
+
+@lmc.function
+def remembers(s: Any, q: str) -> Any:
+    for _ in range(2):
+        if q not in MEMO:
+            s += q + lmc.gen("x", max_tokens=3)
+            MEMO[q] = s["x"]
+    return MEMO[q]
+
+
+@lmc.function
+def identity(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=3)
+    return id(s["x"]) > 0
+
+
+@lmc.function
+def reads_what_is_not_there(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=3)
+    return s["y"]
+
+
+def test_why_a_run_left_the_graph_is_said_once_with_the_line() -> None:
+    line = inspect.getsourcelines(identity.func)[1] + 3
+    fast = lmc.compile(identity, backend=Mock())
+    with pytest.warns(CaptureWarning, match=rf"takes the identity of an object \(.*test_jit.py:{line}\)") as said:
+        fast(q="a")
+        fast(q="a")
+    assert len(said) == 1 and fast.stats.replays == 2
+
+
+def test_every_replay_has_a_reason() -> None:
+    for program in (remembers, identity):
+        fast = lmc.compile(program, backend=Mock())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for q in "aba":
+                MEMO.clear()
+                fast(q=q)
+        reasons = [reason for traced in fast.traces() for reason in traced.ledger.replayed]
+        assert all("test_jit.py:" in reason for reason in reasons)
+        assert bool(reasons) == bool(fast.stats.replays) == bool(fast._said)
+
+
+def test_a_program_that_raises_is_no_matter_for_a_warning() -> None:
+    fast = lmc.compile(reads_what_is_not_there, backend=Mock())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(KeyError):
+                fast(q="a")
+    (reason,) = fast.traces()[0].ledger.replayed
+    assert reason.startswith("raises UnknownVariable (")

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
 from lmc.chat import ChatTemplate
-from lmc.errors import UnsupportedOpError
+from lmc.errors import Loc, UnsupportedOpError
 from lmc.prompt import Gen, Image, Segment, Select
 
 
@@ -103,7 +103,9 @@ class Output:
 
 
 class TakeOver(Exception):
-    """Raised by a step of a compiled run: the interpreter has to go on with the run from here."""
+    """Raised by a step of a compiled run: the interpreter has to go on with the run from here. The message says why."""
+
+    loc: Loc | None = None  # where the program is
 
 
 _lock = threading.Lock()  # guards the callback lists of all results; held for a few instructions only

@@ -377,7 +377,9 @@ class HostCall(Instruction):
     def settle(self, run: Run, args: Sequence[Any], outcome: tuple[bool, Any]) -> None:
         """The call is over: its result becomes known, or what it raised is raised."""
         ok, value = outcome
-        if not isinstance(value, TakeOver):
+        if isinstance(value, TakeOver):
+            value.loc = value.loc or self.loc
+        else:
             self.keep(run, args, outcome)
         if not ok:
             raise value
@@ -472,7 +474,7 @@ class CatchingHostCall(HostCall):
             return
         self.keep(run, args, outcome)
         if not isinstance(value, Exception):
-            raise TakeOver("")
+            raise TakeOver(f"raises {type(value).__name__}")
         _caught(run, self.out, value)
 
 
@@ -615,7 +617,9 @@ class Exit(Terminator):
         if following is None:
             run.record |= {key: call.outcome for key, call in run.ahead.items()}  # the program did get to all of them
             run.ahead.clear()
-            raise TakeOver(self.reason or "")
+            left = TakeOver(self.reason or "")
+            left.loc = self.loc
+            raise left
         return following
 
 

@@ -181,13 +181,13 @@ def _text(value: Any) -> str:
     """A value that is appended to a prompt."""
     if isinstance(value, str):
         return value
-    raise TakeOver("")  # the interpreter says it in the user's words, or appends an expression
+    raise TakeOver(f"raises where it appends a {type(value).__name__}")  # the interpreter says it in the user's words, or appends an expression
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     """The items of `*value`."""
     if not _iterable(value):
-        raise TakeOver("")  # Python names the place it stands in
+        raise TakeOver("raises TypeError: * takes an iterable")  # Python names the place it stands in
     return tuple(value)
 
 
@@ -216,7 +216,7 @@ def _dict(*items: Any) -> dict[Any, Any]:
 def _enter(manager: Any) -> Any:
     cls = type(manager)
     if not (hasattr(cls, "__enter__") and hasattr(cls, "__exit__")):
-        raise TakeOver("")  # Python says what is missing
+        raise TakeOver(f"raises where it enters a {cls.__name__}")  # Python says what is missing
     return cls.__enter__(manager)
 
 

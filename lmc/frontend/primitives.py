@@ -44,6 +44,7 @@ unconditional_likelihood_normalized = ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NOR
 # -- where in the user's program -----------------------------------------------------------------------------------
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _locs: dict[tuple[int, int], tuple[CodeType, Loc]] = {}  # the code object is kept so that its id stays its own
 _LOCS_LIMIT = 10_000
 
@@ -62,6 +63,17 @@ def caller_loc() -> Loc | None:
             _locs.clear()
         known = _locs[id(code), at] = (code, _locate(code, at, frame.f_lineno))
     return known[1]
+
+
+def raised_at(error: BaseException) -> Loc | None:
+    """The innermost place outside of lmc and of Python's library that an exception came through."""
+    found, at = None, error.__traceback__
+    while at is not None:
+        file = at.tb_frame.f_code.co_filename
+        if not file.startswith((_PACKAGE, _LIBRARY)):
+            found = Loc(file, at.tb_lineno)
+        at = at.tb_next
+    return found
 
 
 def _locate(code: CodeType, at: int, line: int | None) -> Loc:

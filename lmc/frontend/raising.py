@@ -203,7 +203,7 @@ def caused(error: Any, cause: Any) -> BaseException:
 def cause_noted(error: BaseException, cause: Any) -> None:
     """Of an error that is about to be raised."""
     if not isinstance(cause, BaseException | None):
-        raise TakeOver("")  # Python says what is wrong
+        raise TakeOver("raises TypeError: exception causes must derive from BaseException")  # Python says it
     error.__cause__ = cause
 
 

@@ -376,11 +376,12 @@ class Recorder(CountingMode):
         elif not (isinstance(end, Return) and isinstance(self.node.end, Return) and self.node.end.op == end.op):
             raise Diverged(f"{self.tree.name} ended otherwise than before with the same answers")
 
-    def give_up(self, reason: str) -> bool:
-        """From here on the interpreter runs. False where the tree already knows another way to go on."""
+    def give_up(self, reason: str, loc: Loc | None) -> None:
+        """From here on the interpreter runs. Raises Diverged where the tree already knows another way to go on."""
         if self.node.end is None and self.at >= len(self.node.ops):
-            self.node.end = Escape(reason, self.tree.switch_id())
-        return isinstance(self.node.end, Escape)
+            self.node.end = Escape(reason, self.tree.switch_id(), loc)
+        if not isinstance(self.node.end, Escape):
+            raise Diverged(reason if loc is None or str(loc) in reason else f"{reason} ({loc})")
 
     # -- operands
 

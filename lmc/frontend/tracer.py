@@ -28,7 +28,7 @@ from lmc.frontend.hostops import Known, Shape, native
 from lmc.frontend.instrument import instrument
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.own import NOT_OWN
-from lmc.frontend.primitives import Expr
+from lmc.frontend.primitives import Expr, raised_at
 from lmc.frontend.raising import caused, content, is_constant, stand_in
 from lmc.frontend.state import Emitter, State
 from lmc.frontend.streaming import Progress
@@ -622,11 +622,11 @@ def _itself(x: Any) -> Any:
 # -- one trace -------------------------------------------------------------------------------------------------------------
 
 
-def trace(tree: Tree, program: Function, arguments: inspect.BoundArguments, path: Sequence[Decision]) -> bool:
+def trace(tree: Tree, program: Function, arguments: inspect.BoundArguments, path: Sequence[Decision]) -> None:
     """Runs the program on symbolic values along a path of decisions and records what is new into the tree.
 
-    Arguments are the tree's parameters, in the shape of `arguments`. False when the program did not do what it did in an earlier trace.
-    Raises TraceEscape when nothing of the program can be captured.
+    Arguments are the tree's parameters, in the shape of `arguments`. Raises Diverged when the program did not do what it did in an
+    earlier trace, TraceEscape when nothing of the program can be captured.
     """
     twin = instrument(_plain_function(program), hooks)
     mode = TraceMode(tree, path)
@@ -641,29 +641,30 @@ def trace(tree: Tree, program: Function, arguments: inspect.BoundArguments, path
         result = twin(state, *given.args[1:], **given.kwargs)
         mode.finish(state, _driven(result) if program.is_async else result)
     except StopTrace:
-        return True
+        pass
     except TraceEscape as escape:
-        return mode.give_up(escape.reason)
+        mode.give_up(escape.reason, raised_at(escape))
+    except Diverged:
+        raise
     except BaseException as error:
         if not isinstance(error, Exception) and content(error) is None:
             raise  # Ctrl-C
         if isinstance(mode.dead, StopTrace):
-            return True
+            return
         if isinstance(mode.dead, TraceEscape):
-            return mode.give_up(mode.dead.reason)
+            return mode.give_up(mode.dead.reason, raised_at(mode.dead))
         fault = fault_of(error) if isinstance(error, Exception) else None
         if fault is not None:
             log("exits", f"{tree.name}: {fault}")
-            return mode.give_up(fault)
+            return mode.give_up(fault, raised_at(error))
         try:
             mode.fail(state, error)
         except TraceEscape:
-            return mode.give_up(f"raises {type(error).__name__}")
+            mode.give_up(f"raises {type(error).__name__}", raised_at(error))
     finally:
         mode.close()
         ACTIVE.reset(state_token)
         active.reset(token)
-    return True
 
 
 def _driven(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -86,6 +86,7 @@ class Escape:
 
     reason: str
     id: int
+    loc: Loc | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -219,7 +220,7 @@ class Tree:
                 stack.extend(reversed(following))
             else:
                 attrs = {"id": -1, "reason": "not traced"} if end is None else {"id": end.id, "reason": end.reason}
-                blocks.append(Block(label, tuple(node.ops), Op("exit", (), (), attrs)))
+                blocks.append(Block(label, tuple(node.ops), Op("exit", (), (), attrs, (), None if end is None else end.loc)))
 
     def _case(self, key: Decision) -> Case:
         answer = answer_of(key)

@@ -155,6 +155,7 @@ def conform(
         _batch(program, fast, items, backend, reset, options)
     faults = [said for one in compiled.values() for said in one._said if "internal error" in said]
     assert not faults, faults
+    assert all(all(traced.ledger.replayed) for one in compiled.values() for traced in one.traces()), "a replay without a reason"
     if replays is not None:
         assert fast.stats.replays <= replays, f"{fast.stats.replays} replays: {fast._said}"
     return fast
