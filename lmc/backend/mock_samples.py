@@ -14,7 +14,7 @@ from typing import Any
 
 from lmc.errors import ConstraintError, Loc, UnsupportedOpError
 from lmc.fsm.charset import Ranges
-from lmc.fsm.regex import Chars, Concat, Node, Union, parse
+from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, parse
 
 _MORE = 3  # turns of a repeat beyond its minimum
 _WIDE = 62  # characters beyond which a class is more than somebody would list
@@ -46,6 +46,7 @@ def _member(tree: Node, rng: random.Random) -> str:
         return "".join([_member(part, rng) for part in tree.parts])
     if isinstance(tree, Union):
         return _member(rng.choice(tree.arms), rng)
+    assert isinstance(tree, Repeat)  # a pattern has no other nodes
     more = _MORE if tree.high is None else min(tree.high - tree.low, _MORE)
     return "".join([_member(tree.body, rng) for _ in range(tree.low + rng.randint(0, more))])
 
