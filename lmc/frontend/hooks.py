@@ -575,6 +575,9 @@ class ReplayMode(CountingMode):
         return not self.truth(a)
 
     def star(self, value: Any) -> Iterable[Any]:
+        return value if self.tells_of_length(value) else self.own_items(value)
+
+    def own_items(self, value: Any) -> Iterable[Any]:
         items = self.own_iter(value)
         return value if items is NOT_OWN else items
 
@@ -615,7 +618,7 @@ class ReplayMode(CountingMode):
                 self.created(result, args, kwargs)
             return result
         if _hashable(fn) and (fn in _ITERATES or fn in reach.HIGHER_ORDER):
-            args = tuple(map(self.star, args))
+            args = tuple(map(self.star if fn in _LISTS else self.own_items, args))
         args = tuple([self._recorded_iter(n + 1, a) for n, a in enumerate(args)])
         if self.tick < self.first and (hostops.pure_function(fn) is not None or isinstance(getattr(fn, "__self__", None), str)):
             args = tuple([self._as_begun(a) for a in args])
@@ -659,7 +662,7 @@ class ReplayMode(CountingMode):
         return self._answer(key) if key in self.record else hostops.OPERATIONS["py.format"](*part)
 
     def iter(self, value: Any, shape: Shape | None = None) -> Iterable[Any]:
-        value = self.star(value)
+        value = self.own_items(value)
         items = self._recorded_iter(1, value)
         return items if shape is None or items is value else self._unpacked_items(self.tick, items, shape)
 
@@ -669,7 +672,7 @@ class ReplayMode(CountingMode):
             yield self._flat(self._answer(key), shape) if key in self.record else self._inside(item, shape, key)
 
     def unpack(self, value: Any, shape: Shape) -> Any:
-        return self._inside(self.star(value), shape, (self.tick, 1, 0))
+        return self._inside(self.own_items(value), shape, (self.tick, 1, 0))
 
     def _inside(self, value: Any, shape: Shape, key: Key) -> Any:
         """A container of the program with those of its items that were unpacked before as they were then."""
@@ -784,6 +787,9 @@ LAZY = (
 
 _ONLY_READ = frozenset({"getitem", "binop", "compare", "truth", "not_", "concrete", "fstring", "star", "unpack", "dstar"})
 """Hooks that read an outside container and keep nothing of it."""
+
+_LISTS: frozenset[Any] = frozenset({list, tuple, sorted})
+"""Builtins that ask what they go through for its length."""
 
 _ITERATES: frozenset[Any] = frozenset({
     any, all, sum, list, tuple, set, dict, enumerate, zip, reversed, iter, next, frozenset, itertools.islice, itertools.chain,

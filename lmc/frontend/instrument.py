@@ -418,7 +418,8 @@ class _Rewrite(ast.NodeTransformer):
         return node
 
     def visit_Set(self, node: ast.Set) -> ast.expr:
-        items = ast.copy_location(ast.List([self._starred(e) for e in node.elts], ast.Load()), node)
+        each = [ast.Starred(self.hook("iter", self.visit(e.value), at=e), e.ctx) if isinstance(e, ast.Starred) else self.visit(e) for e in node.elts]
+        items = ast.fix_missing_locations(ast.copy_location(ast.List(each, ast.Load()), node))
         return self.hook("build_set", items, at=node)
 
     def visit_Dict(self, node: ast.Dict) -> ast.expr:

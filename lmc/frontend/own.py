@@ -11,6 +11,7 @@ the methods of its class as they are; called through the mode they are traced, a
 from __future__ import annotations
 
 import dataclasses
+import dis
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -230,6 +231,11 @@ class Own:
             return NOT_OWN
         return self.own_steps(made) if self.method_of(made, "__next__") else made
 
+    def tells_of_length(self, x: Any) -> bool:
+        """Whether it can be seen that Python asks what it lists for its length beforehand, which the mode does not."""
+        methods = [self.method_of(x, name) for name in ("__len__", "__length_hint__")]
+        return any(method is not None and not _only_looks(method.__code__) for method in methods)
+
     def own_steps(self, iterator: Any) -> Iterator[Any]:
         while (item := self.own_next(iterator)) is not _MISSING:
             yield item
@@ -289,6 +295,16 @@ class Own:
                 return (text, "", "")
             text = NOT_OWN if isinstance(spec, Value) or spec else self.own_text(value)
         return part if text is NOT_OWN else (text, "", spec if conversion else "")
+
+
+def _only_looks(code: types.CodeType) -> bool:
+    """Whether a method calls nothing but `len` and stores nothing but its own variables."""
+    for step in dis.get_instructions(code):
+        if step.opname == "LOAD_GLOBAL" and step.argval != "len":
+            return False
+        if step.opname in ("LOAD_METHOD", "LOAD_DEREF", "RAISE_VARARGS") or (step.opname.startswith(("STORE_", "DELETE_")) and step.opname != "STORE_FAST"):
+            return False
+    return True
 
 
 def default_containers(instance: Any, args: Iterable[Any]) -> list[str]:

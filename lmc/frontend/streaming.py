@@ -357,9 +357,9 @@ async def text_async_iter(state: State, name: str | None, with_meta: bool) -> As
 
 
 def so_far(ctx: Any, limit: int = 60) -> str:
-    """The end of a prompt's text without waiting, `…` for answers that are not there; "" while tracing."""
+    """The end of a prompt's text without waiting, `…` for answers that are not there; none while tracing."""
     if not isinstance(ctx, Prompt):
-        return ""
+        raise TraceEscape("shows a state as text")
     text, node = "", ctx
     while node is not None and len(text) <= limit:
         answer = node.result

@@ -78,7 +78,7 @@ def _extreme(name: str, builtin: Any) -> Callable[[TraceMode, _Args, _Kwargs], A
 
 
 def _sorted(t: TraceMode, args: _Args, kwargs: _Kwargs) -> list[Any]:
-    items = list(t.items(args[0]))
+    items = list(t.all_items(args[0]))
     key = _key(t, kwargs)
     keys = [key(x) for x in items]
     reverse = bool(t.truth(kwargs.get("reverse", False)))
@@ -162,7 +162,7 @@ def _collect(builtin: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
             items = "str" if args[0].type == "str" else args[0].items
             t.main = True
             return t.known_call(builtin, Known(fresh=builtin is list, items=items), args, kwargs)
-        return t.fresh(native(builtin, *[t.items(a) for a in args]))
+        return t.fresh(native(builtin, *[t.all_items(a) for a in args]))
 
     return handler
 

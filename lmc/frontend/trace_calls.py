@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import operator
 import string
@@ -52,11 +53,15 @@ class CallMode(OutsideMode):
         return id(x) in self.local and type(x) not in _BUILT_IN
 
     def is_constant(self, x: Any) -> bool:
-        """Whether Python itself may read an object to any depth while tracing."""
-        if type(x) in (tuple, list, set, frozenset):
-            return (type(x) in (tuple, frozenset) or id(x) in self.local) and all(map(self.is_constant, x))
-        if type(x) is dict:
-            return id(x) in self.local and all(self.is_constant(k) and self.is_constant(v) for k, v in x.items())
+        """Whether Python itself may read an object to any depth while tracing; not so for what holds itself."""
+        if type(x) in (tuple, list, set, frozenset, dict):
+            if id(x) in self.within or not (type(x) in (tuple, frozenset) or id(x) in self.local):
+                return False
+            self.within.add(id(x))
+            try:
+                return all(map(self.is_constant, itertools.chain(x, x.values()) if type(x) is dict else x))
+            finally:
+                self.within.remove(id(x))
         if self.is_own_instance(x):
             return False
         return self.is_plain(x) or self.by_identity(x)
@@ -309,7 +314,7 @@ class CallMode(OutsideMode):
         if isinstance(owner, list):
             match name, args:
                 case "extend", (items,):
-                    return owner.extend(list(self.items(items)))
+                    return owner.extend(list(self.whole.all_items(items)))
                 case "sort", ():
                     sort_in_place(self.whole, owner, kwargs)
                     return None

@@ -94,6 +94,8 @@ class Recorder(CountingMode):
         self.expected: Counter[object] = Counter()  # answers that were assumed, by place
         self.functions: dict[int, tuple[types.FunctionType, IRValue]] = {}  # of the program's own, that host code was handed
         self.results: dict[int, Operand | None] | None = None  # at the end of the path: containers of the program as objects of the run
+        self.within = set[int]()  # containers that are being looked through
+        self.rebuilding = set[int]()  # containers that are being made anew for host code
         self.given_away = set[int]()  # definitions of the program that host code was handed, by id
         self.changed = set[int]()  # those with attributes that the program stored
         self.at_once = False  # whether host code calls what it is handed now only before it returns
@@ -548,7 +550,13 @@ class Recorder(CountingMode):
     def rebuilt(self, x: Any) -> Operand:
         """A container of the program as a new object of the run; at the end of the path one object wherever it is held."""
         if self.results is None:
-            return self.new_container(x)
+            if id(x) in self.rebuilding:
+                raise TraceEscape(f"hands a {type(x).__name__} that holds itself to host code")
+            self.rebuilding.add(id(x))
+            try:
+                return self.new_container(x)
+            finally:
+                self.rebuilding.remove(id(x))
         if id(x) not in self.results:
             self.results[id(x)] = None  # while it is being made
             self.results[id(x)] = self.new_container(x)

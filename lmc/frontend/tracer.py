@@ -371,6 +371,12 @@ class TraceMode(CallMode):
             return self.steady_items(value, which)
         return self._host_items(self.operand(value), None, which)
 
+    def all_items(self, value: Any, which: int = 0) -> Iterable[Any]:
+        """As `items`, for what puts all of them into a list or tuple."""
+        if self.is_own_instance(value) and self.tells_of_length(value):
+            raise TraceEscape(f"lists a {type(value).__name__}, whose __len__ Python calls then")
+        return self.items(value, which)
+
     def _text_items(self, value: Value) -> Iterator[Any]:
         length = self.decide(self.host(self.constant(len), [value.ir], Known("int", total=True), "pure"))
         for i in range(length):
@@ -428,7 +434,7 @@ class TraceMode(CallMode):
     def star(self, value: Any) -> Iterable[Any]:
         if isinstance(value, Value):
             return self.spread(self.simple("py.as_tuple", value), value)
-        return self.items(value)
+        return self.all_items(value)
 
     def spread(self, items: Value, source: Value) -> list[Value]:
         """The items of a traced tuple, one arm of the trace tree per length; `source` is what they came from."""

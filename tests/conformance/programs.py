@@ -67,6 +67,28 @@ class Node:
         self.seen.append(self.s[self.name])
         return self.seen[-1]
 ''',
+    "Twice": '''
+class Logs:
+    def log(self, t):
+        self.logs.append(t)
+        return len(self.logs)
+
+class Asks:
+    def __init__(self, s):
+        self.s, self.logs = s, []
+
+    def ask(self, t):
+        self.s += t + lmc.gen("x", max_tokens=2)
+        self.log(self.s["x"])
+        return self.s["x"]
+
+class Twice(Asks, Logs):
+    def log(self, t):
+        return super().log(f"[{t}]") + 1
+
+    def ask(self, t):
+        return super().ask(t) + super(Twice, self).ask("b")
+''',
     "loud": '''
 def loud(t, q):
     effect("loud", t, q)
@@ -109,6 +131,28 @@ INNER = {
         seen.append(t)
         v = v[:3] + t[:1]
         return len(seen)
+''',
+    "Box": '''
+    class Box:
+        n, seen, first = 0, [], q
+
+        def add(self, t):
+            Box.n += 1
+            self.seen.append(t)
+            Box.last = t
+            return len(self.seen)
+
+        @classmethod
+        def most(cls):
+            cls.n += 2
+            return max(cls.seen, default="none")
+''',
+    "tally": '''
+    def tally(t):
+        tally.calls += 1
+        tally.last = t
+        return tally.calls
+    tally.calls = 0
 ''',
     "lazy": '''
     def lazy(k):
@@ -194,6 +238,12 @@ LANGUAGE = [
     "p = {s}.var_scope('k'); p.__enter__(); {s} += {t}; p.__exit__(None, None, None)", "{s} += lmc.special('<|im_end|>')", "w = ''.join([say({s}, a) for a in xs[:2]])[-9:]",
     "v = next(lazy(2), 'none')", "v = {{'s': say}}['s']({s}, {t})", "v = {s}.fork(1)[0]['x']",
 ]  # fmt: skip
+DEFINED = [
+    "n = Box().add({t}) % 7", "Box.n += 1; n = Box.n % 7", "Box.seen.append({t}); w = str(Box.most())[-7:]", "Box.first += 'm'; v = Box.first[-5:]", "Box.seen.append({t}); L = Box.seen", "w = getattr(Box, 'last', 'none')",
+    "box = Box(); box.n += 1; n = (box.n + Box.n) % 7", "Box.seen = [{t}]", "n = tally({t}) % 7", "w = getattr(tally, 'last', 'none')[-7:]", "tally.seen = [{t}]; tally.seen.append(n); L = tally.seen",
+    "h = lambda t: t + str(h.n); h.n = n; h.n += 1; v = h({t})[-7:]", "a = Twice({s}); v = a.ask({t}); L = a.logs", "a = Twice({s}); n = a.log({t}); w = str(a.logs)[-9:]", "box = Box(); box.keep = xs; box.keep.append({t})",
+    "i = 0; a = [{t}, {u}]; a[i], i = i, 1; L = a", "a = [1, 2, 3]; i = 2; i, a[i] = {n} % 3, {t}; L = a", "x = y = Twice({s}); x.next, x = n, {t}; w = x[-7:]; n = y.next", "i = 1; a = [0, 0]; a[i], i, a[i] = {t}, 0, n; L = a",
+]  # fmt: skip
 OUTSIDE = [
     "outside.set_limit(n)", "outside.LIMIT = 5", "n += outside.LIMIT % 7", "outside.add_step('s')", "w = outside.counted(w)", "w = STEPS[0]", "outside.Settings.level += 1", "n += outside.Settings.level",
     "w = str(next(outside.IDS))", "n += keep(L + [{t}])", "keep(L)", "G.append({t})", "n = (n + len(G)) % 7", "global N; N += 1", "w = str(N)", "w = str(outside.LIMIT)", "v = ' '.join(STEPS)[:9]", "outside.drop('one') if 'one' in STEPS else 0",
@@ -242,7 +292,7 @@ class Writer:
         signature = BEGIN.removeprefix(HEAD)
         if "E" in body:
             signature += "    E = lmc.gen('x', max_tokens=3)\n"
-        inner = "".join(text for name, text in INNER.items() if f"{name}(" in body)
+        inner = "".join(text for name, text in INNER.items() if f"{name}(" in body or f"{name}." in body or f"({name}," in body)
         helpers = "".join(text for name, text in HELPERS.items() if name in body)
         return HEAD + helpers + signature + inner + body
 
@@ -308,6 +358,7 @@ class Writer:
     def statement(self) -> None:
         self.left -= 1
         simple: list[Callable[[], None]] = [self.append] * 4 + [self.one_of(ASSIGN)] * 2 + [self.one_of(COLLECT)] * 2 + [self.one_of(CALL)] * 2 + [self.one_of(LANGUAGE)] * 2
+        simple += [self.one_of(DEFINED)] * 2
         simple += [self.one_of(OUTSIDE)] * 3 if self.shared else []
         if self.pick(range(40)) == 0:
             return self.one_of(LEAVE)()

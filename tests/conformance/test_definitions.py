@@ -449,6 +449,91 @@ def outside_list_in_definitions(s, q):
     return list(SHARED)
 
 
+# states as text, containers that hold themselves, the length that Python asks for
+
+
+@case()
+def state_as_text(s, q):
+    s += q + gen("g", max_tokens=2)
+    word = s["g"]
+    return f"{s}|{word}"
+
+
+@case()
+def state_by_its_repr(s, q):
+    s += q + gen("g", max_tokens=2)
+    word, other = s["g"], s.fork(2)
+    return word, repr(s), str(s), "%s" % s, "{}".format(s), repr([s]), repr(other)  # noqa: UP031, UP032
+
+
+@case()
+def list_that_holds_itself(s, q):
+    L = [q]
+    L.append(L)
+    s += q + gen("g", max_tokens=2)
+    L.append(s["g"])
+    return len(L), L[1][1][2], L in [q], str(L), f"{L}"
+
+
+@case()
+def dict_that_holds_itself(s, q):
+    D = {"q": q}
+    D["d"] = D
+    s += q + gen("g", max_tokens=2)
+    effect("size", len(D["d"]["d"]), s["g"])
+    return f"{D}"
+
+
+@case()
+def list_that_holds_itself_and_a_constant(s, q):
+    L = [1]
+    L.append(L)
+    s += q + gen("g", max_tokens=2)
+    return len(L), 1 in L, repr(L), s["g"]
+
+
+class Sized:
+    def __init__(self, s):
+        self.s, self.asked = s, 0
+
+    def __iter__(self):
+        yield from "ab"
+
+    def __len__(self):
+        self.asked += 1
+        effect("len")
+        return 2
+
+
+class Plain:
+    def __init__(self, s):
+        self.s, self.items = s, ["a", "b"]
+
+    def __iter__(self):
+        return iter(self.items)
+
+    def __len__(self):
+        return len(self.items)
+
+
+@case()
+def length_that_is_asked_for(s, q):
+    a = Sized(s)
+    s += q + gen("g", max_tokens=2)
+    L = [*a]
+    L.extend(a)
+    L += a
+    L = [*L, *list(a), *tuple(a), *sorted(a)]
+    return L, a.asked, {*a}, set(a)
+
+
+@case(replays=0)
+def length_that_is_only_looked_at(s, q):
+    a = Plain(s)
+    s += q + gen("g", max_tokens=2)
+    return [*a], list(a), sorted(a), s["g"]
+
+
 def reset() -> None:
     SHARED.clear()
     Settings.level, Settings.names = 1, []
