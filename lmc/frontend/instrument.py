@@ -418,7 +418,7 @@ class _Rewrite(ast.NodeTransformer):
         return node
 
     def visit_Set(self, node: ast.Set) -> ast.expr:
-        each = [ast.Starred(self.hook("iter", self.visit(e.value), at=e), e.ctx) if isinstance(e, ast.Starred) else self.visit(e) for e in node.elts]
+        each: list[ast.expr] = [ast.Starred(self.hook("iter", self.visit(e.value), at=e), e.ctx) if isinstance(e, ast.Starred) else self.visit(e) for e in node.elts]
         items = ast.fix_missing_locations(ast.copy_location(ast.List(each, ast.Load()), node))
         return self.hook("build_set", items, at=node)
 

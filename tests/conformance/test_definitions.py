@@ -1,4 +1,4 @@
-"""Functions and classes that a program makes: their attributes are of one run, like those of any object of its own."""
+"""Functions and classes that a program makes, and what else is of one run alone: their attributes, its texts, its containers."""
 
 from __future__ import annotations
 
@@ -379,10 +379,6 @@ def function_dict(s, q):
 # what the program puts into its own objects from outside stays the outside's
 
 
-def shared_list() -> list[Any]:
-    return SHARED
-
-
 @case()
 def outside_list_in_an_instance(s, q):
     class K:
@@ -537,8 +533,6 @@ def length_that_is_only_looked_at(s, q):
 def reset() -> None:
     SHARED.clear()
     Settings.level, Settings.names = 1, []
-    for name in ("KIND",):
-        globals().pop(name, None)
 
 
 @pytest.mark.parametrize("name", CASES := cases(globals()))

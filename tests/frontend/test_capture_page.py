@@ -319,6 +319,27 @@ def protocols(s, q):
     return thoughts.last, list(thoughts)
 
 
+@row("classes and functions that the program makes, and attributes that it gives them (`inner.calls += 1`)")
+def definitions(s, q):
+    class Box:
+        n = 0
+
+    def inner():
+        inner.calls += 1
+        Box.n += 2
+
+    inner.calls = 0
+    s += q + gen("x", max_tokens=2)
+    inner()
+    return Box.n, inner.calls
+
+
+@row("a class that the program makes, handed to a tool; `repr()` or `print()` of a state")
+def shown(s, q):
+    s += q + gen("x", max_tokens=2)
+    return len(s["x"]), len(repr(s)) > 0
+
+
 @row("`hash()` of answers")
 def hashes(s, q):
     s += q + gen("x", max_tokens=2)
