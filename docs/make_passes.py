@@ -131,7 +131,7 @@ added, effects stay as they are and in order. `aggressive` alone changes prompts
 lmc dump-ir examples/judge.py:judge --after plan-prefix      # a program after a pass; `--after trace`: before all
 lmc dump-ir examples/judge.py:judge --after trace -o judge.lmir
 lmc opt judge.lmir --timing --verify-each                    # the whole pipeline, what each pass did, and how long it took
-lmc opt judge.lmir --passes='canonicalize,plan-prefix{{min_chars = 4}}' --print-after=canonicalize
+lmc opt judge.lmir --passes='lower-chat,canonicalize,plan-prefix{{min_chars = 4}}' --print-after=canonicalize
 lmc opt judge.lmir --list                                    # all passes with their options
 ```
 

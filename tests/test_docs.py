@@ -5,11 +5,13 @@ A block whose fence says `python` is run; blocks of one page share their names, 
 """
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 import lmc
+from lmc import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -106,3 +108,18 @@ def test_the_tour_runs(capsys):
     assert "26 rounds interpreted, 2 compiled" in capsys.readouterr().out
     assert "import lmc" not in path.read_text()
     assert sum(1 for line in path.read_text().splitlines() if line.strip() and not line.strip().startswith("#")) < 210
+
+
+COMMANDS = re.findall(r"^lmc (.*)$", (ROOT / "docs" / "passes.md").read_text(), re.MULTILINE)
+
+
+def test_the_commands_of_the_page_on_passes_run(monkeypatch, capsys, tmp_path):
+    """One after another, as a reader would: a command may read the file that one before it wrote."""
+    assert len(COMMANDS) >= 4
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    for command in COMMANDS:
+        monkeypatch.setattr("sys.argv", ["lmc", *shlex.split(command, comments=True)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code in (0, None), f"lmc {command}: {capsys.readouterr().err}"

@@ -19,6 +19,7 @@ from lmc.fsm.minimise import DEAD, live, minimised
 from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parse, shown
 
 MAX_STATES = 50_000
+MAX_WORK = 4_000_000  # states looked at while sets of states are made: a few seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +82,8 @@ def compile_regex(pattern: str) -> ByteDFA:
         return build(parse(pattern))
     except TooLarge:
         raise ConstraintError(
-            f"regex {shown(pattern)} needs an automaton of more than {MAX_STATES} states; use smaller repeats, "
+            f"regex {shown(pattern)} needs too large an automaton (of more than {MAX_STATES} states, or of too many ways "
+            f"to read one text); use smaller repeats, "
             f"or classes instead of nested alternatives"
         ) from None
 
@@ -103,7 +105,7 @@ def determinised(tree: Node, alphabet: Alphabet) -> tuple[np.ndarray, np.ndarray
 
 
 class TooLarge(Exception):
-    """An automaton of more than MAX_STATES states."""
+    """An automaton of more than MAX_STATES states, or one that takes more than MAX_WORK to find."""
 
 
 # -- classes of characters -----------------------------------------------------------------------------------------
@@ -169,6 +171,31 @@ def _sets(tree: Node) -> Iterable[Chars]:
 # -- tree to NFA ---------------------------------------------------------------------------------------------------
 
 
+def _is_nullable(tree: Node) -> bool:
+    """Whether the empty text is in its language."""
+    if isinstance(tree, Concat):
+        return all(map(_is_nullable, tree.parts))
+    if isinstance(tree, Union):
+        return any(map(_is_nullable, tree.arms))
+    if isinstance(tree, Repeat):
+        return tree.low == 0 or _is_nullable(tree.body)
+    return isinstance(tree, Graph) and 0 in tree.final
+
+
+def _nonempty(tree: Node) -> Node:
+    """Its language without the empty text where that is as simple a tree; else itself."""
+    if not _is_nullable(tree):
+        return tree
+    if isinstance(tree, Repeat):
+        return Repeat(_nonempty(tree.body), 1, tree.high)
+    if isinstance(tree, Union):
+        return Union(tuple(_nonempty(arm) for arm in tree.arms))
+    if isinstance(tree, Concat) and len(tree.parts) <= 3:  # all are nullable: the first that is there, then the rest
+        parts = tree.parts
+        return Union(tuple(Concat((_nonempty(p), *parts[i + 1 :])) for i, p in enumerate(parts)))
+    return tree
+
+
 class _NFA:
     """Thompson's automaton: a state reads one set of characters, or goes on for free."""
 
@@ -178,6 +205,7 @@ class _NFA:
         self.free: list[list[int]] = []  # free moves of each state
         self.reads: list[tuple[tuple[int, ...], int] | None] = []  # (classes, next state)
         self.start = self.end = 0
+        self.turns: dict[int, tuple[Node, bool]] = {}  # by id of a repeat: what one turn reads, and whether it must be
 
     @staticmethod
     def of(tree: Node, alphabet: Alphabet) -> _NFA:
@@ -224,17 +252,22 @@ class _NFA:
         return end
 
     def add_repeat(self, tree: Repeat, at: int) -> int:
-        for _ in range(tree.low):
-            at = self.add(tree.body, at)
+        if id(tree) not in self.turns:  # (x?){m,n} is x{0,n}: from every turn there would be free ways to all later ones
+            often = tree.high is not None and tree.high > 8 and _is_nullable(tree.body)
+            self.turns[id(tree)] = (_nonempty(tree.body), False) if often else (tree.body, True)
+        body, needed = self.turns[id(tree)]
+        low = tree.low if needed else 0
+        for _ in range(low):
+            at = self.add(body, at)
         end = self.state()
         if tree.high is None:
             loop = self.branch(at)
-            self.free[self.add(tree.body, self.branch(loop))].append(loop)
+            self.free[self.add(body, self.branch(loop))].append(loop)
             self.free[loop].append(end)
             return end
-        for _ in range(tree.high - tree.low):  # nested, x(x(x)?)?: from every turn one way to the end
+        for _ in range(tree.high - low):  # nested, x(x(x)?)?: from every turn one way to the end
             self.free[at].append(end)
-            at = self.add(tree.body, self.branch(at))
+            at = self.add(body, self.branch(at))
         self.free[at].append(end)
         return end
 
@@ -245,6 +278,7 @@ class _NFA:
     def closures(self) -> list[frozenset[int]]:
         """Of each state: the states that read, or end, within free moves of it."""
         found: list[frozenset[int]] = []
+        work = 0
         for state in range(len(self.free)):
             if not self.free[state]:
                 found.append(frozenset((state,)))
@@ -255,6 +289,9 @@ class _NFA:
                     if to not in seen:
                         seen.add(to)
                         todo.append(to)
+            work += len(seen)
+            if work > MAX_WORK:
+                raise TooLarge
             found.append(frozenset(s for s in seen if s == self.end or self.reads[s] is not None))
         return found
 
@@ -265,7 +302,11 @@ def _determinised(nfa: _NFA) -> tuple[np.ndarray, np.ndarray]:
     start = closures[nfa.start]
     numbers: dict[frozenset[int], int] = {start: 0}
     order, rows = [start], list[list[int]]()
+    work = 0
     for subset in order:
+        work += len(subset)
+        if work > MAX_WORK:
+            raise TooLarge
         ways: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for state in subset:
             read = nfa.reads[state]

@@ -169,3 +169,27 @@ def test_the_paper_regex_of_characters_is_small():
 def test_building_twice_gives_the_same():
     a, b = build(parse(CHARACTER)), build(parse(CHARACTER))
     assert np.array_equal(a.table, b.table)
+
+
+@pytest.mark.parametrize(
+    "pattern, same",
+    [
+        (r"(a?){0,12}", r"a{0,12}"), (r"(a?){9,12}", r"a{0,12}"), (r"(a*){12}b", r"a*b"), (r"(?:|a){11}", r"a{0,11}"),
+        (r"(a?b?){0,9}", r"(ab|a|b){0,9}"), (r"(a?b?c?){9}", r"(abc|ab|ac|bc|a|b|c){0,9}"), (r"(a?|b*){9,10}", r"(a|b+){0,10}"),
+        (r"(a{0,2}){0,9}", r"a{0,18}"), (r"(a?b){9}", r"(ab|b){9}"),
+    ],
+)  # fmt: skip
+def test_a_repeat_of_what_may_be_empty_is_one_of_what_is_not(pattern, same):
+    assert np.array_equal(compile_regex(pattern).flat, compile_regex(same).flat)
+
+
+@pytest.mark.parametrize("pattern", [r"(a?){0,3000}", r"(a?){3000}", r"(?:|a){9,3000}"])
+def test_a_long_repeat_of_an_optional_is_a_chain(pattern):
+    assert compile_regex(pattern).states == 3001
+
+
+@pytest.mark.parametrize("pattern", [r"(a*){0,9999}", r"(a?b?c?d?e?){0,3000}", r".*a.{0,3000}"])
+def test_what_would_take_for_ever_is_refused(pattern, monkeypatch):
+    monkeypatch.setattr("lmc.fsm.dfa.MAX_WORK", 200_000)
+    with pytest.raises(ConstraintError, match="too large an automaton"):
+        compile_regex(pattern)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from functools import cached_property
 from typing import NamedTuple
 
@@ -52,7 +53,8 @@ class ConstraintCompiler:
         self._grammar: Compiler | None = None
         self._automata: OrderedDict[Constraint, _Compiled | None] = OrderedDict()  # None: it has no automaton
         self._stored: dict[Constraint, int] = {}  # rows in the store
-        self._lock = threading.Lock()
+        self._making: dict[Constraint, Future[_Compiled | None]] = {}  # being compiled, by the thread that asked first
+        self._lock = threading.Lock()  # never held while one is compiled: the engine's loop asks for others meanwhile
 
     def check(self, constraint: Constraint, loc: Loc | None) -> None:
         if self._automaton(constraint, loc) is None:
@@ -76,14 +78,30 @@ class ConstraintCompiler:
             if constraint in self._automata:
                 self._automata.move_to_end(constraint)
                 return self._automata[constraint]
-            try:
-                compiled = self._compiled(constraint)
-            except ConstraintError as error:
-                raise ConstraintError(error.message, loc=loc) from None
+            making = self._making.get(constraint)
+            if mine := making is None:
+                making = self._making[constraint] = Future()
+        if mine:
+            self._make(constraint, making)
+        try:
+            return making.result()
+        except ConstraintError as error:
+            raise ConstraintError(error.message, loc=loc) from None
+
+    def _make(self, constraint: Constraint, making: Future[_Compiled | None]) -> None:
+        try:
+            compiled = self._compiled(constraint)
+        except BaseException as error:  # for all who wait; `_automaton` raises it
+            with self._lock:
+                del self._making[constraint]
+            making.set_exception(error)
+            return
+        with self._lock:
+            del self._making[constraint]
             self._automata[constraint] = compiled
             if len(self._automata) > _KEPT:
                 self._keep(*self._automata.popitem(last=False))
-            return compiled
+        making.set_result(compiled)
 
     def _compiled(self, constraint: Constraint) -> _Compiled | None:
         automaton = self._restored(constraint) or self._built(constraint)

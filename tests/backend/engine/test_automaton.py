@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from lmc.backend.engine import automaton
 from lmc.backend.engine.automaton import AutomatonMatcher, ConstraintCompiler
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.store import Store
@@ -123,3 +126,27 @@ def followed(matcher: AutomatonMatcher) -> list[list[int]]:
         masks.append(allowed(matcher))
         matcher.accept(next(t for t in masks[-1] if t != EOS))
     return masks
+
+
+def test_while_a_constraint_is_compiled_others_are_at_hand(monkeypatch):
+    """The engine's loop asks for matchers; it must not wait for what another thread compiles."""
+    shared = compiler()
+    began, go_on, made = threading.Event(), threading.Event(), []
+    real = automaton.automaton_of
+
+    def slow(kind: str, source: str):
+        made.append(source)
+        if source == "slow":
+            began.set()
+            assert go_on.wait(30)
+        return real(kind, source)
+
+    monkeypatch.setattr(automaton, "automaton_of", slow)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(shared.matcher, Constraint("regex", "slow")) for _ in range(2)]
+        assert began.wait(30)
+        shared.matcher(Constraint("regex", "quick"))
+        assert not any(w.done() for w in waiting)
+        go_on.set()
+        assert [w.result().complete for w in waiting] == [False, False]
+    assert sorted(made) == ["quick", "slow"]  # who asked second waited for the first
