@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import lmc
+from benchmarks.pass_workloads import for_passes
 from benchmarks.workloads import Size, Workload, figures, host_overhead, slow_tool
 
 MODES = ("interpreter", "compiled")
@@ -140,9 +141,10 @@ def open_backend(name: str, **options: Any) -> Any:
 
 
 def choose(names: str, size: Size) -> list[Workload]:
-    """Workloads by name: `all` are the ten figures, `host` the three small programs, else a comma-separated list (also `slow-tool`)."""
-    every = {w.name: w for w in (*figures(size), *host_overhead(), slow_tool())}
-    groups = {"all": [w.name for w in figures(size)], "host": [w.name for w in host_overhead()]}
+    """Workloads by name: `all` are the ten figures, `host` the small programs, `passes` those that passes act on, else a
+    comma-separated list (also `slow-tool`)."""
+    every = {w.name: w for w in (*figures(size), *host_overhead(), *for_passes(size), slow_tool())}
+    groups = {"all": [w.name for w in figures(size)], "host": [w.name for w in host_overhead()], "passes": [w.name for w in for_passes(size)]}
     wanted = [name for part in names.split(",") for name in groups.get(part, [part])]
     unknown = [name for name in wanted if name not in every]
     if unknown:

@@ -142,13 +142,23 @@ A pass that fails leaves a file whose first line is the command that fails.
 END = """
 ## Measured
 
-What each pass is worth on the workloads of `benchmarks/workloads.py`, in counters: computed, unique and cached are tokens
-of prompts. The mock's tokens are bytes; it counts a prefill as a pass of the model, and it knows groups. A batch is
-submitted at once and cold. The runtime computes no token of a prompt twice while it has room, with and without a plan; so
-in this table a prefill shows as one more pass of the model (what is shared first, then all siblings together), and pins are
-worth nothing yet: they matter when branches come later or the pool is full. Equal asks at temperature 0, forks nobody
-reads and decisions between prompts do not occur in these programs. Written by
-`python -m benchmarks.bench_passes --backend mock,smollm2 --scale 0.05 --n 3 --output docs/passes_measured.txt`.
+What each pass is worth, in counters: computed, unique and cached are tokens of prompts. The mock's tokens are bytes; it
+counts a prefill as a pass of the model, and it knows groups. Two kinds of programs:
+
+* the ten figures of `benchmarks/workloads.py`. The runtime computes no token of a prompt twice while it has room, with and
+  without a plan; so here a prefill shows as one more pass of the model (what is shared first, then all siblings together).
+* programs of `benchmarks/pass_workloads.py` that hold what passes act on: asks that are equal (cse saves calls and generated
+  tokens), forks that nobody reads (dce saves calls, computed and generated tokens), and, in a KV pool too small for all of a
+  run, a document that is used again late (plan-prefix keeps it: fewer prompt tokens computed, at one more pass an item).
+
+plan-speculation has no row: a traced decision has a third arm, for what has not been seen, and the pass prefills arms of
+decisions between two only. A trial that prefilled the two known arms of `switch` computed 329 tokens in place of 179 on the
+small model, and one more pass of the model; what it may save is waiting, which no counter here shows.
+
+The last column is what a row needs more than all passes together: with a plus what is saved by the pass that is missing
+there, with a minus what it costs. Written by
+`python -m benchmarks.bench_passes --backend mock --scale 0.05 --n 3 --output docs/passes_measured.txt`, and the rows of the
+small model by the same with `--backend smollm2 --workloads passes`.
 
 """
 

@@ -6,7 +6,8 @@ import json
 import pytest
 
 import lmc
-from benchmarks import bench_compile, bench_programs
+from benchmarks import bench_compile, bench_passes, bench_programs
+from benchmarks.pass_workloads import LATE_POOL
 from benchmarks.workloads import WORDS, Size, figures, host_overhead
 from tests.backend.gated import Gated
 
@@ -91,3 +92,27 @@ def test_items_of_a_batch_are_in_flight_together():
     """No item is waited for while others could start."""
     program = lmc.compile(figures(SMALL)[0].program, backend=Gated(together=8))
     assert len(program.batch(figures(SMALL)[0].items(8, seed=0))) == 8
+
+
+SAVES = {
+    ("asked-twice", "without cse"): {"calls": 3},
+    ("shared-question", "without cse"): {"calls": 6},
+    ("unread", "without dce"): {"calls": 6},
+}
+
+
+@pytest.mark.parametrize(("name", "variant"), SAVES)
+def test_a_pass_saves_what_the_table_says(name, variant):
+    (workload,) = bench_programs.choose(name, SMALL)
+    rows = {r.passes: r for r in bench_passes.bench(workload, "mock", bench_programs.open_backend("mock"), n=3, seed=0)}
+    for counter, saved in SAVES[name, variant].items():
+        assert getattr(rows[variant], counter) - getattr(rows["all passes"], counter) == saved
+    assert f"+{SAVES[name, variant]['calls']} calls" in bench_passes.table([*rows.values()])
+
+
+@pytest.mark.model
+def test_pins_keep_a_prefix_that_is_used_again_late():
+    (workload,) = bench_programs.choose("late", SMALL)
+    with bench_programs.open_backend("smollm2", max_tokens=LATE_POOL) as engine:
+        rows = {r.passes: r for r in bench_passes.bench(workload, "smollm2", engine, n=2, seed=0)}
+    assert rows["without plan-prefix"].prefilled - rows["all passes"].prefilled >= 100
