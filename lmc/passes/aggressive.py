@@ -12,6 +12,8 @@ This changes prompts, so it runs only when it is asked for (`lmc.compile(fn, agg
   the first message that has an argument. What comes later is behind an argument whatever is moved.
 * Text moves by whole paragraphs: what stands between newlines. A paragraph with an argument stays as it is; the constant
   ones behind the first such paragraph move in front of it, in their order.
+* Only what is plainly an instruction moves: a sentence that begins with a verb that tells what to do (Answer, Use, Rate, …),
+  behind an argument that stands alone on its line or behind a label, outside of brackets, quotes, fences and tags.
 * A paragraph stays where it is if it may mean its place: it points (above, following, this, it, …), it belongs to the lines
   around it (a label, a heading, a list item, a fence, a tag), or it is the last before the model answers and does not end a
   sentence (a cue). Then the paragraphs behind it stay too, so that their order among each other is the program's.
@@ -77,7 +79,12 @@ class Aggressive(Pass):
             return tuple(parts), "it has no argument"
         before, held, behind, why = paragraphs[:at], [paragraphs[at]], paragraphs[at + 1 :], ""
         taken: list[Paragraph] = []
+        if not _is_closed("\n".join(map(_text, [*before, *held]))):
+            return tuple(parts), "its first argument stands inside of brackets, quotes or tags"
         for i, paragraph in enumerate(behind):
+            if why := _in_a_sentence(held[-1]):
+                held += behind[i:]
+                break
             if _has_argument(paragraph):
                 held.append(paragraph)
                 continue
@@ -93,6 +100,7 @@ class Aggressive(Pass):
 
     def _stays(self, paragraph: Paragraph, before: Paragraph, at_end: bool) -> str:
         text = _text(paragraph).strip()
+        whole = _text(paragraph)
         shown = repr(text if len(text) <= 40 else text[:37] + "…")
         if any(isinstance(x, Special) for x in paragraph):
             return f"{shown} has a special token"
@@ -102,8 +110,14 @@ class Aggressive(Pass):
             return f"{shown} belongs to the lines around it"
         if _text(before).rstrip().endswith(("`", "<", "{", "(", "[", '"""')) and _QUOTES.search(text):
             return f"{shown} closes what the argument stands in"
+        if whole[:1] in (" ", "\t"):
+            return f"{shown} is indented"
+        if text and not _is_closed(text):
+            return f"{shown} opens or closes what the lines around it do not show"
         if at_end and text and not text.endswith((".", "!", "?")):
             return f"{shown} leads to the answer"
+        if text and (_TELLS.search(text) is None or not text.endswith((".", "!"))):
+            return f"{shown} is not plainly an instruction"
         return ""
 
 
@@ -113,6 +127,12 @@ _POINTS = re.compile(
     re.IGNORECASE,
 )
 _OPENS = re.compile(r":$|^#|^[-*•>|]|^\d+[.)]|^```|^~~~|^\"\"\"|^</?\w|>$|^[A-Z][\w ]{0,24}:(?:\s|$)")
+_TELLS = re.compile(
+    r"^(Please |Do not |Don't |Never |Always |Only )?(Act|Add|Analyze|Answer|Avoid|Be|Check|Choose|Classify|Compare|Decide|Describe|Do|Evaluate|"
+    r"Explain|Extract|Find|Focus|Give|Grade|Identify|Judge|Keep|List|Mention|Name|Output|Pick|Rank|Rate|Reply|Report|Respond|"
+    r"Return|Review|Rewrite|Say|Solve|State|Sum|Summarize|Translate|Use|Write)\b(?! *[=(:])",
+    re.IGNORECASE,
+)
 _QUOTES = re.compile(r"^(```|\"\"\"|</)")
 
 
@@ -160,6 +180,22 @@ def _paragraphs(parts: Sequence[Operand]) -> list[Paragraph]:
 
 def _has_argument(paragraph: Paragraph) -> bool:
     return any(isinstance(x, Value) for x in paragraph)
+
+
+def _in_a_sentence(paragraph: Paragraph) -> str:
+    """Why what follows a paragraph with an argument may go on from it: it is not arguments alone, with a label or not."""
+    strings = [x.strip() for x in paragraph if isinstance(x, str)]
+    indented = isinstance(paragraph[0], str) and paragraph[0][:1] in (" ", "\t")
+    if indented or any(x and (re.fullmatch(r"[A-Z][\w ]{0,24}:", x) is None) for x in strings):
+        return "its argument stands in the middle of a text"
+    return ""
+
+
+def _is_closed(text: str) -> bool:
+    """Whether brackets, quotes, fences and tags that it opens are closed in it, and no others."""
+    pairs = all(text.count(a) == text.count(b) for a, b in ("()", "[]", "{}"))
+    tags = len(re.findall(r"<[A-Za-z][^<>]*>", text)) == len(re.findall(r"</[^<>]*>", text))
+    return pairs and tags and text.count('"') % 2 == 0 and text.count("`") % 2 == 0
 
 
 def _text(paragraph: Paragraph) -> str:

@@ -1,4 +1,4 @@
-"""What the aggressive pass moves, what it leaves and why: fifteen templates, and the rules around them."""
+"""What the aggressive pass moves, what it leaves and why: twenty-one templates, and the rules around them."""
 
 from __future__ import annotations
 
@@ -67,14 +67,20 @@ KEPT = {
     "a demonstrative": ("{q}\nSolve this problem step by step.\n", "'Solve this problem step by step.' points at its place ('this')"),
     "a pronoun": ("Essay: {d}\nRate its style from 1 to 5.\n", "'Rate its style from 1 to 5.' points at its place ('its')"),
     "a cue": ("Review: {q}\nThe sentiment of the review is", "'The sentiment of the review is' leads to the answer"),
-    "a fence that closes": ("Fix the bug.\n```\n{d}\n```\nWrite the code alone.\n", "'```' belongs to the lines around it"),
-    "a tag that closes": ("<document>\n{d}\n</document>\nSum up the document.\n", "'</document>' belongs to the lines around it"),
-    "a list that goes on": ("Facts:\n- {d}\n- Water is wet and cold.\nName the odd fact out.\n", "'- Water is wet and cold.' belongs to the lines around it"),
+    "a fence that closes": ("Fix the bug.\n```\n{d}\n```\nWrite the code alone.\n", "its first argument stands inside of brackets, quotes or tags"),
+    "a tag that closes": ("<document>\n{d}\n</document>\nSum up the document.\n", "its first argument stands inside of brackets, quotes or tags"),
+    "a list that goes on": ("Facts:\n- {d}\n- Water is wet and cold.\nName the odd fact out.\n", "its argument stands in the middle of a text"),
+    "code": ("def f():\n    x = {q}\n    return g_of_everything(x)\n", "its argument stands in the middle of a text"),
+    "code from the margin": ("x = {q}\nreturn g_of_everything(x)\n", "its argument stands in the middle of a text"),
+    "a bracket that closes": ("Text ({q}\n) End of the part.\n", "its first argument stands inside of brackets, quotes or tags"),
+    "a letter": ("Dear {q},\nThank you for your letter.\nUse the enclosed form.\n", "its argument stands in the middle of a text"),
+    "a story": ("{q}\nThe dragon died in the end.\n", "'The dragon died in the end.' is not plainly an instruction"),
+    "the inside of a tag": ("<doc>\n{q}\nWrite to the king at once.\n</doc>\n", "its first argument stands inside of brackets, quotes or tags"),
 }  # fmt: skip
 
 
-def test_there_are_fifteen_templates() -> None:
-    assert len(MOVED) + len(KEPT) == 15
+def test_there_are_twenty_one_templates() -> None:
+    assert len(MOVED) + len(KEPT) == 21
 
 
 @pytest.mark.parametrize("name", MOVED)
