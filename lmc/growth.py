@@ -14,6 +14,9 @@ FIRST = 80
 """Traces that a new tree may make on credit."""
 EARNED = 0.25
 """Traces that a run earns which needed none."""
+AT_ONCE = 16
+"""How often a tree may grow for one run. Each time the program is traced from its beginning, so a run with many new decisions would
+wait for the square of them; the interpreter finishes it, and the next run traces further."""
 PATIENCE = 16
 """Runs in a row that may leave the tree before the next ones start in the interpreter; of those, one in so many does not."""
 

@@ -41,7 +41,7 @@ from lmc.frontend.streaming import Mirror, on_abandoned
 from lmc.frontend.trace_outside import GuardFailed
 from lmc.frontend.tree import Decision, Node, Site, Switch, Tree, decision_of
 from lmc.frontend.values import TraceEscape
-from lmc.growth import Growth, Start
+from lmc.growth import AT_ONCE, Growth, Start
 from lmc.ir.core import Graph
 from lmc.ir.core import Value as IRValue
 from lmc.measured import Ledger
@@ -563,7 +563,11 @@ class Program:
             root.why = "runs seldom take a path again"
             log("exits", f"{self.function.name}: runs seldom take a path again; one more goes on in the interpreter")
             return None
-        root.grew = True
+        if root.grew >= AT_ONCE:
+            root.why = f"{AT_ONCE} new decisions in one run; the next one traces further"
+            log("exits", f"{self.function.name}: {root.why}")
+            return None
+        root.grew += 1
         traced.took(run.path[:-1])
         before = traced.tree.node(path[:-1])
         if before is not None and isinstance(before.end, Switch):
@@ -822,7 +826,7 @@ class Root:
     traced: Traced | None = None
     target: Target | None = None
     start: Start = Start.GRAPH
-    grew: bool = False  # the tree did for this run
+    grew: int = 0  # how often the tree did for this run
     why: str = ""  # it left the graph at a decision
 
     @property

@@ -52,3 +52,21 @@ def test_runs_that_the_tree_carries_earn_credit() -> None:
     for _ in range(10 * FIRST):
         growth.carried()
     assert growth.credit == FIRST
+
+
+@lmc.function
+def many_decisions(s: Any, q: str) -> int:
+    total = 0
+    for i in range(60):
+        if i % 10 == 0:
+            s += f"{i}" + lmc.gen("a", max_tokens=2)
+        total += len(s["a"]) * i
+        if total > 10**6:
+            break
+    return total
+
+
+def test_one_run_does_not_wait_for_all_of_a_long_path() -> None:
+    fast, expected = lmc.compile(many_decisions, backend=Mock()), many_decisions.run("a", backend=Mock(), seed=7).ret_value
+    assert [fast("a", seed=7).ret_value for _ in range(6)] == [expected] * 6
+    assert 1 <= fast.stats.replays <= 3  # the later runs find all of it
