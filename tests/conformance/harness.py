@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +22,22 @@ leave = id
 """Leaves the graph: a compiled run that calls this goes on in the interpreter, since what it gives is of no other run."""
 
 
+_LOOK: ContextVar[int] = ContextVar("look")
+_looks = itertools.count(1)
+_now = 0
+
+
+def look() -> None:
+    """What is done from now on is seen; what a detached call of an earlier run still does is not."""
+    global _now
+    _now = next(_looks)
+    _LOOK.set(_now)
+    EFFECTS.clear()
+
+
 def effect(*what: Any) -> None:
-    EFFECTS.append(copy.deepcopy(what))
+    if _LOOK.get(_now) == _now:  # host calls carry the context of their run
+        EFFECTS.append(copy.deepcopy(what))
 
 
 class Case:
@@ -96,7 +112,7 @@ def _stable(meta: Any) -> Any:
 
 
 def run(call: Callable[..., lmc.State], item: dict[str, Any], outside: Callable[[], Any], options: dict[str, Any]) -> Seen:
-    EFFECTS.clear()
+    look()
     item = copy.deepcopy(item)
     try:
         seen = observe(call(**item, **options))
@@ -166,12 +182,12 @@ def _batch(
 ) -> None:
     """A batch gives each item what the interpreter's batch gives it; its effects are each item's, each in its order."""
     reset()
-    EFFECTS.clear()
+    look()
     expected = program.run_batch(copy.deepcopy(list(items)), backend=backend(), errors="return", num_threads=1, **options)
     effects = list(EFFECTS)
     want = [_batch_item(s) for s in expected]
     reset()
-    EFFECTS.clear()
+    look()
     got = [_batch_item(s) for s in fast.batch(copy.deepcopy(list(items)), backend=backend(), errors="return", **options)]
     assert got == want
     assert Counter(map(repr, EFFECTS)) == Counter(map(repr, effects))
