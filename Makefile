@@ -7,7 +7,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit conformance nightly model lint bench setup clean
+.PHONY: help demo test unit mutations conformance nightly model lint bench setup clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -15,10 +15,13 @@ help:  ## what can be made
 demo: $(VENV)/.model  ## a compiled program on the small model: answers, what the plan saved, where the time went
 	@$(PY) -m examples.demo
 
-test: unit conformance model  ## all tests that need neither a GPU nor an API key
+test: unit mutations conformance model  ## all tests that need neither a GPU nor an API key
 
 unit: $(VENV)/.dev $(VENV)/.model  ## tests that need no model (under a minute), on all cores
 	$(PYTEST) -q -n auto -m unit
+
+mutations: $(VENV)/.dev  ## faults planted in the compiler are found by the conformance tests
+	LMC_MUTATIONS=1 $(PYTEST) -q tests/conformance/test_mutations.py
 
 conformance: $(VENV)/.dev  ## 500 random programs in every execution and the other random searches, on all cores
 	$(PY) -m tests.conformance --programs 500

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import lmc
@@ -22,22 +20,8 @@ leave = id
 """Leaves the graph: a compiled run that calls this goes on in the interpreter, since what it gives is of no other run."""
 
 
-_LOOK: ContextVar[int] = ContextVar("look")
-_looks = itertools.count(1)
-_now = 0
-
-
-def look() -> None:
-    """What is done from now on is seen; what a detached call of an earlier run still does is not."""
-    global _now
-    _now = next(_looks)
-    _LOOK.set(_now)
-    EFFECTS.clear()
-
-
 def effect(*what: Any) -> None:
-    if _LOOK.get(_now) == _now:  # host calls carry the context of their run
-        EFFECTS.append(copy.deepcopy(what))
+    EFFECTS.append(copy.deepcopy(what))
 
 
 class Case:
@@ -112,7 +96,7 @@ def _stable(meta: Any) -> Any:
 
 
 def run(call: Callable[..., lmc.State], item: dict[str, Any], outside: Callable[[], Any], options: dict[str, Any]) -> Seen:
-    look()
+    EFFECTS.clear()
     item = copy.deepcopy(item)
     try:
         seen = observe(call(**item, **options))
@@ -125,6 +109,11 @@ def run(call: Callable[..., lmc.State], item: dict[str, Any], outside: Callable[
 
 def asked(mock: Mock) -> Counter[Any]:
     return Counter((c.prompt, c.params, c.constraint, c.choices, c.seed) for c in mock.call_log)
+
+
+def differences(seen: Seen, expected: Seen) -> str:
+    """The fields that differ, for a failure's message."""
+    return "; ".join(f"{f.name}: {getattr(seen, f.name)!r}, expected {getattr(expected, f.name)!r}" for f in fields(Seen) if getattr(seen, f.name) != getattr(expected, f.name))
 
 
 def conform(
@@ -161,7 +150,7 @@ def conform(
                 reset()
                 mock = backend()
                 seen = run(fast, item, outside, {**options, "backend": mock})
-                assert seen == expected, f"opt={opt}, {item}: {fast.graph and ''}"
+                assert seen == expected, f"opt={opt}, {item}: {differences(seen, expected)}"
                 if opt == 0:
                     assert asked(mock) == log, f"other calls for {item}"
                 elif expected.error is None:
@@ -182,12 +171,12 @@ def _batch(
 ) -> None:
     """A batch gives each item what the interpreter's batch gives it; its effects are each item's, each in its order."""
     reset()
-    look()
+    EFFECTS.clear()
     expected = program.run_batch(copy.deepcopy(list(items)), backend=backend(), errors="return", num_threads=1, **options)
     effects = list(EFFECTS)
     want = [_batch_item(s) for s in expected]
     reset()
-    look()
+    EFFECTS.clear()
     got = [_batch_item(s) for s in fast.batch(copy.deepcopy(list(items)), backend=backend(), errors="return", **options)]
     assert got == want
     assert Counter(map(repr, EFFECTS)) == Counter(map(repr, effects))

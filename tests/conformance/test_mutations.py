@@ -1,10 +1,15 @@
-"""Faults planted in tracer, executor, passes and replay are found by the random programs that every change is tested with."""
+"""Faults planted in tracer, executor, passes and replay are found by the random programs that every change is tested with.
+
+What a fault sets off may still run when its test is over, so these tests have a process of their own: `make mutations`.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +31,15 @@ from lmc.jit import Program, Traced
 from .programs import BEGIN, source
 from .search import Setting, problem
 from .test_random import PROGRAMS
+
+pytestmark = pytest.mark.skipif(not os.environ.get("LMC_MUTATIONS"), reason="runs by itself: make mutations")
+
+
+@pytest.fixture(autouse=True)
+def let_it_end() -> Any:
+    yield
+    time.sleep(0.3)  # late effects of a planted fault are not the next test's
+
 
 Plant = pytest.MonkeyPatch
 
