@@ -54,9 +54,13 @@ Target = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", show_default=
 Arguments = Annotated[list[str] | None, typer.Option(
     "--arg", "-a", metavar="NAME=VALUE", show_default=False,
     help="An argument of the program; repeatable. Text, or JSON where the parameter is declared as int, list, …")]
-BackendName = Annotated[str, typer.Option(
-    "--backend", "-b", metavar="NAME",
-    help="smollm2 (the small model), mock (no model: made-up answers), or the path of a model folder or GGUF file.")]
+_BACKENDS = "smollm2 (the small model), mock (no model: made-up answers), or the path of a model folder or GGUF file."
+BackendName = Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help=_BACKENDS)]
+ModelName = Annotated[str | None, typer.Option("--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2", help=_BACKENDS)]
+InputFile = Annotated[Path | None, typer.Option("--input", "-i", metavar="IN.jsonl", show_default=False,
+                                                help="Items, one JSON object of arguments a line.")]
+Temperature = Annotated[float | None, typer.Option(min=0, show_default=False, help="Default of every gen; 0 takes the likeliest token.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, show_default=False, help="Default length limit of every gen, in tokens.")]
 OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False,
                                                  help="Where to write; standard output if not given.")]
 
@@ -77,16 +81,11 @@ class Format(StrEnum):
 def run(
     target: Target,
     arg: Arguments = None,
-    input_file: Annotated[Path | None, typer.Option("--input", "-i", metavar="IN.jsonl", show_default=False,
-                                                    help="Items, one JSON object of arguments a line.")] = None,
+    input_file: InputFile = None,
     output: OutputFile = None,
-    backend: Annotated[str | None, typer.Option(
-        "--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2",
-        help="smollm2 (the small model), mock (no model: made-up answers), or the path of a model folder or GGUF file.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, show_default=False,
-                                                      help="Default of every gen; 0 takes the likeliest token.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, show_default=False,
-                                                   help="Default length limit of every gen, in tokens.")] = None,
+    backend: ModelName = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
     seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable, for a whole run; a "
                                                                    "resumed one samples the rest anew.")] = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Run op by op, without compiling.")] = False,
@@ -109,17 +108,15 @@ def run(
       lmc run my.py:program --backend path/to/model.gguf --arg text=hello
       lmc run examples/judge.py:judge --backend mock --arg essay=hello      (no model: shows the program's shape)
     """
-    if input_file is not None and arg:
-        raise UsageError("--arg and --input exclude each other: put the argument into each line of the input file")
+    _one_source(arg, input_file)
     if resume and (output is None or input_file is None):
         raise UsageError("--resume continues a run from its --input and --output; give both")
     program = userfiles.load_program(target)
-    options = {k: v for k, v in {"temperature": temperature, "max_new_tokens": max_tokens, "seed": seed}.items() if v is not None}
+    options = _sampling(temperature, max_tokens, seed)
     userfiles.check_output(output, input_file)
     name = backend or config().model or "smollm2"
     if input_file is None:
-        arguments = userfiles.parse_arguments(program, arg or ())
-        userfiles.check_arguments(program, arguments)
+        arguments = _arguments(program, arg)
         results = userfiles.Results(output, overwrite=overwrite)
         _run_one(program, arguments, options, name, results, interpret)
         return
@@ -131,6 +128,24 @@ def run(
     if results.note:
         _say(results.note)
     _run_file(program, items, options, name, results, interpret)
+
+
+def _one_source(arg: list[str] | None, input_file: Path | None) -> None:
+    if input_file is not None and arg:
+        raise UsageError("--arg and --input exclude each other: put the argument into each line of the input file")
+
+
+def _sampling(temperature: float | None, max_tokens: int | None, seed: int | None) -> dict[str, Any]:
+    """The options of a run that were given."""
+    given = {"temperature": temperature, "max_new_tokens": max_tokens, "seed": seed}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _arguments(program: Any, arg: list[str] | None) -> dict[str, Any]:
+    """What --arg says, checked against the program's parameters."""
+    arguments = userfiles.parse_arguments(program, arg or ())
+    userfiles.check_arguments(program, arguments)
+    return arguments
 
 
 def _run_one(program: Any, arguments: dict[str, Any], options: dict[str, Any], backend: str, results: userfiles.Results,
@@ -287,16 +302,11 @@ def _check_model(name: str) -> None:
 def trace(
     target: Target,
     arg: Arguments = None,
-    input_file: Annotated[Path | None, typer.Option("--input", "-i", metavar="IN.jsonl", show_default=False,
-                                                    help="Items, one JSON object of arguments a line.")] = None,
+    input_file: InputFile = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the trace.")] = Path("trace.json"),
-    backend: Annotated[str | None, typer.Option(
-        "--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2",
-        help="smollm2 (the small model), mock (no model: made-up answers), or the path of a model folder or GGUF file.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, show_default=False,
-                                                      help="Default of every gen; 0 takes the likeliest token.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, show_default=False,
-                                                   help="Default length limit of every gen, in tokens.")] = None,
+    backend: ModelName = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
     seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable.")] = None,
 ) -> None:
     """Runs a program and writes what happened when, for ui.perfetto.dev or chrome://tracing.
@@ -308,19 +318,16 @@ def trace(
       lmc trace examples/judge.py:judge --backend mock --arg essay=hello
       lmc trace examples/judge.py:judge --input examples/data/essays.jsonl --output trace.json --max-tokens 32
     """
-    if input_file is not None and arg:
-        raise UsageError("--arg and --input exclude each other: put the argument into each line of the input file")
+    _one_source(arg, input_file)
     from lmc.timeline import trace as recorded
 
     program = userfiles.load_program(target)
-    options = {k: v for k, v in {"temperature": temperature, "max_new_tokens": max_tokens, "seed": seed}.items() if v is not None}
+    options = _sampling(temperature, max_tokens, seed)
     userfiles.check_output(output, input_file)
     if not output.resolve().parent.is_dir():
         raise UsageError(f"cannot write {output}: there is no folder {output.parent}; choose another --output")
     if input_file is None:
-        arguments = userfiles.parse_arguments(program, arg or ())
-        userfiles.check_arguments(program, arguments)
-        items = [arguments]
+        items = [_arguments(program, arg)]
     else:
         items = userfiles.read_items(program, input_file).arguments
     with closing(_backend(backend or config().model or "smollm2")) as model, recorded(output):

@@ -275,17 +275,12 @@ class Program:
     async def _abatch(
         self, bound: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, progress: bool
     ) -> AsyncGenerator[tuple[int, State]]:
-        bar = _progress_bar(len(bound)) if progress else None
-        roots = self.function._batch_states(numbers, options)
-        try:
+        with _counted(len(bound), progress) as finished:
+            roots = self.function._batch_states(numbers, options)
             async with contextlib.aclosing(self._arun(roots, bound, options)) as runs:
                 async for run in runs:
-                    if bar is not None:
-                        bar.update()
+                    finished()
                     yield run.root.index, self._state_of(run)
-        finally:
-            if bar is not None:
-                bar.close()
 
     async def _arun(self, roots: list[State], bound: list[inspect.BoundArguments], options: Options) -> AsyncGenerator[Run]:
         """Drives runs on the running loop."""
@@ -329,17 +324,14 @@ class Program:
         roots = self.function._batch_states(numbers, options)
         backend: Backend = roots[0].emitter.run.backend  # type: ignore[attr-defined]
         before, start = backend.counters(), time.perf_counter()
-        bar = _progress_bar(len(bound)) if progress else None
         execution = Execution(parallel=True, workers=_workers(len(bound)))
         try:
-            for run in execution.run(self._runs(roots, bound)):
-                _note(run)
-                if bar is not None:
-                    bar.update()
-                yield run.root.index, self._state_of(run)
+            with _counted(len(bound), progress) as finished:
+                for run in execution.run(self._runs(roots, bound)):
+                    _note(run)
+                    finished()
+                    yield run.root.index, self._state_of(run)
         finally:
-            if bar is not None:
-                bar.close()
             self._measured(len(bound), before, start, backend)
 
     def _state_of(self, run: Run) -> State:
@@ -975,7 +967,13 @@ def _shown(x: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "…"
 
 
-def _progress_bar(total: int) -> Any:
+@contextlib.contextmanager
+def _counted(total: int, shown: bool) -> Iterator[Callable[[], Any]]:
+    """What to call for each finished item; with a bar if it is to be shown."""
+    if not shown:
+        yield lambda: None
+        return
     from tqdm import tqdm
 
-    return tqdm(total=total)
+    with tqdm(total=total) as bar:
+        yield bar.update

@@ -190,22 +190,15 @@ class _Bindings(ast.NodeVisitor):
     def visit_Nonlocal(self, node: ast.Nonlocal) -> None:
         self.nonlocal_.update(node.names)
 
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        if node.name:
-            self.bound.add(node.name)
-        self.generic_visit(node)
-
     def visit_alias(self, node: ast.alias) -> None:
         self.bound.add((node.asname or node.name).split(".")[0])
 
-    def visit_MatchAs(self, node: ast.MatchAs) -> None:
+    def _visit_named(self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar) -> None:
         if node.name:
             self.bound.add(node.name)
         self.generic_visit(node)
 
-    def visit_MatchStar(self, node: ast.MatchStar) -> None:
-        if node.name:
-            self.bound.add(node.name)
+    visit_ExceptHandler = visit_MatchAs = visit_MatchStar = _visit_named
 
     def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
         if node.rest:
