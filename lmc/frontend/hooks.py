@@ -39,6 +39,10 @@ CHOICES = -1
 """As the second part of a key: the list of choices that a select was handed."""
 
 
+DEFINED = -2
+"""As the second part of a key: a function that the program made, once host code was handed it."""
+
+
 def inner_key(key: Key, index: int) -> Key:
     """For a target inside of an unpacked one: the first number is that of the hook call, the last that of the iteration."""
     return key[0], key[1] * 64 + index + 1, key[2]
@@ -262,7 +266,7 @@ class CountingMode(Own, Mode):
     def __init__(self) -> None:
         self.cells: dict[int, tuple[types.CodeType, dict[str, types.CellType]]] = {}
         self.instances: dict[int, Any] = {}  # of the program's own classes that reach the language
-        self.definitions: dict[int, weakref.ref[Any]] = {}  # functions and classes that the program made; not kept alive
+        self.definitions: dict[int, tuple[weakref.ref[Any], int]] = {}  # functions and classes that the program made, and in which hook call
         self.count = 0
         self.tick = 0  # number of the hook call being worked on; 0 outside of any
         self.main = False  # whether the next host operation is that hook call's own result
@@ -356,12 +360,12 @@ class CountingMode(Own, Mode):
                 object.__setattr__(instance, name, self.adopted(getattr(instance, name), which))
 
     def defined(self, definition: Any) -> Any:
-        self.definitions[id(definition)] = weakref.ref(definition)
+        self.definitions[id(definition)] = weakref.ref(definition), self.tick  # not kept alive
         return definition
 
     def is_own_definition(self, x: Any) -> bool:
         """Whether the program made a function or class in this run: what its attributes hold is of this run alone."""
-        return id(x) in self.definitions and self.definitions[id(x)]() is x
+        return id(x) in self.definitions and self.definitions[id(x)][0]() is x
 
     def adopted(self, container: Any, which: int) -> Any:
         """What stands for a container that Python made for the program, number `which` in this hook call."""
@@ -439,8 +443,9 @@ class ReplayMode(CountingMode):
         self.record = record
         self.ahead = [ahead[key] for key in sorted(ahead)]
         self.tree = tree  # what the outside was when the run began
-        self.first = min((tick for tick, _, _ in record), default=0)  # up to here nothing foreign had run
-        self.until = max((tick for tick, _, _ in record), default=0) if changed is None else changed  # up to here its objects were the same
+        done = [tick for tick, which, _ in record if which != DEFINED]
+        self.first = min(done, default=0)  # up to here nothing foreign had run
+        self.until = max(done, default=0) if changed is None else changed  # up to here its objects were the same
         self.lazy: dict[int, Any] = {}  # iterators that the program made
 
     def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -490,6 +495,10 @@ class ReplayMode(CountingMode):
         if isinstance(container, LAZY):
             self.lazy[id(container)] = container
         return container
+
+    def defined(self, definition: Any) -> Any:
+        key = (self.tick, DEFINED, 0)
+        return super().defined(self._answer(key) if key in self.record else definition)
 
     # the outside as it was
 

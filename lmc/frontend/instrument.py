@@ -10,6 +10,7 @@ plain Python does.
 # (objects of the host are Any by nature)
 
 from __future__ import annotations
+import __future__
 
 import ast
 import copy
@@ -217,6 +218,7 @@ class _Rewrite(ast.NodeTransformer):
         self.file = fn.__code__.co_filename
         self.free = set(fn.__code__.co_freevars)
         self.class_name = class_name
+        self.evaluates_annotations = not fn.__code__.co_flags & __future__.annotations.compiler_flag
         self.scopes: list[_Bindings | _Names] = []
         self.temps = 0
         self.thunks = 0  # > 0 where an assignment expression is not allowed
@@ -516,7 +518,13 @@ class _Rewrite(ast.NodeTransformer):
         args.kw_defaults = [self.visit(d) if d else None for d in args.kw_defaults]
         for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg):
             if arg is not None:
-                arg.arg, arg.annotation = self.mangle(arg.arg), None
+                arg.arg, arg.annotation = self.mangle(arg.arg), self._annotation(arg.annotation)
+
+    def _annotation(self, node: ast.expr | None) -> ast.expr | None:
+        """What a function says of its types, for those who look at it: Python evaluates it, as it is."""
+        if node is not None and self.evaluates_annotations and _may_run(node):
+            raise self.refuse("a call in an annotation of an inner function", node)
+        return node
 
     def _define(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
         """Tells the mode of a definition before its decorators see it."""
@@ -539,7 +547,7 @@ class _Rewrite(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
         node.decorator_list = [self.visit(d) for d in node.decorator_list]
         self._defaults(node.args)
-        node.returns = None
+        node.returns = self._annotation(node.returns)
         self._define(node)
         self._inner(node, _Bindings(node))
         node.name = self.mangle(node.name)
@@ -898,8 +906,11 @@ def _rewrite(fn: types.FunctionType) -> types.CodeType:
     for args in [node.args]:
         args.defaults = [ast.copy_location(ast.Constant(None), d) for d in args.defaults]  # the real ones are in fn
         args.kw_defaults = [ast.copy_location(ast.Constant(None), d) if d else None for d in args.kw_defaults]
+    for arg in ast.walk(node.args):
+        if isinstance(arg, ast.arg):
+            arg.annotation = None  # and so are these
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        node.decorator_list = []
+        node.decorator_list, node.returns = [], None
         _without_type_params(node)
         inner = rewrite.visit_FunctionDef(node)
         inner.name = _INNER  # its own name is what it calls itself by: a global, or a cell

@@ -196,7 +196,14 @@ def _next(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     return t.effect(next, args, kwargs)
 
 
+def _of_the_run(t: TraceMode, args: _Args) -> _Args:
+    """Arguments of `getattr` and the like, with what stands for the first one where host code may have changed its attributes."""
+    handed = t.handed_away(args[0])
+    return args if handed is None else (handed, *args[1:])
+
+
 def _getattr(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    args = _of_the_run(t, args)
     if len(args) == 3:
         owner, name, default = args
         if isinstance(owner, Value) or content(owner) is not None:
@@ -229,6 +236,7 @@ def _id(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
 
 
 def _hasattr(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    args = _of_the_run(t, args)
     if isinstance(args[0], Value):
         return t.host(t.constant(hasattr), [args[0].ir, t.operand(args[1])], Known("bool"), "ordered")
     if t.is_own_definition(args[0]):

@@ -88,6 +88,8 @@ class OutsideMode(Recorder):
 
     def attribute_of_own(self, owner: Any, name: str) -> Any:
         """An attribute of a function or class that the program made: of this run, or what an outside class behind it has."""
+        if (handed := self.handed_away(owner)) is not None:
+            return self.host(self.operation("py.getattr"), [handed.ir, name], Known(), "ordered", hint=name)
         if name == "__dict__":
             if not isinstance(owner, types.FunctionType):
                 raise TraceEscape(f"looks into {owner.__name__}.__dict__")
@@ -95,8 +97,6 @@ class OutsideMode(Recorder):
             self.local[id(owner.__dict__)] = owner.__dict__
             return owner.__dict__
         if isinstance(owner, types.FunctionType):
-            if name in owner.__dict__ or not hasattr(owner, name):
-                self.still_own(owner)
             return native(getattr, owner, name)
         base = next((base for base in owner.__mro__ if name in base.__dict__), None)
         if base is None or (name.startswith("__") and name.endswith("__")):
@@ -112,8 +112,8 @@ class OutsideMode(Recorder):
         return native(getattr, owner, name)
 
     def still_own(self, owner: Any) -> None:
-        """Host code that was handed a function or class may have changed its attributes."""
-        if any(id(x) in self.given_away for x in (owner.__mro__ if isinstance(owner, type) else (owner,))):
+        """Host code that was handed a class may have changed its attributes."""
+        if isinstance(owner, type) and any(id(x) in self.given_away for x in owner.__mro__):
             raise TraceEscape(f"uses an attribute of {owner.__name__}, which host code was handed")
 
     def changes_own(self, owner: Any) -> None:

@@ -25,7 +25,7 @@ from lmc.errors import LmcError, Loc
 from lmc.frontend import hostops, raising, reach
 from lmc.frontend.aio import Ready
 from lmc.frontend.emitter import Taken
-from lmc.frontend.hooks import LAZY, CountingMode, Key, hooks, program_frame
+from lmc.frontend.hooks import DEFINED, LAZY, CountingMode, Key, hooks, program_frame
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known
 from lmc.frontend.instrument import is_instrumented, rebinds, stays, tried
@@ -92,11 +92,11 @@ class Recorder(CountingMode):
         self.managers = 0  # open context managers of the host
         self.entered_hosts = set[int]()  # their identities; some were open before
         self.expected: Counter[object] = Counter()  # answers that were assumed, by place
-        self.functions: dict[int, tuple[types.FunctionType, IRValue]] = {}  # of the program's own, that host code was handed
+        self.functions: dict[int, tuple[types.FunctionType, Value]] = {}  # of the program's own, that host code was handed
         self.results: dict[int, Operand | None] | None = None  # at the end of the path: containers of the program as objects of the run
         self.within = set[int]()  # containers that are being looked through
         self.rebuilding = set[int]()  # containers that are being made anew for host code
-        self.given_away = set[int]()  # definitions of the program that host code was handed, by id
+        self.given_away = set[int]()  # classes of the program that host code was handed, by id
         self.changed = set[int]()  # those with attributes that the program stored
         self.at_once = False  # whether host code calls what it is handed now only before it returns
         self.coroutines: list[Any] = []  # made by the program's own async functions
@@ -511,10 +511,9 @@ class Recorder(CountingMode):
         while the host can still call it.
         """
         if id(fn) in self.functions:
-            return self.functions[id(fn)][1]
+            return self.functions[id(fn)][1].ir
         if fn.__dict__.keys() - {"__wrapped__"}:
             raise TraceEscape(f"hands {fn.__qualname__}, whose attributes are of this run, to host code")
-        self.given_away.add(id(fn))
         if reach.names_language(fn):
             raise TraceEscape(f"hands {fn.__qualname__}, which reaches the language, to host code")
         about = f"hands {fn.__qualname__}, which closes over"
@@ -537,15 +536,25 @@ class Recorder(CountingMode):
             raise TraceEscape(f"hands {fn.__qualname__}, whose defaults are objects of this run, to host code")
         key = ("code", id(fn.__code__), *[("id", id(x)) if _is_definition(x) else (type(x), x) for x in defaults if not reach.holds_value(x)])
         template = self.tree.symbol(key, symbol_name(fn.__qualname__), fn)
-        if not contents and not reach.holds_value(defaults):
-            return template
+        if self.at_once and not contents and not reach.holds_value(defaults):
+            return template  # nobody can tell it from another one
+        if not lasting and SELF in contents:
+            raise TraceEscape(f"{about} itself and variables that are stored more than once, to host code")
         marker = self.tree.symbol(("op", "self"), "lmc.state", SELF)
-        operands = [self.operand(fn.__defaults__ or ()), *[marker if x is SELF else self.operand(x) for x in contents]]
         attrs: dict[str, Attr] = {"ordered": True, "total": True, "inline": True}
+        if lasting and id(fn) in self.definitions:
+            attrs["ord"] = self.definitions[id(fn)][1], DEFINED, 0  # a replay makes no other one
+        with self.keeping():
+            given = [self.operand(fn.__defaults__ or ()), self.operand(fn.__dict__.get("__wrapped__"))]
+            operands = [*given, *[marker if x is SELF else self.operand(x) for x in contents]]
         made = self.emit("host.call", (self.own(_closure), template, self.constant(tuple(positions)), *operands), attrs, ("any",))[0]
         if lasting:
-            self.functions[id(fn)] = fn, made
+            self.functions[id(fn)] = fn, self.value(made)  # kept: the program may come back to it after any decision
         return made
+
+    def handed_away(self, x: Any) -> Value | None:
+        """What stands for a function that the program made, once host code was handed it: the attributes are the host's to change."""
+        return self.functions[id(x)][1] if id(x) in self.functions else None
 
     def rebuilt(self, x: Any) -> Operand:
         """A container of the program as a new object of the run; at the end of the path one object wherever it is held."""
@@ -673,9 +682,15 @@ class Recorder(CountingMode):
 
     def handed(self, fn: Any, args: Iterable[Any]) -> list[Operand]:
         """The arguments of a call of host code."""
-        outer, self.at_once = self.at_once, not isinstance(fn, Value) and hostops.calls_at_once(fn)
-        try:
+        with self.keeping(not isinstance(fn, Value) and hostops.calls_at_once(fn)):
             return [self.located(a) if isinstance(a, BaseException) else self.operand(a) for a in args]
+
+    @contextlib.contextmanager
+    def keeping(self, at_once: bool = False) -> Generator[None]:
+        """What is handed over in here may be kept, or (`at_once`) is only called before the call that it is handed to returns."""
+        outer, self.at_once = self.at_once, at_once
+        try:
+            yield
         finally:
             self.at_once = outer
 
@@ -752,13 +767,18 @@ def cell_content(cell: types.CellType) -> Any:
         return _EMPTY  # not assigned yet
 
 
-def _closure(template: types.FunctionType, positions: tuple[int, ...], defaults: tuple[Any, ...], *contents: Any) -> types.FunctionType:
+def _closure(
+    template: types.FunctionType, positions: tuple[int, ...], defaults: tuple[Any, ...], wrapped: Any, *contents: Any
+) -> types.FunctionType:
     """Run time: a function of the program with what it closes over in this run."""
     cells = list(template.__closure__ or ())
     for position in positions:
         cells[position] = types.CellType()
     made = types.FunctionType(template.__code__, template.__globals__, template.__name__, defaults or None, tuple(cells))
     made.__kwdefaults__, made.__qualname__ = template.__kwdefaults__, template.__qualname__
+    made.__doc__, made.__module__, made.__annotations__ = template.__doc__, template.__module__, dict(template.__annotations__)
+    if "__wrapped__" in template.__dict__:
+        made.__wrapped__ = wrapped  # type: ignore[attr-defined]
     for position, content in zip(positions, contents, strict=True):
         cells[position].cell_contents = made if content is SELF else content
     return made

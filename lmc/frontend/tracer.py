@@ -85,7 +85,9 @@ class TraceMode(CallMode):
     def setattr(self, owner: Any, name: str, value: Any) -> None:
         if self.own_store(owner, name, value):
             return
-        if self.is_own_definition(owner):
+        if (handed := self.handed_away(owner)) is not None:
+            self.mutate("py.setattr", handed, name, value)
+        elif self.is_own_definition(owner):
             self.changes_own(owner)
             native(setattr, owner, name, value)
         elif self.is_plain(owner):
@@ -95,7 +97,9 @@ class TraceMode(CallMode):
 
     def delattr(self, owner: Any, name: str) -> None:
         self.own_delete(owner, name)
-        if self.is_own_definition(owner):
+        if (handed := self.handed_away(owner)) is not None:
+            self.mutate("py.delattr", handed, name)
+        elif self.is_own_definition(owner):
             self.changes_own(owner)
             native(delattr, owner, name)
         elif self.is_plain(owner):

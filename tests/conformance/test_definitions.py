@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import functools
+import inspect
+import typing
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +13,10 @@ import pytest
 
 import lmc
 from lmc import gen
-from tests.conformance.harness import Case, case, cases, conform, effect
+from tests.conformance.harness import Case, case, cases, conform, effect, leave
 
 SHARED: list[Any] = []
+KEPT: list[Any] = []
 
 
 class Settings:
@@ -31,7 +34,11 @@ def keeps(x: Any) -> None:
 
 
 def changes(x: Any) -> None:
-    x.n = 5
+    x.n = getattr(x, "n", 4) + 1
+
+
+def shows(x: Any) -> str:
+    return f"{inspect.signature(x)} {typing.get_type_hints(x)} {x.__doc__} {x.__name__} {sorted(x.__dict__)}"
 
 
 # classes
@@ -374,6 +381,71 @@ def function_dict(s, q):
     s += q + gen("g", max_tokens=2)
     f.__dict__["m"] = s["g"]
     return f.m, f.n, sorted(f.__dict__)
+
+
+@case(replays=0)
+def function_that_a_tool_changes(s, q):
+    def f():
+        return 1
+
+    s += q + gen("g", max_tokens=2)
+    changes(f)
+    changes(f)
+    f.n += 1
+    f.m = s["g"]
+    f.__dict__["k"] = q
+    found = f.n, hasattr(f, "n"), hasattr(f, "z"), getattr(f, "z", 3), f.m, f.__name__, sorted(f.__dict__)
+    del f.n
+    return found, hasattr(f, "n")
+
+
+@case()
+def function_that_a_tool_changes_before_a_replay(s, q):
+    def f():
+        return last
+
+    def g():
+        return f() + "!"
+
+    s += q + gen("g", max_tokens=2)
+    last = s["g"]
+    many = [lambda i=i: i for i in range(2)]
+    for x in (f, g, *many):
+        changes(x)
+        KEPT.append(x)
+    leave(q)
+    found = [x in KEPT for x in (f, g, *many)]
+    return f.n, g(), found, [(m(), m.n) for m in many]
+
+
+@case(replays=0)
+def function_that_counts_after_a_tool(s, q):
+    def f():
+        f.n += 1
+        return f.n
+
+    s += q + gen("g", max_tokens=2)
+    changes(f)
+    f()
+    effect("called", f.n)
+    try:
+        return f(), f.m
+    except AttributeError as error:
+        return f.n, str(error)
+
+
+@case(replays=0)
+def function_that_a_tool_looks_at(s, q):
+    def f(a: int, b: str = "x", *, c: "list[int]" = 3) -> bool:
+        "Says so."
+        return q
+
+    @functools.wraps(f)
+    def g(*args):
+        return f(*args)
+
+    s += q + gen("g", max_tokens=2)
+    return shows(f), shows(g), shows(lambda x: x), f.__annotations__
 
 
 # what the program puts into its own objects from outside stays the outside's
