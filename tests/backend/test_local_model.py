@@ -113,7 +113,10 @@ def test_select_is_sensible(engine, method):
 
 def test_select_scores_equal_a_plain_pass(engine):
     meta = (
-        engine.submit(None, [Text(("The sky is",)), Select((" blue", " made of cheese"))]).results[0].output().metas[0]
+        engine.submit(None, [Text(("The sky is",)), Select((" blue", " made of cheese", " made of stone"))])
+        .results[0]
+        .output()
+        .metas[0]
     )
     prompt = engine.tokenizer.encode(("The sky is",))
     for row in meta["input_token_logprobs"]:

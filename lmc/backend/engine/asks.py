@@ -12,11 +12,12 @@ import numpy as np
 
 from lmc.backend.base import Output, Usage
 from lmc.backend.engine.answer import Answer
+from lmc.backend.engine.choice_trie import Branch
 from lmc.backend.engine.choices import Decision, decide
 from lmc.backend.engine.constraint import Compiler
 from lmc.backend.engine.encoding import NO_IDS, Encoder, Vocabulary, template_stops
 from lmc.backend.engine.radix_cache import common_prefix
-from lmc.backend.engine.request import Branch, Kind, Request
+from lmc.backend.engine.request import Kind, Request
 from lmc.chat import ChatTemplate
 from lmc.errors import ConstraintError, Loc, ParameterError, PromptTooLongError
 from lmc.prompt import ChoicesMethod, Gen, Part, SamplingParams, Segment, Select
@@ -159,7 +160,7 @@ class Asker:
     # -- select ------------------------------------------------------------------------------------------------
 
     def select(self, ask: Select, place: Place, order: Order, on_done: OnDone) -> Request:
-        """One pass over the prompt and, beside it, the tokens of every choice. `temperature` is not used: as in SGLang
+        """One pass over the prompt and, beside it, the trie of the choices. `temperature` is not used: as in SGLang
         a choice is scored, not sampled."""
         prompt = self.ids(place)
         wholes = [self.ids(Place(place.closed, (*place.run, choice))) for choice in ask.choices]
@@ -290,12 +291,7 @@ class _Scoring:
 
     def choose(self, req: Request) -> int:
         n = len(self._wholes)
-        rows = [list(row) for row in req.branch_logprobs]
-        seen: dict[tuple[int, ...], float] = {}
-        for whole, row in zip(self._wholes, rows[:n], strict=True):
-            ids = tuple(whole[self._base :].tolist())
-            for i in range(len(row)):  # choices that begin alike are equal there: rounding must not separate them
-                row[i] = seen.setdefault(ids[: i + 1], row[i])
+        rows = req.branch_logprobs
         conditional = [row[start - self._base :] for row, start in zip(rows[:n], self._starts, strict=True)]
         self._rows = conditional, rows[n:] or None
         self._decision = decide(self._ask.method, *self._rows)
@@ -306,7 +302,7 @@ class _Scoring:
             return self._on_done(req.error)
         assert self._decision is not None
         index = self._decision.index
-        usage = Usage(prompt_tokens=req.prompt_len, cached_tokens=req.hit_len, calls=1, passes=1)
+        usage = Usage(prompt_tokens=req.prompt_len, cached_tokens=req.hit_len, calls=1, passes=req.passes)
         output = Output((self._ask.choices[index],), (self._meta(req, self._decision),), usage)
         ids = self._wholes[index][self._padding :]
         if self._asker.seam == "text":

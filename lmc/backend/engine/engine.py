@@ -266,9 +266,11 @@ class EngineCore:
         touched = work.requests
         for req in touched:
             req.in_flight -= 1
+        for req in {score.request for score in work.scores if score.at is None}:
+            req.passes += 1
         for score, value, top in zip(work.scores, output.scores, output.tops, strict=True):
-            if score.branch is not None:
-                score.request.branch_logprobs[score.branch][score.at] = value
+            if score.at is None:
+                score.request.node_logprobs[score.node] = value
             elif score.at < score.request.prompt_len:
                 score.request.prompt_logprobs[score.at] = TokenLogprob(score.token, value, top)
             else:  # a forced token: its turn comes before that of this pass's sample
@@ -324,10 +326,10 @@ class EngineCore:
             elif req.ending is not None and req.extend_len == 0:  # scores of forced tokens were all it waited for
                 req.passes += 1
                 self._end(req)
-            elif req.kind is Kind.SCORE and req.next_branch == len(req.branches):
+            elif req.kind is Kind.SCORE and req.next_row == len(req.trie.ids):
                 self._guarded(req, lambda r=req: self._conclude(r))
             elif req.kind is Kind.SCORE:
-                self.scheduler.drop_branches(req)
+                self.scheduler.drop_choices(req)
 
     def _conclude(self, req: Request) -> None:
         assert req.choose is not None

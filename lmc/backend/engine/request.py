@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lmc.backend.engine.choice_trie import NO_CHOICES, Branch, Trie, trie
 from lmc.prompt import SamplingParams
 
 if TYPE_CHECKING:
@@ -21,18 +22,6 @@ class Kind(Enum):
     GENERATE = "generate"  # compute the prompt, then sample
     PREFILL = "prefill"  # compute the prompt, then keep it pinned
     SCORE = "score"  # compute the prompt, then log-probabilities of several continuations
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """A continuation to score. Its rows see `base` tokens of the prompt and each other; the last needs no row."""
-
-    base: int
-    ids: np.ndarray  # [n ≥ 1] int32; ids[0] is scored by the row at base - 1, and not at all when base is 0
-
-    @property
-    def rows(self) -> int:
-        return len(self.ids) - 1
 
 
 Top = tuple[tuple[float, int], ...]  # (log-probability, id) of the likeliest tokens at a place, best first
@@ -85,7 +74,7 @@ class Request:
     ending: Ending | None = None  # GENERATE
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by position
-    branch_logprobs: list[list[float]] = field(default_factory=list)  # per branch and token; unscored is 0
+    node_logprobs: list[float] = field(default_factory=list)  # SCORE: per node of the trie; unscored is 0
     passes: int = 0
     forced: int = 0  # tokens of the answer that were not sampled
 
@@ -100,8 +89,9 @@ class Request:
     node: Node | None = None
     reserved: int = 0
     since: int = 0  # the pass number when it began to wait
-    next_branch: int = 0
-    branch_slots: dict[int, np.ndarray] = field(default_factory=dict)
+    trie: Trie = field(init=False)  # SCORE: what the branches have in common once
+    next_row: int = 0  # of the trie; those before it are computed
+    row_slots: np.ndarray = field(init=False)  # [rows of the trie] int64, ours; -1: none, or none any more
     awaited: bool = False  # its last token is being sampled: a place is kept for it
     in_flight: int = 0  # passes with rows or samples of it that were launched and not delivered
     twins: list[Request] = field(default_factory=list)  # within a pass: they sample from our last prompt row too
@@ -111,7 +101,9 @@ class Request:
         self.ids[: self.prompt_len] = self.prompt
         self.length = self.head_len = self.prompt_len
         self.slots = np.zeros(self.kv_max, np.int64)
-        self.branch_logprobs = [[0.0] * len(b.ids) for b in self.branches]
+        self.trie = trie(self.branches) if self.branches else NO_CHOICES
+        self.row_slots = np.full(len(self.trie.ids), -1, np.int64)
+        self.node_logprobs = [0.0] * self.trie.nodes
 
     @property
     def prompt_len(self) -> int:
@@ -128,7 +120,18 @@ class Request:
 
     @property
     def branch_reserve(self) -> int:
+        """Slots with which the trie can be scored path by path."""
         return max((b.rows for b in self.branches), default=0)
+
+    @property
+    def branch_logprobs(self) -> list[list[float]]:
+        """Per branch and token; unscored is 0."""
+        return [[self.node_logprobs[node] for node in place] for place in self.trie.places]
+
+    @property
+    def held_rows(self) -> np.ndarray:
+        """Rows of the trie whose KV is ours."""
+        return np.flatnonzero(self.row_slots >= 0)
 
     @property
     def need(self) -> int:

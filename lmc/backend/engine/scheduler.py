@@ -36,22 +36,23 @@ class Rows:
     ids: np.ndarray  # [n] int32
     position: int
     slots: np.ndarray  # [position + n] int64
-    branch: int | None = None
+    branch: int | None = None  # the row of the choices' trie that it begins with; None: rows of the sequence itself
 
 
 class Score(NamedTuple):
-    """Asks for the log-probability of `token` in logit row `row`; `branch` None: of the prompt, at position `at`."""
+    """Asks for the log-probability of `token` in logit row `row`: at position `at` of the sequence, or (`at` None) of
+    a node of its choices' trie."""
 
     row: int
     token: int
     request: Request
-    branch: int | None
-    at: int
+    at: int | None
+    node: int = -1
 
     @property
     def top(self) -> int:
         """How many of the likeliest tokens are asked for beside it; none for a choice's tokens."""
-        return (self.request.params.top_logprobs_num or 0) if self.branch is None else 0
+        return (self.request.params.top_logprobs_num or 0) if self.at is not None else 0
 
 
 @dataclass(slots=True)
@@ -148,9 +149,8 @@ class Scheduler:
             self._give_to_tree(req, keep)
         self.pool.free(req.slots[req.cached_len : req.device_len])
         req.device_len = req.cached_len
-        for slots in req.branch_slots.values():
-            self.pool.free(slots)
-        req.branch_slots.clear()
+        self.pool.free(req.row_slots[req.held_rows])
+        req.row_slots[:] = -1
         self.tree.unlock(req.node)
         req.node = None
         self.committed -= req.reserved
@@ -226,34 +226,31 @@ class Scheduler:
             work.first.append((row, req))
         if req.kind is Kind.SCORE:
             if row >= 0:
-                for i, b in enumerate(req.branches):
-                    if b.base:
-                        work.scores.append(Score(row, int(b.ids[0]), req, i, 0))
-            used += self._branches(work, req, room - n)
+                work.scores += [Score(row, token, req, None, node) for node, token in req.trie.first]
+            used += self._choices(work, req, room - n)
         return used
 
-    def _branches(self, work: Pass, req: Request, room: int) -> int:
-        used = 0
-        while req.next_branch < len(req.branches):
-            index = req.next_branch
-            branch = req.branches[index]
-            if branch.rows:
-                spare = self.pool.free_count + self.tree.evictable - self.committed + req.reserved
-                if branch.rows > spare or (used + branch.rows > room and branch.rows <= self.chunk):
-                    break  # the next pass has room again
-                slots = self._alloc(branch.rows)
-                taken = min(req.reserved, branch.rows)
-                req.reserved -= taken
-                self.committed -= taken
-                req.branch_slots[index] = slots
-                context = np.concatenate((req.slots[: branch.base], slots))
-                start = work.add(Rows(req, branch.ids[:-1], branch.base, context, index))
-                work.scores.extend(
-                    Score(start + j, int(branch.ids[j + 1]), req, index, j + 1) for j in range(branch.rows)
-                )
-                used += branch.rows
-            req.next_branch += 1
-        return used
+    def _choices(self, work: Pass, req: Request, room: int) -> int:
+        """Rows of the choices' trie, run by run; they see the prompt, and those above them, also in this very pass."""
+        trie, begun = req.trie, req.next_row
+        while req.next_row < len(trie.ids):
+            first = req.next_row
+            spare = self.pool.free_count + self.tree.evictable - self.committed + req.reserved
+            n = min(trie.run(first), room - (first - begun), spare)
+            if n <= 0:
+                break  # the next pass has room again
+            slots = self._alloc(n)
+            taken = min(req.reserved, n)
+            req.reserved -= taken
+            self.committed -= taken
+            req.row_slots[first : first + n] = slots
+            above, prompt = trie.above(first), trie.prompt_length(first)
+            context = np.concatenate((req.slots[:prompt], req.row_slots[above], slots))
+            start = work.add(Rows(req, trie.ids[first : first + n], trie.positions[first], context, first)) - first
+            for row in range(first, first + n):
+                work.scores += [Score(start + row, token, req, None, node) for node, token in trie.asks[row]]
+            req.next_row += n
+        return req.next_row - begun
 
     def _extend(self, work: Pass, req: Request, n: int) -> int:
         """Rows for the next `n` known tokens, in fresh slots; scores for those behind them that are known too."""
@@ -264,7 +261,7 @@ class Scheduler:
         assert req.reserved >= 0
         start = work.add(Rows(req, req.ids[at : at + n], at, req.slots[: at + n]))
         for p in range(max(at, req.first_scored - 1), min(at + n, req.length - 1)):
-            work.scores.append(Score(start + p - at, int(req.ids[p + 1]), req, None, p + 1))
+            work.scores.append(Score(start + p - at, int(req.ids[p + 1]), req, p + 1))
         return start
 
     def _alloc(self, n: int) -> np.ndarray:
@@ -398,23 +395,30 @@ class Scheduler:
             req.check()
 
     def keep_branch(self, req: Request, index: int) -> None:
-        """The winner of a SCORE: KV of its rows goes to the tree below the prompt."""
-        slots = req.branch_slots.pop(index, None)
-        if slots is None or req.node is None:
+        """The winner of a SCORE: KV of its rows, as far as it is still there, goes to the tree below the prompt."""
+        if req.node is None:
             return
-        branch = req.branches[index]
+        rows, branch = np.array(req.trie.rows[index], np.int64), req.branches[index]
+        held = req.row_slots[rows] >= 0
+        rows = rows[: len(rows) if held.all() else int(held.argmin())]
+        if not len(rows):
+            return
         assert branch.base == req.node.end
-        done = self.tree.insert(req.node, branch.ids[:-1], slots)
+        slots = req.row_slots[rows]
+        done = self.tree.insert(req.node, branch.ids[: len(rows)], slots)
         self.pool.free(slots[: done.present])
+        req.row_slots[rows] = -1
 
-    def drop_branches(self, req: Request) -> None:
-        """Frees the rows of branches that were scored while others have to wait for the next pass."""
-        for slots in req.branch_slots.values():
-            self.pool.free(slots)
-            back = min(len(slots), req.branch_reserve - req.reserved)
-            req.reserved += back
-            self.committed += back
-        req.branch_slots.clear()
+    def drop_choices(self, req: Request) -> None:
+        """Frees rows of choices that were scored while others have to wait for the next pass, but for those that the
+        next ones see."""
+        kept = req.trie.above(req.next_row)
+        dropped = np.setdiff1d(req.held_rows, kept)
+        self.pool.free(req.row_slots[dropped])
+        req.row_slots[dropped] = -1
+        back = max(0, req.branch_reserve - len(kept) - req.reserved)
+        req.reserved += back
+        self.committed += back
 
     def _give_to_tree(self, req: Request, upto: int) -> int:
         """Moves slots [cached_len, upto) to the tree; returns how many tokens were new to it, ever."""
@@ -456,7 +460,7 @@ class Scheduler:
             req.check()
         owned = [n.slots for n in self.tree.nodes()]
         owned += [r.slots[r.cached_len : r.device_len] for r in self.running]
-        owned += [s for r in self.running for s in r.branch_slots.values()]
+        owned += [r.row_slots[r.held_rows] for r in self.running]
         self.pool.check(owned)
         assert self.committed == sum(r.reserved for r in self.running), "reservations without a request"
         assert self.pool.free_count + self.tree.evictable >= self.committed, "more promised than there is"
