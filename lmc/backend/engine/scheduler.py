@@ -1,10 +1,11 @@
 """The scheduler: what runs in the next pass, in which slots; and who owns the slots afterwards.
 
 Waiting requests are admitted longest cached prefix first, with a bound on waiting. Admission reserves every slot a
-request can need, so that what runs never runs out. Two requests never compute the same prompt token at the same time:
-one with rows in this pass *claims* (tree node, next token); another that needs the same token waits until it is in the
-tree, and one with the very same head becomes a *twin* that samples from the same logits. (A head is the prompt and the
-tokens that a constraint forces behind it.)
+request can need, so that what runs never runs out. Two requests never compute the same prompt token: one with rows in
+this pass *claims* (place, next token), and another that needs the same token *follows* it, in this very pass: its rows
+attend to the slots that the other's rows write, and go on where the two prompts part. One with the very same head
+becomes a *twin* that samples from the same logits. (A head is the prompt and the tokens that a constraint forces behind
+it.) So the trie of a cold batch takes as many passes as its rows do, not as it is deep.
 
 Pure bookkeeping on token ids and slots: no model, no text, no threads.
 """
@@ -21,7 +22,7 @@ import numpy as np
 
 from lmc import config
 from lmc.backend.engine.kv_pool import SlotAllocator
-from lmc.backend.engine.radix_cache import Node, RadixCache
+from lmc.backend.engine.radix_cache import Node, RadixCache, common_prefix
 from lmc.backend.engine.request import Kind, Request
 
 _WINDOW = 256  # waiting requests looked at in one pass
@@ -93,8 +94,25 @@ class Tally:
 
 class _Verdict(Enum):
     ADMITTED = auto()
-    LATER = auto()  # another computes now what it needs
+    LATER = auto()  # another computes what it needs, but not all of it in this pass
     NO_ROOM = auto()
+
+
+Place = Node | tuple[Request, int]
+"""Where a prompt goes on: behind a node of the tree, or behind so many tokens of a request that has rows in this pass."""
+
+
+class _Start(NamedTuple):
+    """Where a request's own rows begin: behind what is cached, and what others compute in this pass.
+
+    node    where what is cached ends
+    at      tokens of its head that it need not compute;  leader: who computes the last of them; None: they are cached
+    """
+
+    node: Node
+    at: int
+    place: Place
+    leader: Request | None
 
 
 class Scheduler:
@@ -119,7 +137,9 @@ class Scheduler:
             req.pinned = False
         self.pins.clear()
         self.committed = 0  # slots promised to running requests and not allocated yet
-        self._claims: dict[tuple[Node, int], Request] = {}  # of this pass: who computes the token after a node
+        self._claims: dict[tuple[Place, int], Request] = {}  # of this pass: who computes the token after a place
+        self._planned: dict[Request, int] = {}  # of this pass: how much of its head a request will have computed
+        self._followers: dict[Request, int] = {}  # of this pass: how much of its head others compute
         self._stuck = False  # nothing that waits fits until something changes
 
     # -- in and out --------------------------------------------------------------------------------------------
@@ -182,6 +202,7 @@ class Scheduler:
         self._clock += 1
         work = Pass()
         self._claims.clear()
+        self._planned.clear()
         room = self.chunk
         for req in list(self.running):
             if not req.in_head and req.kind is Kind.GENERATE and not req.is_landing:
@@ -189,7 +210,8 @@ class Scheduler:
         room -= min(len(work.samples), room, self.chunk // 2)  # a pass stays within `chunk` rows: products of matrices like it
         for req in list(self.running):
             if req.in_head or req.kind is Kind.SCORE:
-                room -= self._advance(work, req, room)
+                assert req.node is not None
+                room -= self._advance(work, req, room, req.node)
         self._admit(work, room)
         for row, req in work.first:  # only now: twins may join a prompt that is in this very pass
             work.samples += [(row, req), *((row, twin) for twin in req.twins)]
@@ -210,16 +232,15 @@ class Scheduler:
             work.samples.append((row, req))
         return n - 1
 
-    def _advance(self, work: Pass, req: Request, room: int) -> int:
-        """The next chunk of the head, and the branches once it is complete; returns the rows used."""
+    def _advance(self, work: Pass, req: Request, room: int, place: Place) -> int:
+        """The next chunk of the head, behind `place`, and the branches once it is complete; returns the rows used."""
         n = max(0, min(req.head_len - req.device_len, room))
         used, row = n, -1
-        if n > 0:
-            first = req.device_len
-            assert req.node is not None
-            self._claims.setdefault((req.node, int(req.ids[first])), req)
-            row = self._extend(work, req, n) + n - 1
         planned = req.device_len + n
+        if n > 0:
+            self._claims.setdefault((place, int(req.ids[req.device_len])), req)
+            self._planned[req] = planned
+            row = self._extend(work, req, n) + n - 1
         if planned < req.head_len:
             return used
         if req.kind is Kind.GENERATE and req.max_new > 0 and req.ending is None:
@@ -284,11 +305,12 @@ class Scheduler:
                 if room <= 0 or self._batch_size(work) >= self.max_batch:
                     left.extend(candidates[i:])
                     break
-                verdict = self._try_admit(work, req)
+                start = self._start(req)
+                verdict = self._try_admit(work, req, start)
                 if verdict is _Verdict.ADMITTED:
                     progress = True
                     if req in self.running:  # and not a twin, nor a prefill that was cached as a whole
-                        room -= self._advance(work, req, room)
+                        room -= self._advance(work, req, room, start.place)
                     continue
                 left.append(req)
                 deferred |= verdict is _Verdict.LATER
@@ -321,23 +343,38 @@ class Scheduler:
             return (False, 0, (), req.order)
         return (True, -self.tree.match(req.ids[: req.head_len], req.match_limit).end, req.priority, req.order)
 
-    def _try_admit(self, work: Pass, req: Request) -> _Verdict:
+    def _start(self, req: Request) -> _Start:
+        """How much of a head is cached or computed in this pass, and by whom."""
         node = self.tree.match(req.ids[: req.head_len], req.match_limit)
-        cached = node.end
-        leader = self._claims.get((node, int(req.ids[cached]))) if cached < req.head_len else None
-        if leader is not None and req.is_twin_of(leader) and any(r is leader for _, r in work.first):
-            return self._join(req, leader)
-        if leader is not None and cached < req.match_limit:
-            return _Verdict.LATER
-        need = req.need - cached
+        at, place, leader = node.end, node, None
+        while at < req.head_len and (ahead := self._claims.get((place, int(req.ids[at])))) is not None:
+            at += common_prefix(req.ids[at : req.head_len], ahead.ids[at : self._planned[ahead]])
+            place, leader = (ahead, at), ahead
+        return _Start(node, at, place, leader)
+
+    def _try_admit(self, work: Pass, req: Request, start: _Start) -> _Verdict:
+        node, leader, at = start.node, start.leader, min(start.at, req.match_limit)
+        if leader is not None:
+            if req.is_twin_of(leader) and any(r is leader for _, r in work.first):
+                return self._join(req, leader)
+            if start.at == self._planned[leader] < min(leader.head_len, req.head_len) and leader.ids[start.at] == req.ids[start.at]:
+                return _Verdict.LATER  # it goes on with that in the next pass
+            if at == req.head_len:
+                return _Verdict.LATER  # a prefill without rows of its own: the next pass finds it cached
+        need = req.need - at
         self.tree.lock(node)
         if not self._has_room(need):
             self.tree.unlock(node)
             return _Verdict.NO_ROOM
         self._reserve(req, need)
-        req.node, req.cached_len, req.device_len = node, cached, cached
-        req.hit_len = min(cached, req.prompt_len)
-        req.slots[:cached] = self.tree.slots_to(node)
+        req.node, req.cached_len, req.device_len = node, node.end, at
+        req.hit_len = min(at, req.prompt_len)
+        if at > node.end:
+            assert leader is not None
+            self._followers[req] = at
+            req.slots[:at] = leader.slots[:at]
+        else:
+            req.slots[:at] = self.tree.slots_to(node)
         self.tally.prompt_tokens += req.prompt_len
         self.tally.cached_tokens += req.hit_len
         if req.kind is Kind.PREFILL and not req.in_head:
@@ -379,6 +416,7 @@ class Scheduler:
                 self.tally.prefilled_tokens += n
                 self.tally.unique_tokens += n
                 continue
+            self._settle(req)
             was_head, before = req.in_head, req.device_len
             req.device_len += n
             if was_head:
@@ -393,6 +431,19 @@ class Scheduler:
                     if req.kind is Kind.PREFILL:
                         self._complete_prefill(req)
             req.check()
+
+    def _settle(self, req: Request) -> None:
+        """What a follower did not compute is in the tree now, since those that it follows come before it."""
+        at = self._followers.pop(req, None)
+        if at is None:
+            return
+        assert req.node is not None
+        node = self.tree.match(req.ids[: req.head_len], at)
+        assert node.end == at, f"request {req.order} follows {at} tokens, of which {node.end} are there"
+        self.tree.lock(node)
+        self.tree.unlock(req.node)
+        req.node, req.cached_len = node, at
+        req.slots[:at] = self.tree.slots_to(node)
 
     def keep_branch(self, req: Request, index: int) -> None:
         """The winner of a SCORE: KV of its rows, as far as it is still there, goes to the tree below the prompt."""

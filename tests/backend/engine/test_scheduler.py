@@ -62,6 +62,57 @@ def test_siblings_start_as_soon_as_their_prefix_is_there():
     assert all(h.results[0].done for h in handles)
 
 
+def test_a_cold_trie_takes_one_pass():
+    """Prefixes, what goes on from them and what goes on from that: each token has one row, and all are in one pass."""
+    engine, core = stepped(1024, chunk=256)
+    pin = engine.prefill(None, [Text(("q" * 40,))], Hints(pin=True))
+    deep = engine.prefill(pin, [Text(("w" * 30,))], Hints(pin=True))
+    tails = ("a", "bb", "ab", "dd")
+    handles = [engine.submit(deep, [Text((tail,)), gen(1)]) for tail in tails]
+    handles.append(engine.submit(pin, [Text(("e",)), gen(1)]))
+    assert drain(core) == 1
+    texts = ["q" * 40 + "w" * 30 + tail for tail in tails] + ["q" * 40 + "e"]
+    for handle, text in zip(handles, texts, strict=True):
+        assert handle.results[0].output().text == expected_text(text, 1)
+    counters = engine.counters()
+    assert counters.prefilled_tokens == counters.unique_tokens == core.runner.passes[0]
+    assert engine.stats()["pinned"] == 2
+    engine.check()
+
+
+def test_what_is_longer_than_a_pass_is_waited_for_and_then_followed():
+    engine, core = stepped(1024, chunk=16)
+    handles = [engine.submit(None, [Text(("q" * 40 + tail,)), gen(1)]) for tail in ("a", "cc", "ddd")]
+    assert drain(core) == 3
+    assert engine.counters().prefilled_tokens == engine.counters().unique_tokens
+    for handle, tail in zip(handles, ("a", "cc", "ddd"), strict=True):
+        assert handle.results[0].output().text == expected_text("q" * 40 + tail, 1)
+    engine.check()
+
+
+def test_a_released_prefill_that_has_not_run_is_not_run():
+    """Its pin is all that it was for: what others ask behind it computes it, and an arm that is not taken costs nothing."""
+    engine, core = stepped(1024, chunk=64)
+    wanted, other = (engine.prefill(None, [Text((c * 40,))], Hints(pin=True)) for c in "qw")
+    handle = engine.submit(wanted, [Text(("a",)), gen(1)])
+    engine.release(wanted)
+    engine.release(other)
+    drain(core)
+    assert engine.counters().prefilled_tokens == 41 and engine.stats()["pinned"] == 0
+    assert handle.results[0].output().text == expected_text("q" * 40 + "a", 1)
+    engine.check()
+
+
+def test_a_prefill_released_half_way_leaves_what_it_has_computed():
+    engine, core = stepped(1024, chunk=16)
+    pin = engine.prefill(None, [Text(("q" * 60,))], Hints(pin=True))
+    core.turn()
+    engine.release(pin)
+    assert drain(core) == 0
+    assert engine.counters().prefilled_tokens == 16 and engine.stats()["cached_tokens"] == 16
+    engine.check()
+
+
 def test_equal_prompts_share_the_last_row():
     engine, core = stepped()
     handles = [engine.submit(None, [Text(("x" * 50,)), gen()]) for _ in range(10)]
