@@ -46,6 +46,7 @@ from lmc.ir.core import Graph
 from lmc.ir.core import Value as IRValue
 from lmc.measured import Ledger
 from lmc.passes.manager import PassManager, Planned, Target, pipeline_for, run_pipeline
+from lmc.prompt import suggestion
 
 MAX_TREES = 8
 """Trace trees of one program for one list of argument types; further states of the outside run in the interpreter."""
@@ -94,6 +95,7 @@ class Traced:
     plans: dict[tuple[str, int, bool], Plan] = field(default_factory=dict[tuple[str, int, bool], Plan])
     growth: Growth = field(default_factory=Growth)
     ledger: Ledger = field(default_factory=Ledger)
+    checked: int = -1  # the tree's size when `outputs` was last looked up in it
     crowded: bool = False  # whether it is worth while to note which paths runs take
     clock: int = 0
 
@@ -134,7 +136,8 @@ def compile(  # the name of the field: torch.compile, re.compile
     """A program that means what `fn` means, compiled as it runs.
 
     backend  where it runs when a call names none (default: `set_default_backend`'s)
-    outputs  names of the only variables that will be read; whatever they do not need is not generated
+    outputs  names of the only variables that will be read; whatever they do not need is not generated. A name that no path of
+             the program makes is a ParameterError at its first call
     opt      0: nothing removed, merged or reordered; 1: the default pipeline
     aggressive  also changes prompts: constant paragraphs move in front of arguments, so that runs share more. `explain`
              shows what was moved. Answers may differ from those of the program as it was written
@@ -157,6 +160,7 @@ class Program:
         self.function, self.backend, self.opt = fn, backend, opt
         self.outputs = None if outputs is None else tuple(outputs)
         self.aggressive = aggressive
+        self._made_at = caller_loc()
         self.stats = Stats()
         self._trees: dict[tuple[str, ...], list[Traced]] = {}
         self._lock = threading.RLock()
@@ -390,6 +394,7 @@ class Program:
         if traced is None:
             run.pending = [_LEAVE]
             return run
+        self._check_outputs(traced)
         root.start = traced.growth.begin()
         if root.start is Start.INTERPRETER:
             run.pending = [_LEAVE]
@@ -444,6 +449,20 @@ class Program:
                     trees.insert(0, traced)
                     return traced
                 sites = traced.tree.wanted
+
+    def _check_outputs(self, traced: Traced) -> None:
+        """Refuses `outputs` with a name that nothing in the program can make: no path of a complete tree, no text in the code.
+
+        While a tree has paths that no run took, any of them may make it; then reading it from the state says what there is.
+        """
+        if not self.outputs or traced.checked == traced.tree.size:
+            return
+        traced.checked = traced.tree.size
+        made, complete = traced.tree.variables()
+        unknown = [name for name in self.outputs if name not in made]
+        if unknown and complete and not reach.texts(self.function.func).intersection(unknown):
+            near = suggestion(unknown[0], sorted(name for name in made if isinstance(name, str)))
+            raise ParameterError(f"outputs={list(self.outputs)}: {self.function.described} makes no variable {unknown[0]!r}{near}", loc=self._made_at)
 
     def _grow(self, traced: Traced, path: tuple[Decision, ...]) -> str | None:
         """Traces a path, and explores the arms of decisions with few answers ahead. If the interpreter runs it: why."""
@@ -690,7 +709,8 @@ class Program:
         """Traces ahead of time for arguments like these, without a model."""
         bound = self.function.arguments((), example)
         bound.apply_defaults()
-        self._find(bound, self._parameters.values(bound))
+        if (traced := self._find(bound, self._parameters.values(bound))) is not None:
+            self._check_outputs(traced)
         return self
 
     def graph(self) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import threading
@@ -73,6 +74,35 @@ def test_sampling_defaults_reach_the_gens():
     gens = [c for c in mock.call_log if c.params is not None]
     assert {(c.params.temperature, c.params.top_k) for c in gens} == {(0.3, 5)}
     assert {c.params.max_new_tokens for c in gens} == {8}
+
+
+@pytest.mark.parametrize("call", [lambda p: p("x"), lambda p: p.batch([{"text": "x"}]), lambda p: p.lower(text="x"), lambda p: asyncio.run(p.acall("x"))])
+def test_outputs_that_nothing_makes_are_refused_before_anything_is_asked(call: Any):
+    mock = Mock()
+    with pytest.raises(ParameterError, match=r"outputs=\['lable'\]: program classify.* makes no variable 'lable'; did you mean 'label'?"):
+        call(lmc.compile(classify, outputs=["lable"], backend=mock))
+    assert not mock.call_log
+
+
+def test_outputs_that_a_path_not_seen_yet_may_make_are_not_refused():
+    @lmc.function
+    def counts(s: lmc.State, text: str):
+        s += text + lmc.gen("words", max_tokens=2)
+        for word in s["words"].split():
+            s[f"of_{word}"] = "seen"
+
+    program = lmc.compile(counts, outputs=["of_a", "of_nothing"], backend=Mock(answers={"words": "a b"}))
+    assert list(program("x").variables) == ["of_a"]
+    with pytest.raises(KeyError, match="of_nothing"):
+        program("x")["of_nothing"]
+
+    @lmc.function
+    def late(s: lmc.State, text: str):
+        if isinstance(text, int):  # another trace
+            s += lmc.gen("number", max_tokens=1)
+        s += "!" + lmc.gen("text", max_tokens=1)
+
+    assert list(lmc.compile(late, outputs=["number"], backend=Mock())("x").variables) == []
 
 
 def test_outputs_narrow_what_is_generated():

@@ -141,6 +141,31 @@ def names_language(fn: types.FunctionType, seen: set[int] | None = None) -> bool
     return any(_names(cell, seen) for cell in _inside(fn) if isinstance(cell, types.FunctionType | type) or is_language(cell))
 
 
+def texts(fn: Any) -> set[str]:
+    """The text constants in the code of a function, and of the program's own functions, classes and modules that it reaches."""
+    found: set[str] = set()
+    seen: set[int] = set()
+    todo: list[Any] = [fn]
+    while todo:
+        x = todo.pop()
+        x = getattr(x, "func", x) if is_language(x) else getattr(x, "__func__", x)
+        if id(x) in seen or is_own(x) or from_library(x):
+            continue
+        seen.add(id(x))
+        if isinstance(x, types.FunctionType):
+            codes = list(_codes(x.__code__))
+            names = {name for code in codes for name in code.co_names}
+            found.update(text for code in codes for const in code.co_consts for text in (const if isinstance(const, tuple) else (const,)) if isinstance(text, str))
+            reached = [x.__globals__[name] for name in names if name in x.__globals__]
+            modules = [m for m in reached if isinstance(m, types.ModuleType) and not is_own(m) and not _is_library(m)]
+            todo += [*reached, *_inside(x), *[getattr(m, name, None) for m in modules for name in names]]
+        elif isinstance(x, type):
+            todo += [member for base in x.__mro__[:-1] for member in vars(base).values()]
+        elif type(x) in _CONTAINERS or isinstance(x, functools.partial):
+            todo += _inside(x)
+    return found
+
+
 def _is_library(module: types.ModuleType) -> bool:
     file = getattr(module, "__file__", None) or ""
     return not file or "site-packages" in file or file.startswith(_STDLIB)

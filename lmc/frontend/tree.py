@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from lmc.errors import Loc
 from lmc.ir.builder import Names
@@ -166,6 +166,23 @@ class Tree:
                 return None
             node = node.end.arms[key]
         return node
+
+    def variables(self) -> tuple[frozenset[Any], bool]:
+        """The names that paths give values to, and whether all paths that there are have been seen."""
+        names: set[Any] = set()
+        complete = True
+        stack = [self.root]
+        while stack:
+            end = stack.pop().end
+            match end:
+                case Return():
+                    names.update(cast(tuple[Any, ...], end.op.attrs["vars"]))
+                case Switch():
+                    complete = complete and end.domain is not None and {decision_of(x) for x in end.domain} <= end.arms.keys()
+                    stack += end.arms.values()
+                case _:
+                    complete = False
+        return frozenset(names), complete
 
     # -- arms that are no longer used
 
