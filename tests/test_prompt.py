@@ -9,7 +9,7 @@ import re
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.backend.mock import Mock
@@ -34,6 +34,7 @@ from lmc.prompt import (
     resolve,
     sampling,
 )
+from tests.searching import search
 
 RUN = SamplingParams(max_new_tokens=32, stop=("RUN",), temperature=0.0)
 
@@ -166,7 +167,7 @@ names = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@search(50, 400)
 @given(st.dictionaries(names, values, max_size=5))
 def test_resolve_never_changes_its_input_and_raises_only_our_errors(asked: dict[str, Any]) -> None:
     before, run = copy.deepcopy(asked), copy.copy(RUN)

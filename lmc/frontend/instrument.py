@@ -54,23 +54,36 @@ class _Found:
     class_name: str | None  # the class it is defined in, for names like `__private`
 
 
-_modules: dict[str, tuple[str, ast.Module, types.CodeType]] = {}
+@dataclass(frozen=True)
+class _Module:
+    """The parsed and compiled source of a file: its functions and their code by first line and name."""
+
+    text: str
+    functions: dict[tuple[int, str], list[_Found]]
+    codes: dict[tuple[int, str], list[types.CodeType]]
 
 
-def _module(file: str) -> tuple[ast.Module, types.CodeType] | None:
-    """The parsed and compiled source of a file, cached while the text stays the same."""
+_modules: dict[str, _Module] = {}
+
+
+def _module(file: str) -> _Module | None:
+    """The source of a file, cached while the text stays the same."""
     text = "".join(linecache.getlines(file))
     if not text:
         return None
     cached = _modules.get(file)
-    if cached is None or cached[0] != text:
+    if cached is None or cached.text != text:
         try:
-            tree = ast.parse(text, file)
-            cached = _modules[file] = (text, tree, compile(text, file, "exec", dont_inherit=True))
-            tried[file] = _tried_lines(tree)
+            tree, compiled = ast.parse(text, file), compile(text, file, "exec", dont_inherit=True)
         except SyntaxError:
             return None
-    return cached[1], cached[2]
+        cached = _modules[file] = _Module(text, {}, {})
+        for found in _functions(tree):
+            cached.functions.setdefault((_first_line(found.node), getattr(found.node, "name", "<lambda>")), []).append(found)
+        for code in _codes(compiled):
+            cached.codes.setdefault((code.co_firstlineno, code.co_name), []).append(code)
+        tried[file] = _tried_lines(tree)
+    return cached
 
 
 tried: dict[str, frozenset[int]] = {}
@@ -94,13 +107,13 @@ def _first_line(node: ast.AST) -> int:
     return decorators[0].lineno if decorators else node.lineno  # type: ignore[attr-defined]
 
 
-def _functions(tree: ast.AST, class_name: str | None = None) -> Iterator[tuple[ast.AST, str | None]]:
+def _functions(tree: ast.AST, class_name: str | None = None) -> Iterator[_Found]:
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.ClassDef):
             yield from _functions(child, child.name)
         else:
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                yield child, class_name
+                yield _Found(child, class_name)
             yield from _functions(child, class_name)
 
 
@@ -126,21 +139,13 @@ def _find(fn: types.FunctionType) -> _Found:
     module = _module(code.co_filename)
     if module is None:
         raise CannotInstrument(f"{fn.__qualname__} has no readable source ({where})")
-    tree, compiled = module
-    name = code.co_name
-    nodes = [
-        (node, cls)
-        for node, cls in _functions(tree)
-        if _first_line(node) == code.co_firstlineno and getattr(node, "name", "<lambda>") == name
-    ]
-    codes = [c for c in _codes(compiled) if c.co_firstlineno == code.co_firstlineno and c.co_name == name]
-    if not nodes or not any(_same_code(code, c) for c in codes):
+    place = (code.co_firstlineno, code.co_name)
+    nodes = module.functions.get(place, [])
+    if not nodes or not any(_same_code(code, c) for c in module.codes.get(place, [])):
         raise CannotInstrument(f"the source of {fn.__qualname__} at {where} is not the one that was imported")
     if len(nodes) > 1:
-        raise CannotInstrument(f"several functions named {name} start at {where}")
-    node, cls = nodes[0]
-    assert isinstance(node, FunctionNode)
-    return _Found(node, cls)
+        raise CannotInstrument(f"several functions named {code.co_name} start at {where}")
+    return nodes[0]
 
 
 # -- scopes --------------------------------------------------------------------------------------------------------

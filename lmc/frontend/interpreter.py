@@ -490,8 +490,8 @@ class Function:
     ) -> Iterator[State]:
         if not items:
             return iter(())
-        states = self._batch_states(numbers, options)
         threads = min(_threads(given.get("num_threads", "auto")), len(items))
+        states = self._batch_states(numbers, options)
         bar = _progress_bar(len(items)) if given.get("progress_bar") else None
         if self.is_async:
             return self._batch_loop(states, items, threads, bar)

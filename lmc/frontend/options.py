@@ -44,7 +44,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
-        """Checks names and values; `what` takes them, for messages. Raises ArgumentError."""
+        """Checks names and values; `what` takes them, for messages. Raises ArgumentError, ParameterError."""
         for name in given:
             if name not in known:
                 raise ArgumentError(f"{what} has no option {name!r}{suggestion(name, sorted(known))}", loc=caller_loc())
@@ -63,7 +63,9 @@ class Options:
             raise ArgumentError(f"budget={budget!r}: write lmc.Budget(tokens=…, calls=…, cost=…)", loc=caller_loc())
         timeout = check_timeout(given.get("timeout"), caller_loc())
         sampled = {k: given[k] for k in RUN_SAMPLING if k in given}
-        return cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout)
+        options = cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout)
+        options.defaults(SamplingParams())  # a wrong value is said now, before a default backend loads its model
+        return options
 
     def limits(self, backend: Backend, outer: Limits | None) -> Limits | None:
         """The limits of a run on `backend`; `outer` are its caller's. Raises ParameterError for a cost that nobody can tell."""

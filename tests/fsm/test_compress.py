@@ -6,13 +6,14 @@ import random
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from lmc.fsm.compress import chain_label, class_label, compress, forced_bytes
 from lmc.fsm.dfa import compile_regex
 from lmc.fsm.draw import to_dot, to_html, to_text
 from lmc.fsm.regex import parse
 from tests.fsm.patterns import JUDGE, mutated, regexes, word_of
+from tests.searching import search
 
 
 def chains(pattern: str) -> list[bytes]:
@@ -56,7 +57,7 @@ def test_chains_may_end_inside_a_character():
     assert text == "世界".encode() + b"\xe5"
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@search(30, 200)
 @given(regexes)
 def test_the_language_stays(pattern):
     dfa, rng, tree = compile_regex(pattern), random.Random(pattern), parse(pattern)
@@ -67,7 +68,7 @@ def test_the_language_stays(pattern):
             assert fsm.accepts(text.encode()) == dfa.accepts(text.encode()), text
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@search(20, 200)
 @given(regexes)
 def test_every_chain_is_maximal(pattern):
     dfa = compile_regex(pattern)

@@ -9,13 +9,14 @@ from functools import lru_cache
 import interegular
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from lmc.errors import ConstraintError
 from lmc.fsm import dfa
 from lmc.fsm.dfa import DEAD, ByteDFA, build, compile_regex
 from lmc.fsm.regex import parse
 from tests.fsm.patterns import ASCII, CHARACTER, HAND_WRITTEN, JUDGE, LETTERS, NAMES, mutated, regexes, word_of
+from tests.searching import search
 
 compiled = lru_cache(compile_regex)
 
@@ -76,7 +77,7 @@ def test_the_language_is_that_of_fullmatch(pattern):
     check_words_of_the_automaton(pattern, 10)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@search(60, 400)
 @given(regexes)
 def test_any_regex_has_the_language_of_fullmatch_and_a_minimal_automaton(pattern):
     check_language(pattern, 6)

@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.fsm import forced
@@ -18,6 +18,7 @@ from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.forced_oracle import CHARACTER_TEXT, FINITE, TOOL, by_definition, forced_tokens
 from tests.fsm.patterns import ASCII, CHARACTER, JUDGE, regexes, word_of
 from tests.fsm.small_vocabulary import small, smollm2
+from tests.searching import search
 
 ORDER = r'\{"order(Id|Name)": "\w+"\}'
 
@@ -64,7 +65,7 @@ def test_without_enumerating_runs_are_not_longer_than_the_definition_allows(patt
         assert run == most[: len(run)], state
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@search(30, 200)
 @given(
     st.lists(st.text("ab:\"", min_size=1, max_size=3), min_size=1, max_size=3),
     st.lists(st.text("ab:\"", min_size=2, max_size=3), min_size=1, max_size=5, unique=True),
@@ -77,7 +78,7 @@ def test_runs_are_those_of_the_definition_on_any_small_vocabulary(words, merges)
         assert f.run(state).tokens == by_definition(f, state)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@search(40, 200)
 @given(st.sampled_from(["order", '"', 'the"', ' "', "  ", "yes", '{"', "世"]), regexes)
 def test_no_legal_text_contradicts_a_run(head, rest):
     pattern = "".join(f"[{c}]" for c in head) + rest

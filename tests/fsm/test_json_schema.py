@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lmc.errors import ConstraintError
@@ -19,6 +19,7 @@ from lmc.fsm.json_schema import KEYWORDS, compile_schema
 from lmc.fsm.json_text import NOTHING, Bounds, integer, number
 from lmc.fsm.sources import automaton_of, ebnf_of
 from tests.fsm.schemas import RECURSIVE, REFUSED, SCHEMAS
+from tests.searching import search
 
 
 def automaton(schema) -> ByteDFA:
@@ -201,7 +202,7 @@ def near(b: Bounds, rng: random.Random) -> Decimal:
     return at + Decimal(rng.randint(-(10 ** rng.randint(1, 7)), 10 ** rng.randint(1, 7))) / 100
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@search(20, 200)
 @given(bounds(), st.randoms(use_true_random=False))
 def test_integers_within_bounds(b, rng):
     tree = integer(b)
@@ -211,7 +212,7 @@ def test_integers_within_bounds(b, rng):
         assert (dfa is not None and dfa.accepts(str(int(x)).encode())) == b.contains(x), x
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@search(15, 150)
 @given(bounds(), st.randoms(use_true_random=False))
 def test_numbers_within_bounds(b, rng):
     tree = number(b)

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from lmc.errors import ConstraintError
 from lmc.fsm.dfa import DEAD, compile_regex
@@ -15,6 +15,7 @@ from lmc.fsm.tokens import FEW, TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.patterns import ASCII, CHARACTER, HAND_WRITTEN, JUDGE, regexes
 from tests.fsm.small_vocabulary import EOS, SPECIAL, small, smollm2
+from tests.searching import search
 
 
 def automaton(pattern: str, vocabulary: Vocabulary | None = None) -> TokenAutomaton:
@@ -52,7 +53,7 @@ def test_rows_are_those_of_stepping_every_token(pattern):
     check_rows(pattern, 6)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@search(25, 200)
 @given(regexes)
 def test_rows_of_any_regex_are_those_of_stepping_every_token(pattern):
     check_rows(pattern, 3)
@@ -206,7 +207,7 @@ def test_masks_are_xgrammars(xgrammar_compiler, pattern):
 
 
 @pytest.mark.model
-@settings(max_examples=140, deadline=None, derandomize=True)
+@search(140, 400)
 @given(regexes)
 def test_masks_of_any_regex_are_xgrammars(xgrammar_compiler, pattern):
     check_against_xgrammar(xgrammar_compiler, pattern, walks=1)

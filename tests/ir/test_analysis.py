@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from lmc.ir import Graph, Op, Value, parse
 from lmc.ir.analysis import (
@@ -19,8 +19,7 @@ from lmc.ir.analysis import (
     topological,
 )
 from tests.ir.graphs import graphs
-
-few = settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+from tests.searching import search
 
 FORKED = parse("""
 graph @f(%k: bool) -> (any) {
@@ -107,8 +106,8 @@ graph @f() -> (any) {
     assert answers_needed(graph) == {1: (), 5: (1,), 6: ()}
 
 
+@search(8, 60)
 @given(graphs())
-@few
 def test_every_graph_is_in_a_topological_order(graph: Graph) -> None:
     seen: set[Value] = set(graph.params)
     for op in topological(graph):
@@ -117,8 +116,8 @@ def test_every_graph_is_in_a_topological_order(graph: Graph) -> None:
     assert len(def_use(graph)) == len(list[Op](graph.ops()))
 
 
+@search(8, 60)
 @given(graphs())
-@few
 def test_dominance_is_the_path(graph: Graph) -> None:
     above = dominance(graph)
     for a in graph.blocks:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from lmc.errors import IRError, Loc
 from lmc.ir import DEFAULT, Builder, Graph, Op, Rewriter, Value, parse, print_graph, rewrite
 from tests.ir.graphs import graphs
+from tests.searching import search
 
 
 def test_names_come_from_types_and_hints() -> None:
@@ -81,8 +82,8 @@ def test_what_is_built_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
         reset()
 
 
+@search(8, 60)
 @given(graphs())
-@settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_rewrite_that_changes_nothing_gives_the_same_object(graph: Graph) -> None:
     assert rewrite(graph, lambda op, _: None) is graph
     assert rewrite(graph, lambda op, _: (op,)) is graph

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from lmc.ir import Builder, Graph
 from lmc.ir.layout import HEIGHT, WIDTH, Picture, picture
 from tests.ir.graphs import graphs
-
-few = settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
+from tests.searching import search
 
 
 def apart(drawn: Picture) -> bool:
@@ -39,8 +38,8 @@ def forked(width: int, depth: int) -> Graph:
     return b.build()
 
 
+@search(8, 60)
 @given(graphs())
-@few
 def test_boxes_of_any_graph_are_apart_and_hold_each_prompt_once(graph: Graph) -> None:
     drawn = picture(graph)
     assert apart(drawn)

@@ -6,14 +6,14 @@ import json
 import re
 from html.parser import HTMLParser
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from lmc.ir import Builder, Graph, Value, parse
 from lmc.ir.layout import picture
 from lmc.ir.render import to_dot, to_html, to_json
 from tests.ir.graphs import graphs
+from tests.searching import search
 
-few = settings(max_examples=15, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 NASTY = '</td><script>alert("x")</script>&\\'
 
 
@@ -57,8 +57,8 @@ def test_dot_quotes_what_dot_would_read() -> None:
     assert re.fullmatch(r"[\w\s{}\[\]=,;>.-]*", bare)
 
 
+@search(6, 40)
 @given(graphs())
-@few
 def test_any_graph_renders(graph: Graph) -> None:
     data = json.loads(to_json(graph))
     assert [len(b["ops"]) for b in data["blocks"]] == [len(b.ops) for b in graph.blocks]

@@ -6,15 +6,14 @@ import math
 import re
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.errors import IRError, Loc
 from lmc.ir import DEFAULT, OPS, Builder, Op, Symbol, Value, parse, print_graph, print_op, verify
 from lmc.ir.core import Block, Graph
 from tests.ir.graphs import attr_values, graphs
-
-slow = settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+from tests.searching import examples, search
 
 JUDGE = r"""// lmc ir 1
 graph @judge(%essay: str) -> (any) {
@@ -34,12 +33,13 @@ graph @judge(%essay: str) -> (any) {
 """
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("stage", ["traced", "planned"])
 def test_parse_inverts_print(stage: str) -> None:
     seen: set[str] = set()
 
     @given(graphs(stage))
-    @slow
+    @examples(20, 100)
     def check(graph: Graph) -> None:
         text = print_graph(graph)
         parsed = parse(text)
@@ -57,15 +57,15 @@ def test_print_inverts_parse() -> None:
     assert print_graph(graph) == JUDGE
 
 
+@search(15, 100)
 @given(attr_values)
-@settings(deadline=None, derandomize=True, max_examples=40)
 def test_attributes_survive(value: object) -> None:
     graph = _with(Op("fsm", (), (), {"a": value, "b_2": (value,)}))  # pyright: ignore[reportArgumentType]
     assert repr(parse(print_graph(graph))) == repr(graph)
 
 
+@search(15, 100)
 @given(st.text())
-@settings(deadline=None, derandomize=True, max_examples=40)
 def test_any_name_survives(name: str) -> None:
     v, label = Value("v" + name, "ctx"), "l" + name
     blocks = (

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from lmc.errors import IRError, Loc
 from lmc.ir import Block, Graph, Op, Symbol, Value, parse, verify
 from tests.ir.graphs import graphs
-
-few = settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+from tests.searching import search
 
 BROKEN = [
     ("%c1 = append(%x)", "operand 0 is %x: str; append wants a ctx there"),
@@ -135,8 +134,8 @@ def test_roles_are_for_traced_graphs() -> None:
         verify(graph, "planned")
 
 
+@search(8, 60)
 @given(graphs(), graphs("planned"))
-@few
 def test_generated_graphs_are_valid(traced: Graph, planned: Graph) -> None:
     verify(traced, "traced")
     verify(planned, "planned")

@@ -9,7 +9,7 @@ from random import Random
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from lmc.errors import IRError
@@ -18,8 +18,9 @@ from lmc.passes.manager import Pass, PassContext, PassManager, Target, interface
 from tests.ir.graphs import graphs
 from tests.passes.evaluate import evaluate
 from tests.passes.shrink import shrunk
+from tests.searching import examples
 
-slow = settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+slow = examples(8, 60)
 PIPELINES = [
     "canonicalize",
     "cse",
@@ -44,6 +45,7 @@ def keeps_meaning(passes: Sequence[Pass], graph: Graph, seed: int) -> None:
     assert after.asked <= before.asked
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_a_pass_keeps_what_is_observable(pipeline: str) -> None:
     passes = parse_pipeline(pipeline)
@@ -56,12 +58,13 @@ def test_a_pass_keeps_what_is_observable(pipeline: str) -> None:
     check()
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("kind", ["tokens", "chat"])
 def test_a_pipeline_is_a_fixpoint(kind: str) -> None:
     manager = PassManager(pipeline_for(Target(kind)))
 
     @given(graphs())
-    @settings(slow, max_examples=15)
+    @slow
     def check(graph: Graph) -> None:
         once = manager.run(graph)
         assert manager.run(once) == once
@@ -69,8 +72,9 @@ def test_a_pipeline_is_a_fixpoint(kind: str) -> None:
     check()
 
 
-@given(graphs(), st.integers(0, 3))
+@pytest.mark.search
 @slow
+@given(graphs(), st.integers(0, 3))
 def test_outputs_keep_the_wanted_variables(graph: Graph, seed: int) -> None:
     """Unless the run fails at a read that nobody wanted, value, wanted variables and effects are the same."""
     narrowed = PassManager(pipeline_for(Target(), outputs=["x"])).run(graph)
@@ -80,8 +84,9 @@ def test_outputs_keep_the_wanted_variables(graph: Graph, seed: int) -> None:
         assert after.observable == before.observable
 
 
-@given(graphs(), st.integers(0, 3))
+@pytest.mark.search
 @slow
+@given(graphs(), st.integers(0, 3))
 def test_prefills_serve_two_asks_of_one_path(graph: Graph, seed: int) -> None:
     """What is prefilled for a fork is extended by at least two branches in the blocks from there on."""
     planned = PassManager(parse_pipeline("lower-chat,plan-prefix{min_chars = 1}")).run(graph)
@@ -210,7 +215,8 @@ def test_a_failing_pass_leaves_a_reproducer_of_the_shrunk_graph() -> None:
     assert parse(Path(path).read_text()) == smallest
 
 
-@given(graphs(), st.integers(0, 3))
+@pytest.mark.search
 @slow
+@given(graphs(), st.integers(0, 3))
 def test_no_bug_is_found_where_none_is(graph: Graph, seed: int) -> None:
     keeps_meaning(pipeline_for(Target()), graph, seed)
