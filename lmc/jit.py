@@ -381,7 +381,9 @@ class Program:
     def _runs(self, roots: Sequence[State], bound: Sequence[inspect.BoundArguments]) -> Iterator[Run]:
         for index, (root, arguments) in enumerate(zip(roots, bound, strict=True)):
             arguments.apply_defaults()
-            yield self._begin(Root(root, arguments, index, len(roots) > 1))
+            run = self._begin(Root(root, arguments, index, len(roots) > 1))
+            run.more = index < len(roots) - 1
+            yield run
 
     def _begin(self, root: Root) -> Run:
         live, arguments = root.live.run, root.arguments

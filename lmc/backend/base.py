@@ -57,7 +57,8 @@ class Counters:
     """What a backend has done since it started; subtract two readings to measure a run.
 
     `prefilled_tokens` are prompt tokens computed, `unique_tokens` those of them that no earlier request had
-    computed: prefill optimality is unique / prefilled.
+    computed: prefill optimality is unique / prefilled. `groups` were submitted (and in an engine admitted) together;
+    `twins` are samples that began with another's last prompt row, as all but the first of an n-way sample do.
     """
 
     calls: int = 0
@@ -70,6 +71,8 @@ class Counters:
     passes: int = 0
     rows: int = 0
     device_seconds: float = 0.0
+    groups: int = 0
+    twins: int = 0
 
     def __sub__(self, other: Counters) -> Counters:
         return Counters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
@@ -250,6 +253,7 @@ class Hints:
     way      which of the group's equal requests this is, and of how many: they differ in their seeds only and are one
              n-way sample, each with a seed of its own
     reserve  most tokens that the answer can have by its constraint, its end included; None where that is not known
+    more     further submissions follow at once: what begins now would begin without them
     """
 
     pin: bool = False
@@ -258,6 +262,7 @@ class Hints:
     members: int = 1
     way: tuple[int, int] = (0, 1)
     reserve: int | None = None
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,7 @@ class Execution:
             return
         if run.taken:
             return
+        run.more = not self._events.empty()
         if instruction is RETURNED:
             yield from self._answered(run)
         elif run.failure is not None:

@@ -55,12 +55,13 @@ class Run:
     record   results of host operations that must not happen twice, by their key
     limits   budget and deadline, if it has any
     mask     which marks are waited for
+    more     whether other runs go on right after this one, for the hints of what it asks now
     ahead    of unordered calls, which may run before what stands before them: what was called, and its result
     answers  what was asked, by stream and ordinal: (prompt before, request, prompt after)
     """
 
     __slots__ = (
-        "ahead", "answers", "backend", "began", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "limits", "mask", "number",
+        "ahead", "answers", "backend", "began", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "limits", "mask", "more", "number",
         "owner", "path", "pending", "pins", "record", "result", "root", "seed", "stream", "taken", "thread",
     )  # fmt: skip
 
@@ -88,6 +89,7 @@ class Run:
         self.number = next(_numbers)  # among all runs of the process
         self.root: Any = None  # the owner's
         self.limits, self.mask = limits, ~0 if limits is not None and limits.in_order else ~ASK
+        self.more = False
         self.taken = False  # by the interpreter
         self.context: Context | None = None
         self.env: list[Any] = list(arguments)
@@ -251,9 +253,9 @@ class Visit:
 
     def hints(self, run: Run) -> Hints:
         if run.limits is not None and run.limits.in_order:  # one of them may wait for the answer to another
-            return Hints(False, (run.item, *self.order))
+            return Hints(False, (run.item, *self.order), more=run.more)
         group = None if self.group is None else (run.number, self.order[0], self.group)
-        return Hints(False, (run.item, *self.order), group, self.members, self.way, self.reserve)
+        return Hints(False, (run.item, *self.order), group, self.members, self.way, self.reserve, run.more)
 
 
 class Ask(Instruction):
@@ -512,14 +514,14 @@ class Prefill(Instruction):
             handle = self.shared.get(run.backend, prompt.tail, lambda: _prefilled(prompt, run.backend))
             run.env[self.ctx] = Prompt(prompt, (), None, handle, ())
             return True
-        prompt = run.env[self.ctx] = prompt.prefill(run.backend, Hints(pin=True))
+        prompt = run.env[self.ctx] = prompt.prefill(run.backend, Hints(pin=True, more=True))
         assert prompt.handle is not None
         run.pins.append(prompt.handle)
         return True
 
 
 def _prefilled(prompt: Prompt, backend: Backend) -> Handle:
-    handle = prompt.prefill(backend, Hints(pin=True)).handle
+    handle = prompt.prefill(backend, Hints(pin=True, more=True)).handle
     assert handle is not None
     return handle
 

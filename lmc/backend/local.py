@@ -25,7 +25,7 @@ from lmc.backend.engine.asks import ROOT, Asker, Finished, Place
 from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import EngineCore, Runner
-from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.request import Group, Kind, Request
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendError, CancelledError, ParameterError
@@ -56,6 +56,7 @@ class _Step:
         "ask",
         "backend",
         "error",
+        "group",
         "hints",
         "parent",
         "parts",
@@ -75,6 +76,7 @@ class _Step:
         hints: Hints,
     ) -> None:
         self.backend, self.parent, self.parts, self.ask, self.hints = backend, parent, parts, ask, hints
+        self.group: Group | None = None  # until its requests have arrived there
         self.state = _State.WAITING
         self.wants_prefill = False
         self.after = ROOT
@@ -87,6 +89,7 @@ class _Step:
         # may run in any thread, at any moment, also inside the garbage collector: only ever posts
         for req in self.requests:
             self.backend.forget(req)
+        self.backend.leave(self)
 
     def tell(self, act: str, *args: Any) -> None:
         """Calls a method of the result, if anybody still holds it."""
@@ -159,7 +162,8 @@ class LocalBackend:
         self._asker = Asker(
             name, vocabulary, chat_template, compiler, max_context=max_context, pool=max_tokens, seed=seed, seam=seam
         )
-        self._lock = threading.Lock()  # states of steps and their pending lists
+        self._lock = threading.Lock()  # states of steps and their pending lists, groups
+        self._groups: weakref.WeakValueDictionary[tuple[int, ...], Group] = weakref.WeakValueDictionary()
         self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk)
         self._core = core(self._scheduler, runner)
         self._finalizer = weakref.finalize(self, self._core.close, timeout=0)  # a destructor must not wait
@@ -195,7 +199,9 @@ class LocalBackend:
     def submit(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> LocalHandle:
         """Extends `parent` by a chain of segments; see Backend.submit."""
         self._check(segments)
-        return self._enter(parent, self._steps(parent, segments, hints or Hints()))
+        hints = hints or Hints()
+        self._core.more = hints.more
+        return self._enter(parent, self._steps(parent, segments, hints))
 
     def prefill(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> LocalHandle:
         """Computes the KV of literal segments and pins it until `release`, or until the handle is dropped.
@@ -205,7 +211,9 @@ class LocalBackend:
         self._check(segments)
         if any(isinstance(segment, Gen | Select) for segment in segments):
             raise ParameterError("prefill takes literal segments only; submit the others")
-        steps = self._steps(parent, segments, hints or Hints())
+        hints = hints or Hints()
+        self._core.more = hints.more
+        steps = self._steps(parent, segments, hints)
         steps[-1].wants_prefill = True
         return self._enter(parent, steps)
 
@@ -288,6 +296,9 @@ class LocalBackend:
         for parts, ask in _stretches(segments):
             step = _Step(self, step, parts, ask, hints)
             steps.append(step)
+        first = next((step for step in steps if step.ask is not None), None)
+        if first is not None:
+            first.group = self._group(hints)
         return steps
 
     def _enter(self, parent: Handle | None, steps: list[_Step]) -> LocalHandle:
@@ -340,7 +351,10 @@ class LocalBackend:
             if step.state is not _State.WAITING:
                 return  # cancelled meanwhile
             step.state, step.requests = _State.RUNNING, tuple(requests)
+        for req in requests:
+            req.group = step.group
         self._send(requests)
+        self.leave(step)
 
     def _send(self, requests: Sequence[Request]) -> None:
         for req in requests:
@@ -383,6 +397,7 @@ class LocalBackend:
                 pending, step.pending = step.pending, []
             for req in requests:
                 self._core.cancel(req)
+            self.leave(step)
             step.tell("fail", error)
             doomed += [child for ref in pending if (child := ref()) is not None]
 
@@ -402,6 +417,23 @@ class LocalBackend:
 
     def abort(self, step: _Step, error: BaseException) -> None:
         self._fail(step, error)
+
+    def _group(self, hints: Hints) -> Group | None:
+        """What the siblings that an ask is submitted with have in common."""
+        if hints.group is None:
+            return None
+        with self._lock:
+            group = self._groups.get(hints.group)
+            if group is None:
+                group = self._groups[hints.group] = Group(hints.members)
+            return group
+
+    def leave(self, step: _Step) -> None:
+        """The others of a step's group need not wait for it: its requests are on their way, or will never be. Usable from
+        a destructor."""
+        group, step.group = step.group, None
+        if group is not None:
+            self._core.post(group.arrive)
 
     def forget(self, req: Request) -> None:
         """Nobody needs `req` any more: cancels it, or ends its pin. Usable from a destructor."""

@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lmc.backend.base import Capabilities, Counters, Hints, Output, Result, check_supported
@@ -208,7 +209,7 @@ class Mock:
         self._pending: set[MockHandle] = set()
         self._timer = _Timer()
         self._journal: list[Call | Node] = []  # calls and prefills, to be counted when somebody asks
-        self._counted = 0
+        self._counted = self._twins = 0
         self._counters = Counters()
         self._trie = Trie()
         self._warned: set[str] = set()
@@ -228,6 +229,7 @@ class Mock:
         if hints is not None and hints.group is not None:
             with self._lock:
                 self.groups[hints.group] += 1
+                self._twins += hints.way[0] > 0
         handle = MockHandle(self, segments, tuple([Result() for _ in asks]))
         start = self._start(parent, handle)
         if start is not None:
@@ -425,7 +427,7 @@ class Mock:
                 prefilled_tokens=self._counters.prefilled_tokens + fresh,
                 unique_tokens=self._counters.unique_tokens + fresh,
                 generated_tokens=self._counters.generated_tokens + answer,
-                passes=self._counters.passes + max(1, answer),
+                passes=self._counters.passes + (max(1, answer) if call is not None else 0),  # a prefill rides with an ask
                 rows=self._counters.rows + fresh + answer,
             )
-        return self._counters
+        return replace(self._counters, groups=len(self.groups), twins=self._twins)

@@ -41,6 +41,10 @@ class PassOutput:
     tops: Sequence[Top]  # the likeliest tokens beside each score, as many as it asks for
 
 
+_MOMENT = 0.005
+"""Seconds that an idle engine waits at most for what is on its way."""
+
+
 class Runner(Protocol):
     """Runs a pass: the model and the sampler."""
 
@@ -71,6 +75,7 @@ class EngineCore:
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self.scheduler, self._runner = scheduler, runner
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # reentrant: usable from destructors
+        self.more = False  # who submitted last is not done; a guess, set from any thread
         self._live: dict[Request, None] = {}
         self._closed = self._ended = False
         self._generated = self._forced = self._calls = 0
@@ -86,7 +91,7 @@ class EngineCore:
 
     def turn(self) -> bool:
         """Takes what was submitted and runs one pass; False when nothing is left to do."""
-        self._take(wait=False)
+        self._take(wait=0.0)
         if self._idle:
             return False
         self.step()
@@ -108,7 +113,7 @@ class EngineCore:
         """Runs `action` on the loop's thread, before the next pass. After the loop's end: here."""
         self._inbox.put(action)
         if self._ended:
-            self._take(wait=False, closing=True)
+            self._take(wait=0.0, closing=True)
 
     def call(self, action: Callable[[], Any]) -> Any:
         """Runs `action` on the loop's thread and returns what it returns or raises what it raises."""
@@ -161,6 +166,8 @@ class EngineCore:
             passes=t.passes,
             rows=t.rows,
             device_seconds=self._device_seconds,
+            groups=t.groups,
+            twins=t.twins,
         )
 
     def stats(self) -> dict[str, Any]:
@@ -172,6 +179,7 @@ class EngineCore:
             "slots": s.pool.num_slots,
             "free_slots": s.pool.free_count,
             "cached_tokens": s.tree.size,
+            "split_groups": s.tally.split_groups,
             "evictable_tokens": s.tree.evictable,
             "device_seconds": self._device_seconds,
             "host_seconds": self._busy_seconds - self._device_seconds,
@@ -182,7 +190,7 @@ class EngineCore:
     def _loop(self) -> None:
         while True:
             try:
-                if not self._take(wait=self._idle):
+                if not self._take(wait=None if self._idle else 0.0) or not self._gather():
                     break
                 began = time.perf_counter()
                 self.step()
@@ -192,12 +200,22 @@ class EngineCore:
                 self._fail_all(error)
         self._fail_all(None)
         self._ended = True  # first this, then the last look: what is posted later is run by who posts it
-        self._take(wait=False, closing=True)
+        self._take(wait=0.0, closing=True)
 
-    def _take(self, *, wait: bool, closing: bool = False) -> bool:
-        """Runs what was posted; False when it is time to end."""
+    def _gather(self) -> bool:
+        """Gives what is on its way a moment to arrive: the asks that a prefill is for, in whose pass it costs none of its
+        own, the rest of a group or of a batch. False when it is time to end."""
+        s, until = self.scheduler, time.perf_counter() + _MOMENT
+        while s.only_waiting and self._flying is None and (self.more or s.expects_more) and (left := until - time.perf_counter()) > 0:
+            if not self._take(wait=left):
+                return False
+        return True
+
+    def _take(self, *, wait: float | None, closing: bool = False) -> bool:
+        """Runs what was posted, after waiting so many seconds (None: as long as it takes) for something to be; False
+        when it is time to end."""
         try:
-            action = self._inbox.get(block=wait)
+            action = self._inbox.get(timeout=wait) if wait is None or wait > 0 else self._inbox.get_nowait()
             while True:
                 if action is None and not closing:
                     return False

@@ -42,6 +42,25 @@ PENDING = -1  # in `ids`: a token that is on its way from the device
 _order = itertools.count()
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Group:
+    """Asks of siblings, which are admitted together: in one pass, if there is room for all of them.
+
+    missing  how many asks have not arrived yet
+    waiting  requests that arrived and were not admitted
+    entered  number of the pass that admitted the first of them; split: later ones had to admit others
+    """
+
+    missing: int
+    waiting: list[Request] = field(default_factory=list["Request"])
+    entered: int | None = None
+    split: bool = False
+
+    def arrive(self) -> None:
+        """One more ask has all its requests here, or will never have any."""
+        self.missing -= 1
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """One sequence.
@@ -65,6 +84,7 @@ class Request:
     choose: Callable[[Request], int] | None = None  # SCORE: the branch whose KV is worth keeping
     score_from: int | None = None  # log-probabilities of the prompt's tokens from here on
     priority: tuple[int, ...] = ()  # the plan's visit order
+    group: Group | None = None
 
     # identity and outcome
     order: int = field(default_factory=lambda: next(_order))

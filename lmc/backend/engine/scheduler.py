@@ -27,6 +27,8 @@ from lmc.backend.engine.request import Kind, Request
 
 _WINDOW = 256  # waiting requests looked at in one pass
 _PATIENCE = 512  # passes after which a request goes first, whatever is cached
+_ON_ITS_WAY = 2  # passes that the first of a group wait for the others to arrive
+_TOGETHER = 16  # passes that a group waits for room for all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,9 @@ class Tally:
     unique_tokens: int = 0
     passes: int = 0
     rows: int = 0
+    groups: int = 0  # admitted in one pass
+    split_groups: int = 0  # not so, for want of room
+    twins: int = 0
 
 
 class _Verdict(Enum):
@@ -152,6 +157,8 @@ class Scheduler:
         assert req.need <= self.pool.num_slots, "does not fit the pool; refuse it at submit"
         req.since = self._clock
         self.waiting.append(req)
+        if req.group is not None:
+            req.group.waiting.append(req)
         self._stuck = False
 
     def cancel(self, req: Request) -> None:
@@ -160,6 +167,9 @@ class Scheduler:
             self.finish(req, req.cached_len)
         elif req in self.waiting:
             self.waiting.remove(req)
+            if req.group is not None:
+                req.group.waiting.remove(req)
+                self._stuck = False
         req.done = True
 
     def finish(self, req: Request, keep: int) -> None:
@@ -306,9 +316,10 @@ class Scheduler:
                     left.extend(candidates[i:])
                     break
                 start = self._start(req)
-                verdict = self._try_admit(work, req, start)
+                verdict = self._together(work, req, start) or self._try_admit(work, req, start)
                 if verdict is _Verdict.ADMITTED:
                     progress = True
+                    self._entered(req)
                     if req in self.running:  # and not a twin, nor a prefill that was cached as a whole
                         room -= self._advance(work, req, room, start.place)
                     continue
@@ -318,10 +329,49 @@ class Scheduler:
                     left.extend(candidates[i + 1 :])
                     break
             self.waiting.extendleft(sorted(left, key=lambda r: -r.order))
-        if self.waiting and not self.running and not work.rows:
+        if self.waiting and not self.running and not work.rows and not deferred:
             self._make_room(work)
         elif self.waiting and not progress:
             self._stuck = not deferred
+
+    @property
+    def only_waiting(self) -> bool:
+        """Nothing runs yet, so that a pass may as well begin a moment later."""
+        return bool(self.waiting) and not self.running
+
+    @property
+    def expects_more(self) -> bool:
+        """Whether all that waits does so for the rest of its group."""
+        return all(req.group is not None and req.group.missing > 0 for req in self.waiting)
+
+    def _together(self, work: Pass, req: Request, start: _Start) -> _Verdict | None:
+        """Why a request has to wait for the others of its group, or with them; None if it has not. Not for ever: a wish,
+        not a promise."""
+        group = req.group
+        if group is None or group.entered is not None:
+            return None
+        since = self._clock - req.since
+        if group.missing > 0 and since < _ON_ITS_WAY:
+            return _Verdict.LATER
+        if since > _TOGETHER or len(group.waiting) > self.max_batch:
+            return None
+        shared = min(common_prefix(req.ids[: req.head_len], other.ids[: other.head_len]) for other in group.waiting)
+        need = sum(other.need - shared for other in group.waiting) + max(0, shared - start.at)
+        if need > self.pool.num_slots:
+            return None
+        fits = self._has_room(need) and self._batch_size(work) + len(group.waiting) <= self.max_batch
+        return None if fits else _Verdict.NO_ROOM
+
+    def _entered(self, req: Request) -> None:
+        group = req.group
+        if group is None:
+            return
+        group.waiting.remove(req)
+        group.split |= group.entered not in (None, self._clock)
+        group.entered = self._clock
+        if not group.waiting and not group.missing:
+            self.tally.groups += not group.split
+            self.tally.split_groups += group.split
 
     def _batch_size(self, work: Pass) -> int:
         return len(self.running) + sum(len(req.twins) for _, req in work.first)
@@ -389,6 +439,7 @@ class Scheduler:
         self.committed += need
         req.reserved = need
         leader.twins.append(req)
+        self.tally.twins += 1
         self.tally.prompt_tokens += req.prompt_len
         self.tally.cached_tokens += req.prompt_len
         req.hit_len = req.prompt_len

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from lmc.backend.base import Hints
-from lmc.errors import CancelledError
+from lmc.errors import CancelledError, PromptTooLongError
 from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import (
     FakeAheadRunner,
@@ -111,6 +111,94 @@ def test_a_prefill_released_half_way_leaves_what_it_has_computed():
     assert drain(core) == 0
     assert engine.counters().prefilled_tokens == 16 and engine.stats()["cached_tokens"] == 16
     engine.check()
+
+
+def siblings(engine, members: int, *tails: str, group=(0, 0, 0), most: int = 4):
+    """Asks of one group, as the executor submits them; fewer than `members` if not all have come."""
+    hints = Hints(group=group, members=members)
+    return [engine.submit(None, [Text(("q" * 20 + tail,)), gen(most)], hints) for tail in tails]
+
+
+def test_a_group_is_admitted_when_all_of_it_is_there():
+    engine, core = stepped()
+    first = siblings(engine, 3, "a", "b")
+    assert core.turn() and engine.stats()["running"] == 0
+    last = siblings(engine, 3, "c")
+    assert drain(core) == 4
+    assert engine.counters().groups == 1 and engine.stats()["split_groups"] == 0
+    for handle, tail in zip([*first, *last], "abc", strict=True):
+        assert handle.results[0].output().text == expected_text("q" * 20 + tail, 4)
+    engine.check()
+
+
+def test_a_group_does_not_wait_for_ever_for_one_that_never_comes():
+    engine, core = stepped()
+    handles = siblings(engine, 3, "a", "b")
+    assert drain(core) <= 2 + 4
+    assert all(h.results[0].done for h in handles)
+
+
+@pytest.mark.parametrize("end", ["cancel", "drop", "refuse"])
+def test_a_member_that_will_not_ask_is_not_waited_for(end):
+    """Cancelled or forgotten while it waits for an answer, or refused."""
+    engine, core = stepped(chunk=256)
+    parent = engine.submit(None, [Text(("p",)), gen(3)])
+    hints = Hints(group=(0, 0, 0), members=2)
+    third = engine.submit(parent, [Text(("c",)), gen()], hints) if end != "refuse" else None
+    if end == "refuse":
+        with pytest.raises(PromptTooLongError):
+            engine.submit(None, [Text(("x" * 5000,)), gen()], hints)
+    elif end == "cancel":
+        third.cancel()
+    third = None
+    gc.collect()
+    (handle,) = siblings(engine, 2, "a")
+    core.turn()
+    assert engine.stats()["running"] == 2
+    drain(core)
+    assert handle.results[0].output().text == expected_text("q" * 20 + "a", 4)
+    del parent
+    engine.check()
+
+
+def test_a_group_waits_for_room_for_all_of_it():
+    """Five seats, three taken: the two that would fit wait for the third."""
+    engine, core = stepped(4096, max_batch=5)
+    busy = [engine.submit(None, [Text((c * 10,)), gen(6)]) for c in "xyz"]
+    core.turn()
+    handles = siblings(engine, 3, "a", "b", "c")
+    core.turn()
+    assert engine.stats()["running"] == 3
+    drain(core)
+    assert all(h.results[0].done for h in [*busy, *handles])
+    assert engine.counters().groups == 1 and engine.stats()["split_groups"] == 0
+
+
+def test_a_group_that_never_fits_goes_in_one_by_one():
+    engine, core = stepped(4096, max_batch=2)
+    handles = siblings(engine, 3, "a", "b", "c")
+    drain(core)
+    assert all(h.results[0].done for h in handles)
+    assert engine.counters().groups == 0 and engine.stats()["split_groups"] == 1
+
+
+def test_an_n_way_sample_is_one_prompt_row_and_a_seed_each():
+    """Equal siblings of a group begin with the same row; each text is that of its own seed."""
+    engine, core = stepped()
+
+    def ask(seed, **options):
+        sampled = Gen(SamplingParams(max_new_tokens=3, temperature=1.0), seed=seed)
+        return engine.submit(None, [Text(("q" * 20,)), sampled], Hints(**options))
+
+    handles = [ask(seed, group=(0, 0, 0), members=3, way=(seed, 3)) for seed in range(3)]
+    drain(core)
+    assert engine.counters().twins == 2 and engine.counters().prefilled_tokens == 20
+    assert core.runner.passes == [20, 3, 3]
+    texts = [h.results[0].output().text for h in handles]
+    engine.flush_cache()
+    alone = [ask(seed) for seed in range(3)]
+    drain(core)
+    assert [h.results[0].output().text for h in alone] == texts
 
 
 def test_equal_prompts_share_the_last_row():
