@@ -39,10 +39,12 @@ class Form:
     wording: str
     regex: str
     examples: tuple[tuple[str, str], ...]  # (topic, answer)
+    legal: str = ""  # the words that the form allows, said in the prompt unless it is to be left untold
 
-    def prompt(self, topic: str, shots: int) -> str:
-        asked = [f"{self.wording.format(topic)}\nAnswer:\n{answer}\n\n" for topic, answer in self.examples[:shots]]
-        return "".join(asked) + f"{self.wording.format(topic)}\nAnswer:\n"
+    def prompt(self, topic: str, shots: int, *, untold: bool = False) -> str:
+        legal = "" if untold else self.legal
+        asked = [f"{self.wording.format(topic)}{legal}\nAnswer:\n{answer}\n\n" for topic, answer in self.examples[:shots]]
+        return "".join(asked) + f"{self.wording.format(topic)}{legal}\nAnswer:\n"
 
 
 def _character(name: str, house: str, blood: str, work: str, wood: str, length: str, alive: str, patronus: str) -> str:
@@ -55,14 +57,15 @@ def _character(name: str, house: str, blood: str, work: str, wood: str, length: 
 
 FORMS: dict[str, Form] = {
     "character": Form(
-        "Invent a wizard who loves {}. Houses: Gryffindor, Slytherin, Ravenclaw, Hufflepuff. Blood: Pure-blood, Half-blood, "
-        "Muggle-born. Occupations: student, teacher, auror, minister.",
+        "Invent a wizard who loves {}.",
         CHARACTER,
         (
             ("apples", _character("Anna Apple", "Hufflepuff", "Half-blood", "student", "Apple", "10.5", "Alive", "Hedgehog")),
             ("war", _character("Otto Grim", "Slytherin", "Pure-blood", "minister", "Yew", "13.0", "Deceased", "Wolf")),
             ("books", _character("Mary Page", "Ravenclaw", "Muggle-born", "teacher", "Willow", "9.25", "Alive", "Owl")),
         ),
+        " Houses: Gryffindor, Slytherin, Ravenclaw, Hufflepuff. Blood: Pure-blood, Half-blood, Muggle-born. "
+        "Occupations: student, teacher, auror, minister.",
     ),
     "tool": Form(
         "Look up {} with a tool, or finish.",
@@ -152,15 +155,15 @@ class Ask:
     regex: str
 
 
-def questions(n: int, shots: int) -> list[Ask]:
-    """`n` different asks, the forms in turn, each after `shots` examples."""
+def questions(n: int, shots: int, *, untold: bool = False) -> list[Ask]:
+    """`n` different asks, the forms in turn, each after `shots` examples; `untold`: without naming the legal words."""
     forms = list(FORMS.items())
     found: list[Ask] = []
     for i in range(n):
         name, form = forms[i % len(forms)]
         again, at = divmod(i // len(forms), len(THINGS))
         thing = THINGS[at] if not again else f"{THINGS[at]} and {THINGS[-again]}"
-        found.append(Ask(name, form.prompt(thing, shots), form.regex))
+        found.append(Ask(name, form.prompt(thing, shots, untold=untold), form.regex))
     return found
 
 
@@ -198,9 +201,9 @@ def compare(form: str, forced: Sequence[Answer], sampled: Sequence[Answer]) -> R
     )
 
 
-def bench(n: int, model: str = "smollm2", *, shots: int = 3, show: bool = False) -> list[Row]:
+def bench(n: int, model: str = "smollm2", *, shots: int = 3, untold: bool = False, show: bool = False) -> list[Row]:
     """One row per form, and one of all."""
-    asked = questions(n, shots)
+    asked = questions(n, shots, untold=untold)
     both: list[list[Answer]] = []
     for forced in (True, False):
         with lmc.Engine(model, forced=forced) as engine:
@@ -232,12 +235,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--n", type=int, default=300, help="answers")
     parser.add_argument("--model", default="smollm2", help="smollm2, or a model's path")
     parser.add_argument("--shots", type=int, default=3, help="worked examples in each prompt, 0 to 3")
+    parser.add_argument("--untold", action="store_true", help="prompts do not name the words that a form allows")
     parser.add_argument("--show", action="store_true", help="print the answers that differ")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args(argv)
-    about = where() | {"model": options.model, "shots": str(options.shots)}
+    about = where() | {"model": options.model, "shots": str(options.shots), "untold": str(options.untold)}
     print("  ".join(f"{k}: {v}" for k, v in about.items()))
-    rows = bench(options.n, options.model, shots=options.shots, show=options.show)
+    rows = bench(options.n, options.model, shots=options.shots, untold=options.untold, show=options.show)
     print(table(rows))
     if options.json:
         options.json.write_text(json.dumps({"about": about, "rows": [asdict(r) for r in rows]}, indent=1))

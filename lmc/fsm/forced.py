@@ -10,11 +10,21 @@ So the run is the longest common prefix of the encodings of all legal texts from
 all encoded. Otherwise the boundaries within the forced text are tried, from the left: a boundary is unstable if some
 token could begin there and reach beyond the forced text. That rests on one property of BPE: text between two boundaries
 is encoded by itself. Legal texts of each kind of next character are encoded besides, for pre-tokenizers that look ahead.
+
+That holds behind text that was itself cut as a tokenizer cuts it. A model that samples under a mask may cut it otherwise:
+
+    sampled   "m          forced text     inister",
+    canonical "|minister  no canonical encoding has a token behind `m`, so nothing is certain there
+
+Therefore a run counts only as far as the canonical encoding of what was sampled last and what is forced has a cut between
+the two and the same tokens behind it (`behind`). Else the model samples on under its mask until the cuts agree again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,11 +34,17 @@ from lmc.fsm.compress import forced_bytes
 from lmc.fsm.dfa import ByteDFA
 from lmc.fsm.minimise import to_the_end
 from lmc.fsm.tokens import TokenAutomaton
+from lmc.fsm.vocabulary import LONG, Vocabulary
 
 Encode = Callable[[str], Sequence[int]]
 
 _FEW = 32  # legal texts that are all encoded
 _TRIED = 64  # tokens tried at a boundary before it is taken for unstable
+_TAIL = 8  # tokens that are looked back at
+_KEPT = 4096  # seams that are remembered
+
+Tail = tuple[int, ...]
+"""The last tokens of a text, back to the last place that no token can reach over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +65,38 @@ class ForcedTokens:
 
     def __init__(self, automaton: TokenAutomaton, encode: Encode) -> None:
         self.automaton, self.encode = automaton, encode
+        self.seams = Seams(automaton.vocabulary, encode)
         self._runs: dict[int, ForcedRun] = {}
         self._endings = _Endings(automaton.dfa)
 
     def run(self, state: int) -> ForcedRun:
-        """The run from `state`; without tokens where there is a choice, and inside a character."""
+        """The run from `state` behind text that is cut as the tokenizer cuts it; without tokens where there is a choice,
+        and inside a character."""
         run = self._runs.get(state)
         if run is None:
             tokens = self._certain(state)
-            text = b"".join(self.automaton.vocabulary.tokens[t] for t in tokens)
+            text = self.automaton.vocabulary.text(tokens)
             run = self._runs[state] = ForcedRun(tokens, self.automaton.dfa.step(state, text))
         return run
 
+    def behind(self, tail: Tail, state: int) -> tuple[int, ...]:
+        """As much of the run from `state` as is certain behind `tail`, however that was cut."""
+        run = self.run(state).tokens
+        if not run or not self.seams.may_join(tail, run[0]):
+            return run
+        return self.seams.agreed(tail, state, run, lambda: self._legal(state))
+
+    def _legal(self, state: int) -> list[bytes]:
+        """Legal texts from `state`: one if what is forced is longer than a token can reach, else one of each kind."""
+        text = self._forced_text(state)
+        endings = self._endings.of_each_kind(self.automaton.dfa.step(state, text))
+        return [text + ending for ending in (endings if len(text) < LONG else endings[:1])]
+
+    def _forced_text(self, state: int) -> bytes:
+        return _whole_characters(forced_bytes(self.automaton.dfa, state)[0])
+
     def _certain(self, state: int) -> tuple[int, ...]:
-        text = _whole_characters(forced_bytes(self.automaton.dfa, state)[0])
+        text = self._forced_text(state)
         if not text:
             return ()
         end = self.automaton.dfa.step(state, text)
@@ -77,10 +111,7 @@ class ForcedTokens:
     def _common(self, texts: Sequence[bytes]) -> tuple[int, ...]:
         """The common prefix of the encodings of `texts`, but for those that the tokenizer cannot spell; () if all are."""
         encodings = [(text, tuple(self.encode(text.decode()))) for text in texts]
-        return _common_prefix([ids for text, ids in encodings if self._spelled(ids) == text])
-
-    def _spelled(self, ids: Sequence[int]) -> bytes:
-        return b"".join(self.automaton.vocabulary.tokens[i] for i in ids)
+        return _common_prefix([ids for text, ids in encodings if self.automaton.vocabulary.text(ids) == text])
 
     def _stable_boundaries(self, text: bytes, end: int, ids: tuple[int, ...]) -> int:
         """How many tokens of `ids`, the encoding of `text`, no legal continuation from `end` can change."""
@@ -104,6 +135,52 @@ class ForcedTokens:
             if whole != _whole_characters(whole) or tuple(self.encode(whole.decode())) == (*before, token):
                 return True
         return len(tokens) > _TRIED
+
+
+class Seams:
+    """Where sampled tokens and the forced text behind them meet. For one thread."""
+
+    def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
+        self.vocabulary, self.encode = vocabulary, encode
+        self._tokens, self._joins = vocabulary.tokens, vocabulary.joins
+        self._known: OrderedDict[tuple[Tail, object], tuple[int, ...]] = OrderedDict()
+
+    def grown(self, tail: Tail, token: int) -> Tail:
+        """The tail after one more token."""
+        return (*tail[1 - _TAIL :], token) if self.may_join(tail, token) else (token,)
+
+    def may_join(self, tail: Tail, token: int) -> bool:
+        """Whether some token could reach over the border between a tail and a token."""
+        if not tail:
+            return False
+        before, behind = self._tokens[tail[-1]], self._tokens[token]
+        return not (before and behind) or self._joins[before[-1] << 8 | behind[0]] == 1
+
+    def agreed(self, tail: Tail, place: object, run: tuple[int, ...], legal: Callable[[], Iterable[bytes]]) -> tuple[int, ...]:
+        """As much of `run` as the canonical encodings of `tail` and each of the legal texts behind it have; `place` stands
+        for run and texts."""
+        known = self._known.get((tail, place))
+        if known is None:
+            before = self.vocabulary.text(tail)
+            cuts = [cut for text in legal() if (cut := self.cut(before, text)) is not None]
+            known = _common_prefix([run, *cuts]) if cuts else ()
+            self._known[tail, place] = known
+            if len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        return known
+
+    def cut(self, before: bytes, text: bytes) -> tuple[int, ...] | None:
+        """The tokens of `text` in the encoding of both together, none if one of them reaches over the border; None for what
+        the tokenizer cannot spell."""
+        try:
+            ids = self.encode((before + text).decode())
+        except UnicodeDecodeError:  # the tail begins inside a character
+            return ()
+        if self.vocabulary.text(ids) != before + text:
+            return None
+        lengths = itertools.accumulate((len(self._tokens[token]) for token in ids), initial=0)
+        first = next((n for n, length in enumerate(lengths) if length == len(before)), len(ids))
+        return tuple(ids[first:])
 
 
 def _common_prefix(sequences: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

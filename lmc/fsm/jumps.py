@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from lmc.fsm.dfa import build
-from lmc.fsm.forced import Encode, ForcedTokens
+from lmc.fsm.forced import Encode, ForcedTokens, Seams, Tail
 from lmc.fsm.json_text import ANY_TEXT, seq, text
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
@@ -22,7 +22,15 @@ class Jumps:
 
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
         self.vocabulary, self.encode = vocabulary, encode
+        self.seams = Seams(vocabulary, encode)
         self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+
+    def behind(self, tail: Tail, forced: str) -> tuple[int, ...]:
+        """As much of that as is certain behind `tail`, however that was cut."""
+        run = self.certain(forced)
+        if not run or not self.seams.may_join(tail, run[0]):
+            return run
+        return self.seams.agreed(tail, forced, run, lambda: [forced.encode()])
 
     def certain(self, forced: str) -> tuple[int, ...]:
         """The first tokens of every canonical text that begins with `forced`."""

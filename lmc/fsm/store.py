@@ -1,6 +1,6 @@
 """Compiled token automata on disk, one file each, so that a process need not build what another has built.
 
-    key of (format, source, vocabulary) ──► <folder>/<key>.safetensors: the byte automaton, windows, and rows built so far
+    key of (format, Unicode's version, source, vocabulary) ──► <folder>/<key>.safetensors: the byte automaton, windows, and rows built so far
 
 A file is written beside its place and moved there, so readers see the old one, none, or the whole new one, and two writers
 do no harm: both wrote the truth. What cannot be read is built again, after one log line. The folder is bounded: the least
@@ -14,6 +14,7 @@ import logging
 import os
 import tempfile
 import time
+import unicodedata
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,7 +91,8 @@ class Store:
             log.warning("%s: the compiled constraint cannot be kept (%s)", path, error)
 
     def _path(self, source: str, vocabulary: Vocabulary) -> Path:
-        key = hashlib.blake2b(f"{FORMAT} {vocabulary.digest} {source}".encode("utf-8", "surrogatepass"), digest_size=12)
+        made_by = f"{FORMAT} {unicodedata.unidata_version} {vocabulary.digest}"  # a newer Python has a newer \w
+        key = hashlib.blake2b(f"{made_by} {source}".encode("utf-8", "surrogatepass"), digest_size=12)
         return self.folder / f"{key.hexdigest()}{_SUFFIX}"
 
     def _make_room(self, newest: Path) -> None:

@@ -36,6 +36,9 @@ class Tables:
 FEW = 4096  # allowed tokens that are worth listing: looking at so many takes no longer than looking at all
 
 
+_CLOSING = 64  # masks kept as numbers to add, 4 bytes a token each
+
+
 class TokenAutomaton:
     """A byte automaton over a vocabulary. Thread-safe.
 
@@ -66,6 +69,7 @@ class TokenAutomaton:
         self._window = tables.window
         self._short: dict[int, np.ndarray] = dict(tables.rows)  # by window: the tokens of up to LONG bytes
         self._restored = len(tables.rows)
+        self._closing: dict[int, np.ndarray] = {}  # by id of the mask
         self._rows: dict[tuple[int, tuple[int, ...]], _Row] = {}  # by window and other ids: all tokens
 
     def next(self, state: int, token: int) -> int:
@@ -99,6 +103,23 @@ class TokenAutomaton:
                     self._masks[state] = row
         return row
 
+    def closing(self, state: int) -> np.ndarray:
+        """The mask to be added to logits: float32 [words * 32], 0 where allowed, -inf elsewhere. Read-only and shared.
+
+        Raises ConstraintError as `mask` does.
+        """
+        row = self.mask(state)
+        found = self._closing.get(id(row))  # rows live as long as this does
+        if found is None:
+            flags = np.unpackbits(row.view(np.uint8), bitorder="little").view(bool)
+            found = np.where(flags, np.float32(0), np.float32(-np.inf))
+            found.flags.writeable = False
+            with self._lock:
+                if len(self._closing) >= _CLOSING:
+                    self._closing.clear()
+                self._closing[id(row)] = found
+        return found
+
     def targets(self, state: int) -> np.ndarray:
         """The state behind every token: int32 [size], DEAD where none. Computed anew, for tables of a device and for tests."""
         ids, ends = self.vocabulary.reach(self.dfa, state)
@@ -124,6 +145,7 @@ class TokenAutomaton:
         with self._lock:
             rows = {id(row): row.nbytes for row in [*self._short.values(), *(r.bits for r in self._rows.values())]}
             few = sum(r.few.nbytes for r in self._rows.values() if r.few is not None)
+            few += sum(closing.nbytes for closing in self._closing.values())
         return self.dfa.nbytes + self._window.nbytes + sum(rows.values()) + few
 
     def _row(self, state: int) -> _Row:

@@ -46,12 +46,27 @@ class Vocabulary:
         """Length of a mask row: 32 tokens a word."""
         return (self.size + 31) // 32
 
+    def text(self, ids: Iterable[int]) -> bytes:
+        return b"".join([self.tokens[i] for i in ids])
+
     @cached_property
     def alphabet(self) -> np.ndarray:
         """bool [256]: bytes that occur in some token."""
         found = np.zeros(256, bool)
         found[list(set(b"".join(self.tokens)))] = True
         return found
+
+    @cached_property
+    def joins(self) -> bytes:
+        """65536 flags: entry `a << 8 | b` is 1 if some token has byte b right behind byte a. Only there can a token reach
+        over the border between two texts."""
+        text = np.frombuffer(b"".join(self.tokens), np.uint8).astype(np.int64)
+        lengths = np.array([len(text) for text in self.tokens if text], np.int64)
+        within = np.ones(len(text), bool)
+        within[np.cumsum(lengths) - 1] = False  # the last byte of a token has the next one's behind it
+        found = np.zeros(1 << 16, np.uint8)
+        found[(text[:-1] << 8 | text[1:])[within[:-1]]] = 1
+        return found.tobytes()
 
     @cached_property
     def digest(self) -> str:

@@ -250,7 +250,7 @@ class FakeMatcher:
     def bits(self) -> np.ndarray:
         return bits_of([*range(48, 58), *([EOS] if self.count else [])])
 
-    few = None
+    few = closing = None
 
     def allows(self, token: int) -> bool:
         return token in ids_of(self.bits)

@@ -88,6 +88,71 @@ def test_no_legal_text_contradicts_a_run(head, rest):
         assert tuple(f.encode(word_of(tree, rng)))[: len(run)] == run
 
 
+# -- behind text that a model cut in its own way -------------------------------------------------------------------------
+
+
+def walked(f: ForcedTokens, rng: random.Random, most: int = 60) -> int:
+    """Goes through random allowed tokens and the runs behind them; each run must be that of every canonical encoding of the
+    whole text. Returns how many of the runs of a state were not taken, since the text before them was cut otherwise."""
+    tokens, dfa = f.automaton.vocabulary.tokens, f.automaton.dfa
+    state, tail, text, refused = 0, (), b"", 0
+    for _ in range(most):
+        run = f.behind(tail, state)
+        assert run == f.run(state).tokens[: len(run)]
+        refused += len(run) < len(f.run(state).tokens)
+        if run:
+            for legal in f._legal(state):
+                cut = f.seams.cut(text, legal)
+                assert cut is None or cut[: len(run)] == run, (text, legal)
+        for token in run or [any_token(f, state, rng)]:
+            state, tail, text = f.automaton.next(state, token), f.seams.grown(tail, token), text + tokens[token]
+        if f.automaton.is_done(state) or (f.automaton.is_final(state) and rng.random() < 0.2):
+            break
+    assert dfa.step(0, text) == state
+    return refused
+
+
+def any_token(f: ForcedTokens, state: int, rng: random.Random) -> int:
+    """An allowed token, often one that a tokenizer would hardly take."""
+    ids = f.automaton.vocabulary.reach(f.automaton.dfa, state)[0].tolist()
+    short = [i for i in ids if len(f.automaton.vocabulary.tokens[i]) <= 2]
+    return rng.choice(short if short and rng.random() < 0.5 else ids)
+
+
+@pytest.mark.parametrize("pattern", [*FINITE, CHARACTER, TOOL, "a[b-y]{2}constant and the end(!|[?] ?)"])
+def test_runs_behind_any_cut_are_those_of_every_canonical_encoding(pattern):
+    f, rng = forced_tokens(pattern), random.Random(pattern)
+    for _ in range(8):
+        walked(f, rng)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.lists(st.text("ab:\"", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.text("ab:\"", min_size=2, max_size=3), min_size=1, max_size=5, unique=True),
+    st.randoms(use_true_random=False),
+)
+def test_runs_behind_any_cut_on_any_small_vocabulary(words, merges, rng):
+    vocabulary, encode = merging(*merges)
+    f = ForcedTokens(TokenAutomaton(compile_regex(f"[ab]:(?:{'|'.join(words)})b"), vocabulary), encode)
+    for _ in range(4):
+        walked(f, rng)
+
+
+def test_behind_half_a_word_nothing_is_certain():
+    """A model that began `minister` with a token that nobody would begin it with goes on by itself."""
+    vocabulary, encode = merging("in", "is", "te", "min", "minis", "ter", "minister")
+    f = ForcedTokens(TokenAutomaton(compile_regex('(minister|auror)", "wand'), vocabulary), encode)
+    spelled = [vocabulary.tokens.index(t) for t in (b"m", b"in")]
+    state, tail = f.automaton.dfa.step(0, b"min"), f.seams.grown(f.seams.grown((), spelled[0]), spelled[1])
+    assert f.run(state).tokens and tail == tuple(spelled) and f.behind(tail, state) == ()
+    rest = encode("ister")
+    for token in rest:
+        tail = f.seams.grown(tail, token)
+    state = f.automaton.dfa.step(state, b"ister")
+    assert f.behind(tail, state) == f.run(state).tokens == tuple(encode('", "wand'))  # no token reaches over the r
+
+
 # -- the traps of semantics.md §3 --------------------------------------------------------------------------------------
 
 
@@ -187,3 +252,13 @@ def test_no_forced_run_is_outside_of_the_canonical_encoding():
                 passes_per_token(f, text)
                 followed += 1
     assert followed > 1000
+
+
+@pytest.mark.model
+def test_no_forced_run_behind_any_cut_is_outside_of_the_canonical_encoding():
+    """Over answers drawn at random under their masks, which no tokenizer would cut so."""
+    refused = 0
+    for pattern in [*FINITE, *SPACED, CHARACTER, JUDGE, TOOL, ORDER]:
+        f, rng = forced_tokens(pattern, smollm2), random.Random(pattern)
+        refused += sum(walked(f, rng) for _ in range(8))
+    assert refused > 30

@@ -8,25 +8,24 @@ Tokens that it leaves no choice of are forced (fsm/forced.py).
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from lmc.backend.engine.constraint import Compiler, ConstraintInfo, Matcher
+from lmc.backend.engine.once import Once
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.dfa import DEAD
-from lmc.fsm.forced import Encode, ForcedTokens
+from lmc.fsm.forced import Encode, ForcedTokens, Tail
 from lmc.fsm.sources import automaton_of
 from lmc.fsm.store import Store
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
 
-_KEPT = 512  # automata; the least recently used one goes
+_LIMIT = 512 << 20  # bytes of automata that are kept, rows not counted; the least recently used go
 
 
 class ConstraintCompiler:
@@ -51,10 +50,9 @@ class ConstraintCompiler:
         self._vocabulary_parts = tokens, frozenset(special_ids), eos, vocab_size
         self._make_grammar, self._encode, self._store = grammar, encode, store
         self._grammar: Compiler | None = None
-        self._automata: OrderedDict[Constraint, _Compiled | None] = OrderedDict()  # None: it has no automaton
+        self._automata = Once(self._compiled, _weight, _LIMIT, self._drop)  # None: it has no automaton
         self._stored: dict[Constraint, int] = {}  # rows in the store
-        self._making: dict[Constraint, Future[_Compiled | None]] = {}  # being compiled, by the thread that asked first
-        self._lock = threading.Lock()  # never held while one is compiled: the engine's loop asks for others meanwhile
+        self._lock = threading.Lock()
 
     def check(self, constraint: Constraint, loc: Loc | None) -> None:
         if self._automaton(constraint, loc) is None:
@@ -74,34 +72,10 @@ class ConstraintCompiler:
         """The automaton of a constraint; None for one that is not regular, or too large."""
         if constraint.kind not in ("regex", "json_schema", "lark"):
             return None
-        with self._lock:
-            if constraint in self._automata:
-                self._automata.move_to_end(constraint)
-                return self._automata[constraint]
-            making = self._making.get(constraint)
-            if mine := making is None:
-                making = self._making[constraint] = Future()
-        if mine:
-            self._make(constraint, making)
         try:
-            return making.result()
+            return self._automata.get(constraint)
         except ConstraintError as error:
             raise ConstraintError(error.message, loc=loc) from None
-
-    def _make(self, constraint: Constraint, making: Future[_Compiled | None]) -> None:
-        try:
-            compiled = self._compiled(constraint)
-        except BaseException as error:  # for all who wait; `_automaton` raises it
-            with self._lock:
-                del self._making[constraint]
-            making.set_exception(error)
-            return
-        with self._lock:
-            del self._making[constraint]
-            self._automata[constraint] = compiled
-            if len(self._automata) > _KEPT:
-                self._keep(*self._automata.popitem(last=False))
-        making.set_result(compiled)
 
     def _compiled(self, constraint: Constraint) -> _Compiled | None:
         automaton = self._restored(constraint) or self._built(constraint)
@@ -133,23 +107,26 @@ class ConstraintCompiler:
 
     def close(self) -> None:
         """Stores the rows that were built since their automata were stored; the compiler can still be used."""
-        with self._lock:
-            for constraint, compiled in self._automata.items():
-                self._keep(constraint, compiled)
+        for constraint, compiled in self._automata.items():
+            self._keep(constraint, compiled)
+
+    def _drop(self, constraint: Constraint, compiled: _Compiled | None) -> None:
+        self._keep(constraint, compiled)
+        self._stored.pop(constraint, None)
 
     def _keep(self, constraint: Constraint, compiled: _Compiled | None) -> None:
         if self._store is None or compiled is None:
             return
         tables = compiled.automaton.tables()
-        if len(tables.rows) > self._stored.get(constraint, 0):
+        with self._lock:
+            before, self._stored[constraint] = self._stored.get(constraint, 0), len(tables.rows)
+        if len(tables.rows) > before:
             self._store.save(_key(constraint), self.vocabulary, tables)
-            self._stored[constraint] = len(tables.rows)
 
     def info(self) -> ConstraintInfo:
-        with self._lock:
-            automata = [c.automaton for c in self._automata.values() if c is not None]
-            vocabulary = self.vocabulary.nbytes if automata else 0
-            others = self._grammar.info() if self._grammar is not None else ConstraintInfo()
+        automata = [compiled.automaton for _, compiled in self._automata.items() if compiled is not None]
+        vocabulary = self.vocabulary.nbytes if automata else 0
+        others = self._grammar.info() if self._grammar is not None else ConstraintInfo()
         return ConstraintInfo(
             automata=len(automata),
             rows_built=sum(a.rows_built for a in automata),
@@ -170,12 +147,17 @@ class _Compiled(NamedTuple):
     forced: ForcedTokens | None
 
 
+def _weight(compiled: _Compiled | None) -> int:
+    return 1024 if compiled is None else compiled.automaton.nbytes + 1024
+
+
 class AutomatonMatcher:
     """One answer's state in a token automaton. Without `forced` every token is sampled."""
 
     def __init__(self, automaton: TokenAutomaton, forced: ForcedTokens | None = None) -> None:
         self._automaton, self._forced = automaton, forced
         self.state = automaton.start
+        self._tail: Tail = ()
         self._looked = (-1, -1, DEAD)  # state, token, and where that leads: who asks whether it may come accepts it next
 
     @property
@@ -185,6 +167,10 @@ class AutomatonMatcher:
     @property
     def few(self) -> np.ndarray | None:
         return self._automaton.few.get(self.state)
+
+    @property
+    def closing(self) -> np.ndarray | None:
+        return self._automaton.closing(self.state)
 
     def allows(self, token: int) -> bool:
         following = self._automaton.next(self.state, token)
@@ -198,9 +184,11 @@ class AutomatonMatcher:
         if following == DEAD:
             raise RuntimeError(f"token {token} is outside the constraint although its mask allowed it")
         self.state = following
+        if self._forced is not None:
+            self._tail = self._forced.seams.grown(self._tail, token)
 
     def forced(self) -> Sequence[int]:
-        return () if self._forced is None else self._forced.run(self.state).tokens
+        return () if self._forced is None else self._forced.behind(self._tail, self.state)
 
     @property
     def complete(self) -> bool:

@@ -10,18 +10,17 @@ as explicit code-point ranges.
 from __future__ import annotations
 
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from lmc.backend.engine.once import Once
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.charset import Ranges
 from lmc.fsm.dfa import MAX_STATES
-from lmc.fsm.forced import Encode
+from lmc.fsm.forced import Encode, Tail
 from lmc.fsm.jumps import Jumps
 from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, asks_for_unicode, parse
 from lmc.fsm.sources import ebnf_of
@@ -29,6 +28,7 @@ from lmc.fsm.structural_tag import normalised
 from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
 
+_LIMIT = 256 << 20  # bytes of compiled grammars that are kept; the least recently used go
 KINDS = frozenset({"regex", "json_schema", "ebnf", "lark", "structural_tag"})
 
 
@@ -44,6 +44,11 @@ class Matcher(Protocol):
     @property
     def few(self) -> np.ndarray | None:
         """The ids of `bits`, ascending, where they are few and at hand; None where listing them would cost. Read-only."""
+        ...
+
+    @property
+    def closing(self) -> np.ndarray | None:
+        """`bits` to be added to logits, float32: 0 where allowed, -inf elsewhere; None where there are only bits. Read-only."""
         ...
 
     def allows(self, token: int) -> bool:
@@ -121,13 +126,12 @@ class XGrammarCompiler:
         vocab = [b"" if i in special else b for i, b in enumerate(token_bytes)]
         info = xgrammar.TokenizerInfo(vocab, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=[eos])  # pyright: ignore[reportArgumentType]
         self._xgrammar = xgrammar
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=2)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=2, cache_enabled=False)  # its own has no bound
         self._words = (vocab_size + 31) // 32
         self._eos_words = np.zeros(self._words, np.uint32)
         self._eos_words[eos // 32] = np.uint32(1 << (eos % 32))
         self._jumps = Jumps(Vocabulary(vocab, (eos,), special, vocab_size), encode) if encode is not None else None
-        self._compiled: OrderedDict[Constraint, Any] = OrderedDict()
-        self._lock = threading.Lock()
+        self._compiled = Once(self._compile, lambda compiled: compiled.memory_size_bytes, _LIMIT)
 
     def check(self, constraint: Constraint, loc: Loc | None) -> None:
         self._get(constraint, loc)
@@ -138,45 +142,33 @@ class XGrammarCompiler:
         )
 
     def info(self) -> ConstraintInfo:
-        with self._lock:
-            found = list(self._compiled.values())
-        return ConstraintInfo(grammars=len(found), bytes=sum(c.memory_size_bytes for c in found))
+        found = self._compiled.items()
+        return ConstraintInfo(grammars=len(found), bytes=sum(c.memory_size_bytes for _, c in found))
 
     def close(self) -> None: ...
 
     def _get(self, constraint: Constraint, loc: Loc | None) -> Any:
-        with self._lock:
-            if constraint in self._compiled:
-                self._compiled.move_to_end(constraint)
-                return self._compiled[constraint]
-            compiled = self._compile(constraint, loc)
-            if not self._starts(compiled):
-                raise ConstraintError(
-                    f"{constraint.kind} {_short(constraint.source)} allows no text that the model could begin", loc=loc
-                )
-            self._compiled[constraint] = compiled
-            if len(self._compiled) > 512:
-                self._compiled.popitem(last=False)
-            return compiled
+        try:
+            return self._compiled.get(constraint)
+        except ConstraintError as error:
+            raise ConstraintError(error.message, loc=loc) from error.__cause__
+
+    def _compile(self, constraint: Constraint) -> Any:
+        kind, source = constraint.kind, constraint.source
+        if kind not in _COMPILE:
+            raise ConstraintError(f"the engine has no {kind} constraints; it has {', '.join(_COMPILE)}")
+        try:
+            compiled = _COMPILE[kind](self._compiler, source)
+        except (RuntimeError, ValueError) as e:  # what xgrammar raises for sources it refuses
+            reason = re.sub(r"^\[[\d:]+\] \S+: ", "", str(e)).strip()
+            raise ConstraintError(f"{kind} {_short(source)} is not usable: {reason}") from e
+        if not self._starts(compiled):
+            raise ConstraintError(f"{kind} {_short(source)} allows no text that the model could begin")
+        return compiled
 
     def _starts(self, compiled: Any) -> bool:
         """Whether some token may come first."""
         return bool(_XGrammarMatcher(self._xgrammar.GrammarMatcher(compiled), self._eos_words, None).bits.any())
-
-    def _compile(self, constraint: Constraint, loc: Loc | None) -> Any:
-        if constraint.kind not in _COMPILE:
-            raise ConstraintError(
-                f"the engine has no {constraint.kind} constraints; it has {', '.join(_COMPILE)}", loc=loc
-            )
-        try:
-            return _COMPILE[constraint.kind](self._compiler, constraint.source)
-        except ConstraintError as e:
-            raise ConstraintError(e.message, loc=loc) from None
-        except (RuntimeError, ValueError) as e:  # what xgrammar raises for sources it refuses
-            reason = re.sub(r"^\[[\d:]+\] \S+: ", "", str(e)).strip()
-            raise ConstraintError(
-                f"{constraint.kind} {_short(constraint.source)} is not usable: {reason}", loc=loc
-            ) from e
 
 
 def _compile_regex(compiler: Any, source: str) -> Any:
@@ -216,12 +208,13 @@ class _XGrammarMatcher:
     complete prefix, and `[0-9]+` would be one digit for ever.
     """
 
-    few = None
+    few = closing = None
 
     def __init__(self, matcher: Any, eos_words: np.ndarray, jumps: Jumps | None) -> None:
         import torch
 
         self._matcher, self._jumps = matcher, jumps
+        self._tail: Tail = ()
         self._eos_words = eos_words
         self._row = torch.zeros((1, len(eos_words)), dtype=torch.int32)  # the mask at the present position
         self.bits = self._row.numpy().view(np.uint32)[0]
@@ -239,6 +232,8 @@ class _XGrammarMatcher:
     def accept(self, token: int) -> None:
         if not self._matcher.accept_token(token):
             raise RuntimeError(f"token {token} is outside the constraint although its mask allowed it")
+        if self._jumps is not None:
+            self._tail = self._jumps.seams.grown(self._tail, token)
         self._refill()
 
     def forced(self) -> Sequence[int]:
@@ -248,7 +243,7 @@ class _XGrammarMatcher:
             text = self._matcher.find_jump_forward_string()
         except UnicodeDecodeError:  # the forced bytes begin or end inside a character; xgrammar has them as text only
             return ()
-        return self._jumps.certain(text)
+        return self._jumps.behind(self._tail, text)
 
 
 # -- regexes: Python's dialect in, xgrammar's out ----------------------------------------------------------------

@@ -157,26 +157,24 @@ def test_scores_are_log_probabilities():
 
 
 class Bits:
-    """A matcher that allows some tokens; `few` as the automaton has it once their mask was made."""
+    """A matcher that allows some tokens; `few` and `closing` as the automaton has them once their mask was made."""
 
     done = False
 
-    def __init__(self, allowed: set[int], *, listed: bool) -> None:
+    def __init__(self, allowed: set[int], *, has: str = "bits") -> None:
         self.allowed = allowed
-        self.few = np.array(sorted(allowed)) if listed else None
-
-    @property
-    def bits(self) -> np.ndarray:
         flags = np.zeros(32, np.uint8)
-        flags[list(self.allowed)] = 1
-        return np.packbits(flags, bitorder="little").view("<u4")
+        flags[list(allowed)] = 1
+        self.bits = np.packbits(flags, bitorder="little").view("<u4")
+        self.few = np.array(sorted(allowed)) if has == "few" else None
+        self.closing = np.where(flags, 0, -np.inf).astype(np.float32) if has == "closing" else None
 
     def allows(self, token: int) -> bool:
         return token in self.allowed
 
 
-@pytest.mark.parametrize("listed", [True, False])
-def test_greedy_rows_get_the_best_allowed_token_whatever_else_is_in_the_batch(sampler, listed):
+@pytest.mark.parametrize("has", ["few", "closing", "bits"])
+def test_greedy_rows_get_the_best_allowed_token_whatever_else_is_in_the_batch(sampler, has):
     rng = np.random.default_rng(0)
     for _ in range(200):
         n = int(rng.integers(1, 9))
@@ -188,7 +186,7 @@ def test_greedy_rows_get_the_best_allowed_token_whatever_else_is_in_the_batch(sa
             stops = tuple(rng.choice(V, 2, replace=False).tolist()) if rng.random() < 0.5 else ()
             req: Any = request(stop_ids=stops, min_new_tokens=3)
             if rng.random() < 0.7:
-                req.answer.matcher = Bits(legal | {0, 1, 2}, listed=listed)
+                req.answer.matcher = Bits(legal | {0, 1, 2}, has=has)
                 legal = req.answer.matcher.allowed - set(stops)
             else:
                 legal = set(range(V)) - set(stops)
@@ -200,15 +198,29 @@ def test_greedy_rows_get_the_best_allowed_token_whatever_else_is_in_the_batch(sa
 def test_a_row_that_several_requests_share_is_read_by_each(sampler):
     requests: list[Any] = [request() for _ in range(4)]
     for req, legal in zip(requests, ({3}, {4}, {5, 6}, set(range(V)))):
-        req.answer.matcher = Bits(legal, listed=False)
+        req.answer.matcher = Bits(legal)
     assert pick(sampler, logits({9: 4.0, 8: 3.0, 7: 2.0, 6: 1.0}), *requests, rows=[0] * 4) == [3, 4, 6, 9]
+
+
+@pytest.mark.parametrize("has", ["few", "closing", "bits"])
+def test_drawn_rows_are_closed_but_for_what_is_allowed(has):
+    from lmc.backend.engine.sampler import mask
+
+    req: Any = request(stop_ids=(5,), min_new_tokens=3)
+    req.answer.matcher = Bits({1, 5, 7}, has=has)
+    row = torch.arange(V, dtype=torch.float32)
+    assert mask(row, req)
+    assert {i: float(x) for i, x in enumerate(row) if x > -torch.inf} == {1: 1.0, 7: 7.0}
+    req.params = SamplingParams(min_new_tokens=0)
+    row = torch.arange(V, dtype=torch.float32)
+    assert mask(row, req) and {i for i, x in enumerate(row) if x > -torch.inf} == {1, 5, 7}
 
 
 class Closed:
     """A constraint that lets nothing follow, as a mask or as an error of the vocabulary."""
 
     done = complete = False
-    few = None
+    few = closing = None
 
     def __init__(self, raises: bool) -> None:
         self.raises = raises
