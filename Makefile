@@ -7,7 +7,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit mutations conformance nightly model lint bench setup clean
+.PHONY: help demo test unit mutations conformance nightly model api lint bench setup clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -15,7 +15,7 @@ help:  ## what can be made
 demo: $(VENV)/.model  ## a compiled program on the small model: answers, what the plan saved, where the time went
 	@$(PY) -m examples.demo
 
-test: unit mutations conformance model  ## all tests that need neither a GPU nor an API key
+test: unit mutations conformance model api  ## all tests that need neither a GPU nor an API key
 
 unit: $(VENV)/.dev $(VENV)/.model  ## tests that need no model (under a minute), on all cores
 	$(PYTEST) -q -n auto -m unit
@@ -32,6 +32,9 @@ nightly: $(VENV)/.dev  ## 20,000 random programs; SEED=n for others
 
 model: $(VENV)/.dev $(VENV)/.model  ## tests on the small real model
 	$(PYTEST) -q -m model
+
+api: $(VENV)/.dev  ## API backends against stand-ins of their servers on this machine; no key, no network
+	$(PYTEST) -q -n auto -m api
 
 lint: $(VENV)/.dev  ## ruff, pyright, import contracts
 	$(VENV)/bin/ruff check .

@@ -49,6 +49,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.backend.mock": (
         "Mock",
     ),
+    "lmc.backend.base": (
+        "Prices",
+    ),
+    "lmc.backend.api.openai": (
+        "OpenAI",
+    ),
     "lmc.backend.local": (
         "Engine",
     ),
@@ -65,7 +71,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 _ALIASES = {"ProgramState": "State"}
-_LATER = ("Anthropic", "LiteLLM", "OpenAI", "RuntimeEndpoint", "SGLang", "VLLM", "VertexAI")
+_LATER = ("Anthropic", "LiteLLM", "RuntimeEndpoint", "SGLang", "VLLM", "VertexAI")
 
 __all__ = [*_HOME, *_ALIASES, "config", "flush_cache", "get_server_info"]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -156,6 +162,8 @@ config.set_default_factory(_small_model)
 config.set_compiler(_compiled)
 
 if TYPE_CHECKING:  # the same table for type checkers and editors
+    from lmc.backend.api.openai import OpenAI as OpenAI
+    from lmc.backend.base import Prices as Prices
     from lmc.backend.local import Engine as Engine
     from lmc.backend.mock import Mock as Mock
     from lmc.backend.runtime import Runtime as Runtime

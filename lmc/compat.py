@@ -14,7 +14,6 @@ LATER: Mapping[str, str] = {
     "RuntimeEndpoint": "a client of an SGLang server",
     "SGLang": "a client of an SGLang server",
     "VLLM": "a client of a vLLM server",
-    "OpenAI": "a client of OpenAI's API",
     "Anthropic": "a client of Anthropic's API",
     "LiteLLM": "a client of LiteLLM",
     "VertexAI": "a client of Vertex AI",

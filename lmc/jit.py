@@ -392,6 +392,7 @@ class Program:
         if live.limits is not None:
             live.limits.begin()
         run.root = root
+        run.spare, run.watched = live.spare, live.watched or root.watched is not None
         traced = self._find(arguments, values, watched=root.watched is not None)
         if traced is None:
             run.pending = [_LEAVE]

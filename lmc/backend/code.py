@@ -91,7 +91,15 @@ class Code:
         constant = self.graph.constants[op.attrs["constraint"].name] if "constraint" in op.attrs else None  # type: ignore
         longest = constant.attr("longest") if constant is not None else None
         reserve = None if longest is None else longest + 1
-        return Visit((self.first, op.attr("order", place)), group, members, op.attr("ways", (0, 1)), reserve)
+        return Visit((self.first, op.attr("order", place)), group, members, op.attr("ways", (0, 1)), reserve, self._covers(op))
+
+    def _covers(self, op: Op) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        """What the plan says that one request can cover besides a gen: texts, and the attributes of the gens behind them."""
+        template: tuple[Any, ...] = op.attr("lookahead", ())
+        if not template:
+            return ()
+        gens = {(o.attr("stream"), o.attr("ordinal")): o.attrs for o in self.graph.ops() if o.kind == "gen"}
+        return tuple((text, gens[tuple(key)]) for text, key in zip(template[::2], template[1::2], strict=True))
 
     def constraint(self, op: Op) -> dict[str, Any]:
         """The constraint of a gen as a parameter; a dtype that became a constant is given as itself."""

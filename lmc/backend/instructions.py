@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lmc.backend import recording
-from lmc.backend.base import Backend, Handle, Hints, Meta, Result, TakeOver
+from lmc.backend.base import Backend, Beyond, Handle, Hints, Meta, Result, TakeOver
 from lmc.backend.pins import Pins
 from lmc.errors import Loc
 from lmc.ir.core import exact
@@ -58,11 +58,13 @@ class Run:
     more     whether other runs go on right after this one, for the hints of what it asks now
     ahead    of unordered calls, which may run before what stands before them: what was called, and its result
     answers  what was asked, by stream and ordinal: (prompt before, request, prompt after)
+    spare    tokens that a request may generate beyond its answer, where the plan does not say
+    watched  somebody reads the answers while they grow
     """
 
     __slots__ = (
         "ahead", "answers", "backend", "began", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "limits", "mask", "more", "number",
-        "owner", "path", "pending", "pins", "record", "result", "root", "seed", "stream", "taken", "thread",
+        "owner", "path", "pending", "pins", "record", "result", "root", "seed", "spare", "stream", "taken", "thread", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +104,7 @@ class Run:
         self.busy: set[Instruction] = set()  # started, or waiting for an answer
         self.inflight = 0  # of those, host calls running on the pool
         self.pins: list[Handle] = []
+        self.spare, self.watched = 0, False
         self.failure: BaseException | None = None
         self.result: Any = None  # what the owner made of the end
         self.error: BaseException | None = None  # what the program raised
@@ -242,20 +245,34 @@ class Visit:
 
     order    the code's place among those of a run, and the ask's in the code
     group    number of the group in the code, or None;  members: its size;  way, reserve: see Hints
+    covers   what one request may cover besides: the text before each of the gens that follow, and the gen's attributes
     """
 
-    __slots__ = ("group", "members", "order", "reserve", "way")
+    __slots__ = ("covers", "group", "members", "order", "reserve", "way")
 
     def __init__(
-        self, order: tuple[int, int], group: int | None, members: int, way: tuple[int, int], reserve: int | None
-    ) -> None:
-        self.order, self.group, self.members, self.way, self.reserve = order, group, members, way, reserve
+        self, order: tuple[int, int], group: int | None, members: int, way: tuple[int, int], reserve: int | None,
+        covers: tuple[tuple[str, Mapping[str, Any]], ...] = (),
+    ) -> None:  # fmt: skip
+        self.order, self.group, self.members, self.way, self.reserve, self.covers = order, group, members, way, reserve, covers
 
     def hints(self, run: Run) -> Hints:
         if run.limits is not None and run.limits.in_order:  # one of them may wait for the answer to another
             return Hints(False, (run.item, *self.order), more=run.more)
         group = None if self.group is None else (run.number, self.order[0], self.group)
-        return Hints(False, (run.item, *self.order), group, self.members, self.way, self.reserve, run.more)
+        beyond = self._beyond(run.defaults) if self.covers else Beyond(run.spare) if run.spare else None
+        return Hints(False, (run.item, *self.order), group, self.members, self.way, self.reserve, run.more, beyond, run.watched)
+
+    def _beyond(self, defaults: SamplingParams) -> Beyond:
+        """What follows, under the run's defaults. Its last stops end the request unless something before could contain them."""
+        tokens, stops = 0, tuple[str, ...]()
+        for text, attrs in self.covers:
+            limit, stop = attrs.get("max_tokens"), attrs.get("stop")
+            tokens += len(text.encode("utf-8", "surrogatepass")) + (defaults.max_new_tokens if limit is None else limit)
+            stops = defaults.stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+        if any(stop in text for stop in stops for text, _ in self.covers):
+            stops = ()
+        return Beyond(tokens, len(self.covers), stops)
 
 
 class Ask(Instruction):

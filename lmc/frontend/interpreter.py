@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, Literal, overload
 
-from lmc.backend.base import Backend, Result, Usage, check_supported
+from lmc.backend.base import Backend, Beyond, Hints, Result, Usage, check_supported
 from lmc.config import compiler, default_backend, settings
 from lmc.errors import ArgumentError, CancelledError, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
@@ -68,13 +68,26 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run of a program shares: the backend, the sampling defaults, the seed, its number in its batch, its limits."""
+    """What one run of a program shares: the backend, the sampling defaults, the seed, its number in its batch, its limits.
+
+    spare    tokens that a request to an API may generate beyond its answer, since what follows may be taken from them
+    watched  somebody reads the answers while they grow
+    """
 
     backend: Backend
     defaults: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
     item: int = 0
     limits: Limits | None = None
+    spare: int = 0
+    watched: bool = False
+
+    def hints(self) -> Hints | None:
+        """What a backend may want to know of every request; None: nothing."""
+        counted = self.limits is not None and self.limits.in_order  # a request for several answers cannot be held to a budget
+        if not self.watched and (not self.spare or counted):
+            return None
+        return Hints(beyond=Beyond(self.spare) if self.spare and not counted else None, watched=self.watched)
 
 
 def fresh_seed(seed: int | None = None) -> int:
@@ -147,10 +160,10 @@ class LiveEmitter:
         return ctx, ctx.result
 
     def _sent(self, before: Prompt, ask: Gen | Select) -> Prompt:
-        backend, limits = self.run.backend, self.run.limits
+        backend, limits, hints = self.run.backend, self.run.limits, self.run.hints()
         if limits is None:
-            return before.submit(backend, ask)
-        return decided(lambda: limits.submit(ask, before, lambda: before.submit(backend, ask)))
+            return before.submit(backend, ask, hints)
+        return decided(lambda: limits.submit(ask, before, lambda: before.submit(backend, ask, hints)))
 
     def splice(self, ctx: Prompt, other: Prompt, since: Prompt) -> Prompt:
         for node in other.nodes_after(since):
@@ -361,11 +374,12 @@ class Function:
             inherited = _run_of(caller).defaults if caller else SamplingParams()
             backend = options.backend or (_run_of(caller).backend if caller else default_backend())
             limits = options.limits(backend, _run_of(caller).limits if caller else None)
-            run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item, limits)
+            run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream)
             return self._counted(caller, State(LiveEmitter(run), name=self.name))
         outer = _run_of(caller)
         backend = options.backend or outer.backend
-        run = Run(backend, options.defaults(outer.defaults), outer.seed, outer.item, options.limits(backend, outer.limits))
+        limits, watched = options.limits(backend, outer.limits), options.stream or outer.watched
+        run = Run(backend, options.defaults(outer.defaults), outer.seed, outer.item, limits, self.num_api_spec_tokens or 0, watched)
         stream = f"{caller.stream}/c{caller.calls}"
         caller.calls += 1
         return self._counted(caller, State(LiveEmitter(run), stream=stream, name=self.name))

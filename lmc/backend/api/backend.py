@@ -1,0 +1,530 @@
+"""What all API backends share: handles, the order of answers, cancelling, verified constraints, speculation. No protocol of a server.
+
+Who keeps what alive:
+
+    Handle ──► _Ticket ──► _Work ──► the ticket of its parent (until that has answered)
+    Result ──► _Ticket     the task of a _Work knows results only weakly: when nobody wants an answer any more,
+                           the ticket goes, and with it the request
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lmc.backend.api.client import Client, Fault, Ledger, Patience, Spending, Tally, Wire
+from lmc.backend.api.loop import Loop
+from lmc.backend.api.messages import outside
+from lmc.backend.api.place import ROOT, Place, Rest
+from lmc.backend.api.speculation import Found, cut, follow, speculative
+from lmc.backend.api.verify import matching
+from lmc.backend.base import (
+    Beyond,
+    Capabilities,
+    Counters,
+    Handle,
+    Hints,
+    Output,
+    Prices,
+    Result,
+    Usage,
+    check_supported,
+)
+from lmc.chat import ChatTemplate
+from lmc.errors import BackendError, CancelledError, ConstraintError, LmcError, ParameterError, UnsupportedOpError
+from lmc.prompt import Constraint, Gen, Image, Mark, Segment, Select, Text
+
+Feed = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One text of an answer as the server gave it.
+
+    finish  how it ended, as `meta["finish_reason"]` says it
+    tokens  log-probability, id (None where the server gives none) and text of each token, if they were asked for
+    top     for each token the likeliest ones, the same way
+    ids     of the tokens, where the server gives ids
+    extra   more for the meta info, such as tool calls
+    """
+
+    text: str
+    finish: Mapping[str, Any]
+    tokens: tuple[tuple[float | None, int | None, str], ...] | None = None
+    top: tuple[tuple[tuple[float, int | None, str], ...], ...] | None = None
+    ids: tuple[int, ...] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A server's answer to one request. `expected`: text it has to begin with, which is no part of the answer; `stops`: sent with it."""
+
+    samples: tuple[Sample, ...]
+    id: str = ""
+    model: str = ""
+    expected: str = ""
+    stops: tuple[str, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+# -- handles ---------------------------------------------------------------------------------------------------------
+
+
+class _Work:
+    """A submission on its way: what is to be done, and what became of it. Belongs to the loop's thread once submitted."""
+
+    __slots__ = ("__weakref__", "abandoned", "after", "hints", "parent", "results", "segments", "task", "waiting")
+
+    def __init__(self, segments: Sequence[Segment], hints: Hints, parent: _Ticket | None) -> None:
+        self.segments, self.hints, self.parent = tuple(segments), hints, parent
+        self.results: list[weakref.ref[_ApiResult]] = []
+        self.after: Place | BaseException | None = None  # the prompt's end, once known
+        self.waiting: list[asyncio.Future[None]] = []
+        self.task: asyncio.Task[Any] | None = None
+        self.abandoned = False  # nobody wants it any more
+
+    def complete(self, after: Place | BaseException) -> None:
+        if self.after is None:
+            self.after, self.parent = after, None
+            for future in self.waiting:
+                if not future.done():
+                    future.set_result(None)
+            self.waiting.clear()
+
+    def fail(self, error: BaseException) -> None:
+        """Fails what is unfinished; everything that waits for it fails with the same error. From any thread."""
+        for ref in self.results:
+            result = ref()
+            if result is not None:
+                result.fail(error)
+
+
+class _Ticket:
+    """Somebody may still want what a submission brings. Its end ends the request."""
+
+    __slots__ = ("loop", "role", "work")
+
+    def __init__(self, loop: Loop, work: _Work, role: str | None) -> None:
+        self.loop, self.work, self.role = loop, work, role
+
+    def __del__(self) -> None:
+        # may run in any thread, at any moment, also inside the garbage collector: only ever posts
+        self.work.abandoned = True
+        task = self.work.task
+        if self.work.after is None and task is not None:
+            self.loop.post_if_running(task.cancel)
+
+
+class _ApiResult(Result):
+    """A result that keeps its request alive for as long as somebody may read it."""
+
+    __slots__ = ("__weakref__", "_ticket")
+
+    def __init__(self, ticket: _Ticket) -> None:
+        super().__init__()
+        self._ticket = ticket
+
+
+class ApiHandle:
+    """A prompt on its way to an API, up to and including its submission."""
+
+    __slots__ = ("_results", "ticket")
+
+    def __init__(self, ticket: _Ticket, results: tuple[Result, ...]) -> None:
+        self.ticket, self._results = ticket, results
+
+    @property
+    def results(self) -> Sequence[Result]:
+        return self._results
+
+    def cancel(self) -> None:
+        """Stops what is unfinished; its results, and those of everything that depends on them, fail."""
+        work = self.ticket.work
+        error = CancelledError("the request was cancelled before its answer was complete")
+        work.fail(error)
+        self.ticket.loop.post(_cancel, work, error)
+
+
+def _cancel(work: _Work, error: BaseException) -> None:
+    work.complete(error)
+    if work.task is not None:
+        work.task.cancel()
+
+
+# -- the backend -----------------------------------------------------------------------------------------------------
+
+
+class ApiBackend(ABC):
+    """The Backend protocol over a client. A subclass says how a request is written and what an answer means.
+
+    concurrency  requests at once
+    patience     retries and time-outs
+    prices       for a million tokens, for `spent()` and for budgets of cost
+    speculate    whether one request may cover several answers of a program
+    attempts     how often an answer is asked for whose constraint the server cannot enforce
+    """
+
+    def __init__(
+        self,
+        name: str,
+        wire: Callable[[], Wire],
+        *,
+        template: ChatTemplate,
+        concurrency: int = 64,
+        patience: Patience | None = None,
+        prices: Prices | None = None,
+        speculate: bool = True,
+        attempts: int = 4,
+    ) -> None:
+        if concurrency < 1 or attempts < 1:
+            raise ParameterError(f"{name}: concurrency and attempts are at least 1")
+        self.name, self.chat_template, self._prices = name, template, prices
+        self.speculate, self.attempts = speculate, attempts
+        self.ledger = Ledger(prices)
+        self._loop = Loop(f"lmc-{name}"[:40])
+        self._client = _Lazy(wire, self._loop, name, self.ledger, concurrency, patience or Patience())
+        self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
+        self._finalizer = weakref.finalize(self, self._loop.close, timeout=None)  # a destructor must not wait
+        self._finalizer.atexit = False
+
+    # what a subclass says
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities: ...
+
+    @abstractmethod
+    def check(self, ask: Gen | Select) -> None:
+        """Raises for what no request can express."""
+
+    @abstractmethod
+    async def generate(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+        """Asks. With `beyond`, the answer may go on beyond its own end, and lists its tokens if the server can."""
+
+    @abstractmethod
+    async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
+        """Asks which choice the model finds likeliest."""
+
+    def enforces(self, constraint: Constraint) -> bool:
+        """Whether the server keeps answers within it; else they are verified here, and asked for again."""
+        return True
+
+    async def prepare(self) -> None:
+        """Awaited once, before the first request: what has to be found out about the server."""
+
+    async def warm(self, place: Place, hints: Hints) -> None:
+        """Computes a prompt ahead, where the server keeps what it computed."""
+
+    # the protocol
+
+    def submit(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> ApiHandle:
+        """Extends `parent` by a chain of segments; see Backend.submit."""
+        ticket = self._ticket_of(parent)
+        role = self._check(ticket, segments)
+        work = _Work(segments, hints or Hints(), ticket)
+        mine = _Ticket(self._loop, work, role)
+        results = tuple([_ApiResult(mine) for s in segments if isinstance(s, (Gen, Select))])
+        work.results = [weakref.ref(r) for r in results]
+        self._works.add(work)
+        if not results and not work.hints.pin and (ticket is None or isinstance(ticket.work.after, Place)):
+            work.complete(self._extended(ROOT if ticket is None else ticket.work.after, segments))  # type: ignore[arg-type]
+        elif not self._loop.post(_begin, weakref.ref(self), work):
+            raise BackendError(f"{self.name} is closed")
+        return ApiHandle(mine, results)
+
+    def prefill(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> ApiHandle:
+        return self.submit(parent, segments, hints)
+
+    def release(self, handle: Handle) -> None:
+        """Nothing is pinned: what a server caches is its own business."""
+
+    def holds(self, handle: Handle) -> bool:
+        return True
+
+    def counters(self) -> Counters:
+        usage = self.ledger.spent().usage
+        fresh = usage.prompt_tokens - usage.cached_tokens
+        return Counters(
+            calls=usage.calls, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens, prefilled_tokens=fresh,
+            unique_tokens=fresh, generated_tokens=usage.completion_tokens,
+        )  # fmt: skip
+
+    def spent(self) -> Spending:
+        """What the server reported for everything so far, with the attempts of which it reported nothing apart."""
+        return self.ledger.spent()
+
+    def flush_cache(self) -> None:
+        """Nothing is cached here."""
+
+    def server_info(self) -> dict[str, Any]:
+        spent = self.spent()
+        return {"name": self.name, "attempts": spent.attempts, "retries": spent.retries, "unreported": spent.unreported, "speculated": spent.speculated, "wasted": spent.wasted}
+
+    def close(self) -> None:
+        """Cancels what is running, closes the connections and ends the thread; idempotent."""
+        error = CancelledError(f"{self.name} was closed before the answer was complete")
+        for work in list(self._works):
+            if work.after is None:
+                work.fail(error)
+        self._loop.close()
+
+    def __enter__(self) -> ApiBackend:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    # submitting
+
+    def _ticket_of(self, parent: Handle | None) -> _Ticket | None:
+        if self._loop.closed:
+            raise BackendError(f"{self.name} is closed")
+        if parent is None:
+            return None
+        if not isinstance(parent, ApiHandle) or parent.ticket.loop is not self._loop:
+            raise BackendError(f"{self.name} was given a handle of another backend")
+        return parent.ticket
+
+    def _check(self, parent: _Ticket | None, segments: Sequence[Segment]) -> str | None:
+        """Refuses what cannot be asked; gives the role of the message that is open behind the segments."""
+        able = self.capabilities
+        check_supported(able, segments)
+        role = parent.role if parent is not None else None
+        for segment in segments:
+            if isinstance(segment, Text):
+                role = self._role_after(role, segment, able.raw_text)
+            elif not isinstance(segment, Image):
+                if not able.raw_text and role != "assistant":
+                    where = "between messages" if role is None else f"in {role} messages"
+                    raise UnsupportedOpError(f"answers {where}", able.name, "write lmc.assistant(lmc.gen(…))", loc=segment.loc)
+                self.check(segment)
+        return role
+
+    def _role_after(self, role: str | None, text: Text, raw_text: bool) -> str | None:
+        for part in text.parts:
+            if isinstance(part, Mark):
+                role = part.role if part.edge == "begin" else None
+            elif not raw_text and role is None and (not isinstance(part, str) or part.strip()):
+                raise outside(self.name)
+        return role
+
+    def _extended(self, place: Place, segments: Sequence[Segment]) -> Place:
+        for segment in segments:
+            place = place.literal(segment.parts if isinstance(segment, Text) else (segment,) if isinstance(segment, Image) else ())
+        return place
+
+    # on the loop
+
+    async def _run(self, work: _Work) -> None:
+        try:
+            await self._client.ready(self.prepare)
+            place = await _place_of(work.parent)
+            index = 0
+            for segment in work.segments:
+                if isinstance(segment, (Gen, Select)):
+                    place = await self._answer(place, segment, work, work.results[index])
+                    index += 1
+                else:
+                    place = self._extended(place, (segment,))
+            if work.hints.pin:
+                await self.warm(place, work.hints)
+            work.complete(place)
+        except asyncio.CancelledError:
+            error = CancelledError("the request was cancelled before its answer was complete")
+            work.fail(error)
+            work.complete(error)
+            raise
+        except Exception as error:  # it belongs to this request: whoever reads the answer sees it
+            work.fail(error)
+            work.complete(error)
+
+    async def _answer(self, place: Place, ask: Gen | Select, work: _Work, result: weakref.ref[_ApiResult]) -> Place:
+        tally = Tally(ask.name, ask.loc)
+        try:
+            if isinstance(ask, Gen):
+                feed = _feeder(result) if work.hints.watched and ask.params.n == 1 else None
+                after, output = await self._gen(place, ask, work.hints, feed, tally)
+            else:
+                output = await self.choose(place, ask, tally)
+                after = place.answered(output.text)
+        except Fault as fault:
+            raise self._client.now.failed(fault, tally) from None
+        except LmcError as error:
+            error.loc = error.loc or ask.loc
+            raise
+        waiting = result()
+        if waiting is not None:
+            waiting.finish(output)
+        return after
+
+    async def _gen(self, place: Place, ask: Gen, hints: Hints, feed: Feed | None, tally: Tally) -> tuple[Place, Output]:
+        before, parts = place.since_answer()
+        broken = place.broken
+        if before is not None and before.rest is not None:
+            found = follow(before.rest, parts, ask, self._stops(ask))
+            if found is not None:
+                self.ledger.add(speculated=1)
+                return place.answered(found.text, rest=found.rest), _spoken(found)
+            broken = before.rest.gens
+        if broken:
+            return await self._alone(place, ask, broken - 1, feed, tally)
+        if hints.beyond is None or not self.speculate or not speculative(ask):
+            return await self._alone(place, ask, 0, feed, tally)
+        reply = await self.generate(place, ask, hints.beyond, None, tally)
+        found = self._first(reply, ask, hints.beyond)
+        if found is None:
+            self.ledger.add(wasted=1)
+            return await self._alone(place, ask, hints.beyond.gens, feed, tally)
+        meta = {**self._meta(reply, reply.samples[0], tally), "finish_reason": found.finish}
+        return place.answered(found.text, rest=found.rest), Output((found.text,), (meta,), tally.usage)
+
+    def _first(self, reply: Reply, ask: Gen, beyond: Beyond) -> Found | None:
+        """The answer itself, out of a text that may go on behind it."""
+        sample = reply.samples[0]
+        texts = tuple(text for _, _, text in sample.tokens) if sample.tokens is not None else None
+        if texts is not None and "".join(texts) != sample.text:
+            texts = None  # parts of characters: they cannot be counted by their texts
+        ended = "length" if sample.finish.get("type") == "length" else "stop"
+        rest = Rest(sample.text, ended, ask.params, 0, reply.stops, texts, beyond.gens + 1)
+        return follow(rest, (reply.expected,) if reply.expected else (), ask, self._stops(ask))
+
+    async def _alone(self, place: Place, ask: Gen, broken: int, feed: Feed | None, tally: Tally) -> tuple[Place, Output]:
+        """Asks for one answer and nothing else. `broken`: answers to come of a plan that was not followed."""
+        if ask.constraint is not None and not self.enforces(ask.constraint):
+            return await self._verified(place, ask, ask.constraint, tally)
+        reply = await self.generate(place, ask, None, feed, tally)
+        samples = [self._ended(sample, ask) for sample in reply.samples]
+        return self._output(place, reply, samples, tally, broken, {})
+
+    async def _verified(self, place: Place, ask: Gen, constraint: Constraint, tally: Tally) -> tuple[Place, Output]:
+        """Asks without the server's help, and again until the answers are within it: the rest of an answer that begins so is cut off."""
+        found: list[Sample] = []
+        reply = Reply(())
+        for attempt in range(self.attempts):
+            wanted = replace(ask, seed=ask.seed + attempt, params=replace(ask.params, n=ask.params.n - len(found)))
+            reply = await self.generate(place, wanted, None, None, tally)
+            for sample in reply.samples:
+                text = matching(constraint, self._ended(sample, ask).text)
+                if text is not None:
+                    found.append(sample if text == sample.text else Sample(text, {"type": "stop", "matched": None}))
+            if len(found) == ask.params.n:
+                meta = {"constraint": {"enforced": "verified", "attempts": attempt + 1}}
+                return self._output(place, reply, found, tally, 0, meta)
+        last = reply.samples[-1].text if reply.samples else ""
+        raise ConstraintError(
+            f"{self.name} cannot enforce {constraint.kind}=… and none of {self.attempts} answers is within it; the last is {last[:80]!r}. "
+            f"Use a server that can, or say in the prompt what the answer looks like",
+            loc=ask.loc,
+        )
+
+    def _ended(self, sample: Sample, ask: Gen) -> Sample:
+        """A sample without what follows its stops, for servers that were not told all of them."""
+        text, matched = cut(sample.text, self._stops(ask), ask.params.stop_regex)
+        if matched is None:
+            return sample
+        return replace(sample, text=text, ids=None, finish={"type": "stop", "matched": matched})
+
+    def _stops(self, ask: Gen) -> tuple[str, ...]:
+        return ask.params.stop + (() if ask.params.ignore_eos else self.chat_template.stop)
+
+    def _output(
+        self, place: Place, reply: Reply, samples: Sequence[Sample], tally: Tally, broken: int, extra: Mapping[str, Any]
+    ) -> tuple[Place, Output]:
+        metas = tuple([{**self._meta(reply, sample, tally), **extra} for sample in samples])
+        output = Output(tuple([sample.text for sample in samples]), metas, tally.usage)
+        return place.answered(samples[0].text, ids=samples[0].ids, broken=broken), output
+
+    def _meta(self, reply: Reply, sample: Sample, tally: Tally) -> dict[str, Any]:
+        """What an answer says of itself, under SGLang's keys."""
+        found: dict[str, Any] = {
+            "id": reply.id,
+            "model": reply.model,
+            "finish_reason": dict(sample.finish),
+            "prompt_tokens": tally.usage.prompt_tokens,
+            "completion_tokens": tally.usage.completion_tokens,
+            "cached_tokens": tally.usage.cached_tokens,
+            **tally.meta,
+            **reply.meta,
+            **sample.extra,
+        }
+        if sample.tokens is not None:
+            found["output_token_logprobs"] = [list(token) for token in sample.tokens]
+        if sample.top is not None:
+            found["output_top_logprobs"] = [[list(token) for token in tokens] for tokens in sample.top]
+        return found
+
+    @property
+    def client(self) -> Client:
+        """On the loop's thread, once a request is on its way."""
+        return self._client.now
+
+
+def _spoken(found: Found) -> Output:
+    meta = {"finish_reason": found.finish, "prompt_tokens": 0, "completion_tokens": 0, "cached_tokens": 0, "speculated": True}
+    return Output((found.text,), (meta,), Usage())
+
+
+class _Lazy:
+    """A client that is made on the loop when the first request needs it, with what the backend then finds out about its server."""
+
+    def __init__(self, wire: Callable[[], Wire], loop: Loop, name: str, ledger: Ledger, concurrency: int, patience: Patience) -> None:
+        self._wire, self._loop, self._name, self._ledger, self._concurrency, self._patience = wire, loop, name, ledger, concurrency, patience
+        self._made: Client | None = None
+        self._prepared: asyncio.Task[Any] | None = None
+
+    @property
+    def now(self) -> Client:
+        assert self._made is not None, "no request is on its way"
+        return self._made
+
+    async def ready(self, prepare: Callable[[], Any]) -> None:
+        if self._made is None:
+            wire = self._wire()
+            self._made = Client(wire, name=self._name, ledger=self._ledger, concurrency=self._concurrency, patience=self._patience)
+            self._loop.at_close(wire.close)
+        if self._prepared is None:
+            self._prepared = self._loop.spawn(prepare())
+        await asyncio.shield(self._prepared)
+
+
+def _begin(backend: weakref.ref[ApiBackend], work: _Work) -> None:
+    """On the loop: starts a submission."""
+    found = backend()
+    if found is None or work.abandoned:
+        error = CancelledError("nobody waits for the answer any more")
+        work.fail(error)
+        work.complete(error)
+    elif work.after is None:
+        work.task = found._loop.spawn(found._run(work))
+
+
+async def _place_of(parent: _Ticket | None) -> Place:
+    """Where a submission goes on: waits for its parent's answers, and raises what they failed with."""
+    if parent is None:
+        return ROOT
+    work = parent.work
+    if work.after is None:
+        future = asyncio.get_running_loop().create_future()
+        work.waiting.append(future)
+        await future
+    if isinstance(work.after, BaseException):
+        raise work.after
+    assert work.after is not None
+    return work.after
+
+
+def _feeder(ref: weakref.ref[_ApiResult]) -> Feed:
+    def feed(delta: str) -> None:
+        result = ref()
+        if result is not None and not result.done:
+            result.feed(delta)
+
+    return feed

@@ -1,0 +1,306 @@
+"""Calls to an API: how many at once, what is tried again and when, and what all attempts have cost.
+
+A `Wire` sends one request once and says what came back; a `Client` decides what happens then:
+
+    answered              its usage counts
+    429, 408, 409, 5xx    tried again, when the server says or with growing, random delays
+    no or half an answer  (resets, time-outs, bodies that are no JSON or lack what was asked) tried again, counted as unreported
+    anything else         raised at once: trying again would not help
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from lmc.backend.base import Prices, Usage
+from lmc.errors import BackendError, LmcError, Loc
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is sent: a path under the server's URL, and the JSON body."""
+
+    path: str
+    body: Body
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What came back: the JSON body, and the headers in lower case."""
+
+    body: Body
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class Fault(Exception):
+    """An attempt that failed.
+
+    status       of the HTTP answer, None if there was none
+    retry_after  seconds that the server asks for
+    param, code  what the server's error names
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        retry_after: float | None = None,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        self.message, self.status, self.retry_after, self.param, self.code = message, status, retry_after, param, code
+        super().__init__(message)
+
+    @property
+    def transient(self) -> bool:
+        """Whether trying again may help."""
+        return self.status is None or self.status in (408, 409, 429) or self.status >= 500
+
+
+class Malformed(Fault):
+    """An answer that came but is not what was asked for: another model's, or without what it must have."""
+
+
+class Wire(Protocol):
+    """Sends a request once. Raises Fault; anything else is a mistake in lmc."""
+
+    async def post(self, request: Request) -> Received: ...
+
+    def stream(self, request: Request) -> AsyncIterator[Received]:
+        """The answer in pieces, as the server sends them; headers come with each."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+# -- what was spent --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What a backend has spent since it started.
+
+    usage       the sum of what the server reported, whether the answer could be used or not
+    attempts    requests that were sent
+    retries     of those, sent again after a fault
+    unreported  attempts that may have cost something of which nobody said how much: resets, time-outs, broken bodies
+    speculated  answers that an earlier request had brought along
+    wasted      requests whose answer could not be used at all
+    cost        by the backend's prices, None if it has none
+    """
+
+    usage: Usage = field(default_factory=Usage)
+    attempts: int = 0
+    retries: int = 0
+    unreported: int = 0
+    speculated: int = 0
+    wasted: int = 0
+    cost: float | None = None
+
+
+class Ledger:
+    """Adds up what is spent, from any thread."""
+
+    def __init__(self, prices: Prices | None) -> None:
+        self._prices, self._lock, self._spent = prices, threading.Lock(), Spending()
+
+    def add(self, *, usage: Usage | None = None, attempts: int = 0, retries: int = 0, unreported: int = 0, speculated: int = 0, wasted: int = 0) -> None:
+        with self._lock:
+            was = self._spent
+            self._spent = Spending(
+                was.usage + (usage or Usage()), was.attempts + attempts, was.retries + retries, was.unreported + unreported,
+                was.speculated + speculated, was.wasted + wasted,
+            )  # fmt: skip
+
+    def spent(self) -> Spending:
+        with self._lock:
+            spent = self._spent
+        return spent if self._prices is None else replace(spent, cost=self._prices.of(spent.usage))
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one answer has cost so far: every attempt for it counts. `loc` and `name` say whose it is."""
+
+    name: str | None = None
+    loc: Loc | None = None
+    usage: Usage = field(default_factory=Usage)
+    attempts: int = 0
+    unreported: int = 0
+
+    @property
+    def meta(self) -> Body:
+        """For the answer's meta info: only what is out of the ordinary."""
+        found: Body = {"attempts": self.attempts} if self.attempts > 1 else {}
+        return found | ({"unreported_attempts": self.unreported} if self.unreported else {})
+
+
+# -- the client ------------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a client tries.
+
+    retries      attempts after the first
+    timeout      seconds for one attempt, from sending it to its last byte
+    first_delay  seconds before the second attempt; doubles each time, up to `longest_delay`, times a random factor in [0.5, 1]
+    """
+
+    retries: int = 6
+    timeout: float = 600.0
+    first_delay: float = 0.5
+    longest_delay: float = 20.0
+
+
+class Client:
+    """Sends requests over a wire, at most `concurrency` at once. Belongs to one event loop."""
+
+    def __init__(self, wire: Wire, *, name: str, ledger: Ledger, concurrency: int, patience: Patience) -> None:
+        self.wire, self.name, self.ledger, self.patience = wire, name, ledger, patience
+        self._room = asyncio.Semaphore(concurrency)
+        self._paused_until = 0.0  # by time.monotonic(): the server wants no request before
+        self._random = random.Random()
+
+    async def call(self, request: Callable[[], Request], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: Tally) -> T:
+        """The server's answer as `read` makes it; `request` is asked anew for each attempt.
+
+        `usage` is what a body reports, None if nothing; `read` raises Malformed for one that lacks what was asked for. Raises BackendError
+        with the place of the ask when patience is over, and Fault for what trying again cannot change.
+        """
+
+        async def attempt() -> T:
+            received = await self.wire.post(request())
+            return self._received(received, usage, read, tally)
+
+        return await self._patiently(attempt, tally)
+
+    async def stream(
+        self,
+        request: Callable[[], Request],
+        usage: Callable[[Body], Usage | None],
+        gather: Callable[[], Gatherer[T]],
+        tally: Tally,
+    ) -> T:
+        """As `call`, from an answer that comes in pieces. A new attempt starts with a new gatherer."""
+
+        async def attempt() -> T:
+            into, last = gather(), Received({})
+            reported: Usage | None = None
+            async for last in self.wire.stream(request()):
+                reported = usage(last.body) or reported  # servers that report it more than once repeat the whole
+                into.add(last.body)
+            self._note_limits(last.headers)
+            self._report(reported, tally)
+            return into.result()
+
+        return await self._patiently(attempt, tally)
+
+    async def _patiently(self, attempt: Callable[[], Any], tally: Tally) -> Any:
+        number = 0
+        while True:
+            try:
+                async with self._room:
+                    await self._pause()
+                    tally.attempts += 1
+                    self.ledger.add(attempts=1, retries=number > 0)
+                    async with asyncio.timeout(self.patience.timeout):
+                        return await attempt()
+            except TimeoutError:
+                fault = Fault(f"no answer within {self.patience.timeout:g} s")
+            except Fault as error:
+                fault = error
+            if not isinstance(fault, Malformed) and fault.status is None:
+                self._unreported(tally)
+            if not fault.transient:
+                raise fault
+            if number >= self.patience.retries:
+                raise self.failed(fault, tally, f" after {number + 1} attempts")
+            await self._back_off(fault, number)
+            number += 1
+
+    def failed(self, fault: Fault, tally: Tally, how: str = "") -> LmcError:
+        """What the user sees of a fault."""
+        status = f"HTTP {fault.status}: " if fault.status is not None else ""
+        what = f"gen {tally.name!r}" if tally.name is not None else "a request"
+        return BackendError(f"{self.name}: {what} failed{how}: {status}{fault.message}", loc=tally.loc)
+
+    def _received(self, received: Received, usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: Tally) -> T:
+        self._note_limits(received.headers)
+        self._report(usage(received.body), tally)
+        return read(received.body)
+
+    def _report(self, usage: Usage | None, tally: Tally) -> None:
+        if usage is None:
+            self._unreported(tally)
+            return
+        tally.usage += usage
+        self.ledger.add(usage=usage)
+
+    def _unreported(self, tally: Tally) -> None:
+        tally.unreported += 1
+        self.ledger.add(unreported=1)
+
+    # -- waiting
+
+    async def _pause(self) -> None:
+        while (left := self._paused_until - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+
+    async def _back_off(self, fault: Fault, number: int) -> None:
+        patience = self.patience
+        if fault.retry_after is not None:
+            wait = min(fault.retry_after, patience.timeout)
+            self._paused_until = max(self._paused_until, time.monotonic() + wait)  # it is the server that is busy: nobody asks
+            return
+        delay = min(patience.first_delay * 2**number, patience.longest_delay)
+        await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
+
+    def _note_limits(self, headers: Mapping[str, str]) -> None:
+        """A server that says that its limit is used up is left alone until it says that there is room again."""
+        for what in ("requests", "tokens"):
+            if headers.get(f"x-ratelimit-remaining-{what}", "").strip() == "0":
+                wait = seconds(headers.get(f"x-ratelimit-reset-{what}", ""))
+                self._paused_until = max(self._paused_until, time.monotonic() + min(wait or 0.0, self.patience.timeout))
+
+
+class Gatherer(Protocol[T]):  # pyright: ignore[reportInvalidTypeVarUse]
+    """Puts a streamed answer together. `add` raises Malformed for what is no part of one."""
+
+    def add(self, body: Body) -> None: ...
+
+    def result(self) -> T: ...
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def seconds(text: str) -> float | None:
+    """A duration as servers write it: `1.5`, `20ms`, `6m0s`; None if it is none."""
+    text = text.strip()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    if not re.fullmatch(r"(\d+(\.\d+)?(ms|s|m|h|d))+", text):
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text))
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a server asks to wait, of the headers in lower case; a date is not looked at."""
+    ms = headers.get("retry-after-ms", "")
+    if re.fullmatch(r"\d+(\.\d+)?", ms):
+        return float(ms) / 1000
+    return seconds(headers.get("retry-after", ""))

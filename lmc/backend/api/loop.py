@@ -1,0 +1,98 @@
+"""One event loop on one thread, started when it is first needed and gone after `close`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+Closer = Callable[[], Awaitable[object]]
+
+
+class Loop:
+    """Runs coroutines for callers that do not wait. Nothing here refers to a backend, so that a dropped one can end its loop."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closers: list[Closer] = []
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def tasks(self) -> int:
+        """How many coroutines are running."""
+        return len(self._tasks)
+
+    def at_close(self, closer: Closer) -> None:
+        """What is awaited on the loop before it ends, such as closing connections."""
+        self._closers.append(closer)
+
+    def post(self, call: Callable[..., object], *args: object) -> bool:
+        """Calls on the loop's thread, soon; False when the loop is closed. From any thread, never waits for the loop."""
+        with self._lock:
+            if self._closed:
+                return False
+            if self._loop is None:
+                self._start()
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(call, *args)
+        return True
+
+    def post_if_running(self, call: Callable[..., object], *args: object) -> None:
+        """As `post`, for destructors: takes no lock and starts nothing."""
+        loop = self._loop
+        if loop is not None and not self._closed:
+            try:
+                loop.call_soon_threadsafe(call, *args)
+            except RuntimeError:  # it ended just now: there is nothing left to stop
+                return
+
+    def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
+        """Starts a coroutine; on the loop's thread only."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def close(self, timeout: float | None = 10.0) -> None:
+        """Cancels what runs, closes what was opened, ends the thread and waits for that; idempotent, from any thread."""
+        with self._lock:
+            self._closed = True
+            loop, thread = self._loop, self._thread
+        if loop is None or thread is None or not thread.is_alive():
+            return
+        try:
+            loop.call_soon_threadsafe(loop.stop)
+        except RuntimeError:  # closed by another thread just now
+            pass
+        if timeout is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def _start(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._work, args=(self._loop,), name=self._name, daemon=True)
+        self._thread.start()
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            loop.run_until_complete(self._shutdown())
+        finally:
+            loop.close()
+
+    async def _shutdown(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*[closer() for closer in self._closers], return_exceptions=True)
+        await asyncio.get_running_loop().shutdown_asyncgens()

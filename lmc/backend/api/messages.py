@@ -1,0 +1,119 @@
+"""Messages: prompts as chat APIs take them. Marks say where messages begin and end; there is no template."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmc.chat import RoleTemplate
+from lmc.errors import ParameterError, ProgramError, UnsupportedOpError
+from lmc.prompt import Image, Mark, Part, Special
+
+Message = dict[str, Any]
+
+MESSAGES = RoleTemplate("messages", dict.fromkeys(("system", "user", "assistant", "tool", "developer"), ((), ())))
+"""The template of chat APIs: roles write nothing, their marks are all there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt of messages.
+
+    closed  complete messages as OpenAI takes them
+    role    of the message that is open, None between messages
+    begun   the open message's text so far
+    """
+
+    closed: tuple[Message, ...]
+    role: str | None
+    begun: str
+
+    def with_begun(self) -> list[Message]:
+        """The messages, the begun one last if it has text."""
+        return [*self.closed, *([{"role": self.role, "content": self.begun}] if self.begun else [])]
+
+
+def conversation(pieces: Iterable[Part | Image], target: str) -> Conversation:
+    """Raises UnsupportedOpError for what is no part of a message: text between messages, special tokens."""
+    closed: list[Message] = []
+    role: str | None = None
+    content: list[str | Image] = []
+    for piece in pieces:
+        if isinstance(piece, Mark):
+            if piece.edge == "begin":
+                role, content = piece.role, []
+            else:
+                closed.append({"role": piece.role, "content": _content(content)})
+                role, content = None, []
+        elif isinstance(piece, Special):
+            raise UnsupportedOpError(f"special tokens ({piece.spelling})", target, "messages are text; write roles with lmc.user(…) and the like")
+        elif role is None:
+            if not isinstance(piece, str) or piece.strip():
+                raise outside(target)
+        else:
+            content.append(piece)
+    begun = _content(content)
+    if not isinstance(begun, str):
+        raise UnsupportedOpError("a gen behind an image in one message", target, "close the message first")
+    return Conversation(tuple(closed), role, begun)
+
+
+def outside(target: str) -> UnsupportedOpError:
+    """Text that belongs to no message."""
+    return UnsupportedOpError("text outside of messages", target, "write it with lmc.system(…), lmc.user(…) or lmc.assistant(…)")
+
+
+def _content(content: list[str | Image]) -> str | list[Message]:
+    if not any(isinstance(piece, Image) for piece in content):
+        return "".join(piece for piece in content if isinstance(piece, str))
+    parts: list[Message] = []
+    for piece in content:
+        if isinstance(piece, Image):
+            parts.append({"type": "image_url", "image_url": {"url": image_url(piece)}})
+        elif parts and parts[-1]["type"] == "text":
+            parts[-1]["text"] += piece
+        else:
+            parts.append({"type": "text", "text": piece})
+    return parts
+
+
+# -- images ----------------------------------------------------------------------------------------------------------
+
+_MAGIC = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"), (b"RIFF", "image/webp"))
+
+
+def image_url(image: Image) -> str:
+    """An image as a URL: a web address as it is, anything else as data. Raises for what is no image."""
+    if image.num_frames is not None:
+        raise UnsupportedOpError("video input", "a chat API", "append the frames as images", loc=image.loc)
+    source = image.source
+    if isinstance(source, str) and source.startswith(("http://", "https://", "data:image/")):
+        return source
+    mime, data = image_bytes(image)
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
+
+
+def image_bytes(image: Image) -> tuple[str, bytes]:
+    """The media type and the bytes of an image that is a path, bytes or a PIL image."""
+    source: Any = image.source
+    if isinstance(source, str | Path):
+        try:
+            data = Path(source).read_bytes()
+        except OSError as error:
+            raise ProgramError(f"image({str(source)!r}): {error.strerror}", loc=image.loc) from None
+    elif isinstance(source, bytes):
+        data = source
+    elif hasattr(source, "save"):  # PIL
+        buffer = io.BytesIO()
+        source.save(buffer, format="PNG")
+        data = buffer.getvalue()
+    else:
+        raise UnsupportedOpError(f"image({type(source).__name__})", "a chat API", "give a path, bytes or a PIL image", loc=image.loc)
+    mime = next((mime for magic, mime in _MAGIC if data.startswith(magic)), None)
+    if mime is None:
+        raise ParameterError("image(…): neither PNG, JPEG, GIF nor WebP", loc=image.loc)
+    return mime, data

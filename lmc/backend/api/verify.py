@@ -1,0 +1,76 @@
+"""Verifying: whether an answer is within a constraint that its server did not enforce."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, cast
+
+from lmc.errors import ConstraintError
+from lmc.fsm.sources import automaton_of
+from lmc.prompt import Constraint
+
+VERIFIABLE = frozenset({"regex", "json_schema"})
+
+
+def check(constraint: Constraint) -> None:
+    """Raises ConstraintError for what is invalid or cannot be verified."""
+    if constraint.kind == "json_schema":
+        _allows(constraint.source)
+
+
+def matching(constraint: Constraint, text: str) -> str | None:
+    """The answer itself, or without the white space around it, or as much of its beginning as is within the constraint.
+
+    None if nothing is. Where a word goes on, the answer does not end.
+    """
+    if constraint.kind == "json_schema":
+        return _json(constraint.source, text)
+    for candidate in (text, text.strip()):
+        if re.fullmatch(constraint.source, candidate, re.ASCII):
+            return candidate
+    found = re.match(rf"(?:{constraint.source})(?!\w)", text.lstrip(), re.ASCII)
+    return found.group() if found is not None and found.group() else None
+
+
+def _json(schema: str, text: str) -> str | None:
+    """The first JSON value of a text, as it is written there, if the schema allows it."""
+    start = min((i for i in map(text.find, "{[") if i >= 0), default=0)
+    rest = text[start:].lstrip()
+    try:
+        value, end = json.JSONDecoder().raw_decode(rest)
+    except ValueError:
+        return None
+    return rest[:end] if _allows(schema)(value) else None
+
+
+@lru_cache(maxsize=256)
+def _allows(schema: str) -> Callable[[Any], bool]:
+    """Whether a schema allows a value: by the automaton that the engine runs it on, on JSON as lmc writes it."""
+    automaton = automaton_of("json_schema", schema)
+    if automaton is None:
+        raise ConstraintError("json_schema: not a regular language, so that answers cannot be verified; use a server that enforces it")
+    parsed = json.loads(schema)
+    comma, colon = parsed.get("x-lmc", {}).get("separators", (", ", ": ")) if isinstance(parsed, dict) else (", ", ": ")
+
+    def allows(value: Any) -> bool:
+        written = json.dumps(_ordered(parsed, value), ensure_ascii=False, separators=(comma, colon))
+        return automaton.accepts(written.encode("utf-8", "surrogatepass"))
+
+    return allows
+
+
+def _ordered(schema: Any, value: Any) -> Any:
+    """A value with the properties of its objects in the order of the schema, which is no matter of their meaning."""
+    if not isinstance(schema, Mapping):
+        return value
+    known = cast("Mapping[str, Any]", schema)
+    if isinstance(value, dict) and isinstance(known.get("properties"), Mapping):
+        properties = known["properties"]
+        names = [*[n for n in properties if n in value], *[n for n in value if n not in properties]]
+        return {n: _ordered(properties.get(n), value[n]) for n in names}
+    if isinstance(value, list):
+        return [_ordered(known.get("items"), item) for item in value]
+    return value

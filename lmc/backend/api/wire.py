@@ -1,0 +1,126 @@
+"""Wires: how a request gets to a server and its answer back. JSON over HTTP, and server-sent events."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from lmc.backend.api.client import Fault, Received, Request, retry_after
+from lmc.errors import ProgramError
+
+
+def missing(package: str, extra: str) -> ProgramError:
+    """What a backend raises whose package is not installed."""
+    return ProgramError(f'lmc needs the package {package} for this backend: pip install "lmc[{extra}]"')
+
+
+def http_errors() -> tuple[type[BaseException], ...]:
+    """What the HTTP libraries that are loaded raise for connections that fail."""
+    loaded = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
+    return tuple(error for module in loaded for error in (module.HTTPError, module.InvalidURL, module.StreamError))
+
+
+def parsed(text: str | bytes) -> dict[str, Any]:
+    """A JSON object. Raises Fault for anything else: the answer is as good as none."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        raise Fault(f"the answer is not JSON: {text[:80]!r}") from None
+    if not isinstance(body, dict):
+        raise Fault(f"the answer is not a JSON object: {text[:80]!r}")
+    return body
+
+
+def refused(status: int, headers: Mapping[str, str], text: str | bytes) -> Fault:
+    """The fault that an HTTP error answer means; what it says is looked for where servers put it."""
+    message, param, code = "", None, None
+    try:
+        body = json.loads(text)
+        error: Any = body.get("error", body) if isinstance(body, dict) else body
+        if isinstance(error, dict):
+            found: Any = error.get("message") or error.get("detail") or ""
+            message, param, code = str(found), error.get("param"), error.get("code")
+        else:
+            message = str(error)
+    except ValueError:
+        message = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+    return Fault(
+        message[:500] or "no message", status=status, retry_after=retry_after(headers), param=param,
+        code=code if isinstance(code, str) else None,
+    )  # fmt: skip
+
+
+async def events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
+    """The JSON objects of a stream of server-sent events, up to its `[DONE]`. Raises Fault if it ends before."""
+    async for line in lines:
+        if not line.startswith("data:"):
+            continue
+        data = line[5:].strip()
+        if data == "[DONE]":
+            return
+        body = parsed(data)
+        if isinstance(body.get("error"), dict):
+            raise refused(500, {}, data)
+        yield body
+    raise Fault("the stream ended before the answer did")
+
+
+def lowered(headers: Any) -> dict[str, str]:
+    return {str(name).lower(): str(value) for name, value in headers.items()}
+
+
+def http_library() -> Any:
+    """httpx, or httpx2, its successor with the same names: what is installed. Raises ProgramError if neither is."""
+    for name in ("httpx", "httpx2"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise missing("httpx", "remote")
+
+
+class HttpWire:
+    """Requests by httpx, for servers with a protocol of their own."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], *, timeout: float, connections: int) -> None:
+        httpx = http_library()
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+        self._client: Any = httpx.AsyncClient(
+            base_url=url.rstrip("/"), headers=dict(headers), timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)), limits=limits
+        )
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """What the server says of itself at a path."""
+        try:
+            response = await self._client.get(path)
+        except http_errors() as error:
+            raise Fault(f"{type(error).__name__}: {error}") from None
+        if response.status_code >= 400:
+            raise refused(response.status_code, lowered(response.headers), response.content)
+        return parsed(response.content)
+
+    async def post(self, request: Request) -> Received:
+        try:
+            response = await self._client.post(request.path, json=request.body, headers=dict(request.headers))
+        except http_errors() as error:
+            raise Fault(f"{type(error).__name__}: {error}") from None
+        if response.status_code >= 400:
+            raise refused(response.status_code, lowered(response.headers), response.content)
+        return Received(parsed(response.content), lowered(response.headers))
+
+    async def stream(self, request: Request) -> AsyncIterator[Received]:
+        try:
+            async with self._client.stream("POST", request.path, json=request.body, headers=dict(request.headers)) as response:
+                headers = lowered(response.headers)
+                if response.status_code >= 400:
+                    raise refused(response.status_code, headers, await response.aread())
+                async for body in events(response.aiter_lines()):
+                    yield Received(body, headers)
+        except http_errors() as error:
+            raise Fault(f"{type(error).__name__}: {error}") from None
+
+    async def close(self) -> None:
+        await self._client.aclose()

@@ -1,0 +1,189 @@
+"""A small HTTP/1.1 server for stand-ins of APIs: one thread, keep-alive, server-sent events, and planted faults on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A JSON body, or the events of a stream."""
+
+    body: Body
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    events: Sequence[Body] | None = None
+    sentinel: str | None = "[DONE]"
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault: what happens instead of the answer.
+
+    kind   "status", "reset" (no answer, the connection is gone), "truncate" (half of a body), "garbage" (a body that is no JSON),
+           "shape" (JSON without what was asked for), "model" (another model's answer), "delay" (late), "slow" (in small pieces),
+           "half-stream" (a stream that breaks off)
+    """
+
+    kind: str
+    status: int = 500
+    headers: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    body: Body | None = None
+
+
+@dataclass
+class Seen:
+    """A request, and what it was told: `reported` is its answer's usage if the answer went out whole."""
+
+    path: str
+    body: Body
+    headers: Mapping[str, str]
+    fault: str | None = None
+    reported: Body | None = None
+
+
+class Server:
+    """`handle(path, body)` gives the answer of each request; `plant(number, path, body)` what goes wrong with it."""
+
+    def __init__(
+        self,
+        handle: Callable[[str, Body], Answer],
+        *,
+        plant: Callable[[int, str, Body], Planted | None] = lambda n, path, body: None,
+        get: Mapping[str, Body] | None = None,
+    ) -> None:
+        self.handle, self.plant, self.get = handle, plant, dict(get or {})
+        self.seen: list[Seen] = []
+        self.open_connections = 0
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._tasks: set[Any] = set()
+        self._thread = threading.Thread(target=self._work, name="stand-in", daemon=True)
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._connection, "127.0.0.1", 0))
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        self._loop.run_forever()
+        server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        self._loop.close()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open_connections += 1
+        task = asyncio.current_task()
+        self._tasks.add(task)
+        try:
+            while await self._request(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self.open_connections -= 1
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """One request; False when the connection is over."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, path, _ = head[0].split(" ", 2)
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
+        data = await reader.readexactly(int(headers.get("content-length", 0)))
+        if method == "GET":
+            found = self.get.get(path)
+            await self._send(writer, Answer(found) if found is not None else Answer({"error": {"message": f"no {path}"}}, 404))
+            return True
+        body: Body = json.loads(data) if data else {}
+        number = len(self.seen)
+        seen = Seen(path, body, headers)
+        self.seen.append(seen)
+        fault = self.plant(number, path, body)
+        seen.fault = fault.kind if fault is not None else None
+        if fault is not None and fault.kind in ("status", "reset"):
+            if fault.kind == "reset":
+                writer.transport.abort()
+                return False
+            await self._send(writer, Answer(fault.body or {"error": {"message": f"planted {fault.status}"}}, fault.status, fault.headers))
+            return True
+        if fault is not None and fault.seconds:
+            await asyncio.sleep(fault.seconds)
+        answer = self.handle(path, body)
+        whole = await (self._stream if answer.events is not None else self._faulty)(writer, answer, fault)
+        if whole:
+            last = next((e for e in reversed(answer.events) if e.get("usage")), {}) if answer.events is not None else answer.body
+            seen.reported = last.get("usage") or last.get("meta_info")
+        return whole
+
+    async def _faulty(self, writer: asyncio.StreamWriter, answer: Answer, fault: Planted | None) -> bool:
+        kind = fault.kind if fault is not None and answer.status == 200 else ""
+        if kind == "truncate":
+            data = json.dumps(answer.body).encode()
+            writer.write(_head(200, {"content-length": str(len(data))}) + data[: len(data) // 2])
+            await writer.drain()
+            return False
+        if kind == "garbage":
+            writer.write(_head(200, {"content-length": "9"}) + b"<html>?!\n")
+            await writer.drain()
+            return False
+        body = answer.body
+        if kind == "shape":
+            body = {k: v for k, v in body.items() if k in ("usage", "model", "id")}
+        elif kind == "model":
+            body = {**body, "model": "another-model"}
+        await self._send(writer, Answer(body, answer.status, answer.headers))
+        return True
+
+    async def _send(self, writer: asyncio.StreamWriter, answer: Answer) -> None:
+        data = json.dumps(answer.body).encode()
+        writer.write(_head(answer.status, {"content-length": str(len(data)), **answer.headers}) + data)
+        await writer.drain()
+
+    async def _stream(self, writer: asyncio.StreamWriter, answer: Answer, fault: Planted | None) -> bool:
+        writer.write(_head(answer.status, {"transfer-encoding": "chunked", **answer.headers}, "text/event-stream"))
+        events = [f"data: {json.dumps(e)}\n\n" for e in answer.events or ()]
+        if answer.sentinel is not None:
+            events.append(f"data: {answer.sentinel}\n\n")
+        for i, event in enumerate(events):
+            if fault is not None and fault.kind in ("half-stream", "truncate", "garbage") and i >= len(events) // 2:
+                writer.transport.abort()
+                return False
+            if fault is not None and fault.kind == "slow":
+                await asyncio.sleep(fault.seconds)
+            data = event.encode()
+            writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        return True
+
+
+def _head(status: int, headers: Mapping[str, str], kind: str = "application/json") -> bytes:
+    lines = [f"HTTP/1.1 {status} X", f"content-type: {kind}", *[f"{k}: {v}" for k, v in headers.items()]]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()

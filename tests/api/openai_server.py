@@ -1,0 +1,171 @@
+"""A stand-in of OpenAI's API (completions, chat completions, decisions): the protocol as its reference has it, answers of a text model.
+
+Tokens are bytes. Every answer reports its usage. What the real API refuses is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from lmc.backend.base import Output
+from lmc.backend.mock import Mock
+from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
+from tests.api.http import Answer, Body, Server
+from tests.api.text_model import TextModel
+
+_CHAT = {
+    "model", "messages", "max_tokens", "max_completion_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "top_logprobs",
+    "frequency_penalty", "presence_penalty", "logit_bias", "response_format", "stream", "stream_options", "prompt_cache_key",
+}  # fmt: skip
+_TEXT = {
+    "model", "prompt", "max_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "echo", "frequency_penalty",
+    "presence_penalty", "logit_bias", "stream", "stream_options",
+}  # fmt: skip
+_VLLM = {"top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "structured_outputs", "continue_final_message", "add_generation_prompt"}
+
+
+class OpenAIModel:
+    """The requests of the API. `refuses`: parameters that this model does not take; `extra`: what it takes in addition."""
+
+    def __init__(self, model: TextModel, *, name: str = "m", refuses: Sequence[str] = (), extra: set[str] = _VLLM, continues: bool = True) -> None:
+        self.model, self.name, self.refuses, self.extra, self.continues = model, name, refuses, extra, continues
+        self._mock = Mock(answers=model.answer)
+
+    def handle(self, path: str, body: Body) -> Answer:
+        rules = {"/v1/chat/completions": (_CHAT, self._chat), "/v1/completions": (_TEXT, self._text)}
+        if path == "/v1/decisions":
+            return self._decide(body)
+        if path not in rules:
+            return _refusal(404, f"no {path}")
+        known, handle = rules[path]
+        for key in body:
+            if key in self.refuses:
+                return _refusal(400, f"Unsupported parameter: '{key}' is not supported with this model.", key, "unsupported_parameter")
+            if key not in known | self.extra:
+                return _refusal(400, f"Unrecognized request argument supplied: {key}")
+        if body.get("model") != self.name:
+            return _refusal(404, f"The model '{body.get('model')}' does not exist", "model", "model_not_found")
+        if len(body.get("stop") or ()) > 4:
+            return _refusal(400, "'stop' takes at most 4", "stop")
+        return handle(body)
+
+    # the two forms of asking
+
+    def _chat(self, body: Body) -> Answer:
+        prompt = "".join(_content(m["content"]) for m in body["messages"])
+        output = self._answer(prompt, body)
+        chars = [list(text) for text in output.texts]
+
+        def logprobs(i: int) -> Body | None:
+            before = prompt
+            found = []
+            for char in chars[i]:
+                found.append({"token": char, "bytes": list(char.encode()), "logprob": self.model.logprob(before, char), "top_logprobs": []})
+                before += char
+            return {"content": found} if body.get("logprobs") else None
+
+        choices = [
+            {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": _finish(output, i), "logprobs": logprobs(i)}
+            for i, text in enumerate(output.texts)
+        ]
+        whole = {"id": "chat-1", "object": "chat.completion", "created": 1, "model": self.name, "choices": choices, "usage": _usage(prompt, output.texts)}
+        if not body.get("stream"):
+            return Answer(whole)
+        return Answer({}, events=self._events(body, whole, lambda text: {"delta": {"content": text}}))
+
+    def _text(self, body: Body) -> Answer:
+        prompts: list[str] = [body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]
+        choices: list[Body] = []
+        prompt_tokens = completion = 0
+        for prompt in prompts:
+            if body.get("echo") and body.get("max_tokens") == 0:
+                texts, ends = (prompt,), ["length"]
+            else:
+                output = self._answer(prompt, body)
+                texts, ends = output.texts, [_finish(output, i) for i in range(len(output.texts))]
+                completion += sum(len(t.encode()) for t in texts)
+            prompt_tokens += len(prompt.encode())
+            for text, end in zip(texts, ends, strict=True):
+                before = "" if body.get("echo") else prompt
+                row: list[float | None] = [*self.model.row(before, text)]
+                if body.get("echo"):
+                    row[:1] = [None]
+                listed = {"tokens": list(text), "token_logprobs": row, "top_logprobs": None, "text_offset": list(range(len(text)))}
+                choices.append({"index": len(choices), "text": text, "finish_reason": end, "logprobs": listed if body.get("logprobs") is not None else None})
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion, "total_tokens": prompt_tokens + completion}
+        whole = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": self.name, "choices": choices, "usage": usage}
+        if not body.get("stream"):
+            return Answer(whole)
+        return Answer({}, events=self._events(body, whole, lambda text: {"text": text}))
+
+    def _events(self, body: Body, whole: Body, piece: Any) -> list[Body]:
+        (choice,) = whole["choices"]
+        text: str = choice["message"]["content"] if "message" in choice else choice["text"]
+        head = {k: whole[k] for k in ("id", "model", "created")}
+        cuts = [text[i : i + 4] for i in range(0, len(text), 4)]
+        events = [{**head, "choices": [{"index": 0, **piece(t), "finish_reason": None}]} for t in cuts]
+        events.append({**head, "choices": [{"index": 0, **piece(""), "finish_reason": choice["finish_reason"]}]})
+        if (body.get("stream_options") or {}).get("include_usage"):
+            events.append({**head, "choices": [], "usage": whole["usage"]})
+        return events
+
+    def _answer(self, prompt: str, body: Body) -> Output:
+        stop = body.get("stop") or ()
+        params = SamplingParams(
+            max_new_tokens=body.get("max_tokens", body.get("max_completion_tokens", 16)),
+            n=body.get("n", 1),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            temperature=body.get("temperature", 1.0),
+            ignore_eos=body.get("ignore_eos", False),
+        )
+        ask = Gen(params, _constraint(body), body.get("seed", 0))
+        return self._mock.submit(None, (Text((prompt,)), ask)).results[0].output()
+
+    def _decide(self, body: Body) -> Answer:
+        given = body["input"]
+        prompt = given if isinstance(given, str) else "".join(_content(m["content"]) for m in given)
+        answers = []
+        for question in body["questions"]:
+            values = [c["value"] for c in question["choices"]]
+            chosen = self.model.answer(prompt, Select(tuple(values)))
+            probabilities = [{"value": v, "probability": 0.9 if v == chosen else 0.1 / max(1, len(values) - 1)} for v in values]
+            answers.append({"type": "choice", "name": question.get("name"), "choice": chosen, "confidence": 0.9, "probabilities": probabilities})
+        usage = {"input_tokens": len(prompt.encode()), "output_tokens": 1, "total_tokens": len(prompt.encode()) + 1}
+        return Answer({"model": self.name, "answers": answers, "usage": usage})
+
+
+def _constraint(body: Body) -> Constraint | None:
+    wanted = body.get("response_format")
+    if wanted is not None and wanted["type"] == "json_schema":
+        return Constraint("json_schema", json.dumps(wanted["json_schema"]["schema"]))
+    structured = body.get("structured_outputs") or {}
+    if "regex" in structured:
+        return Constraint("regex", structured["regex"])
+    if "json" in structured:
+        return Constraint("json_schema", json.dumps(structured["json"]))
+    return None
+
+
+def _content(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _finish(output: Output, i: int) -> str:
+    return "length" if output.metas[i]["finish_reason"]["type"] == "length" else "stop"
+
+
+def _usage(prompt: str, texts: Sequence[str]) -> Body:
+    completion = sum(len(t.encode()) for t in texts)
+    return {"prompt_tokens": len(prompt.encode()), "completion_tokens": completion, "total_tokens": len(prompt.encode()) + completion}
+
+
+def _refusal(status: int, message: str, param: str | None = None, code: str | None = None) -> Answer:
+    return Answer({"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}, status)
+
+
+def serve(model: TextModel, **options: Any) -> Server:
+    """A server of this model; `plant` and the options of `OpenAIModel`."""
+    plant = {"plant": options.pop("plant")} if "plant" in options else {}
+    return Server(OpenAIModel(model, **options).handle, **plant)

@@ -1,0 +1,73 @@
+"""A model of text without a model: what follows depends on the text so far alone, so that asking once or in pieces gives the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+from lmc.backend.engine.choices import decide
+from lmc.backend.mock import Mock
+from lmc.backend.mock_answers import Ask
+from lmc.backend.mock_samples import sample_json, sample_regex
+from lmc.chat import ChatTemplate
+from lmc.prompt import Gen, Select
+
+_WORDS = "ab ba do go hi in no of so to we un ve mi la ru".split()
+_ENDS = (" ", " ", " ", " ", " ", ", ", ".\n", "\n", '"', "; ")
+
+Script = Callable[[str], str | None]
+"""From a prompt to all that the model would say after it, or None: nonsense."""
+
+
+class TextModel:
+    def __init__(self, script: Script = lambda prompt: None) -> None:
+        self.script = script
+
+    def says(self, prompt: str, seed: int = 0) -> str:
+        """All that follows a prompt, until the model has nothing more to say."""
+        scripted = self.script(prompt)
+        if scripted is not None:
+            return scripted
+        text = ""
+        while len(text) < 400:
+            draw = blake2b(f"{seed}\0{prompt}{text}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
+            if draw[0] < 36 and text:
+                break
+            text += _WORDS[draw[1] % 16] + _ENDS[draw[2] % 10]
+        return text
+
+    def logprob(self, before: str, char: str) -> float:
+        draw = blake2b(f"{before}\0{char}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
+        return -0.01 - int.from_bytes(draw, "big") / 2**29
+
+    def row(self, before: str, text: str) -> list[float]:
+        """Log-probabilities of a text's characters."""
+        return [self.logprob(before + text[:i], char) for i, char in enumerate(text)]
+
+    def answer(self, prompt: str, ask: Ask) -> Any:
+        """As `Mock(answers=…)` wants it."""
+        if isinstance(ask, Select):
+            alone = [[0.0, *self.row("", c)[1:]] for c in ask.choices]
+            return ask.choices[decide(ask.method, [self.row(prompt, c) for c in ask.choices], alone).index]
+        seed = ask.seed if ask.params.temperature > 0 else 0
+        if ask.constraint is None:
+            return [self.says(prompt, seed + i if ask.params.temperature > 0 else 0) for i in range(ask.params.n)]
+        return [self._constrained(prompt, ask, seed + i) for i in range(ask.params.n)]
+
+    def _constrained(self, prompt: str, ask: Gen, seed: int) -> str:
+        assert ask.constraint is not None
+        seed = seed if ask.params.temperature > 0 else 0
+        digest = blake2b(f"{seed}\0{prompt}\0{ask.constraint.source}".encode("utf-8", "surrogatepass"), digest_size=32).digest()
+        if ask.constraint.kind == "regex":
+            return sample_regex(ask.constraint.source, digest)
+        schema = json.loads(ask.constraint.source)
+        choices = schema.get("properties", {}).get("choice", {}).get("enum") if isinstance(schema, dict) else None
+        if choices:  # a select in the words of a server that has only schemas
+            return json.dumps({"choice": self.answer(prompt, Select(tuple(choices)))}, ensure_ascii=False)
+        return sample_json(schema, digest)
+
+    def mock(self, template: ChatTemplate) -> Mock:
+        """The same model without a server."""
+        return Mock(answers=self.answer, chat_template=template)

@@ -1,0 +1,45 @@
+"""An API backend as the conformance harness wants a mock: with a log of its own of what its server was asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from tests.api.http import Server
+
+_KEPT = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "stop", "temperature", "seed", "n", "response_format", "structured_outputs", "echo")
+
+
+class View:
+    """A backend under another name, with what was asked since this was made."""
+
+    def __init__(self, backend: Any, server: Server, log: bool) -> None:
+        self._backend, self._server, self._log, self._start = backend, server, log, len(server.seen)
+        self._handles: list[Any] = []  # kept, so that what nobody reads is asked all the same
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def submit(self, *args: Any) -> Any:
+        handle = self._backend.submit(*args)
+        self._handles.append(handle)
+        return handle
+
+    @property
+    def call_log(self) -> list[Any]:
+        """Requests as the harness compares them. None at all where a request may cover several answers."""
+        for handle in self._handles:
+            for result in handle.results:
+                result.wait(30)
+        seen = self._server.seen[self._start :] if self._log else []
+        asked = [json.dumps({k: v for k, v in s.body.items() if k in _KEPT}, sort_keys=True) for s in seen]
+        return [SimpleNamespace(prompt=text, params=None, constraint=None, choices=None, seed=0) for text in asked]
+
+    def close(self) -> None:
+        """The backend lives longer."""
+
+
+def views(backend: Any, server: Server, *, log: bool = True) -> Callable[[], Any]:
+    return lambda: View(backend, server, log)
