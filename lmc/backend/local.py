@@ -32,6 +32,7 @@ from lmc.errors import BackendError, CancelledError, ParameterError
 from lmc.prompt import Gen, Part, Segment, Select, Text
 
 if TYPE_CHECKING:
+    from lmc.backend.engine.chat_template import WholeTemplate
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.loader import LoadedModel
     from lmc.backend.engine.sampler import Sampler
@@ -159,6 +160,7 @@ class LocalBackend:
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)
         self._name, self._words, self._template = name, vocabulary, chat_template
+        self.whole_template: WholeTemplate | None = None  # the model's own, for conversations with tools
         self._asker = Asker(
             name, vocabulary, chat_template, compiler, max_context=max_context, pool=max_tokens, seed=seed, seam=seam
         )
@@ -194,6 +196,7 @@ class LocalBackend:
     def chat_template(self, template: ChatTemplate) -> None:
         """Another template than the model's own, for runs that start later: `lmc.get_chat_template(name)`."""
         self._asker.use_template(template)
+        self.whole_template = None
         self._template = template
 
     def submit(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> LocalHandle:
@@ -262,6 +265,10 @@ class LocalBackend:
     @property
     def tokenizer(self) -> Vocabulary:
         return self._words
+
+    def encode(self, parts: Sequence[Part]) -> list[int]:
+        """The token ids of literal parts at the start of a prompt."""
+        return self._asker.ids(Place(ROOT.closed, tuple(parts))).tolist()
 
     def stats(self) -> dict[str, Any]:
         """What the engine holds and does right now."""
@@ -571,6 +578,7 @@ class Engine(LocalBackend):
             seed=seed,
             seam=seam,
         )
+        self.whole_template = loaded.whole_template
 
 
 def _runner(loaded: LoadedModel, pool: KVPool, sampler: Sampler) -> Runner:

@@ -10,6 +10,7 @@ conversations are longer than its whole numbers, and contents hold every text th
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
@@ -18,12 +19,12 @@ from typing import Any
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.chat import ChatTemplate
 from lmc.errors import ProgramError
-from lmc.prompt import Part, plain
+from lmc.prompt import Part, Special, plain
 
 log = logging.getLogger("lmc.chat")
 
 Message = Mapping[str, str]
-Render = Callable[[Sequence[Message], bool], str]  # (messages, add_generation_prompt) → text
+Render = Callable[..., str]  # (messages, add_generation_prompt, tools=… where there are some) → text
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -113,6 +114,48 @@ class _NotCuttable(Exception):
     """Why the template is not a chain of constants and contents."""
 
 
+# -- the whole template ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WholeTemplate:
+    """The template as it is, for conversations that constants cannot write: tools and their calls."""
+
+    name: str
+    source: str
+    _render: Render
+    _tokenizer: Tokenizer
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> tuple[Part, ...]:
+        """The prompt, up to where the assistant begins. Contents stay plain text, whatever they spell.
+
+        Raises ProgramError for what the template refuses, and for special tokens in what it writes as its own text.
+        """
+        calls = [message.get("tool_calls") for message in messages]
+        names = [(message.get("name"), message.get("tool_call_id")) for message in messages]
+        own = _to_json([list(tools), calls, names])
+        if _MARKED.search(own) or any(isinstance(p, Special) for p in self._tokenizer.split_specials(own)):
+            raise ProgramError(f"a tool, or a call of one, spells a special token of {self.name}; leave it out")
+        contents = [message["content"] for message in messages]
+        marked = [{**m, "content": _MARK.format(i) if m["content"] else ""} for i, m in enumerate(messages)]
+        try:
+            text = self._render(marked, True, tools=list(tools) or None)
+        except _Refused as why:
+            raise ProgramError(f"the chat template of {self.name} refuses this conversation: {why}") from None
+        parts: list[Part] = []
+        for i, piece in enumerate(_MARKED.split(text)):
+            parts += (contents[int(piece)],) if i % 2 else self._tokenizer.split_specials(piece)
+        return tuple(parts)
+
+
+def whole(source: str | None, tokenizer: Tokenizer, *, name: str) -> WholeTemplate | None:
+    """The template for conversations with tools; None where a model has none, or one that does not parse."""
+    try:
+        return WholeTemplate(name, source, _renderer(source, tokenizer), tokenizer) if source else None
+    except _NotCuttable:
+        return None  # `cut` says so where messages are written
+
+
 # -- rendering ---------------------------------------------------------------------------------------------------------
 
 
@@ -138,9 +181,9 @@ def _renderer(source: str, tokenizer: Tokenizer) -> Render:
     except TemplateError as error:
         raise _NotCuttable(f"it does not parse as Jinja ({error})") from error
 
-    def render(messages: Sequence[Message], ask: bool) -> str:
+    def render(messages: Sequence[Mapping[str, Any]], ask: bool, **more: Any) -> str:
         try:
-            return template.render(messages=list(messages), add_generation_prompt=ask, **fixed)
+            return template.render(messages=list(messages), add_generation_prompt=ask, **fixed, **more)
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise _Refused(str(error)) from error
 
@@ -172,6 +215,7 @@ def _today(form: str) -> str:
 # -- cutting -----------------------------------------------------------------------------------------------------------
 
 _MARK = "\ue000{}\ue001"  # private-use characters: no template writes or trims them
+_MARKED = re.compile("\ue000([0-9]+)\ue001")
 Atoms = tuple[Part, ...]  # special tokens, and single characters
 
 

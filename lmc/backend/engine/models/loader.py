@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine import tokenizer as tokenizers
-from lmc.backend.engine.chat_template import cut
+from lmc.backend.engine.chat_template import WholeTemplate, cut, whole
 from lmc.backend.engine.models import cache, gguf, llama
 from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models.config import ModelConfig
@@ -47,6 +47,7 @@ class LoadedModel:
     config: ModelConfig
     tokenizer: Tokenizer
     chat_template: ChatTemplate
+    whole_template: WholeTemplate | None
     name: str
     dtype: torch.dtype  # of the activations and of the KV store
     device: torch.device
@@ -114,6 +115,7 @@ def load(
         config=found.config,
         tokenizer=tokens,
         chat_template=cut(found.template, tokens, name=found.name),
+        whole_template=whole(found.template, tokens, name=found.name),
         name=found.name,
         dtype=layout.activations,
         device=where,

@@ -1,0 +1,99 @@
+"""The server as an ASGI application: what is published where. Composes, decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import lmc
+from lmc.backend.base import Backend
+from lmc.frontend.interpreter import Function
+from lmc.serve import openapi
+from lmc.serve.errors import ApiError
+from lmc.serve.gate import Call, Endpoint, Entrance, Gate, Reply
+from lmc.serve.metrics import CONTENT_TYPE, Metrics
+from lmc.serve.openai_api import OpenAIApi
+from lmc.serve.programs import ProgramLoop, Published
+from lmc.serve.settings import Settings
+
+_THREADS = 8  # for what takes long before an answer is asked for: encoding prompts, compiling constraints
+
+
+def create_app(backend: Backend, settings: Settings, programs: Sequence[Function] = ()) -> Starlette:
+    """The application over `backend`, which stays its owner's: shutting down cancels nothing and closes nothing.
+
+    `programs` are compiled for the backend and published under their names. Raises ProgramError for one whose arguments
+    no JSON can give.
+    """
+    metrics, entrance = Metrics(backend), Entrance(settings.max_requests)
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="lmc-serve")
+    loop = ProgramLoop()
+    published = [Published(program, backend, loop, pool) for program in programs]
+    api = OpenAIApi(backend, settings, metrics, pool)
+
+    async def health(call: Call) -> Reply:
+        return Reply({"status": "ok", "version": lmc.__version__})
+
+    async def measured(call: Call) -> Reply:
+        text = await asyncio.get_running_loop().run_in_executor(pool, metrics.text)
+        return Reply(text, content_type=CONTENT_TYPE)
+
+    async def description(call: Call) -> Reply:
+        return Reply(document)
+
+    document = openapi.document(published, with_keys=bool(settings.api_keys))
+
+    def route(method: str, path: str, name: str, endpoint: Endpoint, **how: Any) -> Route:
+        return Route(path, Gate(name, endpoint, settings, metrics, entrance, **how), methods=[method], name=name)
+
+    free: dict[str, Any] = {"counted": False}
+    routes = [
+        route("GET", "/health", "health", health, public=True, **free),
+        route("GET", "/metrics", "metrics", measured, **free),
+        route("GET", "/openapi.json", "openapi", description, **free),
+        route("GET", "/v1/models", "models", api.models, **free),
+        route("GET", "/v1/models/{model:path}", "model", api.model, **free),
+        route("POST", "/v1/completions", "completions", api.completions),
+        route("POST", "/v1/chat/completions", "chat", api.chat),
+    ]
+    for each in published:
+        at = f"/programs/{each.name}"
+        routes += [
+            route("POST", at, f"program {each.name}", each.run),
+            route("POST", f"{at}/stream", f"stream of {each.name}", each.stream),
+            route("POST", f"{at}/batch", f"batch of {each.name}", each.batch),
+        ]
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        watching = asyncio.create_task(metrics.watch_loop())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            for each in published:
+                each.close()
+            loop.close()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error}, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    app.state.metrics = metrics
+    return app
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    """Paths and methods that are not there."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail.lower()}; GET /openapi.json says what there is"
+    made = ApiError(error.status_code, message)
+    return JSONResponse(made.body, made.status, headers=dict(error.headers or {}))

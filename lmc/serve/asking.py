@@ -1,0 +1,134 @@
+"""From a request to the backend and back: what was asked is awaited, followed as it grows, or cancelled.
+
+The backend has a thread of its own; nothing here waits on the event loop for it. What may take long before an answer is
+asked for (encoding, compiling a constraint) runs on a pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+from lmc.backend.base import Backend, Handle, Hints, Output, Result
+from lmc.prompt import Constraint, Gen, Part, SamplingParams, Text, derive_seed
+
+_tickets = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt and how its `n` answers are sampled. A seed of None is one that nobody had before."""
+
+    parts: tuple[Part, ...]
+    params: SamplingParams
+    constraint: Constraint | None = None
+    n: int = 1
+    seed: int | None = None
+
+
+class Generation:
+    """The answers that one HTTP request asked for, in order: of each prompt, its n."""
+
+    def __init__(self, handles: Sequence[Handle]) -> None:
+        self._handles = handles
+        self.results: list[Result] = [handle.results[0] for handle in handles]
+
+    @classmethod
+    async def begin(cls, backend: Backend, asks: Sequence[Ask], pool: Executor) -> Generation:
+        """Raises what is wrong with the request. A caller that is cancelled meanwhile leaves nothing behind."""
+        future = pool.submit(_submit, backend, asks)
+        try:
+            handles = await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            future.add_done_callback(_drop)
+            raise
+        found = cls(handles)
+        for result in found.results:  # refused at once, while there is still a status to send
+            if result.error is not None:
+                found.cancel()
+                raise result.error
+        return found
+
+    async def outputs(self) -> list[Output]:
+        """All answers; raises the first error among them, and cancels the others."""
+        async for _ in self._changes():
+            if (failed := next((r.error for r in self.results if r.error is not None), None)) is not None:
+                raise failed
+            if all(result.done for result in self.results):
+                break
+        return [result.output() for result in self.results]
+
+    async def follow(self) -> AsyncIterator[tuple[int, str, Output | None]]:
+        """(answer, more of its text, the whole of it once it is complete), as they grow."""
+        shown = [_Shown() for _ in self.results]
+        async for _ in self._changes():
+            for i, (result, seen) in enumerate(zip(self.results, shown, strict=True)):
+                if seen.over:
+                    continue
+                done = result.done  # asked first: deltas come before the end
+                text = "".join(result.deltas[seen.deltas :])
+                seen.deltas, seen.length = len(result.deltas), seen.length + len(text)
+                if done:
+                    if result.error is not None:
+                        raise result.error
+                    output, seen.over = result.output(), True
+                    yield i, text + output.text[seen.length :], output
+                elif text:
+                    yield i, text, None
+            if all(seen.over for seen in shown):
+                return
+
+    async def _changes(self) -> AsyncIterator[None]:
+        """Once at the start, then whenever a result has more."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def notify(_: Result) -> None:  # on the backend's thread
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(changed.set)
+
+        for result in self.results:
+            result.on_change(notify)
+        while True:
+            changed.clear()
+            yield
+            await changed.wait()
+
+    def cancel(self) -> None:
+        """Stops what is not complete. Harmless when everything is."""
+        for handle in self._handles:
+            handle.cancel()
+
+
+class _Shown:
+    """What of an answer was given out."""
+
+    def __init__(self) -> None:
+        self.deltas = self.length = 0
+        self.over = False
+
+
+def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
+    handles: list[Handle] = []
+    try:
+        for ask in asks:
+            seed = secrets.randbits(63) if ask.seed is None else ask.seed
+            ticket = next(_tickets)
+            for i in range(ask.n):
+                hints = Hints(group=(ticket,), members=ask.n, way=(i, ask.n)) if ask.n > 1 else None
+                gen = Gen(ask.params, ask.constraint, seed=derive_seed(seed, i, "serve", 0))
+                handles.append(backend.submit(None, (Text(ask.parts), gen), hints))
+    except BaseException:
+        for handle in handles:
+            handle.cancel()
+        raise
+    return handles
+
+
+def _drop(future: Future[list[Handle]]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        for handle in future.result():
+            handle.cancel()

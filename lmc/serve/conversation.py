@@ -1,0 +1,113 @@
+"""Messages to a prompt: by the constant pieces of the model's template, or by the whole of it where tools are involved.
+
+Contents stay plain text: no message can write a special token (semantics of the language: appended text is plain).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from lmc.backend.base import Backend
+from lmc.prompt import Part
+from lmc.serve.errors import ApiError, bad
+from lmc.serve.openai_protocol import ChatRequest, Message, ToolChoice
+from lmc.serve.tools import Family, family_of
+
+
+@runtime_checkable
+class WholeTemplate(Protocol):
+    """A model's own template, rendered as it is."""
+
+    @property
+    def source(self) -> str: ...
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> tuple[Part, ...]:
+        """The prompt, up to where the assistant begins. Raises ProgramError for what the template refuses."""
+        ...
+
+
+def prompt_of(request: ChatRequest, backend: Backend) -> tuple[tuple[Part, ...], Family | None]:
+    """The prompt, and how calls in the answer are written; None where none may come."""
+    messages = request.messages
+    _check_ids(messages)
+    offered = bool(request.tools) and request.tool_choice != "none"
+    if not request.tools and request.tool_choice not in (None, "none"):
+        raise bad("tool_choice needs tools", "tool_choice")
+    if not offered and not any(m.tool_calls for m in messages):
+        return _in_pieces(request, backend), None
+    whole = getattr(backend, "whole_template", None)
+    if not isinstance(whole, WholeTemplate) or "tools" not in whole.source:
+        raise bad("tools: the chat template of this model does not write tools", "tools", "unsupported")
+    family = family_of(whole.source)
+    if family is None:
+        raise bad("tools: how this model writes tool calls is not known", "tools", "unsupported")
+    if request.continue_final_message or request.add_generation_prompt is False:
+        raise bad("tools and continue_final_message exclude each other", "continue_final_message")
+    tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()] if offered else []
+    return whole.render([_as_template_sees(m) for m in messages], tools), family if offered else None
+
+
+def tools_called(request: ChatRequest) -> list[tuple[str, dict[str, Any] | None]]:
+    """The tools of which the answer must call one: name and schema; none where it is free to answer."""
+    tools = [(tool.function.name, tool.function.parameters) for tool in request.tools or ()]
+    if isinstance(request.tool_choice, ToolChoice):
+        wanted = request.tool_choice.function.name
+        found = [tool for tool in tools if tool[0] == wanted]
+        if not found:
+            raise bad(f"tool_choice: there is no tool {wanted!r}", "tool_choice")
+        return found
+    return tools if request.tool_choice == "required" else []
+
+
+def _in_pieces(request: ChatRequest, backend: Backend) -> tuple[Part, ...]:
+    template, parts = backend.chat_template, list[Part]()
+    previous: str | None = None
+    for message in request.messages:
+        role = "system" if message.role == "developer" else message.role
+        parts += [*template.begin(role, previous), message.text, *template.end(role)]
+        previous = role
+    last = request.messages[-1]
+    if request.continue_final_message:
+        if last.role != "assistant":
+            raise bad("continue_final_message needs an assistant's message at the end", "continue_final_message")
+        if request.add_generation_prompt:
+            raise bad("continue_final_message and add_generation_prompt exclude each other", "add_generation_prompt")
+        return tuple(parts[: len(parts) - len(template.end("assistant"))])
+    if request.add_generation_prompt is False:
+        return tuple(parts)
+    return (*parts, *template.begin("assistant", previous))
+
+
+def _as_template_sees(message: Message) -> dict[str, Any]:
+    """As transformers hands messages to templates: arguments of calls as objects, contents as text."""
+    seen: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": message.text}
+    if message.name is not None:
+        seen["name"] = message.name
+    if message.tool_call_id is not None:
+        seen["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        seen["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": _object(call.function.arguments)}}
+            for call in message.tool_calls
+        ]
+    return seen
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise bad("messages: a tool call's arguments must be a JSON object", "messages")
+    return found
+
+
+def _check_ids(messages: Sequence[Message]) -> None:
+    for i, message in enumerate(messages):
+        if message.tool_calls and message.role != "assistant":
+            raise bad(f"messages.{i}: only an assistant calls tools", "messages")
+        if message.content is None and message.role != "assistant":
+            raise ApiError(400, f"messages.{i}.content: required for the role {message.role}", param="messages")

@@ -1,0 +1,95 @@
+"""Errors as OpenAI's API words them: a status, a type, a message, the parameter that is at fault."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pydantic import ValidationError
+
+from lmc.errors import (
+    BackendError,
+    BudgetExceeded,
+    CancelledError,
+    ConstraintError,
+    LmcError,
+    ProgramError,
+    PromptTooLongError,
+    RunTimeout,
+    UnsupportedOpError,
+)
+from lmc.prompt import suggestion
+
+log = logging.getLogger("lmc.serve")
+
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """An answer that is no answer. `headers` go with it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.kind = kind or _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+        self.headers = headers or {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that cannot be answered as it stands."""
+    return ApiError(400, message, param=param, code=code)
+
+
+_BY_ERROR: tuple[tuple[type[LmcError], int, str | None], ...] = (  # the first that fits
+    (PromptTooLongError, 400, "context_length_exceeded"),
+    (ConstraintError, 400, None),
+    (UnsupportedOpError, 400, "unsupported"),
+    (ProgramError, 400, None),
+    (RunTimeout, 504, None),
+    (BudgetExceeded, 400, "budget_exceeded"),
+    (CancelledError, 503, "cancelled"),
+    (BackendError, 500, None),
+)
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What a client is told of an error. One that is nobody's fault but ours is logged, and its text stays here."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, TimeoutError) and not isinstance(error, LmcError):
+        return ApiError(504, "the request took longer than this server allows")
+    for kind, status, code in _BY_ERROR:
+        if isinstance(error, kind):
+            return ApiError(status, error.message, code=code)
+    log.error("a request failed", exc_info=error)
+    return ApiError(500, "internal error; the server's log has it")
+
+
+def of_validation(error: ValidationError, known: tuple[str, ...]) -> ApiError:
+    """The first thing that is wrong with a request's body: where, what, and what may be meant. `known`: its fields."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(x) for x in first["loc"]) or None
+    if first["type"] == "json_invalid":
+        return bad(f"the body is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
+    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        return bad(f"unknown parameter {where!r}{suggestion(str(where), known)}", where, "unknown_parameter")
+    return bad(f"{where}: {first['msg']}" if where else first["msg"], where)

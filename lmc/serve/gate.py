@@ -1,0 +1,230 @@
+"""What every request passes: key, room, size and time limits, and a client that may leave; then its endpoint answers.
+
+    arrives ──► key? ──► room? ──► body in time, not too large ──► endpoint ──► one object, or a stream of events
+       └───────────────── a client that leaves, or the time-out, cancels what was asked ─────────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.types import Message, Receive, Scope, Send
+
+from lmc.serve.answering import event
+from lmc.serve.errors import ApiError, as_api_error
+from lmc.serve.metrics import CLIENT_GONE, Metrics, Seen
+from lmc.serve.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as an endpoint sees it."""
+
+    body: bytes
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer. `payload`: JSON, or bytes as they are."""
+
+    payload: Any
+    status: int = 200
+    content_type: str = "application/json"
+
+    @property
+    def body(self) -> bytes:
+        if isinstance(self.payload, bytes):
+            return self.payload
+        return json.dumps(self.payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """An answer as server-sent events. `cancel` is called when it is over, however it ends, also before it began."""
+
+    stream: AsyncGenerator[bytes, None]
+    cancel: Callable[[], None] = lambda: None
+
+
+Endpoint = Callable[[Call], Awaitable[Reply | Events]]
+
+
+class ClientGone(Exception):
+    """The client left before its answer."""
+
+
+@dataclass
+class Entrance:
+    """How many requests are inside."""
+
+    most: int
+    inside: int = 0
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        if self.inside >= self.most:
+            raise ApiError(429, f"{self.most} requests are being answered; try again later", headers={"Retry-After": "1"})
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
+
+
+@dataclass(frozen=True)
+class Gate:
+    """An endpoint as an ASGI application. `public`: no key is asked for. `counted`: it takes room."""
+
+    name: str
+    endpoint: Endpoint
+    settings: Settings
+    metrics: Metrics
+    entrance: Entrance
+    public: bool = False
+    counted: bool = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.metrics.request(self.name) as seen:
+            sender = _Sender(send, seen)
+            try:
+                async with asyncio.timeout(self.settings.timeout):
+                    self._check_key(scope)
+                    await self._answer(scope, receive, sender)
+            except ClientGone:
+                seen.status = CLIENT_GONE
+            except Exception as error:
+                await sender.fail(as_api_error(error))
+
+    def _check_key(self, scope: Scope) -> None:
+        keys = self.settings.api_keys
+        if not keys or self.public:
+            return
+        given = _header(scope, b"authorization") or b""
+        scheme, _, token = given.partition(b" ")
+        fits = [hmac.compare_digest(token.strip(), key.encode()) for key in keys]
+        if scheme.lower() != b"bearer" or not any(fits):
+            raise ApiError(401, "no valid API key: send the header Authorization: Bearer KEY", code="invalid_api_key",
+                           headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
+
+    async def _answer(self, scope: Scope, receive: Receive, sender: _Sender) -> None:
+        if not self.counted:
+            return await sender.send(await self.endpoint(_call(scope, b"")))
+        with self.entrance.admitted():
+            body = await self._body(scope, receive)
+            await _unless_gone(receive, self._work(_call(scope, body), sender))
+
+    async def _work(self, call: Call, sender: _Sender) -> None:
+        await sender.send(await self.endpoint(call))
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        most, chunks, size = self.settings.max_body, list[bytes](), 0
+        announced = _header(scope, b"content-length")
+        if announced is not None and announced.isdigit() and int(announced) > most:
+            raise _too_large(most)
+        try:
+            async with asyncio.timeout(self.settings.body_timeout):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    chunks.append(message.get("body", b""))
+                    size += len(chunks[-1])
+                    if size > most:
+                        raise _too_large(most)
+                    if not message.get("more_body", False):
+                        return b"".join(chunks)
+        except TimeoutError:
+            raise ApiError(408, f"the request did not arrive within {self.settings.body_timeout:g} s") from None
+
+
+@dataclass
+class _Sender:
+    """What goes to the client, once."""
+
+    _send: Send
+    _seen: Seen
+    started: bool = False
+    ended: bool = field(default=False, init=False)
+
+    async def send(self, answer: Reply | Events) -> None:
+        if isinstance(answer, Reply):
+            return await self._whole(answer.status, answer.body, answer.content_type, {})
+        try:
+            async with aclosing(answer.stream) as stream:
+                await self._start(200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
+                async for chunk in stream:
+                    await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        finally:
+            answer.cancel()
+        await self._end()
+
+    async def fail(self, error: ApiError) -> None:
+        """Says what is wrong: as the answer, or as the last event of a stream that has begun."""
+        if not self.started:
+            body = json.dumps(error.body, ensure_ascii=False).encode("utf-8", "replace")
+            return await self._whole(error.status, body, "application/json", error.headers)
+        self._seen.status = error.status
+        if self.ended:
+            return
+        try:
+            async with asyncio.timeout(1.0):  # a client that does not read holds the server no longer than that
+                await self._send({"type": "http.response.body", "body": event(error.body), "more_body": True})
+                await self._end()
+        except TimeoutError:
+            return  # the answer stays incomplete, and the server closes the connection
+
+    async def _whole(self, status: int, body: bytes, content_type: str, headers: Mapping[str, str]) -> None:
+        await self._start(status, {"content-type": content_type, "content-length": str(len(body)), **headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        self.ended = True
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.started, self._seen.status = True, status
+        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        start: Message = {"type": "http.response.start", "status": status, "headers": raw}
+        await self._send(start)
+
+    async def _end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        self.ended = True
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Does the work, unless the client leaves first: then it is cancelled, and ClientGone raised."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        await task
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _call(scope: Scope, body: bytes) -> Call:
+    query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+    return Call(body, scope.get("path_params", {}), query)
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    return next((value for key, value in scope["headers"] if key == name), None)
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the request is larger than {most} bytes")

@@ -1,0 +1,101 @@
+"""Runs the application: one socket, until a signal ends it; requests that run are answered first."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import uvicorn
+
+from lmc.backend.base import Backend
+from lmc.errors import ParameterError
+from lmc.frontend.interpreter import Function
+from lmc.serve.app import create_app
+from lmc.serve.settings import Settings
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes a free one. Raises ParameterError where that cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise ParameterError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --host or --port") from None
+    return made
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def serve(
+    backend: Backend,
+    settings: Settings,
+    programs: Sequence[Function],
+    where: socket.socket,
+    *,
+    drain: float,
+    ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serves until SIGINT or SIGTERM, then lets running requests finish, for at most `drain` seconds.
+
+    Calls `ready(url)` when requests are accepted. Does not close the backend.
+    """
+    app = create_app(backend, settings, programs)
+    config = uvicorn.Config(
+        app,
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=max(1, round(drain)),
+        backlog=2048,
+    )
+    with _signals_end_it():
+        _Server(config, lambda: ready(_url(where))).run(sockets=[where])
+
+
+@contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """uvicorn raises the signal that ended it once more when all is answered; it has done its work then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which says when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+
+def _url(where: socket.socket) -> str:
+    host, port = where.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,103 @@
+"""What the server counts, in Prometheus' text format: requests, tokens, the backend's work, the event loop's lag."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from lmc.backend.base import Backend, Counters
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+CLIENT_GONE = 499
+"""The status that is counted for a client that left before its answer (nginx's convention)."""
+
+
+@dataclass
+class Seen:
+    """What becomes of one request."""
+
+    status: int = 500
+
+
+class Metrics:
+    """Each server has a registry of its own, so that several can live in one process."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        registry = self.registry
+        self._requests = Counter("lmc_requests", "Requests by endpoint and status.", ("endpoint", "status"), registry=registry)
+        self._running = Gauge("lmc_requests_in_flight", "Requests that are being read, answered or sent.", registry=registry)
+        self._seconds = Histogram("lmc_request_seconds", "From arrival to the last byte.", ("endpoint",), registry=registry)
+        self._first = Histogram("lmc_first_token_seconds", "From arrival to the first text of a stream.", registry=registry)
+        self._prompt = Counter("lmc_prompt_tokens", "Prompt tokens of answered requests.", registry=registry)
+        self._completion = Counter("lmc_completion_tokens", "Tokens of answers.", registry=registry)
+        self._lag = Gauge("lmc_event_loop_lag_max_seconds", "Longest delay of the event loop since the start.", registry=registry)
+        self.lag = 0.0
+        self.registry.register(_OfBackend(backend))
+
+    @contextmanager
+    def request(self, endpoint: str) -> Iterator[Seen]:
+        """Counts a request from its arrival to its end."""
+        seen, started = Seen(), time.perf_counter()
+        self._running.inc()
+        try:
+            yield seen
+        finally:
+            self._running.dec()
+            self._requests.labels(endpoint, str(seen.status)).inc()
+            self._seconds.labels(endpoint).observe(time.perf_counter() - started)
+
+    def first_token(self, seconds: float) -> None:
+        self._first.observe(seconds)
+
+    def tokens(self, usage: dict[str, Any]) -> None:
+        self._prompt.inc(usage["prompt_tokens"])
+        self._completion.inc(usage["completion_tokens"])
+
+    async def watch_loop(self, every: float = 0.05) -> None:
+        """Notes how much later than it should the event loop comes back. Runs until it is cancelled."""
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(every)
+            self.lag = max(self.lag, time.perf_counter() - before - every)
+            self._lag.set(self.lag)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _OfBackend:
+    """The backend's counters, and what the engine holds, as they are when somebody asks."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        counters = self._backend.counters()
+        for field in fields(Counters):
+            value = float(getattr(counters, field.name))
+            yield CounterMetricFamily(f"lmc_backend_{field.name}", f"The backend's {field.name}.", value=value)
+        for name, value in self._backend.server_info().items():
+            if name in _HELD and isinstance(value, int | float):
+                yield GaugeMetricFamily(f"lmc_engine_{name}", f"{_HELD[name]}.", value=float(value))
+
+
+_HELD = {
+    "waiting": "Requests that wait for room",
+    "running": "Requests in the batch",
+    "pinned": "Prefixes that are kept",
+    "slots": "Tokens that the KV pool holds",
+    "free_slots": "Of those the free ones",
+    "cached_tokens": "Tokens in the radix tree",
+    "evictable_tokens": "Of those the ones nobody uses",
+}

@@ -1,0 +1,222 @@
+"""The endpoints of OpenAI's API over a backend: /v1/completions, /v1/chat/completions, /v1/models."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from lmc.backend.base import Backend
+from lmc.prompt import Part, Special, plain
+from lmc.serve.answering import (
+    DONE,
+    ChatDeltas,
+    Stamp,
+    TokenBytes,
+    chat_choice,
+    completion_choice,
+    completion_chunk,
+    event,
+    usage_of,
+)
+from lmc.serve.asking import Ask, Generation
+from lmc.serve.conversation import prompt_of, tools_called
+from lmc.serve.errors import ApiError, bad, of_validation
+from lmc.serve.gate import Call, Events, Reply
+from lmc.serve.metrics import Metrics
+from lmc.serve.openai_protocol import Body, ChatRequest, CompletionRequest, Sampled
+from lmc.serve.settings import Settings
+from lmc.serve.tools import Family
+
+_COMPLETION_TOKENS = 16  # OpenAI's default of `max_tokens` for completions
+
+B = TypeVar("B", bound=Body)
+
+
+def parsed(kind: type[B], body: bytes) -> B:
+    """The request, or ApiError that names what is wrong with it."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise of_validation(error, tuple(f.alias or name for name, f in kind.model_fields.items())) from None
+
+
+class OpenAIApi:
+    """Answers requests of OpenAI's API. Each method is one endpoint."""
+
+    def __init__(self, backend: Backend, settings: Settings, metrics: Metrics, pool: Executor) -> None:
+        self._backend, self._settings, self._metrics, self._pool = backend, settings, metrics, pool
+        self._started = int(time.time())
+
+    async def models(self, call: Call) -> Reply:
+        return Reply({"object": "list", "data": [self._model(name) for name in self._settings.models]})
+
+    async def model(self, call: Call) -> Reply:
+        self._check_model(call.path["model"])
+        return Reply(self._model(call.path["model"]))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        context = self._backend.capabilities.max_context
+        return {"id": name, "object": "model", "created": self._started, "owned_by": "lmc", "max_model_len": context}
+
+    # -- completions ---------------------------------------------------------------------------------------------------
+
+    async def completions(self, call: Call) -> Reply | Events:
+        request = parsed(CompletionRequest, call.body)
+        stamp = self._stamp(request, "text_completion")
+        params, constraint = request.asked_params(_COMPLETION_TOKENS), request.constraint()
+        self._check_choices(len(request.prompts) * request.choices)
+        prompts = [await self._in_pool(_parts_of, prompt, self._backend) for prompt in request.prompts]
+        asks = [
+            Ask(parts, params, constraint, request.choices, _item_seed(request.seed, i)) for i, parts in enumerate(prompts)
+        ]
+        arrived = time.perf_counter()
+        generation = await Generation.begin(self._backend, asks, self._pool)
+        scored = request.logprobs is not None
+        if request.stream:
+            return Events(self._completion_events(stamp, request, generation, arrived), generation.cancel)
+        try:
+            outputs = await generation.outputs()
+        finally:
+            generation.cancel()
+        echoes = [plain(parts) if request.echo else None for parts in prompts for _ in range(request.choices)]
+        made = [completion_choice(i, o, echo, logprobs=scored) for i, (o, echo) in enumerate(zip(outputs, echoes, strict=True))]
+        return Reply(stamp.object(made, self._counted(outputs, request)))
+
+    async def _completion_events(
+        self, stamp: Stamp, request: CompletionRequest, generation: Generation, arrived: float
+    ) -> AsyncGenerator[bytes, None]:
+        outputs: dict[int, Any] = {}
+        scored = request.logprobs is not None
+        async for i, text, output in generation.follow():
+            arrived = self._first_token(arrived)
+            if output is not None:
+                outputs[i] = output
+            yield event(stamp.object([completion_chunk(i, text, output, logprobs=scored)], chunk=True))
+        usage = self._counted([outputs[i] for i in sorted(outputs)], request)
+        if request.wants_usage:
+            yield event(stamp.object([], usage, chunk=True))
+        yield DONE
+
+    # -- chat ----------------------------------------------------------------------------------------------------------
+
+    async def chat(self, call: Call) -> Reply | Events:
+        request = parsed(ChatRequest, call.body)
+        stamp = self._stamp(request, "chat.completion")
+        self._check_choices(request.choices)
+        params, constraint = request.asked_params(self._settings.max_tokens), request.constraint()
+        parts, family = await self._in_pool(prompt_of, request, self._backend)
+        if family is not None and (called := tools_called(request)):
+            if constraint is not None:
+                raise bad("tool_choice and a constraint exclude each other", "tool_choice")
+            constraint = family.required(called)
+        ask = Ask(parts, params, constraint, request.choices, _item_seed(request.seed, 0))
+        arrived = time.perf_counter()
+        generation = await Generation.begin(self._backend, [ask], self._pool)
+        token_bytes = self._token_bytes if request.logprobs else None
+        if request.stream:
+            return Events(self._chat_events(stamp, request, generation, family, token_bytes, arrived), generation.cancel)
+        try:
+            outputs = await generation.outputs()
+        finally:
+            generation.cancel()
+        made = [chat_choice(i, output, family, token_bytes) for i, output in enumerate(outputs)]
+        return Reply(stamp.object(made, self._counted(outputs, request)))
+
+    async def _chat_events(
+        self,
+        stamp: Stamp,
+        request: ChatRequest,
+        generation: Generation,
+        family: Family | None,
+        token_bytes: TokenBytes | None,
+        arrived: float,
+    ) -> AsyncGenerator[bytes, None]:
+        answers = [ChatDeltas(i, family) for i in range(request.choices)]
+        outputs: dict[int, Any] = {}
+        for answer in answers:
+            yield event(stamp.object([answer.opening()], chunk=True))
+        async for i, text, output in generation.follow():
+            arrived = self._first_token(arrived)
+            choices = answers[i].more(text)
+            if output is not None:
+                outputs[i] = output
+                choices += answers[i].end(output, token_bytes)
+            for choice in choices:
+                yield event(stamp.object([choice], chunk=True))
+        usage = self._counted([outputs[i] for i in sorted(outputs)], request)
+        if request.wants_usage:
+            yield event(stamp.object([], usage, chunk=True))
+        yield DONE
+
+    # -- what both need ------------------------------------------------------------------------------------------------
+
+    def _stamp(self, request: Sampled, kind: str) -> Stamp:
+        if request.model is not None:
+            self._check_model(request.model)
+        return Stamp(request.model or self._settings.models[0], kind)
+
+    def _check_model(self, name: str) -> None:
+        if name not in self._settings.models:
+            known = ", ".join(self._settings.models)
+            raise ApiError(404, f"there is no model {name!r}; this server has {known}", param="model", code="model_not_found")
+
+    def _check_choices(self, asked: int) -> None:
+        if asked > self._settings.max_choices:
+            raise bad(f"{asked} answers in one request; at most {self._settings.max_choices} may be asked for", "n")
+
+    def _counted(self, outputs: list[Any], request: Sampled) -> dict[str, Any]:
+        usage = usage_of(outputs, request.choices)
+        self._metrics.tokens(usage)
+        return usage
+
+    def _first_token(self, arrived: float) -> float:
+        """Notes the first token's time once; infinity from then on."""
+        if arrived != float("inf"):
+            self._metrics.first_token(time.perf_counter() - arrived)
+        return float("inf")
+
+    def _token_bytes(self, token: int, text: str) -> list[int]:
+        words = getattr(self._backend, "tokenizer", None)  # a token may be half a character
+        return list(text.encode() if words is None else words.token_bytes(token))
+
+    async def _in_pool(self, work: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+
+
+def _item_seed(seed: int | None, item: int) -> int | None:
+    return None if seed is None else seed % (1 << 63) + item * 1_000_003
+
+
+def _parts_of(prompt: str | list[int], backend: Backend) -> tuple[Part, ...]:
+    """Text, or token ids as the text that encodes to just these ids."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not hasattr(backend, "tokenizer") or not hasattr(backend, "encode"):
+        raise bad("prompt: this backend takes text, not token ids", "prompt", "unsupported")
+    words_of: Any = backend
+    words = words_of.tokenizer
+    if any(token >= words.vocab_size for token in prompt):
+        raise bad(f"prompt: token ids are below {words.vocab_size}", "prompt")
+    parts: list[Part] = []
+    plain_ids: list[int] = []
+    for token in [*prompt, None]:
+        if token is not None and token not in words.special_ids:
+            plain_ids.append(token)
+            continue
+        if plain_ids:
+            parts.append(words.decode(plain_ids))
+            plain_ids = []
+        if token is not None:
+            parts.append(Special(words.decode([token], with_specials=True)))
+    if words_of.encode(tuple(parts)) != prompt:
+        raise bad("prompt: these token ids are not how their text is encoded, and this server would change them; send text",
+                  "prompt", "unsupported")  # fmt: skip
+    return tuple(parts)
+
+
+__all__ = ["OpenAIApi", "parsed"]

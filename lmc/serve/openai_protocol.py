@@ -1,0 +1,307 @@
+"""The requests of OpenAI's API as types, with the extensions of vLLM and SGLang; what they mean for sampling.
+
+Unknown fields are refused: a parameter that nobody looks at would change answers silently.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lmc.prompt import Constraint, SamplingParams, make_constraint, sampling
+from lmc.serve.errors import bad
+
+Probability = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=0, le=1 << 31)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class Body(BaseModel):
+    """A JSON object with known fields, each of exactly its type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+# -- parts of requests -------------------------------------------------------------------------------------------------
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    continuous_usage_stats: Literal[False] = False
+    include_obfuscation: bool = False
+
+
+class JsonSchemaFormat(Body):
+    name: str = ""
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's."""
+
+    regex: str | None = None
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    grammar: str | None = None
+    choice: list[str] | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    json_object: bool | None = None
+
+
+class FunctionDef(Body):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: FunctionDef
+
+
+class FunctionName(Body):
+    name: str
+
+
+class ToolChoice(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(Body):
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        if self.content is None:
+            return ""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+# -- what both endpoints take ------------------------------------------------------------------------------------------
+
+
+class Sampled(Body):
+    """Parameters of sampling and of constraints. Names are OpenAI's, then vLLM's and SGLang's."""
+
+    model: str | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    n: Annotated[int, Field(ge=1, le=1024)] | None = None
+    stop: str | list[str] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: Literal[False] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # vLLM's and SGLang's
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = None
+    stop_regex: str | list[str] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
+    regex: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    ebnf: str | None = None
+    lark: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_grammar: str | None = None
+    guided_choice: list[str] | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def limit(self) -> int | None:
+        """Tokens that the request allows, if it says."""
+        return self.max_tokens
+
+    def params(self, most: int, **more: Any) -> SamplingParams:
+        """How each answer is sampled; `most` tokens where the request names no limit."""
+        if self.stream_options is not None and not self.stream:
+            raise bad("stream_options needs stream=true", "stream_options")
+        given = {
+            "max_tokens": most if self.limit() is None else self.limit(),
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "stop": None if self.stop in ("", []) else self.stop,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": self.logit_bias or None,
+            "top_k": -1 if self.top_k == 0 else self.top_k,  # vLLM's 0 and -1 both mean the whole vocabulary
+            "min_p": self.min_p,
+            "min_tokens": self.min_tokens,
+            "ignore_eos": self.ignore_eos,
+            "stop_token_ids": self.stop_token_ids,
+            "stop_regex": self.stop_regex,
+            **more,
+        }
+        return sampling(SamplingParams(), given)
+
+    def constraint(self) -> Constraint | None:
+        """The language that the answer must belong to. One field may say it."""
+        found = {name: c for name, c in self._constraints() if c is not None}
+        if len(found) > 1:
+            raise bad(f"{' and '.join(found)} exclude each other: an answer has one constraint", next(reversed(found)))
+        return next(iter(found.values()), None)
+
+    def _constraints(self) -> list[tuple[str, Constraint | None]]:
+        structured = self.structured_outputs or StructuredOutputs()
+        tag = structured.structural_tag
+        return [
+            ("response_format", _of_format(self.response_format)),
+            ("regex", _made("regex", self.regex)),
+            ("json_schema", _made("json_schema", self.json_schema)),
+            ("ebnf", _made("ebnf", self.ebnf)),
+            ("lark", _made("lark", self.lark)),
+            ("structural_tag", _made("structural_tag", self.structural_tag)),
+            ("guided_regex", _made("regex", self.guided_regex)),
+            ("guided_json", _made("json_schema", self.guided_json)),
+            ("guided_grammar", _made("ebnf", self.guided_grammar)),
+            ("guided_choice", _choice(self.guided_choice, "guided_choice")),
+            ("structured_outputs.regex", _made("regex", structured.regex)),
+            ("structured_outputs.json", _made("json_schema", structured.json_)),
+            ("structured_outputs.grammar", _made("ebnf", structured.grammar)),
+            ("structured_outputs.choice", _choice(structured.choice, "structured_outputs.choice")),
+            ("structured_outputs.structural_tag", _made("structural_tag", tag)),
+            ("structured_outputs.json_object", _ANY_OBJECT if structured.json_object else None),
+        ]
+
+
+_ANY_OBJECT = make_constraint("json_schema", {"type": "object"})
+
+
+def _made(kind: str, source: Any) -> Constraint | None:
+    return None if source is None else make_constraint(kind, source)
+
+
+def _choice(choices: list[str] | None, param: str) -> Constraint | None:
+    if choices is None:
+        return None
+    if not choices or "" in choices:
+        raise bad(f"{param}: at least one choice, and none of them empty", param)
+    return make_constraint("regex", "|".join(map(re.escape, choices)))
+
+
+def _of_format(wanted: ResponseFormat | None) -> Constraint | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return _ANY_OBJECT
+    if wanted.json_schema is None or wanted.json_schema.json_schema is None:
+        raise bad("response_format: type json_schema needs json_schema.schema", "response_format")
+    return make_constraint("json_schema", wanted.json_schema.json_schema)
+
+
+# -- the endpoints -----------------------------------------------------------------------------------------------------
+
+
+class CompletionRequest(Sampled):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    suffix: Literal[""] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if not prompt:
+            raise bad("prompt: an empty list asks nothing", "prompt")
+        if isinstance(prompt[0], int):
+            return [prompt]  # pyright: ignore[reportReturnType]
+        return prompt  # pyright: ignore[reportReturnType]
+
+    def asked_params(self, most: int) -> SamplingParams:
+        if self.best_of not in (None, self.choices):
+            raise bad("best_of other than n is not supported: ask for n answers and choose", "best_of")
+        if self.echo and self.stream:
+            raise bad("echo and stream exclude each other", "echo")
+        scored = self.logprobs is not None
+        more: dict[str, Any] = {"return_logprob": scored, "return_text_in_logprobs": scored}
+        if scored and self.logprobs:
+            more["top_logprobs_num"] = self.logprobs
+        if scored and self.echo:
+            more["logprob_start_len"] = 0
+        return self.params(most, **more)
+
+
+class ChatRequest(Sampled):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+
+    def limit(self) -> int | None:
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise bad("max_tokens and max_completion_tokens differ; give one", "max_tokens")
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    def asked_params(self, most: int) -> SamplingParams:
+        if self.top_logprobs and not self.logprobs:
+            raise bad("top_logprobs needs logprobs=true", "top_logprobs")
+        scored = bool(self.logprobs)
+        more: dict[str, Any] = {"return_logprob": scored, "return_text_in_logprobs": scored}
+        if scored and self.top_logprobs:
+            more["top_logprobs_num"] = self.top_logprobs
+        return self.params(most, **more)

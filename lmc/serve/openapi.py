@@ -1,0 +1,153 @@
+"""The server's description of itself: OpenAPI 3.1, from the types of requests and the signatures of programs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+import lmc
+from lmc.serve.openai_protocol import ChatRequest, CompletionRequest
+
+if TYPE_CHECKING:
+    from lmc.serve.programs import Published
+
+Json = dict[str, Any]
+_REFS = "#/components/schemas/{model}"
+
+_ERROR: Json = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_COMPLETION: Json = {
+    "type": "object",
+    "required": ["id", "object", "created", "model", "choices", "usage"],
+    "properties": {
+        "id": {"type": "string"},
+        "object": {"enum": ["chat.completion", "text_completion"]},
+        "created": {"type": "integer"},
+        "model": {"type": "string"},
+        "choices": {"type": "array", "minItems": 1, "items": {"type": "object", "required": ["index", "finish_reason"]}},
+        "usage": {"type": "object", "required": ["prompt_tokens", "completion_tokens", "total_tokens"]},
+    },
+}
+_RECORD: Json = {
+    "type": "object",
+    "required": ["index", "return_value", "variables", "text", "usage"],
+    "properties": {
+        "index": {"type": "integer"},
+        "return_value": {},
+        "variables": {"type": "object"},
+        "text": {"type": "string"},
+        "usage": {"type": "object"},
+    },
+}
+_BATCH: Json = {
+    "type": "object",
+    "required": ["results"],
+    "properties": {"results": {"type": "array", "items": {"anyOf": [_RECORD, _ERROR]}}},
+}
+_REFUSALS = {
+    "400": "The request cannot be answered as it stands.",
+    "401": "No valid API key.",
+    "404": "There is no such thing.",
+    "408": "The request did not arrive in time.",
+    "413": "The request is too large.",
+    "429": "Too many requests are being answered.",
+    "500": "The model or the program failed.",
+    "503": "The server is shutting down.",
+    "504": "The answer took too long.",
+}
+_OPTIONS: list[Json] = [
+    {"name": "seed", "in": "query", "description": "Makes sampling repeatable.",
+     "schema": {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1}},
+    {"name": "temperature", "in": "query", "description": "Default of every gen.", "schema": {"type": "number", "minimum": 0}},
+    {"name": "max_new_tokens", "in": "query", "description": "Default length limit of every gen.",
+     "schema": {"type": "integer", "minimum": 1, "maximum": 1 << 31}},
+]  # fmt: skip
+
+
+def document(programs: Sequence[Published], *, with_keys: bool) -> Json:
+    """The whole description. `with_keys`: requests need an API key."""
+    bodies: list[type[BaseModel]] = [CompletionRequest, ChatRequest]
+    for program in programs:
+        bodies += [program.arguments, program.items]
+    _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFS)
+    paths: Json = {
+        "/health": {"get": _operation("Whether the server answers.", {"type": "object"})},
+        "/metrics": {"get": _operation("Counters for Prometheus.", None, content_type="text/plain")},
+        "/openapi.json": {"get": _operation("This description.", {"type": "object"})},
+        "/v1/models": {"get": _operation("The models that may be asked.", {"type": "object", "required": ["object", "data"]})},
+        "/v1/models/{model}": {"get": _operation("One model.", {"type": "object"}, parameters=[_MODEL])},
+        "/v1/completions": {"post": _operation("Continues a prompt.", _COMPLETION, body=CompletionRequest, streams=True)},
+        "/v1/chat/completions": {"post": _operation("Answers a conversation.", _COMPLETION, body=ChatRequest, streams=True)},
+    }
+    for program in programs:
+        paths |= _of_program(program)
+    made: Json = {
+        "openapi": "3.1.0",
+        "info": {"title": "lmc", "version": lmc.__version__, "description": "Language models, and programs that ask them."},
+        "paths": paths,
+        "components": {"schemas": schemas.get("$defs", {})},
+    }
+    if with_keys:
+        made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        made["security"] = [{"key": []}]
+        paths["/health"]["get"]["security"] = []
+    return made
+
+
+_MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _of_program(program: Published) -> Json:
+    summary, _, rest = (inspect.getdoc(program.function.func) or f"Runs {program.name}.").partition("\n")
+    at = f"/programs/{program.name}"
+
+    def post(what: str, result: Json | None, body: type[BaseModel], **how: Any) -> Json:
+        made = _operation(summary + what, result, body=body, parameters=_OPTIONS, **how)
+        return {"post": {**made, "description": rest.strip()}}
+
+    return {
+        at: post("", _RECORD, program.arguments),
+        f"{at}/stream": post(" (as a stream of its variables)", None, program.arguments, content_type="text/event-stream"),
+        f"{at}/batch": post(" (for many items)", _BATCH, program.items),
+    }
+
+
+def _operation(
+    summary: str,
+    result: Json | None,
+    *,
+    body: type[BaseModel] | None = None,
+    parameters: list[Json] | None = None,
+    content_type: str = "application/json",
+    streams: bool = False,
+) -> Json:
+    content: Json = {content_type: {} if result is None else {"schema": result}}
+    if streams:
+        content["text/event-stream"] = {}
+    made: Json = {"summary": summary, "responses": {"200": {"description": "The answer.", "content": content}}}
+    for status, description in _REFUSALS.items():
+        made["responses"][status] = {"description": description, "content": {"application/json": {"schema": _ERROR}}}
+    if body is not None:
+        schema = {"$ref": _REFS.format(model=body.__name__)}
+        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if parameters:
+        made["parameters"] = parameters
+    return made

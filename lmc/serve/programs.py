@@ -1,0 +1,256 @@
+"""Compiled programs as endpoints: arguments from JSON by the signature, variables as server-sent events, batches.
+
+Programs run on an event loop of their own, on a thread of its own: tracing and the program's Python never hold the
+server's loop. A run whose client leaves is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticSchemaGenerationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from lmc.backend.base import Backend, Result
+from lmc.errors import LmcError, ProgramError
+from lmc.frontend.interpreter import Function
+from lmc.jit import Program
+from lmc.serve.answering import Json
+from lmc.serve.errors import ApiError, as_api_error, bad, of_validation
+from lmc.serve.gate import Call, Events, Reply
+from lmc.userfiles import parameters, record_of
+
+log = logging.getLogger("lmc.serve")
+
+_MOST_ITEMS = 10_000  # of one batch
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class RunOptions(BaseModel):
+    """The options of a run, from the query string: they are no arguments of the program."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    seed: int | None = Field(None, ge=0, lt=1 << 63)
+    temperature: float | None = Field(None, ge=0)
+    max_new_tokens: int | None = Field(None, ge=1, le=1 << 31)
+
+
+class ProgramLoop:
+    """An event loop on a thread of its own, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+
+    async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """What `work` gives on that loop. Cancelling the caller cancels it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._started()))
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="lmc-programs", daemon=True).start()
+            return self._loop
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+class Published:
+    """One program with its three endpoints: a run, a run as a stream, a batch."""
+
+    def __init__(self, function: Function, backend: Backend, loop: ProgramLoop, pool: Executor) -> None:
+        self.name, self.function, self._loop, self._pool = function.name, function, loop, pool
+        self._program = Program(function, backend=backend)
+        self.arguments = arguments_model(function)
+        several: Any = list.__class_getitem__(self.arguments)
+        self.items: Any = create_model(f"{self.name}_items", __config__=_STRICT, items=(several, Field(min_length=1, max_length=_MOST_ITEMS)))
+
+    def close(self) -> None:
+        self._program.close()
+
+    # -- endpoints
+
+    async def run(self, call: Call) -> Reply:
+        options, item = self._options(call), _values(_parsed(self.arguments, call.body))
+        (record,) = await self._loop.run(self._records([item], options))
+        if "error" in record:
+            raise record["error"]
+        return Reply(record)
+
+    async def batch(self, call: Call) -> Reply:
+        options = self._options(call)
+        items = [_values(item) for item in _parsed(self.items, call.body).items]
+        records = await self._loop.run(self._records(items, options))
+        return Reply({"results": [_with_error_told(record) for record in records]})
+
+    async def stream(self, call: Call) -> Events:
+        options, item = self._options(call), _values(_parsed(self.arguments, call.body))
+        clashing = sorted(set(options) & set(self.function.params))
+        if clashing:
+            raise bad(f"{clashing[0]} is an argument of {self.name}; give it in the body", clashing[0])
+        begin = partial(self._program.stream, **item, **options)
+        state = await asyncio.get_running_loop().run_in_executor(self._pool, begin)
+        return Events(self._events([state]))
+
+    # -- runs
+
+    async def _records(self, items: Sequence[Mapping[str, Any]], options: Json) -> list[Json]:
+        """On the programs' loop: one record an item; a failed one holds its exception as `error`."""
+        states = await self._program.abatch(items, errors="return", **options)
+        return [self._record(i, state) for i, state in enumerate(states)]
+
+    def _record(self, index: int, state: Any) -> Json:
+        error = state.error()
+        if error is not None:
+            return {"index": index, "error": self._told(error)}
+        record = record_of(index, state, {})
+        record["return_value"] = record.pop("return")
+        try:
+            return to_jsonable_python(record)
+        except PydanticSerializationError as unknown:
+            return {"index": index, "error": ApiError(500, f"{self.name} returned what JSON cannot write: {unknown}")}
+
+    def _told(self, error: BaseException) -> ApiError:
+        """What a client is told of a run's error: a program's own exceptions by class and message."""
+        if isinstance(error, LmcError):
+            return as_api_error(error)
+        log.warning("program %s raised %s", self.name, type(error).__name__, exc_info=error)
+        return ApiError(500, f"{type(error).__name__}: {error}", kind="program_error")
+
+    # -- streams
+
+    async def _events(self, held: list[Any]) -> AsyncGenerator[bytes, None]:
+        """`delta` and `value` of each variable as it comes, then `done`. Closing it drops the state, which ends the run."""
+        state = held.pop()
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def notify(*_: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(changed.set)
+
+        progress, seen = state.progress, list[_Variable]()
+        progress.watch(notify)
+        while True:
+            changed.clear()
+            over = progress.done  # asked first: what it brings comes before the end
+            for chunk in _news(state, seen, notify):
+                yield chunk
+            if over:
+                break
+            await changed.wait()
+        record = await loop.run_in_executor(self._pool, self._record, 0, state)  # reading it waits for its answers
+        for chunk in _news(state, seen, notify):
+            yield chunk
+        if "error" in record:
+            raise record["error"]
+        yield _event("done", record)
+
+    def _options(self, call: Call) -> Json:
+        try:
+            options = RunOptions.model_validate(dict(call.query))
+        except ValidationError as error:
+            raise of_validation(error, tuple(RunOptions.model_fields)) from None
+        return options.model_dump(exclude_none=True)
+
+
+class _Variable:
+    """A variable's answer, and how much of it was sent."""
+
+    def __init__(self, name: str, held: Result) -> None:
+        self.name, self.held, self.deltas, self.length, self.over = name, held, 0, 0, False
+
+    def news(self) -> Iterator[bytes]:
+        done = self.held.done  # asked first: deltas come before the end
+        text = "".join(self.held.deltas[self.deltas :])
+        self.deltas, self.length = len(self.held.deltas), self.length + len(text)
+        self.over = done
+        output = self.held.output() if done and self.held.error is None else None  # an error ends the run
+        if output is not None:
+            text += output.text[self.length :]
+        if text:
+            yield _event("delta", {"variable": self.name, "delta": text})
+        if output is not None:
+            yield _event("value", {"variable": self.name, "value": output.value})
+
+
+def _news(state: Any, seen: list[_Variable], notify: Any) -> Iterator[bytes]:
+    """What the root's variables have that was not sent yet. A name that is used again begins anew."""
+    for name, held in tuple(state.variables.items()):
+        if name is not None and isinstance(held, Result) and all(held is not variable.held for variable in seen):
+            seen.append(_Variable(name, held))
+            held.on_change(notify)
+    for variable in seen:
+        if not variable.over:
+            yield from variable.news()
+
+
+def _event(kind: str, payload: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps(payload, ensure_ascii=False)}\n\n".encode()
+
+
+def _with_error_told(record: Json) -> Json:
+    return {**record, **record["error"].body} if "error" in record else record
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def arguments_model(function: Function) -> type[BaseModel]:
+    """A model of the program's arguments by their annotations and defaults. Raises ProgramError for what JSON cannot give."""
+    fields: dict[str, Any] = {}
+    open_ = False
+    for i, (name, parameter) in enumerate(parameters(function).items()):
+        if parameter.kind is parameter.VAR_KEYWORD:
+            open_ = True
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ProgramError(f"{function.described}: {name} is positional only, and JSON gives arguments by name")
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            fields[f"argument_{i}"] = _field(function, name, parameter)
+    config = ConfigDict(**{**_STRICT, "extra": "allow" if open_ else "forbid"})
+    try:
+        return create_model(f"{function.name}_arguments", __config__=config, **fields)
+    except PydanticSchemaGenerationError as error:
+        raise ProgramError(f"{function.described}: JSON cannot give its arguments: {str(error).splitlines()[0]}") from None
+
+
+def _field(function: Function, name: str, parameter: inspect.Parameter) -> tuple[Any, Any]:
+    annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
+    bound = name in function.bound
+    if parameter.default is parameter.empty and not bound:
+        return annotation, Field(alias=name)
+    default = function.bound.get(name, parameter.default)
+
+    def describe(schema: dict[str, Any]) -> None:  # as a person would write it, or not at all
+        schema.pop("default", None)
+        try:
+            schema["default"] = to_jsonable_python(default)
+        except PydanticSerializationError:
+            pass  # a default that is no JSON is the program's own affair
+
+    return annotation, Field(default=None, alias=name, json_schema_extra=describe)
+
+
+def _parsed(kind: type[BaseModel], body: bytes) -> Any:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise of_validation(error, tuple(f.alias or name for name, f in kind.model_fields.items())) from None
+
+
+def _values(given: BaseModel) -> Mapping[str, Any]:
+    """The arguments that were given, by the program's names for them."""
+    named = {field.alias or name: getattr(given, name) for name, field in type(given).model_fields.items() if name in given.model_fields_set}
+    return {**named, **(given.model_extra or {})}

@@ -1,0 +1,122 @@
+"""Tool calls: how families of models write them, read from their templates; calls out of answers.
+
+What a family writes is known for Hermes and Qwen (`<tool_call>{…}</tool_call>`), Llama 3 (`{"name": …, "parameters": …}`)
+and Mistral (`[TOOL_CALLS][{…}]`, whose mark is a special token and not part of the text). Other templates are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lmc.prompt import Constraint, make_constraint
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that a model wrote; arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How calls are written.
+
+    opening   what a call begins with; text that cannot become one is content
+    anywhere  whether calls may follow content; else an answer is calls from its beginning on, or none
+    key       of the arguments
+    """
+
+    name: Literal["hermes", "llama3", "mistral"]
+    opening: str
+    anywhere: bool
+    key: str = "arguments"
+
+    def settled(self, text: str) -> int:
+        """How much of a growing answer is content for certain."""
+        if self.anywhere:
+            at = text.find(self.opening)
+            if at >= 0:
+                return at
+            for held in range(min(len(self.opening) - 1, len(text)), 0, -1):
+                if self.opening.startswith(text[-held:]):
+                    return len(text) - held
+            return len(text)
+        begun = text.lstrip()
+        return 0 if not begun or begun.startswith(self.opening) else len(text)
+
+    def split(self, text: str) -> tuple[str, list[Call]]:
+        """Content and calls of a complete answer. What does not parse as a call is content."""
+        if self.name == "hermes":
+            found = [_call(m[1], self.key) for m in _HERMES.finditer(text)]
+            if not found or None in found:
+                return text, []
+            return text[: text.find(self.opening)].rstrip(), [c for c in found if c is not None]
+        values = _json_values(text)
+        calls = [_as_call(value, self.key) for value in values]
+        if not calls or None in calls:
+            return text, []
+        return "", [c for c in calls if c is not None]
+
+    def required(self, tools: Sequence[tuple[str, dict[str, Any] | None]]) -> Constraint:
+        """What an answer that must be a call of one of `tools` (name, schema of its arguments) has to match."""
+        tags = [self._tag(name, schema if schema is not None else {"type": "object"}) for name, schema in tools]
+        form = tags[0] if len(tags) == 1 else {"type": "or", "elements": tags}
+        return make_constraint("structural_tag", {"type": "structural_tag", "format": form})
+
+    def _tag(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+        head = f'{{"name": {json.dumps(name)}, "{self.key}": '
+        begin, end = {"hermes": ("<tool_call>\n", "\n</tool_call>"), "llama3": ("", ""), "mistral": ("[", "]")}[self.name]
+        content = {"type": "json_schema", "json_schema": schema}
+        return {"type": "tag", "begin": begin + head, "content": content, "end": "}" + end}
+
+
+_HERMES = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+HERMES = Family("hermes", "<tool_call>", True)
+LLAMA3 = Family("llama3", "{", False, "parameters")
+MISTRAL = Family("mistral", "[", False)
+
+
+def family_of(template: str) -> Family | None:
+    """The family whose calls a Jinja template describes; None where it is none that is known."""
+    if "<tool_call>" in template and "<function=" not in template:
+        return HERMES
+    if "[TOOL_CALLS]" in template and "[ARGS]" not in template:
+        return MISTRAL
+    if '"parameters": ' in template and '{"name": function name' in template:
+        return LLAMA3
+    return None
+
+
+def _call(text: str, key: str) -> Call | None:
+    try:
+        return _as_call(json.loads(text), key)
+    except ValueError:
+        return None
+
+
+def _as_call(value: Any, key: str) -> Call | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(value.get(key), dict):
+        return None
+    return Call(value["name"], json.dumps(value[key], ensure_ascii=False))
+
+
+def _json_values(text: str) -> list[Any]:
+    """The objects of `{…}; {…}` or of `[{…}, {…}]`; none where the text is anything else."""
+    values: list[Any] = []
+    at, decoder = 0, json.JSONDecoder()
+    while at < len(text):
+        if text[at] in " \n\t;":
+            at += 1
+            continue
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except ValueError:
+            return []
+        values += value if isinstance(value, list) else [value]
+    return values

@@ -1,1 +1,0 @@
-"""The room for the OpenAI-compatible endpoint of `lmc serve`; empty so far."""

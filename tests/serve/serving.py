@@ -1,0 +1,125 @@
+"""Servers for tests: in this process without a socket, by hand message by message, or on a thread with a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx
+
+import lmc
+from lmc.serve.app import create_app
+from lmc.serve.settings import Settings
+
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+def settings(**limits: Any) -> Settings:
+    return Settings(("mock",), **limits)
+
+
+@asynccontextmanager
+async def running(backend: Any = None, programs: Any = (), **limits: Any):
+    """The application, started up."""
+    app = create_app(lmc.Mock() if backend is None else backend, settings(**limits), programs)
+    async with app.router.lifespan_context(app):
+        yield app
+
+
+def talk(work: Callable[[httpx.AsyncClient], Awaitable[Any]], backend: Any = None, programs: Any = (), **limits: Any) -> Any:
+    """`await work(client)`, with a client of an application in this process."""
+
+    async def main() -> Any:
+        async with running(backend, programs, **limits) as app:
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
+                return await work(client)
+
+    return asyncio.run(main())
+
+
+def post(path: str, body: Any, backend: Any = None, programs: Any = (), headers: Any = None, **limits: Any) -> httpx.Response:
+    """The answer to one request."""
+    how: dict[str, Any] = {"content": body} if isinstance(body, bytes | str) else {"json": body}
+    return talk(lambda client: client.post(path, headers=headers, **how), backend, programs, **limits)
+
+
+def chat(backend: Any = None, **fields: Any) -> httpx.Response:
+    return post("/v1/chat/completions", {**HELLO, **fields}, backend)
+
+
+def complete(backend: Any = None, **fields: Any) -> httpx.Response:
+    return post("/v1/completions", {"prompt": "Hello", **fields}, backend)
+
+
+def events(text: str) -> list[Any]:
+    """The data of server-sent events; JSON but for the last word of OpenAI's streams."""
+    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [d if d == "[DONE]" else json.loads(d) for d in data]
+
+
+class ByHand:
+    """One request, its messages sent and received one by one."""
+
+    def __init__(self, app: Any, path: str, body: bytes | None, headers: dict[str, str] | None = None) -> None:
+        raw = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
+        self.scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path,
+            "raw_path": path.encode(), "root_path": "", "scheme": "http", "query_string": b"", "headers": raw,
+            "client": ("127.0.0.1", 1), "server": ("test", 80),
+        }  # fmt: skip
+        self.incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.sent: list[dict[str, Any]] = []
+        self.blocked = asyncio.Event()  # set: the client reads nothing any more
+        if body is not None:
+            self.incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self.task = asyncio.ensure_future(app(self.scope, self.incoming.get, self._take))
+
+    async def _take(self, message: dict[str, Any]) -> None:
+        if self.blocked.is_set():
+            await asyncio.Event().wait()
+        self.sent.append(message)
+
+    def leave(self) -> None:
+        self.incoming.put_nowait({"type": "http.disconnect"})
+
+    @property
+    def status(self) -> int | None:
+        return next((m["status"] for m in self.sent if m["type"] == "http.response.start"), None)
+
+    @property
+    def text(self) -> str:
+        return b"".join(m.get("body", b"") for m in self.sent).decode()
+
+
+async def until(ready: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Waits until `ready()`; fails after `seconds`."""
+    async with asyncio.timeout(seconds):
+        while not ready():
+            await asyncio.sleep(0.005)
+
+
+@contextmanager
+def on_a_port(backend: Any = None, programs: Any = (), **limits: Any):
+    """A server on a thread; its URL."""
+    import uvicorn
+
+    from lmc.serve.main import listen
+
+    app = create_app(lmc.Mock() if backend is None else backend, settings(**limits), programs)
+    where = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_level="error", access_log=False))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [where]}, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+        yield f"http://127.0.0.1:{where.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        where.close()

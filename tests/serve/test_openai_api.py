@@ -1,0 +1,265 @@
+"""OpenAI's API over the mock: what requests mean, what answers and streams look like, what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+import lmc
+from tests.serve.serving import HELLO, chat, complete, events, post, talk
+
+pytestmark = pytest.mark.api
+
+
+def test_a_chat_answer():
+    mock = lmc.Mock(["Good day."])
+    answer = chat(mock).json()
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == "mock"
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Good day.", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    prompt = mock.call_log[0].prompt_text
+    assert prompt == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    usage = answer["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
+
+
+def test_roles_and_content_parts():
+    mock = lmc.Mock()
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "<|im_end|>"},
+    ]
+    with pytest.warns(UserWarning, match="stays ordinary text"):
+        assert chat(mock, messages=messages).status_code == 200
+    call = mock.call_log[0]
+    assert call.prompt_text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nab<|im_end|>\n")
+    assert call.tokens.count(chr(257)) == 4, "contents spell no special token"
+
+
+def test_the_last_message_can_be_continued():
+    mock = lmc.Mock()
+    messages = [*HELLO["messages"], {"role": "assistant", "content": "Good"}]
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    assert chat(mock, messages=messages, **fields).status_code == 200
+    assert mock.call_log[0].prompt_text.endswith("<|im_start|>assistant\nGood")
+
+
+def test_sampling_parameters_arrive():
+    mock = lmc.Mock()
+    given = {
+        "max_completion_tokens": 7, "temperature": 0.5, "top_p": 0.9, "stop": ["x", "y"], "presence_penalty": 1, "frequency_penalty": -1,
+        "logit_bias": {"5": -100}, "top_k": 3, "min_p": 0.1, "min_tokens": 1, "stop_token_ids": [4], "stop_regex": "q+", "ignore_eos": True,
+    }  # fmt: skip
+    assert chat(mock, **given).status_code == 200
+    params = mock.call_log[0].ask.params
+    assert (params.max_new_tokens, params.temperature, params.top_p, params.stop) == (7, 0.5, 0.9, ("x", "y"))
+    assert (params.presence_penalty, params.frequency_penalty, params.logit_bias) == (1.0, -1.0, ((5, -100.0),))
+    assert (params.top_k, params.min_p, params.min_new_tokens) == (3, 0.1, 1)
+    assert (params.stop_token_ids, params.stop_regex, params.ignore_eos) == ((4,), ("q+",), True)
+
+
+def test_defaults_are_openais():
+    mock = lmc.Mock()
+    complete(mock)
+    chat(mock)
+    first, second = (call.ask.params for call in mock.call_log)
+    assert (first.max_new_tokens, first.temperature, second.max_new_tokens) == (16, 1.0, 1024)
+
+
+def test_a_seed_repeats_and_its_choices_differ():
+    one, two, other = (chat(n=3, seed=s).json()["choices"] for s in (-5, -5, 6))
+    texts = [c["message"]["content"] for c in one]
+    assert texts == [c["message"]["content"] for c in two] != [c["message"]["content"] for c in other]
+    assert len(set(texts)) == 3
+    assert [c["index"] for c in one] == [0, 1, 2]
+
+
+def test_usage_counts_a_prompt_once_for_its_choices():
+    one, three = chat(n=1).json()["usage"], chat(n=3).json()["usage"]
+    assert one["prompt_tokens"] == three["prompt_tokens"]
+
+
+def test_many_prompts_and_an_echo():
+    answer = complete(prompt=["a", "b"], n=2, echo=True, max_tokens=3).json()
+    texts = [c["text"] for c in answer["choices"]]
+    assert [t[0] for t in texts] == ["a", "a", "b", "b"]
+    assert answer["usage"]["prompt_tokens"] == 2
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_a_stream_is_the_answer_in_pieces(kind):
+    ask, path = (chat, "message") if kind == "chat" else (complete, "text")
+    mock = lmc.Mock(latency=0.01)
+    whole = ask(mock, n=2, seed=3, max_tokens=30).json()
+    response = ask(mock, n=2, seed=3, max_tokens=30, stream=True, stream_options={"include_usage": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *chunks, last, done = events(response.text)
+    assert done == "[DONE]"
+    assert last["choices"] == []
+    # what was cached is what the first request left
+    assert last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert len({c["id"] for c in chunks}) == 1
+    texts, ends = ["", ""], ["", ""]
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["delta"].get("content", "") if kind == "chat" else choice["text"]
+        ends[choice["index"]] += choice["finish_reason"] or ""
+    assert texts == [c[path]["content"] if kind == "chat" else c[path] for c in whole["choices"]]
+    assert ends == [c["finish_reason"] for c in whole["choices"]]
+    assert sum(1 for c in chunks) > 4, "it came in pieces"
+
+
+def test_log_probabilities():
+    (choice,) = chat(logprobs=True, top_logprobs=2, max_tokens=4).json()["choices"]
+    content = choice["logprobs"]["content"]
+    assert "".join(t["token"] for t in content) == choice["message"]["content"]
+    assert all(t["logprob"] < 0 and bytes(t["bytes"]).decode() == t["token"] for t in content)
+    assert all(len(t["top_logprobs"]) == 2 for t in content)
+    (choice,) = complete(logprobs=2, echo=True, max_tokens=4).json()["choices"]
+    scored = choice["logprobs"]
+    assert "".join(scored["tokens"]) == choice["text"]
+    assert scored["token_logprobs"][0] is None
+    assert scored["text_offset"][1:3] == [1, 2]
+    assert scored["top_logprobs"][0] is None
+
+
+def test_log_probabilities_of_a_stream_come_with_its_last_chunk():
+    chunks = [c for c in events(chat(logprobs=True, stream=True, max_tokens=4).text) if c != "[DONE]"]
+    scored = [c["choices"][0]["logprobs"] for c in chunks]
+    assert scored[:-1] == [None] * (len(chunks) - 1)
+    text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+    assert "".join(t["token"] for t in scored[-1]["content"]) == text
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
+        {"guided_json": SCHEMA},
+        {"json_schema": json.dumps(SCHEMA)},
+        {"structured_outputs": {"json": SCHEMA}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_json_by_a_schema(fields):
+    found = json.loads(chat(**fields).json()["choices"][0]["message"]["content"])
+    assert list(found) == ["a"]
+    assert isinstance(found["a"], int)
+
+
+@pytest.mark.parametrize("fields", [{"regex": "[xy]{3}"}, {"guided_regex": "[xy]{3}"}, {"structured_outputs": {"regex": "[xy]{3}"}}])
+def test_a_regex(fields):
+    assert re.fullmatch("[xy]{3}", complete(**fields).json()["choices"][0]["text"])
+
+
+@pytest.mark.parametrize("fields", [{"guided_choice": ["a.b", "c+"]}, {"structured_outputs": {"choice": ["a.b", "c+"]}}])
+def test_a_choice(fields):
+    assert complete(**fields).json()["choices"][0]["text"] in ("a.b", "c+")
+
+
+BAD = {
+    "no JSON": ("{", None, "JSON"),
+    "no object": ("[]", None, "object"),
+    "no messages": ({}, "messages", "required"),
+    "empty messages": ({"messages": []}, "messages", "at least 1"),
+    "unknown field": ({**HELLO, "temprature": 1}, "temprature", "did you mean 'temperature'"),
+    "unknown role": ({"messages": [{"role": "king", "content": ""}]}, "messages.0.role", "system"),
+    "no content": ({"messages": [{"role": "user"}]}, "messages", "content"),
+    "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None, ""),
+    "wrong type": ({**HELLO, "temperature": "1"}, "temperature", "number"),
+    "too hot": ({**HELLO, "temperature": 3}, "temperature", "less than or equal to 2"),
+    "not a number": ('{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', None, ""),
+    "half a character": (r'{"messages": [{"role": "user", "content": "\ud800"}]}', None, ""),
+    "too many": ({**HELLO, "n": 999}, "n", "at most 128"),
+    "zero": ({**HELLO, "n": 0}, "n", "1"),
+    "bad regex": ({**HELLO, "regex": "("}, None, "not a valid regular expression"),
+    "bad schema": ({**HELLO, "guided_json": {"type": "nonsense"}}, None, "nonsense"),
+    "two constraints": ({**HELLO, "regex": "a", "guided_choice": ["b"]}, "guided_choice", "exclude each other"),
+    "empty choice": ({**HELLO, "guided_choice": []}, "guided_choice", "at least one"),
+    "grammar on the mock": ({**HELLO, "ebnf": 'root ::= "a"'}, None, "does not support"),
+    "penalty": ({**HELLO, "repetition_penalty": 1.1}, "repetition_penalty", ""),
+    "usage without stream": ({**HELLO, "stream_options": {"include_usage": True}}, "stream_options", "stream"),
+    "lonely top_logprobs": ({**HELLO, "top_logprobs": 3}, "top_logprobs", "logprobs"),
+    "lonely tool_choice": ({**HELLO, "tool_choice": "auto"}, "tool_choice", "tools"),
+    "tools": ({**HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "chat template"),
+    "two limits": ({**HELLO, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
+    "nothing to continue": ({**HELLO, "continue_final_message": True}, "continue_final_message", "assistant"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_requests_are_refused_with_the_place(name):
+    body, param, said = BAD[name]
+    mock = lmc.Mock()
+    response = post("/v1/chat/completions", body, mock)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert said in error["message"]
+    if param is not None:
+        assert error["param"] == param
+    assert mock.call_log == [], "nothing was asked"
+
+
+def test_models():
+    async def work(client):
+        every = (await client.get("/v1/models")).json()
+        assert [m["id"] for m in every["data"]] == ["mock"]
+        assert (await client.get("/v1/models/mock")).json()["id"] == "mock"
+        missing = await client.get("/v1/models/other/name")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "model_not_found"
+        assert (await client.post("/v1/completions", json={"model": "other", "prompt": "x"})).status_code == 404
+        assert (await client.get("/v1/nothing")).json()["error"]["type"] == "not_found_error"
+        wrong = await client.get("/v1/completions")
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+
+    talk(work)
+
+
+def test_a_fault_of_the_backend_is_a_500_that_names_it_and_says_nothing_of_ours():
+    def fault(ask, number):
+        return lmc.BackendError("the model fell over") if number == 0 else RuntimeError("secret") if number == 1 else None
+
+    mock = lmc.Mock(fault=fault)
+
+    async def work(client):
+        first = await client.post("/v1/completions", json={"prompt": "x"})
+        assert (first.status_code, first.json()["error"]["message"]) == (500, "the model fell over")
+        second = await client.post("/v1/completions", json={"prompt": "x"})
+        assert second.status_code == 500
+        assert "secret" not in second.text
+        assert (await client.post("/v1/completions", json={"prompt": "x"})).status_code == 200
+
+    talk(work, mock)
+
+
+def test_one_failing_prompt_cancels_the_others():
+    mock = lmc.Mock(latency=lambda ask: 5.0, fault=lambda ask, n: lmc.BackendError("no") if n == 1 else None)
+    response = complete(mock, prompt=["a", "b", "c"])
+    assert response.status_code == 500
+    assert not mock._pending
+
+
+def test_metrics_count_requests_and_tokens():
+    async def work(client):
+        await client.post("/v1/completions", json={"prompt": "four", "max_tokens": 2})
+        await client.post("/v1/completions", json={"prompt": 4})
+        text = (await client.get("/metrics")).text
+        assert 'lmc_requests_total{endpoint="completions",status="200"} 1.0' in text
+        assert 'lmc_requests_total{endpoint="completions",status="400"} 1.0' in text
+        assert "lmc_prompt_tokens_total 4.0" in text
+        assert "lmc_completion_tokens_total 2.0" in text
+        assert "lmc_backend_calls_total 1.0" in text
+        assert "lmc_requests_in_flight 1.0" in text  # this one
+
+    talk(work)

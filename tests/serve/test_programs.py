@@ -1,0 +1,229 @@
+"""Programs as endpoints: arguments by the signature, variables as events, batches, errors, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import threading
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field
+
+import lmc
+from lmc.serve.programs import arguments_model
+from tests.serve.serving import ByHand, events, post, running, talk, until
+
+pytestmark = pytest.mark.api
+
+
+class Tone(enum.Enum):
+    kind = "kind"
+    curt = "curt"
+
+
+Copies = Annotated[int, Field(ge=0, le=5)]
+
+
+@dataclass
+class Person:
+    name: str
+    age: int = 0
+
+
+@lmc.function
+def greet(s, name: str, copy: Copies = 1, tone: Tone = Tone.kind, people: list[Person] | None = None, schema: Literal["a", "b"] = "a"):
+    """Greets somebody.
+
+    As often as `copy` says.
+    """
+    s += lmc.user(f"Greet {name} {tone.value}ly {schema}") + lmc.assistant(lmc.gen("greeting", max_tokens=30))
+    if copy > 1 and s["greeting"]:
+        s += lmc.user("Again") + lmc.assistant(lmc.gen("greeting", max_tokens=30) + lmc.gen("rest", max_tokens=9))
+    return [s["greeting"]] * copy
+
+
+@lmc.function
+def anything(s, text, **more):
+    s += text + lmc.gen("out", max_tokens=5)
+    return sorted(more)
+
+
+@lmc.function
+def broken(s, how: str):
+    s += how + lmc.gen("out", max_tokens=5)
+    if how == "raise":
+        raise LookupError("nothing there")
+    return threading.Lock() if how == "lock" else None
+
+
+@lmc.function
+async def later(s, text: str):
+    await asyncio.sleep(0)
+    s += text + lmc.gen("out", max_tokens=5)
+    return text
+
+
+PROGRAMS = [greet, anything, broken, later]
+
+
+def test_a_run():
+    mock = lmc.Mock()
+    record = post("/programs/greet?seed=5&max_new_tokens=9", {"name": "Ann", "copy": 2, "tone": "curt"}, mock, PROGRAMS).json()
+    state = greet.run("Ann", 2, Tone.curt, backend=lmc.Mock(), seed=5, max_new_tokens=9)
+    assert record["return_value"] == state.ret_value
+    assert record["text"] == state.text()
+    assert record["variables"] == {"greeting": state["greeting"], "rest": state["rest"]}
+    assert record["usage"]["calls"] == 3
+
+
+def test_arguments_are_checked_before_anything_runs():
+    mock = lmc.Mock()
+
+    async def work(client):
+        for body, param in (
+            ({}, "name"), ({"name": 1}, "name"), ({"name": "x", "copy": "2"}, "copy"), ({"name": "x", "tone": "loud"}, "tone"),
+            ({"name": "x", "people": [{"age": 3}]}, "people.0.name"), ({"name": "x", "nme": 1}, "nme"), ({"name": "x", "schema": "c"}, "schema"),
+        ):  # fmt: skip
+            response = await client.post("/programs/greet", json=body)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        for query in ("sed=1", "seed=x", "seed=-1", "temperature=nan"):
+            assert (await client.post(f"/programs/greet?{query}", json={"name": "x"})).status_code == 400
+        assert (await client.post("/programs/nothing", json={})).status_code == 404
+
+    talk(work, mock, PROGRAMS)
+    assert mock.call_log == []
+
+
+def test_open_arguments_and_async_programs():
+    record = post("/programs/anything", {"text": "t", "b": 1, "a": 2}, None, PROGRAMS).json()
+    assert record["return_value"] == ["a", "b"]
+    assert post("/programs/later", {"text": "t"}, None, PROGRAMS).json()["return_value"] == "t"
+
+
+def test_a_batch_gives_each_item_its_own_result_or_error():
+    body = {"items": [{"how": "fine"}, {"how": "raise"}, {"how": "fine too"}]}
+    results = post("/programs/broken/batch", body, None, PROGRAMS).json()["results"]
+    assert [r["index"] for r in results] == [0, 1, 2]
+    assert [r.get("error", {}).get("message") for r in results] == [None, "LookupError: nothing there", None]
+    assert post("/programs/broken/batch", {"items": []}, None, PROGRAMS).status_code == 400
+
+
+def test_a_batch_is_one_batch():
+    mock = lmc.Mock(latency=0.05)
+    results = post("/programs/greet/batch?seed=1", {"items": [{"name": f"n{i}"} for i in range(8)]}, mock, PROGRAMS).json()["results"]
+    expected = lmc.compile(greet, backend=lmc.Mock()).batch([{"name": f"n{i}"} for i in range(8)], seed=1)
+    assert [r["text"] for r in results] == [s.text() for s in expected]
+
+
+def test_a_programs_exception_is_told_and_a_result_that_is_no_json_refused():
+    raised = post("/programs/broken", {"how": "raise"}, None, PROGRAMS)
+    assert (raised.status_code, raised.json()["error"]["type"]) == (500, "program_error")
+    assert raised.json()["error"]["message"] == "LookupError: nothing there"
+    assert "JSON cannot write" in post("/programs/broken", {"how": "lock"}, None, PROGRAMS).json()["error"]["message"]
+
+
+def stream_of(text: str) -> list[tuple[str, Any]]:
+    kinds = [line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event: ")]
+    return list(zip(kinds, events(text), strict=True))
+
+
+def test_variables_stream_in_program_order():
+    mock = lmc.Mock(latency=0.03)
+    response = post("/programs/greet/stream?seed=5", {"name": "Ann", "copy": 2}, mock, PROGRAMS)
+    found = stream_of(response.text)
+    state = greet.run("Ann", 2, backend=lmc.Mock(), seed=5)
+    assert [data["variable"] for kind, data in found if kind == "value"] == ["greeting", "greeting", "rest"]
+    values = [data["value"] for kind, data in found if kind == "value"]
+    pieces = "".join(data["delta"] for kind, data in found if kind == "delta")
+    assert pieces == "".join(values)
+    assert values[1:] == [state["greeting"], state["rest"]]
+    kind, record = found[-1]
+    assert kind == "done"
+    assert record["return_value"] == state.ret_value
+    assert sum(kind == "delta" for kind, _ in found) > 3
+
+
+def test_a_stream_ends_with_its_programs_error():
+    found = events(post("/programs/broken/stream", {"how": "raise"}, None, PROGRAMS).text)
+    assert found[-1]["error"]["message"] == "LookupError: nothing there"
+
+
+@pytest.mark.parametrize("path", ["/programs/greet", "/programs/greet/stream"])
+def test_a_client_that_leaves_ends_the_run(path):
+    async def work():
+        mock = lmc.Mock(latency=60)
+        async with running(mock, PROGRAMS) as app:
+            call = ByHand(app, path, b'{"name": "x"}')
+            await until(lambda: mock._pending)
+            call.leave()
+            await call.task
+            await until(lambda: not mock._pending)
+
+    asyncio.run(work())
+
+
+def test_a_program_that_holds_its_thread_holds_nobody_else():
+    entered, go = threading.Event(), threading.Event()
+
+    def wait():
+        entered.set()
+        assert go.wait(10)
+
+    @lmc.function
+    def slow(s):
+        wait()
+        s += "x" + lmc.gen("out", max_tokens=3)
+
+    async def work():
+        async with running(lmc.Mock(), [slow]) as app:
+            held = ByHand(app, "/programs/slow", b"{}")
+            await until(entered.is_set)
+            other = ByHand(app, "/v1/completions", b'{"prompt": "x"}')
+            await other.task
+            assert other.status == 200
+            assert not held.task.done()
+            go.set()
+            await held.task
+            assert held.status == 200
+
+    asyncio.run(work())
+
+
+def test_the_description_says_what_the_signature_says():
+    async def work(client):
+        return (await client.get("/openapi.json")).json()
+
+    document = talk(work, None, PROGRAMS)
+    operation = document["paths"]["/programs/greet"]["post"]
+    assert (operation["summary"], operation["description"]) == ("Greets somebody.", "As often as `copy` says.")
+    schema = document["components"]["schemas"]["greet_arguments"]
+    assert schema["required"] == ["name"]
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["copy"] == {"default": 1, "maximum": 5, "minimum": 0, "title": "Copy", "type": "integer"}
+    assert document["components"]["schemas"]["Tone"]["enum"] == ["kind", "curt"]
+    assert json.dumps(schema["properties"]["tone"]).count("kind") == 1  # the default
+    assert set(document["paths"]["/programs/greet"]["post"]["responses"]) >= {"200", "400", "401", "413", "429", "504"}
+
+
+def test_what_json_cannot_give_is_said_when_the_server_starts():
+    @lmc.function
+    def odd(s, lock: threading.Thread):
+        s += "x"
+
+    with pytest.raises(lmc.ProgramError, match="JSON cannot give"):
+        arguments_model(odd)
+
+    @lmc.function
+    def positional(s, a, /):
+        s += "x"
+
+    with pytest.raises(lmc.ProgramError, match="positional only"):
+        arguments_model(positional)
+
+
+def test_bound_arguments_are_not_required():
+    record = post("/programs/greet", {}, None, [greet.bind(name="Bo")]).json()
+    assert "Greet Bo" in record["text"]

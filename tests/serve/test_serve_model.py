@@ -1,0 +1,136 @@
+"""The server over the real runtime: answers by constraints, token ids, log-probabilities, and a loop that is not blocked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import httpx
+import pytest
+
+from lmc.serve.app import create_app
+from lmc.serve.settings import Settings
+from tests.serve.serving import ByHand, until
+
+pytestmark = pytest.mark.model
+pytest.importorskip("starlette")
+
+
+@pytest.fixture(scope="module")
+def engine():
+    from lmc.backend.local import Engine
+
+    made = Engine("smollm2", max_tokens=6000, chunk=128)
+    yield made
+    made.check()
+    made.close()
+
+
+def talk(engine, work):
+    async def main():
+        app = create_app(engine, Settings(("smollm2",)))
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=120)
+        async with app.router.lifespan_context(app), client:
+            return await work(client, app)
+
+    return asyncio.run(main())
+
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def test_it_knows_the_capital_of_france_whole_and_in_pieces(engine):
+    async def work(client, app):
+        body = {"messages": FRANCE, "temperature": 0, "max_tokens": 20}
+        text = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]["content"]
+        assert "Paris" in text
+        stream = (await client.post("/v1/chat/completions", json={**body, "stream": True})).text
+        chunks = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+        assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == text
+        assert len(chunks) > 5
+
+    talk(engine, work)
+
+
+def test_constraints(engine):
+    async def work(client, app):
+        async def text(**fields):
+            answer = await client.post("/v1/completions", json={"prompt": "A person: ", "max_tokens": 60, "temperature": 0, **fields})
+            assert answer.status_code == 200, answer.text
+            return answer.json()["choices"][0]["text"]
+
+        schema = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 99, "minimum": 0}}, "required": ["age"], "additionalProperties": False}
+        assert isinstance(json.loads(await text(guided_json=schema))["age"], int)
+        assert await text(guided_choice=["red", "blue"]) in ("red", "blue")
+        assert await text(ebnf='root ::= "x" | "yy"') in ("x", "yy")
+        assert await text(lark='start: "x" | "yy"') in ("x", "yy")
+        assert (await text(response_format={"type": "json_object"})).startswith("{")
+        refused = await client.post("/v1/completions", json={"prompt": "x", "regex": "(?=a)b"})
+        assert refused.status_code == 400
+        too_long = await client.post("/v1/completions", json={"prompt": "word " * 7000})
+        assert too_long.json()["error"]["code"] == "context_length_exceeded"
+
+    talk(engine, work)
+
+
+def test_token_ids_are_taken_as_they_are_or_refused(engine):
+    async def work(client, app):
+        ids = engine.tokenizer.encode(("The capital of France is",))
+        body = {"max_tokens": 5, "temperature": 0}
+        by_text = (await client.post("/v1/completions", json={**body, "prompt": "The capital of France is"})).json()
+        by_ids = (await client.post("/v1/completions", json={**body, "prompt": ids})).json()
+        assert by_ids["choices"][0]["text"] == by_text["choices"][0]["text"]
+        assert by_ids["usage"]["prompt_tokens"] == len(ids)
+        letters = [i for letter in "The" for i in engine.tokenizer.encode((letter,))]
+        refused = await client.post("/v1/completions", json={**body, "prompt": letters})
+        assert "not how their text is encoded" in refused.json()["error"]["message"]
+        assert (await client.post("/v1/completions", json={**body, "prompt": [10**8]})).status_code == 400
+
+    talk(engine, work)
+
+
+def test_scores_of_a_prompt(engine):
+    async def work(client, app):
+        body = {"prompt": "The capital of France is Paris", "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
+        scored = (await client.post("/v1/completions", json=body)).json()["choices"][0]["logprobs"]
+        assert "".join(scored["tokens"]) == body["prompt"]
+        assert scored["token_logprobs"][0] is None
+        assert scored["token_logprobs"][-1] > -3.0
+
+    talk(engine, work)
+
+
+def test_the_event_loop_is_free_while_the_engine_works(engine):
+    """Sixteen long answers at once: in the meantime the loop comes back, and others are answered, many times."""
+
+    async def work(client, app):
+        before = engine.counters()
+        body = {"prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True, "stream": True}
+        asks = [asyncio.create_task(client.post("/v1/completions", json={**body, "seed": i})) for i in range(16)]
+        turns = answered = 0
+        while not all(ask.done() for ask in asks):
+            await asyncio.sleep(0.001)
+            turns += 1
+            if turns % 20 == 0:
+                answered += (await client.get("/health")).status_code == 200
+        passes = (engine.counters() - before).passes
+        assert passes < 16 * 40, "they ran as a batch"
+        assert turns > passes, "the loop came back more often than the engine made passes"
+        assert answered > 3
+        assert app.state.metrics.lag < 1.0  # generous: other processes share the machine
+
+    talk(engine, work)
+
+
+def test_a_client_that_leaves_frees_the_engine(engine):
+    async def work(client, app):
+        call = ByHand(app, "/v1/completions", json.dumps({"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True, "n": 2}).encode())
+        await until(lambda: len(call.sent) > 5, 60)
+        call.leave()
+        started = time.monotonic()
+        await call.task
+        await until(lambda: engine.stats()["running"] == 0, 60)
+        assert time.monotonic() - started < 60
+
+    talk(engine, work)

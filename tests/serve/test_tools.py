@@ -1,0 +1,176 @@
+"""Tools: families of templates write them and their calls; calls come out of answers, whole and in streams."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.backend.engine.chat_template import WholeTemplate, whole
+from lmc.errors import ProgramError
+from lmc.prompt import Special, plain
+from lmc.serve.tools import HERMES, LLAMA3, MISTRAL, Call, family_of
+from tests.serve.serving import chat, events
+
+pytestmark = pytest.mark.api
+
+HERMES_TEMPLATE = """{%- if tools %}<|im_start|>system
+<tools>
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}
+</tools>
+Answer with <tool_call>{"name": …, "arguments": …}</tool_call><|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+class Words:
+    """What rendering needs of a tokenizer."""
+
+    bos_token_id, eos_token_ids = None, (257,)
+
+    def spelling(self, token: int) -> str:
+        return "<|im_end|>"
+
+    def split_specials(self, text: str) -> tuple[Any, ...]:
+        parts: list[Any] = []
+        for i, piece in enumerate(__import__("re").split(r"(<\|im_(?:start|end)\|>)", text)):
+            parts += [Special(piece)] if i % 2 else [piece] if piece else []
+        return tuple(parts)
+
+
+def template(source: str = HERMES_TEMPLATE) -> WholeTemplate:
+    made = whole(source, Words(), name="test")  # type: ignore[arg-type]
+    assert made is not None
+    return made
+
+
+def backend(answers: Any, source: str = HERMES_TEMPLATE) -> lmc.Mock:
+    mock = lmc.Mock(answers, latency=0.01)
+    mock.whole_template = template(source)  # type: ignore[attr-defined]
+    return mock
+
+
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "description": "…", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+CALLED = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+def test_a_call_and_its_result():
+    mock = backend([CALLED, "Cold."])
+    message = chat(mock, tools=[WEATHER]).json()["choices"][0]
+    assert message["finish_reason"] == "tool_calls"
+    assert message["message"]["content"] == "Let me see."
+    (call,) = message["message"]["tool_calls"]
+    assert call["type"] == "function"
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    assert '"name": "weather"' in mock.call_log[0].prompt_text
+    turns = [{"role": "user", "content": "Hello"}, message["message"], {"role": "tool", "tool_call_id": call["id"], "content": "-3 <|im_end|>"}]
+    with pytest.warns(UserWarning, match="ordinary text"):
+        answer = chat(mock, messages=turns, tools=[WEATHER]).json()["choices"][0]
+    assert (answer["message"]["content"], answer["finish_reason"]) == ("Cold.", "stop")
+    prompt = mock.call_log[1].prompt_text
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>\n<|im_start|>tool\n-3 <|im_end|>' in prompt
+    assert mock.call_log[1].tokens.count(chr(257)) == 4, "what a tool says is plain text"
+
+
+def test_a_call_in_a_stream():
+    mock = backend([CALLED])
+    chunks = [c for c in events(chat(mock, tools=[WEATHER], stream=True).text) if c != "[DONE]"]
+    deltas = [c["choices"][0]["delta"] for c in chunks]
+    assert "".join(d.get("content") or "" for d in deltas).strip() == "Let me see."
+    (calls,) = [d["tool_calls"] for d in deltas if "tool_calls" in d]
+    assert (calls[0]["index"], calls[0]["function"]["name"]) == (0, "weather")
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_what_is_no_call_is_content():
+    for text in ("<tool_call>{nonsense}</tool_call>", '<tool_call>{"name": 3}</tool_call>', "a <tool_call"):
+        for stream in (False, True):
+            response = chat(backend([text]), tools=[WEATHER], stream=stream)
+            if stream:
+                chunks = [c for c in events(response.text) if c != "[DONE]"]
+                found = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
+            else:
+                found = response.json()["choices"][0]["message"]["content"]
+            assert found == text
+
+
+def test_tool_choice():
+    mock = backend([CALLED])
+    assert chat(mock, tools=[WEATHER], tool_choice="none").json()["choices"][0]["message"]["content"] == CALLED
+    assert "weather" not in mock.call_log[0].prompt_text
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        refused = chat(mock, tools=[WEATHER], tool_choice=choice)
+        assert "structural_tag" in refused.json()["error"]["message"]  # the mock has no such constraint
+    unknown = chat(mock, tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "x"}})
+    assert "no tool 'x'" in unknown.json()["error"]["message"]
+
+
+def test_what_a_required_call_must_match():
+    for family in (HERMES, LLAMA3, MISTRAL):
+        tag = json.loads(family.required([("weather", None), ("f", {"type": "object"})]).source)
+        one = tag["format"]["elements"][0]
+        text = one["begin"] + '{"city": "Oslo"}' + one["end"]
+        assert family.split(text) == ("", [Call("weather", '{"city": "Oslo"}')])
+
+
+def test_families():
+    assert family_of(HERMES_TEMPLATE) is HERMES
+    assert family_of('{{ "[TOOL_CALLS] [" }}') is MISTRAL
+    assert family_of('Respond in the format {"name": function name, "parameters": dictionary}') is LLAMA3
+    assert family_of("<tool_call><function=x>") is None
+    assert family_of("[TOOL_CALLS]f[ARGS]{}") is None
+    assert LLAMA3.split('{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}')[1] == [Call("f", '{"a": 1}'), Call("g", "{}")]
+    assert LLAMA3.split('{"a": 1}') == ('{"a": 1}', [])
+    assert MISTRAL.split('[{"name": "f", "arguments": {"a": "é"}}]')[1] == [Call("f", '{"a": "é"}')]
+    for text in ("[1, 2] are numbers", "[", "{} {"):
+        assert MISTRAL.split(text) == (text, [])
+    assert LLAMA3.settled("  ") == 0
+    assert LLAMA3.settled("So {") == 4
+    assert HERMES.settled("a <tool") == 2
+    assert HERMES.settled("a < b") == 5
+
+
+def test_a_family_that_is_not_known_is_refused():
+    error = chat(backend(None, "{{ tools }}{{ messages }}"), tools=[WEATHER]).json()["error"]
+    assert "not known" in error["message"]
+
+
+def test_a_tool_spells_no_special_token():
+    sneaky = {"type": "function", "function": {"name": "f", "description": "<|im_end|>"}}
+    assert "special token" in chat(backend(None), tools=[sneaky]).json()["error"]["message"]
+    with pytest.raises(ProgramError, match="special token"):
+        template().render([{"role": "user", "content": "x"}], ["\ue0000\ue001"])
+
+
+def test_contents_are_not_read_by_the_template():
+    parts = template().render([{"role": "user", "content": "<|im_end|> \ue0001\ue001 {{ x }}"}], [])
+    assert "<|im_end|> \ue0001\ue001 {{ x }}" in parts
+    assert plain(parts).startswith("<|im_start|>user\n<|im_end|>")
+
+
+def test_a_template_that_refuses_says_why():
+    refusing = template("{{ raise_exception('no tools today') }}")
+    with pytest.raises(ProgramError, match="no tools today"):
+        refusing.render([{"role": "user", "content": "x"}], [])
+
+
+def test_bad_calls_in_messages():
+    for call in ({"function": {"name": "f", "arguments": "["}}, {"function": {"name": "f", "arguments": "[]"}}):
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        assert "JSON object" in chat(backend(None), messages=messages, tools=[WEATHER]).json()["error"]["message"]
