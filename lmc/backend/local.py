@@ -556,7 +556,7 @@ class Engine(LocalBackend):
         loaded = load(source, device=device, dtype=dtype, parse_special=parse_special, load_format=load_format)
         config, words = loaded.config, loaded.tokenizer
         slots = _default_pool(loaded) if max_tokens is None else max_tokens
-        pool = KVPool(config.num_layers, slots, config.num_kv_heads, config.head_dim, loaded.dtype, str(loaded.device))
+        pool = KVPool.of(loaded.layers, slots, loaded.dtype, str(loaded.device))
         of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
         encode = (lambda text: words.encode((text,), at_start=False)) if forced else None
         batch, rows = (512, 2048) if loaded.device.type == "cuda" else (64, 512)
@@ -606,26 +606,9 @@ _POOL_CAP = 3 << 29  # bytes of KV that a pool takes on a CPU without being told
 
 def _default_pool(loaded: LoadedModel) -> int:
     """Tokens that fit a quarter of the free memory (at most 1.5 GiB) on a CPU, 85 % of it on a GPU."""
-    import torch
+    from lmc.backend.engine.memory import free_memory
 
-    from lmc.backend.engine.kv_pool import KVPool
-
-    c = loaded.config
-    per_token = KVPool.bytes_per_token(c.num_layers, c.num_kv_heads, c.head_dim, loaded.dtype.itemsize)
-    if loaded.device.type == "cuda":
-        room = int(torch.cuda.mem_get_info(loaded.device)[0] * 0.85)
-    else:
-        room = min(_free_memory() // 4, _POOL_CAP)
+    per_token = sum(layer.size for layer in loaded.layers) * loaded.dtype.itemsize
+    free = free_memory(loaded.device)
+    room = int(free * 0.85) if loaded.device.type == "cuda" else min(free // 4, _POOL_CAP)
     return max(1024, room // per_token)
-
-
-def _free_memory() -> int:
-    """Bytes of memory that are free for use; 4 GiB where the system does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux
-    return 4 << 30

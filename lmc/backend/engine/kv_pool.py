@@ -9,7 +9,7 @@ A slot holds K and V of one token in every layer (page size 1). Who owns a slot:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -63,25 +63,46 @@ class SlotAllocator:
             raise AssertionError(f"KV pool: {leaked} slots leaked, {shared} owned twice")
 
 
+class LayerShape(NamedTuple):
+    """What one token has in one layer: K [num_kv_heads, key_dim], V [num_kv_heads, value_dim]."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+
 class KVPool:
     """Storage of the pool: per layer, K and V [num_slots + 1, num_kv_heads, head_dim]; the last slot is scratch."""
 
     def __init__(
         self, num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu"
     ) -> None:
+        self._allocate([LayerShape(num_kv_heads, head_dim, head_dim)] * num_layers, num_slots, dtype, device)
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerShape], num_slots: int, dtype: torch.dtype, device: str = "cpu") -> KVPool:
+        """For layers that need not be alike."""
+        pool = cls.__new__(cls)
+        pool._allocate(layers, num_slots, dtype, device)
+        return pool
+
+    def _allocate(self, layers: Sequence[LayerShape], num_slots: int, dtype: torch.dtype, device: str) -> None:
         import torch
 
+        def zeros(heads: int, dim: int) -> torch.Tensor:  # an unwritten slot must never be NaN
+            return torch.zeros((num_slots + 1, heads, dim), dtype=dtype, device=device)
+
         self.scratch = num_slots  # where rows that only fill up a pass write; nobody reads it
-        shape = (num_layers, num_slots + 1, num_kv_heads, head_dim)
-        self._keys = torch.zeros(shape, dtype=dtype, device=device)  # zeros: an unwritten slot must never be NaN
-        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self._keys = [zeros(layer.num_kv_heads, layer.key_dim) for layer in layers]
+        self._values = [zeros(layer.num_kv_heads, layer.value_dim) for layer in layers]
 
     def key(self, layer: int) -> torch.Tensor:
         return self._keys[layer]
 
     def value(self, layer: int) -> torch.Tensor:
         return self._values[layer]
-
-    @staticmethod
-    def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, itemsize: int) -> int:
-        return 2 * num_layers * num_kv_heads * head_dim * itemsize

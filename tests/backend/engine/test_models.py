@@ -166,6 +166,7 @@ FAMILIES = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "mistral": ("Mistral", {"sliding_window": 24}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "pad_token_id": 0}),
     "llama": ("Llama", {"attention_bias": True, "tie_word_embeddings": False}),
     "llama3-rope": ("Llama", {"rope_parameters": LLAMA3}),
     "linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
@@ -186,7 +187,7 @@ def saved(tmp_path_factory):
         name, extra = FAMILIES[family]
         torch.manual_seed(7)
         model = getattr(transformers, name + "ForCausalLM")(
-            getattr(transformers, name + "Config")(**SHAPE, **extra)
+            getattr(transformers, name + "Config")(**(SHAPE | extra))
         ).eval()
         for parameter in model.parameters():  # biases and norms away from their neutral start
             torch.nn.init.normal_(parameter, mean=0.0, std=0.2)
@@ -262,9 +263,10 @@ def test_damaged_directories_name_the_file_and_the_remedy(saved, tmp_path):
 
     def other_type(path):
         raw = json.loads((path / "config.json").read_text())
+        del raw["layer_types"]
         (path / "config.json").write_text(json.dumps(raw | {"model_type": "mamba"}))
 
-    assert "model_type 'mamba' is not supported; supported: llama" in broken("f", other_type)
+    assert "the weights lack 'backbone.embeddings.weight'" in broken("f", other_type)
 
 
 def test_unknown_sources(monkeypatch, tmp_path):
@@ -481,7 +483,7 @@ def as_gguf(model, path, arch, permuted, extra=()):
         f"{arch}.attention.head_count_kv": c.num_key_value_heads,
         f"{arch}.attention.key_length": model.model.layers[0].self_attn.head_dim,
         f"{arch}.attention.layer_norm_rms_epsilon": c.rms_norm_eps,
-        f"{arch}.rope.freq_base": 10000.0,
+        f"{arch}.rope.freq_base": c.rope_parameters["rope_theta"],
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": [*(chr(33 + i) for i in range(95)), "ab"],
@@ -493,7 +495,7 @@ def as_gguf(model, path, arch, permuted, extra=()):
 
 @pytest.mark.parametrize(
     ("family", "arch", "permuted"),
-    [("qwen2", "qwen2", False), ("qwen3", "qwen3", False), ("llama3-rope", "llama", True)],
+    [("qwen2", "qwen2", False), ("qwen3", "qwen3", False), ("smollm3", "smollm3", True), ("llama3-rope", "llama", True)],
 )
 def test_gguf_of_each_family(saved, fresh_cache, tmp_path, family, arch, permuted):
     _, theirs = saved(family)

@@ -186,4 +186,5 @@ def _config(raw: dict[str, Any]) -> ModelConfig:
     scaling = raw.pop("rope_scaling")
     if scaling is not None:
         scaling = RopeScaling(**{**scaling, "factors": tuple(scaling["factors"])})
-    return ModelConfig(**{**raw, "rope_scaling": scaling, "eos_token_ids": tuple(raw["eos_token_ids"])})
+    lists = {name: tuple(raw.get(name, ())) for name in ("eos_token_ids", "nope_layers")}
+    return ModelConfig(**{**raw, "rope_scaling": scaling, **lists})

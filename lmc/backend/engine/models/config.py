@@ -9,7 +9,12 @@ from typing import Any, Literal
 
 from lmc.errors import ModelLoadError
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # what models/llama.py computes; SmolLM2 is a llama
+
+class UnfusedError(ModelLoadError):
+    """What models/llama.py does not compute; transformers' own code may."""
+
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")  # what models/llama.py computes; SmolLM2 is a llama
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ class ModelConfig:
     o_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+    nope_layers: tuple[int, ...] = ()  # layers without any position encoding
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
@@ -101,18 +107,17 @@ def from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] | 
     """From the content of `config.json`; `generation_config.json`'s end tokens win. `where` names the file in errors."""
     kind = str(raw.get("model_type", "?"))
     if kind not in FAMILIES:
-        raise ModelLoadError(f"{where}: model_type {kind!r} is not supported; supported: {', '.join(FAMILIES)}")
+        raise UnfusedError(f"{where}: model_type {kind!r} is not supported; supported: {', '.join(FAMILIES)}")
     for flag in ("mlp_bias", "use_mrope"):
         if raw.get(flag):
-            raise ModelLoadError(f"{where}: {flag} is not supported")
+            raise UnfusedError(f"{where}: {flag} is not supported")
     if raw.get("quantization_config"):
         raise ModelLoadError(f"{where}: quantized safetensors are not supported; use the unquantized weights or a GGUF")
     if raw.get("hidden_act", "silu") != "silu":
-        raise ModelLoadError(f"{where}: hidden_act {raw['hidden_act']!r} is not supported; supported: silu")
+        raise UnfusedError(f"{where}: hidden_act {raw['hidden_act']!r} is not supported; supported: silu")
     try:
         heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
         eos = (generation or {}).get("eos_token_id", raw.get("eos_token_id"))
-        uses_window = raw.get("use_sliding_window", kind == "mistral")
         rope = _rope_parameters(raw)
         return ModelConfig(
             architecture=kind,
@@ -131,15 +136,39 @@ def from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] | 
             qkv_bias=kind == "qwen2" or bool(raw.get("attention_bias", False)),
             o_bias=kind != "qwen2" and bool(raw.get("attention_bias", False)),
             qk_norm=kind == "qwen3",
-            sliding_window=raw.get("sliding_window") if uses_window else None,
-            eos_token_ids=_ids(eos),
+            sliding_window=_hf_window(raw, kind, where),
+            nope_layers=_hf_nope(raw, kind),
+            eos_token_ids=token_ids(eos),
             bos_token_id=raw.get("bos_token_id"),
         )
     except KeyError as missing:
         raise ModelLoadError(f"{where}: {missing.args[0]!r} is missing; is this a causal language model?") from None
 
 
-def _ids(value: int | list[int] | None) -> tuple[int, ...]:
+def _hf_window(raw: Mapping[str, Any], kind: str, where: str) -> int | None:
+    """The window of every layer. Families that say so per layer are ours only when all layers are alike."""
+    if not raw.get("sliding_window") or not raw.get("use_sliding_window", kind == "mistral"):
+        return None
+    alike = len(set(raw.get("layer_types") or ())) == 1 or (kind == "mistral" and not raw.get("layer_types"))
+    if not alike and raw.get("max_window_layers") != 0:
+        raise UnfusedError(f"{where}: a sliding window in some layers only is not supported")
+    return None if raw.get("layer_types") and "full_attention" in raw["layer_types"] else int(raw["sliding_window"])
+
+
+_NOPE_STEP = 4  # SmolLM3: every fourth layer
+
+
+def _hf_nope(raw: Mapping[str, Any], kind: str) -> tuple[int, ...]:
+    """transformers marks layers that rotate with 1."""
+    if kind != "smollm3":
+        return ()
+    marks = raw.get("no_rope_layers")
+    step = int(raw.get("no_rope_layer_interval") or _NOPE_STEP)
+    layers = range(int(raw["num_hidden_layers"]))
+    return tuple(i for i in layers if (not marks[i] if marks else (i + 1) % step == 0))
+
+
+def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return () if value is None else (value,) if isinstance(value, int) else tuple(value)
 
 
@@ -162,7 +191,7 @@ def _hf_scaling(rope: Mapping[str, Any], where: str, max_position: int) -> RopeS
             float(rope["high_freq_factor"]),
             int(rope.get("original_max_position_embeddings", max_position)),
         )
-    raise ModelLoadError(f"{where}: rope scaling {kind!r} is not supported; supported: linear, llama3")
+    raise UnfusedError(f"{where}: rope scaling {kind!r} is not supported; supported: linear, llama3")
 
 
 def from_gguf(meta: Mapping[str, Any], where: str, *, tied: bool, vocab_size: int, biased: bool) -> ModelConfig:
@@ -196,6 +225,7 @@ def from_gguf(meta: Mapping[str, Any], where: str, *, tied: bool, vocab_size: in
         qkv_bias=biased,
         qk_norm=arch == "qwen3",
         sliding_window=meta.get(f"{arch}.attention.sliding_window"),
+        nope_layers=tuple(range(_NOPE_STEP - 1, int(get("block_count")), _NOPE_STEP)) if arch == "smollm3" else (),
         eos_token_ids=tuple(dict.fromkeys(int(e) for e in eos if e is not None)),
         bos_token_id=meta.get("tokenizer.ggml.bos_token_id"),
     )

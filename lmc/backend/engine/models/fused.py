@@ -28,6 +28,7 @@ class FusedLlama:
         self.config, self.dtype, self.device = model.config, model.dtype, model.device
         self._model = model
         self._turns = torch.view_as_real(model.rotations).contiguous()  # [max_context, head_dim / 2, 2] float32
+        self._still = torch.view_as_real(torch.ones_like(model.rotations)) if self.config.nope_layers else self._turns
 
     def hidden(self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention) -> Tensor:
         """Final hidden states [T, hidden_size], normed; K and V of the rows go to their slots. `sampled`: see embed."""
@@ -38,7 +39,8 @@ class FusedLlama:
         x = add_rms_norm(None, residual, m.layers[0].input_norm, eps)
         for index, (layer, next_norm) in enumerate(zip(m.layers, following, strict=True)):
             keys, values = kv.key(index), kv.value(index)
-            q = rope_append(layer.qkv(x), positions, slots, self._turns, keys, values, _norms(layer), eps)
+            turns = self._still if index in self.config.nope_layers else self._turns
+            q = rope_append(layer.qkv(x), positions, slots, turns, keys, values, _norms(layer), eps)
             x = layer.o(attend(q, keys, values).view(len(x), -1))
             x = add_rms_norm(x, residual, layer.post_norm, eps)
             x = layer.down(silu_mul(layer.gate_up(x)))

@@ -1,6 +1,6 @@
 """The Llama family, fused: merged qkv and gate_up, rotary position as one complex product, logits for wanted rows only.
 
-Covers Llama 2 and 3, SmolLM2, Mistral, Qwen2 (qkv bias) and Qwen3 (q/k norm). Rows of q and k are kept with each
+Covers Llama 2 and 3, SmolLM2 and 3 (layers without positions), Mistral, Qwen2 (qkv bias) and Qwen3 (q/k norm). Rows of q and k are kept with each
 rotary pair side by side (x[2i], x[2i+1]); dot products do not notice, and rotation becomes a complex multiplication.
 """
 
@@ -66,7 +66,8 @@ class LlamaModel:
         x = F.embedding(batch.token_ids, self.embed).to(self.norm.dtype)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            q = self._store_and_query(layer, x, turn, batch.out_slots, kv.key(index), kv.value(index))
+            turned = None if index in self.config.nope_layers else turn
+            q = self._store_and_query(layer, x, turned, batch.out_slots, kv.key(index), kv.value(index))
             attended = plan.attend(q, kv.key(index), kv.value(index)).reshape(len(x), -1)
             if index == last:  # nobody reads the other rows any more
                 x, attended = x[batch.logit_rows], attended[batch.logit_rows]
@@ -77,7 +78,7 @@ class LlamaModel:
         return self.head(self._rms(x, self.norm)).float()
 
     def _store_and_query(
-        self, layer: Layer, x: Tensor, turn: Tensor, slots: Tensor, keys: Tensor, values: Tensor
+        self, layer: Layer, x: Tensor, turn: Tensor | None, slots: Tensor, keys: Tensor, values: Tensor
     ) -> Tensor:
         """Rotated q [T, num_heads, head_dim]; k and v go to their slots."""
         c = self.config
@@ -86,7 +87,7 @@ class LlamaModel:
         if layer.q_norm is not None and layer.k_norm is not None:
             q = self._rms(qk[:, : c.num_heads], layer.q_norm)
             qk = torch.cat((q, self._rms(qk[:, c.num_heads :], layer.k_norm)), 1)
-        qk = rotate(qk, turn)
+        qk = qk if turn is None else rotate(qk, turn)
         keys.index_copy_(0, slots, qk[:, c.num_heads :].to(keys.dtype))
         values.index_copy_(0, slots, v.to(values.dtype))
         return qk[:, : c.num_heads]

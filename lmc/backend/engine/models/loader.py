@@ -1,5 +1,6 @@
 """Loading: from a GGUF file, a directory of safetensors, a hub id, or "smollm2", to a model that is ready to run.
 
+Families that `llama.py` computes run there, all other decoders through transformers (`transformers_model.py`).
 GGUF weights are dequantized once; the result is kept in the user's cache (see `cache.py`) in the layout the model runs.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -17,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine import tokenizer as tokenizers
 from lmc.backend.engine.chat_template import WholeTemplate, cut, whole
+from lmc.backend.engine.kv_pool import LayerShape
+from lmc.backend.engine.memory import check_fits
 from lmc.backend.engine.models import cache, gguf, llama
 from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models.config import ModelConfig
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 
     from lmc.backend.engine.attention.base import CausalModel
     from lmc.backend.engine.tokenizer import Tokenizer
+
+log = logging.getLogger("lmc.models")
 
 EMBEDDED = "smollm2"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -52,6 +58,7 @@ class LoadedModel:
     dtype: torch.dtype  # of the activations and of the KV store
     device: torch.device
     weights: str  # how matrices are stored: a dtype's name, or "float16 packed"
+    layers: tuple[LayerShape, ...]  # what a token has in the KV pool
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,11 @@ class _Layout:
     matrices: torch.dtype
     activations: torch.dtype
     pack_half: bool  # matrices go into FBGEMM's float16 packing
+    device: torch.device
+
+    @property
+    def unpacked(self) -> _Layout:
+        return replace(self, matrices=self.activations, pack_half=False)
 
     @property
     def name(self) -> str:
@@ -73,13 +85,14 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Source:
-    """What was read, before it is built: weights in the fused layout of models/llama.py."""
+    """What was read, before it is built."""
 
     name: str
     config: ModelConfig
-    weights: Mapping[str, Tensor]
+    build: Callable[[torch.device], tuple[CausalModel, tuple[LayerShape, ...]]]
     tokenizer: Tokenizer
     template: str | None  # Jinja source
+    layout: _Layout
 
 
 LOAD_FORMATS = ("auto", "dummy")
@@ -108,18 +121,19 @@ def load(
     where = _device(device)
     layout = _layout(where, dtype)
     found = _read(source, layout, parse_special, where if load_format == "dummy" else None)
-    weights = {name: tensor.to(where) for name, tensor in found.weights.items()}
+    model, layers = found.build(where)
     tokens = found.tokenizer
     return LoadedModel(
-        model=llama.build(weights, found.config, pack_half=layout.pack_half),
+        model=model,
         config=found.config,
         tokenizer=tokens,
         chat_template=cut(found.template, tokens, name=found.name),
         whole_template=whole(found.template, tokens, name=found.name),
         name=found.name,
-        dtype=layout.activations,
+        dtype=found.layout.activations,
         device=where,
-        weights=layout.name,
+        weights=found.layout.name,
+        layers=layers,
     )
 
 
@@ -143,9 +157,9 @@ def _layout(device: torch.device, dtype: str | None) -> _Layout:
 
     if dtype is None and device.type == "cpu":
         pack = can_pack_half()
-        return _Layout(torch.float16 if pack else torch.float32, torch.float32, pack)
+        return _Layout(torch.float16 if pack else torch.float32, torch.float32, pack, device)
     same = getattr(torch, dtype or "bfloat16")
-    return _Layout(same, same, False)
+    return _Layout(same, same, False, device)
 
 
 def _fused(
@@ -165,6 +179,19 @@ def _fused(
     for found in spread(part, [None, *range(config.num_layers)]):
         fused |= found
     return fused
+
+
+def _builder(
+    weights: Mapping[str, Tensor], config: ModelConfig, layout: _Layout
+) -> Callable[[torch.device], tuple[CausalModel, tuple[LayerShape, ...]]]:
+    """Builds a model of models/llama.py from weights in its fused layout."""
+
+    def build(where: torch.device) -> tuple[CausalModel, tuple[LayerShape, ...]]:
+        there = {name: tensor.to(where) for name, tensor in weights.items()}
+        shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
+        return llama.build(there, config, pack_half=layout.pack_half), (shape,) * config.num_layers
+
+    return build
 
 
 def _read(source: str, layout: _Layout, parse_special: bool, dummy_on: torch.device | None) -> _Source:
@@ -213,7 +240,7 @@ _GGUF_NAMES = {
 }
 _GGUF_TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}  # fmt: skip
 _ROPE_FACTORS = "rope_freqs.weight"
-_PERMUTED = ("llama", "mistral")  # architectures whose q and k rows GGUF keeps as rotary pairs
+_PERMUTED = ("llama", "mistral", "smollm3")  # architectures whose q and k rows GGUF keeps as rotary pairs
 
 
 def hf_name(name: str, where: str) -> str:
@@ -280,7 +307,9 @@ def _read_gguf(path: Path, layout: _Layout, parse_special: bool, *, name: str) -
         parse_special=parse_special,
         **found.tokenizer_options,
     )
-    return _Source(name, found.config, found.weights, tokens, found.template)
+    return _Source(
+        name, found.config, _builder(found.weights, found.config, layout), tokens, found.template, layout
+    )
 
 
 def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
@@ -303,9 +332,12 @@ def _read_directory(
 ) -> _Source:
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path}: this directory has no config.json{_there(path)}; {_SOURCES}")
-    config = configs.from_hf(
-        _json(path / "config.json"), str(path / "config.json"), _json_or_none(path / "generation_config.json")
-    )
+    raw, generation = _json(path / "config.json"), _json_or_none(path / "generation_config.json")
+    try:
+        config, theirs = configs.from_hf(raw, str(path / "config.json"), generation), None
+    except configs.UnfusedError as reason:
+        config, theirs = _theirs(path, generation, reason)
+        layout = layout.unpacked
     options = _json_or_none(path / "tokenizer_config.json") or {}
     if not (path / "tokenizer.json").is_file():
         raise ModelLoadError(
@@ -319,12 +351,40 @@ def _read_directory(
         add_bos=bool(options.get("add_bos_token", False)),
         parse_special=parse_special,
     )
-    if dummy_on is not None:
-        weights = _random(config, layout, dummy_on)
+    if dummy_on is None:
+        _check_room(path, raw, layout)
+    if theirs is not None:
+        build = _their_builder(path, theirs, config, layout, dummy_on)
+    elif dummy_on is not None:
+        build = _builder(_random(config, layout, dummy_on), config, layout)
     else:
         state = _read_safetensors(path)
-        weights = _fused(lambda _: state, config, layout)
-    return _Source(path.name, config, weights, tokens, _template(path, options))
+        build = _builder(_fused(lambda _: state, config, layout), config, layout)
+    return _Source(path.name, config, build, tokens, _template(path, options), layout)
+
+
+def _theirs(path: Path, generation: Mapping[str, Any] | None, reason: ModelLoadError) -> tuple[ModelConfig, Any]:
+    """The configuration for transformers' own code; `reason`: why ours does not do."""
+    try:
+        from lmc.backend.engine.models.transformers_model import read_config
+    except ImportError as error:
+        raise ModelLoadError(f"{reason}; other models need: pip install transformers ({error})") from error
+    theirs, config = read_config(path, generation)
+    log.info("%s: running transformers' own code, which is slower", reason)
+    return config, theirs
+
+
+def _their_builder(
+    path: Path, theirs: Any, config: ModelConfig, layout: _Layout, dummy_on: torch.device | None
+) -> Callable[[torch.device], tuple[CausalModel, tuple[LayerShape, ...]]]:
+    from lmc.backend.engine.models import transformers_model
+
+    def build(where: torch.device) -> tuple[CausalModel, tuple[LayerShape, ...]]:
+        make = transformers_model.build if dummy_on is None else transformers_model.random
+        model = make(path, theirs, config, layout.activations, where)
+        return model, model.layers
+
+    return build
 
 
 _DUMMY_SEED, _DUMMY_SCALE = 0, 0.02  # the scale of transformers' own initial weights
@@ -378,20 +438,32 @@ def _template(path: Path, options: dict[str, Any]) -> str | None:
     return found
 
 
+def _shards(path: Path) -> list[Path]:
+    """The weights' files."""
+    index = path / "model.safetensors.index.json"
+    names = sorted(set(_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    return [path / name for name in names]
+
+
+def _check_room(path: Path, raw: Mapping[str, Any], layout: _Layout) -> None:
+    """Refuses weights that memory has no room for, before any of them is read."""
+    stored = 4 if str(raw.get("dtype", raw.get("torch_dtype"))) in ("float32", "None") else 2
+    size = sum(shard.stat().st_size for shard in _shards(path) if shard.is_file())  # what is missing is told later
+    check_fits(path, size, stored, layout.matrices, layout.device)
+
+
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    index = path / "model.safetensors.index.json"
-    names = sorted(set(_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
     state: dict[str, Tensor] = {}
-    for name in names:
+    for shard in _shards(path):
         try:
-            state |= load_file(path / name)
+            state |= load_file(shard)
         except OSError as error:
-            raise ModelLoadError(f"{path / name}: the weights cannot be read: {error}") from error
+            raise ModelLoadError(f"{shard}: the weights cannot be read: {error}") from error
         except SafetensorError as error:
-            raise ModelLoadError(f"{path / name}: damaged safetensors ({error}); download it again") from error
+            raise ModelLoadError(f"{shard}: damaged safetensors ({error}); download it again") from error
     return state
 
 

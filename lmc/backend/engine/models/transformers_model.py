@@ -1,0 +1,370 @@
+"""Any decoder of transformers, through its attention interface: slower than our own families, and as right as they are.
+
+transformers computes everything but attention. Its attention layers call `_attend`, which writes K and V to the pool's
+slots and attends over spans; nothing else may remember earlier tokens. That this holds is not believed but tried, once
+per load: a short text through transformers' own attention, and in two chunks through ours.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmc.backend.engine.attention.base import ForwardBatch, KVStore, Span
+from lmc.backend.engine.attention.torch_ref import FastPlan, causal_mask, fast
+from lmc.backend.engine.kv_pool import KVPool, LayerShape
+from lmc.backend.engine.models.config import ModelConfig, token_ids
+from lmc.errors import ModelLoadError
+
+log = logging.getLogger("lmc.models")
+
+_NAME = "lmc"  # of our attention among transformers'
+_TRIED = 24  # tokens of the trial
+_ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}  # of logits, against their spread; wrong ones differ by about 1
+_ROUNDING_HALF = 0.2
+_FAR = 1 << 20  # a position at which every window and chunk shows
+
+
+# -- one pass ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What attention layers need to know of the pass that they are called in."""
+
+    batch: ForwardBatch
+    kv: KVStore
+    windows: Mapping[int, int | None]  # of each layer
+    plans: dict[int | None, FastPlan] = field(default_factory=dict)
+
+    def plan(self, window: int | None) -> FastPlan:
+        if window not in self.plans:
+            self.plans[window] = fast(self.batch.spans, window)
+        return self.plans[window]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Tensor:
+        """q [T, heads, key_dim], k and v [T, kv_heads, dim] → [T, heads, value_dim]."""
+        keys, values = self.kv.key(layer), self.kv.value(layer)
+        keys.index_copy_(0, self.batch.out_slots, k.to(keys.dtype))
+        values.index_copy_(0, self.batch.out_slots, v.to(values.dtype))
+        window = self.windows[layer]
+        if how.is_plain and k.shape == v.shape:
+            ordinary = 1 / math.sqrt(q.shape[-1])
+            q = q if math.isclose(how.scaling, ordinary) else q * (how.scaling / ordinary)
+            return self.plan(window).attend(q.contiguous(), keys, values)
+        out = q.new_empty(*q.shape[:2], v.shape[-1])
+        for span in self.batch.spans:
+            rows = slice(span.start, span.start + span.length)
+            out[rows] = _attend_span(q[rows], keys[span.slots].to(q.dtype), values[span.slots].to(q.dtype), window, how)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """softmax(softcap · tanh(scaling · q·k / softcap)), with a logit per head beside the scores that takes its share
+    and gives nothing (attention sinks)."""
+
+    scaling: float
+    softcap: float | None
+    sinks: Tensor | None  # [heads]
+
+    @property
+    def is_plain(self) -> bool:
+        return self.softcap is None and self.sinks is None
+
+
+class _Current:
+    """What a model's attention layers work for right now. Each of them holds it, because not every model hands on to them
+    what it is called with."""
+
+    __slots__ = ("work",)
+
+    def __init__(self) -> None:
+        self.work: _Pass | _Probe | None = None
+
+
+_CURRENT = "_lmc_current"  # the attribute of modules
+
+
+def _attend_span(q: Tensor, k: Tensor, v: Tensor, window: int | None, how: _How) -> Tensor:
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = torch.einsum("thd,shd->hts", q, k).float() * how.scaling
+    if how.softcap is not None:
+        scores = how.softcap * torch.tanh(scores / how.softcap)
+    scores.masked_fill_(~causal_mask(len(q), len(k), window, q.device), -math.inf)
+    if how.sinks is not None:
+        sinks = how.sinks.float()[:, None, None].expand(-1, len(q), 1)
+        scores = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+    else:
+        scores = scores.softmax(-1)
+    return torch.einsum("hts,shd->thd", scores.to(v.dtype), v)
+
+
+def _attend(
+    module: Any,
+    query: Tensor,  # [1, heads, T, key_dim]
+    key: Tensor,  # [1, kv_heads, T, key_dim]
+    value: Tensor,  # [1, kv_heads, T, value_dim]
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface → [1, T, heads, value_dim]."""
+    work = getattr(module, _CURRENT).work
+    assert work is not None, "attention outside of a pass"
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    how = _How(q.shape[-1] ** -0.5 if scaling is None else float(scaling), softcap, s_aux)
+    if isinstance(work, _Probe):
+        work.note(module, k, v, attention_mask, others)
+        return query.new_zeros(1, len(q), q.shape[1], v.shape[-1]), None
+    return work.attend(module.layer_idx, q, k, v, how)[None], None
+
+
+# -- what layers look like -----------------------------------------------------------------------------------------------
+
+_HARMLESS = ("position_ids", "cache_position", "position_embeddings")  # tensors that attention need not look at
+
+
+@dataclass(slots=True)
+class _Probe:
+    """Takes the place of a pass once, to see which attention layers there are."""
+
+    found: dict[int, LayerShape] = field(default_factory=dict)
+    windows: dict[int, int | None] = field(default_factory=dict)
+
+    def note(self, module: Any, k: Tensor, v: Tensor, mask: Tensor | None, others: Mapping[str, Any]) -> None:
+        layer = getattr(module, "layer_idx", None)
+        if layer is None or layer in self.found:
+            raise ModelLoadError("its attention layers are not numbered one by one; shared layers are not supported")
+        unknown = [name for name, value in others.items() if isinstance(value, Tensor) and name not in _HARMLESS]
+        if unknown:
+            raise ModelLoadError(f"its attention uses {', '.join(unknown)}")
+        self.found[layer] = LayerShape(k.shape[1], k.shape[2], v.shape[2])
+        self.windows[layer] = _window_of(mask, others.get("sliding_window"))
+
+
+def _window_of(mask: Tensor | None, said: int | None) -> int | None:
+    """How many tokens a row sees, itself included; None for all. The mask knows, else what the layer says of itself."""
+    if mask is None:
+        return said or None
+    window = int(mask.flatten()[0]) if mask.dtype == torch.int64 and mask.numel() == 1 else _STRANGE
+    if window == _STRANGE:
+        raise ModelLoadError("its attention mask is neither causal nor a sliding window")
+    return window or None
+
+
+_STRANGE = -1
+
+
+def _describe_mask(*_: Any, mask_function: Callable[..., Any] | None = None, **__: Any) -> Tensor | None:
+    """transformers' mask interface: instead of a mask its window as a number, 0 for none, for the layers to hand on."""
+    if mask_function is None:
+        return None
+    back = torch.arange(_FAR)
+    seen = {_seen(mask_function(0, 0, torch.tensor(_FAR + at), _FAR + at - back)) for at in (0, 1, 37)}
+    window = _STRANGE if len(seen) > 1 else seen.pop()
+    return torch.tensor([[[[0 if window == _FAR else window]]]])
+
+
+def _seen(visible: Tensor) -> int:
+    """How many of the tokens from the row backwards are seen, where these are the nearest ones."""
+    count = int(visible.sum())
+    return count if bool(visible[:count].all()) else _STRANGE
+
+
+_adopting = threading.Lock()  # the mask interface is everybody's
+
+
+@contextmanager
+def _masks_described() -> Iterator[None]:
+    """Registers our attention among transformers'; within, masks are numbers, and none are built after that."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(_NAME, _attend)
+    with _adopting:
+        AttentionMaskInterface.register(_NAME, _describe_mask)
+        try:
+            yield
+        finally:
+            AttentionMaskInterface.register(_NAME, _no_mask)
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+# -- the model -----------------------------------------------------------------------------------------------------------
+
+
+class TransformersModel:
+    """A CausalModel around a model of transformers, whose attention is ours from here on."""
+
+    def __init__(self, model: Any, vocab_size: int) -> None:
+        self._model, self._vocab_size = model, vocab_size
+        self._slices = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._current = _Current()
+        for module in model.modules():
+            setattr(module, _CURRENT, self._current)
+        self.layers, self._windows = self._adopt()
+
+    @property
+    def windows(self) -> Mapping[int, int | None]:
+        """How far each layer sees, in tokens; None for all."""
+        return self._windows
+
+    def _adopt(self) -> tuple[tuple[LayerShape, ...], Mapping[int, int | None]]:
+        probe = _Probe()
+        with torch.inference_mode():
+            theirs, device = self._trial(lambda ids: self._call(ids, None)), self._model.device
+            with _masks_described():
+                self._model.set_attn_implementation(_NAME)
+                one = torch.zeros(1, dtype=torch.int64, device=device)
+                self._call(one, one, probe)
+            if sorted(probe.found) != list(range(len(probe.found))) or not probe.found:
+                raise ModelLoadError("its attention does not go through transformers' attention interface")
+            layers = tuple(probe.found[i] for i in range(len(probe.found)))
+            kv = KVPool.of(layers, _TRIED, self._model.dtype, str(device))
+            self._check(theirs, self._trial(lambda ids: self._in_chunks(ids, kv, probe.windows)))
+        return layers, probe.windows
+
+    def _trial(self, run: Callable[[Tensor], Tensor]) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, self._vocab_size, (_TRIED,), generator=generator)
+        return run(ids.to(self._model.device)).float()
+
+    def _in_chunks(self, ids: Tensor, kv: KVStore, windows: Mapping[int, int | None]) -> Tensor:
+        """Logits [n, vocab] by way of two passes."""
+        every = torch.arange(len(ids), device=ids.device)
+        found: list[Tensor] = []
+        for begin, end in ((0, len(ids) // 2), (len(ids) // 2, len(ids))):
+            own = every[begin:end]
+            batch = ForwardBatch(ids[own], own, own, (Span(0, len(own), every[:end]),), own - begin)
+            found.append(self._call(batch.token_ids, batch.positions, _Pass(batch, kv, windows)))
+        return torch.cat(found)
+
+    def _check(self, theirs: Tensor, ours: Tensor) -> None:
+        error = float((theirs - ours).square().mean().sqrt() / theirs.std().clamp_min(1e-6))
+        allowed = _ROUNDING.get(self._model.dtype, _ROUNDING_HALF)
+        if not error <= allowed:
+            raise ModelLoadError(
+                "it computes something else with lmc's attention than with its own "
+                f"(logits differ by {error:.2g} of their spread): it keeps more than keys and values of earlier tokens"
+            )
+
+    def _call(self, ids: Tensor, positions: Tensor | None, work: _Pass | _Probe | None = None, **options: Any) -> Tensor:
+        """Logits [T, vocab], or of the rows `logits_to_keep`. Without `work`: by transformers' own attention."""
+        where = {} if positions is None else {"position_ids": positions[None]}
+        self._current.work = work
+        try:
+            return self._model(input_ids=ids[None], use_cache=False, **where, **options).logits[0]
+        finally:
+            self._current.work = None
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, kv: KVStore) -> Tensor:
+        """Writes the rows' K and V to their slots; returns logits [R, vocab_size] float32."""
+        work = _Pass(batch, kv, self._windows)
+        if self._slices:
+            return self._call(batch.token_ids, batch.positions, work, logits_to_keep=batch.logit_rows).float()
+        return self._call(batch.token_ids, batch.positions, work)[batch.logit_rows].float()
+
+
+# -- from files ----------------------------------------------------------------------------------------------------------
+
+
+def read_config(path: Path, generation: Mapping[str, Any] | None) -> tuple[Any, ModelConfig]:
+    """transformers' config of a directory, and what the engine wants to know of it. Raises ModelLoadError for what is
+    no decoder."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
+
+    try:
+        theirs = AutoConfig.from_pretrained(str(path), local_files_only=True)
+    except (ValueError, KeyError, OSError, AttributeError, TypeError) as error:
+        raise ModelLoadError(f"{path / 'config.json'}: transformers cannot read it: {error}") from error
+    where, kind = path / "config.json", theirs.model_type
+    if theirs.is_encoder_decoder:
+        raise ModelLoadError(f"{where}: {kind!r} is an encoder-decoder; lmc runs decoder-only models")
+    if kind not in DECODERS:
+        raise ModelLoadError(f"{where}: model_type {kind!r} is no causal language model of this transformers")
+    text = theirs.get_text_config(decoder=True)
+    heads, hidden = getattr(text, "num_attention_heads", None), text.hidden_size
+    if not heads:
+        raise ModelLoadError(f"{where}: model_type {kind!r} cannot be run: it has no attention. Models that can: {SUPPORTED}")
+    return theirs, ModelConfig(
+        architecture=kind,
+        num_layers=text.num_hidden_layers,
+        num_heads=heads,
+        num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or hidden // heads,
+        hidden_size=hidden,
+        intermediate_size=getattr(text, "intermediate_size", None) or 4 * hidden,
+        vocab_size=text.vocab_size,
+        max_context=_max_context(text),
+        eos_token_ids=token_ids((generation or {}).get("eos_token_id", theirs.eos_token_id)),
+        bos_token_id=theirs.bos_token_id,
+    )
+
+
+def _max_context(config: Any) -> int:
+    """Up to where positions mean the same in every batch: longrope turns all of them differently beyond its short range."""
+    most = int(getattr(config, "max_position_embeddings", None) or 2048)
+    rope = getattr(config, "rope_parameters", None) or {}
+    short = int(rope.get("original_max_position_embeddings") or most)
+    if rope.get("rope_type") != "longrope" or short >= most:
+        return most
+    log.info("the context is %d of %d tokens: beyond, longrope turns earlier tokens anew", short, most)
+    return short
+
+
+def build(path: Path, theirs: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TransformersModel:
+    """The model of a directory. Raises ModelLoadError for files that are missing and models that cannot be run."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            str(path), config=theirs, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"{path}: the weights cannot be read: {error}") from error
+    if missing := sorted(info["missing_keys"]):  # transformers would take random ones
+        raise ModelLoadError(f"{path}: the weights lack {missing[0]!r} ({len(missing)} in all); is the download complete?")
+    return adopt(model, config, device, str(path))
+
+
+def random(path: Path, theirs: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TransformersModel:
+    """The model of a directory's config with random weights from a fixed seed."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(theirs, dtype=dtype)
+    return adopt(model, config, device, str(path))
+
+
+def adopt(model: Any, config: ModelConfig, device: torch.device, where: str) -> TransformersModel:
+    """A loaded model under our attention. Raises ModelLoadError that says why it cannot be."""
+    try:
+        return TransformersModel(model.eval().to(device), config.vocab_size)
+    except (ModelLoadError, TypeError, ValueError) as error:
+        raise ModelLoadError(
+            f"{where}: model_type {config.architecture!r} cannot be run: {error}. Models that can: {SUPPORTED}"
+        ) from error
+
+
+SUPPORTED = "decoders whose attention goes through transformers' attention interface, and remembers nothing else"
