@@ -28,12 +28,13 @@ from lmc.backend.mock_answers import (
     select_output,
 )
 from lmc.backend.mock_prompt import KNOWN_SPECIALS, ROOT, Node, Trie, part_tokens, tokens_of
+from lmc.backend.mock_samples import KINDS
 from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError
 from lmc.prompt import Constraint, Gen, Image, Part, SamplingParams, Segment, Select, Special, Text
 
 CAPABILITIES = Capabilities(
-    "mock", frozenset({"regex", "json_schema"}), select=True, logprobs=True, images=False, n=True, streams=True
+    "mock", KINDS, select=True, logprobs=True, images=False, n=True, streams=True
 )
 
 # -- what is recorded ------------------------------------------------------------------------------------------------

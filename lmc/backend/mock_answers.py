@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 
 from lmc.backend.base import Output, Usage
 from lmc.backend.mock_prompt import Node, tokens_of
-from lmc.backend.mock_samples import sample_json, sample_regex
+from lmc.backend.mock_samples import member_of
 from lmc.errors import ArgumentError, BackendError, LmcError
 from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select
 
@@ -69,9 +68,7 @@ def _hash_answer(node: Node, ask: Gen, sample: int) -> str:
     if constraint is None:
         wanted = min(params.max_new_tokens, _BUDGET) if params.ignore_eos else params.min_new_tokens
         return _words(digest, wanted)
-    if constraint.kind == "regex":
-        return sample_regex(constraint.source, digest)
-    return sample_json(json.loads(constraint.source), digest, ask.loc)
+    return member_of(constraint.kind, constraint.source, digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +237,7 @@ def check_constraint(constraint: Constraint, ask: Gen) -> None:
 
 @lru_cache(maxsize=1024)
 def _check_source(constraint: Constraint) -> None:
-    if constraint.kind == "regex":
-        sample_regex(constraint.source, b"")
-    else:
-        sample_json(json.loads(constraint.source), b"")
+    member_of(constraint.kind, constraint.source, b"")
 
 
 def placed(error: Exception, ask: Ask) -> Exception:

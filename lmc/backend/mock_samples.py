@@ -1,20 +1,25 @@
-"""Members of a constraint's language: a string that a regex matches, an instance of a JSON schema; fixed by a digest.
+"""Members of a constraint's language: a text that a regex matches, that a JSON schema or a Lark grammar allows; fixed by a
+digest.
 
-Small and bounded: repeats stop after a few turns, so that answers stay readable. What is not supported is refused.
+The languages are those of `lmc.fsm`, so what is refused here is refused by the runtime, and what a keyword means is the same.
+Small and bounded: repeats stop after a few turns and recursion ends, so that answers stay readable.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
-from lmc.errors import ConstraintError, Loc, UnsupportedOpError
+from lmc.errors import ConstraintError, UnsupportedOpError
 from lmc.fsm.charset import Ranges
-from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, parse
+from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parse
+
+if TYPE_CHECKING:
+    from lmc.fsm.grammar import Grammar
 
 _MORE = 3  # turns of a repeat beyond its minimum
 _WIDE = 62  # characters beyond which a class is more than somebody would list
@@ -67,148 +72,148 @@ def _within(ranges: Ranges, characters: str) -> str:
     return "".join([c for c in characters if any(low <= ord(c) <= high for low, high in ranges)])
 
 
-# -- JSON schemas ----------------------------------------------------------------------------------------------------
+# -- JSON schemas and Lark grammars ----------------------------------------------------------------------------------
 
-_NOTES = frozenset(
-    "title description default examples example $schema $id $comment $defs definitions deprecated readOnly writeOnly".split()
-)
-_KEYWORDS: Mapping[str, frozenset[str]] = {
-    "object": frozenset(("properties", "required", "additionalProperties")),
-    "array": frozenset(("items", "prefixItems", "minItems", "maxItems")),
-    "string": frozenset(("minLength", "maxLength", "pattern")),
-    "integer": frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
-    "number": frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")),
-    "boolean": frozenset(),
-    "null": frozenset(),
-}
-_DEPTH = 24
+_DEPTH = 12  # rules within each other, beyond which the shortest way out is taken
+_STEPS = 40  # edges of an automaton, likewise
+_LONG = 8  # turns of a repeat of a wide class: text
+_PLAIN = 0.9  # how often a wide class is taken where there are other ways, such as escapes
 
 
-def sample_json(schema: Any, digest: bytes, loc: Loc | None = None) -> str:
-    """JSON text of an instance of `schema`. UnsupportedOpError names the first keyword that is not known here."""
-    return json.dumps(_Instance(schema, dice(digest), loc).of(schema), ensure_ascii=False)
+def member_of(kind: str, source: str, digest: bytes) -> str:
+    """A text of a constraint's language. ConstraintError for what is invalid or cannot be enforced; UnsupportedOpError for
+    kinds that only xgrammar reads."""
+    if kind == "regex":
+        return sample_regex(source, digest)
+    if kind not in KINDS:
+        raise UnsupportedOpError(f"gen({kind}=…)", "mock")
+    return _drawer(kind, source).text(dice(digest))
 
 
-class _Instance:
-    """Builds one instance; `root` resolves `$ref`s."""
-
-    def __init__(self, root: Any, rng: random.Random, loc: Loc | None) -> None:
-        self.root, self.rng, self.loc = root, rng, loc
-        self.depth = 0
-
-    def of(self, schema: Any) -> Any:
-        if schema is True or schema == {}:
-            return self.string({})
-        if not isinstance(schema, Mapping):
-            raise ConstraintError(f"json_schema=…: {schema!r} allows nothing", loc=self.loc)
-        if self.depth > _DEPTH:
-            raise UnsupportedOpError("gen(json_schema=…) that refers to itself without end", "mock", loc=self.loc)
-        self.depth += 1
-        try:
-            return self._of(schema)  # pyright: ignore[reportUnknownArgumentType]
-        finally:
-            self.depth -= 1
-
-    def _of(self, schema: Mapping[str, Any]) -> Any:
-        if "$ref" in schema:
-            self.check(schema, {"$ref"})
-            return self.of(self.target(schema["$ref"]))
-        for keyword in ("anyOf", "oneOf"):
-            if keyword in schema:
-                self.check(schema, {keyword, "type"})
-                return self.of(self.some(schema[keyword]))
-        if "allOf" in schema and len(schema["allOf"]) == 1:
-            self.check(schema, {"allOf"})
-            return self.of(schema["allOf"][0])
-        if "const" in schema:
-            self.check(schema, {"const", "type"})
-            return schema["const"]
-        if "enum" in schema:
-            self.check(schema, {"enum", "type"})
-            return self.rng.choice(list(schema["enum"]))
-        return self.typed(schema)
-
-    def typed(self, schema: Mapping[str, Any]) -> Any:
-        kind = schema.get("type", "object" if "properties" in schema else "string")
-        if isinstance(kind, list):
-            kind = self.rng.choice(kind)  # pyright: ignore[reportUnknownArgumentType]
-        if kind not in _KEYWORDS:
-            raise ConstraintError(f"json_schema=…: there is no type {kind!r}", loc=self.loc)
-        self.check(schema, {"type", *(_KEYWORDS[kind] if not isinstance(schema.get("type"), list) else _ALL)})
-        return getattr(self, kind)(schema)
-
-    def check(self, schema: Mapping[str, Any], known: set[str]) -> None:
-        for keyword in schema:
-            if keyword not in known and keyword not in _NOTES:
-                raise UnsupportedOpError(f"gen(json_schema=…) with {keyword!r}", "mock", loc=self.loc)
-
-    def target(self, ref: str) -> Any:
-        found = self.root
-        if not ref.startswith("#"):
-            raise UnsupportedOpError(f"gen(json_schema=…) with the reference {ref!r}", "mock", loc=self.loc)
-        for step in ref[1:].strip("/").split("/") if ref != "#" else ():
-            try:
-                found = found[step.replace("~1", "/").replace("~0", "~")]
-            except (KeyError, TypeError):
-                raise ConstraintError(f"json_schema=…: {ref!r} leads nowhere", loc=self.loc) from None
-        return found
-
-    def some(self, schemas: list[Any]) -> Any:
-        """One of several; deep down one that does not refer on, so that recursive schemas end."""
-        ending = [s for s in schemas if "$ref" not in json.dumps(s)] if self.depth > 4 else []
-        return self.rng.choice(ending or schemas)
-
-    def object(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        properties: Mapping[str, Any] = schema.get("properties", {})
-        required = schema.get("required", ())
-        made = {name: self.of(sub) for name, sub in properties.items() if self.depth < 6 or name in required}
-        return made | {name: "x" for name in required if name not in made}
-
-    def array(self, schema: Mapping[str, Any]) -> list[Any]:
-        first = [self.of(sub) for sub in schema.get("prefixItems", ())]
-        low = max(int(schema.get("minItems", 0)), len(first))
-        high = min(int(schema.get("maxItems", low + _MORE)), low + _MORE)
-        if schema.get("items") is False:
-            high = low
-        if self.depth > 6:
-            high = low
-        return first + [
-            self.of(schema.get("items", {})) for _ in range(self.rng.randint(low, max(low, high)) - len(first))
-        ]
-
-    def string(self, schema: Mapping[str, Any]) -> str:
-        low, high = int(schema.get("minLength", 0)), int(schema.get("maxLength", 1 << 30))
-        if "pattern" in schema:
-            return sample_regex(schema["pattern"], self.rng.randbytes(16))
-        wanted = min(max(low, self.rng.randint(3, 9)), high)
-        return "".join(self.rng.choice(_LETTERS) for _ in range(wanted))
-
-    def integer(self, schema: Mapping[str, Any]) -> int:
-        low, high = self.bounds(schema, 1)
-        step = int(schema.get("multipleOf", 1))
-        fitting = range(math.ceil(low / step) * step, math.floor(high) + 1, step)
-        if not fitting:
-            raise ConstraintError("json_schema=…: no integer is within its bounds", loc=self.loc)
-        return self.rng.choice(fitting)
-
-    def number(self, schema: Mapping[str, Any]) -> float:
-        low, high = self.bounds(schema, 1e-3)
-        return min(max(round(self.rng.uniform(low, high), 3), low), high)
-
-    def bounds(self, schema: Mapping[str, Any], least: float) -> tuple[float, float]:
-        """Inclusive bounds; an open one moves by `least`."""
-        lows = [schema["minimum"]] if "minimum" in schema else []
-        lows += [schema["exclusiveMinimum"] + least] if "exclusiveMinimum" in schema else []
-        highs = [schema["maximum"]] if "maximum" in schema else []
-        highs += [schema["exclusiveMaximum"] - least] if "exclusiveMaximum" in schema else []
-        high = min(highs) if highs else max([0, *lows]) + 100
-        return max(lows) if lows else min(0, high - 100), high
-
-    def boolean(self, schema: Mapping[str, Any]) -> bool:
-        return self.rng.random() < 0.5
-
-    def null(self, schema: Mapping[str, Any]) -> None:
-        return None
+KINDS = frozenset(("regex", "json_schema", "lark"))
 
 
-_ALL = frozenset().union(*_KEYWORDS.values())
+@lru_cache(maxsize=256)
+def _drawer(kind: str, source: str) -> _Drawer:
+    from lmc.fsm.sources import grammar_of
+
+    return _Drawer(grammar_of(kind, source))
+
+
+class _Drawer:
+    """Derives texts of a grammar: any way at first, the one that is done soonest when it gets deep."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self.grammar = grammar
+        self.heights: dict[str, float] = dict.fromkeys(grammar.rules, math.inf)  # of the lowest derivation
+        self.ways: dict[int, _Ways] = {}  # by id of a graph
+        self.known: dict[int, float] = {}  # heights by id of a node
+        lower = True
+        while lower:
+            lower = sum(map(self._lower, grammar.rules)) > 0
+        if self.height(grammar.start) == math.inf:
+            raise ConstraintError("no text matches this constraint")
+
+    def text(self, rng: random.Random) -> str:
+        return "".join(self.drawn(self.grammar.start, rng, 0))
+
+    def _lower(self, name: str) -> bool:
+        """Whether a rule's height was found to be lower than it was known to be."""
+        self.ways.clear()
+        self.known.clear()
+        before, self.heights[name] = self.heights[name], self.height(self.grammar.rules[name]) + 1
+        return self.heights[name] < before
+
+    def height(self, node: Node) -> float:
+        """How many rules are within each other in the lowest derivation; infinite if there is none yet."""
+        if id(node) not in self.known:
+            self.known[id(node)] = self._height(node)
+        return self.known[id(node)]
+
+    def _height(self, node: Node) -> float:
+        if isinstance(node, Ref):
+            return self.heights[node.rule]
+        if isinstance(node, Concat):
+            return max(map(self.height, node.parts), default=0)
+        if isinstance(node, Union):
+            return min(map(self.height, node.arms), default=math.inf)
+        if isinstance(node, Repeat):
+            return self.height(node.body) if node.low else 0
+        return self.ways_of(node).height if isinstance(node, Graph) else 0
+
+    def ways_of(self, graph: Graph) -> _Ways:
+        if id(graph) not in self.ways:
+            self.ways[id(graph)] = _Ways.of(graph, self.height)
+        return self.ways[id(graph)]
+
+    def drawn(self, node: Node, rng: random.Random, depth: int) -> Iterator[str]:
+        if isinstance(node, Chars):
+            yield _member(node, rng)
+        elif isinstance(node, Ref):
+            yield from self.drawn(self.grammar.rules[node.rule], rng, depth + 1)
+        elif isinstance(node, Concat):
+            for part in node.parts:
+                yield from self.drawn(part, rng, depth)
+        elif isinstance(node, Union):
+            yield from self.drawn(self.arm(node.arms, rng, depth), rng, depth)
+        elif isinstance(node, Repeat):
+            for _ in range(self.turns(node, rng, depth)):
+                yield from self.drawn(node.body, rng, depth)
+        else:
+            yield from self.walked(node, rng, depth)
+
+    def arm(self, arms: Sequence[Node], rng: random.Random, depth: int) -> Node:
+        heights = [self.height(arm) for arm in arms]
+        most = min(heights) if depth > _DEPTH else max(h for h in heights if h < math.inf)
+        kept = [arm for arm, height in zip(arms, heights, strict=True) if height <= most]
+        wide = [arm for arm in kept if _is_wide(arm)]
+        return rng.choice(wide if wide and rng.random() < _PLAIN else kept)
+
+    def turns(self, node: Repeat, rng: random.Random, depth: int) -> int:
+        if depth > _DEPTH or self.height(node.body) == math.inf:
+            return node.low
+        most = _LONG if _is_wide(node.body) or (isinstance(node.body, Union) and any(map(_is_wide, node.body.arms))) else _MORE
+        return node.low + rng.randint(0, most if node.high is None else min(node.high - node.low, most))
+
+    def walked(self, graph: Graph, rng: random.Random, depth: int) -> Iterator[str]:
+        ways, state, steps = self.ways_of(graph), 0, 0
+        while state not in graph.final or (ways.edges[state] and rng.random() > 0.3 and steps < _STEPS):
+            steps += 1
+            short = steps > _STEPS or depth > _DEPTH
+            edges = [e for e in ways.edges[state] if not short or ways.distance[e[1]] < ways.distance[state]]
+            wide = [e for e in edges if _is_wide(e[0])]
+            body, state = rng.choice(wide if wide and rng.random() < _PLAIN else edges)
+            yield from self.drawn(body, rng, depth)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """Of a graph: the edges that lead to an end by derivations not higher than need be, how many edges are left to it at
+    least, and how high that is."""
+
+    edges: Mapping[int, Sequence[tuple[Node, int]]]
+    distance: Mapping[int, int]
+    height: float
+
+    @staticmethod
+    def of(graph: Graph, height: Callable[[Node], float]) -> _Ways:
+        heights = [height(body) for _, body, _ in graph.edges]
+        for most in [0, *sorted({h for h in heights if 0 < h < math.inf})]:
+            usable = [edge for edge, h in zip(graph.edges, heights, strict=True) if h <= most]
+            distance = dict.fromkeys(graph.final, 0)
+            for far in range(1, len(usable) + 2):
+                fresh = {a for a, _, b in usable if b in distance and a not in distance}
+                if not fresh:
+                    break
+                distance |= dict.fromkeys(fresh, far)
+            if 0 in distance:
+                edges: dict[int, list[tuple[Node, int]]] = {state: [] for state in distance}
+                for a, body, b in usable:
+                    if a in distance and b in distance:
+                        edges[a].append((body, b))
+                return _Ways(edges, distance, most)
+        return _Ways({}, {}, math.inf)
+
+
+def _is_wide(node: Node) -> bool:
+    return isinstance(node, Chars) and sum(high - low + 1 for low, high in node.ranges) > _WIDE

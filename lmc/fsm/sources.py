@@ -45,6 +45,14 @@ def tree_of(kind: str, source: str) -> Node | None:
     return compile_lark(source).tree() if kind == "lark" else None
 
 
+def grammar_of(kind: str, source: str) -> Grammar:
+    """A regex, a schema or a Lark grammar as rules; recursion that a schema cuts at a depth is written out."""
+    tree = tree_of(kind, source)
+    if tree is not None:
+        return Grammar(tree, {})
+    return compile_schema(source)[0] if kind == "json_schema" else compile_lark(source)
+
+
 def ebnf_of(kind: str, source: str) -> str:
     """A schema or a Lark grammar as EBNF."""
     grammar: Grammar = compile_schema(source)[0] if kind == "json_schema" else compile_lark(source)
