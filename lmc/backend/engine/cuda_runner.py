@@ -1,22 +1,26 @@
 """The runner on a GPU: one transfer a pass, small passes replayed from CUDA graphs, larger ones launched.
 
-    a pass on the host ──one pinned copy──► header and slots on the device ──► graph of its bucket ──► logits
+    a pass on the host ──one pinned copy──► its stage on the device ──► graph of its bucket ──► logits
 
-A bucket is a number of rows; a pass of T rows takes the next larger one. Rows beyond T compute on token 0 and write to
-the pool's scratch slot; sequences beyond the pass's have no rows. Which rows belong together (decode, constants, prompt
-chunks, choices) is in the plan and not in the graph, so that mixed passes replay too.
+A bucket is a number of rows; a pass of T rows takes the next larger one. Rows beyond T compute on token 0, read nothing and
+write to the pool's scratch slot. Which rows belong together (decode, constants, prompt chunks, choices) is in the plan and not
+in the graph, so that mixed passes replay too; a graph only knows whether there may be rows that read slots together.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lmc.backend.engine.attention.flashinfer import CapturedAttention, PagedAttention, Shape
+from lmc.backend.engine.attention.flashinfer import Attend, PagedAttention, Shape
 from lmc.backend.engine.attention.sharing import Group, groups
+from lmc.backend.engine.attention.tiled import TiledAttention, put
+from lmc.backend.engine.attention.tiles import BLOCK, Plan, Shared
 from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.model_runner import ModelRunner, wanted_rows
@@ -25,110 +29,64 @@ from lmc.backend.engine.models.llama import LlamaModel
 from lmc.backend.engine.request import PENDING, Request, Top
 from lmc.backend.engine.sampler import Sampler
 from lmc.backend.engine.scheduler import Pass, Rows
+from lmc.backend.engine.stage import Stage
+
+log = logging.getLogger("lmc.engine")
 
 _MOST_SAMPLES = 1 << 14
-_SHARE_FROM = 1 << 16
+_MOST_INDICES = 1 << 22
+_SHARE_FROM = 1 << 15
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-
-IDS, POSITIONS, SLOTS, QO, KV, LOGITS = range(6)  # the parts of a stage
-
-
-class Stage:
-    """A pass's integers, int32, at fixed places: host memory that the GPU reads fast, and its copy on the device.
-
-    [ ids | positions | slots | qo_indptr | kv_indptr | logit rows | kv indices … ]
-      rows  rows        rows    rows + 1    rows + 1    rows         grows
-    """
-
-    def __init__(self, rows: int, indices: int, device: torch.device) -> None:
-        ends = np.cumsum([rows, rows, rows, rows + 1, rows + 1, rows])
-        self._begins = (0, *ends[:-1].tolist())
-        self.header, self.rows = int(ends[-1]), rows
-        self.host = torch.empty(self.header + indices, dtype=torch.int32, pin_memory=True)
-        self.array = self.host.numpy()
-        self.device = torch.empty(self.header + indices, dtype=torch.int32, device=device)
-
-    @property
-    def capacity(self) -> int:
-        """How many kv indices it can hold."""
-        return len(self.array) - self.header
-
-    def part(self, index: int, length: int) -> slice:
-        begin = self._begins[index]
-        return slice(begin, begin + length)
-
-    def rows_of(self, rows: int) -> Inputs:
-        """ids, positions and slots of the first `rows` rows, on the device."""
-        return (
-            self.device[self.part(IDS, rows)],
-            self.device[self.part(POSITIONS, rows)],
-            self.device[self.part(SLOTS, rows)],
-        )
-
-    def send(self, indices: int) -> None:
-        """To the device, in stream order; the host side may be written again once the pass has been waited for."""
-        n = self.header + indices
-        self.device[:n].copy_(self.host[:n], non_blocking=True)
 
 
 @dataclass(frozen=True)
 class _Captured:
-    """A graph for `rows` rows, what it reads its lengths from, and what it leaves: hidden states of the logit rows.
+    """A graph, and what it leaves: hidden states of the rows whose logits are wanted, in the order of the stage."""
 
-    prefix    what groups of rows share, where the graph has attention in two parts
-    """
-
-    rows: int
     graph: torch.cuda.CUDAGraph
-    attention: CapturedAttention
-    prefix: CapturedAttention | None
-    hidden: Tensor  # [rows, hidden_size], in the order of the stage's logit rows
-
-    @property
-    def most_groups(self) -> int:
-        return _most_groups(self.rows)
-
-
-def _most_groups(rows: int) -> int:
-    return max(1, rows // 8)
+    hidden: Tensor  # [rows, hidden_size]
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The spans of a pass in the order of their rows; `cuts`: slots at the beginning of each that its group reads."""
+    """The spans of a pass in the order of their rows; `cuts`: slots at the beginning of each that its group reads.
+
+    lengths     rows of each
+    contexts    slots of each
+    wanted      rows whose logits are wanted, in this order
+    """
 
     spans: list[Rows]
-    cuts: np.ndarray  # [spans]
-    wanted: np.ndarray  # rows whose logits are wanted, in this order
+    lengths: np.ndarray
+    contexts: np.ndarray
+    cuts: np.ndarray
+    wanted: np.ndarray
+    shared: tuple[Shared, ...]
 
 
 class CudaRunner(ModelRunner):
     """Runs passes on one GPU. Not thread-safe. A pass may be staged while the one before it runs, once that has taken
     what was staged for it.
 
-    share_from    slots that attention must be spared before it runs in two parts (measured; docs/performance.md)
+    share_from    slots that attention must be spared before rows read their prefixes together (measured;
+                  docs/performance.md); None: never
     """
 
     def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
         super().__init__(model, kv, sampler, str(model.device))
         c = model.config
         self._fused, self._pool = FusedLlama(model), kv
+        self._tiled = TiledAttention(c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, model.device)
         shape = Shape(c.num_heads, c.num_kv_heads, c.head_dim, model.dtype, c.sliding_window)
-        self._attention = PagedAttention(shape, model.device)
-        self._stage = Stage(BUCKETS[-1], 1 << 22, model.device)
-        self._large = Stage(BUCKETS[-1], 1, model.device)  # grows with the passes
+        self._flash = _flash(shape, model.device)
+        self._stage, self._partials = self._tiled_stage(BUCKETS[-1], _MOST_INDICES), self._tiled.partials(BUCKETS[-1])
+        self._large: Stage | None = None  # grows with the passes
         self._graphs: dict[tuple[int, bool], _Captured] = {}
         self._memory = torch.cuda.graph_pool_handle()
         self._staged = torch.cuda.Event()
         self._sampled = torch.zeros(_MOST_SAMPLES, dtype=torch.int32, device=model.device)  # by the pass launched last
         self._places: dict[Request, int] = {}  # where in it
-        self._prefixes = Stage(BUCKETS[-1], 1 << 20, model.device)
         self.share_from = _SHARE_FROM if c.sliding_window is None else None
-
-    def prepare(self) -> None:
-        """Captures every bucket, the largest first so that the others use its memory; else each on its first use."""
-        for rows in reversed(BUCKETS):
-            self._captured(rows, shared=False)
 
     @torch.inference_mode()
     def launch(self, work: Pass) -> Landing:
@@ -154,83 +112,83 @@ class CudaRunner(ModelRunner):
         return output
 
     def logits(self, work: Pass, wanted: list[int]) -> Tensor:
-        self._staged.synchronize()  # what was staged last, ours and FlashInfer's, is on the device
-        contexts = sum(len(s.slots) for s in work.spans)
-        if max(work.rows, len(wanted)) > BUCKETS[-1] or contexts > self._stage.capacity:
-            return self._launch(work, wanted, contexts)
-        return self._replay(work, wanted, contexts)
+        rows = max(work.rows, len(wanted))
+        layout = _arranged(work, wanted, self._groups(work) if rows <= BUCKETS[-1] else [])
+        if rows <= BUCKETS[-1]:
+            rows = next(b for b in BUCKETS if b >= rows)
+            plan = self._plan(layout, rows)
+            if len(plan.indices) <= _MOST_INDICES:
+                return self._replay(work.rows, layout, plan, rows)
+        return self._launch(work.rows, layout, rows)
 
-    def _replay(self, work: Pass, wanted: list[int], contexts: int) -> Tensor:
-        rows = next(b for b in BUCKETS if b >= max(work.rows, len(wanted)))
-        shared = self._groups(work, rows)
-        captured = self._captured(rows, shared=bool(shared))
-        stage, layout = self._stage, _arranged(work, wanted, shared)
-        contexts = _fill(stage, layout, work.rows, rows, self._pool.scratch, self._places)
-        stage.send(contexts)
-        _plan(captured.attention, stage, rows)
-        if captured.prefix is not None:
-            self._prefixes.send(_fill_prefixes(self._prefixes, work, shared, rows))
-            _plan(captured.prefix, self._prefixes, _most_groups(rows) + 1)
+    def _plan(self, layout: _Layout, rows: int) -> Plan:
+        slots = [s.slots[cut:] for s, cut in zip(layout.spans, layout.cuts.tolist(), strict=True)]
+        return self._tiled.plan(layout.lengths, slots, layout.cuts, layout.shared, rows)
+
+    def _replay(self, known: int, layout: _Layout, plan: Plan, rows: int) -> Tensor:
+        captured = self._captured(rows, wide=len(plan.wide) > 0)
+        self._staged.synchronize()  # what was staged last is on the device
+        self._fill(self._stage, layout, known, rows)
+        self._stage.send(put(plan, self._stage))
         self._staged.record()
         captured.graph.replay()
-        return self._fused.logits(captured.hidden[: len(wanted)])
+        return self._fused.logits(captured.hidden[: len(layout.wanted)])
 
-    def _groups(self, work: Pass, rows: int) -> list[Group]:
+    def _launch(self, known: int, layout: _Layout, rows: int) -> Tensor:
+        """Without a graph; by FlashInfer where it is installed."""
+        self._staged.synchronize()
+        stage = self._large_stage(rows, int(layout.contexts.sum()) + BLOCK * len(layout.spans))
+        self._fill(stage, layout, known, rows)
+        if self._flash is None:
+            stage.send(put(self._plan(layout, rows), stage))
+            attend = self._tiled.over(stage, self._tiled.partials(rows), known, wide=True)
+        else:
+            attend = _planned(self._flash, stage, layout)
+        self._staged.record()
+        hidden = self._fused.hidden(_inputs(stage, known), self._sampled, self._pool, attend)
+        return self._fused.logits(hidden.index_select(0, stage.device("logits", len(layout.wanted))))
+
+    def _fill(self, stage: Stage, layout: _Layout, known: int, rows: int) -> None:
+        """Writes `known` rows and fills up to `rows`. A pending token is written as its place among the sampled ones
+        (kernels/embedding.py)."""
+        spans = layout.spans
+        ids, positions, slots = (stage.array(name, rows) for name in ("ids", "positions", "slots"))
+        np.concatenate([s.ids for s in spans], out=ids[:known], casting="same_kind")
+        np.concatenate([s.slots[s.position :] for s in spans], out=slots[:known], casting="same_kind")
+        ends = np.cumsum(layout.lengths)
+        if self._places:
+            for span, end in zip(spans, ends.tolist(), strict=True):
+                if span.ids[-1] == PENDING:  # only a sequence's last token can be
+                    ids[end - 1] = -1 - self._places[span.request]
+        positions[:known] = np.arange(known) + np.repeat(layout.contexts - ends, layout.lengths)
+        ids[known:], positions[known:], slots[known:] = 0, 0, self._pool.scratch
+        wanted, logits = layout.wanted, stage.array("logits", rows)
+        logits[: len(wanted)], logits[len(wanted) :] = wanted, 0
+
+    def _groups(self, work: Pass) -> list[Group]:
         if self.share_from is None or sum(len(s.slots) for s in work.spans) < self.share_from:
             return []
-        found = groups(work.spans, _most_groups(rows))
-        fits = sum(group.length for group in found) <= self._prefixes.capacity
-        return found if fits and sum(group.saves for group in found) >= self.share_from else []
+        found = groups(work.spans)
+        return found if sum(group.saves for group in found) >= self.share_from else []
 
-    def _launch(self, work: Pass, wanted: list[int], contexts: int) -> Tensor:
-        sequences = len(work.spans)
-        rows = max(work.rows, sequences, len(wanted))
-        if rows > self._large.rows or contexts > self._large.capacity:
-            self._large = Stage(_grown(rows), _grown(contexts), self._fused.device)
-        stage = self._large
-        _fill(stage, _arranged(work, wanted, []), work.rows, sequences, self._pool.scratch, self._places)
-        stage.send(contexts)
-        host, on_device = stage.host, stage.device
-        attend = self._attention.plan(
-            host[stage.part(QO, sequences + 1)],
-            host[stage.part(KV, sequences + 1)],
-            on_device[stage.header : stage.header + contexts],
-        )
-        self._staged.record()
-        hidden = self._fused.hidden(stage.rows_of(work.rows), self._sampled, self._pool, attend)
-        return self._fused.logits(hidden.index_select(0, on_device[stage.part(LOGITS, len(wanted))]))
+    def _captured(self, rows: int, *, wide: bool) -> _Captured:
+        if (rows, wide) not in self._graphs:
+            self._graphs[rows, wide] = self._capture(rows, wide)
+        return self._graphs[rows, wide]
 
-    def _captured(self, rows: int, *, shared: bool) -> _Captured:
-        if (rows, shared) not in self._graphs:
-            self._graphs[rows, shared] = self._capture(rows, shared)
-        return self._graphs[rows, shared]
-
-    def _capture(self, rows: int, shared: bool) -> _Captured:
-        """What is captured is the shape: a pass of one-row sequences over the scratch slot, or of one group of them."""
+    def _capture(self, rows: int, wide: bool) -> _Captured:
+        """What is captured is the shape: a pass over the scratch slot in which nothing is attended to."""
         stage = self._stage
-        array = stage.array
-        for index, value in ((IDS, 0), (POSITIONS, 0), (SLOTS, self._pool.scratch), (LOGITS, 0)):
-            array[stage.part(index, rows)] = value
-        for index in (QO, KV):
-            array[stage.part(index, rows + 1)] = np.arange(rows + 1)
-        array[stage.header : stage.header + rows] = self._pool.scratch
-        stage.send(rows)
-        attention = self._capturable(stage, rows, causal=True)
-        _plan(attention, stage, rows)
-        attend, prefix = attention.attend, None
-        if shared:
-            stage, sequences = self._prefixes, _most_groups(rows) + 1
-            stage.array[stage.part(QO, sequences + 1)] = [0, *([rows] * sequences)]
-            stage.array[stage.part(KV, sequences + 1)] = [0, *([1] * sequences)]
-            stage.array[stage.header] = self._pool.scratch
-            stage.send(1)
-            prefix = self._capturable(stage, sequences, causal=False)
-            _plan(prefix, stage, sequences)
-            attend = self._attention.shared(prefix, attention)
+        for name, value in (("ids", 0), ("positions", 0), ("slots", self._pool.scratch), ("logits", 0)):
+            stage.array(name, rows)[:] = value
+        for name in ("narrow_shares", "wide_shares", "indptr"):
+            stage.array(name, stage.capacity(name))[:] = 0
+        stage.send(0)
+        attend = self._tiled.over(stage, self._partials, rows, wide=wide)
 
         def forward() -> Tensor:
-            hidden = self._fused.hidden(self._stage.rows_of(rows), self._sampled, self._pool, attend)
-            return hidden.index_select(0, self._stage.device[self._stage.part(LOGITS, rows)])
+            hidden = self._fused.hidden(_inputs(stage, rows), self._sampled, self._pool, attend)
+            return hidden.index_select(0, stage.device("logits", rows))
 
         side = torch.cuda.Stream()  # kernels are compiled and libraries set up outside the capture
         side.wait_stream(torch.cuda.current_stream())
@@ -241,11 +199,23 @@ class CudaRunner(ModelRunner):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
             hidden = forward()
-        return _Captured(rows, graph, attention, prefix, hidden)
+        return _Captured(graph, hidden)
 
-    def _capturable(self, stage: Stage, sequences: int, *, causal: bool) -> CapturedAttention:
-        qo, kv = stage.device[stage.part(QO, sequences + 1)], stage.device[stage.part(KV, sequences + 1)]
-        return self._attention.captured(qo, kv, stage.device[stage.header :], causal=causal)
+    def _tiled_stage(self, rows: int, indices: int) -> Stage:
+        return Stage(_of_rows(rows) | self._tiled.sizes(rows, indices), self._fused.device)
+
+    def _large_stage(self, rows: int, indices: int) -> Stage:
+        """Room for a pass that is not captured."""
+        stage = self._large
+        if stage is None or rows > stage.capacity("ids") or indices > stage.capacity("indices"):
+            rows, indices = _grown(rows), _grown(indices)
+            if self._flash is None:
+                stage = self._tiled_stage(rows, indices)
+            else:
+                sizes = _of_rows(rows) | {"qo": rows + 1, "kv": rows + 1, "indices": indices}
+                stage = Stage(sizes, self._fused.device)
+            self._large = stage
+        return stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,72 +243,58 @@ def _to_host(found: Tensor | None) -> Tensor | None:
     return host.copy_(found, non_blocking=True)
 
 
-def _plan(attention: CapturedAttention, stage: Stage, sequences: int) -> None:
-    qo, kv = stage.host[stage.part(QO, sequences + 1)], stage.host[stage.part(KV, sequences + 1)]
-    attention.plan(qo, kv, stage.device[stage.header : stage.header + int(kv[-1])])
+def _of_rows(rows: int) -> dict[str, int]:
+    return dict.fromkeys(("ids", "positions", "slots", "logits"), rows)
+
+
+def _inputs(stage: Stage, rows: int) -> Inputs:
+    return stage.device("ids", rows), stage.device("positions", rows), stage.device("slots", rows)
+
+
+def _flash(shape: Shape, device: torch.device) -> PagedAttention | None:
+    try:
+        return PagedAttention(shape, device)
+    except ImportError:
+        log.info("FlashInfer is not installed: long prompts are read by kernels that are slower at that")
+        return None
+
+
+def _planned(flash: PagedAttention, stage: Stage, layout: _Layout) -> Attend:
+    """Sends a stage that is filled, with the spans as FlashInfer takes them."""
+    sequences, contexts = len(layout.spans), int(layout.contexts.sum())
+    for name, sizes in (("qo", layout.lengths), ("kv", layout.contexts)):
+        indptr = stage.array(name, sequences + 1)
+        indptr[0] = 0
+        np.cumsum(sizes, out=indptr[1:])
+    np.concatenate([s.slots for s in layout.spans], out=stage.array("indices", contexts), casting="same_kind")
+    stage.send(contexts)
+    qo, kv = (stage.host(name, sequences + 1) for name in ("qo", "kv"))
+    return flash.plan(qo, kv, stage.device("indices", contexts))
 
 
 def _arranged(work: Pass, wanted: list[int], shared: list[Group]) -> _Layout:
     """Rows of one group lie side by side, the groups first."""
-    rows = np.asarray(wanted, np.int64)
-    cuts = np.zeros(len(work.spans), np.int64)
-    if not shared:
-        return _Layout(work.spans, cuts, rows)
-    grouped = [i for group in shared for i in group.spans]
-    order = [*grouped, *sorted(set(range(len(work.spans))) - set(grouped))]
-    lengths = np.fromiter((len(s.ids) for s in work.spans), np.int64, len(work.spans))
-    begins = np.cumsum(lengths) - lengths  # of each span, as the scheduler numbers rows
-    moved = np.empty(len(order), np.int64)  # of each span, as they lie now
-    moved[order] = np.cumsum(lengths[order]) - lengths[order]
-    owner = np.searchsorted(begins, rows, side="right") - 1
-    cuts[: len(grouped)] = np.repeat([group.length for group in shared], [len(group.spans) for group in shared])
-    return _Layout([work.spans[i] for i in order], cuts, rows + (moved - begins)[owner])
-
-
-def _fill(stage: Stage, layout: _Layout, rows: int, sequences: int, scratch: int, places: dict[Request, int]) -> int:
-    """Writes a pass of `rows` rows for `sequences` sequences and at least as many rows, of which those beyond the pass's
-    own are empty; returns the number of kv indices. A pending token is written as its place among the sampled ones
-    (kernels/embedding.py)."""
-    array, spans, cuts = stage.array, layout.spans, layout.cuts
-    to = max(rows, sequences)
-    ids, positions, slots = (array[stage.part(index, to)] for index in (IDS, POSITIONS, SLOTS))
-    qo, kv = (array[stage.part(index, sequences + 1)] for index in (QO, KV))
+    spans, rows = work.spans, np.asarray(wanted, np.int64)
     lengths = np.fromiter((len(s.ids) for s in spans), np.int64, len(spans))
+    cuts = np.zeros(len(spans), np.int64)
+    if shared:
+        grouped = [i for group in shared for i in group.spans]
+        order = [*grouped, *sorted(set(range(len(spans))) - set(grouped))]
+        begins = np.cumsum(lengths) - lengths  # of each span, as the scheduler numbers rows
+        moved = np.empty(len(order), np.int64)  # of each span, as they lie now
+        moved[order] = np.cumsum(lengths[order]) - lengths[order]
+        owner = np.searchsorted(begins, rows, side="right") - 1
+        cuts[: len(grouped)] = np.repeat([group.length for group in shared], [len(group.spans) for group in shared])
+        spans, lengths, rows = [spans[i] for i in order], lengths[order], rows + (moved - begins)[owner]
     contexts = np.fromiter((len(s.slots) for s in spans), np.int64, len(spans))
-    np.concatenate([s.ids for s in spans], out=ids[:rows], casting="same_kind")
-    np.concatenate([s.slots[s.position :] for s in spans], out=slots[:rows], casting="same_kind")
-    ends = np.cumsum(lengths)
-    if places:
-        for span, end in zip(spans, ends, strict=True):
-            if span.ids[-1] == PENDING:  # only a sequence's last token can be
-                ids[end - 1] = -1 - places[span.request]
-    positions[:rows] = np.arange(rows) + np.repeat(contexts - ends, lengths)
-    ids[rows:], positions[rows:], slots[rows:] = 0, 0, scratch
-    own = np.cumsum(contexts - cuts)
-    total = int(own[-1])
-    qo[0] = kv[0] = 0
-    qo[1 : len(spans) + 1], kv[1 : len(spans) + 1] = ends, own
-    qo[len(spans) + 1 :], kv[len(spans) + 1 :] = rows, total
-    wanted = layout.wanted
-    logits = array[stage.part(LOGITS, max(len(wanted), to))]
-    logits[: len(wanted)], logits[len(wanted) :] = wanted, 0
-    kept = [s.slots[cut:] for s, cut in zip(spans, cuts.tolist(), strict=True)]
-    np.concatenate(kept, out=array[stage.header : stage.header + total], casting="same_kind")
-    return total
+    return _Layout(spans, lengths, contexts, cuts, rows, tuple(_read_together(work, shared)))
 
 
-def _fill_prefixes(stage: Stage, work: Pass, shared: list[Group], rows: int) -> int:
-    """Writes what the groups share, a sequence a group; one more has all other rows, and no slots."""
-    sequences = _most_groups(rows) + 1
-    qo, kv = (stage.array[stage.part(index, sequences + 1)] for index in (QO, KV))
-    lengths = np.cumsum([group.length for group in shared])
-    qo[0] = kv[0] = 0
-    qo[1 : len(shared) + 1], kv[1 : len(shared) + 1] = np.cumsum([len(group.spans) for group in shared]), lengths
-    qo[len(shared) + 1 :], kv[len(shared) + 1 :] = rows, lengths[-1]
-    prefixes = [work.spans[group.spans[0]].slots[: group.length] for group in shared]
-    total = int(lengths[-1])
-    np.concatenate(prefixes, out=stage.array[stage.header : stage.header + total], casting="same_kind")
-    return total
+def _read_together(work: Pass, shared: list[Group]) -> Iterator[Shared]:
+    first = 0
+    for group in shared:
+        yield Shared(first, len(group.spans), work.spans[group.spans[0]].slots[: group.length])
+        first += len(group.spans)
 
 
 def _grown(n: int) -> int:

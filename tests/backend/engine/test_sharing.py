@@ -33,7 +33,7 @@ def test_siblings_are_one_group_and_strangers_none():
     shared = tree.insert(tree.cache.root, *range(600))
     alone = tree.insert(tree.cache.root, *range(7000, 7900))
     spans = [tree.decoding(shared), tree.decoding(alone), tree.decoding(shared, own=5)]
-    assert groups(spans, 8) == [Group(600, (0, 2))]
+    assert groups(spans) == [Group(600, (0, 2))]
     assert (spans[0].slots[:600] == spans[2].slots[:600]).all()
 
 
@@ -42,20 +42,19 @@ def test_a_row_goes_where_most_is_saved():
     root = tree.insert(tree.cache.root, *range(600))
     deep = tree.insert(root, *range(1000, 3000))
     spans = [tree.decoding(n) for n in (root, deep, root, deep, deep)]
-    found = groups(spans, 8)
+    found = groups(spans)
     assert found == [Group(2600, (1, 3, 4)), Group(600, (0, 2))]
     assert [g.saves for g in found] == [5200, 600]
-    assert groups(spans, 1) == found[:1]
 
 
 def test_what_saves_little_is_no_group():
     tree = Tree()
     short = tree.insert(tree.cache.root, *range(100))
-    assert groups([tree.decoding(short) for _ in range(3)], 8) == []
+    assert groups([tree.decoding(short) for _ in range(3)]) == []
 
 
 def test_only_decoding_rows_are_grouped():
     tree = Tree()
     shared = tree.insert(tree.cache.root, *range(2000))
     spans = [tree.decoding(shared), tree.decoding(shared, own=9, rows=9), tree.decoding(shared, branch=0)]
-    assert groups(spans, 8) == []
+    assert groups(spans) == []

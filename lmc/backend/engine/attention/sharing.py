@@ -30,8 +30,8 @@ class Group:
         return self.length * (len(self.spans) - 1)
 
 
-def groups(spans: Sequence[Rows], most: int) -> list[Group]:
-    """At most `most` groups of decoding spans, those that save most first; each span in at most one."""
+def groups(spans: Sequence[Rows]) -> list[Group]:
+    """Groups of decoding spans, those that save most first; each span in at most one."""
     below: dict[Node, list[int]] = {}
     for i, span in enumerate(spans):
         if len(span.ids) > 1 or span.branch is not None:
@@ -47,4 +47,4 @@ def groups(spans: Sequence[Rows], most: int) -> list[Group]:
         if group.saves >= _LEAST:
             found.append(group)
             taken.update(group.spans)
-    return sorted(found, key=lambda group: -group.saves)[:most]
+    return sorted(found, key=lambda group: -group.saves)

@@ -1,0 +1,82 @@
+"""Attention of a pass by tiles: staged with the pass, the same kernels for every pass of a shape.
+
+Tiles of decoding rows and tiles of prefixes, constants and prompts are computed beside each other, on two streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmc.backend.engine.attention.tiles import PIECE, Plan, Shared, Tiler
+from lmc.backend.engine.kernels.attention import Partials, Tables, attend
+from lmc.backend.engine.stage import Stage
+
+_PROGRAMS = 2  # of a multiprocessor; more do not fit its memory
+
+
+class TiledAttention:
+    """Of a model's shape on one device. window: tokens that a row sees, its own included; None: all."""
+
+    def __init__(
+        self, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, device: torch.device
+    ) -> None:
+        programs = _PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
+        self._tiler = Tiler(num_heads, num_kv_heads, max(1, programs // num_kv_heads), window)
+        self._head_dim, self._device = head_dim, device
+        self._beside = torch.cuda.Stream(device)
+
+    def sizes(self, rows: int, indices: int) -> dict[str, int]:
+        """The parts of a stage that it needs for passes of up to `rows` rows."""
+        pieces = (rows + self._tiler.shares) * PIECE
+        shares = self._tiler.shares + 1
+        return {
+            "narrow_shares": shares, "wide_shares": shares, "indptr": rows + 1, "parts": self._tiler.most_partials(rows),
+            "narrow": pieces, "wide": pieces, "indices": indices,
+        }  # fmt: skip
+
+    def plan(
+        self, lengths: np.ndarray, slots: Sequence[np.ndarray], cuts: np.ndarray, shared: Sequence[Shared], rows: int
+    ) -> Plan:
+        """See `Tiler.plan`."""
+        return self._tiler.plan(lengths, slots, cuts, shared, rows)
+
+    def partials(self, rows: int) -> Partials:
+        """Room for the partial results of passes of up to `rows` rows; a captured graph needs it as long as it lives."""
+        return Partials(self._tiler.most_partials(rows), self._tiler.num_heads, self._head_dim, self._device)
+
+    def over(self, stage: Stage, partials: Partials, rows: int, *, wide: bool) -> Attend:
+        """Attention as it is staged there, for passes of `rows` rows. `wide`: whether there may be wide pieces."""
+        names = ("narrow", "narrow_shares", "wide", "wide_shares", "indptr", "parts", "indices")
+        tables = Tables(*(stage.device(name) for name in names))
+        positions = stage.device("positions", rows)
+        return Attend(positions, tables, partials, wide, self._tiler.window or 0, self._beside)
+
+
+def put(plan: Plan, stage: Stage) -> int:
+    """Writes a plan where its kernels read it; returns how many indices it has."""
+    for name in ("narrow_shares", "wide_shares", "indptr", "parts", "narrow", "wide", "indices"):
+        stage.put(name, getattr(plan, name))
+    return len(plan.indices)
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → [T, num_heads, head_dim]."""
+
+    positions: Tensor
+    tables: Tables
+    partials: Partials
+    wide: bool
+    window: int
+    beside: torch.cuda.Stream
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return attend(
+            q, keys, values, self.positions, self.tables, self.partials,
+            wide=self.wide, window=self.window, beside=self.beside,
+        )  # fmt: skip

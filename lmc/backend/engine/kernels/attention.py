@@ -1,0 +1,215 @@
+"""Attention of rows over slots: pieces computed apart, and merged.
+
+A *tile* is a run of rows that read the same slots. Rows of one sequence make a tile, and so do rows of several sequences that
+share a prefix, which is then read once for all of them. Tiles are cut into pieces (attention/tiles.py). Where a row's slots lie
+in several, each leaves a partial result with its log-sum-exp, and they are merged (https://arxiv.org/abs/2501.01005, §2.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lmc.backend.engine.attention.tiles import BLOCK, NARROW, PIECE, WIDE, group_of, rows_of
+
+_WARPS = {NARROW: 4, WIDE: 4}
+_STAGES = {NARROW: 5, WIDE: 3}  # a load of slots, and of what lies in them: 3 has one block on its way, 5 two
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """A `Plan` on the device."""
+
+    narrow: Tensor
+    narrow_shares: Tensor
+    wide: Tensor
+    wide_shares: Tensor
+    indptr: Tensor
+    parts: Tensor
+    indices: Tensor
+
+
+@triton.jit
+def _begin(
+    piece, q, positions, kv_head,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+    LANES: tl.constexpr,
+):  # fmt: skip
+    """The rows of a piece: q, which of them there are, and the last of the piece's slots that each sees."""
+    lane = tl.arange(0, LANES)
+    column = tl.arange(0, WIDTH)
+    row = tl.load(piece) + lane // GROUP
+    taken = (lane // GROUP < tl.load(piece + 1)) & (lane % GROUP < HEADS // KV_HEADS)
+    head = row * HEADS + kv_head * (HEADS // KV_HEADS) + lane % GROUP
+    x = tl.load(q + head[:, None] * DIM + column[None, :], mask=taken[:, None] & (column < DIM)[None, :], other=0.0)
+    last = tl.load(positions + row, mask=taken, other=0) - tl.load(piece + 4)
+    return x, tl.minimum(last, tl.load(piece + 6) - 1), last
+
+
+@triton.jit
+def _end(
+    piece, kv_head, best, total, sums, partial, lse, out,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+    LANES: tl.constexpr,
+):  # fmt: skip
+    """Leaves the result of a piece: in its place, or among the partial ones."""
+    lane = tl.arange(0, LANES)
+    column = tl.arange(0, WIDTH)
+    taken = (lane // GROUP < tl.load(piece + 1)) & (lane % GROUP < HEADS // KV_HEADS)
+    head = kv_head * (HEADS // KV_HEADS) + lane % GROUP
+    inside = taken[:, None] & (column < DIM)[None, :]
+    target = tl.load(piece + 5)
+    mean = sums / tl.where(total > 0.0, total, 1.0)[:, None]
+    if target < 0:
+        to = (tl.load(piece) + lane // GROUP) * HEADS + head
+        tl.store(out + to[:, None] * DIM + column[None, :], mean.to(out.dtype.element_ty), mask=inside)
+    else:
+        to = (target + lane // GROUP) * HEADS + head
+        tl.store(partial + to[:, None] * DIM + column[None, :], mean, mask=inside)
+        tl.store(lse + to, best + tl.log2(tl.where(total > 0.0, total, 1.0)), mask=taken)
+
+
+@triton.jit
+def _attend(
+    q, keys, values, positions, indices, pieces, shares, partial, lse, out, scale, window,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+    LANES: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """One program a share and a head of k. GROUP: lanes a row has, the heads of q that share a head of k, as a power of two.
+    CHAINED: the blocks of a share lie one behind the other, so that reading goes on from piece to piece."""
+    share = tl.program_id(0) // KV_HEADS
+    kv_head = tl.program_id(0) % KV_HEADS
+    first, behind = tl.load(shares + share), tl.load(shares + share + 1)
+    if first == behind:
+        return
+    column = tl.arange(0, WIDTH)
+    at = tl.arange(0, BLOCK)
+    best = tl.full((LANES,), -float("inf"), tl.float32)
+    total = tl.zeros((LANES,), tl.float32)
+    sums = tl.zeros((LANES, WIDTH), tl.float32)
+    runs = 1 if CHAINED else behind - first
+    for run in range(runs):
+        piece = pieces + (first + run) * PIECE
+        x, most, last = _begin(piece, q, positions, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
+        begin, end = tl.load(piece + 2), tl.load(piece + 3)
+        until = tl.load(pieces + (behind - 1) * PIECE + 3) if CHAINED else end
+        for block in tl.range(begin, until, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
+            if CHAINED:  # noqa: SIM102, known when this is compiled
+                if block == end:
+                    _end(piece, kv_head, best, total, sums, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
+                    piece += PIECE
+                    x, most, last = _begin(piece, q, positions, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
+                    begin, end = tl.load(piece + 2), tl.load(piece + 3)
+                    best = tl.full((LANES,), -float("inf"), tl.float32)
+                    total = tl.zeros((LANES,), tl.float32)
+                    sums = tl.zeros((LANES, WIDTH), tl.float32)
+            slot = tl.load(indices + block * BLOCK + at).to(tl.int64) * KV_HEADS + kv_head
+            k = tl.load(keys + slot[None, :] * DIM + column[:, None], mask=(column < DIM)[:, None], other=0.0)
+            score = tl.dot(x, k) * scale
+            place = (block - begin) * BLOCK + at
+            sees = place[None, :] <= most[:, None]
+            if window > 0:
+                sees &= place[None, :] > last[:, None] - window
+            score = tl.where(sees, score, -float("inf"))
+            higher = tl.maximum(best, tl.max(score, 1))
+            shift = tl.where(higher == -float("inf"), 0.0, higher)  # a row that has seen nothing yet
+            weight = tl.exp2(score - shift[:, None])
+            fade = tl.exp2(best - shift)
+            total = total * fade + tl.sum(weight, 1)
+            v = tl.load(values + slot[:, None] * DIM + column[None, :], mask=(column < DIM)[None, :], other=0.0)
+            sums = tl.dot(weight.to(v.dtype), v, sums * fade[:, None])
+            best = higher
+        _end(piece, kv_head, best, total, sums, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
+        best = tl.full((LANES,), -float("inf"), tl.float32)
+        total = tl.zeros((LANES,), tl.float32)
+        sums = tl.zeros((LANES, WIDTH), tl.float32)
+
+
+@triton.jit
+def _merge(
+    partial, lse, indptr, parts, out,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """One program a row and BLOCK heads, PARTS partial results at a time."""
+    row = tl.program_id(0)
+    begin, end = tl.load(indptr + row), tl.load(indptr + row + 1)
+    if begin == end:
+        return
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, WIDTH)
+    inside = (head < HEADS)[:, None] & (column < DIM)[None, :]
+    best = tl.full((BLOCK,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    sums = tl.zeros((BLOCK, WIDTH), tl.float32)
+    for n in range(begin, end, PARTS):
+        there = n + tl.arange(0, PARTS) < end
+        part = tl.load(parts + n + tl.arange(0, PARTS), mask=there, other=0)
+        at = part[:, None] * HEADS + head[None, :]
+        found = tl.load(lse + at, mask=there[:, None] & (head < HEADS)[None, :], other=-float("inf"))
+        higher = tl.maximum(best, tl.max(found, 0))
+        shift = tl.where(higher == -float("inf"), 0.0, higher)
+        weight = tl.exp2(found - shift[None, :])
+        mean = tl.load(
+            partial + at[:, :, None] * DIM + column[None, None, :], mask=there[:, None, None] & inside[None, :, :], other=0.0
+        )
+        fade = tl.exp2(best - shift)
+        sums = sums * fade[:, None] + tl.sum(weight[:, :, None] * mean, 0)
+        total = total * fade + tl.sum(weight, 0)
+        best = higher
+    y = (sums / tl.where(total > 0.0, total, 1.0)[:, None]).to(out.dtype.element_ty)
+    tl.store(out + (row * HEADS + head)[:, None] * DIM + column[None, :], y, mask=inside)
+
+
+class Partials:
+    """Room for the partial results of a pass; passes on one stream share it."""
+
+    def __init__(self, capacity: int, num_heads: int, head_dim: int, device: torch.device) -> None:
+        self.means = torch.empty(capacity, num_heads, head_dim, dtype=torch.float32, device=device)
+        self.lse = torch.empty(capacity, num_heads, dtype=torch.float32, device=device)
+
+
+_LOG2E = 1.4426950408889634
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    tables: Tables,
+    partials: Partials,
+    *,
+    wide: bool,
+    window: int = 0,
+    beside: torch.cuda.Stream | None = None,
+) -> Tensor:
+    """q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → like q; rows that are in no
+    piece are left as they come. `positions` [T]. `wide`: whether there may be wide pieces. `window`: how many tokens a row
+    sees, its own included; 0: all. `beside`: a stream for the wide pieces."""
+    rows, heads, dim = q.shape
+    kv_heads = keys.shape[1]
+    width, group = triton.next_power_of_2(dim), group_of(heads, kv_heads)
+    out = torch.empty_like(q)
+    kinds = ((NARROW, tables.narrow, tables.narrow_shares), (WIDE, tables.wide, tables.wide_shares))
+    if beside is not None and wide:
+        beside.wait_stream(torch.cuda.current_stream())
+    for kind, pieces, shares in kinds[: 2 if wide else 1]:
+        with torch.cuda.stream(beside if kind == WIDE else None):
+            _attend[((len(shares) - 1) * kv_heads,)](
+                q, keys, values, positions, tables.indices, pieces, shares, partials.means, partials.lse, out,
+                _LOG2E * dim**-0.5, window, heads, kv_heads, dim, width, group, rows_of(group, kind) * group, BLOCK, PIECE,
+                _STAGES[kind], kind == NARROW, num_warps=_WARPS[kind],  # pyright: ignore[reportCallIssue]
+            )  # fmt: skip
+    if beside is not None and wide:
+        torch.cuda.current_stream().wait_stream(beside)
+    few = rows <= 16
+    block = 1 if few else 4
+    _merge[(rows, triton.cdiv(heads, block))](
+        partials.means, partials.lse, tables.indptr, tables.parts, out, heads, dim, width, block, 16 if few else 4,
+        num_warps=1 if few else 4,  # pyright: ignore[reportCallIssue]
+    )  # fmt: skip
+    return out

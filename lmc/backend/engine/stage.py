@@ -1,0 +1,52 @@
+"""A pass's integers on their way to the GPU: one pinned copy, at places that captured graphs know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_ALIGNED = 16  # int32: parts begin where vectors may be loaded
+
+
+class Stage:
+    """Named parts, int32, one behind the other: host memory that the GPU reads fast, and its copy on the device.
+
+    sizes    the capacity of each part; the last one is sent as far as it is used, the others whole
+    """
+
+    def __init__(self, sizes: Mapping[str, int], device: torch.device) -> None:
+        ends = np.cumsum([-(-n // _ALIGNED) * _ALIGNED for n in sizes.values()]).tolist()
+        self._places = dict(zip(sizes, zip([0, *ends[:-1]], sizes.values(), strict=True), strict=True))
+        self._used, *_ = [0, *ends[:-1]][-1:]
+        self._host = torch.zeros(ends[-1], dtype=torch.int32, pin_memory=True)
+        self._array = self._host.numpy()
+        self._device = torch.zeros(ends[-1], dtype=torch.int32, device=device)
+
+    def capacity(self, name: str) -> int:
+        return self._places[name][1]
+
+    def array(self, name: str, n: int) -> np.ndarray:
+        """The first `n` of a part, on the host."""
+        begin, capacity = self._places[name]
+        assert n <= capacity, f"{n} do not fit the {capacity} {name} of a stage"
+        return self._array[begin : begin + n]
+
+    def host(self, name: str, n: int) -> Tensor:
+        begin, _ = self._places[name]
+        return self._host[begin : begin + n]
+
+    def device(self, name: str, n: int | None = None) -> Tensor:
+        begin, capacity = self._places[name]
+        return self._device[begin : begin + (capacity if n is None else n)]
+
+    def put(self, name: str, values: np.ndarray) -> None:
+        self.array(name, values.size)[:] = values.reshape(-1)
+
+    def send(self, last: int) -> None:
+        """To the device, `last` of the last part, in stream order; the host side may be written again once the device has
+        come this far."""
+        n = self._used + last
+        self._device[:n].copy_(self._host[:n], non_blocking=True)

@@ -1,0 +1,111 @@
+"""However a pass is cut: every row reads each of its slots once, and finds all of its partial results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmc.backend.engine.attention.tiles import BLOCK, PIECE, Plan, Shared, Tiler
+
+HEADS = {"4 to 1": (8, 2), "3 to 1": (9, 3), "1 to 1": (4, 4)}
+
+
+def what_rows_read(plan: Plan, positions: np.ndarray) -> list[list[tuple[int, int]]]:
+    """(position, slot) of every slot that a row sees."""
+    seen: list[list[tuple[int, int]]] = [[] for _ in positions]
+    for row, rows, first, behind, start, _, slots, _ in [*plan.narrow.tolist(), *plan.wide.tolist()]:
+        assert 0 < slots <= (behind - first) * BLOCK
+        for r in range(row, row + rows):
+            here = range(start, min(int(positions[r]), start + slots - 1) + 1)
+            seen[r] += [(p, int(plan.indices[first * BLOCK + p - start])) for p in here]
+    return seen
+
+
+def check(plan: Plan, spans: list[tuple[int, np.ndarray]], shares: int, window: int | None = None) -> None:
+    positions = np.concatenate([np.arange(len(s) - n, len(s)) for n, s in spans])
+    contexts = [s for n, s in spans for _ in range(n)]
+    for found, position, context in zip(what_rows_read(plan, positions), positions.tolist(), contexts, strict=True):
+        oldest = 0 if window is None else max(0, position - window + 1)
+        assert [x for x in sorted(found) if x[0] >= oldest] == list(
+            zip(range(oldest, position + 1), context[oldest : position + 1].tolist(), strict=True)
+        )
+    for pieces, begins, chained in ((plan.narrow, plan.narrow_shares, True), (plan.wide, plan.wide_shares, False)):
+        assert len(begins) == shares + 1
+        assert begins[0] == 0
+        assert begins[-1] == len(pieces)
+        assert (np.diff(begins) >= 0).all()
+        for share in range(shares if chained else 0):  # one program reads them as one run of blocks
+            mine = pieces[begins[share] : begins[share + 1]]
+            assert (mine[1:, 2] == mine[:-1, 3]).all()
+    results: dict[int, list[int]] = {}
+    direct: list[int] = []
+    for row, rows, _, _, _, target, *_ in [*plan.narrow.tolist(), *plan.wide.tolist()]:
+        for r in range(rows):
+            if target < 0:
+                direct.append(row + r)
+            else:
+                results.setdefault(row + r, []).append(target + r)
+    assert len(direct) == len(set(direct))
+    for row in range(len(positions)):
+        parts = plan.parts[plan.indptr[row] : plan.indptr[row + 1]].tolist()
+        assert sorted(parts) == sorted(results.get(row, []))
+        assert (row in direct) != bool(parts)
+    every = [p for parts in results.values() for p in parts]
+    assert sorted(every) == list(range(len(every)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(sorted(HEADS)),
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 150)), min_size=1, max_size=5),
+    st.integers(1, 20),
+    st.sampled_from([None, None, 1, 70]),
+)
+def test_any_mix_of_spans(heads, spans, shares, window):
+    tiler, at, found = Tiler(*HEADS[heads], shares, window), 0, []
+    for rows, before in spans:
+        found.append((rows, np.arange(at, at + rows + before)))
+        at += rows + before
+    lengths, rows = np.array([n for n, _ in found]), sum(n for n, _ in found)
+    plan = tiler.plan(lengths, [s for _, s in found], np.zeros(len(found), np.int64), [], rows + 3)
+    check(plan, found, shares, window)
+    assert len(plan.parts) <= tiler.most_partials(rows)
+    assert max(len(plan.narrow), len(plan.wide)) <= rows + shares
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from(sorted(HEADS)),
+    st.lists(st.tuples(st.integers(2, 20), st.integers(1, 150)), min_size=1, max_size=3),
+    st.integers(1, 20),
+)
+def test_groups_read_their_prefix_together(heads, groups, shares):
+    tiler, at, spans, cuts, shared = Tiler(*HEADS[heads], shares), 0, [], [], []
+    for members, length in groups:
+        prefix, at = np.arange(at, at + length), at + length
+        shared.append(Shared(len(spans), members, prefix))
+        for own in range(1, members + 1):
+            spans.append((1, np.concatenate((prefix, np.arange(at, at + own)))))
+            cuts.append(length)
+            at += own
+    spans.append((9, np.arange(at, at + 30)))
+    lengths = np.array([n for n, _ in spans])
+    slots = [s[cut:] for (_, s), cut in zip(spans, [*cuts, 0], strict=True)]
+    plan = tiler.plan(lengths, slots, np.array([*cuts, 0]), shared, int(lengths.sum()))
+    check(plan, spans, shares)
+    assert len(plan.indices) // BLOCK == sum(-(-len(s) // BLOCK) for s in [*slots, *(g.slots for g in shared)])
+
+
+@pytest.mark.parametrize("shares", [1, 7, 33])
+def test_shares_are_nearly_equal(shares):
+    contexts = np.random.default_rng(0).integers(100, 2000, 128)
+    slots = [np.arange(n) for n in contexts]
+    plan = Tiler(32, 8, shares).plan(np.ones(128, np.int64), slots, np.zeros(128, np.int64), [], 128)
+    blocks = [
+        int((plan.narrow[a:b, 3] - plan.narrow[a:b, 2] + 1).sum())
+        for a, b in zip(plan.narrow_shares, plan.narrow_shares[1:], strict=False)
+    ]
+    assert max(blocks) <= min(blocks) + 3
+    assert plan.narrow.shape[1] == PIECE
