@@ -108,11 +108,20 @@ class Mode:
         """What `locals()` gives, without the variables that instrumentation made."""
         return {name: value for name, value in variables.items() if not name.startswith("__lmc")}
 
-    def star(self, value: Any) -> Iterable[Any]:
-        return value
+    def star(self, value: Any, *callee: Any) -> Iterable[Any]:
+        """What `*value` gives. `callee`: the function, or an object and the name of its method, that Python names in its error."""
+        return hostops.starred(value, callee)
 
     def dstar(self, value: Any) -> Any:
         return value
+
+    def merged(self, given: dict[str, Any], more: Any, *callee: Any) -> dict[str, Any]:
+        """The keywords of a call so far, and what `**more` adds."""
+        return hostops.merged(given, self.dstar(more), callee)
+
+    def named(self, given: dict[str, Any], more: dict[str, Any], *callee: Any) -> dict[str, Any]:
+        """The keywords of a call so far, and those that it names next."""
+        return hostops.merged(given, more, callee)
 
     # operators
 
@@ -404,7 +413,7 @@ class Hooks:
 
 
 def _dispatcher(name: str) -> Callable[..., Any]:
-    def hook(self: Hooks, *args: Any, **kwargs: Any) -> Any:
+    def hook(self: Hooks, /, *args: Any, **kwargs: Any) -> Any:
         mode = active.get()
         return getattr(_NATIVE, name)(*args, **kwargs) if mode is None else mode.dispatch(name, args, kwargs)
 
@@ -462,8 +471,9 @@ class ReplayMode(CountingMode):
                 for _ in x:
                     pass
         answer = self._answer(key)
-        if name == "dstar":
-            return dict(zip(*answer, strict=True))
+        if name in ("dstar", "merged"):
+            found = dict(zip(*answer, strict=True))
+            return found if name == "dstar" else self.merged(args[0], found, *args[2:])
         if name in _AWAITED:
             return aio.Ready(answer)
         return self._flat(answer, args[1]) if name == "unpack" else answer
@@ -583,8 +593,8 @@ class ReplayMode(CountingMode):
     def not_(self, a: Any) -> bool:
         return not self.truth(a)
 
-    def star(self, value: Any) -> Iterable[Any]:
-        return value if self.tells_of_length(value) else self.own_items(value)
+    def star(self, value: Any, *callee: Any) -> Iterable[Any]:
+        return hostops.starred(value if self.tells_of_length(value) else self.own_items(value), callee)
 
     def own_items(self, value: Any) -> Iterable[Any]:
         items = self.own_iter(value)
@@ -794,7 +804,7 @@ LAZY = (
 )  # fmt: skip
 """Iterators that the program makes and host code would drive."""
 
-_ONLY_READ = frozenset({"getitem", "binop", "compare", "truth", "not_", "concrete", "fstring", "star", "unpack", "dstar"})
+_ONLY_READ = frozenset({"getitem", "binop", "compare", "truth", "not_", "concrete", "fstring", "star", "unpack", "dstar", "merged"})
 """Hooks that read an outside container and keep nothing of it."""
 
 _LISTS: frozenset[Any] = frozenset({list, tuple, sorted})

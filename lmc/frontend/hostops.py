@@ -48,7 +48,7 @@ def targets(shape: Shape) -> tuple[int, int]:
 def _unpack(value: Iterable[Any], shape: Shape) -> tuple[Any, ...]:
     """One item for each target of `shape`: a list for the starred one, such a tuple for a nested one; raises as Python does."""
     before, after = targets(shape)
-    if not _iterable(value):
+    if not is_iterable(value):
         raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object")
     items = list(value)
     if after < 0:
@@ -186,13 +186,31 @@ def _text(value: Any) -> str:
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     """The items of `*value`."""
-    if not _iterable(value):
+    if not is_iterable(value):
         raise TakeOver("raises TypeError: * takes an iterable")  # Python names the place it stands in
     return tuple(value)
 
 
-def _iterable(x: Any) -> bool:
+def is_iterable(x: Any) -> bool:
+    """Whether Python takes an object apart, without asking the object."""
     return hasattr(type(x), "__iter__") or hasattr(type(x), "__getitem__")
+
+
+def starred(value: Any, callee: tuple[Any, ...]) -> Any:
+    """What `*value` stands for in a call. `callee`: the function, or an object and the name of its method, that Python names in its error."""
+    return _callee(callee)(*value) if callee and not is_iterable(value) else value
+
+
+def merged(given: dict[str, Any], more: Any, callee: tuple[Any, ...]) -> dict[str, Any]:
+    """The keywords of a call so far, and what `**more` adds."""
+    if type(more) is not dict:
+        more = dict(more) if hasattr(more, "keys") else _callee(callee)(**more)
+    return {**given, **more} if given.keys().isdisjoint(more) else _callee(callee)(**given, **more)
+
+
+def _callee(callee: tuple[Any, ...]) -> Any:
+    """What a call calls that Python refuses to make: it says why in the callee's name."""
+    return callee[0] if len(callee) == 1 else getattr(*callee)
 
 
 def _choices(value: Any) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ import ast
 import copy
 import dis
 import inspect
+import itertools
 import linecache
 import types
 from collections.abc import Callable, Iterator
@@ -294,20 +295,62 @@ class _Rewrite(ast.NodeTransformer):
                 outside = ast.copy_location(ast.Call(ast.Name("locals", ast.Load()), [], []), node)
                 text = self.visit(node.args[0])
                 return self.hook("eval_", text, ast.fix_missing_locations(inside), ast.fix_missing_locations(outside), at=node)
-        args = [self._starred(a) for a in node.args]
-        keywords = [
-            ast.keyword(k.arg, self.visit(k.value)) if k.arg else ast.keyword(None, self.hook("dstar", self.visit(k.value), at=k.value))
-            for k in node.keywords
-        ]
-        if isinstance(func, ast.Attribute) and not (isinstance(func.value, ast.Call) and isinstance(func.value.func, ast.Name)
-                                                    and func.value.func.id == "super"):
-            owner = self.visit(func.value)
-            if any(map(_may_run, node.args)) or any(_may_run(k.value) for k in node.keywords):  # the method is looked up first
-                owner = self.hook("has_method", owner, self.const(self.mangle(func.attr), func), at=func)
-            if self.awaits and not self.thunks and func.attr in WAITING_METHODS:
-                return self.awaited(self.hook("callm_ready", owner, self.const(func.attr, func), *args, keywords=keywords, at=node), node)
-            return self.hook("callm", owner, self.const(self.mangle(func.attr), func), *args, keywords=keywords, at=node)
-        return self.hook("call", self.visit(func), *args, keywords=keywords, at=node)
+        hook, callee = self._callee(node)
+        args, keywords = self._arguments(node, callee)
+        call = self.hook(hook, *callee, *args, keywords=keywords, at=node)
+        return self.awaited(call, node) if hook == "callm_ready" else call
+
+    def _callee(self, node: ast.Call) -> tuple[str, list[ast.expr]]:
+        """The hook that calls, and what it calls: a function, or an owner and the name of its method."""
+        func = node.func
+        if not isinstance(func, ast.Attribute) or _is_super(func.value):
+            return "call", [self.visit(func)]
+        owner = self.visit(func.value)
+        if any(map(_may_run, node.args)) or any(_may_run(k.value) for k in node.keywords):  # the method is looked up first
+            owner = self.hook("has_method", owner, self.const(self.mangle(func.attr), func), at=func)
+        waits = self.awaits and not self.thunks and func.attr in WAITING_METHODS
+        return "callm_ready" if waits else "callm", [owner, self.const(self.mangle(func.attr), func)]
+
+    def _arguments(self, node: ast.Call, callee: list[ast.expr]) -> tuple[list[ast.expr], list[ast.keyword]]:
+        """The arguments of a call, in Python's order. Where it would name the callee in an error (`f(*5)`, `f(**5)`), hooks are told."""
+        alone = len(node.args) == 1 and isinstance(node.args[0], ast.Starred)
+        merged = any(k.arg is None for k in node.keywords)
+        if self.thunks or not (alone or merged):
+            args = [self._starred(a) for a in node.args]
+            return args, [ast.keyword(k.arg, self.visit(k.value) if k.arg else self.hook("dstar", self.visit(k.value), at=k.value)) for k in node.keywords]
+        kept = self.temp()
+        callee[0] = self._kept(kept, callee[0], node)
+        about = [ast.copy_location(ast.Name(kept, ast.Load()), node), *callee[1:]]
+        if not alone:
+            return [self._starred(a) for a in node.args], [ast.keyword(None, self._merged(node, about))]
+        (star,) = node.args
+        assert isinstance(star, ast.Starred)
+        if not any(_may_run(k.value) for k in node.keywords):
+            items = self.hook("star", self.visit(star.value), *about, at=star)
+            keywords = [ast.keyword(None, self._merged(node, about))] if node.keywords else []
+        else:  # the items are taken when all else is there
+            value, given = self.temp(), self.temp()
+            first = [self._kept(value, self.visit(star.value), star), self._kept(given, self._merged(node, about), node)]
+            last = self.hook("star", ast.Name(value, ast.Load()), *about, at=star)
+            items = ast.Subscript(ast.Tuple([*first, last], ast.Load()), ast.Constant(2), ast.Load())
+            keywords = [ast.keyword(None, ast.Name(given, ast.Load()))]
+        return [ast.fix_missing_locations(ast.copy_location(ast.Starred(items, ast.Load()), star))], keywords
+
+    def _merged(self, node: ast.Call, callee: list[ast.expr]) -> ast.expr:
+        """The keywords of a call as a dict, merged from left to right."""
+        done: ast.expr = ast.Dict([], [])
+        for named, group in itertools.groupby(node.keywords, lambda k: k.arg is not None):
+            parts = list(group)
+            more = [self.visit(k.value) for k in parts]
+            if named:
+                names: list[ast.expr | None] = [self.const(k.arg, node) for k in parts]
+                more = [ast.copy_location(ast.Dict(names, more), node)]
+            for part in more:
+                done = part if named and isinstance(done, ast.Dict) and not done.keys else self.hook("named" if named else "merged", done, part, *callee, at=node)
+        return ast.fix_missing_locations(ast.copy_location(done, node))
+
+    def _kept(self, name: str, value: ast.expr, at: ast.AST) -> ast.expr:
+        return ast.fix_missing_locations(ast.copy_location(self._keep(name, value), at))
 
     def _starred(self, node: ast.expr) -> ast.expr:
         if isinstance(node, ast.Starred):
@@ -876,6 +919,10 @@ class _Rewrite(ast.NodeTransformer):
                 item = ast.Subscript(ast.Name(found, ast.Load()), ast.Constant(index), ast.Load())
                 tests += [ast.Tuple([self._keep(inner, item)], ast.Load()), test]
         return self._all(tests)
+
+
+def _is_super(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
 
 
 def _unstarred(target: Any) -> Any:

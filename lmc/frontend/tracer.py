@@ -435,10 +435,10 @@ class TraceMode(CallMode):
                 found.append(item)
         return tuple(found)
 
-    def star(self, value: Any) -> Iterable[Any]:
+    def star(self, value: Any, *callee: Any) -> Iterable[Any]:
         if isinstance(value, Value):
             return self.spread(self.simple("py.as_tuple", value), value)
-        return self.all_items(value)
+        return self.all_items(hostops.starred(value, callee))
 
     def spread(self, items: Value, source: Value) -> list[Value]:
         """The items of a traced tuple, one arm of the trace tree per length; `source` is what they came from."""
@@ -451,7 +451,7 @@ class TraceMode(CallMode):
 
     def dstar(self, value: Any) -> Any:
         """What `**value` gives: one arm of the trace tree for each list of names."""
-        if not isinstance(value, Value):
+        if not isinstance(value, Value) and (self.is_plain(value) or self.steady(value) or not hasattr(value, "keys")):
             return value
         mapping = self.simple("py.named", value)
         names = self.decide(self.host(self.operation("py.getitem"), [mapping.ir, 0], Known(total=True), "pure"))

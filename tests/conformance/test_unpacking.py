@@ -90,6 +90,86 @@ def named(s, q):
     return mapping
 
 
+class Shelf:
+    """A mapping that runs code, with methods to call."""
+
+    def keys(self) -> Any:
+        effect("keys")
+        return ["x", "y"]
+
+    def __getitem__(self, key: str) -> str:
+        effect("item", key)
+        return key
+
+    def method(self, *args: Any, **kwargs: Any) -> str:
+        effect("method", args, sorted(kwargs))
+        return f"{args} {sorted(kwargs)}"
+
+
+SHELF = Shelf()
+
+
+def bad(x: Any) -> Any:
+    effect("bad", x)
+    return 5
+
+
+@lmc.function
+def refused(s, q):
+    s += q + gen("x", max_tokens=2)
+    said = []
+
+    def says(call):
+        try:
+            said.append(call())
+        except TypeError as error:
+            said.append(str(error))
+
+    says(lambda: effect_of(**5))
+    says(lambda: SHELF.method(*5))
+    says(lambda: SHELF.method(1, *5))
+    says(lambda: effect_of(**{"a": 1}, **{"a": q}))
+    says(lambda: effect_of(a=1, **{"a": 2}))
+    says(lambda: effect_of(**{1: 2}))
+    says(lambda: effect_of(**None, **bad(q)))
+    says(lambda: (lambda **k: k)(**()))
+    says(lambda: print(*len))
+    return said
+
+
+@lmc.function
+def refused_in_a_run(s, q, which):
+    s += q + gen("x", max_tokens=2)
+    try:
+        if which == 0:
+            return effect_of(**bad(s["x"]))
+        if which == 1:
+            return SHELF.method(*bad(s["x"]), k=effect_of())
+        if which == 2:
+            return SHELF.method(**{"k": s["x"]}, **bad(s["x"]))
+        return SHELF.method(*SHELF)
+    except TypeError as error:
+        if which < 3:
+            return str(error)
+        raise
+
+
+@lmc.function
+def taken_last(s, q):
+    s += q + gen("x", max_tokens=2)
+    many = SHELF.method(*rows("[[1], [2]]"), k=effect_of(a=q), self_=1)
+    return many, SHELF.method(**SHELF), SHELF.method(q=s["x"], **SHELF, z=1), effect_of(self=q)
+
+
+def test_what_star_arguments_do_not_take():
+    conform(refused, [{"q": "a"}, {"q": "b"}], replays=0)
+    conform(refused_in_a_run, [{"q": "a", "which": which} for which in range(4)])
+
+
+def test_star_arguments_run_through_when_all_else_is_there():
+    conform(taken_last, [{"q": "a"}, {"q": "b"}])
+
+
 def effect_of(**given: Any) -> str:
     effect("called", given)
     return str(given)
