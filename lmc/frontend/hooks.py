@@ -42,6 +42,9 @@ CHOICES = -1
 DEFINED = -2
 """As the second part of a key: a function that the program made, once host code was handed it."""
 
+BUILT = -3
+"""As the second part of a key: the container that a builtin made for the program, after what it called of the program."""
+
 
 def inner_key(key: Key, index: int) -> Key:
     """For a target inside of an unpacked one: the first number is that of the hook call, the last that of the iteration."""
@@ -464,7 +467,8 @@ class ReplayMode(CountingMode):
         if key not in self.record:
             if self.count < self.first and name in _ONLY_READ:
                 args = tuple([self._as_begun(a) for a in args])
-            return super().dispatch(name, args, kwargs)
+            result, built = super().dispatch(name, args, kwargs), (key[0], BUILT, 0)
+            return self._answer(built) if built in self.record else result
         self.count += 1
         for x in (*args, *kwargs.values()):
             if id(x) in self.lazy:  # the call ran it through before it was made; its own hook calls count

@@ -131,11 +131,11 @@ def exhausted() -> Any:
     raise StopIteration
 
 
-def _call_method(owner: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+def _call_method(owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
     return getattr(owner, name)(*args, **kwargs)
 
 
-def _call(fn: Any, *args: Any, **kwargs: Any) -> Any:
+def _call(fn: Any, /, *args: Any, **kwargs: Any) -> Any:
     return fn(*args, **kwargs)
 
 

@@ -207,7 +207,7 @@ def cause_noted(error: BaseException, cause: Any) -> None:
     error.__cause__ = cause
 
 
-def handling(error: BaseException, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def handling(error: BaseException, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Calls host code of an `except` block: `error` is the current exception, as it would be there."""
     context, traceback = error.__context__, error.__traceback__
     try:
@@ -217,7 +217,7 @@ def handling(error: BaseException, fn: Callable[..., Any], *args: Any, **kwargs:
         return fn(*args, **kwargs)
 
 
-async def ahandling(error: BaseException, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def ahandling(error: BaseException, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """As `handling`, of what is awaited."""
     context, traceback = error.__context__, error.__traceback__
     try:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from lmc.frontend import hostops, reach
-from lmc.frontend.hooks import CHOICES, hooks
+from lmc.frontend.hooks import BUILT, CHOICES, hooks
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native
 from lmc.frontend.interpreter import Function
@@ -129,7 +129,7 @@ class CallMode(OutsideMode):
                 return self.fresh(handler(self.whole, args, kwargs))
             with self.auxiliary():
                 result = handler(self.whole, args, kwargs)
-                return self.contained(result) if fn in (list, dict, set, sorted) else self.fresh(result)
+                return self.contained(result, BUILT) if fn in (list, dict, set, sorted) else self.fresh(result)
         if fn is functools.partial:
             made = self.local[id(made)] = native(functools.partial, *args, **kwargs)
             return made
@@ -316,8 +316,8 @@ class CallMode(OutsideMode):
                 case "extend", (items,):
                     return owner.extend(list(self.whole.all_items(items)))
                 case "sort", ():
-                    sort_in_place(self.whole, owner, kwargs)
-                    return None
+                    with self.auxiliary():
+                        return sort_in_place(self.whole, owner, kwargs)
                 case ("append" | "insert" | "clear" | "copy" | "reverse" | "pop", _):
                     if name in ("insert", "pop"):
                         args = (*map(self.concrete, args[:1]), *args[1:])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import operator
 import sys
 import types
 import weakref
@@ -485,12 +486,7 @@ class Recorder(CountingMode):
 
     def constant(self, x: Any) -> Symbol:
         """A host object by reference; immutable ones are the same in every trace if they are equal."""
-        key: object
-        if isinstance(x, slice):
-            key = ("slice", x.start, x.stop, x.step)  # not hashable
-        else:
-            key = (type(x), x) if hostops.is_immutable(x) else ("id", id(x))
-        return self.tree.symbol(key, _name_of(x), x)
+        return self.tree.symbol(_same_in_every_trace(x), _name_of(x), x)
 
     def class_handed(self, cls: type) -> None:
         """Host code is handed a class that the program made: the same one in each run, so it must be the same in each."""
@@ -724,6 +720,19 @@ class Recorder(CountingMode):
         return operand
 
 
+def _same_in_every_trace(x: Any) -> object:
+    """What equal objects of different traces have in common: what they are, or else which one."""
+    if isinstance(x, slice):
+        return "slice", x.start, x.stop, x.step  # not hashable
+    if isinstance(x, operator.itemgetter | operator.attrgetter | operator.methodcaller) and hostops.is_immutable(x.__reduce__()[1]):
+        return type(x), repr(x)
+    if isinstance(x, types.MethodType):  # a method, such as `date.fromisoformat`: Python makes one each time
+        return types.MethodType, id(x.__func__), id(x.__self__)
+    if isinstance(x, types.BuiltinMethodType) and isinstance(x.__self__, type):
+        return types.BuiltinMethodType, x.__name__, id(x.__self__)
+    return (type(x), x) if hostops.is_immutable(x) else ("id", id(x))
+
+
 def _promised(fn: HostFunction) -> dict[str, Attr]:
     """What is said of a marked function, as attributes of its calls."""
     awaited = inspect.iscoroutinefunction(fn.fn)  # the call only makes a coroutine; awaiting is in order, as in Python
@@ -735,7 +744,7 @@ def _promised(fn: HostFunction) -> dict[str, Attr]:
     return said
 
 
-def _on_immutable(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _on_immutable(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run time: an operation that a replay will do again, on operands that will be the same then."""
     if not all(map(hostops.is_immutable, args)):
         raise TakeOver(f"{getattr(fn, '__name__', fn)} of an object that can change, inside of a builtin")
