@@ -147,7 +147,7 @@ def refused_in_a_run(s, q, which):
             return SHELF.method(*bad(s["x"]), k=effect_of())
         if which == 2:
             return SHELF.method(**{"k": s["x"]}, **bad(s["x"]))
-        return SHELF.method(*SHELF)
+        return SHELF.method(*SHELF.keys)
     except TypeError as error:
         if which < 3:
             return str(error)
