@@ -109,6 +109,12 @@ class Shelf:
 SHELF = Shelf()
 
 
+def counted(n: int) -> Any:
+    for i in range(n):
+        effect("counted", i)
+        yield i
+
+
 def bad(x: Any) -> Any:
     effect("bad", x)
     return 5
@@ -157,7 +163,7 @@ def refused_in_a_run(s, q, which):
 @lmc.function
 def taken_last(s, q):
     s += q + gen("x", max_tokens=2)
-    many = SHELF.method(*rows("[[1], [2]]"), k=effect_of(a=q), self_=1)
+    many = SHELF.method(*counted(2), k=effect_of(a=q), self_=1)
     return many, SHELF.method(**SHELF), SHELF.method(q=s["x"], **SHELF, z=1), effect_of(self=q)
 
 
