@@ -270,6 +270,7 @@ class Hints:
     more     further submissions follow at once: what begins now would begin without them
     beyond   what the request may cover besides this answer (targets with `lookahead`)
     watched  somebody reads the answer while it grows
+    namespace  cached KV is shared within one only: a cache salt, an adapter. "" is that of the handle it goes on from
     """
 
     pin: bool = False
@@ -281,6 +282,7 @@ class Hints:
     more: bool = False
     beyond: Beyond | None = None
     watched: bool = False
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class _Step:
         "error",
         "group",
         "hints",
+        "namespace",
         "parent",
         "parts",
         "pending",
@@ -77,6 +78,7 @@ class _Step:
         hints: Hints,
     ) -> None:
         self.backend, self.parent, self.parts, self.ask, self.hints = backend, parent, parts, ask, hints
+        self.namespace: str = hints.namespace or (parent.namespace if parent is not None else "")
         self.group: Group | None = None  # until its requests have arrived there
         self.state = _State.WAITING
         self.wants_prefill = False
@@ -352,6 +354,8 @@ class LocalBackend:
         else:
             request = self._asker.prefill(place, order) if step.wants_prefill else None
             step.requests = (request,) if request is not None else ()
+            for req in step.requests:
+                req.namespace = step.namespace
             self._send(step.requests)
             return self._complete(step, place, None)
         with self._lock:
@@ -359,7 +363,7 @@ class LocalBackend:
                 return  # cancelled meanwhile
             step.state, step.requests = _State.RUNNING, tuple(requests)
         for req in requests:
-            req.group = step.group
+            req.group, req.namespace = step.group, step.namespace
         self._send(requests)
         self.leave(step)
 

@@ -138,6 +138,7 @@ class FakeRunner:
         self.eos = eos
         self.slots = np.full(num_slots, -1, np.int64)
         self.positions = np.full(num_slots, -1, np.int64)
+        self.namespaces = np.full(num_slots, -1, np.int64)
         self.script: dict[tuple[int, ...], Sequence[int]] = {}
         self.passes: list[int] = []
         self.fail_with: BaseException | None = None
@@ -159,8 +160,11 @@ class FakeRunner:
             assert len(own) == len(span.ids)
             self.slots[own] = self.known(span.request, span.ids, span.position)
             self.positions[own] = np.arange(span.position, span.position + len(span.ids))
+            self.namespaces[own] = zlib.crc32(span.request.namespace.encode())
         for span in work.spans:
             assert (self.positions[span.slots] == np.arange(len(span.slots))).all(), "a slot of another position"
+            theirs = zlib.crc32(span.request.namespace.encode())
+            assert (self.namespaces[span.slots] == theirs).all(), "a slot of another namespace"
             for i in range(len(span.ids)):
                 contexts.append(self.slots[span.slots[: span.position + i + 1]])
         tokens, logprobs = [], []

@@ -4,12 +4,15 @@ An edge carries a run of token ids and, in the same order, the slots of their KV
 `lock` keeps a node and all its ancestors from eviction; what is unlocked is evicted leaf first, least recently
 used first. A node object always keeps its *end*: when an edge is split, the new object is the upper part, so that
 whoever holds a node holds the same prefix for as long as it is locked.
+
+Namespaces have nothing in common: each is a tree of its own, for as long as it has tokens or somebody holds its root.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,13 +25,14 @@ _GHOSTS = 4_000_000  # remembered evicted tokens before the memory is dropped
 class Node:
     """One edge and its end. `start` is the depth where the edge begins; `end` where it ends, in tokens."""
 
-    __slots__ = ("__weakref__", "children", "ids", "last_use", "locks", "parent", "slots", "start")
+    __slots__ = ("__weakref__", "children", "ids", "last_use", "locks", "parent", "salt", "slots", "start")
 
     def __init__(self, parent: Node | None, ids: np.ndarray, slots: np.ndarray, start: int) -> None:
         self.parent, self.ids, self.slots, self.start = parent, ids, slots, start
         self.children: dict[int, Node] = {}
         self.locks = 0
         self.last_use = 0
+        self.salt = parent.salt if parent is not None else 0  # of the namespace
 
     @property
     def end(self) -> int:
@@ -51,8 +55,8 @@ class RadixCache:
     """Tokens in the tree: `size`; those that may be evicted: `evictable`."""
 
     def __init__(self) -> None:
-        self.root = Node(None, np.empty(0, np.int32), np.empty(0, np.int64), 0)
-        self.root.locks = 1
+        self._roots: weakref.WeakValueDictionary[str, Node] = weakref.WeakValueDictionary()
+        self.root = self._root("")
         self.size = 0
         self.evictable = 0
         self._clock = itertools.count(1)
@@ -62,9 +66,17 @@ class RadixCache:
 
     # -- look-up -----------------------------------------------------------------------------------------------
 
-    def match(self, ids: np.ndarray, limit: int | None = None) -> Node:
+    def _root(self, namespace: str) -> Node:
+        """Where the sequences of a namespace begin."""
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Node(None, np.empty(0, np.int32), np.empty(0, np.int64), 0)
+            root.locks, root.salt = 1, hash(namespace) if namespace else 0
+        return root
+
+    def match(self, ids: np.ndarray, limit: int | None = None, namespace: str = "") -> Node:
         """The node where the longest cached prefix of `ids[:limit]` ends; splits the edge it ends inside."""
-        node, now = self.root, next(self._clock)
+        node, now = self._root(namespace) if namespace else self.root, next(self._clock)
         limit = len(ids) if limit is None else limit
         while node.end < limit:
             child = node.children.get(int(ids[node.end]))
@@ -197,7 +209,7 @@ class RadixCache:
     def _hashes(self, node: Node) -> list[int]:
         """One hash per token of the edge, of the whole prefix up to it."""
         ids = np.concatenate([n.ids for n in self._path(node)][::-1])
-        return prefix_hashes(ids)[node.start :].tolist()
+        return [h ^ node.salt for h in prefix_hashes(ids)[node.start :].tolist()]
 
     # -- walks -------------------------------------------------------------------------------------------------
 
@@ -209,8 +221,8 @@ class RadixCache:
             node = node.parent
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root."""
-        stack = list(self.root.children.values())
+        """Every node but the roots."""
+        stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
             yield node

@@ -84,6 +84,7 @@ class Request:
     choose: Callable[[Request], int] | None = None  # SCORE: the branch whose KV is worth keeping
     score_from: int | None = None  # log-probabilities of the prompt's tokens from here on
     priority: tuple[int, ...] = ()  # the plan's visit order
+    namespace: str = ""  # shares cached KV with requests of the same one only
     group: Group | None = None
 
     # identity and outcome

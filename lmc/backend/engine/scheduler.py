@@ -391,11 +391,11 @@ class Scheduler:
         """Starved first, then longest cached prefix, then the plan's order, then arrival."""
         if self._starved(req):
             return (False, 0, (), req.order)
-        return (True, -self.tree.match(req.ids[: req.head_len], req.match_limit).end, req.priority, req.order)
+        return (True, -self.tree.match(req.ids[: req.head_len], req.match_limit, req.namespace).end, req.priority, req.order)
 
     def _start(self, req: Request) -> _Start:
         """How much of a head is cached or computed in this pass, and by whom."""
-        node = self.tree.match(req.ids[: req.head_len], req.match_limit)
+        node = self.tree.match(req.ids[: req.head_len], req.match_limit, req.namespace)
         at, place, leader = node.end, node, None
         while at < req.head_len and (ahead := self._claims.get((place, int(req.ids[at])))) is not None:
             at += common_prefix(req.ids[at : req.head_len], ahead.ids[at : self._planned[ahead]])
@@ -489,7 +489,7 @@ class Scheduler:
         if at is None:
             return
         assert req.node is not None
-        node = self.tree.match(req.ids[: req.head_len], at)
+        node = self.tree.match(req.ids[: req.head_len], at, req.namespace)
         assert node.end == at, f"request {req.order} follows {at} tokens, of which {node.end} are there"
         self.tree.lock(node)
         self.tree.unlock(req.node)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -92,6 +94,29 @@ def test_evicted_tokens_are_remembered_until_the_cache_is_cleared():
     assert tree.evicted_before(done.node, 4) == 3
     pool.free(tree.clear())
     assert tree.evicted_before(put(tree, pool, ids(1, 2, 3)).node, 3) == 0
+
+
+def test_namespaces_have_nothing_in_common():
+    tree, pool = RadixCache(), SlotAllocator(64)
+    for namespace in ("", "mine", "yours"):
+        root = tree.match(ids(1, 2, 3), namespace=namespace)
+        assert root.end == 0
+        tree.insert(root, ids(1, 2, 3), pool.alloc(3))
+        assert tree.match(ids(1, 2, 3, 4), namespace=namespace).end == 3
+    tree.check()
+    assert (tree.size, tree.evictable, len(list(tree.nodes()))) == (9, 9, 3)
+    pool.free(tree.evict(9))
+    assert tree.evicted_before(tree.insert(tree.match(ids(1), namespace="new"), ids(1), pool.alloc(1)).node, 1) == 0
+    assert tree.match(ids(1, 2, 3), namespace="mine").end == 0
+
+
+def test_a_namespace_that_is_empty_leaves_nothing_behind():
+    tree, pool = RadixCache(), SlotAllocator(64)
+    for i in range(50):
+        tree.insert(tree.match(ids(1), namespace=f"user {i}"), ids(1), pool.alloc(1))
+        pool.free(tree.evict(1))
+    gc.collect()
+    assert len(tree._roots) <= 2
 
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=12)

@@ -280,6 +280,53 @@ def test_a_waiting_request_is_not_passed_for_ever(monkeypatch):
     assert cold.results[0].done
 
 
+@pytest.mark.parametrize("slots", [100, 400])
+def test_after_its_patience_nobody_who_came_later_passes_a_request(monkeypatch, slots):
+    """The bound on waiting: `_PATIENCE` passes, and what came before it."""
+    monkeypatch.setattr("lmc.backend.engine.scheduler._PATIENCE", 6)
+    engine, core = stepped(slots, max_batch=3, chunk=32)
+    engine.submit(None, [Text(("warm" * 8,)), gen(1)])
+    drain(core)
+    admitted: dict[int, int] = {}
+    arrived: dict[int, int] = {}
+    handles = []
+    for clock in range(60):
+        for i in (2 * clock, 2 * clock + 1):  # more than can be served, most of it with a cached prefix
+            text = f"cold {i} " * 5 if i % 7 == 0 else "warm" * 8 + f"!{i}"
+            handles.append(engine.submit(None, [Text((text,)), gen(3)]))
+            arrived[i] = clock
+        core.turn()
+        for i, handle in enumerate(handles):
+            if i not in admitted and all(req.node is not None or req.done for req in handle.last.requests):
+                admitted[i] = clock
+    waiting = set(arrived) - set(admitted)
+    assert waiting and len(admitted) > 20
+    for i, then in arrived.items():
+        left = admitted.get(i, 60)
+        passed_by = [j for j in arrived if j > i and then + 6 + 2 < admitted.get(j, 60) < left]
+        assert not passed_by, f"{i} came in pass {then} and was passed by {passed_by}"
+    drain(core)
+    assert all(handle.results[0].done for handle in handles)
+    engine.check()
+
+
+def test_namespaces_share_no_page():
+    engine, core = stepped(2000, chunk=256)
+    text = "the same text for everybody " * 3
+    handles = []
+    for namespace in ("", "mine", "yours", "mine"):
+        first = engine.submit(None, [Text((text,)), gen(3)], Hints(namespace=namespace))
+        handles += [first, engine.submit(first, [Text((" and more",)), gen(3)])]
+    drain(core)
+    assert len({h.results[0].output().text for h in handles[::2]}) == 1
+    assert len({h.results[0].output().text for h in handles[1::2]}) == 1
+    prompt = len(WORDS.encode((text,)))
+    assert engine.counters().unique_tokens >= 3 * prompt
+    cached = [h.results[0].output().metas[0]["cached_tokens"] for h in handles]
+    assert all(c > prompt for c in cached[1::2]), "what goes on from a prompt stays in its namespace"
+    engine.check()
+
+
 @pytest.mark.parametrize("slots", [70, 90, 150])
 def test_a_small_pool_finishes_everything_with_the_same_text(slots):
     prompts = ["a" * 40 + str(i % 3) * 10 + "end" * (i % 4) for i in range(12)]
@@ -334,6 +381,7 @@ def test_equal_selects_in_one_pass_keep_one_copy():
     engine.check()
 
 
+NAMESPACES = ["", "", "mine"]
 FORCING = ["yes", "(a|b) and the cat(s|END)", "[ab]{1,3} the end", "the cat"]
 
 
@@ -348,18 +396,32 @@ class Anything(RuleBasedStateMachine):
         options = {"chunk": 12, "max_batch": 5, "max_context": 120, "compiler": automata(WORDS), "runs": self.runs}
         self.engine, self.core = stepped(160, **options)
         self.open: list[tuple[object, str, list[tuple[object, int]]]] = []
+        self.pinned: list[object] = []
+        self.groups = 0
 
-    def _submit(self, parent, text: str, *asks):
-        handle, before, _ = parent if parent is not None else (None, "", [])
-        segments, whole = [Text((text,))] if text else [], before + text
-        for ask in asks:
-            segments.append(ask)
-        done = self.engine.submit(handle, segments)
-        self.open.append((done, whole, list(asks)))
+    def _submit(self, text: str, *asks, namespace: str = ""):
+        done = self.engine.submit(None, [Text((text,)), *asks], Hints(namespace=namespace))
+        self.open.append((done, text, list(asks)))
 
-    @rule(text=st.text("ab cdE", min_size=1, max_size=30), n=st.integers(0, 6))
-    def ask(self, text, n):
-        self._submit(None, text, gen(n))
+    @rule(text=st.text("ab cdE", min_size=1, max_size=30), n=st.integers(0, 6), namespace=st.sampled_from(NAMESPACES))
+    def ask(self, text, n, namespace):
+        self._submit(text, gen(n), namespace=namespace)
+
+    @rule(text=st.text("ab cdE", min_size=1, max_size=20), n=st.integers(1, 4), more=st.integers(1, 3))
+    def chain(self, text, n, more):
+        """Text, answer, text, answer …, submitted as one."""
+        segments = [part for i in range(more + 1) for part in (Text((text + str(i),)), gen(n))]
+        self.open.append((self.engine.submit(None, segments), None, []))
+
+    @rule(data=st.data(), n=st.integers(1, 5), width=st.integers(2, 4), namespace=st.sampled_from(NAMESPACES))
+    def fork(self, data, n, width, namespace):
+        """Siblings of one prompt, as a group of the plan."""
+        if self.open:
+            handle, *_ = data.draw(st.sampled_from(self.open))
+            hints = Hints(group=(self.groups,), members=width, namespace=namespace)
+            self.groups += 1
+            for i in range(width):
+                self.open.append((self._try(handle, "fork" + "abcd"[i] * 3, gen(n), hints), None, []))
 
     @rule(data=st.data(), text=st.text("ab cdE", max_size=8), n=st.integers(1, 5))
     def go_on(self, data, text, n):
@@ -375,11 +437,17 @@ class Anything(RuleBasedStateMachine):
 
     @rule(text=st.text("ab cdE", min_size=4, max_size=30))
     def pin(self, text):
-        self.open.append((self.engine.prefill(None, [Text((text,))], Hints(pin=True)), None, []))
+        self.pinned.append(self.engine.prefill(None, [Text((text,))], Hints(pin=True)))
+        self.open.append((self.pinned[-1], None, []))
+
+    @rule(data=st.data())
+    def release(self, data):
+        if self.pinned:
+            self.engine.release(self.pinned.pop(data.draw(st.integers(0, len(self.pinned) - 1))))
 
     @rule(data=st.data(), text=st.text("ab", min_size=1, max_size=5), n=st.integers(2, 3))
     def several(self, data, text, n):
-        self._submit(None, text, Gen(SamplingParams(max_new_tokens=4, n=n), seed=data.draw(st.integers(0, 5))))
+        self._submit(text, Gen(SamplingParams(max_new_tokens=4, n=n), seed=data.draw(st.integers(0, 5))))
 
     @rule(data=st.data(), n=st.integers(1, 20), regex=st.sampled_from(FORCING), scored=st.booleans())
     def fill_in(self, data, n, regex, scored):
@@ -389,13 +457,13 @@ class Anything(RuleBasedStateMachine):
             handle, *_ = data.draw(st.sampled_from(self.open))
             self.open.append((self._try(handle, "x", ask), None, []))
         else:
-            self._submit(None, "fill in: ", ask)
+            self._submit("fill in: ", ask)
 
-    def _try(self, handle, text, ask):
+    def _try(self, handle, text, ask, hints=None):
         from lmc.errors import PromptTooLongError
 
         try:
-            return self.engine.submit(handle, [Text((text,)), ask] if text else [ask])
+            return self.engine.submit(handle, [Text((text,)), ask] if text else [ask], hints)
         except PromptTooLongError:
             return handle
 
@@ -432,6 +500,7 @@ class Anything(RuleBasedStateMachine):
                 n = min(asks[0].params.max_new_tokens, 120 - len(WORDS.encode((whole,))))
                 assert handle.results[0].output().text == expected_text(whole, n)
         self.open.clear()
+        self.pinned.clear()
         handle = None
         gc.collect()
         drain(self.core)
