@@ -132,8 +132,12 @@ class Server:
                 return False
             await self._send(writer, Answer(fault.body or {"error": {"message": f"planted {fault.status}"}}, fault.status, fault.headers))
             return True
-        if fault is not None and fault.seconds:
-            await asyncio.sleep(fault.seconds)
+        if fault is not None and fault.kind == "delay":
+            late = self._loop.time() + fault.seconds
+            while self._loop.time() < late:
+                await asyncio.sleep(min(fault.seconds, 0.005))
+                if reader.at_eof():
+                    return False  # nobody waits any more
         answer = self.handle(path, body)
         whole = await (self._stream if answer.events is not None else self._faulty)(writer, answer, fault)
         if whole:

@@ -160,9 +160,10 @@ def test_forks_follow_each_on_their_own(openai):
     @lmc.function(num_api_spec_tokens=60)
     def program(s):
         s += "Q" + lmc.gen("a", max_tokens=9, stop=";")
-        for f, tail in zip(s.fork(2), ("; x=", "; y=")):
+        forks = s.fork(2)
+        for f, tail in zip(forks, ("; x=", "; y=")):
             f += tail + lmc.gen("b", max_tokens=9, stop=";")
-            s["seen"] = [*(s["seen"] if "seen" in s else []), f["b"]]
+        s["seen"] = [f["b"] for f in forks]
 
     model = TextModel(writer("a1; x=b2; y=c3;"))
     backend, server = openai(model, False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
 from typing import Any
 
 Closer = Callable[[], Awaitable[object]]
@@ -43,7 +44,7 @@ class Loop:
             if self._loop is None:
                 self._start()
             assert self._loop is not None
-            self._loop.call_soon_threadsafe(call, *args)
+            self._loop.call_soon_threadsafe(call, *args, context=Context())  # the caller's would keep its run alive
         return True
 
     def post_if_running(self, call: Callable[..., object], *args: object) -> None:
@@ -51,7 +52,7 @@ class Loop:
         loop = self._loop
         if loop is not None and not self._closed:
             try:
-                loop.call_soon_threadsafe(call, *args)
+                loop.call_soon_threadsafe(call, *args, context=Context())
             except RuntimeError:  # it ended just now: there is nothing left to stop
                 return
 
@@ -77,7 +78,7 @@ class Loop:
             thread.join(timeout)
 
     def _start(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = Context().run(asyncio.new_event_loop)  # it keeps the context that it is made in
         self._thread = threading.Thread(target=self._work, args=(self._loop,), name=self._name, daemon=True)
         self._thread.start()
 
@@ -95,4 +96,6 @@ class Loop:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*[closer() for closer in self._closers], return_exceptions=True)
-        await asyncio.get_running_loop().shutdown_asyncgens()
+        loop = asyncio.get_running_loop()
+        await loop.shutdown_asyncgens()
+        await loop.shutdown_default_executor()  # where the SDKs look up names

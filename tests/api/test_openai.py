@@ -1,0 +1,385 @@
+"""lmc.OpenAI: what is sent, what is made of what comes, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gc
+import json
+import threading
+import time
+
+import pytest
+
+import lmc
+from lmc.backend.base import Backend, Handle
+from lmc.prompt import Gen, SamplingParams, Text
+from tests.api.http import Planted
+from tests.api.text_model import TextModel
+
+pytestmark = pytest.mark.api
+
+CLOSED = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+OPEN = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+@lmc.function
+def ask(s, q, **given):
+    s += lmc.user(q) + lmc.assistant(lmc.gen("a", **given))
+    return s["a"]
+
+
+def says(text):
+    return TextModel(lambda prompt: text)
+
+
+def test_it_is_a_backend(openai):
+    backend, _ = openai(says("x"))
+    assert isinstance(backend, Backend)
+    handle = backend.submit(None, ())
+    assert isinstance(handle, Handle)
+
+
+def test_messages_are_what_the_program_wrote(openai):
+    backend, server = openai(says("fine."))
+
+    @lmc.function
+    def program(s):
+        s += lmc.system("Be brief.") + lmc.user("How are you?") + lmc.assistant(lmc.gen("a", max_tokens=9, stop=["\n", "END"]))
+        s += lmc.user("Sure?") + lmc.assistant(lmc.gen("b", max_tokens=9, temperature=0))
+
+    program.run(backend=backend, temperature=0.5, seed=3).sync()
+    first, second = (s.body for s in server.seen)
+    assert first["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How are you?"}]
+    assert first["stop"] == ["\n", "END"] and first["temperature"] == 0.5 and first["max_tokens"] == 9 and "seed" in first
+    assert second["messages"][2] == {"role": "assistant", "content": "fine."}
+    assert second["temperature"] == 0 and "stop" not in second and "seed" not in second
+
+
+def test_text_models_get_the_template_s_text(openai):
+    backend, server = openai(says(" fine"), False)
+    assert ask("Q", backend=backend).ret_value == " fine"
+    assert server.seen[0].body["prompt"] == "USER:Q\nASSISTANT:"
+
+
+def test_openai_s_own_names(openai):
+    """The API's own models take the newer name of the limit, and nothing that is the default."""
+    backend, server = openai(says("x"), server="openai")
+    ask("Q", max_tokens=7, backend=backend).sync()
+    assert {k: v for k, v in server.seen[0].body.items() if k not in ("messages", "seed")} == {"model": "m", "max_completion_tokens": 7}
+
+
+def test_several_answers_and_log_probabilities(openai):
+    backend, server = openai(TextModel())
+    state = ask("Q", n=3, max_tokens=6, backend=backend, seed=1)
+    assert len(state["a"]) == 3 and len(server.seen) == 1 and server.seen[0].body["n"] == 3
+    for chat in (True, False):
+        backend, _ = openai(says("ab"), chat)
+        meta = ask("Q", return_logprob=True, temperature=0, backend=backend).get_meta_info("a")
+        assert [t[2] for t in meta["output_token_logprobs"]] == ["a", "b"]
+        assert all(t[0] < 0 for t in meta["output_token_logprobs"])
+
+
+def test_more_than_four_stops_are_looked_for_here(openai):
+    backend, server = openai(says("one; two"))
+    state = ask("Q", stop=["0", "1", "2", "3", ";"], backend=backend)
+    assert state["a"] == "one" and len(server.seen[0].body["stop"]) == 4
+    assert state.get_meta_info("a")["finish_reason"] == {"type": "stop", "matched": ";"}
+
+
+def test_stop_regexes_are_looked_for_here(openai):
+    backend, _ = openai(says("ab12cd"))
+    assert ask("Q", stop_regex="[0-9]", backend=backend)["a"] == "ab"
+
+
+# -- constraints
+
+
+def test_a_schema_that_the_server_enforces(openai):
+    backend, server = openai(TextModel())
+    value = json.loads(ask("Q", json_schema=CLOSED, backend=backend).ret_value)
+    assert isinstance(value["n"], int)
+    sent = server.seen[0].body["response_format"]["json_schema"]
+    assert sent["schema"] == CLOSED and sent["strict"] is True and len(server.seen) == 1
+
+
+def test_a_schema_that_it_may_not_enforce_is_verified(openai):
+    backend, server = openai(TextModel())
+    state = ask("Q", json_schema=OPEN, backend=backend)
+    assert isinstance(json.loads(state["a"])["n"], int) and "strict" not in server.seen[0].body["response_format"]["json_schema"]
+    assert state.get_meta_info("a")["constraint"] == {"enforced": "verified", "attempts": 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "regex", "value"), (("42", "[0-9]+", "42"), (" 42\n", "[0-9]+", "42"), ("42.", "[0-9]+", "42"), ("yes, I think", "yes|no", "yes"))
+)
+def test_a_regex_is_verified(openai, answer, regex, value):
+    backend, _ = openai(says(answer))
+    state = ask("Q", regex=regex, backend=backend)
+    assert state["a"] == value and state.get_meta_info("a")["constraint"]["enforced"] == "verified"
+
+
+def test_an_answer_that_is_never_within_its_constraint_fails_with_its_place(openai):
+    backend, server = openai(says("no idea"), attempts=3)
+    with pytest.raises(lmc.ConstraintError, match=r"test_openai.py:\d+: .*none of 3 answers is within it; the last is 'no idea'"):
+        ask("Q", regex="[0-9]+", backend=backend).text()
+    assert len(server.seen) == 3
+
+
+def test_it_is_asked_again_with_another_seed(openai):
+    answers = iter(["what?", "hm", "17"])
+    backend, server = openai(TextModel(lambda prompt: next(answers)))
+    state = ask("Q", regex="[0-9]+", backend=backend, seed=1)
+    assert state["a"] == "17" and state.get_meta_info("a")["constraint"]["attempts"] == 3
+    assert len({s.body["seed"] for s in server.seen}) == 3
+    assert state.usage.calls == 3 and state.usage.prompt_tokens == backend.spent().usage.prompt_tokens
+
+
+def test_servers_that_enforce_regexes_are_told_them(openai):
+    backend, server = openai(TextModel(), False, server="vllm")
+    state = ask("Q", regex="[0-9]{3}", backend=backend)
+    assert len(state["a"]) == 3 and server.seen[0].body["structured_outputs"] == {"regex": "[0-9]{3}"}
+
+
+# -- select
+
+
+@pytest.mark.parametrize("method", lmc.ChoicesMethod)
+def test_select_by_log_probabilities(openai, method):
+    @lmc.function
+    def program(s):
+        s += "The sky is" + lmc.select("c", [" blue", " green", " black"], choices_method=method)
+
+    model = TextModel()
+    backend, server = openai(model, False)
+    state = program.run(backend=backend)
+    expected = program.run(backend=model.mock(backend.chat_template))["c"]
+    assert state["c"] == expected and len(server.seen) == 1
+    scores = state.get_meta_info("c")["normalized_prompt_logprobs"]
+    assert scores == pytest.approx([sum(row) / len(row) for row in (model.row("The sky is", c) for c in (" blue", " green", " black"))])
+
+
+@pytest.mark.parametrize("options", ({}, {"server": "vllm"}, {"select": "decisions"}), ids=("schema", "regex", "decisions"))
+def test_select_in_a_chat(openai, options):
+    @lmc.function
+    def program(s):
+        s += lmc.user("Yes or no?") + lmc.assistant(lmc.select("c", ["yes", "no", "no idea"]))
+
+    model = TextModel()
+    backend, server = openai(model, True, stand_in={"extra": {"structured_outputs", "continue_final_message", "add_generation_prompt"}}, **options)
+    state = program.run(backend=backend)
+    if "server" not in options:  # a sampled regex is another draw than a score
+        assert state["c"] == program.run(backend=model.mock(backend.chat_template))["c"]
+    assert state["c"] in ("yes", "no", "no idea") and len(server.seen) == 1
+    assert state.get_meta_info("c")["choice"]["by"] in ("constrained", "decisions")
+
+
+def test_a_server_that_does_not_score_is_asked_for_the_choice(openai):
+    @lmc.function
+    def program(s):
+        s += "Yes or no? " + lmc.select("c", ["yes", "no"])
+
+    backend, server = openai(says("no, never"), False, stand_in={"refuses": ("echo",)})
+    assert program.run(backend=backend)["c"] == "no" and program.run(backend=backend).get_meta_info("c")["choice"]["by"] == "verified"
+    assert sum("echo" in s.body for s in server.seen) == 1, "learnt once"
+
+
+# -- what models refuse is learnt
+
+
+@pytest.mark.parametrize("refused", ("max_tokens", "stop", "seed", "n"))
+def test_parameters_that_can_be_done_without(openai, refused):
+    backend, server = openai(says("ab; cd"), stand_in={"refuses": (refused,)})
+    for _ in range(2):
+        assert ask("Q", stop=";", n=2, max_tokens=5, backend=backend)["a"] == ["ab", "ab"]
+    assert sum(refused in s.body for s in server.seen) == 1
+
+
+def test_a_parameter_that_changes_the_answer_is_not_dropped(openai):
+    backend, server = openai(says("x"), stand_in={"refuses": ("temperature",)})
+    with pytest.raises(lmc.BackendError, match=r"test_openai.py:\d+: OpenAI\(m\): gen 'a' failed: HTTP 400: .*temperature"):
+        ask("Q", temperature=0.5, backend=backend).text()
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize(("given", "said"), (({"top_k": 3}, r"gen\(top_k=…\)"), ({"min_tokens": 2}, r"gen\(min_tokens=…\)"), ({"ebnf": "root ::= \"a\""}, r"gen\(ebnf=…\)")))
+def test_what_cannot_be_asked_is_refused_before_anything_is_sent(openai, given, said):
+    backend, server = openai(says("x"))
+    with pytest.raises(lmc.UnsupportedOpError, match=said):
+        ask("Q", **given, backend=backend)
+    assert server.seen == []
+
+
+def test_text_outside_of_messages_is_refused(openai):
+    backend, server = openai(says("x"))
+
+    @lmc.function
+    def outside(s):
+        s += "Q: " + lmc.user("x") + lmc.assistant(lmc.gen("a"))
+
+    @lmc.function
+    def in_user(s):
+        s += lmc.user("x" + lmc.gen("a"))
+
+    with pytest.raises(lmc.UnsupportedOpError, match="text outside of messages"):
+        outside.run(backend=backend)
+    with pytest.raises(lmc.UnsupportedOpError, match="answers in user messages"):
+        in_user.run(backend=backend)
+    assert server.seen == []
+
+
+def test_a_message_that_is_begun(openai):
+    """Servers that can go on with it; others get it as a message, and the meta info says so."""
+
+    @lmc.function
+    def program(s):
+        s += lmc.user("Q") + lmc.assistant("A: " + lmc.gen("a", max_tokens=5))
+
+    backend, server = openai(says("x"))
+    state = program.run(backend=backend)
+    assert state["a"] == "x" and state.get_meta_info("a")["begun"] == "sent as a message"
+    assert server.seen[0].body["messages"][-1] == {"role": "assistant", "content": "A: "}
+    backend, server = openai(says("x"), server="vllm")
+    assert program.run(backend=backend)["a"] == "x"
+    assert server.seen[0].body["continue_final_message"] is True and server.seen[0].body["add_generation_prompt"] is False
+
+
+def test_images(openai, tmp_path):
+    png = b"\x89PNG\r\n\x1a\n" + bytes(8)
+    (tmp_path / "a.png").write_bytes(png)
+
+    @lmc.function
+    def program(s, *pictures):
+        for picture in pictures:
+            s += lmc.user("Look: " + lmc.image(picture) + "What is it?")
+        s += lmc.assistant(lmc.gen("a", max_tokens=5))
+
+    backend, server = openai(says("x"))
+    for call in (program.run, lmc.compile(program)):
+        call(png, str(tmp_path / "a.png"), "https://example.com/a.png", backend=backend).sync()
+        urls = [m["content"][1]["image_url"]["url"] for m in server.seen[-1].body["messages"]]
+        data = "data:image/png;base64," + base64.b64encode(png).decode()
+        assert urls == [data, data, "https://example.com/a.png"]
+        assert server.seen[-1].body["messages"][0]["content"][0] == {"type": "text", "text": "Look: "}
+
+
+# -- streams, cancelling, what is left behind
+
+
+@pytest.mark.parametrize("chat", (True, False), ids=("chat", "text"))
+@pytest.mark.parametrize("compiled", (False, True), ids=("interpreted", "compiled"))
+def test_streams(openai, chat, compiled):
+    backend, server = openai(says("one two three four"), chat)
+    call = lmc.compile(ask).stream if compiled else lambda **k: ask.run(stream=True, **k)
+    state = call(q="Q", backend=backend, temperature=0)
+    pieces = list(state.text_iter("a"))
+    assert "".join(pieces) == "one two three four" and len(pieces) > 2
+    assert server.seen[0].body["stream"] is True
+    assert state.usage.completion_tokens == 18 == backend.spent().usage.completion_tokens
+
+
+def test_nothing_is_streamed_that_nobody_watches(openai):
+    backend, server = openai(says("x"))
+    ask("Q", backend=backend).sync()
+    assert "stream" not in server.seen[0].body
+
+
+def test_submitting_does_not_wait(openai):
+    backend, server = openai(says("x"), stand_in={"plant": lambda n, path, body: Planted("delay", seconds=30)})
+    handle = backend.submit(None, _turn("a"))
+    for _ in range(20):
+        handle = backend.submit(handle, _turn("b"))
+    assert not handle.results[0].done and len(server.seen) <= 1
+
+
+def test_forks_and_batches_go_out_together(openai):
+    at_once: list[int] = []
+    backend, server = openai(says("x"), stand_in={"plant": lambda n, path, body: at_once.append(server.open_connections) or Planted("delay", seconds=0.1)})
+    lmc.compile(ask).batch([{"q": str(i)} for i in range(20)], backend=backend)
+    assert len(server.seen) == 20 and max(at_once) == 20
+
+
+def test_concurrency_is_bounded(openai):
+    at_once: list[int] = []
+    backend, server = openai(says("x"), concurrency=3, stand_in={"plant": lambda n, path, body: at_once.append(server.open_connections) or Planted("delay", seconds=0.01)})
+    lmc.compile(ask).batch([{"q": str(i)} for i in range(12)], backend=backend)
+    assert len(server.seen) == 12 and max(at_once) <= 3
+
+
+def test_a_cancelled_request_ends_and_so_does_what_depends_on_it(openai):
+    backend, server = openai(says("x"), stand_in={"plant": lambda n, path, body: Planted("delay", seconds=30)})
+    first = backend.submit(None, _turn("a"))
+    second = backend.submit(first, _turn("b"))
+    while not server.seen:
+        time.sleep(0.005)
+    first.cancel()
+    for handle in (first, second):
+        with pytest.raises(lmc.CancelledError):
+            handle.results[0].output()
+
+
+def test_a_dropped_state_ends_its_request(openai):
+    backend, server = openai(says("x"), stand_in={"plant": lambda n, path, body: Planted("delay", seconds=30)})
+    handle = backend.submit(None, _turn("a"))
+    while not server.seen:
+        time.sleep(0.005)
+    assert backend._loop.tasks
+    del handle
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while backend._loop.tasks > 1 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert backend._loop.tasks <= 1
+
+
+def test_closing_leaves_nothing(openai):
+    backend, server = openai(says("x"), stand_in={"plant": lambda n, path, body: Planted("delay", seconds=30) if n else None})
+    ask("Q", backend=backend).sync()
+    pending = backend.submit(None, _turn("a"))
+    while len(server.seen) < 2:
+        time.sleep(0.005)
+    backend.close()
+    backend.close()
+    with pytest.raises(lmc.CancelledError):
+        pending.results[0].output()
+    with pytest.raises(lmc.BackendError, match="is closed"):
+        backend.submit(None, _turn("b"))
+    deadline = time.monotonic() + 5
+    while server.open_connections and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.open_connections == 0
+    assert [t.name for t in threading.enumerate() if t.name.startswith(("lmc-OpenAI", "asyncio_"))] == []
+
+
+def test_async_programs(openai):
+    backend, _ = openai(says("x"))
+
+    async def main():
+        return await asyncio.gather(*[lmc.compile(ask).acall(q=str(i), backend=backend) for i in range(5)])
+
+    assert [s["a"] for s in asyncio.run(main())] == ["x"] * 5
+
+
+def test_cost(openai):
+    backend, _ = openai(says("abcd"), prices=lmc.Prices(prompt=1e6, completion=2e6))
+    state = ask("abc", backend=backend)
+    assert state.usage.prompt_tokens == 3 and backend.spent().cost == 3 + 2 * 4
+    with pytest.raises(lmc.BudgetExceeded):
+
+        @lmc.function
+        def twice(s):
+            s += lmc.user("a") + lmc.assistant(lmc.gen()) + lmc.user("b") + lmc.assistant(lmc.gen())
+
+        twice.run(backend=backend, budget=lmc.Budget(cost=5))
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "openai", None)
+    with pytest.raises(lmc.ProgramError, match=r'needs the package openai.*pip install "lmc\[openai\]"'):
+        lmc.OpenAI("m")
+
+
+def _turn(name):
+    from lmc.prompt import Mark
+
+    return Text((Mark("user", "begin"), name, Mark("user", "end"), Mark("assistant", "begin"))), Gen(SamplingParams(), name=name), Text((Mark("assistant", "end"),))
