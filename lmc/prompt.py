@@ -402,17 +402,39 @@ def dtype_constraint(dtype: Any) -> tuple[Constraint, tuple[str, ...]]:
         return _one_of(tuple(member.value for member in dtype)), ()
     if hasattr(dtype, "model_json_schema"):
         return make_constraint("json_schema", dtype), ()
-    if get_origin(dtype) in (list, tuple, dict, Union, UnionType):
+    if (isinstance(dtype, type) and dtype not in _BARE) or get_origin(dtype) is not None:
         return make_constraint("json_schema", _schema_of_type(dtype)), ()
-    raise ParameterError(
-        f"dtype={dtype!r}: one of int, float, bool, str, a Literal, an Enum, a pydantic model, or list[…], tuple[…], dict[str, …] "
-        f"and unions of these"
-    )
+    raise ParameterError(f"dtype={dtype!r}: {_DTYPES_ARE}")
+
+
+_BARE = (list, tuple, dict, set, frozenset, object)  # of what? `json_schema={}` asks for anything
+_DTYPES_ARE = (
+    "one of int, float, bool, str, a Literal, an Enum, a pydantic model, list[…], tuple[…], dict[str, …] and unions of these, or any "
+    "other type that pydantic has a JSON schema for"
+)
+
+
+def _schema_by_pydantic(of: Any, wrong: str) -> dict[str, Any]:
+    """The JSON schema of a dataclass, a TypedDict, an Annotated type, a date, …; ParameterError where pydantic has none."""
+    try:
+        from pydantic import PydanticUserError, TypeAdapter
+    except ImportError:
+        raise ParameterError(f"{wrong} (pydantic is not installed)") from None
+    try:
+        return TypeAdapter(of).json_schema()
+    except PydanticUserError as error:
+        raise ParameterError(f"{wrong} (it says: {error.message.splitlines()[0]})") from None
 
 
 def _schema_of_type(dtype: Any) -> dict[str, Any]:
     """The JSON schema of a type made of others."""
     defs: dict[str, Any] = {}
+
+    def without_definitions(found: dict[str, Any]) -> dict[str, Any]:
+        for name, what in found.pop("$defs", {}).items():
+            if defs.setdefault(name, what) != what:
+                raise ParameterError(f"dtype={dtype!r}: two models are called {name}")
+        return found
 
     def schema(of: Any) -> dict[str, Any]:
         origin, args = get_origin(of), get_args(of)
@@ -424,14 +446,10 @@ def _schema_of_type(dtype: Any) -> dict[str, Any]:
             return {"enum": [member.value for member in of]}
         if hasattr(of, "model_json_schema"):
             found = of.model_json_schema()
-            inner = found.pop("$defs", {})
             if "$ref" not in found:  # a model that contains itself is among its own definitions
-                inner |= {of.__name__: found}
-                found = {"$ref": f"#/$defs/{of.__name__}"}
-            for name, what in inner.items():
-                if defs.setdefault(name, what) != what:
-                    raise ParameterError(f"dtype={dtype!r}: two models are called {name}")
-            return found
+                inner = found.pop("$defs", {})
+                found = {"$ref": f"#/$defs/{of.__name__}", "$defs": inner | {of.__name__: found}}
+            return without_definitions(found)
         if origin in (Union, UnionType):
             return {"anyOf": [schema(arm) for arm in args]}
         if origin is list and len(args) == 1:
@@ -442,7 +460,10 @@ def _schema_of_type(dtype: Any) -> dict[str, Any]:
             return {"type": "array", "prefixItems": [schema(a) for a in args], "minItems": len(args), "maxItems": len(args)}
         if origin is dict and len(args) == 2 and args[0] is str:
             return {"type": "object", "additionalProperties": schema(args[1])}
-        raise ParameterError(f"dtype={dtype!r}: {of!r} in it has no JSON schema")
+        wrong = _DTYPES_ARE if of is dtype else f"{of!r} in it has no JSON schema"
+        if origin is dict or of in (complex, bytes):  # pydantic has one, of texts that are none of these
+            raise ParameterError(f"dtype={dtype!r}: {of!r} in it has no JSON schema")
+        return without_definitions(_schema_by_pydantic(of, f"dtype={dtype!r}: {wrong}"))
 
     found = schema(dtype)
     return {**found, "$defs": defs} if defs else found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import datetime
 import enum
 import json
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
@@ -29,6 +31,7 @@ from lmc.prompt import (
     Special,
     Text,
     derive_seed,
+    dtype_constraint,
     make_gen,
     make_select,
     resolve,
@@ -252,3 +255,22 @@ def test_images_cut_the_tail_into_segments() -> None:
     segments = Prompt().append("a", Image("pic.png")).append("b")._segments()
     assert segments == (Text(("a",)), Image("pic.png"), Text(("b",)))
     assert Prompt().append("a", Image("pic.png"), "b").text() == "ab"
+
+
+def test_other_types_are_those_that_pydantic_has_a_schema_for():
+    pydantic = pytest.importorskip("pydantic")
+    at_least = Annotated[int, pydantic.Field(ge=3)]
+    assert json.loads(dtype_constraint(at_least)[0].source) == {"minimum": 3, "type": "integer"}
+    assert json.loads(dtype_constraint(list[datetime.date])[0].source)["items"] == {"format": "date", "type": "string"}
+    assert json.loads(dtype_constraint(Point)[0].source)["required"] == ["x", "y"]
+    with pytest.raises(ParameterError, match=r"Plain.* in it has no JSON schema \(it says: Unable to generate"):
+        dtype_constraint(list[type("Plain", (), {})])
+    for bare in (list, dict, 3, "inte"):
+        with pytest.raises(ParameterError, match="one of int, float, bool, str"):
+            dtype_constraint(bare)
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+import numpy as np
+
 MAX_CHAR = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)  # no UTF-8 text has them
 
@@ -67,7 +69,7 @@ def unicode_class(letter: str) -> Ranges:
 
 @lru_cache(1)
 def _every_character() -> str:
-    return "".join(map(chr, range(MAX_CHAR + 1)))
+    return np.arange(MAX_CHAR + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
 # -- case ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
+from lmc.fsm.json_text import lengths
 from lmc.fsm.regex import Node, parse
 
 _DD28, _DD30 = r"(0[1-9]|1[0-9]|2[0-8])", r"(0[1-9]|[12][0-9]|30)"
@@ -50,7 +51,21 @@ _PATTERNS: Mapping[str, str] = {
 FORMATS = tuple(_PATTERNS)
 
 
+def _uri(n: int) -> str:
+    path = _PATH[:-1] + f"{{0,{n}}}"
+    return rf"[A-Za-z][A-Za-z0-9+.-]{{0,15}}://{_HOST}(:[0-9]{{1,4}})?(/{path})?(\?{path})?(#{path})?"
+
+
+_SHORTER: Mapping[str, tuple[str, ...]] = {  # plain parts that fit a `maxLength`, the widest first
+    "uri": tuple(_uri(n) for n in (80, 20, 5)),
+    "email": (rf"{_ATOM[:-1]}{{1,20}}(\.{_ATOM[:-1]}{{1,20}}){{0,2}}@{_HOST}",),
+}
+
+
 @lru_cache
-def language(name: str) -> Node:
-    """The texts of a format; KeyError for one that is not in FORMATS."""
-    return parse(_PATTERNS[name])
+def language(name: str, longest: int | None = None) -> Node:
+    """The texts of a format; KeyError for one that is not in FORMATS. Of a wide format a part that is within `longest`
+    characters as it is, if there is one: counting them beside the format would take an automaton of a thousand times the size."""
+    trees = map(parse, _SHORTER.get(name, ()) if longest is not None else ())
+    fitting = (tree for tree in trees if (lengths(tree)[1] or 0) <= (longest or 0))
+    return next(fitting, None) or parse(_PATTERNS[name])

@@ -29,6 +29,7 @@ from lmc.fsm.json_text import (
     Bounds,
     free_string,
     integer,
+    lengths,
     number,
     one_of,
     repeat,
@@ -427,7 +428,8 @@ class _Compiler:
             name = place.schema["format"]
             if name not in json_formats.FORMATS:
                 raise _wrong(f"{place.pointer}/format", f"is {name!r}, which cannot be enforced; there are {', '.join(json_formats.FORMATS)}")
-            found.append(json_formats.language(name))
+            longest = place.schema.get("maxLength")
+            found.append(json_formats.language(name, longest if isinstance(longest, int) else None))
         return tuple(found)
 
     def pattern(self, pattern: Any, pointer: str) -> Node:
@@ -610,7 +612,8 @@ class _Compiler:
 
     def language(self, shape: _Shape) -> Node:
         """The characters of the strings of a shape."""
-        found = repeat(ANY, *shape.length) if _possible(shape.length) else NOTHING
+        implied = any(_within(lengths(language), shape.length) for language in shape.texts)
+        found = ANY_TEXT if implied else repeat(ANY, *shape.length) if _possible(shape.length) else NOTHING
         for language in shape.texts:
             found = language if found == ANY_TEXT else both(found, language)
         return found
@@ -781,6 +784,10 @@ def _items_of(shape: _Shape, index: int) -> _All:
 
 def _counted(limits: tuple[int, int | None], count: int) -> bool:
     return limits[0] <= count and (limits[1] is None or count <= limits[1])
+
+
+def _within(lengths: tuple[int, int | None], limits: tuple[int, int | None]) -> bool:
+    return lengths[0] >= limits[0] and (limits[1] is None or (lengths[1] is not None and lengths[1] <= limits[1]))
 
 
 def _possible(limits: tuple[int, int | None]) -> bool:

@@ -303,6 +303,22 @@ def _ended(so_far: int, places: int, bound: _Digits) -> int:
 # -- trees with references -----------------------------------------------------------------------------------------
 
 
+def lengths(tree: Node) -> tuple[int, int | None]:
+    """The fewest and the most characters of a tree's texts, or bounds of these; None is without bound."""
+    if isinstance(tree, Chars):
+        return 1, 1
+    if isinstance(tree, Graph | Ref):
+        return 0, None
+    if isinstance(tree, Repeat):
+        low, high = lengths(tree.body)
+        return low * tree.low, None if high is None or (tree.high is None and high) else high * (tree.high or 0)
+    parts = list(map(lengths, tree.parts if isinstance(tree, Concat) else tree.arms))
+    together = sum if isinstance(tree, Concat) else max
+    highs = [high for _, high in parts if high is not None]
+    least = sum(low for low, _ in parts) if isinstance(tree, Concat) else min((low for low, _ in parts), default=0)
+    return least, together(highs or [0]) if len(highs) == len(parts) else None
+
+
 def refers(tree: Node) -> frozenset[str]:
     """The rules that a tree names."""
     if isinstance(tree, Ref):
