@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from lmc.backend.engine.chat_template import WholeTemplate
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.loader import LoadedModel
-    from lmc.backend.engine.sampler import Sampler
 
 
 # -- handles -----------------------------------------------------------------------------------------------------
@@ -553,7 +552,6 @@ class Engine(LocalBackend):
         from lmc.backend.engine.constraint import XGrammarCompiler
         from lmc.backend.engine.kv_pool import KVPool
         from lmc.backend.engine.models.loader import load
-        from lmc.backend.engine.sampler import Sampler
         from lmc.fsm.store import default_store
 
         source = str(model_path or model)
@@ -568,7 +566,7 @@ class Engine(LocalBackend):
             name=loaded.name,
             vocabulary=words,
             chat_template=loaded.chat_template,
-            runner=_runner(loaded, pool, Sampler(words.vocab_size)),
+            runner=_runner(loaded, pool, words.vocab_size),
             compiler=ConstraintCompiler(
                 *of,
                 grammar=lambda: XGrammarCompiler(*of, encode=encode),
@@ -585,16 +583,18 @@ class Engine(LocalBackend):
         self.whole_template = loaded.whole_template
 
 
-def _runner(loaded: LoadedModel, pool: KVPool, sampler: Sampler) -> Runner:
+def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int) -> Runner:
     """Fused kernels and CUDA graphs on a GPU in half precision; torch's own operations elsewhere."""
     from lmc.backend.engine.model_runner import ModelRunner
     from lmc.backend.engine.models.llama import LlamaModel
+    from lmc.backend.engine.sampler import Sampler
 
     if loaded.device.type == "cuda" and loaded.dtype.itemsize == 2 and isinstance(loaded.model, LlamaModel):
         from lmc.backend.engine.cuda_runner import CudaRunner
+        from lmc.backend.engine.kernels.mask import close
 
-        return CudaRunner(loaded.model, pool, sampler)
-    return ModelRunner(loaded.model, pool, sampler, str(loaded.device))
+        return CudaRunner(loaded.model, pool, Sampler(vocab_size, close))
+    return ModelRunner(loaded.model, pool, Sampler(vocab_size), str(loaded.device))
 
 
 def _eos(loaded: LoadedModel) -> int:

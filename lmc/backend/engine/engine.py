@@ -4,8 +4,9 @@
 
 On a device that works by itself the loop is one step ahead: while a pass runs, the tokens of the one before it are
 delivered and the next one is planned, with places for the tokens that are not known yet. An answer that ends in a pass
-may then have one more row in the pass behind it, whose token nobody takes. A pass whose samples need what the host
-learns from the last ones (a constraint, a penalty) is waited for.
+may then have one more row in the pass behind it, whose token nobody takes. An answer whose next sample needs what the host
+learns from the last one (a constraint, a penalty) has no row in the pass behind it; where that leaves little to do, the
+pass is waited for.
 
 It sleeps when nothing is to be done. Everybody else talks to it through one queue.
 """
@@ -64,8 +65,8 @@ class AheadRunner(Runner, Protocol):
     """A runner whose device works by itself."""
 
     def launch(self, work: Pass) -> Flight:
-        """Begins a pass whose samples all run free (`Request.runs_free`). Known tokens that are PENDING are those that the
-        pass launched before it samples."""
+        """Begins a pass whose samples it can draw by itself (`Request.is_sampled_ahead`). Known tokens that are PENDING are
+        those that the pass launched before it samples."""
         ...
 
 
@@ -228,6 +229,8 @@ class EngineCore:
 
     def step(self) -> None:
         """One pass."""
+        if self._flying is not None and not self._can_go_on(self._flying[0]):
+            self._land()
         work = self.scheduler.schedule()
         if work is None:
             return self._land() if self._flying is not None else self._finish_ready(())
@@ -241,7 +244,7 @@ class EngineCore:
             )
         for req in work.requests:
             req.in_flight += 1
-        if isinstance(self._runner, AheadRunner) and all(req.runs_free for _, req in work.samples):
+        if isinstance(self._runner, AheadRunner) and all(req.is_sampled_ahead for _, req in work.samples):
             flight = self._runner.launch(work)
             self.scheduler.commit(work)
             self._land()
@@ -255,6 +258,12 @@ class EngineCore:
         self.scheduler.commit(work)
         self._land()
         self._deliver(work, output)
+
+    def _can_go_on(self, flying: Pass) -> bool:
+        """Whether a pass without the answers that must wait for this one is worth while."""
+        if all(req.runs_free for _, req in flying.samples):
+            return True
+        return self.scheduler.has_prompts(self.scheduler.chunk // 2)
 
     def _land(self) -> None:
         """Delivers the pass in flight, if there is one."""

@@ -10,7 +10,7 @@ import torch
 from lmc.backend.engine.attention.base import CausalModel, ForwardBatch, KVStore, Span
 from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.request import Top
-from lmc.backend.engine.sampler import Sampler, likeliest, score_logprobs
+from lmc.backend.engine.sampler import Sampler, likeliest, score_logprobs, to_device
 
 if TYPE_CHECKING:
     from lmc.backend.engine.scheduler import Pass
@@ -36,8 +36,8 @@ class ModelRunner:
         if not work.scores:
             return None, []
         tops = [likeliest(logits[index[s.row]].log_softmax(-1), s.top) if s.top else () for s in work.scores]
-        rows = torch.tensor([index[s.row] for s in work.scores], device=logits.device)
-        tokens = torch.tensor([s.token for s in work.scores], device=logits.device)
+        rows = to_device([index[s.row] for s in work.scores], logits)
+        tokens = to_device([s.token for s in work.scores], logits)
         return score_logprobs(logits, rows, tokens), tops
 
     def logits(self, work: Pass, wanted: list[int]) -> torch.Tensor:

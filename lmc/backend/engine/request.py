@@ -201,9 +201,16 @@ class Request:
         return matcher is None and not (p.frequency_penalty or p.presence_penalty or p.return_logprob)
 
     @property
+    def is_sampled_ahead(self) -> bool:
+        """Whether the device can sample its next token from what the host knows before the pass."""
+        return not self.params.return_logprob
+
+    @property
     def is_landing(self) -> bool:
-        """All that it still wants is in flight: its last token is being sampled, or the last of its rows is computed."""
-        return self.in_flight > 0 and (self.extend_len == 0 or (self.awaited and self.length == len(self.ids)))
+        """All that can be said of it is in flight: its last token is being sampled, or the last of its rows is computed, or
+        what comes next depends on the token that is being sampled."""
+        last = self.awaited and (self.length == len(self.ids) or not self.runs_free)
+        return self.in_flight > 0 and (self.extend_len == 0 or last)
 
     def append(self, token: int) -> None:
         self.ids[self.length] = token

@@ -8,7 +8,7 @@ and the position, so that no batch composition changes a sample. Log-probabiliti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -20,12 +20,17 @@ from lmc.prompt import SamplingParams
 
 _MASK = (1 << 64) - 1
 
+Close = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+
 
 class Sampler:
-    """vocab_size: of the tokenizer; logits beyond it are padding of the model and never sampled."""
+    """vocab_size: of the tokenizer; logits beyond it are padding of the model and never sampled.
 
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    close    (logits, rows, bits): closes tokens on the device (kernels/mask.py); where samples are drawn ahead
+    """
+
+    def __init__(self, vocab_size: int, close: Close | None = None) -> None:
+        self._vocab_size, self._close = vocab_size, close
 
     def sample(
         self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]
@@ -45,13 +50,22 @@ class Sampler:
         return tokens, [_logprob(row, t, r) if r.params.return_logprob and t != STUCK else None for row, t, r in asked]
 
     def sample_ahead(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]) -> torch.Tensor:
-        """The same tokens for requests that run free, [len(requests)] int64 on the logits' device, not waited for."""
+        """The same tokens, [len(requests)] int64 on the logits' device, not waited for; no request may ask for
+        log-probabilities."""
         own = _rows(logits, rows)
         self._adjust(own, requests)
-        tokens = own.argmax(-1)
-        for at, picked in _drawn(own, requests, [_is_greedy(r.params) for r in requests]):
-            tokens[torch.tensor(at, device=own.device)] = picked
-        return tokens
+        bound = [i for i, r in enumerate(requests) if is_constrained(r)]
+        if bound:
+            assert self._close is not None, "this sampler draws nothing ahead"
+            bits = np.stack([_bits(requests[i], own.shape[1]) for i in bound]).view(np.int32)
+            self._close(own, to_device(bound, own), to_device(bits, own))
+        best, tokens = own.max(-1)
+        greedy = [_is_greedy(r.params) for r in requests]
+        if bound and not all(greedy):  # nothing can be drawn from a row that is closed as a whole
+            own = own.masked_fill((best == -torch.inf)[:, None], 0.0)
+        for at, picked in _drawn(own, requests, greedy):
+            tokens[to_device(at, own)] = picked
+        return torch.where(best == -torch.inf, STUCK, tokens) if bound else tokens
 
     def _adjust(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
         logits[:, self._vocab_size :] = -torch.inf
@@ -75,7 +89,13 @@ class Sampler:
 def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """logits[rows], itself where that is all of them in order."""
     same = len(rows) == len(logits) and all(row == i for i, row in enumerate(rows))
-    return logits if same else logits[torch.tensor(rows, device=logits.device)]
+    return logits if same else logits[to_device(rows, logits)]
+
+
+def to_device(values: Sequence[float] | np.ndarray, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """On the device of `like`, without waiting for what it does: from pageable memory a copy would."""
+    found = torch.as_tensor(values, dtype=dtype)
+    return found.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else found
 
 
 def _drawn(
@@ -88,7 +108,7 @@ def _drawn(
         truncated = drawing is draw_truncated
         drawn = [i for i, r in enumerate(requests) if not greedy[i] and _is_truncated(r.params) == truncated]
         if drawn:
-            rows = logits if len(drawn) == len(requests) else logits[torch.tensor(drawn, device=logits.device)]
+            rows = logits if len(drawn) == len(requests) else logits[to_device(drawn, logits)]
             numbers = [uniform(requests[i].seed, _step(requests[i])) for i in drawn]
             yield drawn, drawing(rows, [requests[i].params for i in drawn], numbers)
 
@@ -132,13 +152,14 @@ def draw_truncated(logits: torch.Tensor, params: Sequence[SamplingParams], numbe
     width = every.shape[1]
     top_k = _column([p.top_k if p.top_k > 0 else width for p in params], logits)
     top_p, min_p = _column([p.top_p for p in params], logits), _column([p.min_p for p in params], logits)
+    enough = all(0 < p.top_k <= _FIRST for p in params)
     for looked_at in (min(_FIRST, width), width):
         probs, order = torch.topk(every, looked_at, sorted=True)
         before = probs.cumsum(-1, dtype=torch.float64) - probs
         rank = torch.arange(looked_at, device=logits.device)[None]
         kept = (rank < top_k) & (before <= top_p) & (probs >= min_p * probs[:, :1])
         kept[:, 0] = True
-        if looked_at == width or not bool(kept[:, -1].any()):
+        if enough or looked_at == width or not bool(kept[:, -1].any()):  # to look, the device is waited for
             break  # else more than these may be kept
     at = _invert(probs * kept, _column(numbers, logits))
     return order.gather(1, at[:, None])[:, 0]
@@ -149,7 +170,7 @@ def _probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> to
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+    return to_device(values, like, torch.float64)[:, None]
 
 
 def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
@@ -169,14 +190,13 @@ def _adjust(logits: torch.Tensor, i: int, req: Request) -> None:
     if p.frequency_penalty or p.presence_penalty:
         ids, counts = np.unique(req.ids[req.prompt_len : req.length], return_counts=True)
         if len(ids):
-            index = torch.from_numpy(ids.astype(np.int64)).to(row.device)
-            count = torch.from_numpy(counts.astype(np.float32)).to(row.device)
+            index, count = to_device(ids.astype(np.int64), row), to_device(counts.astype(np.float32), row)
             row[index] -= count * p.frequency_penalty + p.presence_penalty
     for token, bias in p.logit_bias:
         row[token] += bias
     assert req.answer is not None
     if _step(req) < p.min_new_tokens and req.answer.matcher is None:
-        row[list(req.answer.stop_ids)] = -torch.inf
+        row[to_device(sorted(req.answer.stop_ids), row, torch.int64)] = -torch.inf
 
 
 # -- constraints -------------------------------------------------------------------------------------------------
@@ -263,6 +283,20 @@ def _close(row: np.ndarray, req: Request) -> bool:
             return False
         row[~allowed] = -np.inf
     return True
+
+
+def _bits(req: Request, size: int) -> np.ndarray:
+    """What the constraint allows next, a bit a token, [⌈size / 32⌉] uint32; not to be written to."""
+    try:
+        bits = _matcher(req).bits
+    except ConstraintError:  # as in `_allowed`
+        return np.zeros((size + 31) // 32, np.uint32)
+    early = _too_early(req)
+    if early:
+        bits = bits.copy()
+        for token in early:
+            bits[token // 32] &= ~np.uint32(1 << token % 32)
+    return bits
 
 
 def _allowed(req: Request, size: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.radix_cache import Node, RadixCache, common_prefix
 from lmc.backend.engine.request import Kind, Request
 
+_LOOKED_AT = 64  # waiting requests whose prompts are counted
 _WINDOW = 256  # waiting requests looked at in one pass
 _PATIENCE = 512  # passes after which a request goes first, whatever is cached
 _ON_ITS_WAY = 2  # passes that the first of a group wait for the others to arrive
@@ -204,6 +206,16 @@ class Scheduler:
         for req in list(self.pins):
             self.unpin(req)
         self.pool.free(self.tree.clear())
+
+    def has_prompts(self, rows: int) -> bool:
+        """Whether so many rows of prompts could run now; of what waits only the first requests are looked at."""
+        found = sum(req.head_len - req.device_len for req in self.running if req.in_head)
+        room = 0 if self._stuck else self.max_batch - len(self.running)
+        for req in islice(self.waiting, min(_LOOKED_AT, max(0, room))):
+            if found >= rows:
+                break
+            found += req.head_len - self.tree.match(req.ids[: req.head_len], req.match_limit).end
+        return found >= rows
 
     # -- the next pass -----------------------------------------------------------------------------------------
 

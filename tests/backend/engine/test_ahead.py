@@ -86,7 +86,7 @@ def test_an_answer_that_stops_costs_one_row_more():
     engine.check()
 
 
-def test_a_constraint_is_waited_for_and_others_go_on():
+def test_a_constraint_lands_before_its_next_row_and_nothing_waits_for_a_lone_one():
     engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner)
     bound = engine.submit(None, [Text(("n: ",)), gen(5, constraint="[0-9]{5}")])
     free = engine.submit(None, [Text(("t: ",)), gen(20)])
@@ -94,7 +94,28 @@ def test_a_constraint_is_waited_for_and_others_go_on():
         engine.check()
     assert len(bound.results[0].output().text) == 5
     assert free.results[0].output().meta["completion_tokens"] == 20
-    assert 0 < core.runner.launched < len(core.runner.passes)
+    assert core.runner.launched == len(core.runner.passes)
+    assert core.runner.passes[1:6] == [2, 2, 2, 2, 1]  # together as long as both run
+
+
+def test_prompts_are_read_while_a_constraint_is_looked_at():
+    engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner, chunk=16)
+    bound = engine.submit(None, [Text(("n: ",)), gen(3, constraint="[0-9]{3}")])
+    long = engine.submit(None, [Text(("t" * 60,)), gen(1)])
+    while core.turn():
+        engine.check()
+    assert len(bound.results[0].output().text) == 3
+    assert long.results[0].output().text
+    assert core.runner.passes == [16, 16, 16, 16, 1]  # 3 + 13, then 16 without the constrained row and 15 + 1 with it
+
+
+def test_scores_are_waited_for():
+    engine, core = stepped(512, runs=FakeAheadRunner)
+    handle = engine.submit(None, [Text(("n: ",)), gen(3, return_logprob=True)])
+    while core.turn():
+        engine.check()
+    assert handle.results[0].output().meta["completion_tokens"] == 3
+    assert core.runner.launched == 0
 
 
 def test_a_flight_that_fails_fails_its_requests_and_nothing_else():

@@ -19,10 +19,10 @@ TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol
 def k():
     """The kernels and their references; imported late, because Triton itself is slow to import."""
     pytest.importorskip("triton")
-    from lmc.backend.engine.kernels import activation, embedding, norm, rope
+    from lmc.backend.engine.kernels import activation, embedding, mask, norm, rope
 
     return SimpleNamespace(
-        **{n: getattr(m, n) for m in (activation, embedding, norm, rope) for n in dir(m) if n[0] != "_"}
+        **{n: getattr(m, n) for m in (activation, embedding, mask, norm, rope) for n in dir(m) if n[0] != "_"}
     )
 
 
@@ -82,6 +82,18 @@ def test_embedding_of_known_and_sampled_tokens(k, dtype):
     found = k.embed(ids, sampled, table)
     assert torch.equal(found, k.embed_reference(ids, sampled, table))
     assert torch.equal(found, table[[0, 7, 19, 11, 3, 5]])
+
+
+@pytest.mark.parametrize("columns", [40, 2100])
+def test_closing_what_a_constraint_does_not_allow(k, columns):
+    logits, words = noise(4, columns, dtype=torch.float32), (columns + 31) // 32
+    bits = torch.randint(-(2**31), 2**31, (2, words), generator=torch.Generator().manual_seed(1)).to(DEVICE, torch.int32)
+    rows, found = torch.tensor([3, 1], device=DEVICE), logits.clone()
+    k.close(found, rows, bits)
+    k.close_reference(logits, rows, bits)
+    assert torch.equal(found, logits)
+    assert 0 < int((found[rows] == -torch.inf).sum()) < 2 * columns
+    assert bool((found[[0, 2]] > -torch.inf).all())
 
 
 def test_no_rows_is_no_launch(k):

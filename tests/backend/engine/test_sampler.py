@@ -251,3 +251,18 @@ def test_a_row_without_an_allowed_token_is_stuck_and_the_others_go_on(sampler, p
     assert pick(sampler, values, request(**params), closed, rows=[0, 1]) == [3, STUCK]
     assert pick(sampler, values, closed, request(**params), rows=[0, 1]) == [STUCK, 5]
     assert "lets nothing follow ''" in str(closed.answer.stuck())
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"min_new_tokens": 3}])
+def test_what_is_drawn_ahead_is_what_is_drawn(params):
+    pytest.importorskip("triton")
+    from lmc.backend.engine.kernels.mask import close_reference
+    from lmc.backend.engine.sampler import Sampler
+
+    free, bound, closed, early = (request(seed=i, stop_ids=(7,), **params) for i in range(4))
+    bound.answer.matcher, closed.answer.matcher, early.answer.matcher = Bits({1, 5, 7}), Closed(True), Bits({7, 9})
+    values = torch.randn(3, V, generator=torch.Generator().manual_seed(0))
+    requests, rows = [bound, free, closed, early], [1, 0, 2, 1]
+    expected, _ = Sampler(V).sample(values.clone(), rows, requests)
+    assert Sampler(V, close_reference).sample_ahead(values.clone(), rows, requests).tolist() == expected
+    assert expected[2] == STUCK
