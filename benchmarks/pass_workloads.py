@@ -74,6 +74,27 @@ def switch(size: Size) -> Workload:
                     lambda rng: {"question": text(rng, size.words(60))})
 
 
+POLICY_CHUNK = 64  # rows of a pass of the engine that it runs on
+
+
+def policy(size: Size) -> Workload:
+    """One of two long instructions follows, by an answer that is sampled in a fork."""
+    arms = [text(Random(f"policy {i}"), 250) for i in range(2)]  # longer than the free rows of a pass: not scaled
+
+    @lmc.function
+    def handle(s, question):
+        s += "Question: " + question
+        triage = s.fork(1)[0]
+        triage += "\nWhat it is about:" + answer("topic", 24)
+        if len(triage["topic"]) % 2 == 0:
+            s += "\n" + arms[0] + "\nAnswer:" + answer("answer", 4)
+        else:
+            s += "\n" + arms[1] + "\nAnswer:" + answer("answer", 4)
+
+    return Workload("policy", f"60 w, gen 24 in a fork, 250 w by its answer, gen 4; {POLICY_CHUNK} rows a pass", 100, 2, handle,
+                    lambda rng: {"question": text(rng, size.words(60))})
+
+
 LATE_POOL = 400  # tokens: room for the document and one note, not for the document and all notes
 
 
@@ -101,4 +122,4 @@ def late(size: Size) -> Workload:
 
 def for_passes(size: Size) -> tuple[Workload, ...]:
     """One for each thing that a pass saves."""
-    return asked_twice(size), shared_question(size), unread(size), switch(size), late(size)
+    return asked_twice(size), shared_question(size), unread(size), switch(size), policy(size), late(size)

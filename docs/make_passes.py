@@ -69,7 +69,7 @@ EXAMPLES: Mapping[str, Example] = {
         %c4, %w, %m4 = gen(%c3) {json_schema = "{\\"type\\": \\"boolean\\"}"}
         return(%y, %c4)
     """, "%c0: ctx"),
-    "plan-speculation": Example("plan-speculation", """
+    "plan-speculation": Example("plan-speculation{free_rows = 3}", """
         %f = append(%c0, "Is it easy?")
         %f1, %x, %m0 = gen(%f)
         %r: str = read(%x)
@@ -142,23 +142,23 @@ A pass that fails leaves a file whose first line is the command that fails.
 END = """
 ## Measured
 
-What each pass is worth, in counters: computed, unique and cached are tokens of prompts. The mock's tokens are bytes; it
-counts a prefill as a pass of the model, and it knows groups. Two kinds of programs:
+What each pass is worth, in counters: computed, unique and cached are tokens of prompts, groups were submitted together (on
+the mock) or admitted in one pass (on the small model). The mock's tokens are bytes; its passes are one for each token of an
+answer, one answer after another, and a prefill has none of its own. Two kinds of programs:
 
-* the ten figures of `benchmarks/workloads.py`. The runtime computes no token of a prompt twice while it has room, with and
-  without a plan; so here a prefill shows as one more pass of the model (what is shared first, then all siblings together).
+* the ten figures of `benchmarks/workloads.py`. The runtime computes no token of a prompt twice while it has room, and a whole
+  cold trie of prompts in one pass where its rows fit one, with and without a plan: so here prefills neither save nor cost.
 * programs of `benchmarks/pass_workloads.py` that hold what passes act on: asks that are equal (cse saves calls and generated
-  tokens), forks that nobody reads (dce saves calls, computed and generated tokens), and, in a KV pool too small for all of a
-  run, a document that is used again late (plan-prefix keeps it: fewer prompt tokens computed, at one more pass an item).
+  tokens), forks that nobody reads (dce saves calls, computed and generated tokens), long arms of a decision that waits for an
+  answer (`policy`: plan-speculation saves passes, for the tokens of the arm that is not taken), and, in a KV pool too small
+  for all of a run, a document that is used again late (plan-prefix keeps it: fewer prompt tokens computed).
 
-plan-speculation has no row: a traced decision has a third arm, for what has not been seen, and the pass prefills arms of
-decisions between two only. A trial that prefilled the two known arms of `switch` computed 329 tokens in place of 179 on the
-small model, and one more pass of the model; what it may save is waiting, which no counter here shows.
+A row is that of the run which took the fewest passes of the model among three, each cold, since which submissions a pass
+finds is a race of two threads. The small arms of `switch` are left as they are: they ride with what they ask.
 
 The last column is what a row needs more than all passes together: with a plus what is saved by the pass that is missing
 there, with a minus what it costs. Written by
-`python -m benchmarks.bench_passes --backend mock --scale 0.05 --n 3 --output docs/passes_measured.txt`, and the rows of the
-small model by the same with `--backend smollm2 --workloads passes`.
+`python -m benchmarks.bench_passes --backend mock,smollm2 --scale 0.05 --n 3 --output docs/passes_measured.txt`.
 
 """
 

@@ -76,7 +76,8 @@ def section(program: Program, traced: Traced) -> Section:
     """One trace: its planned graph, and what is known of its ops."""
     planned = program.planned(traced)
     graph = planned.graph
-    costs = predict(graph)
+    measure = program.target.measure
+    costs = predict(graph, measure)
     expected = {
         i: Expected(c.shared, c.computed, c.scored, c.answer, c.forced, c.group) for i, c in costs.items()
     }
@@ -103,7 +104,8 @@ def section(program: Program, traced: Traced) -> Section:
         "Answers that no run had given: traced and linked": dict(ledger.extended),
     }
     notes = [line for note in planned.notes for line in note.splitlines()]
-    return Section(f"Traced for ({shown})", graph, expected, seen, critical, dict(measured.blocks), [*facts, *notes], tables)
+    title = f"Traced for ({shown})"
+    return Section(title, graph, expected, seen, critical, dict(measured.blocks), [*facts, *notes], tables, measure.unit)
 
 
 def _seen_of(measured: Measured, index: int) -> Seen:
@@ -161,7 +163,7 @@ def _costs(section: Section) -> Iterator[str]:
 
 def _cost(section: Section, i: int) -> str:
     e = section.expected[i]
-    text = f"{e.shared} characters of prompt shared, {e.computed} computed"
+    text = f"{e.shared} {section.unit} of prompt shared, {e.computed} computed"
     if i in section.seen:
         s = section.seen[i]
         text += (

@@ -515,7 +515,7 @@ class Program:
         plan = traced.plans.get(key)
         if plan is None or traced.tree.size > 1.5 * plan.size + 8:
             with self._lock:
-                target = Target(key[0], template, greedy)
+                target = Target(key[0], template, greedy, _tokens(backend))
                 code, planned = self._compiled(traced.tree.graph(), target)
                 plan = traced.plans[key] = Plan(target, code, traced.tree.size, planned.stats, planned.notes)
         return plan
@@ -746,7 +746,7 @@ class Program:
 
         if format == "html" and after is None:
             return self.explain(format="html")
-        target = self._target()
+        target = self.target
         graph = run_pipeline(
             self.graph(), None, template=target.template, kind=target.kind, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive,
             after=after,
@@ -758,11 +758,13 @@ class Program:
             raise ParameterError(f"format={format!r}: one of {', '.join(formats)}")
         return formats[format](graph)
 
-    def _target(self) -> Target:
+    @property
+    def target(self) -> Target:
+        """What it is compiled for when a call names no other backend."""
         backend = self.backend or (default_backend() if has_default_backend() else None)
         if backend is None:
             return Target("tokens", CHATML)
-        return Target(_kind(backend), backend.chat_template)
+        return Target(_kind(backend), backend.chat_template, tokens=_tokens(backend))
 
     def explain(self, format: str = "text") -> str:
         """What was captured, what the passes did with it, what each op is expected to cost and, after runs, what it did cost.
@@ -792,7 +794,7 @@ class Program:
 
     def planned(self, traced: Traced) -> Planned:
         """All of a trace after the pipeline, for `explain`."""
-        target = self._target()
+        target = self.target
         manager = PassManager(pipeline_for(target, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive))
         return manager.plan(traced.tree.graph(), target)
 
@@ -953,6 +955,11 @@ def _kind(backend: Backend) -> str:
     """The kind of target that a backend is."""
     able = backend.capabilities
     return "chat" if not able.raw_text else "text" if able.lookahead else "tokens"
+
+
+def _tokens(backend: Backend) -> Callable[[str], int] | None:
+    """How many tokens of the backend's a text is, where it has a tokenizer here."""
+    return getattr(backend, "count_tokens", None)
 
 
 def _raised(run: Run) -> bool:

@@ -271,6 +271,7 @@ class Hints:
     beyond   what the request may cover besides this answer (targets with `lookahead`)
     watched  somebody reads the answer while it grows
     namespace  cached KV is shared within one only: a cache salt, an adapter. "" is that of the handle it goes on from
+    spare    a prefill that may not be needed: only where rows of a pass are nearly free
     """
 
     pin: bool = False
@@ -283,6 +284,7 @@ class Hints:
     beyond: Beyond | None = None
     watched: bool = False
     namespace: str = ""
+    spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -344,7 +344,8 @@ def _show(code: Code, op: Op) -> Instruction:
 
 def _prefill(code: Code, op: Op) -> Instruction:
     shared = code.pins if op.attr("scope") == "program" else None
-    return Prefill(code.deps(*op.operands), op.loc, code.slot(op.operands[0]), shared)
+    spare = op.attr("scope") == "spare"
+    return Prefill(code.deps(*op.operands), op.loc, code.slot(op.operands[0]), shared, spare)
 
 
 def _release(code: Code, op: Op) -> Instruction:

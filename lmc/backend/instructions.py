@@ -518,11 +518,12 @@ class Show(Instruction):
 class Prefill(Instruction):
     """prefill: hands the prompt's text to the backend and pins it. What follows builds on the prefilled prompt."""
 
-    __slots__ = ("ctx", "shared")
+    __slots__ = ("ctx", "hints", "shared")
 
-    def __init__(self, deps: tuple[int, ...], loc: Loc | None, ctx: int, shared: Pins | None) -> None:
+    def __init__(self, deps: tuple[int, ...], loc: Loc | None, ctx: int, shared: Pins | None, spare: bool) -> None:
         super().__init__(deps, 0, 0, loc)
         self.ctx = ctx
+        self.hints = Hints(pin=True, more=not spare, spare=spare)
         self.shared = shared  # where the pin stays for the runs that come, if it does
 
     def execute(self, run: Run, x: Scheduler) -> bool:
@@ -531,7 +532,7 @@ class Prefill(Instruction):
             handle = self.shared.get(run.backend, prompt.tail, lambda: _prefilled(prompt, run.backend))
             run.env[self.ctx] = Prompt(prompt, (), None, handle, ())
             return True
-        prompt = run.env[self.ctx] = prompt.prefill(run.backend, Hints(pin=True, more=True))
+        prompt = run.env[self.ctx] = prompt.prefill(run.backend, self.hints)
         assert prompt.handle is not None
         run.pins.append(prompt.handle)
         return True

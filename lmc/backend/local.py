@@ -222,7 +222,7 @@ class LocalBackend:
         return self._enter(parent, steps)
 
     def release(self, handle: Handle) -> None:
-        """Ends a pin."""
+        """Ends a pin. A prefill that has not run is not run: what goes on from it computes what it needs itself."""
         assert isinstance(handle, LocalHandle)
         for step in handle.steps:
             if step.wants_prefill:
@@ -262,6 +262,10 @@ class LocalBackend:
         self.close()
 
     # -- for people and tests ----------------------------------------------------------------------------------
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a text by itself is, for plans and predictions."""
+        return len(self._words.encode((text,), at_start=False)) if text else 0
 
     @property
     def tokenizer(self) -> Vocabulary:
@@ -351,7 +355,7 @@ class LocalBackend:
         elif isinstance(step.ask, Select):
             requests = [self._asker.select(step.ask, place, order, lambda done: self._answered(ref, done))]
         else:
-            request = self._asker.prefill(place, order) if step.wants_prefill else None
+            request = self._asker.prefill(place, order, step.hints.spare) if step.wants_prefill else None
             step.requests = (request,) if request is not None else ()
             for req in step.requests:
                 req.namespace = step.namespace

@@ -26,7 +26,7 @@ MANY = 120
 
 @dataclass(frozen=True)
 class Expected:
-    """What an ask or a prefill is expected to cost: characters of its prompt shared and computed, of choices scored, most
+    """What an ask or a prefill is expected to cost, in the section's unit: of its prompt shared and computed, of choices scored; most
     tokens of its answer, the share of them that its constraint leaves no choice of, number and size of its group."""
 
     shared: int = 0
@@ -58,6 +58,7 @@ class Section:
     critical        indices of the ops of the critical path
     runs            how many runs each block saw, and `facts` what else there is to say
     tables          further facts with their numbers
+    unit            what expected lengths are counted in: tokens, or characters where no tokenizer is known
     """
 
     title: str
@@ -68,6 +69,7 @@ class Section:
     runs: Mapping[str, int] = field(default_factory=dict[str, int])
     facts: Sequence[str] = ()
     tables: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    unit: str = "characters"
 
 
 def page(title: str, sections: Sequence[Section], facts: Sequence[str] = ()) -> str:
@@ -126,7 +128,11 @@ def summary(graph: Graph) -> str:
 
 
 def _key(section: Section) -> str:
-    said = "Expected: characters of the prompt that are shared with an op before, computed for this one, and at most so many tokens of answer; a token is about four characters, and text that is known only in a run is taken to be 200. " if section.expected else ""
+    unknown = "50" if section.unit == "tokens" else "200, four to a token"
+    said = (
+        f"Expected: {section.unit} of the prompt that are shared with an op before, computed for this one, and at most so many tokens of "
+        f"answer; text that is known only in a run is taken to be {unknown}. "
+    ) if section.expected else ""
     seen = "Measured: means of the runs that asked, in tokens; seconds from when the prompt was known to the answer." if section.seen else ""
     return f"<p class=quiet>{said}{seen}</p>" if said or seen else ""
 

@@ -22,20 +22,61 @@ from typing import Any, ClassVar, TypeVar, Union, cast, get_args, get_origin, ge
 from lmc.chat import CHATML, ChatTemplate, known_chat_template
 from lmc.config import cache_dir, logs, settings
 from lmc.errors import IRError, LmcError, ParameterError
-from lmc.ir.core import Graph
+from lmc.ir.core import Graph, Operand, Value
 from lmc.ir.ops import OPS, Stage
 from lmc.ir.text import parse, print_graph
 from lmc.ir.verifier import verify, verify_level
+from lmc.prompt import Special
 
 
 @dataclass(frozen=True)
 class Target:
     """What graphs are compiled for. `kind` picks the pipeline: `tokens` (mock, engine), `text` (completion APIs) or
-    `chat` (message APIs). `greedy`: asks that name no temperature run at 0."""
+    `chat` (message APIs). `greedy`: asks that name no temperature run at 0. `tokens`: how many a text has, where the
+    target's tokenizer is known."""
 
     kind: str = "tokens"
     template: ChatTemplate = CHATML
     greedy: bool = False
+    tokens: Callable[[str], int] | None = field(default=None, compare=False)
+
+    @property
+    def measure(self) -> Measure:
+        """How long texts are taken to be."""
+        return CHARACTERS if self.tokens is None else Measure("tokens", self.tokens, 1, 50, 1)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The length of texts in `unit`s: of a known text, of a special token, of a text that is known only when it runs.
+
+    per_token  how many units one token of an answer is
+    """
+
+    unit: str
+    text: Callable[[str], int]
+    special: int
+    unknown: int
+    per_token: int
+
+    def size(self, parts: Sequence[Operand]) -> int:
+        """Of the operands of an append."""
+        return sum(
+            self.text(x)
+            if isinstance(x, str)
+            else self.special
+            if isinstance(x, Special)
+            else self.unknown
+            if isinstance(x, Value)
+            else 0
+            for x in parts
+        )
+
+    def in_tokens(self, size: int) -> int:
+        return -(-size // self.per_token)
+
+
+CHARACTERS = Measure("characters", len, 4, 200, 4)
 
 
 @dataclass(frozen=True)

@@ -430,11 +430,6 @@ def _length(graph: Graph, value: Operand, options: PlanPrefix) -> int:
 # -- cutting text ----------------------------------------------------------------------------------------------------
 
 
-def plain_size(parts: Sequence[Operand]) -> int:
-    """Characters of literal operands; a special token counts as 4."""
-    return sum(len(x) if isinstance(x, str) else 4 if isinstance(x, Special) else 0 for x in parts)
-
-
 def _literals(parts: Sequence[Operand]) -> tuple[Operand, ...]:
     return tuple(x for x in parts if not isinstance(x, Value))
 

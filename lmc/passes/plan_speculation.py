@@ -4,14 +4,22 @@
   gen gets a template (attribute `lookahead`): text and the stream and ordinal of a gen, in turns. Whoever executes it has
   to verify the answer against the template, and to ask gen by gen where it does not fit (semantics: never an empty value).
   A gen can be followed only if the text behind it shows where it ends: it begins with one of the gen's stops.
-* For targets with a KV cache: when a decision between two arms waits for an answer, and an arm goes on from a prompt that
-  does not contain this answer, the constant text that the arm begins with is prefilled before the decision and released
-  on the path that does not need it. No call is made ahead.
+* For targets with a KV cache: when a decision waits for an answer, and its arms go on from a prompt that does not contain
+  this answer, the constant texts that the arms begin with are prefilled before the decision and released where they are
+  not needed. No call is made ahead. Arms that no run has taken yet are left out; one or two known ones are looked at.
+
+When that pays (in tokens; a pass has `free_rows` rows that cost nothing beside those that wait for an answer):
+
+* text of up to `free_rows` tokens is left alone: it rides in the first pass of what the arm asks;
+* all arms' texts together have to fit the free rows of the passes that the decision waits for, which are as many as the
+  answers that it needs have tokens. The runtime gives these prefills (`scope = "spare"`) free rows only.
+
+So a program needs fewer passes after the decision, at the price of the other arm's rows in passes that run anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +28,8 @@ from lmc.ir.builder import Rewriter, rewrite, with_attrs, with_blocks, with_oper
 from lmc.ir.core import Attr, Block, Graph, Op, Operand, Value, exact
 from lmc.ir.ops import request, trait
 from lmc.passes.manager import Pass, PassContext, register
-from lmc.passes.plan_prefix import Fork, Insertions, Tree, asked_from, constant_parts, insert_release, plain_size
+from lmc.passes.plan_prefix import Fork, Insertions, Tree, asked_from, constant_parts, insert_release
+from lmc.passes.predict import longest_answer
 
 _CONSTRAINTS = ("regex", "json_schema", "ebnf", "lark", "structural_tag", "dtype", "constraint")
 
@@ -31,14 +40,14 @@ class PlanSpeculation(Pass):
     """Gives chains of gens templates for one request (APIs); prefills arms of decisions that wait for an answer (others).
 
     max_gens   gens that one request may cover
-    max_chars  constant text that an arm may begin with for its prefill to be cheap
-    min_chars  text shorter than this is not worth one
+    max_arms   more arms than this are not prefilled, since only one of them will be needed
+    free_rows  rows of a pass of the model that are nearly free beside those that decode
     """
 
     name: ClassVar[str] = "plan-speculation"
     max_gens: int = 8
-    max_chars: int = 400
-    min_chars: int = 16
+    max_arms: int = 2
+    free_rows: int = 188
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         if ctx.target.kind != "tokens":
@@ -73,39 +82,43 @@ class PlanSpeculation(Pass):
     # -- arms
 
     def _prefill_arms(self, graph: Graph, ctx: PassContext) -> Graph:
-        waits = _waits(graph)
-        asking = asked_from(graph)
         rewriter = Rewriter(graph)
         heads: dict[str, list[Op]] = {}  # new appends, by the block at whose end they stand
         becomes: dict[int, tuple[Op, Op]] = {}  # an arm's append → the head it goes on from, what is left of it
-        for block in graph.blocks:
-            switch = block.terminator
-            if switch.kind != "switch" or len(switch.cases) != 2:
+        for label, arms in _decisions(graph):
+            if not self._worth(arms, ctx):
                 continue
-            pending = waits[switch.operands[0]] if isinstance(switch.operands[0], Value) else 0
-            defined = _defined_above(graph, block.label)
-            for label in block.successors:
-                op = next((op for op in graph.block[label].ops if op.kind == "append" and asking[op.results[0]]), None)
-                base = op.operands[0] if op is not None else None
-                if op is None or not isinstance(base, Value) or base not in defined or not pending & ~waits[base]:
-                    continue  # there is nothing to ask, or nothing to wait for
-                text = constant_parts(op)
-                if not self.min_chars <= plain_size(text) <= self.max_chars:
-                    continue
+            for arm in arms:
+                (base, *text), op = arm.head, arm.op
                 head = Op("append", (base, *text), (rewriter.fresh("ctx"),), {}, (), op.loc)
-                heads.setdefault(block.label, []).append(head)
+                heads.setdefault(label, []).append(head)
                 becomes[id(op)] = head, with_operands(op, (head.results[0], *op.operands[1 + len(text) :]))
-                ctx.count("arms prefilled")
         if not heads:
             return graph
         return self._placed(_moved(graph, heads, becomes, rewriter), [h for hs in heads.values() for h in hs])
+
+    def _worth(self, arms: Sequence[Arm], ctx: PassContext) -> bool:
+        """Whether prefilling the arms of a decision saves passes and costs none; counts why not."""
+        measure = ctx.target.measure
+        tokens = [measure.in_tokens(measure.size(arm.head[1:])) for arm in arms]
+        if len(arms) > self.max_arms:
+            ctx.count("arms left: too many of one decision", len(arms))
+        elif max(tokens) <= self.free_rows:
+            ctx.count("arms left: short, so they ride with what they ask", len(arms))
+        elif sum(tokens) > self.free_rows * min(arm.passes for arm in arms):
+            ctx.count("arms left: longer than the wait has free rows for", len(arms))
+        else:
+            ctx.count("arms prefilled", len(arms))
+            ctx.count("tokens prefilled for arms, about", sum(tokens))
+            return True
+        return False
 
     def _placed(self, graph: Graph, heads: Sequence[Op]) -> Graph:
         tree, insertions = Tree.of(graph), Insertions()
         for head in heads:
             (value,) = head.results
             label, index = tree.place[id(graph.producer[value])]
-            insertions.add(label, index + 1, Op("prefill", (value,), (), {}, (), head.loc))
+            insertions.add(label, index + 1, Op("prefill", (value,), (), {"scope": "spare"}, (), head.loc))
             insert_release(graph, Fork.of(tree, value, 0), label, index + 1, insertions)
         return insertions.applied(graph)
 
@@ -146,6 +159,47 @@ def _same_request(op: Op, following: Op) -> bool:
 
 
 # -- arms --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An arm of a decision whose first text can be computed before it.
+
+    op      the append that it begins with
+    head    its prompt, and its constant beginning
+    passes  of the model, at most, until the answers are there that the decision waits for and the prompt does not
+    """
+
+    op: Op
+    head: tuple[Operand, ...]
+    passes: int
+
+
+def _decisions(graph: Graph) -> Iterator[tuple[str, list[Arm]]]:
+    """Blocks that end in a decision which waits, and the arms that have something to prefill."""
+    waits, asks = _waits(graph), [op for op in graph.ops() if trait(op) == "samples"]
+    asking = asked_from(graph)
+    for block in graph.blocks:
+        switch = block.terminator
+        if switch.kind != "switch" or not isinstance(switch.operands[0], Value):
+            continue
+        pending, defined = waits[switch.operands[0]], _defined_above(graph, block.label)
+        arms: list[Arm] = []
+        for label in dict.fromkeys(block.successors):
+            op = next((op for op in graph.block[label].ops if op.kind == "append" and asking[op.results[0]]), None)
+            base = op.operands[0] if op is not None else None
+            if op is None or not isinstance(base, Value) or base not in defined:
+                continue  # there is nothing to ask, or nothing to go on from
+            awaited = pending & ~waits[base]
+            passes = [_passes(graph, ask) for i, ask in enumerate(asks) if awaited >> i & 1]
+            if passes and (text := constant_parts(op)):
+                arms.append(Arm(op, (base, *text), max(passes)))
+        if arms:
+            yield block.label, arms
+
+
+def _passes(graph: Graph, ask: Op) -> int:
+    return 1 if ask.kind == "select" else longest_answer(graph, ask)
 
 
 def _waits(graph: Graph) -> Mapping[Value, int]:

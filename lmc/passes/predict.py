@@ -1,30 +1,29 @@
 """What a planned graph is expected to cost, op by op, for whoever shows it. Counts; changes nothing.
 
-Text is counted in characters (a token is about four), since a graph knows no tokenizer; text that is known only at run
-time counts as `unknown_chars`. A prompt is computed by the first op on its path that needs it, a prefill or an ask, and
-shared by all that come later.
+Text is counted in tokens where the target's tokenizer is known, else in characters (a token is about four): `Measure`. A
+prompt is computed by the first op on its path that needs it, a prefill or an ask, and shared by all that come later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lmc.ir.analysis import dominance
 from lmc.ir.core import Graph, Op, Operand, Symbol, Value
 from lmc.ir.ops import trait
 from lmc.passes.batch_forks import choices
-from lmc.prompt import Special
+from lmc.passes.manager import CHARACTERS, Measure
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Expected cost of one ask or prefill.
+    """Expected cost of one ask or prefill. Lengths of texts are in the measure's unit.
 
-    computed  characters of its prompt that are computed for it
-    shared    characters of its prompt that an op before it has computed
+    computed  of its prompt, what is computed for it
+    shared    of its prompt, what an op before it has computed
     answer    most tokens of its answer, by its length and its constraint; of a select, none
-    scored    characters of choices that are scored; those that choices begin with in common once
+    scored    of choices, what is scored; what choices begin with in common once
     forced    share of its constraint's automaton in which nothing is left to choose
     group     number and size of the group it is submitted with, or None
     """
@@ -42,10 +41,10 @@ class Cost:
         return 1 + self.answer * (1 - self.forced)
 
 
-def predict(graph: Graph, *, unknown_chars: int = 200, max_tokens: int = 128) -> Mapping[int, Cost]:
+def predict(graph: Graph, measure: Measure = CHARACTERS, *, max_tokens: int = 128) -> Mapping[int, Cost]:
     """Costs by the index of the op in `graph.ops()`. `max_tokens` is the run's default for asks that name none."""
     above = dominance(graph)
-    lengths = _lengths(graph, unknown_chars, max_tokens)
+    lengths = _lengths(graph, measure, max_tokens)
     home: dict[Value, list[str]] = {}  # where a prompt's KV is computed: labels of blocks
     costs: dict[int, Cost] = {}
     index = 0
@@ -60,37 +59,36 @@ def predict(graph: Graph, *, unknown_chars: int = 200, max_tokens: int = 128) ->
                         break
                     home.setdefault(node, []).append(block.label)
                     producer = graph.producer.get(node)
-                    computed += _size(producer, unknown_chars)
+                    computed += _size(producer, measure)
                     node = producer.operands[0] if producer is not None and producer.operands else None
                 if op.results:
                     home.setdefault(op.results[0], []).append(block.label)
-                costs[index] = _cost(graph, op, computed, shared, unknown_chars, max_tokens)
+                costs[index] = _cost(graph, op, computed, shared, measure, max_tokens)
             index += 1
     return costs
 
 
-def _lengths(graph: Graph, unknown: int, max_tokens: int) -> Mapping[Operand, int]:
-    """Characters from the root to each prompt, answers at their longest."""
-    lengths: dict[Operand, int] = {p: unknown for p in graph.params if p.type == "ctx"}
+def _lengths(graph: Graph, measure: Measure, max_tokens: int) -> Mapping[Operand, int]:
+    """From the root to each prompt, answers at their longest."""
+    lengths: dict[Operand, int] = {p: measure.unknown for p in graph.params if p.type == "ctx"}
     for op in graph.ops():
         for v in op.results:
             if v.type == "ctx":
                 before = lengths[op.operands[0]] if op.operands else 0
-                lengths[v] = before + (4 * _answer(graph, op, max_tokens) if op.kind == "gen" else _size(op, unknown))
+                answer = measure.per_token * longest_answer(graph, op, max_tokens) if op.kind == "gen" else 0
+                lengths[v] = before + answer + _size(op, measure)
     return lengths
 
 
-def _cost(graph: Graph, op: Op, computed: int, shared: int, unknown: int, max_tokens: int) -> Cost:
+def _cost(graph: Graph, op: Op, computed: int, shared: int, measure: Measure, max_tokens: int) -> Cost:
     group = op.attr("group")
     if op.kind == "select":
-        return Cost(
-            computed, shared, 0, _trie([x if isinstance(x, str) else "?" * unknown for x in choices(op)]), 0.0, group
-        )
+        return Cost(computed, shared, 0, _trie(choices(op), measure), 0.0, group)
     if op.kind == "prefill":
         return Cost(computed, shared)
     constant = _constant(graph, op)
     forced = constant.attr("forced", 0.0) if constant is not None else 0.0
-    return Cost(computed, shared, _answer(graph, op, max_tokens), 0, forced, group)
+    return Cost(computed, shared, longest_answer(graph, op, max_tokens), 0, forced, group)
 
 
 def _constant(graph: Graph, op: Op) -> Op | None:
@@ -98,7 +96,8 @@ def _constant(graph: Graph, op: Op) -> Op | None:
     return graph.constants[name.name] if isinstance(name, Symbol) else None
 
 
-def _answer(graph: Graph, op: Op, max_tokens: int) -> int:
+def longest_answer(graph: Graph, op: Op, max_tokens: int = 128) -> int:
+    """Most tokens that a gen's answer has, by its length and its constraint."""
     given = op.attr("max_tokens")
     most = given if isinstance(given, int) else max_tokens
     constant = _constant(graph, op)
@@ -106,25 +105,20 @@ def _answer(graph: Graph, op: Op, max_tokens: int) -> int:
     return most if longest is None else min(most, longest + 1)
 
 
-def _size(op: Op | None, unknown: int) -> int:
-    """Characters that an op adds to a prompt and that nobody has computed; a parameter brings what came before the graph."""
+def _size(op: Op | None, measure: Measure) -> int:
+    """What an op adds to a prompt that nobody has computed; a parameter brings what came before the graph."""
     if op is None:
-        return unknown
-    if op.kind != "append":
-        return 0  # an answer is computed while it is sampled
-    return sum(
-        len(x) if isinstance(x, str) else 4 if isinstance(x, Special) else unknown if isinstance(x, Value) else 0
-        for x in op.operands[1:]
-    )
+        return measure.unknown
+    return measure.size(op.operands[1:]) if op.kind == "append" else 0  # an answer is computed while it is sampled
 
 
-def _trie(texts: list[str]) -> int:
-    """Characters of a trie of texts."""
-    total, before = 0, ""
-    for text in sorted(set(texts)):
+def _trie(texts: Sequence[Operand], measure: Measure) -> int:
+    """The length of a trie of texts, those that are known."""
+    total, before = measure.unknown * sum(not isinstance(text, str) for text in texts), ""
+    for text in sorted({text for text in texts if isinstance(text, str)}):
         common = next(
             (i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), min(len(before), len(text))
         )
-        total += len(text) - common
+        total += measure.text(text[common:])
         before = text
     return total

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lmc.ir.analysis import critical_path
-from lmc.passes.manager import PassManager, parse_pipeline
+from lmc.passes.manager import CHARACTERS, Measure, PassManager, Target, parse_pipeline
 from lmc.passes.predict import Cost, predict
 from tests.passes.filecheck import graph_of
 
@@ -21,14 +23,31 @@ BODY = """
 
 def test_costs_of_forks() -> None:
     graph = PassManager(parse_pipeline("lower-constraint,plan-prefix{min_chars = 64},batch-forks")).run(graph_of(BODY))
-    costs = {op.results[1].name if op.results else op.kind: predict(graph, unknown_chars=100).get(i) for i, op in enumerate(graph.ops()) if i in predict(graph)}  # fmt: skip
+    expected = predict(graph, replace(CHARACTERS, unknown=100))
+    costs = {op.results[1].name if op.results else op.kind: expected[i] for i, op in enumerate(graph.ops()) if i in expected}
     assert costs == {
         "prefill": Cost(computed=110),
         "x": Cost(computed=4, shared=110, answer=7, group=(0, 2)),
         "y": Cost(computed=3, shared=110, answer=2, group=(0, 2)),
         "z": Cost(computed=0, shared=113 + 4 * 2, scored=4),
     }
-    assert costs["x"] is not None and costs["x"].passes == 8
+    assert costs["x"].passes == 8
+
+
+def test_costs_are_tokens_where_the_tokenizer_is_known() -> None:
+    """Text by the target's tokenizer, a special token as one, an answer as it is."""
+    target = Target(tokens=lambda text: len(text.split()))
+    graph = graph_of("""
+        %c1 = append(%c0, special("<|im_start|>"), "one two three ", %essay)
+        %c2, %x, %m0 = gen(%c1) {max_tokens = 7}
+        %c3, %y, %m1 = select(%c2, "it is so", "it is not")
+        return(%y, %c3)
+    """, "%c0: ctx, %essay: str")  # fmt: skip
+    assert target.measure.unit == "tokens"
+    assert list(predict(graph, replace(target.measure, unknown=9)).values()) == [
+        Cost(computed=9 + 1 + 3 + 9, answer=7),
+        Cost(shared=9 + 1 + 3 + 9 + 7, scored=4),
+    ]
 
 
 def test_what_one_arm_computes_is_not_there_in_the_other() -> None:
@@ -42,7 +61,7 @@ def test_what_one_arm_computes_is_not_there_in_the_other() -> None:
         %c3, %y, %m1 = gen(%c1)
         return(%y, %c3)
     """, "%c0: ctx, %k: bool")  # fmt: skip
-    assert [cost.computed for cost in predict(graph, unknown_chars=5).values()] == [15, 15]
+    assert [cost.computed for cost in predict(graph, Measure("characters", len, 4, 5, 4)).values()] == [15, 15]
 
 
 def test_the_critical_path_adds_up_passes() -> None:

@@ -188,12 +188,12 @@ class Asker:
 
     # -- prefill -----------------------------------------------------------------------------------------------
 
-    def prefill(self, place: Place, order: Order) -> Request | None:
+    def prefill(self, place: Place, order: Order, spare: bool) -> Request | None:
         """Computes the prompt but for its last tokens, which the text that follows may still change."""
         prompt = self.ids(place)
         self._check_length(len(prompt), None)
         stable = prompt[: len(prompt) - self.encoder.unstable(place.run)]
-        return Request(Kind.PREFILL, stable, on_done=lambda _: None, priority=order) if len(stable) else None
+        return Request(Kind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare) if len(stable) else None
 
     # -- refusals ----------------------------------------------------------------------------------------------
 

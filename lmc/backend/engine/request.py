@@ -86,6 +86,7 @@ class Request:
     priority: tuple[int, ...] = ()  # the plan's visit order
     namespace: str = ""  # shares cached KV with requests of the same one only
     group: Group | None = None
+    spare: bool = False  # PREFILL: in rows that are nearly free, until somebody needs it
 
     # identity and outcome
     order: int = field(default_factory=lambda: next(_order))

@@ -28,6 +28,8 @@ from lmc.backend.engine.request import Kind, Request
 
 _LOOKED_AT = 64  # waiting requests whose prompts are counted
 _WINDOW = 256  # waiting requests looked at in one pass
+FREE_ROWS = 188
+"""Rows of a pass that are nearly free: below it, reading the weights takes the time (docs/performance.md)."""
 _PATIENCE = 512  # passes after which a request goes first, whatever is cached
 _ON_ITS_WAY = 2  # passes that the first of a group wait for the others to arrive
 _TOGETHER = 16  # passes that a group waits for room for all of it
@@ -256,7 +258,7 @@ class Scheduler:
 
     def _advance(self, work: Pass, req: Request, room: int, place: Place) -> int:
         """The next chunk of the head, behind `place`, and the branches once it is complete; returns the rows used."""
-        n = max(0, min(req.head_len - req.device_len, room))
+        n = max(0, min(req.head_len - req.device_len, self._own_room(work, req, room)))
         used, row = n, -1
         planned = req.device_len + n
         if n > 0:
@@ -295,6 +297,10 @@ class Scheduler:
             req.next_row += n
         return req.next_row - begun
 
+    def _own_room(self, work: Pass, req: Request, room: int) -> int:
+        """What is spare has the free rows of a pass that others run in anyway."""
+        return min(room, FREE_ROWS - work.rows) if req.spare else room
+
     def _extend(self, work: Pass, req: Request, n: int) -> int:
         """Rows for the next `n` known tokens, in fresh slots; scores for those behind them that are known too."""
         at = req.device_len
@@ -328,6 +334,10 @@ class Scheduler:
                     left.extend(candidates[i:])
                     break
                 start = self._start(req)
+                if self._own_room(work, req, room) <= 0:
+                    left.append(req)
+                    deferred = True
+                    continue
                 verdict = self._together(work, req, start) or self._try_admit(work, req, start)
                 if verdict is _Verdict.ADMITTED:
                     progress = True
@@ -399,11 +409,12 @@ class Scheduler:
     def _starved(self, req: Request) -> bool:
         return self._clock - req.since > _PATIENCE
 
-    def _rank(self, req: Request) -> tuple[bool, int, tuple[int, ...], int]:
-        """Starved first, then longest cached prefix, then the plan's order, then arrival."""
+    def _rank(self, req: Request) -> tuple[bool, bool, int, tuple[int, ...], int]:
+        """Starved first, then longest cached prefix, then the plan's order, then arrival; last what may not be needed."""
         if self._starved(req):
-            return (False, 0, (), req.order)
-        return (True, -self.tree.match(req.ids[: req.head_len], req.match_limit, req.namespace).end, req.priority, req.order)
+            return (False, req.spare, 0, (), req.order)
+        cached = self.tree.match(req.ids[: req.head_len], req.match_limit, req.namespace).end
+        return (True, req.spare, -cached, req.priority, req.order)
 
     def _start(self, req: Request) -> _Start:
         """How much of a head is cached or computed in this pass, and by whom."""
@@ -419,6 +430,7 @@ class Scheduler:
         if leader is not None:
             if req.is_twin_of(leader) and any(r is leader for _, r in work.first):
                 return self._join(req, leader)
+            leader.spare &= req.spare  # somebody needs it
             if start.at == self._planned[leader] < min(leader.head_len, req.head_len) and leader.ids[start.at] == req.ids[start.at]:
                 return _Verdict.LATER  # it goes on with that in the next pass
             if at == req.head_len:
