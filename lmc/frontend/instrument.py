@@ -13,6 +13,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import contextlib
 import copy
 import dis
 import inspect
@@ -221,12 +222,15 @@ _FORBIDDEN = {"exec": "exec", "vars": "vars() of the frame", "dir": "dir() of th
 
 class _Rewrite(ast.NodeTransformer):
     def __init__(self, fn: types.FunctionType, class_name: str | None) -> None:
+        self.globals = fn.__globals__
         self.file = fn.__code__.co_filename
         self.free = set(fn.__code__.co_freevars)
         self.class_name = class_name
         self.evaluates_annotations = not fn.__code__.co_flags & __future__.annotations.compiler_flag
         self.scopes: list[_Bindings | _Names] = []
         self.temps = 0
+        self.managers = set[ast.AST]()  # functions under @contextmanager
+        self.guarding = set[tuple[str, int]]()  # those of them that may handle what is raised where they are left, by name and line
         self.thunks = 0  # > 0 where an assignment expression is not allowed
         self.awaits = False  # whether `await` is allowed here, so that reads need not hold the event loop
 
@@ -533,8 +537,11 @@ class _Rewrite(ast.NodeTransformer):
 
     def _inner(self, node: Any, scope: Any) -> None:
         """Rewrites the body of an inner function or class in its own scope."""
-        for late in _cleaned_up(node):  # the end of such a generator runs the program's code at a time of Python's choosing
-            raise self.refuse("`yield` inside of `try` or `with`", late)
+        if node not in self.managers:  # what a `with` statement runs to its end; the end of another generator comes when Python chooses
+            for late in _cleaned_up(node):
+                raise self.refuse("`yield` inside of `try` or `with`", late)
+        elif any(_cleaned_up(node)):
+            self.guarding.add((node.name, _first_line(node)))
         self.scopes.append(scope)
         thunks, self.thunks = self.thunks, 0
         awaits, self.awaits = self.awaits, isinstance(node, ast.AsyncFunctionDef)
@@ -568,6 +575,18 @@ class _Rewrite(ast.NodeTransformer):
             if arg is not None:
                 arg.arg, arg.annotation = self.mangle(arg.arg), self._annotation(arg.annotation)
 
+    def is_manager(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+        """Whether `contextlib.contextmanager` alone is what a function goes through, and leaving it always ends it."""
+        if not _ends_when_left(node):
+            return False
+        match node.decorator_list:
+            case [ast.Name(name)]:
+                return self.place(name) == "global" and self.globals.get(name) is contextlib.contextmanager
+            case [ast.Attribute(ast.Name(module), "contextmanager")]:
+                return self.place(module) == "global" and self.globals.get(module) is contextlib
+            case _:
+                return False
+
     def _annotation(self, node: ast.expr | None) -> ast.expr | None:
         """What a function says of its types, for those who look at it: Python evaluates it, as it is."""
         if node is not None and self.evaluates_annotations and _may_run(node):
@@ -593,6 +612,8 @@ class _Rewrite(ast.NodeTransformer):
         return defined
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
+        if self.is_manager(node):
+            self.managers.add(node)
         node.decorator_list = [self.visit(d) for d in node.decorator_list]
         self._defaults(node.args)
         node.returns = self._annotation(node.returns)
@@ -962,6 +983,8 @@ def _rewrite(fn: types.FunctionType) -> types.CodeType:
         if isinstance(arg, ast.arg):
             arg.annotation = None  # and so are these
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if rewrite.is_manager(node):
+            rewrite.managers.add(node)
         node.decorator_list, node.returns = [], None
         _without_type_params(node)
         inner = rewrite.visit_FunctionDef(node)
@@ -981,6 +1004,7 @@ def _rewrite(fn: types.FunctionType) -> types.CodeType:
         if isinstance(code, types.CodeType) and code.co_name in (_INNER, fn.__code__.co_name):
             code = _renamed(code.replace(co_name=fn.__code__.co_name), code.co_qualname, fn.__code__.co_qualname)
             _remember(code, None)
+            guarding.update(c for c in (code, *_codes(code)) if (c.co_name, c.co_firstlineno) in rewrite.guarding)
             return code
     raise CannotInstrument(f"the code of {fn.__qualname__} has a form that capture does not know ({fn.__code__.co_filename})")
 
@@ -993,6 +1017,9 @@ def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
         consts = [name if c == code.co_qualname else c for c in consts]  # the body of a class stores its own
     return code.replace(co_consts=tuple(consts), co_qualname=name)
 
+
+guarding: set[types.CodeType] = set()
+"""Code of context managers whose `try` or `with` is around their `yield`."""
 
 _around: dict[types.CodeType, types.CodeType | None] = {}
 """Instrumented code, inner functions included, and the code of the function around it."""
@@ -1074,6 +1101,20 @@ def _cleaned_up(node: ast.AST) -> Iterator[ast.AST]:
     for part in _own_nodes(node):
         if isinstance(part, ast.Try | ast.With) or type(part).__name__ == "TryStar":
             yield from (n for n in _own_nodes(part) if isinstance(n, ast.Yield | ast.YieldFrom))
+
+
+def _ends_when_left(node: ast.AST) -> bool:
+    """Whether no exception that is thrown into a generator, of whatever class, lets it go on to another `yield`."""
+    for part in _own_nodes(node):
+        if isinstance(part, ast.ExceptHandler):
+            caught = ast.walk(part.type) if part.type is not None else [ast.Name("BaseException")]
+            if any(getattr(n, "id", getattr(n, "attr", "")) in ("BaseException", "GeneratorExit") for n in caught):
+                return False
+        if isinstance(part, ast.Try | ast.TryStar):
+            last = [n for stmt in part.finalbody for n in (stmt, *_own_nodes(stmt))]
+            if any(isinstance(n, ast.Yield | ast.YieldFrom) for n in last):
+                return False
+    return True
 
 
 def instrument(fn: types.FunctionType, hooks: Any) -> types.FunctionType:

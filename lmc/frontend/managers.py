@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lmc.frontend import reach
-from lmc.frontend.instrument import HOOKS_NAME
+from lmc.frontend.instrument import is_instrumented
 
 PACKAGE = __file__.rsplit("frontend", 1)[0]
 
@@ -31,11 +31,37 @@ class Managed:
         return self._dispatch("left", (self._manager, error), {})
 
 
+class Guarded:
+    """Stands for a manager of the program's own while tracing, which may handle what the block raises: `around` is told."""
+
+    def __init__(self, manager: Any, around: Callable[[int], None]) -> None:
+        self._manager, self._around = manager, around
+
+    def __enter__(self) -> Any:
+        entered = self._manager.__enter__()
+        self._around(1)
+        return entered
+
+    def __exit__(self, cls: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None) -> Any:
+        self._around(-1)
+        return self._manager.__exit__(cls, error, traceback)
+
+
 def is_own_manager(x: Any) -> bool:
     """Whether Python may run a manager as it is: one of a state (`s.user()`), or of a generator of the program's own."""
     if reach.is_language(x):
         return True
+    code = generator_code(x)
+    return code is not None and (code.co_filename.startswith(PACKAGE) or is_instrumented(code))
+
+
+def is_generator_manager(x: Any) -> bool:
+    """Whether a manager is one of a generator function of the program's own. Only a `with` statement may have it."""
+    code = generator_code(x)
+    return code is not None and is_instrumented(code)
+
+
+def generator_code(x: Any) -> types.CodeType | None:
+    """The code that a manager of `contextlib.contextmanager` runs."""
     generator = getattr(x, "gen", None) if type(x).__module__ == "contextlib" else None
-    if not isinstance(generator, types.GeneratorType):
-        return False
-    return generator.gi_code.co_filename.startswith(PACKAGE) or HOOKS_NAME in generator.gi_code.co_freevars
+    return generator.gi_code if isinstance(generator, types.GeneratorType) else None

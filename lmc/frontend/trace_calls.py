@@ -20,6 +20,7 @@ from lmc.frontend.hooks import BUILT, CHOICES, hooks
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native
 from lmc.frontend.interpreter import Function
+from lmc.frontend.managers import is_generator_manager
 from lmc.frontend.own import NOT_OWN
 from lmc.frontend.raising import content, is_constant
 from lmc.frontend.state import StateGroup
@@ -116,6 +117,8 @@ class CallMode(OutsideMode):
             if any(map(reach.holds_language, args)) or any(map(reach.holds_language, kwargs.values())):
                 return self.calls(self.decide(fn), args, kwargs)
             return self.effect(fn, args, kwargs)
+        if is_generator_manager(fn):
+            raise TraceEscape("uses a context manager it made as a decorator")
         if isinstance(fn, HostFunction):
             return self.marked_call(fn, args, kwargs)
         if isinstance(fn, types.MethodType) and isinstance(fn.__func__, HostFunction):
@@ -234,6 +237,8 @@ class CallMode(OutsideMode):
             return self.value_method(error, name, args, kwargs)
         if isinstance(owner, Value):
             return self.value_method(owner, name, args, kwargs)
+        if is_generator_manager(owner):
+            raise TraceEscape(f"calls {name} of a context manager it made")
         if isinstance(owner, Function) and name == "run":
             return self.calls(owner, args, kwargs)
         if isinstance(owner, Function) and name == "arun" and not owner.split(kwargs)[1]:

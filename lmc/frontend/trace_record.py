@@ -30,6 +30,7 @@ from lmc.frontend.hooks import DEFINED, LAZY, CountingMode, Key, hooks, program_
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known
 from lmc.frontend.instrument import is_instrumented, rebinds, stays, tried
+from lmc.frontend.managers import is_generator_manager
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import Gathered, Scoped, State, StateGroup, Stored
 from lmc.frontend.trace_state import NOT_AN_ATTRIBUTE, Answer
@@ -91,6 +92,7 @@ class Recorder(CountingMode):
         self.outermost = sys._getframe(1).f_code  # pyright: ignore[reportPrivateUsage]  # frames further out are not the program's
         self.outer_error = sys.exception()  # what the caller of the program is handling
         self.managers = 0  # open context managers of the host
+        self.guards_open = 0  # and of the program's own, of those that may handle an exception
         self.entered_hosts = set[int]()  # their identities; some were open before
         self.expected: Counter[object] = Counter()  # answers that were assumed, by place
         self.functions: dict[int, tuple[types.FunctionType, Value]] = {}  # of the program's own, that host code was handed
@@ -267,7 +269,7 @@ class Recorder(CountingMode):
 
     def is_tried(self) -> bool:
         """Whether the program may handle an exception that is raised here: inside `try`, or `with` of the host."""
-        if self.managers:
+        if self.managers or self.guards_open:
             return True
         frame: types.FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
         while frame is not None and frame.f_code is not self.outermost:
@@ -443,6 +445,8 @@ class Recorder(CountingMode):
             self.class_handed(x)
         if isinstance(x, HostFunction):
             return self.marked(x)
+        if is_generator_manager(x):
+            raise TraceEscape("hands a context manager it made to host code")
         if isinstance(x, (*LAZY, types.MethodType)) and not self._is_outside(x):
             raise TraceEscape(f"hands a {type(x).__name__} it made to host code")
         if reach.holds_language(x):

@@ -25,8 +25,9 @@ from lmc.frontend.aio import Ready
 from lmc.frontend.arguments import Parameters
 from lmc.frontend.hooks import Key, hooks, inner_key, program_frame
 from lmc.frontend.hostops import Known, Shape, native
-from lmc.frontend.instrument import instrument
+from lmc.frontend.instrument import guarding, instrument
 from lmc.frontend.interpreter import ACTIVE, Function
+from lmc.frontend.managers import Guarded, generator_code
 from lmc.frontend.own import NOT_OWN
 from lmc.frontend.primitives import Expr, raised_at
 from lmc.frontend.raising import caused, content, is_constant, stand_in
@@ -542,7 +543,13 @@ class TraceMode(CallMode):
     # -- statements
 
     def enter(self, manager: Any) -> Any:
+        if generator_code(manager) in guarding:
+            return Guarded(manager, self.guarded)
         return self.managed(manager, isinstance(manager, Value) or hasattr(type(manager), "__enter__"))
+
+    def guarded(self, step: int) -> None:
+        """A `with` of the program's own begins or ends, whose manager may handle what is raised in it."""
+        self.guards_open += step
 
     def entered(self, manager: Any) -> Any:
         method = type(manager).__dict__.get("__enter__")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import lmc
-from tests.conformance.harness import case, cases, effect
+from tests.conformance.harness import EFFECTS, case, cases, effect, leave
 from tests.conformance.test_exceptions import ITEMS, ToolError, tool, varied
 
 LOCK = threading.RLock()
@@ -201,6 +202,162 @@ def a_file(s: Any, q: str) -> Any:
                 break
     s += lmc.gen("x", max_tokens=4)
     return first, f.closed
+
+
+# managers that are generator functions of the program, with `try` around their `yield`
+
+
+@contextlib.contextmanager
+def section(s: Any, name: str) -> Iterator[Any]:
+    s += f"[{name}"
+    effect("begins", name)
+    try:
+        yield s
+    except ValueError as error:
+        effect("handles", str(error))
+        s += "!"
+    else:
+        effect("fine")
+    finally:
+        effect("ends", name)
+        s += "]"
+
+
+@compiled()
+def section_of_answers(s: Any, q: str) -> Any:
+    for f in s.fork(2):
+        with section(f, "a") as inside:
+            inside += q + lmc.gen("x", max_tokens=4)
+        s += f["x"]
+
+
+@compiled()
+def section_left_early(s: Any, q: str) -> Any:
+    for i in range(3):
+        with section(s, str(i)):
+            s += lmc.gen("x", max_tokens=2)
+            if i == 0:
+                continue
+            if "a" in s["x"]:
+                break
+            return i
+    return "end"
+
+
+@compiled()
+def section_that_handles(s: Any, q: str) -> Any:
+    with section(s, "outer"), section(s, "inner"):
+        s += q + lmc.gen("x", max_tokens=4)
+        return int(s["x"])
+    return "handled"
+
+
+@compiled()
+def section_that_does_not_handle(s: Any, q: str) -> Any:
+    try:
+        with section(s, "outer"):
+            s += q + lmc.gen("x", max_tokens=4)
+            tool(s["x"])
+            {}[s["x"]]
+    except (KeyError, ToolError) as error:
+        return repr(error)
+
+
+@compiled()
+def section_defined_inside(s: Any, q: str) -> Any:
+    @contextlib.contextmanager
+    def turn(n):
+        try:
+            with s.var_scope(f"turn{n}"):
+                yield n
+        except LookupError as error:
+            raise ValueError(n) from error
+        finally:
+            s.__iadd__("-")
+
+    @contextlib.contextmanager
+    def plain():
+        yield 3
+
+    with turn(1) as n, plain() as m:
+        s += f"{n}{m}" + q
+    try:
+        with turn(2), turn(3):
+            s += lmc.gen("x", max_tokens=4)
+            {}[s["x"]]
+    except ValueError as error:
+        return repr(error), repr(error.__cause__), repr(error.__context__)
+
+
+class Writer:
+    def __init__(self, s: Any) -> None:
+        self.s, self.depth = s, 0
+
+    @contextlib.contextmanager
+    def deeper(self) -> Iterator[int]:
+        self.depth += 1
+        try:
+            yield self.depth
+        except (ValueError, KeyError) as error:
+            self.s += type(error).__name__
+        finally:
+            self.depth -= 1
+
+
+@compiled()
+def section_that_is_a_method(s: Any, q: str) -> Any:
+    writer = Writer(s)
+    with writer.deeper() as n:
+        s += q + str(n) + lmc.gen("x", max_tokens=4)
+        with writer.deeper():
+            int(s["x"])
+        {}[s["x"]]
+    return writer.depth
+
+
+@case(ITEMS, backend=varied)
+def sections_that_are_not_captured(s: Any, q: str) -> Any:
+    @contextlib.contextmanager
+    def all_of_it(s):
+        try:
+            yield
+        except BaseException as error:
+            effect(type(error).__name__)
+            raise
+
+    @contextlib.contextmanager
+    def short():
+        try:
+            yield 3
+        finally:
+            effect("short")
+
+    by_hand = short()
+    by_hand.__enter__()
+    with contextlib.ExitStack() as stack:
+        s += str(stack.enter_context(short())) + lmc.gen("x", max_tokens=4)
+    short()(effect)("called")
+    by_hand.__exit__(None, None, None)
+    with all_of_it(s):
+        s += "!"
+        int(s["x"])
+
+
+@case(ITEMS, backend=varied)
+def section_that_the_interpreter_ends(s: Any, q: str) -> Any:
+    with section(s, "a") as inside:
+        inside += q + lmc.gen("x", max_tokens=4)
+        leave(q)
+        int(s["x"])
+
+
+def test_a_trace_ends_what_it_entered():
+    """What a trace that stops in the middle leaves open runs no code of the program later."""
+    fast = lmc.compile(section_left_early.program, backend=lmc.Mock())
+    EFFECTS.clear()
+    fast.lower(q="a")
+    gc.collect()
+    assert EFFECTS == [] and fast.interpreted is None
 
 
 ALL = cases(globals())

@@ -384,7 +384,22 @@ def counting_callbacks(s, q):
     return re.sub("a", count, "banana"), n
 
 
-@row("a generator with `yield` inside of `try` or `with`")
+@row("`with` of a `@contextmanager` function of your own that uses a state, also with `try` around its `yield`")
+def own_managers(s, q):
+    @contextlib.contextmanager
+    def turn():
+        try:
+            with s.user():
+                yield q
+        finally:
+            s.__iadd__("-")
+
+    with turn() as text:
+        s += text
+    s += gen("x", max_tokens=2)
+
+
+@row("another generator with `yield` inside of `try` or `with`, and a manager that catches `BaseException`")
 def cleaned_up(s, q):
     def steps():
         try:
