@@ -7,6 +7,7 @@ import inspect
 import json
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from lmc.backend.mock import Mock
 from lmc.chat import RoleTemplate
 from lmc.errors import ArgumentError, CaptureWarning, ParameterError, ProgramError
 from lmc.jit import MAX_ARMS, MAX_TREES
+from tests.conformance.harness import conform, effect
 
 
 @lmc.function
@@ -476,3 +478,67 @@ def test_a_program_that_raises_is_no_matter_for_a_warning() -> None:
                 fast(q="a")
     (reason,) = fast.traces()[0].ledger.replayed
     assert reason.startswith("raises UnknownVariable (")
+
+
+@lmc.function
+def starts_threads(s: Any, q: str):
+    def go(f: Any):
+        f.__iadd__(q + lmc.gen("x", max_tokens=2))
+
+    forks = s.fork(2)
+    workers = [threading.Thread(target=go, args=(f,)) for f in forks]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    s += "".join(f["x"] for f in forks)
+
+
+@lmc.function
+def maps_on_threads(s: Any, q: str):
+    def go(f: Any):
+        f += q + lmc.gen("x", max_tokens=2)
+        return f["x"]
+
+    with ThreadPoolExecutor(2) as pool:
+        s += "".join(pool.map(go, s.fork(2)))
+
+
+@lmc.function
+def executes(s: Any, q: str):
+    s += q + lmc.gen("x", max_tokens=2)
+    found: dict[str, Any] = {}
+    exec("n = len(x)", {"x": s["x"]}, found)
+    s += str(found["n"])
+
+
+sourceless: dict[str, Any] = {"gen": lmc.gen}
+exec("def no_source(s, q):\n    s += q + gen('x', max_tokens=2)", sourceless)
+
+
+@pytest.mark.parametrize("program, reason", [
+    (starts_threads, "hands starts_threads.<locals>.go, which reaches the language, to host code"),
+    (maps_on_threads, "hands a state to .map() of a traced value"),
+    (executes, ": exec ("),
+    (lmc.function(sourceless["no_source"]), "no_source has no readable source"),
+])  # fmt: skip
+def test_what_is_not_captured_runs_in_the_interpreter_and_says_why_once(program: Any, reason: str):
+    items = [{"q": "a"}, {"q": "b"}]
+    with pytest.warns(CaptureWarning) as said:
+        conform(program, items, opts=(1,))
+    (warning,) = [w for w in said if issubclass(w.category, CaptureWarning)]
+    assert reason in str(warning.message)
+
+
+def test_input_is_a_host_call_like_any_other(monkeypatch: pytest.MonkeyPatch):
+    @lmc.function
+    def asks(s: Any, q: str):
+        s += q + lmc.gen("x", max_tokens=2)
+        s += input(s["x"] + "? ") + lmc.gen("y", max_tokens=2)
+
+    def answer(prompt: str) -> str:
+        effect("input", prompt)
+        return "yes"
+
+    monkeypatch.setattr("builtins.input", answer)
+    conform(asks, [{"q": "a"}, {"q": "b"}], replays=0)
