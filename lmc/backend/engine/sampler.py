@@ -232,6 +232,9 @@ def _greediest(logits: torch.Tensor, requests: Sequence[Request], greedy: Sequen
     return tokens
 
 
+_TRIES = 2  # best tokens looked at before the row is closed, which takes longer than looking for another
+
+
 def _best_on_cpu(row: np.ndarray, req: Request) -> int:
     """Asks for the few allowed tokens first, where they are known; else for the best of all. May write to `row`."""
     matcher = req.answer.matcher if req.answer is not None else None
@@ -239,9 +242,11 @@ def _best_on_cpu(row: np.ndarray, req: Request) -> int:
         return int(row.argmax())
     if (few := matcher.few) is not None and len(few) and not _too_early(req):
         return int(few[row[few].argmax()])
-    token = int(row.argmax())
-    if is_allowed(req, token):
-        return token
+    for _ in range(_TRIES):
+        token = int(row.argmax())
+        if is_allowed(req, token):
+            return token
+        row[token] = -np.inf
     if not _close(row, req):
         return STUCK
     token = int(row.argmax())

@@ -6,16 +6,20 @@ The model is made to say given answers, so that an engine which samples every to
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.backend.local import LocalBackend
 from lmc.errors import CancelledError
+from lmc.fsm.compress import forced_bytes
+from lmc.fsm.forced import _common_prefix
 from lmc.fsm.regex import parse
 from lmc.prompt import Constraint, Gen, SamplingParams, Text
 from tests.backend.engine_fakes import FakeRunner, SteppedCore, automata, logprob, stepped
@@ -383,3 +387,65 @@ def samples_of(f, tokens: list[int]) -> int:
         if at < len(tokens):
             state, at, samples = f.automaton.next(state, tokens[at]), at + 1, samples + 1
     return samples
+
+
+# -- what the model itself says ----------------------------------------------------------------------------------------
+
+
+def needed_by_definition(f, tokens: list[int], rng: random.Random) -> int:
+    """How many of an answer's tokens have to be sampled, looked at one after another: a token need not be if it is next in
+    the canonical encodings of everything that may follow, tried on the answer's own rest, on one with each next byte behind
+    the forced text and some after that, and on random ones."""
+    vocabulary, dfa = f.automaton.vocabulary, f.automaton.dfa
+    at = state = needed = 0
+    while at < len(tokens):
+        before, forced = vocabulary.text(tokens[:at]), forced_bytes(dfa, state)[0]
+        whole = len(forced.decode(errors="ignore").encode())
+        rests = [vocabulary.text(tokens[at:]), *(random_rest(f, state, rng) for _ in range(12)), *next_bytes(f, state, forced)]
+        cuts = [cut for rest in rests if forced and dfa.accepts(before + rest) and (cut := f.seams.cut(before, rest)) is not None]
+        run = _common_prefix(cuts)
+        while len(vocabulary.text(run)) > whole:
+            run = run[:-1]
+        assert tuple(tokens[at : at + len(run)]) == run
+        at, state = at + len(run), dfa.step(state, vocabulary.text(run))
+        if at < len(tokens):
+            state, at, needed = f.automaton.next(state, tokens[at]), at + 1, needed + 1
+    return needed
+
+
+def next_bytes(f, state: int, forced: bytes) -> Iterator[bytes]:
+    """Legal endings behind the forced text, by each next byte, and some after that."""
+    dfa = f.automaton.dfa
+    end = dfa.step(state, forced)
+    for first in np.flatnonzero(dfa.table[end] >= 0).tolist() if forced else ():
+        middle = int(dfa.table[end, first])
+        yield forced + bytes([first]) + f._endings._shortest(middle)
+        for second in np.flatnonzero(dfa.table[middle] >= 0)[::9].tolist():
+            yield forced + bytes([first, second]) + f._endings._shortest(int(dfa.table[middle, second]))
+
+
+def random_rest(f, state: int, rng: random.Random) -> bytes:
+    """A legal ending from a state: bytes at random for a while, then the shortest way out."""
+    dfa, out = f.automaton.dfa, bytearray()
+    for _ in range(rng.choice((0, 1, 2, 4, 40))):
+        ways = np.flatnonzero(dfa.table[state] >= 0).tolist()
+        if not ways:
+            break
+        out.append(rng.choice(ways))
+        state = int(dfa.table[state, out[-1]])
+    return bytes(out) + f._endings._shortest(state)
+
+
+@pytest.mark.model
+def test_passes_of_the_models_own_answers_are_those_of_the_definition():
+    """Greedy answers of the small model, recorded; each needs as many passes as it has tokens that are not certain."""
+    from benchmarks.bench_forcing import answers, questions
+    from lmc.backend.local import Engine
+
+    rng, asked = random.Random(0), questions(6, 3, untold=True)
+    with Engine("smollm2", forced=True) as engine:
+        said_ = answers(engine, asked)
+    for ask, answer in zip(asked, said_, strict=True):
+        f = forced_tokens(ask.regex, smollm2)
+        needed = needed_by_definition(f, list(answer.tokens), rng)
+        assert len(answer.tokens) - answer.forced == needed, answer.text
