@@ -443,6 +443,11 @@ def calls_at_once(fn: Any) -> bool:
     return type(fn).__hash__ is not None and fn in _AT_ONCE
 
 
+def is_type_form(x: object) -> bool:
+    """Whether an object says a type without being a class: `list[str]`, `int | None`, `Literal["a"]`, `Annotated`."""
+    return isinstance(x, types.GenericAlias | types.UnionType) or (type(x).__module__ == "typing" and not isinstance(x, type))
+
+
 LITERALS = (str, int, float, bool, type(None), bytes)
 """Types whose values stand in a graph as literals (exact types: a subclass may behave differently)."""
 

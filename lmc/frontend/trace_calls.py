@@ -68,7 +68,7 @@ class CallMode(OutsideMode):
         return self.is_plain(x) or self.by_identity(x)
 
     def by_identity(self, x: Any) -> bool:
-        return isinstance(x, type | types.FunctionType | types.ModuleType | types.BuiltinFunctionType | HostFunction) or is_enum_member(x)
+        return isinstance(x, type | types.FunctionType | types.ModuleType | types.BuiltinFunctionType | HostFunction) or is_enum_member(x) or hostops.is_type_form(x)
 
     def fresh(self, x: Any) -> Any:
         """Registers a container or iterator that the program just got as its own."""

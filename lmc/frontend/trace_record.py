@@ -734,7 +734,15 @@ def _same_in_every_trace(x: Any) -> object:
         return types.MethodType, id(x.__func__), id(x.__self__)
     if isinstance(x, types.BuiltinMethodType) and isinstance(x.__self__, type):
         return types.BuiltinMethodType, x.__name__, id(x.__self__)
+    if hostops.is_type_form(x) and not _holds_objects(x):
+        return type(x), repr(x), x  # equal unions may name their members in another order
     return (type(x), x) if hostops.is_immutable(x) else ("id", id(x))
+
+
+def _holds_objects(x: Any) -> bool:
+    """Whether a form of a type has objects in it, such as `Annotated`'s: they need not be hashable, or the same each time."""
+    parts = (*getattr(x, "__metadata__", ()), *getattr(x, "__args__", ()))
+    return any(_holds_objects(part) if hostops.is_type_form(part) else not (isinstance(part, type) or hostops.is_immutable(part)) for part in parts)
 
 
 def _promised(fn: HostFunction) -> dict[str, Attr]:

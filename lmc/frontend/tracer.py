@@ -11,6 +11,7 @@ needs a concrete answer, the decisions given for the path so far are used; at th
 from __future__ import annotations
 
 import collections.abc
+import enum
 import inspect
 import itertools
 import operator
@@ -120,7 +121,9 @@ class TraceMode(CallMode):
         if reach.is_language(owner):
             with self.auxiliary():
                 return self.fresh(native(operator.getitem, owner, self.concrete(key)))
-        if isinstance(owner, type):
+        if isinstance(owner, enum.EnumType) and reach.holds_value(key):
+            return self.host(self.operation("py.getitem"), [self.operand(owner), self.operand(key)], Known(), "ordered")
+        if isinstance(owner, type) or (hostops.is_type_form(owner) and not reach.holds_value(key)):
             return native(operator.getitem, owner, key)
         item = self.own_method(owner, "__getitem__", key)
         if item is not NOT_OWN:

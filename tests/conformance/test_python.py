@@ -17,7 +17,7 @@ import re
 import string
 import textwrap
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Optional
 
 import pytest
 
@@ -643,6 +643,28 @@ def own_enum(s: Any, q: str) -> Any:
     if colour is Colour.RED:
         return "stop", colour.hex
     return colour.name
+
+
+@case(backend=by_item(c=["RED", "BLUE", "RED"], d=["blue", "RED", "BLUE"]), replays=0)
+def own_enum_by_name(s: Any, q: str) -> Any:
+    s += q + lmc.select("c", choices=[c.name for c in Colour])
+    colour = Colour[s["c"]]
+    s += colour.hex + lmc.gen("d", max_tokens=4)
+    try:
+        return Colour[s["d"]].name, colour is Colour.RED
+    except KeyError as error:
+        return repr(error), colour in (Colour.BLUE,)
+
+
+@case(replays=0)
+def types_written_inside(s: Any, q: str) -> Any:
+    numbers = list[int] | None
+    s += q + lmc.gen("x", dtype=Optional[Literal["a", "b"]], max_tokens=6) + lmc.gen("y", dtype=numbers, max_tokens=6)  # noqa: UP045
+    if "a" in s["x"]:
+        s += lmc.gen("z", dtype=dict[str, int | Literal["z"]], max_tokens=6)
+    else:
+        s += lmc.gen("z", dtype=list[Literal["u", "v"]], max_tokens=6)
+    return str(numbers), numbers == list[int] | None, {list[int]: 1}[list[int]], int | str == str | int, str(str | int)
 
 
 class Descriptor:
