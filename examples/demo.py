@@ -1,4 +1,5 @@
-"""`make demo`: the judge of judge.py, compiled, on the small model. Prints answers, what the plan saved, where the time went."""
+"""`make demo`: the judge of judge.py, compiled, on the small model. Prints answers, what the plan saved, where the time
+went; writes the plan as a page, out/demo.html."""
 
 import json
 import time
@@ -7,6 +8,7 @@ from pathlib import Path
 import lmc
 from examples.judge import judge
 
+PAGE = Path("out/demo.html")
 ESSAYS = Path(__file__).parent / "data" / "essays.jsonl"
 
 
@@ -29,6 +31,9 @@ def main() -> None:
     print_times({"load the model": loaded - begin, "trace": stats.trace_seconds, "plan": stats.plan_seconds,
                  "run": done - loaded - stats.trace_seconds - stats.plan_seconds}, stats.counters.device_seconds)
     print("\nThe plan:\n" + program.explain())
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(program.explain(format="html"), encoding="utf-8")
+    print(f"\nThe same as a page for the browser: {PAGE}")
     engine.close()
 
 

@@ -96,7 +96,7 @@ def section(program: Program, traced: Traced) -> Section:
     ledger = traced.ledger
     if ledger.runs:
         kept = f"; the numbers are those of the last {len(ledger)}" if len(ledger) < ledger.runs else ""
-        facts.append(f"{ledger.runs} runs, {ledger.replayed.total()} of them finished by the interpreter{kept}.")
+        facts.append(f"{ledger.runs} run{'s'[: ledger.runs != 1]}, {ledger.replayed.total()} of them finished by the interpreter{kept}.")
     shown = ", ".join(f"{p.name}: {p.type}" for p in traced.tree.params)
     tables = {
         "What the passes did": dict(planned.stats),

@@ -119,6 +119,26 @@ def answers_needed(graph: Graph) -> Mapping[int, tuple[int, ...]]:
     return found
 
 
+def answers_put(graph: Graph) -> Mapping[int, tuple[int, ...]]:
+    """For each op that goes on from a prompt (by its index in `graph.ops()`) the asks whose answers it puts there itself,
+    and not those that are in its prompt already."""
+    made: dict[Value, frozenset[int]] = {}  # the asks that a value comes from; of a prompt the last one in it
+    found: dict[int, tuple[int, ...]] = {}
+    for i, op in enumerate(graph.ops()):
+        goes_on = any(v.type == "ctx" for v in op.results)
+        put = frozenset[int]().union(*(made.get(v, frozenset()) for v in op.uses if not (goes_on and v.type == "ctx")))
+        if goes_on:
+            found[i] = tuple(sorted(put))
+        for v in op.results:
+            if trait(op) == "samples":
+                made[v] = frozenset({i})
+            elif v.type != "ctx":
+                made[v] = put
+            elif op.operands and isinstance(op.operands[0], Value):
+                made[v] = made.get(op.operands[0], frozenset())
+    return found
+
+
 # -- prompts -------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import PurePath
 
-from lmc.ir.analysis import answers_needed
+from lmc.ir.analysis import answers_put
 from lmc.ir.core import DEFAULT, Graph, Op
 from lmc.ir.layout import HEIGHT, WIDTH, Picture, Step, picture
 from lmc.ir.ops import OPS, trait
@@ -270,8 +270,8 @@ def svg(section: Section, id: str = "s0") -> str:
     width, height = f"{drawn.width + 36:.0f}", f"{drawn.height:.0f}"  # room for curves on the right
     parts = [_edge(a, b, drawn, section) for a in drawn.steps for b in a.children]
     home = {i: step for step in drawn.steps for i in step.ops}
-    for index, needed in answers_needed(graph).items():
-        parts += [_data_edge(home[i], home[index], section, i, index) for i in needed if i in home and index in home and home[i] is not home[index]]
+    for index, put in answers_put(graph).items():
+        parts += [_data_edge(home[i], home[index], section, i, index) for i in put if i in home and index in home and home[i] is not home[index]]
     parts += [_box(step, ops, section, id, any(v in pinned for i in step.ops for v in ops[i].results)) for step in drawn.steps]
     return (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
@@ -292,11 +292,11 @@ def _box(step: Step, ops: Sequence[Op], section: Section, id: str, pinned: bool)
     style += " pinned" if pinned else ""
     style += " critical" if any(i in section.critical for i in step.ops) else ""
     style += " idle" if section.runs and not section.runs.get(step.block) else ""
-    cost = _cost_line(step, section, last)
+    cost = _cost_line(step, section, last) + (", prefilled" if pinned else "")
     x, y = f"{step.x:.0f}", f"{step.y:.0f}"
     return (
         f'<a href="{escape(link)}" class="{style}"><title>{escape(_short(title, 2000))}</title><rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5"/>'
-        f'<text x="{step.x + 8:.0f}" y="{step.y + 16:.0f}">{escape(_short(label, 28))}</text>'
+        f'<text x="{step.x + 8:.0f}" y="{step.y + 16:.0f}">{escape(_short(label, 24))}</text>'
         f'<text class="quiet" x="{step.x + 8:.0f}" y="{step.y + 32:.0f}">{escape(_short(cost, 31))}</text></a>'
     )
 
@@ -305,7 +305,7 @@ def _text(ops: Sequence[Op], indices: Sequence[int]) -> str:
     """The beginning of the text of a step."""
     parts = [p for i in indices if ops[i].kind == "append" for p in ops[i].operands[1:]]
     shown = plain([p for p in parts if isinstance(p, str)]).strip()
-    return f"“{' '.join(shown.split())}”" if shown else ops[indices[-1]].kind
+    return f"“{' '.join(shown.split())}”" if shown else "white space" if all(isinstance(p, str) for p in parts) and parts else ops[indices[-1]].kind
 
 
 def _cost_line(step: Step, section: Section, last: int | None) -> str:
@@ -314,7 +314,8 @@ def _cost_line(step: Step, section: Section, last: int | None) -> str:
         return f"{_mean(s.prompt - s.cached, s.count)} new + {_mean(s.generated, s.count)} out, {seconds(s.seconds / s.count)}"
     if last is not None and last in section.expected:
         e = section.expected[last]
-        return f"{_count(e.computed)} ch new" + (f", ≤ {e.answer} tok out" if e.answer else f", {_count(e.scored)} ch scored" if e.scored else "")
+        unit = "tok" if section.unit == "tokens" else "ch"
+        return f"{_count(e.computed)} {unit} new" + (f", ≤ {e.answer} tok out" if e.answer else f", {_count(e.scored)} {unit} scored" if e.scored else "")
     return f"{len(step.ops)} op{'s'[: len(step.ops) != 1]}"
 
 

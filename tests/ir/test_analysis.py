@@ -7,6 +7,7 @@ from hypothesis import given
 from lmc.ir import Graph, Op, Value, parse
 from lmc.ir.analysis import (
     answers_needed,
+    answers_put,
     critical_path,
     ctx_children,
     ctx_tree,
@@ -104,6 +105,17 @@ graph @f() -> (any) {
 }
 """)
     assert answers_needed(graph) == {1: (), 5: (1,), 6: ()}
+    assert answers_put(graph) == {0: (), 1: (), 4: (1,), 5: (), 6: ()}
+
+
+def test_an_answer_in_a_prompt_is_put_where_its_text_goes_and_not_by_all_that_goes_on() -> None:
+    """Ten turns that each append the last answer's text: ten edges, not fifty."""
+    turns = [f"""
+  %s{n}: str = ctx.text(%c{n})
+  %d{n} = append(%d, %s{n})
+  %c{n + 1}, %x{n}, %m{n} = gen(%d{n})""" for n in range(10)]  # fmt: skip
+    graph = parse(f"graph @f(%c0: ctx, %d: ctx) -> (any) {{{''.join(turns)}\n  return(%x9, %c10)\n}}")
+    assert sum(map(len, answers_put(graph).values())) == 9
 
 
 @search(8, 60)

@@ -216,7 +216,7 @@ class Scheduler:
         for req in islice(self.waiting, min(_LOOKED_AT, max(0, room))):
             if found >= rows:
                 break
-            found += req.head_len - self.tree.match(req.ids[: req.head_len], req.match_limit).end
+            found += req.head_len - self.tree.match(req.ids[: req.head_len], req.match_limit, req.namespace).end
         return found >= rows
 
     # -- the next pass -----------------------------------------------------------------------------------------
