@@ -40,6 +40,7 @@ Encode = Callable[[str], Sequence[int]]
 
 _FEW = 32  # legal texts that are all encoded
 _TRIED = 64  # tokens tried at a boundary before it is taken for unstable
+_LARGE = 2000  # states from which on looking for the ends takes longer than a step may
 _TAIL = 8  # tokens that are looked back at
 _KEPT = 4096  # seams that are remembered
 
@@ -209,12 +210,17 @@ class _Endings:
     def __init__(self, dfa: ByteDFA) -> None:
         self.dfa = dfa
         self._steps: dict[int, tuple[int, int]] = {}
+        if dfa.states > _LARGE:
+            _ = self._distance  # now, and not in a step that others wait for
 
     @cached_property
     def _distance(self) -> np.ndarray:
         """Bytes from each state to the nearest end."""
-        sources, columns = np.nonzero(self.dfa.table >= 0)
-        return to_the_end(sources, self.dfa.table[sources, columns], self.dfa.final)
+        table = self.dfa.table
+        first = np.ones(table.shape, bool)  # of a run of bytes that lead to one state
+        first[:, 1:] = table[:, 1:] != table[:, :-1]
+        sources, columns = np.nonzero(first & (table >= 0))
+        return to_the_end(sources, table[sources, columns], self.dfa.final)
 
     def all_from(self, state: int, limit: int) -> list[bytes] | None:
         """All of them, or None if they are more than `limit`."""
