@@ -161,6 +161,10 @@ class Mode:
         """A function or class that the program just made, before its decorators see it."""
         return definition
 
+    def decorator(self, decorator: Any) -> Any:
+        """What a definition of the program goes through."""
+        return decorator
+
     def base(self, base: Any) -> Any:
         """What a class statement names behind the class's name."""
         return base
@@ -374,6 +378,11 @@ class CountingMode(Own, Mode):
     def defined(self, definition: Any) -> Any:
         self.definitions[id(definition)] = weakref.ref(definition), self.tick  # not kept alive
         return definition
+
+    def decorator(self, decorator: Any) -> Any:
+        if isinstance(decorator, Value):
+            raise TraceEscape("decorates a definition with what the host made")
+        return decorator if reach.only_defines(decorator) else self.callback(decorator)
 
     def is_own_definition(self, x: Any) -> bool:
         """Whether the program made a function or class in this run: what its attributes hold is of this run alone."""

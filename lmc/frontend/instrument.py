@@ -614,7 +614,7 @@ class _Rewrite(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
         if self.is_manager(node):
             self.managers.add(node)
-        node.decorator_list = [self.visit(d) for d in node.decorator_list]
+        node.decorator_list = [self.hook("decorator", self.visit(d), at=d) for d in node.decorator_list]
         self._defaults(node.args)
         node.returns = self._annotation(node.returns)
         self._define(node)
@@ -625,7 +625,7 @@ class _Rewrite(ast.NodeTransformer):
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        node.decorator_list = [self.visit(d) for d in node.decorator_list]
+        node.decorator_list = [self.hook("decorator", self.visit(d), at=d) for d in node.decorator_list]
         node.bases = [self._starred(b) if isinstance(b, ast.Starred) else self.hook("base", self.visit(b), at=b) for b in node.bases]
         for keyword in node.keywords:
             keyword.value = self.hook("base", self.visit(keyword.value), at=keyword.value)

@@ -42,6 +42,18 @@ def is_language(x: object) -> bool:
 _NOT_LANGUAGE = frozenset({"lmc.frontend.values", "lmc.frontend.hooks", "lmc.frontend.host"})
 
 
+def only_defines(decorator: Any) -> bool:
+    """Whether a decorator does nothing that can be seen from outside, and what it makes is the same in every run."""
+    if isinstance(decorator, functools.partial):
+        return decorator.func is functools.update_wrapper
+    if isinstance(getattr(decorator, "__self__", None), property) or decorator is functools.total_ordering or decorator is functools.cached_property:
+        return True
+    return is_own(decorator) or is_language(decorator) or getattr(decorator, "__module__", None) in _DEFINING
+
+
+_DEFINING = frozenset({"builtins", "contextlib", "dataclasses", "abc", "typing", "enum"})
+
+
 def is_own(x: object) -> bool:
     """Whether a function, class or module is a part of lmc."""
     module = x.__name__ if isinstance(x, types.ModuleType) else getattr(x, "__module__", None)

@@ -418,6 +418,54 @@ def function_that_a_tool_changes_before_a_replay(s, q):
     return f.n, g(), found, [(m(), m.n) for m in many]
 
 
+def registered(x: Any) -> Any:
+    effect("registered", x.__name__)
+    KEPT.append(x.__name__)
+    return x
+
+
+@case(replays=0)
+def decorator_of_the_outside_with_an_effect(s, q):
+    effect("first")
+
+    @registered
+    def f(x):
+        return x + "!"
+
+    s += f(q) + gen("g", max_tokens=2)
+    return f(s["g"]), f.__name__
+
+
+@case(replays=0)
+def decorator_that_remembers(s, q):
+    @functools.lru_cache
+    def f(x):
+        effect("f", x)
+        return x + "!"
+
+    @outer_counted
+    def g(x):
+        return f(x)
+
+    s += g(q) + gen("g", max_tokens=2)
+    return f(q), g(s["g"]), f.cache_info().hits, g.calls
+
+
+@case()
+def decorators_that_the_host_makes(s, q):
+    @registered
+    @dataclass(frozen=True)
+    class K:
+        text: str
+
+    @functools.lru_cache(maxsize=3)
+    def f(x):
+        s.__iadd__(x + gen("g", max_tokens=2))
+        return s["g"]
+
+    return K(f(q)).text, f(q), f.cache_info().hits
+
+
 @case(replays=0)
 def function_that_counts_after_a_tool(s, q):
     def f():
