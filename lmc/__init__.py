@@ -55,6 +55,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.backend.api.openai": (
         "OpenAI",
     ),
+    "lmc.backend.api.sglang": (
+        "SGLang",
+    ),
+    "lmc.backend.api.vllm": (
+        "VLLM",
+    ),
     "lmc.backend.local": (
         "Engine",
     ),
@@ -70,8 +76,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-_ALIASES = {"ProgramState": "State"}
-_LATER = ("Anthropic", "LiteLLM", "RuntimeEndpoint", "SGLang", "VLLM", "VertexAI")
+_ALIASES = {"ProgramState": "State", "RuntimeEndpoint": "SGLang"}
+_LATER = ("Anthropic", "LiteLLM", "VertexAI")
 
 __all__ = [*_HOME, *_ALIASES, "config", "flush_cache", "get_server_info"]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -163,6 +169,9 @@ config.set_compiler(_compiled)
 
 if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.backend.api.openai import OpenAI as OpenAI
+    from lmc.backend.api.sglang import SGLang as RuntimeEndpoint
+    from lmc.backend.api.sglang import SGLang as SGLang
+    from lmc.backend.api.vllm import VLLM as VLLM
     from lmc.backend.base import Prices as Prices
     from lmc.backend.local import Engine as Engine
     from lmc.backend.mock import Mock as Mock

@@ -11,9 +11,6 @@ from lmc.errors import UnsupportedOpError
 # -- backends that are not there yet ---------------------------------------------------------------------------------
 
 LATER: Mapping[str, str] = {
-    "RuntimeEndpoint": "a client of an SGLang server",
-    "SGLang": "a client of an SGLang server",
-    "VLLM": "a client of a vLLM server",
     "Anthropic": "a client of Anthropic's API",
     "LiteLLM": "a client of LiteLLM",
     "VertexAI": "a client of Vertex AI",

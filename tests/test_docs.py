@@ -75,7 +75,7 @@ def test_what_the_readme_says_is_not_there_is_not_there():
     """The list under Status shrinks in the change that brings the thing."""
     there = [name for name in ("save", "load") if hasattr(lmc.Program, name)]
     assert there == []
-    for name in ("Anthropic", "RuntimeEndpoint"):
+    for name in ("Anthropic", "LiteLLM"):
         with pytest.raises(lmc.UnsupportedOpError):
             getattr(lmc, name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,11 +139,13 @@ class Server:
                 await asyncio.sleep(min(fault.seconds, 0.005))
                 if reader.at_eof():
                     return False  # nobody waits any more
-        answer = self.handle(path, body)
+        try:
+            answer = self.handle(path, body)
+        except Exception as error:  # a mistake in the stand-in: the test's message shows it
+            answer = Answer({"error": {"message": f"the stand-in failed: {traceback.format_exc()[-300:]} {error}"}}, 400)
         whole = await (self._stream if answer.events is not None else self._faulty)(writer, answer, fault)
         if whole:
-            last = next((e for e in reversed(answer.events) if e.get("usage")), {}) if answer.events is not None else answer.body
-            seen.reported = last.get("usage") or last.get("meta_info")
+            seen.reported = _reported(answer)
         return whole
 
     async def _faulty(self, writer: asyncio.StreamWriter, answer: Answer, fault: Planted | None) -> bool:
@@ -186,6 +189,17 @@ class Server:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
+
+
+def _reported(answer: Answer) -> Body | None:
+    """The usage that an answer tells: OpenAI's, or SGLang's of one prompt or of several."""
+    if answer.events is not None:
+        last = next((e for e in reversed(answer.events) if e.get("usage") or e.get("meta_info")), {})
+        return last.get("usage") or last.get("meta_info")
+    if isinstance(answer.body, list):
+        metas = [item["meta_info"] for item in answer.body]
+        return {k: sum(m[k] for m in metas) for k in ("prompt_tokens", "completion_tokens")}
+    return answer.body.get("usage") or answer.body.get("meta_info")
 
 
 def _head(status: int, headers: Mapping[str, str], kind: str = "application/json") -> bytes:

@@ -35,7 +35,10 @@ def threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith(("lmc-OpenAI", "asyncio_"))]
 
 
-def planted(rate: float, seed: int = 0):
+KINDS = ("status", "reset", "truncate", "garbage", "shape", "model", "delay")
+
+
+def planted(rate: float, seed: int = 0, kinds=KINDS):
     """Faults of all kinds at random, the same for the same requests whatever their order: by what was asked, and how often."""
     times: Counter[str] = Counter()
 
@@ -45,10 +48,10 @@ def planted(rate: float, seed: int = 0):
         chance = random.Random(f"{seed}{text}{times[text]}")
         if chance.random() >= rate:
             return None
-        return chance.choice((
-            Planted("status", 429, {"retry-after-ms": "2"}), Planted("status", 500), Planted("status", 503), Planted("reset"), Planted("truncate"),
-            Planted("garbage"), Planted("shape"), Planted("model"), Planted("delay", seconds=0.01),
-        ))  # fmt: skip
+        kind = chance.choice(kinds)
+        if kind == "status":
+            return chance.choice((Planted(kind, 429, {"retry-after-ms": "2"}), Planted(kind, 500), Planted(kind, 503)))
+        return Planted(kind, seconds=0.01)
 
     return plant
 
@@ -73,8 +76,9 @@ def test_a_thousand_programs_under_faults(openai):
     assert len(ended) >= PROGRAMS - 3, "nine attempts are nearly always enough"
     spent, faults = backend.spent(), Counter(s.fault for s in server.seen)
     assert (spent.usage.prompt_tokens, spent.usage.completion_tokens) == reported(server)
-    assert spent.attempts == len(server.seen) and spent.retries == len(server.seen) - 2 * PROGRAMS
-    assert spent.unreported == faults["reset"] + faults["truncate"] + faults["garbage"]
+    unseen = spent.attempts - len(server.seen)  # sent into a connection that the server had just closed
+    assert unseen >= 0 and spent.retries == spent.attempts - 2 * PROGRAMS
+    assert spent.unreported == faults["reset"] + faults["truncate"] + faults["garbage"] + unseen
     assert sum(faults[k] for k in faults if k) > 0.15 * len(server.seen)
     if len(ended) == PROGRAMS:
         assert sum(s.usage.prompt_tokens for s in states) == spent.usage.prompt_tokens

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from lmc.backend.engine.choices import decide
 from lmc.backend.mock import Mock
 from lmc.backend.mock_answers import Ask
-from lmc.backend.mock_samples import sample_json, sample_regex
+from lmc.backend.mock_samples import member_of
 from lmc.chat import ChatTemplate
 from lmc.prompt import Gen, Select
 
@@ -49,8 +49,10 @@ class TextModel:
     def answer(self, prompt: str, ask: Ask) -> Any:
         """As `Mock(answers=…)` wants it."""
         if isinstance(ask, Select):
-            alone = [[0.0, *self.row("", c)[1:]] for c in ask.choices]
-            return ask.choices[decide(ask.method, [self.row(prompt, c) for c in ask.choices], alone).index]
+            alone = [[0.0, *row[1:]] for row in self.rows("", ask.choices)]
+            conditional = self.rows(prompt, ask.choices)
+            alone = [(a + [0.0] * len(c))[: len(c)] for a, c in zip(alone, conditional)]
+            return ask.choices[decide(ask.method, conditional, alone).index]
         seed = ask.seed if ask.params.temperature > 0 else 0
         if ask.constraint is None:
             return [self.says(prompt, seed + i if ask.params.temperature > 0 else 0) for i in range(ask.params.n)]
@@ -60,13 +62,15 @@ class TextModel:
         assert ask.constraint is not None
         seed = seed if ask.params.temperature > 0 else 0
         digest = blake2b(f"{seed}\0{prompt}\0{ask.constraint.source}".encode("utf-8", "surrogatepass"), digest_size=32).digest()
-        if ask.constraint.kind == "regex":
-            return sample_regex(ask.constraint.source, digest)
-        schema = json.loads(ask.constraint.source)
+        schema = json.loads(ask.constraint.source) if ask.constraint.kind == "json_schema" else None
         choices = schema.get("properties", {}).get("choice", {}).get("enum") if isinstance(schema, dict) else None
         if choices:  # a select in the words of a server that has only schemas
             return json.dumps({"choice": self.answer(prompt, Select(tuple(choices)))}, ensure_ascii=False)
-        return sample_json(schema, digest)
+        return member_of(ask.constraint.kind, ask.constraint.source, digest)
+
+    def rows(self, prompt: str, choices: Sequence[str]) -> list[list[float]]:
+        """Log-probabilities of the choices' tokens, which here are characters."""
+        return [self.row(prompt, c) for c in choices]
 
     def mock(self, template: ChatTemplate) -> Mock:
         """The same model without a server."""

@@ -35,8 +35,9 @@ from lmc.backend.base import (
     check_supported,
 )
 from lmc.chat import ChatTemplate
+from lmc.config import log
 from lmc.errors import BackendError, CancelledError, ConstraintError, LmcError, ParameterError, UnsupportedOpError
-from lmc.prompt import Constraint, Gen, Image, Mark, Segment, Select, Text
+from lmc.prompt import Constraint, Gen, Image, Mark, Part, Segment, Select, Text
 
 Feed = Callable[[str], None]
 
@@ -373,6 +374,7 @@ class ApiBackend(ABC):
             if found is not None:
                 self.ledger.add(speculated=1)
                 return place.answered(found.text, rest=found.rest), _spoken(found)
+            log("spec", f"{self.name}: the model did not write {_start(parts)!r}…; {ask.name!r} is asked alone")
             broken = before.rest.gens
         if broken:
             return await self._alone(place, ask, broken - 1, feed, tally)
@@ -381,6 +383,7 @@ class ApiBackend(ABC):
         reply = await self.generate(place, ask, hints.beyond, None, tally)
         found = self._first(reply, ask, hints.beyond)
         if found is None:
+            log("spec", f"{self.name}: the answer to {ask.name!r} cannot be told from one request for several; it is asked alone")
             self.ledger.add(wasted=1)
             return await self._alone(place, ask, hints.beyond.gens, feed, tally)
         meta = {**self._meta(reply, reply.samples[0], tally), "finish_reason": found.finish}
@@ -465,6 +468,11 @@ class ApiBackend(ABC):
     def client(self) -> Client:
         """On the loop's thread, once a request is on its way."""
         return self._client.now
+
+
+def _start(parts: Sequence[Part | Image]) -> str:
+    """What the program appended, for a log."""
+    return "".join(part for part in parts if isinstance(part, str))[:20]
 
 
 def _spoken(found: Found) -> Output:

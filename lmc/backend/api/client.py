@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from lmc.backend.base import Prices, Usage
+from lmc.config import log
 from lmc.errors import BackendError, LmcError, Loc
 
 Body = dict[str, Any]
@@ -229,6 +230,7 @@ class Client:
                 raise fault
             if number >= self.patience.retries:
                 raise self.failed(fault, tally, f" after {number + 1} attempts")
+            log("backend", f"{self.name}: attempt {number + 1} failed ({fault.status or 'no answer'}: {fault.message}); trying again")
             await self._back_off(fault, number)
             number += 1
 

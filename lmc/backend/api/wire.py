@@ -24,11 +24,13 @@ def http_errors() -> tuple[type[BaseException], ...]:
 
 
 def parsed(text: str | bytes) -> dict[str, Any]:
-    """A JSON object. Raises Fault for anything else: the answer is as good as none."""
+    """A JSON object; of a list, `{"items": list}`. Raises Fault for anything else: the answer is as good as none."""
     try:
         body = json.loads(text)
     except ValueError:
         raise Fault(f"the answer is not JSON: {text[:80]!r}") from None
+    if isinstance(body, list):
+        return {"items": body}
     if not isinstance(body, dict):
         raise Fault(f"the answer is not a JSON object: {text[:80]!r}")
     return body

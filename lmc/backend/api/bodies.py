@@ -1,0 +1,128 @@
+"""Bodies: what the answers of OpenAI's API say, and of servers that speak it. Raises Malformed for what lacks what it must have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmc.backend.api.client import Body, Fault, Malformed, Tally
+from lmc.backend.base import Usage
+
+
+def usage_of(body: Body) -> Usage | None:
+    """What a body reports, by the names of chat, completions and decisions; None if it reports nothing."""
+    usage: Any = body.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0)) or 0
+    completion = usage.get("completion_tokens", usage.get("output_tokens", 0)) or 0
+    details: Any = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    return Usage(int(prompt), int(completion), int(details.get("cached_tokens") or 0), 0, 1, 0)
+
+
+def choices_of(body: Body, n: int) -> list[Body]:
+    """The n choices in order. Raises Malformed if they are not there."""
+    choices: Any = body.get("choices")
+    if not isinstance(choices, list) or len(choices) != n or not all(isinstance(c, dict) for c in choices):
+        raise Malformed(f"the answer has not the {n} choices that were asked for")
+    return sorted(choices, key=lambda c: int(c.get("index") or 0))
+
+
+def finish_of(choice: Body, tokens: Sequence[Any] | None) -> Mapping[str, Any]:
+    """How an answer ended, as the meta info says it."""
+    reason = choice.get("finish_reason")
+    if reason == "length":
+        return {"type": "length"} | ({"length": len(tokens)} if tokens is not None else {})
+    matched = choice.get("stop_reason", choice.get("matched_stop"))
+    if reason in (None, "stop", "stop_sequence", "eos"):
+        return {"type": "stop", "matched": matched}
+    return {"type": str(reason), "matched": matched}
+
+
+Listed = tuple[tuple[float | None, int | None, str], ...]
+
+
+def tokens_of(logprobs: Any) -> tuple[Listed | None, tuple[tuple[tuple[float, int | None, str], ...], ...] | None]:
+    """Tokens and the likeliest alternatives of each, from either API's form."""
+    if not isinstance(logprobs, dict):
+        return None, None
+    content: Any = logprobs.get("content")
+    if isinstance(content, list):
+        tokens: Listed = tuple((t["logprob"], None, _token_text(t)) for t in content)
+        top = tuple(tuple((a["logprob"], None, _token_text(a)) for a in t.get("top_logprobs") or ()) for t in content)
+        return tokens, top if any(top) else None
+    texts: Any = logprobs.get("tokens")
+    if not isinstance(texts, list):
+        return None, None
+    values: Any = logprobs.get("token_logprobs") or [None] * len(texts)
+    tokens = tuple((lp, None, text) for lp, text in zip(values, texts, strict=True))
+    rows: Any = logprobs.get("top_logprobs")
+    top = tuple(tuple((lp, None, text) for text, lp in (row or {}).items()) for row in rows) if isinstance(rows, list) else ()
+    return tokens, top if any(top) else None
+
+
+def _token_text(token: Mapping[str, Any]) -> str:
+    """A token's text; its bytes are right where it is a part of a character."""
+    data = token.get("bytes")
+    return bytes(data).decode("utf-8", "surrogateescape") if isinstance(data, list) else str(token.get("token", ""))
+
+
+def shared(prompt: Listed, row: Listed) -> int:
+    """The length of the common prefix of two lists of tokens; always leaves one."""
+    n = 0
+    while n < min(len(prompt), len(row) - 1) and prompt[n][1:] == row[n][1:]:
+        n += 1
+    return n
+
+
+def choice_in(text: str, choices: Sequence[str]) -> str | None:
+    """The choice that an answer is: its JSON, the text itself, or the longest that it begins with."""
+    try:
+        value: Any = json.loads(text)
+        if isinstance(value, dict) and value.get("choice") in choices:
+            return value["choice"]
+    except ValueError:
+        pass  # plain text
+    for found in (text, text.strip()):
+        if found in choices:
+            return found
+    begun = [c for c in choices if c.strip() and text.lstrip().startswith(c.strip()) and not text.lstrip()[len(c.strip()) :][:1].isalnum()]
+    return max(begun, key=len) if begun else None
+
+
+def response_format(schema: Any, strict: bool) -> Body:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, **({"strict": True} if strict else {})}}
+
+
+_STRICT_KEYS = frozenset({
+    "type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "description", "title", "pattern", "format",
+    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems", "$ref", "$defs",
+})  # fmt: skip
+
+
+def strict(schema: Any) -> bool:
+    """Whether OpenAI enforces a schema exactly: closed objects whose properties are all required, and known keywords."""
+    if not isinstance(schema, dict):
+        return False
+    if not schema.keys() <= _STRICT_KEYS:
+        return False
+    properties = schema.get("properties", {})
+    if (schema.get("type") == "object" or properties) and (schema.get("additionalProperties") is not False or set(schema.get("required", ())) != set(properties)):
+        return False
+    inner = [*properties.values(), *schema.get("anyOf", ()), *schema.get("$defs", {}).values(), *([schema["items"]] if "items" in schema else [])]
+    return all(map(strict, inner))
+
+
+def cost_of(tally: Tally) -> Body:
+    usage = tally.usage
+    return {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "cached_tokens": usage.cached_tokens, **tally.meta}
+
+
+def names(fault: Fault, parameter: str) -> bool:
+    """Whether a refusal is about a parameter."""
+    param = fault.param or ""
+    if param:
+        return param == parameter or (parameter == "logprobs" and param == "top_logprobs")
+    words = fault.message.replace("'", " ").replace('"', " ").replace("`", " ").replace(":", " ").replace(",", " ").split()
+    return parameter in words

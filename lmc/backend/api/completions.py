@@ -1,0 +1,394 @@
+"""Completions and chat completions: how OpenAI's API and servers that speak it are asked, whatever carries the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from lmc.backend.api import verify
+from lmc.backend.api.backend import ApiBackend, Feed, Reply, Sample
+from lmc.backend.api.bodies import (
+    choice_in,
+    choices_of,
+    cost_of,
+    finish_of,
+    names,
+    response_format,
+    shared,
+    strict,
+    tokens_of,
+    usage_of,
+)
+from lmc.backend.api.client import Body, Fault, Malformed, Patience, Request, Tally, Wire
+from lmc.backend.api.messages import MESSAGES, conversation
+from lmc.backend.api.place import Place
+from lmc.backend.api.streams import Pieces, Watch
+from lmc.backend.api.tokens import spelled
+from lmc.backend.base import Beyond, Capabilities, Output, Prices
+from lmc.backend.engine.choices import decide
+from lmc.chat import ChatTemplate
+from lmc.config import log
+from lmc.errors import ConstraintError, ParameterError, UnsupportedOpError
+from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select
+
+# -- what servers take beyond OpenAI's own -----------------------------------------------------------------------------
+
+_BASE = frozenset({
+    "max_new_tokens", "n", "stop", "stop_regex", "temperature", "top_p", "frequency_penalty", "presence_penalty", "return_logprob",
+    "top_logprobs_num", "return_text_in_logprobs", "logit_bias",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a compatible server takes in addition.
+
+    params      fields of SamplingParams by the names that it has for them
+    constraint  kinds of constraints, by the path in the body where their source goes
+    continues   goes on with a last assistant message instead of answering it
+    defaults    its own defaults may differ from OpenAI's, so that every parameter is sent
+    """
+
+    params: Mapping[str, str] = field(default_factory=dict[str, str])
+    constraint: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    continues: bool = False
+    defaults: bool = True
+
+
+_COMMON = {"top_k": "top_k", "min_p": "min_p", "min_new_tokens": "min_tokens", "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos"}
+SERVERS: Mapping[str, Server] = {
+    "openai": Server(defaults=False),
+    "compatible": Server(),
+    "vllm": Server(
+        _COMMON,
+        {
+            "regex": ("structured_outputs", "regex"),
+            "json_schema": ("structured_outputs", "json"),
+            "ebnf": ("structured_outputs", "grammar"),
+            "lark": ("structured_outputs", "grammar"),
+            "structural_tag": ("structured_outputs", "structural_tag"),
+        },
+        continues=True,
+    ),
+    "sglang": Server({**_COMMON, "stop_regex": "stop_regex"}, {"regex": ("regex",), "json_schema": ("json_schema",), "ebnf": ("ebnf",)}, continues=True),
+}
+
+_MAX_STOPS = 4
+_MAX_SEED = 1 << 53  # what survives every JSON reader
+
+
+class Completions(ApiBackend):
+    """A model behind a server that speaks OpenAI's API; subclasses say how its requests travel.
+
+    chat    messages, or text
+    server  what it takes, by its name in SERVERS
+    select  how `select` asks; None: by logprobs where the server takes text, else by a constrained answer
+    """
+
+    lookahead = True  # there is nothing to compute ahead that would be cheap to go on from
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        wire: Callable[[], Wire],
+        *,
+        chat: bool,
+        template: ChatTemplate,
+        server: str,
+        select: Literal["logprobs", "decisions", "constrained"] | None = None,
+        served_as: str | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        prices: Prices | None = None,
+        concurrency: int = 64,
+        patience: Patience | None = None,
+        speculate: bool = True,
+        attempts: int = 4,
+    ) -> None:
+        if server not in SERVERS:
+            raise ParameterError(f"server={server!r}: one of {', '.join(SERVERS)}")
+        if select not in (None, "logprobs", "decisions", "constrained"):
+            raise ParameterError(f"select={select!r}: 'logprobs', 'decisions' or 'constrained'")
+        if select == "logprobs" and chat:
+            raise ParameterError("select='logprobs' needs a model of text: chat APIs do not score what they are given")
+        self.model, self.chat, self.server, self._own = model, chat, SERVERS[server], server
+        self._select = select or ("constrained" if chat else "logprobs")
+        self._served_as, self._extra = served_as, dict(extra_body or {})
+        self._cannot: set[str] = set()  # parameters that the model has refused
+        super().__init__(
+            name, wire, template=MESSAGES if chat else template, concurrency=concurrency, patience=patience, prices=prices,
+            speculate=speculate, attempts=attempts,
+        )  # fmt: skip
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            self.name,
+            frozenset({*verify.VERIFIABLE, *self.server.constraint}),
+            select=True,
+            logprobs="logprobs" not in self._cannot,
+            images=self.chat,
+            n=True,
+            streams=True,
+            raw_text=not self.chat,
+            lookahead=self.lookahead,
+            prices=self._prices,
+        )
+
+    # -- what cannot be asked
+
+    def check(self, ask: Gen | Select) -> None:
+        if isinstance(ask, Select):
+            return
+        for f in fields(SamplingParams):
+            value = getattr(ask.params, f.name)
+            if value != f.default and f.name not in _BASE and f.name not in self.server.params and not (f.name == "logprob_start_len" and value == -1):
+                raise UnsupportedOpError(f"gen({_SHOWN.get(f.name, f.name)}=…)", self.name, f"leave it out, or say what the server is: OpenAI(…, server=…), one of {', '.join(SERVERS)}", loc=ask.loc)
+        if ask.constraint is not None and not self.enforces(ask.constraint):
+            verify.check(ask.constraint)
+
+    def enforces(self, constraint: Constraint) -> bool:
+        if constraint.kind in self.server.constraint:
+            return True
+        return self.chat and constraint.kind == "json_schema" and strict(json.loads(constraint.source)) and "response_format" not in self._cannot
+
+    # -- gen
+
+    async def generate(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+        if ask.params.max_new_tokens == 0 and beyond is None:
+            return Reply((Sample("", {"type": "length", "length": 0}),) * ask.params.n)
+        while True:
+            try:
+                if ask.params.n > 1 and "n" in self._cannot:
+                    return await self._one_by_one(place, ask, tally)
+                return await self._asked(place, ask, beyond, feed, tally)
+            except Fault as fault:
+                self._learn(fault)
+
+    async def _one_by_one(self, place: Place, ask: Gen, tally: Tally) -> Reply:
+        """n answers of a server that gives one at a time."""
+        asks = [replace(ask, seed=ask.seed + i, params=replace(ask.params, n=1)) for i in range(ask.params.n)]
+        replies = await asyncio.gather(*[self._asked(place, one, None, None, tally) for one in asks])
+        return replace(replies[0], samples=tuple(reply.samples[0] for reply in replies))
+
+    async def _asked(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+        prompt, expected, meta = self._prompt(place, beyond)
+        sent_stops, headers = self._sent_stops(ask, beyond), self.headers(place)
+
+        def request() -> Request:
+            body = {"model": self.model, **prompt, **self._sampling(ask, beyond, len(expected.encode())), **self._constrained(ask.constraint), **self._extra}
+            if sent_stops:
+                body["stop"] = list(sent_stops)
+            return Request("/chat/completions" if self.chat else "/completions", body, headers)
+
+        def read(body: Body) -> Reply:
+            self._check_model(body)
+            samples = tuple(map(self._sample, choices_of(body, ask.params.n)))
+            return Reply(samples, str(body.get("id", "")), str(body.get("model", "")), expected, sent_stops, meta)
+
+        if feed is None or ask.params.n > 1 or ask.params.stop_regex or sent_stops != self._stops(ask):  # what is cut off here was not to be seen
+            return await self.client.call(request, usage_of, read, tally)
+
+        def streaming() -> Request:
+            plain_request = request()
+            return replace(plain_request, body={**plain_request.body, "stream": True, "stream_options": {"include_usage": True}})
+
+        watch = Watch(feed)
+        return await self.client.stream(streaming, usage_of, lambda: Pieces(self.chat, watch, read), tally)
+
+    def _prompt(self, place: Place, beyond: Beyond | None) -> tuple[Body, str, Mapping[str, Any]]:
+        """The prompt's part of the body, the text that the answer has to begin with, and what is to be said of it."""
+        if not self.chat:
+            return {"prompt": self.prompt(place)}, "", {}
+        found = conversation(place.pieces(), self.name)
+        if not found.begun:
+            return {"messages": list(found.closed)}, "", {}
+        if self.server.continues:
+            return {"messages": found.with_begun(), "continue_final_message": True, "add_generation_prompt": False}, "", {}
+        if beyond is not None:
+            return {"messages": list(found.closed)}, found.begun, {}
+        log("backend", f"{self.name} cannot go on with a message; it is sent as one: {found.begun[-40:]!r}")
+        return {"messages": found.with_begun()}, "", {"begun": "sent as a message"}
+
+    def prompt(self, place: Place) -> str | list[int]:
+        """A prompt that is no messages, as the server gets it."""
+        return spelled(place, self.name)
+
+    def headers(self, place: Place) -> Mapping[str, str]:
+        """Sent with every request about a prompt."""
+        return {}
+
+    def _sent_stops(self, ask: Gen, beyond: Beyond | None) -> tuple[str, ...]:
+        """OpenAI takes four; the others are looked for here."""
+        if "stop" in self._cannot:
+            return ()
+        return (self._stops(ask) if beyond is None else beyond.stop)[:_MAX_STOPS]
+
+    def _sampling(self, ask: Gen, beyond: Beyond | None, prefix: int) -> Body:
+        params = ask.params
+        limit = params.max_new_tokens + (0 if beyond is None else beyond.tokens + prefix)
+        newer = self.chat and self._own == "openai"
+        body: Body = {"max_completion_tokens" if newer != ("max_tokens" in self._cannot) else "max_tokens": limit}
+        for name, default in _OPENAI_DEFAULTS.items():
+            value = getattr(params, name)
+            if value != default or (self.server.defaults and name in ("temperature", "top_p")):
+                body[name] = value
+        if params.temperature > 0 and "seed" not in self._cannot:
+            body["seed"] = ask.seed % _MAX_SEED
+        if params.logit_bias:
+            body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
+        if params.return_logprob or (beyond is not None and "logprobs" not in self._cannot):
+            body |= self._logprobs(params)
+        for name, key in self.server.params.items():
+            value = getattr(params, name)
+            if value != getattr(SamplingParams(), name):
+                body[key] = list(value) if isinstance(value, tuple) else value
+        return body
+
+    def _logprobs(self, params: SamplingParams) -> Body:
+        wanted = params.top_logprobs_num or 0
+        return {"logprobs": True, **({"top_logprobs": wanted} if wanted else {})} if self.chat else {"logprobs": wanted}
+
+    def _constrained(self, constraint: Constraint | None) -> Body:
+        if constraint is None:
+            return {}
+        source: Any = json.loads(constraint.source) if constraint.kind in ("json_schema", "structural_tag") else constraint.source
+        if constraint.kind in self.server.constraint:
+            body: Any = source
+            for key in reversed(self.server.constraint[constraint.kind]):
+                body = {key: body}
+            if self._own == "sglang" and constraint.kind == "json_schema":
+                return {"response_format": response_format(source, False)}
+            return body
+        if constraint.kind == "json_schema" and self.chat and "response_format" not in self._cannot:
+            return {"response_format": response_format(source, strict(source))}
+        return {}
+
+    # -- what comes back
+
+    def _sample(self, choice: Body) -> Sample:
+        if self.chat:
+            message = choice.get("message")
+            if not isinstance(message, dict):
+                raise Malformed("the answer has no message")
+            text, extra = message.get("content") or "", {k: message[k] for k in ("tool_calls", "refusal") if message.get(k)}
+            if message.get("reasoning_content"):
+                extra["reasoning"] = message["reasoning_content"]
+        else:
+            text, extra = choice.get("text"), {}
+        if not isinstance(text, str):
+            raise Malformed("the answer has no text")
+        tokens, top = tokens_of(choice.get("logprobs"))
+        return Sample(text, finish_of(choice, tokens), tokens, top, self.ids(choice, text), extra)
+
+    def ids(self, choice: Body, text: str) -> tuple[int, ...] | None:
+        """The tokens of a text as the server generated them, where it says so."""
+        return None
+
+    def _check_model(self, body: Body) -> None:
+        """A router that answers with another model's text is not believed."""
+        came, wanted = body.get("model"), self._served_as or self.model
+        if self._served_as == "*" or not isinstance(came, str) or not came:
+            return
+        if came != wanted and not came.startswith(f"{wanted}-") and came.rsplit("/")[-1] != wanted.rsplit("/")[-1]:
+            raise Malformed(f"the answer is of the model {came!r}, not of {wanted!r}; if that is right, say served_as={came!r}")
+
+    def _learn(self, fault: Fault) -> None:
+        """A parameter that the model does not take and that can be done without is left out from now on; else raises."""
+        name = next((key for key in _OPTIONAL if names(fault, key)), None)
+        if fault.status not in (400, 422) or name is None or name in self._cannot:
+            raise fault
+        self._cannot.add(name)
+        log("backend", f"{self.name} does not take {name}: {fault.message}")
+
+    # -- select
+
+    async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
+        if self._select == "decisions":
+            return await self._decided(place, ask, tally)
+        if self._select == "logprobs" and "echo" not in self._cannot:
+            try:
+                return await self._scored(place, ask, tally)
+            except Fault as fault:
+                if fault.status not in (400, 422) or not any(names(fault, key) for key in ("echo", "logprobs", "max_tokens")):
+                    raise
+                log("backend", f"{self.name} does not score text: {fault.message}")
+                self._cannot.add("echo")
+        return await self._constrained_choice(place, ask, tally)
+
+    async def _scored(self, place: Place, ask: Select, tally: Tally) -> Output:
+        """By the log-probabilities of the choices' tokens: all in one request."""
+        before = spelled(place, self.name)
+        unconditional = ask.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
+        texts = [before, *[before + choice for choice in ask.choices], *(ask.choices if unconditional else ())]
+        body = {"model": self.model, "prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0, **self._extra}
+
+        def read(body: Body) -> list[tuple[tuple[float | None, int | None, str], ...]]:
+            self._check_model(body)
+            rows = [tokens_of(choice.get("logprobs"))[0] for choice in choices_of(body, len(texts))]
+            if not all(rows[1:]):
+                raise Malformed("the answer has no log-probabilities")
+            return [row or () for row in rows]
+
+        first, *rows = await self.client.call(lambda: Request("/completions", body), usage_of, read, tally)
+        own = [row[shared(first, row) :] for row in rows[: len(ask.choices)]]
+        alone = [[lp or 0.0 for lp, _, _ in row] for row in rows[len(ask.choices) :]]
+        conditional = [[lp or 0.0 for lp, _, _ in row] or [0.0] for row in own]
+        if unconditional:
+            alone = [(row + [0.0] * len(c))[: len(c)] for row, c in zip(alone, conditional, strict=True)]
+        decision = decide(ask.method, conditional, alone if unconditional else None)
+        meta = {"input_token_logprobs": [[list(token) for token in row] for row in own], **decision.meta, **cost_of(tally)}
+        return Output((ask.choices[decision.index],), (meta,), tally.usage)
+
+    async def _decided(self, place: Place, ask: Select, tally: Tally) -> Output:
+        """By a question of the kind "choice", for servers that answer without generating."""
+        given: Any = spelled(place, self.name) if not self.chat else conversation(place.pieces(), self.name).with_begun()
+        question = {"type": "choice", "name": ask.name or "choice", "choices": [{"value": choice} for choice in ask.choices]}
+        body = {"model": self.model, "input": given, "questions": [question], **self._extra}
+
+        def read(body: Body) -> tuple[str, list[Any]]:
+            self._check_model(body)
+            answers: Any = body.get("answers")
+            answer = answers[0] if isinstance(answers, list) and answers and isinstance(answers[0], dict) else {}
+            if answer.get("choice") not in ask.choices:
+                raise Malformed(f"the answer is none of the choices: {answer}")
+            return answer["choice"], answer.get("probabilities") or []
+
+        chosen, probabilities = await self.client.call(lambda: Request("/decisions", body), usage_of, read, tally)
+        meta = {"choice": {"by": "decisions", "probabilities": {p["value"]: p["probability"] for p in probabilities}}, **cost_of(tally)}
+        return Output((chosen,), (meta,), tally.usage)
+
+    async def _constrained_choice(self, place: Place, ask: Select, tally: Tally) -> Output:
+        """By an answer that can be nothing else than a choice: the server's constraint, or verified here."""
+        longest = max(len(choice.encode()) for choice in ask.choices)
+        params = SamplingParams(max_new_tokens=longest + 16, temperature=ask.temperature)
+        constraint = self._choice_constraint(ask.choices)
+        wanted = Gen(params, constraint, ask.seed, ask.name, ask.loc)
+        exact = constraint is not None and self.enforces(constraint)
+        reply = Reply(())
+        for attempt in range(1 if exact else self.attempts):
+            reply = await self.generate(place, replace(wanted, seed=ask.seed + attempt), None, None, tally)
+            chosen = choice_in(reply.samples[0].text, ask.choices)
+            if chosen is not None:
+                how = {"by": "constrained" if exact else "verified", "attempts": attempt + 1}
+                return Output((chosen,), ({"choice": how, "id": reply.id, "model": reply.model, **reply.meta, **cost_of(tally)},), tally.usage)
+        raise ConstraintError(f"{self.name}: none of {self.attempts} answers is one of the choices; the last is {reply.samples[0].text[:80]!r}", loc=ask.loc)
+
+    def _choice_constraint(self, choices: Sequence[str]) -> Constraint | None:
+        if "regex" in self.server.constraint:
+            return Constraint("regex", "(" + "|".join(map(re.escape, choices)) + ")")
+        if self.chat:
+            properties = {"choice": {"type": "string", "enum": list(dict.fromkeys(choices))}}
+            schema = {"type": "object", "properties": properties, "required": ["choice"], "additionalProperties": False}
+            return Constraint("json_schema", json.dumps(schema, ensure_ascii=False))
+        return None
+
+
+_SHOWN = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+_OPENAI_DEFAULTS: Mapping[str, Any] = {"n": 1, "temperature": 1.0, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+_OPTIONAL = ("max_tokens", "max_completion_tokens", "stop", "logprobs", "seed", "n", "response_format")
+"""Parameters that can be done without: by another name, by looking for stops here, by asking once more, …"""

@@ -1,0 +1,55 @@
+"""Streams: answers put together from pieces, and shown while they grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmc.backend.api.backend import Feed
+from lmc.backend.api.client import Body, Fault, Malformed
+
+
+class Watch:
+    """Who reads an answer while it grows: each attempt may only go on where the last one broke off."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed, self._shown = feed, ""
+
+    def grown(self, text: str) -> None:
+        """The attempt's text so far."""
+        if len(text) > len(self._shown):
+            if not text.startswith(self._shown):
+                raise Fault("the stream broke off, and the model's next answer is another one", status=400)
+            delta, self._shown = text[len(self._shown) :], text
+            self._feed(delta)
+
+
+class Pieces:
+    """Puts the chunks of a stream together to the body that the same request would have brought at once."""
+
+    def __init__(self, chat: bool, watch: Watch, read: Any) -> None:
+        self._chat, self._watch, self._read = chat, watch, read
+        self._text, self._choice = "", Body()
+        self._body: Body = {}
+        self._tokens: list[Any] = []
+
+    def add(self, body: Body) -> None:
+        self._body |= {k: v for k, v in body.items() if k in ("id", "model") and v}
+        for choice in body.get("choices") or ():
+            delta: Any = choice.get("delta") if self._chat else choice
+            if not isinstance(delta, dict):
+                raise Malformed("a piece of the answer has no text")
+            self._choice |= {k: v for k, v in choice.items() if k in ("finish_reason", "stop_reason", "matched_stop") and v is not None}
+            logprobs: Any = choice.get("logprobs")
+            if isinstance(logprobs, dict):
+                self._tokens += logprobs.get("content") or ()
+            text: Any = delta.get("content" if self._chat else "text")
+            if text:
+                self._text += text
+                self._watch.grown(self._text)
+
+    def result(self) -> Any:
+        if "finish_reason" not in self._choice:
+            raise Fault("the stream ended before the answer did")
+        choice = {**self._choice, "index": 0, **({"logprobs": {"content": self._tokens}} if self._tokens else {})}
+        choice |= {"message": {"content": self._text}} if self._chat else {"text": self._text}
+        return self._read({**self._body, "choices": [choice]})

@@ -1,0 +1,124 @@
+"""Tokens: prompts as ids, for servers that take them, so that what was generated is never encoded again and data is never a role."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lmc.backend.api.place import Place
+from lmc.backend.engine.encoding import Encoder, Vocabulary
+from lmc.chat import CHATML, ChatTemplate, get_chat_template
+from lmc.config import log
+from lmc.errors import ModelLoadError
+from lmc.prompt import Image, Part, Special, plain
+
+
+class Tokens:
+    """A server's vocabulary: places to ids, as the engine would encode them."""
+
+    def __init__(self, words: Vocabulary) -> None:
+        self.words = words
+        self._encoder = Encoder(words)
+
+    def ids(self, place: Place) -> list[int]:
+        """The whole prompt. Text between answers is one run, whatever cut it; an answer whose ids are not known joins its run."""
+        closed: list[int] = []
+        run: list[Part] = []
+        for node in place.path():
+            run += [part for part in node.parts if not isinstance(part, Image)]
+            if node.ids is not None:
+                closed += [*self._encode(run, closed), *node.ids]
+                run = []
+            elif node.answer is not None:
+                run.append(node.answer)
+        found = [*closed, *self._encode(run, closed)]
+        return found or [self._first()]
+
+    def _first(self) -> int:
+        """What stands for an empty prompt: a model needs a token to go on from."""
+        words = self.words
+        return words.bos_token_id if words.bos_token_id is not None else words.eos_token_ids[0]
+
+    def _encode(self, run: Sequence[Part], before: Sequence[int]) -> list[int]:
+        return self._encoder.encode(run, at_start=not before).tolist()
+
+    def of(self, ids: Sequence[int], text: str) -> tuple[int, ...] | None:
+        """The beginning of generated ids that says exactly `text`: without a stop, or the end of the answer."""
+        for end in range(len(ids), -1, -1):
+            shown = self.words.decode(ids[:end], with_specials=True)
+            if shown == text:
+                return tuple(ids[:end])
+            if len(shown) < len(text):
+                return None
+        return None
+
+
+# -- from what a server says of itself -----------------------------------------------------------------------------------
+
+
+def read(source: str) -> tuple[Vocabulary, ChatTemplate | None]:
+    """The tokenizer of a directory or a .gguf file, and its model's template if it has one.
+
+    Raises ModelLoadError when there is none.
+    """
+    from lmc.backend.engine import tokenizer as tokenizers
+    from lmc.backend.engine.chat_template import cut
+
+    path = Path(source)
+    if path.suffix == ".gguf":
+        from lmc.backend.engine.models import gguf
+
+        metadata = gguf.read(path).metadata
+        words, template = tokenizers.from_gguf(metadata, str(path)), metadata.get("tokenizer.chat_template")
+    elif (path / "tokenizer.json").is_file():
+        options = _options(path)
+        words = tokenizers.from_file(path / "tokenizer.json", add_bos=bool(options.get("add_bos_token", False)))
+        template = _template(path, options)
+    else:
+        raise ModelLoadError(f"{source}: no tokenizer.json there; give tokenizer= a directory that has one, or a .gguf file")
+    return words, cut(template, words, name=path.name) if template else None
+
+
+def _options(path: Path) -> dict[str, Any]:
+    file = path / "tokenizer_config.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _template(path: Path, options: dict[str, Any]) -> str | None:
+    if (path / "chat_template.jinja").is_file():
+        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+    found = options.get("chat_template")
+    return found if isinstance(found, str) else None
+
+
+_BY_NAME = (
+    ("llama-3", "llama-3-instruct"), ("llama3", "llama-3-instruct"), ("llama-4", "llama-4"), ("llama-2", "llama-2-chat"), ("qwen", "qwen"),
+    ("mistral", "mistral"), ("gemma", "gemma-it"), ("vicuna", "vicuna_v1.1"), ("deepseek", "deepseek-v3"), ("command-r", "c4ai-command-r"),
+    ("granite", "granite-3-instruct"),
+)  # fmt: skip
+
+
+def known_as(model: str) -> ChatTemplate:
+    """The template of a model that is known by its name alone."""
+    name = next((template for part, template in _BY_NAME if part in model.lower()), None)
+    if name is None:
+        log("backend", f"nothing is known of the chat template of {model!r}; taking chatml. Say chat_template=… or tokenizer=…")
+    return CHATML if name is None else get_chat_template(name)
+
+
+# -- prompts as text -------------------------------------------------------------------------------------------------------
+
+_warned: set[str] = set()
+
+
+def spelled(place: Place, target: str) -> str:
+    """The whole prompt as text, special tokens by their spelling: a server may take data that spells one for the token."""
+    pieces = [piece for piece in place.pieces() if not isinstance(piece, Image)]
+    for special in {piece.spelling for piece in pieces if isinstance(piece, Special)}:
+        if special not in _warned and any(special in piece for piece in pieces if isinstance(piece, str)):
+            _warned.add(special)
+            warnings.warn(f"text contains {special}, which {target}, being given text, takes for the token of its chat template", stacklevel=2)
+    return plain(pieces)

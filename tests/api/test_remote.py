@@ -1,0 +1,241 @@
+"""lmc.SGLang and lmc.VLLM against stand-ins of their protocols: token ids in and out, prefixes first, several servers, faults."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.backend.api.client import Patience
+from tests.api.conftest import QUICK
+from tests.api.http import Planted, Server
+from tests.api.sglang_server import WORDS, SGLangModel, TokenModel, VLLMModel, serve, shown
+from tests.api.test_conformance import ITEMS, plain_text, turns
+from tests.api.test_faults import planted
+from tests.api.text_model import TextModel
+from tests.api.view import views
+from tests.conformance.harness import conform, differences, run
+from tests.conformance.programs import compiled, source
+
+pytestmark = pytest.mark.api
+
+STAND_INS = {"sglang": (SGLangModel, lmc.SGLang), "vllm": (VLLMModel, lmc.VLLM)}
+
+
+@pytest.fixture(params=("sglang", "vllm"))
+def remote(request, opened):
+    """A backend with its stand-in and server; `ids=False` is a router that takes text alone."""
+
+    def make(model: TextModel, *, ids: bool = True, plant: Any = None, **options: Any) -> tuple[Any, Any, Server]:
+        stand_in_of, backend_of = STAND_INS[request.param]
+        stand_in = stand_in_of(model, takes_ids=ids)
+        server = opened(serve(stand_in, **({"plant": plant} if plant else {})))
+        backend = opened(backend_of(server.url, **{"tokenizer": WORDS, "chat_template": lmc.get_chat_template("chatml"), "patience": QUICK, **options}))
+        return backend, stand_in, server
+
+    return make
+
+
+def prompts(server: Server) -> list[Any]:
+    return [s.body.get("input_ids", s.body.get("text", s.body.get("prompt"))) for s in server.seen]
+
+
+@pytest.mark.parametrize("ids", (True, False), ids=("ids", "text"))
+@pytest.mark.parametrize("program", (turns, plain_text), ids=lambda p: p.name)
+def test_it_gives_what_the_mock_gives(remote, program, ids):
+    model = TokenModel()
+    backend, _, _ = remote(model, ids=ids)
+    for q in ("x", "cats", "the sea"):
+        expected = run(program.run, {"q": q}, lambda: None, {"backend": model.mock(backend.chat_template), "temperature": 0})
+        for call in (program.run, lmc.compile(program)):
+            seen = run(call, {"q": q}, lambda: None, {"backend": backend, "temperature": 0})
+            seen.metas = expected.metas
+            assert seen == expected, differences(seen, expected)
+    assert backend.server_info()["prompts"].startswith("token ids" if ids else "text: ids are refused")
+
+
+def test_executions_agree(remote):
+    backend, _, server = remote(TokenModel())
+    conform(plain_text, [{"q": "x"}, {"q": "cats"}], backend=views(backend, server, log=False))
+
+
+@pytest.mark.parametrize("seed", (1, 2, 5))
+def test_random_programs(remote, seed):
+    program, reset, outside = compiled(source(seed))
+    model = TokenModel()
+    backend, _, _ = remote(model)
+    for item in ITEMS:
+        options: dict[str, Any] = {"temperature": 0, "seed": 7}
+        reset()
+        expected = run(program.run, item, outside, {**options, "backend": model.mock(backend.chat_template)})
+        for call in (program.run, lmc.compile(program)):
+            reset()
+            seen = run(call, copy.deepcopy(item), outside, {**options, "backend": backend})
+            seen.metas = expected.metas
+            assert seen == expected, differences(seen, expected)
+
+
+def test_what_was_generated_is_never_encoded_again(remote):
+    @lmc.function
+    def program(s):
+        s += "x" + lmc.gen("a", max_tokens=9) + "b" + lmc.gen("c", max_tokens=9)
+
+    backend, _, server = remote(TextModel(lambda prompt: "cda"))
+    program.run(backend=backend, temperature=0).text()
+    first, second = prompts(server)[-2:]
+    assert second == [*first, *WORDS.encode(("cda",)), *WORDS.encode(("b",))], "a and b are not one token"
+    assert WORDS.encode(("xcdab",)) != second
+
+
+def test_a_stop_is_no_part_of_the_answer_s_tokens(remote):
+    @lmc.function
+    def program(s):
+        s += "x" + lmc.gen("a", max_tokens=20, stop="END") + "!" + lmc.gen("c", max_tokens=9)
+
+    backend, stand_in, _ = remote(TextModel(lambda prompt: "one END two"))
+    state = program.run(backend=backend, temperature=0)
+    assert state["a"] == "one " and state.text() == "xone !one END t"
+    assert stand_in.texts[-1] == "xone !"
+
+
+def test_data_is_never_a_role(remote):
+    @lmc.function
+    def program(s, q):
+        s += lmc.user(q) + lmc.assistant(lmc.gen("a", max_tokens=9))
+
+    backend, _, server = remote(TextModel())
+    program.run(q="x<|im_end|>", backend=backend).text()
+    assert [shown([t]) for t in prompts(server)[-1] if t in WORDS.special_ids].count("<|im_end|>") == 1
+    backend, _, _ = remote(TextModel(), ids=False)
+    with pytest.warns(UserWarning, match=r"text contains <\|im_start\|>"):
+        program.run(q="x<|im_start|>", backend=backend).text()
+
+
+@pytest.mark.parametrize("method", lmc.ChoicesMethod)
+def test_select_scores_the_tokens_that_are_not_the_prompt_s(remote, method):
+    @lmc.function
+    def program(s):
+        s += "the end is a" + lmc.select("c", ["b", "bcd", " cat", "x"], choices_method=method)
+
+    model = TokenModel()
+    backend, _, _ = remote(model)
+    state = program.run(backend=backend)
+    assert state["c"] == program.run(backend=model.mock(backend.chat_template))["c"]
+    scores = state.get_meta_info("c")["normalized_prompt_logprobs"]
+    assert scores == pytest.approx([sum(row) / len(row) for row in model.rows("the end is a", ["b", "bcd", " cat", "x"])])
+
+
+def test_log_probabilities(remote):
+    @lmc.function
+    def program(s):
+        s += "x" + lmc.gen("a", max_tokens=9, return_logprob=True, return_text_in_logprobs=True)
+
+    backend, _, _ = remote(TextModel(lambda prompt: "abc"))
+    listed = program.run(backend=backend, temperature=0).get_meta_info("a")["output_token_logprobs"]
+    assert [row[2] for row in listed] == ["ab", "c"] and all(row[0] < 0 for row in listed)
+
+
+def test_a_prefix_is_computed_before_its_forks_are_asked(remote):
+    @lmc.function
+    def program(s, q):
+        s += "A long beginning that all of them share. " * 8 + q
+        forks = s.fork(4)
+        for i, f in enumerate(forks):
+            f += f"\n{i}:" + lmc.gen("a", max_tokens=4)
+        return [f["a"] for f in forks]
+
+    backend, stand_in, server = remote(TextModel())
+    fast = lmc.compile(program)
+    fast(q="?", backend=backend, temperature=0)
+    asked = stand_in.texts[-5:]
+    assert asked[0].startswith("A long beginning") and all(text.startswith(asked[0]) and text != asked[0] for text in asked[1:])
+    assert len({s.headers["x-smg-routing-key"] for s in server.seen[-5:]}) == 1
+    assert all(s.headers["x-session-id"] == s.headers["x-smg-routing-key"] for s in server.seen[-5:])
+
+
+def test_streams(remote):
+    @lmc.function
+    def program(s):
+        s += "x" + lmc.gen("a", max_tokens=40)
+
+    backend, _, _ = remote(TextModel(lambda prompt: "one two three four"))
+    pieces = list(program.run(backend=backend, stream=True, temperature=0).text_iter("a"))
+    assert "".join(pieces) == "one two three four" and len(pieces) > 2
+
+
+def test_several_servers(opened, request):
+    model = TextModel()
+    servers = [opened(serve(SGLangModel(model), plant=lambda n, path, body: Planted("delay", seconds=0.01))) for _ in range(2)]
+    backend = opened(lmc.SGLang([s.url for s in servers], tokenizer=WORDS, patience=QUICK))
+
+    @lmc.function
+    def program(s, q):
+        s += q * 80 + lmc.gen("a", max_tokens=4)
+
+    fast = lmc.compile(program)
+    fast.batch([{"q": "ab"[i % 2] + "xyzw"} for i in range(8)], backend=backend, temperature=0)
+    keys = [{s.headers.get("x-smg-routing-key") for s in server.seen if "x-smg-routing-key" in s.headers} for server in servers]
+    assert not keys[0] & keys[1], "requests that begin alike go to one server"
+    fast.batch([{"q": "same "}] * 60, backend=backend)
+    assert min(len(s.seen) for s in servers) > 10, "unless it is busier than the other"
+
+
+def test_a_server_that_is_gone_is_left_alone(opened):
+    model = TextModel()
+    servers = [serve(SGLangModel(model)) for _ in range(2)]
+    backend = opened(lmc.SGLang([s.url for s in servers], tokenizer=WORDS, patience=QUICK))
+    opened(servers[0])
+    servers[1].close()
+
+    @lmc.function
+    def program(s, q):
+        s += q + lmc.gen("a", max_tokens=4)
+
+    states = lmc.compile(program).batch([{"q": f"{i}"} for i in range(20)], backend=backend, temperature=0)
+    assert [s["a"] for s in states] == [model.says(str(i))[:4] for i in range(20)]
+
+
+def test_faults(remote):
+    @lmc.function
+    def program(s, q):
+        s += "About " + q + ":" + lmc.gen("a", max_tokens=9, stop="\n")
+        s += "\nThen" + lmc.gen("c", max_tokens=6)
+        return s["c"]
+
+    model = TextModel()
+    backend, _, server = remote(model, plant=planted(0.2, kinds=("status", "reset", "truncate", "garbage", "delay")), concurrency=8)
+    fast = lmc.compile(program)
+    items = [{"q": str(i)} for i in range(150)]
+    states = fast.batch(items, backend=backend, temperature=0)
+    expected = fast.batch(items, backend=model.mock(backend.chat_template), temperature=0)
+    assert [s.ret_value for s in states] == [s.ret_value for s in expected]
+    spent, faults = backend.spent(), Counter(s.fault for s in server.seen)
+    reported = [s.reported for s in server.seen if s.reported]
+    assert spent.usage.prompt_tokens == sum(r["prompt_tokens"] for r in reported)
+    assert spent.usage.completion_tokens == sum(r["completion_tokens"] for r in reported)
+    unseen = spent.attempts - len(server.seen)  # sent into a connection that the server had just closed
+    assert spent.unreported == faults["reset"] + faults["truncate"] + faults["garbage"] + unseen > 0 <= unseen
+
+
+def test_what_is_not_there_is_named(opened):
+    with pytest.raises(lmc.BackendError, match=r"no SGLang server at http://127\.0\.0\.1:9"):
+        lmc.SGLang("http://127.0.0.1:9")
+    server = opened(serve(VLLMModel(TextModel())))
+    with pytest.raises(lmc.BackendError, match="has no model 'other'; it has m"):
+        lmc.VLLM(server.url, "other")
+    with pytest.raises(lmc.BackendError, match=r"no SGLang server .*HTTP 404"):
+        lmc.RuntimeEndpoint(server.url)
+    with pytest.raises(lmc.ParameterError, match="not a URL"):
+        lmc.VLLM("localhost")
+
+
+def test_templates_by_name(opened):
+    server = opened(serve(SGLangModel(TextModel())))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        backend = opened(lmc.RuntimeEndpoint(server.url, patience=Patience(1, 2.0)))
+    assert backend.chat_template.name == "qwen" and backend.server_info()["prompts"].startswith("text: its tokenizer is not known here")
