@@ -80,6 +80,9 @@ class FakeWords:
     def blocks(self, text: str) -> list[str]:
         return [text]
 
+    def last_cut(self, text: str, start: int, end: int) -> int:
+        return start
+
     def split_specials(self, text: str) -> tuple[Part, ...]:
         pieces = re.split("(" + "|".join(map(re.escape, SPECIALS)) + ")", text)
         return tuple(Special(p) if i % 2 else p for i, p in enumerate(pieces) if p)

@@ -88,10 +88,11 @@ class Asker:
         self, ask: Gen, place: Place, order: Order, on_text: Callable[[str], None], on_done: OnDone
     ) -> list[Request]:
         """`n` requests over one prompt; `on_text` gets the growing text of the first."""
-        prompt = self._nonempty(self.ids(place))
+        ids = self.ids(place)
+        prompt = self._nonempty(ids)
         self._check_length(len(prompt), ask.loc)
         params = replace(ask.params, max_new_tokens=min(ask.params.max_new_tokens, self.limit - len(prompt)))
-        sampling = _Sampling(self, place, prompt, params.n, on_done)
+        sampling = _Sampling(self, place, ids, len(prompt), params.n, on_done)
         return [
             Request(
                 Kind.GENERATE,
@@ -232,10 +233,12 @@ class Asker:
 class _Sampling:
     """A gen on its way: those of its `n` items that are finished."""
 
-    __slots__ = ("_asker", "_finished", "_on_done", "_place", "_prompt")
+    __slots__ = ("_asker", "_finished", "_ids", "_on_done", "_place", "_prompt_len")
 
-    def __init__(self, asker: Asker, place: Place, prompt: np.ndarray, n: int, on_done: OnDone) -> None:
-        self._asker, self._place, self._prompt, self._on_done = asker, place, prompt, on_done
+    def __init__(
+        self, asker: Asker, place: Place, ids: np.ndarray, prompt_len: int, n: int, on_done: OnDone
+    ) -> None:
+        self._asker, self._place, self._ids, self._prompt_len, self._on_done = asker, place, ids, prompt_len, on_done
         self._finished: list[Request | None] = [None] * n
 
     def listener(self, item: int) -> Callable[[Request], None]:
@@ -251,7 +254,7 @@ class _Sampling:
 
     def _output(self, done: Sequence[Request]) -> Output:
         usage = Usage(
-            prompt_tokens=len(self._prompt),
+            prompt_tokens=self._prompt_len,
             completion_tokens=sum(r.answer.sampled for r in done if r.answer is not None),
             cached_tokens=done[0].hit_len,
             forced_tokens=sum(r.forced for r in done),
@@ -266,7 +269,7 @@ class _Sampling:
         if self._asker.seam == "text":
             return Place(self._place.closed, (*self._place.run, first.ending.text))
         answer = np.asarray(first.ending.ids, np.int32)
-        return Place(np.concatenate((self._asker.ids(self._place), answer)))
+        return Place(np.concatenate((self._ids, answer)))
 
 
 class _Scoring:

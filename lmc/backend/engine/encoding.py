@@ -14,6 +14,7 @@ from lmc.chat import ChatTemplate
 from lmc.prompt import Mark, Part, Special
 
 NO_IDS = np.empty(0, np.int32)
+_WHOLE = 192  # characters: a shorter piece is not worth a cut
 
 
 class Vocabulary(Words, Protocol):
@@ -35,31 +36,55 @@ class Vocabulary(Words, Protocol):
 
     def blocks(self, text: str) -> list[str]: ...
 
+    def last_cut(self, text: str, start: int, end: int) -> int: ...
+
 
 class Encoder:
-    """Encodes literal runs. Special tokens, and in long texts words, cut a run into stretches whose encodings do not
-    depend on each other, so each stretch is remembered: siblings encode what they share once."""
+    """Encodes literal runs. Special tokens, and in texts words, cut a run into pieces whose encodings do not depend on
+    each other, so each piece is remembered: siblings encode what they share once.
 
-    def __init__(self, words: Vocabulary, capacity: int = 16384) -> None:
+    capacity    characters of the pieces that are remembered, least recently used ones first forgotten
+    """
+
+    def __init__(self, words: Vocabulary, capacity: int = 1 << 23) -> None:
         self._words, self._capacity = words, capacity
         self._known: OrderedDict[tuple[str, bool], np.ndarray] = OrderedDict()
+        self._held = 0  # characters
         self._lock = threading.Lock()
 
     def encode(self, run: Sequence[Part], *, at_start: bool) -> np.ndarray:
         """[n] int32. `at_start`: nothing precedes the run; BOS is put there if the tokenizer's own rule says so."""
         words, found = self._words, list[np.ndarray]()
         empty = True
-        stretches = literal(run)
+        stretches = cut_texts(run)
         if at_start and words.add_bos and words.bos_token_id is not None and stretches:
             first = stretches[0]
             if not (isinstance(first, Special) and words.id_of(first.spelling) == words.bos_token_id):
                 found.append(np.array([words.bos_token_id], np.int32))
         for stretch in stretches:
-            for piece in (stretch,) if isinstance(stretch, Special) else self._words.blocks(stretch):
+            for piece in (stretch,) if isinstance(stretch, Special) else self._pieces(stretch):
                 ids = self._piece(piece, at_start and empty)
                 empty = empty and not len(ids)
                 found.append(ids)
         return np.concatenate(found) if found else NO_IDS
+
+    def _pieces(self, texts: Sequence[str]) -> list[str]:
+        """The joined texts, cut at the last word before each of them begins: what comes before is a piece that others
+        have too, however long it is."""
+        if len(texts) == 1 or sum(map(len, texts)) < _WHOLE:
+            return self._words.blocks("".join(texts))
+        whole = "".join(texts)
+        found: list[str] = []
+        start = end = 0
+        for text in texts[:-1]:
+            end += len(text)
+            if end - start < _WHOLE:
+                continue
+            cut = self._words.last_cut(whole, start, end)
+            if cut > start:
+                found.append(whole[start:cut])
+                start = cut
+        return [*found, *self._words.blocks(whole[start:])]
 
     def _piece(self, piece: str | Special, first: bool) -> np.ndarray:
         if isinstance(piece, Special):
@@ -69,12 +94,23 @@ class Encoder:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-        ids = np.asarray(self._words.encode((piece,), at_start=first), np.int32)
-        with self._lock:
-            self._known[key] = ids
-            if len(self._known) > self._capacity:
-                self._known.popitem(last=False)
+        blocks = self._words.blocks(piece)
+        if len(blocks) > 1:
+            ids = np.concatenate([self._piece(block, first and i == 0) for i, block in enumerate(blocks)])
+        else:
+            ids = np.asarray(self._words.encode((piece,), at_start=first), np.int32)
+        self._remember(key, ids)
         return ids
+
+    def _remember(self, key: tuple[str, bool], ids: np.ndarray) -> None:
+        with self._lock:
+            if key in self._known:
+                return  # by another thread
+            self._known[key] = ids
+            self._held += len(key[0])
+            while self._held > self._capacity:
+                (text, _), _ = self._known.popitem(last=False)
+                self._held -= len(text)
 
     def unstable(self, run: Sequence[Part]) -> int:
         """How many tokens at the end of the run may change when text is appended: those of its last word. A wrong
@@ -90,21 +126,26 @@ class Encoder:
         return min(8, len(ids))
 
 
-def literal(run: Sequence[Part]) -> list[str | Special]:
-    """A run without marks, adjacent strings joined, empty ones dropped."""
-    out: list[str | Special] = []
+def cut_texts(run: Sequence[Part]) -> list[list[str] | Special]:
+    """A run without marks: special tokens, and the texts between them; empty ones dropped."""
+    out: list[list[str] | Special] = []
     texts: list[str] = []
     for part in run:
         if isinstance(part, Special):
             if texts:
-                out.append("".join(texts))
+                out.append(texts)
                 texts = []
             out.append(part)
         elif not isinstance(part, Mark) and part:
             texts.append(part)
     if texts:
-        out.append("".join(texts))
+        out.append(texts)
     return out
+
+
+def literal(run: Sequence[Part]) -> list[str | Special]:
+    """The same with adjacent texts joined."""
+    return [stretch if isinstance(stretch, Special) else "".join(stretch) for stretch in cut_texts(run)]
 
 
 def template_stops(words: Vocabulary, template: ChatTemplate) -> tuple[frozenset[int], tuple[str, ...]]:

@@ -44,7 +44,7 @@ class Detokenizer(Protocol):
     def fork(self) -> Detokenizer: ...
 
 
-_BLOCK = 1024  # characters after which a text is cut at the next word
+_BLOCK = 384  # characters after which a text is cut at the next word
 _WORD = re.compile(r"(?<=\S) (?=[A-Za-z])")
 _BEFORE = "aZé世0_.,:;!?'\"-)]}/\\#<>|🙂"  # what may stand before such a space: one of each kind that pre-tokenizers tell apart
 
@@ -114,6 +114,16 @@ class Tokenizer:
             found.append(text[start : cut.start()])
             start = cut.start()
         return [*found, text[start:]]
+
+    def last_cut(self, text: str, start: int, end: int) -> int:
+        """The last place in (start, end) where encodings of both sides do not depend on each other; `start` if none."""
+        if not self._cuts_at_words:
+            return start
+        at = end
+        while (at := text.rfind(" ", start + 1, at)) > start:
+            if _WORD.match(text, at):
+                return at
+        return start
 
     @cached_property
     def _cuts_at_words(self) -> bool:
