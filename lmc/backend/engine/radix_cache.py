@@ -25,7 +25,7 @@ _GHOSTS = 4_000_000  # remembered evicted tokens before the memory is dropped
 class Node:
     """One edge and its end. `start` is the depth where the edge begins; `end` where it ends, in tokens."""
 
-    __slots__ = ("__weakref__", "children", "ids", "last_use", "locks", "parent", "salt", "slots", "start")
+    __slots__ = ("__weakref__", "children", "hash", "ids", "last_use", "locks", "parent", "salt", "slots", "start")
 
     def __init__(self, parent: Node | None, ids: np.ndarray, slots: np.ndarray, start: int) -> None:
         self.parent, self.ids, self.slots, self.start = parent, ids, slots, start
@@ -33,6 +33,7 @@ class Node:
         self.locks = 0
         self.last_use = 0
         self.salt = parent.salt if parent is not None else 0  # of the namespace
+        self.hash: int | None = None if parent is not None else 0  # of the prefix, once it was needed
 
     @property
     def end(self) -> int:
@@ -71,22 +72,29 @@ class RadixCache:
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = Node(None, np.empty(0, np.int32), np.empty(0, np.int64), 0)
-            root.locks, root.salt = 1, hash(namespace) if namespace else 0
+            root.locks, root.salt = 1, hash(namespace) % 2**64 if namespace else 0
         return root
 
-    def match(self, ids: np.ndarray, limit: int | None = None, namespace: str = "") -> Node:
-        """The node where the longest cached prefix of `ids[:limit]` ends; splits the edge it ends inside."""
-        node, now = self._root(namespace) if namespace else self.root, next(self._clock)
+    def match(
+        self, ids: np.ndarray, limit: int | None = None, namespace: str = "", after: Node | None = None
+    ) -> Node:
+        """The node where the longest cached prefix of `ids[:limit]` ends; splits the edge it ends inside. `after`: where a
+        shorter prefix of the same sequence ended some time ago, to go on from if it is still there."""
+        if after is None or after.parent is None:
+            after = self._root(namespace) if namespace else self.root
+        node, now = after, next(self._clock)
         limit = len(ids) if limit is None else limit
-        while node.end < limit:
-            child = node.children.get(int(ids[node.end]))
+        end = node.end
+        while end < limit:
+            child = node.children.get(int(ids[end]))
             if child is None:
                 break
             child.last_use = now
-            common = common_prefix(child.ids, ids[child.start : limit])
+            common = common_prefix(child.ids, ids[end:limit])
             if common < len(child.ids):
                 return self._split(child, common)
             node = child
+            end += common
         return node
 
     def slots_to(self, node: Node) -> np.ndarray:
@@ -208,8 +216,22 @@ class RadixCache:
 
     def _hashes(self, node: Node) -> list[int]:
         """One hash per token of the edge, of the whole prefix up to it."""
-        ids = np.concatenate([n.ids for n in self._path(node)][::-1])
-        return [h ^ node.salt for h in prefix_hashes(ids)[node.start :].tolist()]
+        assert node.parent is not None
+        found = prefix_hashes(node.ids, node.start, self._hash_at(node.parent))
+        node.hash = int(found[-1])
+        return (found ^ np.uint64(node.salt)).tolist()
+
+    def _hash_at(self, node: Node) -> int:
+        """The hash of the prefix that ends at `node`, which is the same for as long as the node is there."""
+        missing: list[Node] = []
+        while node.hash is None:
+            missing.append(node)
+            assert node.parent is not None
+            node = node.parent
+        found = node.hash
+        for n in reversed(missing):
+            found = n.hash = int(prefix_hashes(n.ids, n.start, found)[-1])
+        return found
 
     # -- walks -------------------------------------------------------------------------------------------------
 
@@ -254,10 +276,21 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return int(differs.argmax()) if differs.any() else n
 
 
-def prefix_hashes(ids: np.ndarray) -> np.ndarray:
-    """[n] uint64: a hash of `ids[: i + 1]` for each i."""
-    powers = np.cumprod(np.full(len(ids), _BASE, dtype=np.uint64), dtype=np.uint64)
-    return np.cumsum((ids.astype(np.uint64) + np.uint64(1)) * powers, dtype=np.uint64)
+def prefix_hashes(ids: np.ndarray, start: int = 0, before: int = 0) -> np.ndarray:
+    """[n] uint64: a hash of `ids[: i + 1]` for each i, behind a prefix of `start` tokens whose hash is `before`."""
+    terms = (ids.astype(np.uint64) + np.uint64(1)) * _powers(start + len(ids))[start:]
+    return np.cumsum(terms, dtype=np.uint64) + np.uint64(before)
+
+
+_POWERS = np.ones(1, np.uint64)
+
+
+def _powers(n: int) -> np.ndarray:
+    """[n] uint64: powers of the base, from the first on."""
+    global _POWERS
+    if len(_POWERS) < n:
+        _POWERS = np.cumprod(np.full(max(n, 2 * len(_POWERS)), _BASE, np.uint64), dtype=np.uint64)
+    return _POWERS[:n]
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

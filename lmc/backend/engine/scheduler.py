@@ -216,7 +216,7 @@ class Scheduler:
         for req in islice(self.waiting, min(_LOOKED_AT, max(0, room))):
             if found >= rows:
                 break
-            found += req.head_len - self.tree.match(req.ids[: req.head_len], req.match_limit, req.namespace).end
+            found += req.head_len - self._cached(req).end
         return found >= rows
 
     # -- the next pass -----------------------------------------------------------------------------------------
@@ -413,12 +413,16 @@ class Scheduler:
         """Starved first, then longest cached prefix, then the plan's order, then arrival; last what may not be needed."""
         if self._starved(req):
             return (False, req.spare, 0, (), req.order)
-        cached = self.tree.match(req.ids[: req.head_len], req.match_limit, req.namespace).end
-        return (True, req.spare, -cached, req.priority, req.order)
+        return (True, req.spare, -self._cached(req).end, req.priority, req.order)
+
+    def _cached(self, req: Request) -> Node:
+        """Where the longest cached prefix of a waiting request's head ends."""
+        req.found = self.tree.match(req.ids[: req.head_len], req.match_limit, req.namespace, req.found)
+        return req.found
 
     def _start(self, req: Request) -> _Start:
         """How much of a head is cached or computed in this pass, and by whom."""
-        node = self.tree.match(req.ids[: req.head_len], req.match_limit, req.namespace)
+        node = self._cached(req)
         at, place, leader = node.end, node, None
         while at < req.head_len and (ahead := self._claims.get((place, int(req.ids[at])))) is not None:
             at += common_prefix(req.ids[at : req.head_len], ahead.ids[at : self._planned[ahead]])
@@ -441,7 +445,7 @@ class Scheduler:
             self.tree.unlock(node)
             return _Verdict.NO_ROOM
         self._reserve(req, need)
-        req.node, req.cached_len, req.device_len = node, node.end, at
+        req.node, req.cached_len, req.device_len, req.found = node, node.end, at, None
         req.hit_len = min(at, req.prompt_len)
         if at > node.end:
             assert leader is not None
@@ -513,7 +517,7 @@ class Scheduler:
         if at is None:
             return
         assert req.node is not None
-        node = self.tree.match(req.ids[: req.head_len], at, req.namespace)
+        node = self.tree.match(req.ids[: req.head_len], at, req.namespace, req.node)
         assert node.end == at, f"request {req.order} follows {at} tokens, of which {node.end} are there"
         self.tree.lock(node)
         self.tree.unlock(req.node)
