@@ -406,6 +406,8 @@ def opt(
         source = file.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
+    if file.suffix == ".py":
+        raise UsageError(f"{file} is a program, not a graph; write its graph with: lmc dump-ir {file}:FUNCTION --after trace -o FILE.lmir")
     with _as_usage():
         compiled_for = Target(target, get_chat_template(template), greedy)
         chosen = parse_pipeline(passes) if passes is not None else pipeline_for(compiled_for)

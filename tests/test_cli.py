@@ -175,6 +175,11 @@ def test_dump_ir_prints_a_graph_that_opt_reads(lmc_cli, folder):
     assert code == 0 and "graph @echo" in out, err
 
 
+def test_opt_says_how_a_programs_graph_is_made(lmc_cli, folder):
+    code, _, err = lmc_cli("opt", "prog.py")
+    assert code == 2 and "lmc dump-ir prog.py:FUNCTION --after trace" in err
+
+
 def test_opt_runs_a_targets_pipeline_and_reports(lmc_cli, folder):
     assert lmc_cli("dump-ir", "prog.py:echo", "--after", "trace", "-o", "echo.lmir")[0] == 0
     code, out, err = lmc_cli("opt", "echo.lmir", "--timing", "--verify-each", "--print-after=plan-prefix")

@@ -30,7 +30,7 @@ PIPELINES = [
     "lower-chat,plan-prefix{min_chars = 1}",
     "batch-forks",
     "lower-constraint",
-    "lower-chat,plan-speculation{free_rows = 0}",
+    "lower-chat,plan-speculation{free_rows = 1}",
     "canonicalize,lower-chat,canonicalize,cse,dce,canonicalize,lower-constraint,plan-speculation{free_rows = 1},plan-prefix{min_chars = 4},batch-forks",
 ]
 
