@@ -27,8 +27,8 @@ conformance: $(VENV)/.dev  ## 500 random programs in every execution and the oth
 	$(PY) -m tests.conformance --programs 500
 	LMC_SEARCH=1 $(PYTEST) -q -n auto -m search
 
-nightly: $(VENV)/.dev  ## 20,000 random programs; SEED=n for others
-	$(PY) -m tests.conformance --programs 20000 --seed $(or $(SEED),1000000)
+nightly: $(VENV)/.dev  ## 20,000 random programs, going on where it was interrupted; SEED=n for others
+	$(PY) -m tests.conformance --programs 20000 --seed $(or $(SEED),1000000) --done build/nightly-$$(git rev-parse --short HEAD).txt
 
 model: $(VENV)/.dev $(VENV)/.model  ## tests on the small real model
 	$(PYTEST) -q -m model

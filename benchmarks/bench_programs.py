@@ -3,6 +3,7 @@
     python -m benchmarks.bench_programs --backend mock                       # every workload, in seconds
     python -m benchmarks.bench_programs --backend smollm2 --scale 0.1 --n 4 --workloads judge,tree
     python -m benchmarks.bench_programs --workloads host --reps 7            # what the host costs per program
+    python -m benchmarks.bench_programs --memory 10000                       # the peak memory of a compiled batch
 
 A speed counts only if the answers are right: the texts of both modes are compared in each repetition, and a
 difference is printed and makes the exit code 1 (on a real model, batching may flip a near tie: see --allow-diff).
@@ -13,8 +14,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -195,6 +198,21 @@ def where() -> dict[str, str]:
     }
 
 
+def peak(name: str, n: int) -> float:
+    """MiB that this process held at most, after a compiled batch of `n` items on the mock; for a process of its own."""
+    (workload,) = [one for one in host_overhead() if one.name == name]
+    states = lmc.compile(workload.program, backend=lmc.Mock()).batch(workload.items(n, 0), temperature=0)
+    assert len(states) == n
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def memory(n: int) -> str:
+    """A line for each small workload: the memory of a compiled batch, its results and the mock's log of calls included."""
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        return "\n".join([f"{one.name}: {pool.apply(peak, (one.name, n)):.0f} MiB for {n} items" for one in host_overhead()])
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="mock", help="mock, smollm2, or a model's path")
@@ -207,8 +225,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--reps", type=int, default=5, help="timed repetitions")
     parser.add_argument("--seed", type=int, default=0, help="of the synthetic text; each repetition has its own")
     parser.add_argument("--allow-diff", type=float, default=0.0, help="share of items that may differ between the modes")
+    parser.add_argument("--memory", type=int, metavar="N", help="only: the peak memory of batches of N small programs, each in its own process")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args(argv)
+    if options.memory is not None:
+        print(memory(options.memory))
+        return 0
     modes = options.modes.split(",")
     if unknown := set(modes) - set(RUNNERS):
         parser.error(f"unknown mode {unknown.pop()!r}; there are {', '.join(RUNNERS)}")

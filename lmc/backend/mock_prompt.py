@@ -40,10 +40,14 @@ def part_tokens(part: Part) -> str:
     return chr(special_id(part.spelling)) if isinstance(part, Special) else ""
 
 
+LONG = 1024
+"""Tokens from which a prompt keeps its hash for those that go on from it; below, the hash object costs more than hashing."""
+
+
 class Node:
     """A prompt: its last piece after its parent's. Token string, text and hash are made when they are asked for."""
 
-    __slots__ = ("_hash", "_text", "_tokens", "answered", "length", "parent", "piece", "shown")
+    __slots__ = ("_hash", "_text", "answered", "length", "parent", "piece", "shown")
 
     def __init__(self, parent: Node | None, piece: str, shown: str) -> None:
         """`piece` as tokens, `shown` as a person reads it."""
@@ -51,27 +55,24 @@ class Node:
         self.length: int = len(piece) + (parent.length if parent is not None else 0)
         self.answered: int = parent.answered if parent is not None else 0  # length up to the end of the last answer
         self._hash: Any = None
-        self._tokens: str | None = None
         self._text: str | None = None
 
     @property
     def hash(self) -> Any:
         """A hash of the tokens; copy before use."""
-        if self._hash is None:
-            path = self._path(lambda node: node._hash is not None)
-            made = path[0].parent._hash.copy() if path[0].parent is not None else blake2b(digest_size=32)
-            for node in path:
-                made.update(node.piece.encode("utf-8", "surrogatepass"))
+        if self._hash is not None:
+            return self._hash
+        path = self._path(lambda node: node._hash is not None)
+        made = path[0].parent._hash.copy() if path[0].parent is not None else blake2b(digest_size=32)
+        for node in path:
+            made.update(node.piece.encode("utf-8", "surrogatepass"))
+        if self.length >= LONG:
             self._hash = made
-        return self._hash
+        return made
 
     @property
     def tokens(self) -> str:
-        if self._tokens is None:
-            path = self._path(lambda node: node._tokens is not None)
-            start = path[0].parent._tokens if path[0].parent is not None else ""
-            self._tokens = (start or "") + "".join([node.piece for node in path])
-        return self._tokens
+        return "".join([node.piece for node in self._path(lambda node: False)])
 
     @property
     def text(self) -> str:

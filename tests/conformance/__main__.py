@@ -1,6 +1,7 @@
 """Searches for a program that means something else when it is compiled.
 
-    python -m tests.conformance --programs 20000 --seed 0         # what runs every night: all cores, minutes to an hour
+    python -m tests.conformance --programs 20000 --seed 0         # what runs every night: all cores, an hour or two
+    python -m tests.conformance --programs 20000 --done night.log # the same, going on where an interrupted search stopped
     python -m tests.conformance --programs 1 --seed 4711          # one program, shrunk if it fails
     python -m tests.conformance --show 4711                       # its text
     python -m tests.conformance --file failing.py                 # a program that was written down
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--programs", type=int, default=1000, help="how many (default 1000)")
     parser.add_argument("--seed", type=int, default=0, help="the first one's seed; the others' follow it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    parser.add_argument("--done", type=Path, metavar="FILE", help="keep there which parts were looked at, and leave out those that were")
     parser.add_argument("--failures", type=int, default=3, help="stop after that many")
     parser.add_argument("--show", type=int, metavar="SEED", help="print a program and what it is run with, and do nothing")
     parser.add_argument("--file", type=Path, help="look at the program of this file, in every setting")
@@ -37,8 +39,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if options.file is not None:
         return _file(options.file)
-    failures = _search(range(options.seed, options.seed + options.programs), options.jobs, options.failures)
+    failures: list[Failure] = []
+    for part in _parts(range(options.seed, options.seed + options.programs), options.done):
+        failures += (found := _search(part, options.jobs, options.failures - len(failures)))
+        if len(failures) >= options.failures:
+            break
+        if options.done is not None and not found:  # a part with a failure is looked at again
+            options.done.parent.mkdir(parents=True, exist_ok=True)
+            with options.done.open("a") as log:
+                log.write(f"{part.start} {part.stop} {time.strftime('%Y-%m-%d %H:%M')}\n")
     return 1 if failures else 0
+
+
+PART = 500
+"""Programs that are looked at, or not, as one."""
+
+
+def _parts(seeds: range, done: Path | None) -> list[range]:
+    """The seeds in parts, without those that a file says were looked at."""
+    if done is None:
+        return [seeds] if seeds else []
+    lines = done.read_text().splitlines() if done.exists() else []
+    known = {tuple(map(int, line.split()[:2])) for line in lines}
+    parts = [range(first, min(first + PART, seeds.stop)) for first in range(seeds.start, seeds.stop, PART)]
+    left = [part for part in parts if (part.start, part.stop) not in known]
+    print(f"{len(parts) - len(left)} of {len(parts)} parts were looked at before", file=sys.stderr, flush=True)
+    return left
 
 
 def _search(seeds: range, jobs: int, most: int) -> list[Failure]:
@@ -50,7 +76,7 @@ def _search(seeds: range, jobs: int, most: int) -> list[Failure]:
                 _report(failure)
             if done % 200 == 0 or done == len(seeds):
                 spent = time.monotonic() - started
-                print(f"{done} of {len(seeds)} programs in {spent:.0f} s, {len(failures)} failures", file=sys.stderr, flush=True)
+                print(f"{done} of {len(seeds)} programs from {seeds.start} in {spent:.0f} s, {len(failures)} failures", file=sys.stderr, flush=True)
             if len(failures) >= most:
                 break
         pool.terminate()
