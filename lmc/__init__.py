@@ -72,6 +72,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "lmc.errors": (
         "ArgumentError", "BackendError", "BudgetExceeded", "CancelledError", "CaptureWarning", "ConstraintError", "HostTimeout", "IRError",
+        "InDoubtEffect", "JournalError",
         "LmcError", "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "UnsupportedOpError",
     ),
 }  # fmt: skip
@@ -187,7 +188,9 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import CaptureWarning as CaptureWarning
     from lmc.errors import ConstraintError as ConstraintError
     from lmc.errors import HostTimeout as HostTimeout
+    from lmc.errors import InDoubtEffect as InDoubtEffect
     from lmc.errors import IRError as IRError
+    from lmc.errors import JournalError as JournalError
     from lmc.errors import LmcError as LmcError
     from lmc.errors import ModelLoadError as ModelLoadError
     from lmc.errors import ParameterError as ParameterError

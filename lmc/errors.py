@@ -84,6 +84,17 @@ class BudgetExceeded(LmcError):
     budget: Any = None
 
 
+class JournalError(LmcError):
+    """A journal that cannot be used: of another program or other arguments, damaged, in use, or of something that it cannot hold."""
+
+
+class InDoubtEffect(LmcError):
+    """A run that is taken up again has come to a call that was begun before, and nobody knows whether it was made.
+
+    Raised at that call, in the program. Mark the function `lmc.host(idempotent=True)` if it may be called again.
+    """
+
+
 class UnsupportedOpError(LmcError, NotImplementedError):
     """An op that the chosen target cannot execute; never emulated silently."""
 

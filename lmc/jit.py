@@ -200,10 +200,12 @@ class Program:
     ) -> list[State]:
         """As `batch`, for async code: see `acall`."""
         bound = self._items(items, errors)
+        given = self._options(options, "abatch()")
         states: dict[int, State] = {}
         if bound:
-            async with contextlib.aclosing(self._abatch(bound, range(len(bound)), self._options(options, "abatch()"), progress)) as done:
-                states = {index: state async for index, state in done}
+            with self._journaled(given, bound, range(len(bound)), batch=True) as given:
+                async with contextlib.aclosing(self._abatch(bound, range(len(bound)), given, progress)) as done:
+                    states = {index: state async for index, state in done}
         return self._in_order(states, errors)
 
     def call(self, args: Mapping[str, Any], **options: Any) -> State:
@@ -243,11 +245,33 @@ class Program:
             raise ArgumentError(f"{len(numbers)} numbers for {len(bound)} items", loc=caller_loc())
         if not bound:
             return iter(())
+        return self._completed(bound, numbers, options, progress)
+
+    def _completed(
+        self, bound: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, progress: bool
+    ) -> Iterator[tuple[int, State]]:
+        if isinstance(options.journal, str):
+            return self._completed_with_journal(bound, numbers, options, progress)
         if self.function.is_async:
             return aio.iterate(lambda: self._abatch(bound, numbers, options, progress), f"lmc-{self.function.name}")
         if self._plain():
             return enumerate(self.function._batch(bound, numbers, options, {"progress_bar": progress}))
         return self._as_completed(bound, numbers, options, progress)
+
+    def _completed_with_journal(
+        self, bound: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, progress: bool
+    ) -> Iterator[tuple[int, State]]:
+        with self._journaled(options, bound, numbers, batch=True) as options:
+            yield from self._completed(bound, numbers, options, progress)
+
+    def _journaled(
+        self, options: Options, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int] = (0,), *, batch: bool = False
+    ) -> contextlib.AbstractContextManager[Options]:
+        """The options of a call, with its journal open if it has one."""
+        if not isinstance(options.journal, str):
+            return contextlib.nullcontext(options)
+        compiled = [*(["aggressive=True"] if self.aggressive else []), *([f"outputs={list(self.outputs)}"] if self.outputs is not None else [])]
+        return self.function._journaled(options, bound, numbers, batch=batch, compiled=", ".join(compiled), backend=self.backend)
 
     def _items(self, items: Iterable[Mapping[str, Any] | Sequence[Any]], errors: str) -> list[inspect.BoundArguments]:
         if errors not in ("raise", "return"):
@@ -269,6 +293,9 @@ class Program:
         return state
 
     async def _acall(self, bound: inspect.BoundArguments, options: Options) -> State:
+        if isinstance(options.journal, str):
+            with self._journaled(options, (bound,)) as options:
+                return await self._acall(bound, options)
         if options.stream:
             return self._stream(bound, options)
         (found,) = [run async for run in self._arun([self.function._state(options)], [bound], options)]
@@ -301,6 +328,9 @@ class Program:
             self._measured(len(bound), before, start, backend)
 
     def _call(self, bound: inspect.BoundArguments, options: Options) -> State:
+        if isinstance(options.journal, str):
+            with self._journaled(options, (bound,)) as options:
+                return self._call(bound, options)
         if options.stream:
             return self._stream(bound, options)
         if self.function.is_async:
@@ -308,8 +338,7 @@ class Program:
             return aio.run_here(lambda: self._acall(bound, options), self.function.described, instead)
         root = self.function._state(options)
         if self._plain():
-            self.function._call(root, bound)
-            return root
+            return self.function._finished(root, bound)
         before, start = root.emitter.run.backend.counters(), time.perf_counter()  # type: ignore[attr-defined]
         token = ACTIVE.set(root)
         try:
@@ -388,7 +417,7 @@ class Program:
     def _begin(self, root: Root) -> Run:
         live, arguments = root.live.run, root.arguments
         values = self._parameters.values(arguments)
-        run = Run(self, live.backend, live.defaults, live.seed, live.item, values, root.state.stream, live.limits)
+        run = Run(self, live.backend, live.defaults, live.seed, live.item, values, root.state.stream, live.limits, live.journal)
         if live.limits is not None:
             live.limits.begin()
         run.root = root
@@ -942,8 +971,10 @@ _LEAVE = _Leave((), 0, 0, None)
 
 
 def _note(run: Run) -> None:
-    """A run is over: what it cost goes to the ledger of its tree."""
+    """A run is over: what it cost goes to the ledger of its tree, and its journal is told."""
     root: Root = run.root
+    if run.journal is not None and not run.stream:
+        run.error = root.live.run.journal.ended(run.error)  # type: ignore[union-attr]  # the same
     if root.traced is not None:
         root.traced.ledger.note(run)
     if recording.recorder is not None:

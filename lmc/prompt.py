@@ -133,7 +133,18 @@ class Select:
     loc: Loc | None = None
 
 
-Segment = Text | Image | Gen | Select
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An answer that is known already, at its place in a prompt: nothing is asked.
+
+    ids    its tokens, as they were sampled; () where the text is encoded with what precedes it, as after a select
+    """
+
+    text: str
+    ids: tuple[int, ...] = ()
+
+
+Segment = Text | Image | Gen | Select | Given
 
 
 def derive_seed(run_seed: int, item: int, stream: str, ordinal: int) -> int:
@@ -571,8 +582,8 @@ class Prompt:
         tail = self.tail
         if not tail:
             return ask
-        if any(part.__class__ is Image or part.__class__ is Excerpt for part in tail):
-            return (*_split_at_images(_known(tail)), *ask)
+        if any(part.__class__ in _APART for part in tail):
+            return (*_split(_known(tail)), *ask)
         return (Text(tail), *ask)  # pyright: ignore[reportArgumentType]
 
     def nodes(self) -> list[Prompt]:
@@ -597,7 +608,7 @@ class Prompt:
             for part in node.parts:
                 if isinstance(part, Excerpt):
                     yield part.text()
-                elif not isinstance(part, Image):  # an image has no text
+                elif not isinstance(part, Image | Given):  # an image has no text, and an answer's is its result's
                     yield part
             if node.result is not None:
                 yield node.result.output().text
@@ -639,17 +650,19 @@ class Excerpt:
         return self.take(self.result.output().text)
 
 
-Piece = Part | Image | Excerpt
+Piece = Part | Image | Excerpt | Given
+_APART = frozenset({Image, Excerpt, Given})
 
 
-def _known(tail: tuple[Piece, ...]) -> tuple[Part | Image, ...]:
+def _known(tail: tuple[Piece, ...]) -> tuple[Part | Image | Given, ...]:
     return tuple(part.text() if isinstance(part, Excerpt) else part for part in tail)
 
 
-def _split_at_images(tail: tuple[Part | Image, ...]) -> Iterator[Segment]:
+def _split(tail: tuple[Part | Image | Given, ...]) -> Iterator[Segment]:
+    """Literal parts as few segments, with images and known answers between them."""
     text: list[Part] = []
     for part in tail:
-        if not isinstance(part, Image):
+        if not isinstance(part, Image | Given):
             text.append(part)
             continue
         if text:

@@ -84,11 +84,15 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A complete answer. `texts` has `n` items (one for `select`); the prompt continues with the first."""
+    """A complete answer. `texts` has `n` items (one for `select`); the prompt continues with the first.
+
+    ids  the tokens of the first, where the backend's prompts go on with those; else ()
+    """
 
     texts: tuple[str, ...]
     metas: tuple[Mapping[str, Any], ...]
     usage: Usage = Usage()
+    ids: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:

@@ -319,10 +319,13 @@ def _host(code: Code, op: Op) -> Instruction:
         kind = _TYPES.get(op.results[0].type) if op.results else None
         if op.attr("awaits"):
             awaiting = CatchingAwait if catch else Awaiting
-            return awaiting(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), kind, False)
+            call = awaiting(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), kind, False)
+            call.effect = op.attr("ord") is not None and not op.attr("ordered")
+            return call
         make = CatchingHostCall if catch else UnorderedCall if unordered else HostCall
         call = make(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), kind, bool(op.attr("inline")))
         call.within = bool(op.attr("within"))
+        call.effect = op.attr("ord") is not None and not op.attr("ordered")
         return call
     simple = CatchingSimple if catch else Simple
     marks = 0 if op.attr("total") or catch else LOOSE if out in code.loose else RAISE

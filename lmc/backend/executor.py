@@ -137,9 +137,9 @@ class Execution:
         def work() -> None:
             recorder = recording.recorder
             if recorder is None:
-                outcome = self._outcome(instruction, context, args)
+                outcome = self._outcome(run, instruction, context, args)
             else:
-                outcome = recorder.timed(run.number, instruction.fn, instruction.loc, lambda: self._outcome(instruction, context, args))
+                outcome = recorder.timed(run.number, instruction.fn, instruction.loc, lambda: self._outcome(run, instruction, context, args))
             self._events.put((run, instruction, (args, outcome)))
 
         if not instruction.within:
@@ -167,11 +167,11 @@ class Execution:
             if waiting in self._unfinished:
                 self._thread(waiting).submit(work)
 
-    def _outcome(self, instruction: HostCall, context: Context | None, args: list[Any]) -> tuple[bool, Any]:
+    def _outcome(self, run: Run, instruction: HostCall, context: Context | None, args: list[Any]) -> tuple[bool, Any]:
         if self._logs:
             log("host", f"{instruction.shown(args)} begins")
         try:
-            outcome = instruction.call(context, args)
+            outcome = instruction.made(run, context, args)
         except BaseException as error:  # SystemExit and the like end the run, and are raised to the caller
             outcome = False, error
         if self._logs:

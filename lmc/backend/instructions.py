@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lmc.backend import recording
 from lmc.backend.base import Backend, Beyond, Handle, Hints, Meta, Result, TakeOver
 from lmc.backend.pins import Pins
-from lmc.errors import Loc
+from lmc.errors import LmcError, Loc
 from lmc.ir.core import exact
 from lmc.limits import Limits
 from lmc.prompt import Prompt, SamplingParams
@@ -54,6 +54,7 @@ class Run:
     path     the answers given to the decisions so far
     record   results of host operations that must not happen twice, by their key
     limits   budget and deadline, if it has any
+    journal  where what becomes known is written, and read when the run is taken up again; None: nowhere
     mask     which marks are waited for
     more     whether other runs go on right after this one, for the hints of what it asks now
     ahead    of unordered calls, which may run before what stands before them: what was called, and its result
@@ -63,7 +64,7 @@ class Run:
     """
 
     __slots__ = (
-        "ahead", "answers", "backend", "began", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "limits", "mask", "more", "number",
+        "ahead", "answers", "backend", "began", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "journal", "limits", "mask", "more", "number",
         "owner", "path", "pending", "pins", "record", "result", "root", "seed", "spare", "stream", "taken", "thread", "watched",
     )  # fmt: skip
 
@@ -77,6 +78,7 @@ class Run:
         arguments: Sequence[Any],
         stream: str = "",
         limits: Limits | None = None,
+        journal: Journaling | None = None,
     ) -> None:
         """`stream` is what the streams of the graph are relative to: "" unless this is a run inside of another program."""
         self.owner, self.backend, self.defaults, self.seed, self.item, self.stream = (
@@ -87,6 +89,7 @@ class Run:
             item,
             stream,
         )
+        self.journal = journal
         self.began = perf_counter()
         self.number = next(_numbers)  # among all runs of the process
         self.root: Any = None  # the owner's
@@ -126,6 +129,28 @@ class Call:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     outcome: tuple[bool, Any]
+
+
+class Journaling(Protocol):
+    """What is known of a run from an earlier time, and where what becomes known is written."""
+
+    @property
+    def resumed(self) -> bool:
+        """Whether anything is known."""
+        ...
+
+    def ask(self, before: Prompt, ask: Any, places: Sequence[tuple[str, int]], send: Callable[[], Prompt]) -> Prompt:
+        """The prompt with the answer to `ask`: the known one, or the one that `send` asks for."""
+        ...
+
+    def call(self, stream: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
+             call: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
+        """What a host call gives, (True, result) or (False, exception): the known outcome, or that of `call`."""
+        ...
+
+    async def wait(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
+        """What an awaitable of host code gives: the known result, or its own."""
+        ...
 
 
 class Owner(Protocol):
@@ -290,11 +315,10 @@ class Ask(Instruction):
         env = run.env
         before: Prompt = env[self.ctx]
         ask = self.make(run)
-        hints = self.visit.hints(run)
         if run.limits is None:
-            after = before.submit(run.backend, ask, hints)
+            after = self._sent(run, before, ask)
         else:
-            after = run.limits.submit(ask, before, lambda: before.submit(run.backend, ask, hints))
+            after = run.limits.submit(ask, before, lambda: self._sent(run, before, ask))
             if not isinstance(after, Prompt):
                 return x.wait(run, self, after)
         for stream, ordinal in self.keys:
@@ -302,6 +326,14 @@ class Ask(Instruction):
         ctx, value, meta = self.outs
         env[ctx], env[value], env[meta] = after, after.result, Meta(after.result)  # type: ignore[arg-type]
         return True
+
+    def _sent(self, run: Run, before: Prompt, ask: Any) -> Prompt:
+        if run.journal is None:
+            return before.submit(run.backend, ask, self.visit.hints(run))
+        places = [(run.stream + stream, ordinal) for stream, ordinal in self.keys]
+        # of a group, some may be known: then the others must not wait for them
+        hints = Hints(False, (run.item, *self.visit.order)) if run.journal.resumed else self.visit.hints(run)
+        return run.journal.ask(before, ask, places, lambda: before.submit(run.backend, ask, hints))
 
 
 class Read(Instruction):
@@ -348,7 +380,7 @@ class ReadPrompt(Instruction):
 class HostCall(Instruction):
     """host.call, ordered or effect: in program order, and its result is recorded."""
 
-    __slots__ = ("args", "fn", "inline", "key", "kind", "kwargs", "out", "within")
+    __slots__ = ("args", "effect", "fn", "inline", "key", "kind", "kwargs", "out", "within")
     unordered = False
     catches = False  # what it raises, it gives
 
@@ -358,15 +390,16 @@ class HostCall(Instruction):
         super().__init__(deps, ALL, ALL, loc)
         self.out, self.fn, self.args, self.kwargs, self.key, self.kind, self.inline = out, fn, args, kwargs, key, kind, inline
         self.within = False  # inside a `with` of the host
+        self.effect = False  # may do something outside of the run
 
     def execute(self, run: Run, x: Scheduler) -> bool:
         args = self.args(run.env)
         if self.inline or not x.parallel:
             recorder = recording.recorder
             if recorder is None:
-                self.settle(run, args, self.call(run.context, args))
+                self.settle(run, args, self.made(run, run.context, args))
             else:
-                self.settle(run, args, recorder.timed(run.number, self.fn, self.loc, lambda: self.call(run.context, args)))
+                self.settle(run, args, recorder.timed(run.number, self.fn, self.loc, lambda: self.made(run, run.context, args)))
             return True
         return x.start(run, self, args)
 
@@ -376,6 +409,16 @@ class HostCall(Instruction):
             return args, {}
         n = len(args) - len(self.kwargs)
         return args[:n], dict(zip(self.kwargs, args[n:], strict=True))
+
+    def made(self, run: Run, context: Context | None, args: Sequence[Any]) -> tuple[bool, Any]:
+        """As `call`, unless the run's journal has the outcome."""
+        if run.journal is None or not self.effect:
+            return self.call(context, args)
+        values, named = self.split(args)
+        try:
+            return run.journal.call(run.stream, self.fn, values, named, lambda: self.call(context, args), self.loc)
+        except LmcError as error:  # the journal's
+            return False, error
 
     def call(self, context: Context | None, args: Sequence[Any]) -> tuple[bool, Any]:
         """(True, result) or (False, exception)."""
@@ -527,6 +570,8 @@ class Prefill(Instruction):
         self.shared = shared  # where the pin stays for the runs that come, if it does
 
     def execute(self, run: Run, x: Scheduler) -> bool:
+        if run.journal is not None and run.journal.resumed:
+            return True  # what the prompt is for may be known
         prompt: Prompt = run.env[self.ctx]
         if self.shared is not None:
             handle = self.shared.get(run.backend, prompt.tail, lambda: _prefilled(prompt, run.backend))

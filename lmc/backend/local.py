@@ -29,7 +29,7 @@ from lmc.backend.engine.request import Group, Kind, Request
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendError, CancelledError, ParameterError
-from lmc.prompt import Gen, Part, Segment, Select, Text
+from lmc.prompt import Gen, Given, Part, Segment, Select, Text
 
 if TYPE_CHECKING:
     from lmc.backend.engine.chat_template import WholeTemplate
@@ -73,7 +73,7 @@ class _Step:
         backend: LocalBackend,
         parent: _Step | None,
         parts: tuple[Part, ...],
-        ask: Gen | Select | None,
+        ask: Gen | Select | Given | None,
         hints: Hints,
     ) -> None:
         self.backend, self.parent, self.parts, self.ask, self.hints = backend, parent, parts, ask, hints
@@ -316,7 +316,7 @@ class LocalBackend:
     def _enter(self, parent: Handle | None, steps: list[_Step]) -> LocalHandle:
         results: list[Result] = []
         for step in steps:
-            if step.ask is not None:
+            if isinstance(step.ask, Gen | Select):
                 result = _LocalResult(step)
                 step.result = weakref.ref(result)
                 results.append(result)
@@ -354,6 +354,8 @@ class LocalBackend:
             requests = self._asker.gen(ask, place, order, _feeder(ref), lambda done: self._answered(ref, done))
         elif isinstance(step.ask, Select):
             requests = [self._asker.select(step.ask, place, order, lambda done: self._answered(ref, done))]
+        elif isinstance(step.ask, Given):
+            return self._complete(step, self._asker.given(step.ask, place), None)
         else:
             request = self._asker.prefill(place, order, step.hints.spare) if step.wants_prefill else None
             step.requests = (request,) if request is not None else ()
@@ -485,14 +487,14 @@ def _feeder(ref: weakref.ref[_Step]) -> Callable[[str], None]:
     return feed
 
 
-def _stretches(segments: Sequence[Segment]) -> list[tuple[tuple[Part, ...], Gen | Select | None]]:
-    """Segments as (literal parts, what is asked after them); the last may ask nothing."""
-    out: list[tuple[tuple[Part, ...], Gen | Select | None]] = []
+def _stretches(segments: Sequence[Segment]) -> list[tuple[tuple[Part, ...], Gen | Select | Given | None]]:
+    """Segments as (literal parts, what is asked after them, or was); the last may ask nothing."""
+    out: list[tuple[tuple[Part, ...], Gen | Select | Given | None]] = []
     parts: tuple[Part, ...] = ()
     for segment in segments:
         if isinstance(segment, Text):
             parts += segment.parts
-        elif isinstance(segment, Gen | Select):
+        elif isinstance(segment, Gen | Select | Given):
             out.append((parts, segment))
             parts = ()
     if parts or not out:

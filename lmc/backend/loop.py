@@ -120,7 +120,7 @@ class LoopExecution(Execution):
 
         async def work() -> None:
             began = perf_counter()
-            outcome = await self._awaited(instruction, args)
+            outcome = await self._awaited(run, instruction, args)
             if recording.recorder is not None:
                 recording.recorder.called(run.number, instruction.fn, instruction.loc, began)
             self._events.put((run, instruction, (args, outcome)))
@@ -128,11 +128,13 @@ class LoopExecution(Execution):
         self._task(run).do(work)
         return False
 
-    async def _awaited(self, instruction: HostCall, args: list[Any]) -> tuple[bool, Any]:
-        outcome = self._outcome(instruction, None, args)
+    async def _awaited(self, run: Run, instruction: HostCall, args: list[Any]) -> tuple[bool, Any]:
+        outcome = self._outcome(run, instruction, None, args)
         if not outcome[0] or not isinstance(instruction, Awaiting):
             return outcome
         try:
+            if run.journal is not None and instruction.effect:
+                return True, await run.journal.wait(run.stream, outcome[1], instruction.loc)
             return True, await outcome[1]
         except BaseException as error:  # SystemExit and the like end the run, and are raised to the caller
             return False, error

@@ -31,7 +31,7 @@ from lmc.backend.mock_prompt import KNOWN_SPECIALS, ROOT, Node, Trie, part_token
 from lmc.backend.mock_samples import KINDS
 from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError
-from lmc.prompt import Constraint, Gen, Image, Part, SamplingParams, Segment, Select, Special, Text
+from lmc.prompt import Constraint, Gen, Given, Image, Part, SamplingParams, Segment, Select, Special, Text
 
 CAPABILITIES = Capabilities(
     "mock", KINDS, select=True, logprobs=True, images=False, n=True, streams=True
@@ -301,6 +301,10 @@ class Mock:
             handle._index += 1
             if isinstance(segment, Text):
                 node = self._literal(node, segment.parts)
+                continue
+            if isinstance(segment, Given):
+                node = Node(node, tokens_of(segment.text), segment.text)
+                node.answered = node.length
                 continue
             assert not isinstance(segment, Image), "refused by the capabilities"
             result = handle.results[handle._next]

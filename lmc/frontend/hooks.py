@@ -17,8 +17,9 @@ import sys
 import types
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from lmc.errors import JournalError
 from lmc.frontend import aio, hostops, reach
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Shape, targets
@@ -26,11 +27,14 @@ from lmc.frontend.instrument import CannotInstrument, is_instrumented
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.managers import Managed, is_own_manager
 from lmc.frontend.own import NOT_OWN, Own, default_containers
-from lmc.frontend.primitives import Expr
+from lmc.frontend.primitives import Expr, caller_loc
 from lmc.frontend.raising import caused
 from lmc.frontend.state import State, StateGroup
 from lmc.frontend.tree import Tree
 from lmc.frontend.values import TraceEscape, Value, active
+
+if TYPE_CHECKING:
+    from lmc.frontend.durable import RunJournal
 
 Key = tuple[int, int, int]
 """Number of the hook call; 0 for its own result, or 1 + the number of what it iterates or formats; the step in that."""
@@ -468,6 +472,8 @@ class ReplayMode(CountingMode):
         self.first = min(done, default=0)  # up to here nothing foreign had run
         self.until = max(done, default=0) if changed is None else changed  # up to here its objects were the same
         self.lazy: dict[int, Any] = {}  # iterators that the program made
+        self.journal: RunJournal | None = None
+        self.stream = ""  # of the run
 
     def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         key = (self.count + 1, 0, 0)
@@ -642,7 +648,9 @@ class ReplayMode(CountingMode):
             return result
         try:
             twin = reach.traced_twin(fn, args, kwargs, hooks)
-        except CannotInstrument:
+        except CannotInstrument as error:
+            if self.journal is not None:
+                raise JournalError(f"a run that calls {getattr(fn, '__qualname__', fn)} cannot be journaled: {error}") from None
             twin = fn  # as it is: nothing after this point is in the record
         if twin is not None:
             result = twin(*args, **kwargs)
@@ -672,11 +680,28 @@ class ReplayMode(CountingMode):
                 args = tuple(map(self.star, args))
         if isinstance(getattr(fn, "__self__", None), LAZY) or any(isinstance(a, LAZY) for a in args):
             return fn(*args, **kwargs)  # runs the program's own generators
+        return self._host_call(fn, args, kwargs) if self.journal is None else self._journaled(self.journal, fn, args, kwargs)
+
+    def _host_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         token = active.set(None)  # hooks in functions that host code calls are not the program's own
         try:
             return fn(*args, **kwargs)
         finally:
             active.reset(token)
+
+    def _journaled(self, journal: RunJournal, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of host code, from the journal if it is there."""
+
+        def call() -> tuple[bool, Any]:
+            try:
+                return True, self._host_call(fn, args, kwargs)
+            except BaseException as error:  # handed on
+                return False, error
+
+        ok, value = journal.call(self.stream, fn, args, kwargs, call, caller_loc())
+        if not ok:
+            raise value
+        return value
 
     def callm(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(owner, Function) and name == "run":
@@ -726,9 +751,10 @@ class ReplayMode(CountingMode):
 
     def awaited(self, value: Any) -> Any:
         """What the program awaits. Hooks in what host code runs meanwhile are not the program's own."""
-        if not isinstance(value, types.CoroutineType) or is_instrumented(value.cr_code) or value.cr_code.co_filename.startswith(PACKAGE):
-            return value
-        return _as_host(value)
+        is_ours = isinstance(value, types.CoroutineType) and (is_instrumented(value.cr_code) or value.cr_code.co_filename.startswith(PACKAGE))
+        if self.journal is not None and not is_ours and not isinstance(value, aio.Ready):
+            return _as_host(self.journal.wait(self.stream, value, caller_loc()))
+        return _as_host(value) if isinstance(value, types.CoroutineType) and not is_ours else value
 
     def aiter(self, value: Any, shape: Shape | None = None) -> Any:
         tick = self.tick

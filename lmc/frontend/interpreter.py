@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from types import FunctionType
@@ -24,8 +25,9 @@ from typing import Any, Literal, overload
 
 from lmc.backend.base import Backend, Beyond, Hints, Result, Usage, check_supported
 from lmc.config import compiler, default_backend, settings
-from lmc.errors import ArgumentError, CancelledError, LmcError, Loc, ParameterError, ProgramError
+from lmc.errors import ArgumentError, CancelledError, JournalError, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
+from lmc.frontend.durable import RunJournal, journaled
 from lmc.frontend.emitter import taken
 from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, signature
 from lmc.frontend.prefix import Traced, constant_prefix
@@ -43,6 +45,7 @@ from lmc.frontend.state import (
 )
 from lmc.frontend.streaming import Mirror, Progress, on_abandoned
 from lmc.frontend.values import TraceEscape, Value
+from lmc.journal import Journal
 from lmc.limits import Limits, decided
 from lmc.prompt import (
     Excerpt,
@@ -68,7 +71,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run of a program shares: the backend, the sampling defaults, the seed, its number in its batch, its limits.
+    """What one run of a program shares: the backend, the sampling defaults, the seed, its number in its batch, its limits, its journal.
 
     spare    tokens that a request to an API may generate beyond its answer, since what follows may be taken from them
     watched  somebody reads the answers while they grow
@@ -81,6 +84,7 @@ class Run:
     limits: Limits | None = None
     spare: int = 0
     watched: bool = False
+    journal: RunJournal | None = None
 
     def hints(self) -> Hints | None:
         """What a backend may want to know of every request; None: nothing."""
@@ -137,19 +141,19 @@ class LiveEmitter:
     def gen(self, ctx: Prompt, expr: GenExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
         run = self.run
         ask = make_gen(run.defaults, expr.given, Origin(run.seed, run.item, stream, ordinal), expr.name, expr.loc)
-        return self._submit(ctx, ask)
+        return self._submit(ctx, ask, (stream, ordinal))
 
     def select(self, ctx: Prompt, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
         run = self.run
         origin = Origin(run.seed, run.item, stream, ordinal)
         ask = make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc)
-        return self._submit(ctx, ask)
+        return self._submit(ctx, ask, (stream, ordinal))
 
-    def _submit(self, ctx: Prompt, ask: Gen | Select) -> tuple[Prompt, Result]:
+    def _submit(self, ctx: Prompt, ask: Gen | Select, place: tuple[str, int]) -> tuple[Prompt, Result]:
         if self._cancelled:
             raise CancelledError("the run was cancelled", loc=ask.loc)
         try:
-            ctx = self._sent(ctx, ask)
+            ctx = self._sent(ctx, ask, place)
         except LmcError as error:
             error.loc = error.loc or ask.loc
             raise
@@ -159,11 +163,17 @@ class LiveEmitter:
         assert ctx.result is not None
         return ctx, ctx.result
 
-    def _sent(self, before: Prompt, ask: Gen | Select) -> Prompt:
-        backend, limits, hints = self.run.backend, self.run.limits, self.run.hints()
+    def _sent(self, before: Prompt, ask: Gen | Select, place: tuple[str, int]) -> Prompt:
+        backend, limits, hints, journal = self.run.backend, self.run.limits, self.run.hints(), self.run.journal
+        send = lambda: before.submit(backend, ask, hints)
+        known = send if journal is None else lambda: journal.ask(before, ask, (place,), send, other=self._ahead(place))
         if limits is None:
-            return before.submit(backend, ask, hints)
-        return decided(lambda: limits.submit(ask, before, lambda: before.submit(backend, ask, hints)))
+            return known()
+        return decided(lambda: limits.submit(ask, before, known))
+
+    def _ahead(self, place: tuple[str, int]) -> bool:
+        """Whether a compiled run has asked something at a place already."""
+        return False
 
     def splice(self, ctx: Prompt, other: Prompt, since: Prompt) -> Prompt:
         for node in other.nodes_after(since):
@@ -334,15 +344,45 @@ class Function:
         """
         arguments, given = self.split(kwargs)
         bound, options = self.arguments(args, arguments), Options.of(given)
+        if options.journal is None:
+            return self._run(bound, options)
+        with self._journaled(options, (bound,)) as options:
+            return self._run(bound, options)
+
+    def _run(self, bound: inspect.BoundArguments, options: Options) -> State:
         state = self._state(options)
-        if options.stream:
-            return self._stream(state, bound)
+        return self._stream(state, bound) if options.stream else self._finished(state, bound)
+
+    def _finished(self, state: State, bound: inspect.BoundArguments) -> State:
+        """The state of a whole run in the interpreter."""
         try:
             self._call(state, bound)
-        except BaseException:
+        except BaseException as error:
             _cancel(state)  # nobody will read it
+            self._ends(state, error)
             raise
+        self._ends(state, None)
         return state
+
+    def _journaled(
+        self, options: Options, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int] = (0,), *, batch: bool = False, compiled: str = "",
+        backend: Backend | None = None,
+    ) -> AbstractContextManager[Options]:  # fmt: skip
+        """The options of a call with its journal open."""
+        caller = ACTIVE.get()
+        backend = options.backend or backend or (_run_of(caller).backend if caller is not None else default_backend())
+        return journaled(self, options, backend, bound, numbers, fresh_seed, batch=batch, compiled=compiled)
+
+    def _ends(self, state: State, error: BaseException | None) -> None:
+        """A run is over. Raises the journal's error, if that is what it ended with."""
+        failure = self._ended(state, error)
+        if failure is not None and failure is not error:
+            raise failure
+
+    def _ended(self, state: State, error: BaseException | None) -> BaseException | None:
+        """A run is over; gives the error that it ended with, which of a journaled run may be the journal's."""
+        journal = _run_of(state).journal
+        return error if journal is None or state.stream else journal.ended(error)
 
     async def arun(self, *args: Any, **kwargs: Any) -> State:
         """As `run`, for async code: an async program runs on the loop of the caller, any other on a thread.
@@ -351,6 +391,12 @@ class Function:
         """
         arguments, given = self.split(kwargs)
         bound, options = self.arguments(args, arguments), Options.of(given)
+        if options.journal is None:
+            return await self._arun(bound, options)
+        with self._journaled(options, (bound,)) as options:
+            return await self._arun(bound, options)
+
+    async def _arun(self, bound: inspect.BoundArguments, options: Options) -> State:
         state = self._state(options)
         if options.stream:
             return self._stream(state, bound)
@@ -359,9 +405,11 @@ class Function:
                 await self._acall(state, bound)
             else:
                 await asyncio.to_thread(self._call, state, bound)
-        except BaseException:
+        except BaseException as error:
             _cancel(state)
+            self._ends(state, error)
             raise
+        self._ends(state, None)
         return state
 
     def __call__(self, *args: Any, **kwargs: Any) -> State:
@@ -370,16 +418,20 @@ class Function:
     def _state(self, options: Options, item: int = 0) -> State:
         """A new state for a run with these options; a sub-program's when a program is running here."""
         caller = ACTIVE.get()
+        own = options.journal if isinstance(options.journal, Journal) else None
         if caller is None or options.seed is not None:
+            if caller is not None and own is None and (journal := _run_of(caller).journal) is not None:
+                journal.refuse_batch()
             inherited = _run_of(caller).defaults if caller else SamplingParams()
             backend = options.backend or (_run_of(caller).backend if caller else default_backend())
             limits = options.limits(backend, _run_of(caller).limits if caller else None)
-            run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream)
+            journal = own and RunJournal(own, item)
+            run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal)
             return self._counted(caller, State(LiveEmitter(run), name=self.name))
         outer = _run_of(caller)
         backend = options.backend or outer.backend
         limits, watched = options.limits(backend, outer.limits), options.stream or outer.watched
-        run = Run(backend, options.defaults(outer.defaults), outer.seed, outer.item, limits, self.num_api_spec_tokens or 0, watched)
+        run = Run(backend, options.defaults(outer.defaults), outer.seed, outer.item, limits, self.num_api_spec_tokens or 0, watched, outer.journal)
         stream = f"{caller.stream}/c{caller.calls}"
         caller.calls += 1
         return self._counted(caller, State(LiveEmitter(run), stream=stream, name=self.name))
@@ -391,6 +443,11 @@ class Function:
 
     async def _acall(self, state: State, bound: inspect.BoundArguments) -> None:
         """Runs an async program on the running loop, which it does not hold while it reads an answer."""
+        if _run_of(state).journal is not None:
+            from lmc.frontend.replay import areplay  # knows programs itself
+
+            with _running(state), self._whole():
+                return await areplay(self, state, bound, {})
         from lmc.frontend.hooks import hooks  # knows programs itself
         from lmc.frontend.instrument import CannotInstrument, instrument
 
@@ -405,9 +462,23 @@ class Function:
         with _running(state):
             state.ret_value = await self.func(state, *bound.args[1:], **bound.kwargs)
 
+    @contextlib.contextmanager
+    def _whole(self) -> Generator[None]:
+        """Where all of a program runs with hooks, so that its journal sees what it calls. Raises JournalError where it cannot."""
+        try:
+            yield
+        except TraceEscape as error:
+            raise JournalError(f"{self.described} cannot be journaled: {error}", loc=self.loc) from None
+
     def _call(self, state: State, bound: inspect.BoundArguments) -> None:
+        if _run_of(state).journal is not None and not self.is_async:
+            from lmc.frontend.replay import replay  # knows programs itself
+
+            with _running(state), self._whole():
+                return replay(self, state, bound, {})
         if self.is_async:
-            return aio.run_here(lambda: self._plain_call(state, bound), self.described, f"await {self.name}.arun(…)")
+            call = self._plain_call if _run_of(state).journal is None else self._acall
+            return aio.run_here(lambda: call(state, bound), self.described, f"await {self.name}.arun(…)")
         with _running(state):
             state.ret_value = self.func(state, *bound.args[1:], **bound.kwargs)
 
@@ -504,6 +575,8 @@ class Function:
     ) -> Iterator[State]:
         if not items:
             return iter(())
+        if isinstance(options.journal, str):
+            return self._journaled_batch(items, numbers, options, given)
         threads = min(_threads(given.get("num_threads", "auto")), len(items))
         states = self._batch_states(numbers, options)
         bar = _progress_bar(len(items)) if given.get("progress_bar") else None
@@ -512,6 +585,12 @@ class Function:
         if threads == 1:
             return self._batch_here(states, items, bar)
         return self._batch_pool(states, items, threads, bar)
+
+    def _journaled_batch(
+        self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, given: Mapping[str, Any]
+    ) -> Iterator[State]:
+        with self._journaled(options, items, numbers, batch=True) as options:
+            yield from self._batch(items, numbers, options, given)
 
     def _batch_states(self, numbers: Sequence[int], options: Options) -> list[State]:
         """The states of a batch's items of these numbers."""
@@ -531,6 +610,7 @@ class Function:
             state.sync()
         except Exception as error:
             state.failure = error
+        state.failure = self._ended(state, state.failure)
         return state
 
     def _batch_here(self, states: list[State], items: list[inspect.BoundArguments], bar: Any) -> Iterator[State]:
@@ -585,6 +665,7 @@ class Function:
                         if aio.being_cancelled():
                             raise
                         state.failure = error
+                state.failure = self._ended(state, state.failure)
                 if bar is not None:
                     bar.update()
                 return state

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lmc.backend.base import Backend
 from lmc.errors import ArgumentError, LmcError, ParameterError
 from lmc.frontend.primitives import caller_loc
+from lmc.journal import Journal
 from lmc.limits import Budget, Limits, check_timeout
 from lmc.prompt import RUN_SAMPLING, SamplingParams, sampling, suggestion
 
-RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread", "budget", "timeout"))
+RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread", "budget", "timeout", "journal"))
 """What `fn.run` takes."""
 BATCH_OPTIONS = (RUN_OPTIONS - {"stream"}) | {"num_threads", "progress_bar", "errors"}
 """What `fn.run_batch` takes."""
-LATER = frozenset({"journal", "speculate"})
+LATER = frozenset({"speculate"})
 """Options of compiled programs that a later version has; giving one is refused."""
 PROGRAM_OPTIONS = RUN_OPTIONS | LATER
 """What calls of a compiled program take."""
@@ -33,6 +36,7 @@ class Options:
     stream    return at once; the state is watched while it grows
     budget    what one run may spend; of a batch, each item
     timeout   seconds that one run may take
+    journal   path of its journal, while it is open the journal
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -41,6 +45,7 @@ class Options:
     stream: bool = False
     budget: Budget | None = None
     timeout: float | None = None
+    journal: str | Journal | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
@@ -62,8 +67,12 @@ class Options:
         if budget is not None and not isinstance(budget, Budget):
             raise ArgumentError(f"budget={budget!r}: write lmc.Budget(tokens=…, calls=…, cost=…)", loc=caller_loc())
         timeout = check_timeout(given.get("timeout"), caller_loc())
+        journal = given.get("journal")
+        if journal is not None and not isinstance(journal, str | os.PathLike):
+            raise ArgumentError(f"journal={journal!r}: the path of a file; of a directory for a batch", loc=caller_loc())
+        path = None if journal is None else str(Path(journal))
         sampled = {k: given[k] for k in RUN_SAMPLING if k in given}
-        options = cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout)
+        options = cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout, path)
         options.defaults(SamplingParams())  # a wrong value is said now, before a default backend loads its model
         return options
 

@@ -41,13 +41,16 @@ class ReplayEmitter(LiveEmitter):
     def gen(self, ctx: Prompt, expr: GenExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
         run = self.run
         ask = make_gen(run.defaults, expr.given, Origin(run.seed, run.item, stream, ordinal), expr.name, expr.loc)
-        return self._reused(ctx, ask, (stream, ordinal), _changeable(expr)) or self._submit(ctx, ask)
+        return self._reused(ctx, ask, (stream, ordinal), _changeable(expr)) or self._submit(ctx, ask, (stream, ordinal))
 
     def select(self, ctx: Prompt, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
         run = self.run
         origin = Origin(run.seed, run.item, stream, ordinal)
         ask = make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc)
-        return self._reused(ctx, ask, (stream, ordinal)) or self._submit(ctx, ask)
+        return self._reused(ctx, ask, (stream, ordinal)) or self._submit(ctx, ask, (stream, ordinal))
+
+    def _ahead(self, place: tuple[str, int]) -> bool:
+        return place in self._answers
 
     def _reused(self, ctx: Prompt, ask: Gen | Select, key: tuple[str, int], changeable: Collection[str] = ()) -> tuple[Prompt, Result] | None:
         if key not in self._answers:
@@ -129,6 +132,8 @@ async def areplay(
 
 @contextmanager
 def _replaying(program: Function, state: State, mode: ReplayMode) -> Generator[Callable[..., Any]]:
+    if isinstance(state.emitter, LiveEmitter):
+        mode.journal, mode.stream = state.emitter.run.journal, state.stream
     token, state_token = active.set(mode), ACTIVE.set(state)
     try:
         yield instrument(program.func, hooks)  # type: ignore[arg-type]  # a program that was traced is a plain function

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lmc.backend.base import Result
 from lmc.frontend.emitter import Scoped, Taken
 from lmc.frontend.values import TraceEscape
-from lmc.prompt import Excerpt, Image, Mark, Piece, Prompt, plain
+from lmc.prompt import Excerpt, Given, Image, Mark, Piece, Prompt, plain
 
 if TYPE_CHECKING:
     from lmc.frontend.state import State
@@ -296,7 +296,7 @@ class _Cursor:
 def _visible(part: Piece) -> str:
     if isinstance(part, Excerpt):
         return part.text() if part.result.done and part.result.error is None else "…"
-    return "" if isinstance(part, (Mark, Image)) else plain((part,))
+    return "" if isinstance(part, (Mark, Image, Given)) else plain((part,))
 
 
 def _check(state: State) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -158,12 +160,50 @@ def conform(
     fast = compiled[opts[-1]]
     if batch:
         _batch(program, fast, items, backend, reset, options)
+    if os.environ.get("LMC_TEST_JOURNAL"):
+        for item, expected in zip(items, reference, strict=True):
+            resumes(program, item, expected, backend=backend, reset=reset, outside=outside, opts=opts, options=options)
     faults = [said for one in compiled.values() for said in one._said if "internal error" in said]
     assert not faults, faults
     assert all(all(traced.ledger.replayed) for one in compiled.values() for traced in one.traces()), "a replay without a reason"
     if replays is not None:
         assert fast.stats.replays <= replays, f"{fast.stats.replays} replays: {fast._said}"
     return fast
+
+
+def resumes(
+    program: Any, item: dict[str, Any], expected: Seen, *, backend: Callable[[], Mock], reset: Callable[[], None], outside: Callable[[], Any],
+    opts: Sequence[int], options: dict[str, Any],
+) -> None:  # fmt: skip
+    """Asserts that a run with a journal is the one without, and that a run taken up again from a whole journal is too, asking and calling nothing."""
+    reset()
+    before = copy.deepcopy(outside())
+    hows = [program.run, *[lmc.compile(program, opt=opt) for opt in opts]]
+    for n, how in enumerate(hows):
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "journal")
+            reset()
+            try:
+                seen = run(how, item, outside, {**options, "backend": backend(), "journal": path})
+                if seen.error is not None and seen.error[0] == "JournalError" and any(x in seen.error[1] for x in ("cannot be journaled", "no place in its journal")):
+                    continue
+                assert seen == expected, f"{n} with a journal, {item}: {differences(seen, expected)}"
+                if seen.outside != before or seen.arguments != item:
+                    continue  # what tools did in this process is there already
+                for k, again in enumerate((hows[n - 1], how)):
+                    reset()
+                    mock = backend()
+                    seen = run(again, item, outside, {**options, "backend": mock, "journal": path})
+                    if seen.error is not None and seen.error[0] == "JournalError" and "which a journal cannot hold" in seen.error[1]:
+                        continue
+                    seen.outside, seen.arguments = expected.outside, expected.arguments
+                    removed = opts[n - 1] if n else 0  # what nobody reads was not asked, and another execution may ask it
+                    assert not seen.effects and (expected.error or removed or not mock.call_log), f"{n}/{k} taken up again, {item}: {seen.effects}, {mock.call_log}"
+                    seen.effects = expected.effects
+                    assert seen == expected, f"{n}/{k} taken up again, {item}: {differences(seen, expected)}"
+            except AssertionError as error:
+                with open(path) as file:
+                    raise AssertionError(f"{error}\n{file.read()[:3000]}") from None
 
 
 def _batch(

@@ -669,7 +669,7 @@ def test_batches_in_the_interpreter_keep_the_order_of_the_input(capsys: pytest.C
 
 def test_options_of_a_later_version_are_refused() -> None:
     fast = lmc.compile(inner_sync, backend=Mock())
-    for given in ({"journal": "runs.jsonl"}, {"speculate": True}):
+    for given in ({"speculate": True},):
         with pytest.raises(lmc.errors.ArgumentError, match="later version"):
             fast(tip="x", **given)
         with pytest.raises(lmc.errors.ArgumentError, match="later version"):

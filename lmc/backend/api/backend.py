@@ -37,7 +37,7 @@ from lmc.backend.base import (
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import BackendError, CancelledError, ConstraintError, LmcError, ParameterError, UnsupportedOpError
-from lmc.prompt import Constraint, Gen, Image, Mark, Part, Segment, Select, Text
+from lmc.prompt import Constraint, Gen, Given, Image, Mark, Part, Segment, Select, Text
 
 Feed = Callable[[str], None]
 
@@ -302,7 +302,7 @@ class ApiBackend(ABC):
         for segment in segments:
             if isinstance(segment, Text):
                 role = self._role_after(role, segment, able.raw_text)
-            elif not isinstance(segment, Image):
+            elif not isinstance(segment, Image | Given):
                 if not able.raw_text and role != "assistant":
                     where = "between messages" if role is None else f"in {role} messages"
                     raise UnsupportedOpError(f"answers {where}", able.name, "write lmc.assistant(lmc.gen(…))", loc=segment.loc)
@@ -319,6 +319,9 @@ class ApiBackend(ABC):
 
     def _extended(self, place: Place, segments: Sequence[Segment]) -> Place:
         for segment in segments:
+            if isinstance(segment, Given):
+                place = place.answered(segment.text, ids=segment.ids or None)
+                continue
             place = place.literal(segment.parts if isinstance(segment, Text) else (segment,) if isinstance(segment, Image) else ())
         return place
 
@@ -442,7 +445,7 @@ class ApiBackend(ABC):
         self, place: Place, reply: Reply, samples: Sequence[Sample], tally: Tally, broken: int, extra: Mapping[str, Any]
     ) -> tuple[Place, Output]:
         metas = tuple([{**self._meta(reply, sample, tally), **extra} for sample in samples])
-        output = Output(tuple([sample.text for sample in samples]), metas, tally.usage)
+        output = Output(tuple([sample.text for sample in samples]), metas, tally.usage, tuple(samples[0].ids or ()))
         return place.answered(samples[0].text, ids=samples[0].ids, broken=broken), output
 
     def _meta(self, reply: Reply, sample: Sample, tally: Tally) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from lmc.backend.engine.radix_cache import common_prefix
 from lmc.backend.engine.request import Kind, Request
 from lmc.chat import ChatTemplate
 from lmc.errors import ConstraintError, Loc, ParameterError, PromptTooLongError
-from lmc.prompt import ChoicesMethod, Gen, Part, SamplingParams, Segment, Select
+from lmc.prompt import ChoicesMethod, Gen, Given, Part, SamplingParams, Segment, Select
 
 Order = tuple[int, ...]
 
@@ -187,6 +187,15 @@ class Asker:
             priority=order,
         )
 
+    # -- answers that are known --------------------------------------------------------------------------------
+
+    def given(self, given: Given, place: Place) -> Place:
+        """Where a prompt goes on after an answer of an earlier run."""
+        if given.ids:
+            return Place(np.concatenate((self.ids(place), np.asarray(given.ids, np.int32))))
+        after = Place(place.closed, (*place.run, given.text))
+        return after if self.seam == "text" else Place(self.ids(after))
+
     # -- prefill -----------------------------------------------------------------------------------------------
 
     def prefill(self, place: Place, order: Order, spare: bool) -> Request | None:
@@ -262,7 +271,9 @@ class _Sampling:
             passes=max(r.passes for r in done),
         )
         texts = tuple(r.ending.text for r in done if r.ending is not None)
-        return Output(texts, tuple(self._asker.meta(r) for r in done), usage)
+        ending = done[0].ending
+        ids = tuple(map(int, ending.ids)) if ending is not None and self._asker.seam == "token" else ()
+        return Output(texts, tuple(self._asker.meta(r) for r in done), usage, ids)
 
     def _after(self, first: Request) -> Place:
         assert first.ending is not None

@@ -1,0 +1,464 @@
+"""Values as data: JSON with tags for what JSON lacks. Reading executes nothing: no constructor, no import, no hook of a class.
+
+What is written is what a program can look at: numbers, text, containers with their sharing, dates, paths, exceptions, dataclasses,
+enums, named tuples. Anything else is refused with `NotData`, so that nothing comes back as less than it was.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (values are Any by nature)
+
+from __future__ import annotations
+
+import array
+import base64
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import json
+import pathlib
+import sys
+import uuid
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+TAG = "!"
+"""The key of what JSON lacks: `{"!": [tag, …]}`. Plain dicts with keys that begin so are tagged as well."""
+MAX_DEPTH = 200
+"""How deep containers may be nested."""
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
+class NotData(Exception):
+    """A value that cannot be written as data; the message says which."""
+
+
+class BadData(Exception):
+    """Data that does not stand for a value here; the message says why."""
+
+
+def dumps(x: Any) -> str:
+    """The text of JSON-able data, in the shortest form."""
+    return _encoder.encode(x)
+
+
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
+
+
+def to_bytes(x: Any) -> bytes:
+    """JSON-able data as bytes; lone surrogates, which Python's text may have, are kept."""
+    return _encoder.encode(x).encode("utf-8", "surrogatepass")
+
+
+def from_bytes(data: bytes) -> Any:
+    """Raises ValueError for what is not JSON."""
+    try:
+        return json.loads(data.decode("utf-8", "surrogatepass"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def encode(x: Any) -> Any:
+    """A value as JSON-able data. Raises NotData."""
+    return x if type(x) in _PLAIN else _Encoding().value(x, 0)
+
+
+def decode(data: Any) -> Any:
+    """The value that data stands for. Raises BadData."""
+    if type(data) in _PLAIN:
+        return data
+    try:
+        return _Decoding().value(data)
+    except BadData:
+        raise
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise BadData(f"{type(error).__name__}: {error}") from None
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+class _Encoding:
+    """One value on its way to data. `seen` numbers what can change, so that one list held twice comes back as one."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, int] = {}
+        self.keep: list[Any] = []
+
+    def value(self, x: Any, depth: int) -> Any:
+        cls = type(x)
+        if cls in _PLAIN:
+            return x
+        if depth > MAX_DEPTH:
+            raise NotData(f"a {cls.__name__} that is nested more than {MAX_DEPTH} deep")
+        if cls not in _FIXED:
+            if id(x) in self.seen:
+                return {TAG: ["=", self.seen[id(x)]]}
+            self.seen[id(x)] = len(self.seen)
+            self.keep.append(x)
+        if cls is list:
+            return [i if type(i) in _PLAIN else self.value(i, depth + 1) for i in x]
+        if cls is dict:
+            if all(type(k) is str and not k.startswith(TAG) for k in x):
+                return {k: v if type(v) in _PLAIN else self.value(v, depth + 1) for k, v in x.items()}
+            return {TAG: ["dict", [self.many(pair, depth) for pair in x.items()]]}
+        rule = _WRITE.get(cls)
+        if rule is not None:
+            return {TAG: rule(self, x, depth)}
+        return {TAG: self.object(x, depth)}
+
+    def many(self, items: Any, depth: int) -> list[Any]:
+        return [self.value(i, depth + 1) for i in items]
+
+    def object(self, x: Any, depth: int) -> list[Any]:
+        """An instance of a class, by the class's name and what the instance holds."""
+        cls: Any = type(x)
+        if isinstance(x, pathlib.PurePath) and cls.__module__.startswith("pathlib"):
+            return ["path", cls.__name__, str(x)]
+        where = _named(cls)
+        if isinstance(x, enum.Enum):
+            return ["enum", where, x.name]
+        if isinstance(x, BaseException):
+            own = {k: v for k, v in vars(x).items() if not k.startswith("__lmc")}
+            args = x.__reduce__()[1] if isinstance(x, OSError) and type(x).__reduce__ is OSError.__reduce__ else x.args  # with file names
+            return ["error", where, self.many(args, depth), [[k, self.value(v, depth + 1)] for k, v in own.items()], str(x)]
+        if isinstance(x, tuple) and hasattr(cls, "_fields"):
+            return ["named", where, self.many(x, depth)]
+        if dataclasses.is_dataclass(x) and cls.__mro__[1:] and all(c is object or dataclasses.is_dataclass(c) for c in cls.__mro__):
+            names = [f.name for f in dataclasses.fields(x)]
+            if getattr(x, "__dict__", {}).keys() - set(names):
+                raise NotData(f"a {cls.__name__} with attributes beside its fields")
+            return ["data", where, [[n, self.value(getattr(x, n), depth + 1)] for n in names if hasattr(x, n)]]
+        if hasattr(cls, "__pydantic_fields__") and not getattr(x, "__pydantic_private__", None):
+            held = [[k, self.value(v, depth + 1)] for k, v in vars(x).items()]
+            extra = getattr(x, "__pydantic_extra__", None)
+            return ["model", where, held, sorted(getattr(x, "__pydantic_fields_set__", ())), self.value(extra, depth + 1)]
+        raise NotData(f"a {cls.__name__}")
+
+
+def _named(cls: type) -> str:
+    """A class as module:name, if that is where it is."""
+    module, name = cls.__module__, cls.__qualname__
+    if _found(module, name) is not cls:
+        raise NotData(f"a {name}")  # a class that is not where it says
+    return f"{module}:{name}"
+
+
+def _found(module: str, name: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = vars(found).get(part) if found is not None and hasattr(found, "__dict__") else None
+    return found
+
+
+def _pairs(e: _Encoding, x: Any, depth: int) -> list[Any]:
+    return [e.many(pair, depth) for pair in x.items()]
+
+
+def _sorted(items: Any) -> list[Any]:
+    """Items of a set in an order that is the same in every process."""
+    return sorted(items, key=lambda i: dumps(encode(i)))
+
+
+def _default_dict(e: _Encoding, x: Any, depth: int) -> list[Any]:
+    factory = x.default_factory
+    name = next((n for n, f in _FACTORIES.items() if f is factory), None)
+    if name is None:
+        raise NotData(f"a defaultdict of {factory!r}")
+    return ["defaultdict", name, _pairs(e, x, depth)]
+
+
+def _instant(e: _Encoding, x: Any, depth: int) -> list[Any]:
+    zone = x.tzinfo
+    if zone is not None and type(zone) is not datetime.timezone:
+        raise NotData(f"a {type(x).__name__} in the zone {zone!r}")
+    name = None if zone is None else zone.tzname(None)
+    offset = None if zone is None else zone.utcoffset(None).total_seconds()
+    return [type(x).__name__, x.replace(tzinfo=None).isoformat(), x.fold, offset, name]
+
+
+_Write = Callable[[_Encoding, Any, int], list[Any]]
+_WRITE: Mapping[type, _Write] = {
+    tuple: lambda e, x, d: ["tuple", e.many(x, d)],
+    set: lambda e, x, d: ["set", e.many(_sorted(x), d)],
+    frozenset: lambda e, x, d: ["frozenset", e.many(_sorted(x), d)],
+    bytes: lambda e, x, d: ["bytes", base64.b64encode(x).decode()],
+    bytearray: lambda e, x, d: ["bytearray", base64.b64encode(x).decode()],
+    complex: lambda e, x, d: ["complex", x.real, x.imag],
+    slice: lambda e, x, d: ["slice", e.many((x.start, x.stop, x.step), d)],
+    range: lambda e, x, d: ["range", x.start, x.stop, x.step],
+    type(Ellipsis): lambda e, x, d: ["ellipsis"],
+    type(NotImplemented): lambda e, x, d: ["notimplemented"],
+    deque: lambda e, x, d: ["deque", e.many(x, d), x.maxlen],
+    OrderedDict: lambda e, x, d: ["ordered", _pairs(e, x, d)],
+    Counter: lambda e, x, d: ["counter", _pairs(e, x, d)],
+    defaultdict: _default_dict,
+    array.array: lambda e, x, d: ["array", x.typecode, x.tolist()],
+    datetime.date: lambda e, x, d: ["date", x.isoformat()],
+    datetime.time: _instant,
+    datetime.datetime: _instant,
+    datetime.timedelta: lambda e, x, d: ["timedelta", x.days, x.seconds, x.microseconds],
+    decimal.Decimal: lambda e, x, d: ["decimal", str(x)],
+    fractions.Fraction: lambda e, x, d: ["fraction", x.numerator, x.denominator],
+    uuid.UUID: lambda e, x, d: ["uuid", x.hex],
+}
+_FIXED = frozenset({
+    tuple, frozenset, bytes, complex, slice, range, type(Ellipsis), type(NotImplemented), datetime.date, datetime.time, datetime.datetime,
+    datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID,
+})  # fmt: skip
+"""Types whose objects cannot change: two equal ones are as good as one."""
+_FACTORIES: Mapping[str, Any] = {"none": None, "list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str}
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+class _Decoding:
+    """Data on its way to a value. `seen` has what can change, by the numbers that it was written with."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def value(self, data: Any) -> Any:
+        cls = type(data)
+        if cls in _PLAIN:
+            return data
+        if cls is list:
+            made: list[Any] = []
+            self.seen.append(made)
+            made.extend(i if type(i) in _PLAIN else self.value(i) for i in data)
+            return made
+        if cls is not dict:
+            raise BadData(f"a {cls.__name__} is not data")
+        if TAG not in data:
+            found: dict[str, Any] = {}
+            self.seen.append(found)
+            for k, v in data.items():
+                found[k] = v if type(v) in _PLAIN else self.value(v)
+            return found
+        tag, *rest = data[TAG]
+        rule = _READ.get(tag) if isinstance(tag, str) else None
+        if rule is None:
+            raise BadData(f"an unknown tag {tag!r}")
+        return rule(self, *rest)
+
+    def many(self, items: Any) -> list[Any]:
+        """Items in order; not a list of the value's own."""
+        if type(items) is not list:
+            raise BadData("items that are not a list")
+        return [self.value(i) for i in items]
+
+    def keeps(self, made: Any) -> Any:
+        self.seen.append(made)
+        return made
+
+    def place(self) -> int:
+        """Keeps the number of something that cannot be made before what is in it."""
+        self.seen.append(_UNMADE)
+        return len(self.seen) - 1
+
+
+_UNMADE = object()
+
+
+def _again(d: _Decoding, index: int) -> Any:
+    made = d.seen[index]
+    if made is _UNMADE or index < 0:
+        raise BadData("something that holds itself and cannot")
+    return made
+
+
+def _fill(d: _Decoding, made: Any, pairs: Any) -> Any:
+    d.keeps(made)
+    for pair in pairs:
+        key, value = d.many(pair)
+        dict.__setitem__(made, key, value)
+    return made
+
+
+def _read_set(d: _Decoding, items: Any) -> set[Any]:
+    made: set[Any] = d.keeps(set())
+    made.update(d.many(items))
+    return made
+
+
+def _read_deque(d: _Decoding, items: Any, most: Any) -> deque[Any]:
+    made: deque[Any] = d.keeps(deque(maxlen=most))
+    made.extend(d.many(items))
+    return made
+
+
+def _class(where: Any, wanted: Callable[[Any], bool]) -> Any:
+    """The class of a name, if it is there and of the kind that was written."""
+    module, _, name = where.partition(":")
+    cls = _found(module, name)
+    if not isinstance(cls, type) or not wanted(cls):
+        raise BadData(f"{module}.{name} is not there, or is not what it was; import its module first")
+    return cls
+
+
+def _read_enum(d: _Decoding, where: str, name: str) -> Any:
+    cls = _class(where, lambda c: issubclass(c, enum.Enum))
+    d.place()
+    member = cls._member_map_.get(name)
+    if member is None:
+        raise BadData(f"{where} has no member {name!r}")
+    d.seen[-1] = member
+    return member
+
+
+def _read_error(d: _Decoding, where: str, args: Any, own: Any, shown: str) -> BaseException:
+    cls = _class(where, lambda c: issubclass(c, BaseException))
+    index = d.place()
+    base: Any = next(c for c in cls.__mro__ if c.__module__ == "builtins")  # its constructor runs no code of a program
+    values = d.many(args)
+    made = base.__new__(cls, *values)
+    base.__init__(made, *values)
+    d.seen[index] = made
+    for name, value in own:
+        made.__dict__[name] = d.value(value)
+    return made
+
+
+def _read_named(d: _Decoding, where: str, items: Any) -> Any:
+    cls = _class(where, lambda c: issubclass(c, tuple) and hasattr(c, "_fields"))
+    index = d.place()
+    values = d.many(items)
+    if len(values) != len(cls._fields):
+        raise BadData(f"{where} has other fields than before")
+    made = d.seen[index] = tuple.__new__(cls, values)
+    return made
+
+
+def _read_data(d: _Decoding, where: str, fields: Any) -> Any:
+    cls = _class(where, dataclasses.is_dataclass)
+    made = d.keeps(object.__new__(cls))
+    names = {f.name for f in dataclasses.fields(cls)}
+    for name, value in fields:
+        if name not in names:
+            raise BadData(f"{where} has no field {name!r} any more")
+        object.__setattr__(made, name, d.value(value))
+    return made
+
+
+def _read_model(d: _Decoding, where: str, held: Any, given: Any, extra: Any) -> Any:
+    cls = _class(where, lambda c: hasattr(c, "__pydantic_fields__"))
+    made = d.keeps(object.__new__(cls))
+    object.__setattr__(made, "__dict__", {name: d.value(value) for name, value in held})
+    for name, value in (("fields_set", set(given)), ("extra", d.value(extra)), ("private", None)):
+        object.__setattr__(made, f"__pydantic_{name}__", value)
+    return made
+
+
+def _read_instant(cls: Any) -> Callable[..., Any]:
+    def read(d: _Decoding, text: str, fold: int, offset: Any, name: Any) -> Any:
+        zone = None
+        if offset is not None:
+            apart = datetime.timedelta(seconds=offset)
+            zone = datetime.UTC if not apart and name == "UTC" else datetime.timezone(apart)
+        return cls.fromisoformat(text).replace(tzinfo=zone, fold=fold)
+
+    return read
+
+
+_PATHS: Mapping[str, Any] = {c.__name__: c for c in (
+    pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath)}  # fmt: skip
+
+_READ: Mapping[str, Callable[..., Any]] = {
+    "=": _again,
+    "tuple": lambda d, items: tuple(d.many(items)),
+    "set": _read_set,
+    "frozenset": lambda d, items: frozenset(d.many(items)),
+    "dict": lambda d, pairs: _fill(d, {}, pairs),
+    "bytes": lambda d, text: base64.b64decode(text, validate=True),
+    "bytearray": lambda d, text: d.keeps(bytearray(base64.b64decode(text, validate=True))),
+    "complex": lambda d, real, imag: complex(real, imag),
+    "slice": lambda d, parts: slice(*d.many(parts)),
+    "range": lambda d, *parts: range(*parts),
+    "ellipsis": lambda d: Ellipsis,
+    "notimplemented": lambda d: NotImplemented,
+    "deque": _read_deque,
+    "ordered": lambda d, pairs: _fill_ordered(d, pairs),
+    "counter": lambda d, pairs: _fill(d, Counter[Any](), pairs),
+    "defaultdict": lambda d, factory, pairs: _fill(d, defaultdict(_FACTORIES[factory]), pairs),
+    "array": lambda d, code, items: d.keeps(array.array(code, items)),
+    "date": lambda d, text: datetime.date.fromisoformat(text),
+    "time": _read_instant(datetime.time),
+    "datetime": _read_instant(datetime.datetime),
+    "timedelta": lambda d, *parts: datetime.timedelta(*parts),
+    "decimal": lambda d, text: decimal.Decimal(text),
+    "fraction": lambda d, a, b: fractions.Fraction(a, b),
+    "uuid": lambda d, text: uuid.UUID(text),
+    "path": lambda d, name, text: d.keeps(_PATHS[name](text)),
+    "enum": _read_enum,
+    "error": _read_error,
+    "named": _read_named,
+    "data": _read_data,
+    "model": _read_model,
+}
+
+
+def _fill_ordered(d: _Decoding, pairs: Any) -> OrderedDict[Any, Any]:
+    made: OrderedDict[Any, Any] = d.keeps(OrderedDict())
+    for pair in pairs:
+        key, value = d.many(pair)
+        made[key] = value
+    return made
+
+
+# -- what code did to its arguments ----------------------------------------------------------------------------------
+
+
+def restore(target: Any, wanted: Any) -> None:
+    """Makes a container hold what another of its type holds, down to the containers inside, which stay the same objects."""
+    if target is wanted or type(target) is not type(wanted):
+        return
+    if isinstance(target, list):
+        items = [_restored(t, w) for t, w in zip(target, wanted, strict=False)]
+        target[:] = [*items, *wanted[len(items) :]]
+    elif isinstance(target, dict):
+        items = {k: _restored(target[k], w) if k in target else w for k, w in wanted.items()}
+        target.clear()
+        target.update(items)
+    elif isinstance(target, set | deque):
+        target.clear()
+        (target.update if isinstance(target, set) else target.extend)(wanted)
+    elif isinstance(target, bytearray | array.array):
+        target[:] = wanted
+    else:
+        for name, value in _fields(wanted):
+            object.__setattr__(target, name, _restored(getattr(target, name, None), value))
+
+
+def _restored(target: Any, wanted: Any) -> Any:
+    if type(target) is type(wanted) and can_change(target):
+        restore(target, wanted)
+        return target
+    return wanted
+
+
+def _fields(x: Any) -> list[tuple[str, Any]]:
+    """What an instance of a dataclass or a model holds."""
+    names = [f.name for f in dataclasses.fields(x)] if dataclasses.is_dataclass(x) else list(vars(x))
+    return [(name, getattr(x, name)) for name in names if hasattr(x, name)]
+
+
+def can_change(x: Any) -> bool:
+    """Whether code that is handed this value may change it, and `restore` can do the same again."""
+    return type(x) in CONTAINERS or is_object(x)
+
+
+def is_object(x: Any) -> bool:
+    """Whether it is an instance of a dataclass or a model, which is written by its fields."""
+    cls: Any = type(x)
+    if dataclasses.is_dataclass(cls):
+        return not vars(cls)["__dataclass_params__"].frozen if "__dataclass_params__" in vars(cls) else True
+    return hasattr(cls, "__pydantic_fields__")
+
+
+CONTAINERS = frozenset({list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict, array.array})
+DATA = frozenset({*_PLAIN, list, dict, *_WRITE})
+"""The types whose objects are data whatever program they are in."""

@@ -1,0 +1,727 @@
+"""Durable runs: what a run asks and calls is answered from its journal if it is there, and written to it otherwise.
+
+Interpreter, compiled runs and replays use the same places: an answer is known by its stream and ordinal, an effect by what is called
+with which arguments for the how manieth time. So what one of them wrote, any other one reads.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import inspect
+import io
+import os
+import re
+import textwrap
+import threading
+import tokenize
+import types
+import warnings
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmc import codec
+from lmc.backend.base import Backend, Output, Result, Usage
+from lmc.errors import (
+    BudgetExceeded,
+    CancelledError,
+    CaptureWarning,
+    InDoubtEffect,
+    JournalError,
+    Loc,
+    ParameterError,
+    RunTimeout,
+)
+from lmc.frontend import aio, hostops, raising, reach
+from lmc.frontend.host import HostFunction
+from lmc.frontend.primitives import caller_loc
+from lmc.journal import Ask, Effect, Journal, Known, Place, Record
+from lmc.prompt import Excerpt, Gen, Given, Image, Mark, Prompt, SamplingParams, Select, Special
+
+if TYPE_CHECKING:
+    from lmc.frontend.interpreter import Function
+    from lmc.frontend.options import Options
+
+LARGEST = 1 << 20
+"""Bytes of a run's arguments that a journal holds; of larger ones it has the digest."""
+
+
+class RunJournal:
+    """The journal of one run, its sub-programs included. Safe to use from any thread."""
+
+    def __init__(self, journal: Journal, item: int) -> None:
+        self.journal, self.item = journal, item
+        self.known: Known = journal.contents.runs.get(item) or Known()
+        self.resumed = bool(self.known.answers or self.known.effects)
+        self.broken: JournalError | None = None
+        """Why the run is not that of the journal: it does nothing more, whatever the program makes of it."""
+        self._counts: dict[tuple[str, str, int], int] = {}  # calls so far
+        self._left = {place: effect for place, effect in self.known.effects.items() if effect.ordered}  # that the program has not come to
+        self._next = max(self.known.calls, default=-1) + 1
+        self._digests: dict[Result, int] = {}
+        self._asked: list[Result] = []
+        self._idempotent: set[int] = set()  # coroutines of idempotent functions, by id
+        self._coroutines: list[Any] = []  # keeps those
+        self._busy = 0  # calls of host code that go on
+        self._lock = threading.Lock()
+
+    # -- what the model is asked
+
+    def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt], *, other: bool = False) -> Prompt:
+        """The prompt with the answer to `ask`: the known one, or the one that `send` asks for.
+
+        places  of the ask, and of the equal ones that it answers as well
+        other   a compiled run asked something else here, ahead of the program: so what is known may be the answer to that
+        """
+        self._go_on()
+        parent, digest = self._digest(before, ask)
+        found = self._find(places, digest)
+        if found is not None:
+            return self._answered(before, found, digest)
+        if not other and any(place in self.known.answers for place in places):
+            raise self._differs(f"asks something else here than the run of its journal did ({_place(places[0])})", ask.loc)
+        if parent is not None and parent.done and parent.error is not None:
+            after = _failed(before, parent.error)  # as a backend would
+        else:
+            after = send()
+        result = after.result
+        assert result is not None
+        self._digests[result] = digest
+        self._asked.append(result)
+        result.on_change(lambda r: self._arrived(r, places, digest) if r.done else None)
+        return after
+
+    def _find(self, places: Sequence[Ask], digest: int) -> Record | None:
+        for place in places:
+            record = self.known.answers.get(place, _NOTHING).get(digest)
+            if record is not None:
+                return record
+        return None
+
+    def _answered(self, before: Prompt, record: Record, digest: int) -> Prompt:
+        result = Result()
+        self._digests[result] = digest
+        if record[0] == "f":
+            result.fail(self._decoded(record[5]))
+            return _failed(before, result.error, result)
+        output = self.output(record)
+        result.finish(output)
+        given = Given(output.texts[0], output.ids)
+        return Prompt(before, (), result, before.handle, (*before.tail, given))
+
+    def output(self, record: Record) -> Output:
+        """The answer that a record holds."""
+        try:
+            return output_of(record, self.journal.contents.names)
+        except (codec.BadData, ValueError, TypeError, IndexError) as error:
+            raise JournalError(f"journal={str(self.journal.path)!r}: an answer that no lmc wrote: {error}") from None
+
+    def _arrived(self, result: Result, places: Sequence[Ask], digest: int) -> None:
+        """In a thread of the backend's."""
+        (stream, ordinal), *also = places
+        error = result.error
+        if error is not None:
+            if isinstance(error, CancelledError | RunTimeout | BudgetExceeded | JournalError):
+                return  # what this run came to, not what the model said
+            try:
+                data = codec.encode(error)
+            except codec.NotData:
+                return  # asked again
+            self.journal.add(["f", self.item, stream, ordinal, digest, data, *([also] if also else ())])
+            return
+        output = result.output()
+        try:
+            metas = [[self.journal.shape(tuple(meta)), *map(codec.encode, meta.values())] for meta in output.metas]
+        except codec.NotData as what:
+            self.broken = JournalError(f"a journal cannot hold the meta info of an answer: {what}")
+            return
+        usage = [getattr(output.usage, name) for name in _USAGE]
+        record = ["a", self.item, stream, ordinal, digest, list(output.texts), metas, usage, list(output.ids)]
+        self.journal.add([*record, also] if also else record)
+
+    def _digest(self, before: Prompt, ask: Gen | Select) -> tuple[Result | None, int]:
+        """The last answer that a prompt has, and a check of what was asked of the whole prompt, however it was cut."""
+        parts: list[Any] = []
+        node: Prompt | None = before
+        while node is not None and node.result is None:
+            if node.parts:
+                parts.append(node.parts)
+            node = node.parent
+        last = None if node is None else node.result
+        digest = 0 if last is None else self._digests.get(last)
+        if digest is None:  # an answer of some other run
+            assert last is not None
+            digest = zlib.crc32(last.output().text.encode("utf-8", "surrogatepass"))
+        parts.reverse()
+        text = "".join([p if p.__class__ is str else _shown_part(p) for pieces in parts for p in pieces])
+        digest = zlib.crc32(text.encode("utf-8", "surrogatepass"), digest)
+        if isinstance(ask, Select):
+            digest = zlib.crc32("\0".join((*ask.choices, ask.method)).encode("utf-8", "surrogatepass"), digest)
+        else:
+            digest ^= _asked(ask.params, ask.constraint)
+        return last, zlib.crc32(b"%d" % ask.seed, digest) if ask.seed else digest
+
+    # -- what is called
+
+    def call(self, stream: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
+             call: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
+        """What a call gives, (True, result) or (False, exception): the known one, or that of `call`, whose intent is written before."""
+        effect = foreign(fn, args, kwargs)
+        if effect is None:
+            outcome = call()
+            self._note_coroutine(fn, outcome)
+            return outcome
+        fn, args, kwargs = effect
+        self._go_on()
+        name, reached = _name(fn), _Reached(fn, args, kwargs)
+        number, known = self._begin(stream, name, args, kwargs, loc, ordered=(not isinstance(fn, HostFunction) or fn.ordered) and not _in_loop())
+        if known is not None:
+            if known.outcome is not None and (outcome := self._recalled(known, fn, args, reached, call)) is not None:
+                return outcome
+            if known.outcome is None and not _is_idempotent(fn):
+                return False, self._in_doubt(known, loc)
+        self.journal.sync()
+        with self._working():
+            outcome = call()
+        self._write_outcome(number, fn, name, args, reached, outcome, loc)
+        return outcome
+
+    def _begin(
+        self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool
+    ) -> tuple[int, Effect | None]:
+        """The number of an effect that the program has come to, and what is known of it; a new one is written down."""
+        digest = _arguments_digest(args, kwargs)
+        with self._lock:
+            which = self._counts.get((stream, name, digest), 0)
+            self._counts[stream, name, digest] = which + 1
+            place: Place = stream, name, digest, which
+            known = self.known.effects.get(place)
+            if known is not None:
+                self._left.pop(place, None)
+                return known.number, known
+            shown = _shown_call(args, kwargs)
+            instead = next((e for e in self._left.values() if e.place[0] == stream), None) if ordered else None
+            if instead is not None:
+                raise self._differs(f"calls {name}({shown}) where the run of its journal called {instead.name}({instead.shown})", loc)
+            number, self._next = self._next, self._next + 1
+        self.journal.add(["i", self.item, number, *place, shown, "" if loc is None else str(loc), int(ordered)])
+        return number, None
+
+    async def wait(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
+        """What an awaitable of host code gives: the known result, or what it gives now. `call` has made it, or a stand-in for it."""
+        if getattr(awaitable, "cr_code", None) is hostops.anext_step.__code__:
+            return await awaitable  # iterating is done again
+        self._go_on()
+        inner = _inner(awaitable)
+        name = f"await {inner.kind if isinstance(inner, Again) else _name(inner)}"
+        given = inspect.getcoroutinelocals(inner) if isinstance(inner, types.CoroutineType) else {}
+        number, known = self._begin(stream, name, (), given, loc, ordered=False)  # tasks may await in any order
+        idempotent = id(inner) in self._idempotent or (isinstance(inner, Again) and _is_idempotent(inner.fn))
+        if known is not None and (known.outcome is not None or not idempotent):
+            _drop(awaitable)
+            ok, value = (False, self._in_doubt(known, loc)) if known.outcome is None else self._known_result(known.outcome, known.name, (), None)
+            if not ok:
+                raise value
+            return value
+        await asyncio.get_running_loop().run_in_executor(None, self.journal.sync)
+        outcome: tuple[bool, Any]
+        try:
+            with self._working():
+                outcome = True, await awaitable
+        except asyncio.CancelledError as error:
+            if aio.being_cancelled():
+                raise
+            outcome = False, error
+        except Exception as error:
+            outcome = False, error
+        self._write_outcome(number, inner, name, (), None, outcome, loc)
+        if not outcome[0]:
+            raise outcome[1]
+        return outcome[1]
+
+    @contextmanager
+    def _working(self) -> Generator[None]:
+        """While host code works, what it starts is a part of its result."""
+        with self._lock:
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy -= 1
+
+    def _note_coroutine(self, fn: Any, outcome: tuple[bool, Any]) -> None:
+        if outcome[0] and isinstance(outcome[1], types.CoroutineType) and _is_idempotent(fn):
+            self._idempotent.add(id(outcome[1]))
+            self._coroutines.append(outcome[1])
+
+    def _recalled(self, known: Effect, fn: Any, args: Sequence[Any], reached: _Reached, call: Callable[[], Any]) -> tuple[bool, Any] | None:
+        """The result of a call that was made; None if it has to be made again."""
+        assert known.outcome is not None
+        if known.outcome[0] == "opaque":
+            if _is_idempotent(fn):
+                return None
+            return False, JournalError(
+                f"{known.name}() gave a {known.outcome[1]}, which a journal cannot hold, so the run cannot be taken up behind it. "
+                "Let it give data, or mark it @lmc.host(idempotent=True) if it may be called again")
+        if known.outcome[0] == "awaitable":
+            return True, Again(fn, call, args, known.outcome[1])
+        return self._known_result(known.outcome, known.name, args, reached)
+
+    def _known_result(self, outcome: Record, name: str, args: Sequence[Any], reached: _Reached | None) -> tuple[bool, Any]:
+        kind, data, *changed = outcome
+        if changed and reached is not None:
+            reached.restore([(index, self._decoded(content)) for index, content in changed[0]])
+        if kind == "argument":
+            return True, args[data]
+        if kind == "opaque":  # of something awaited
+            return False, JournalError(f"{name} gave a {data}, which a journal cannot hold, so the run cannot be taken up behind it")
+        return kind == "value", self._decoded(data)
+
+    def _decoded(self, data: Any) -> Any:
+        try:
+            return codec.decode(data)
+        except codec.BadData as error:
+            raise self._differs(f"cannot be taken up: {error}", None) from None
+
+    def _in_doubt(self, known: Effect, loc: Loc | None) -> InDoubtEffect:
+        return InDoubtEffect(
+            f"{known.name}({known.shown}) was begun before the run was cut off, and nobody knows whether it was done. Mark it "
+            "@lmc.host(idempotent=True) if it may be called again, or handle lmc.InDoubtEffect where it is called", loc=loc)
+
+    def _write_outcome(self, number: int, fn: Any, name: str, args: Sequence[Any], reached: _Reached | None, outcome: tuple[bool, Any], loc: Loc | None) -> None:
+        ok, value = outcome
+        if not ok and not isinstance(value, Exception | asyncio.CancelledError):
+            return  # Ctrl-C and the like: nobody knows what was done
+        if isinstance(value, JournalError | InDoubtEffect):
+            return
+        record: Record
+        index = next((i for i, a in enumerate(args) if a is value and codec.can_change(a)), None)
+        try:
+            if index is not None:
+                record = ["argument", index]
+            elif ok and inspect.isawaitable(value):
+                record = ["awaitable", type(value).__name__]
+            else:
+                record = ["value" if ok else "raised", codec.encode(value)]
+            if reached is not None and (changed := reached.changed()):
+                record.append(changed)
+        except codec.NotData as what:
+            record = ["opaque", type(value).__name__]
+            if not _is_idempotent(fn):
+                _warn(f"{name}() gave a {type(value).__name__}, and a journal cannot hold {what}: a run that is cut off behind it cannot be taken up. Let it "
+                      "give data, or mark it @lmc.host(idempotent=True) if it may be called again", loc)  # fmt: skip
+        self.journal.add(["r", self.item, number, *record])
+
+    # -- the run
+
+    def _go_on(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+
+    def _differs(self, what: str, loc: Loc | None) -> JournalError:
+        error = JournalError(
+            f"the program {what}. It depends on something that is not in the journal and has changed: an outside variable, a helper, the "
+            "order of a set", loc=loc)
+        self.broken = self.broken or error
+        return error
+
+    def ended(self, error: BaseException | None) -> BaseException | None:
+        """The run is over; gives the error that it ended with. Waits for what it asked."""
+        if error is None:
+            for result in self._asked:
+                result.wait()
+        error = self.broken or error
+        if self.known.end is None or error is not None:
+            self.journal.add(["e", self.item, [[type(e).__name__, str(e)] for e in _causes(error)]])
+        return error
+
+    def refuse_batch(self) -> None:
+        """A program of a journaled run starts a batch, or a run with a seed of its own, which are not at places of the run."""
+        if not self._busy:
+            raise JournalError("a batch, or a run with a seed of its own, inside of a journaled run has no place in its journal; "
+                               "start it in a tool, whose result is journaled", loc=caller_loc())  # fmt: skip
+
+
+class Again:
+    """Stands for what a call gave to await, in a run that is taken up again: the call is made again if it is awaited after all."""
+
+    def __init__(self, fn: Any, call: Callable[[], tuple[bool, Any]], args: Sequence[Any], kind: str) -> None:
+        self.fn, self._call, self._args, self.kind = fn, call, args, kind
+
+    def __getattr__(self, name: str) -> Any:
+        """A method, whose call is in the journal too."""
+
+        def method(*_: Any, **__: Any) -> Any:
+            raise JournalError(f"{self.kind}.{name}() is called on what an earlier run awaited, which is not there any more")
+
+        method.__name__, method.__qualname__, method.__module__ = name, f"{self.kind}.{name}", "asyncio"  # not lmc's
+        return method
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        ok, value = self._call()
+        if not ok:
+            raise value
+        return (yield from value.__await__())
+
+    def drop(self) -> None:
+        for x in self._args:
+            _drop(x)
+
+
+class _Reached:
+    """What a call can change of the run's own: containers and objects it is handed, and what functions among them close over.
+
+    `contents` has them by number; those from `cells` on are variables, which a function may store anew.
+    """
+
+    def __init__(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        values = [*args, *kwargs.values()]
+        self.hidden = next((f"the class {x.__qualname__}" for x in values if isinstance(x, type) and "<locals>" in x.__qualname__), None)
+        self.values = [x for x in values if codec.can_change(x)]
+        self.variables: list[types.CellType] = []
+        functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType) and x.__closure__]
+        while functions:
+            for cell in functions.pop().__closure__ or ():
+                if any(cell is c for c in self.variables) or (content := _content(cell)) is _EMPTY:
+                    continue
+                self.variables.append(cell)
+                if isinstance(content, types.FunctionType) and content.__closure__:
+                    functions.append(content)
+        self._before = self._snapshots()
+
+    def _snapshots(self) -> list[Any]:
+        return [_snapshot(x) for x in (*self.values, *map(_content, self.variables))] if self.values or self.variables else []
+
+    def changed(self) -> list[list[Any]]:
+        """What is not what it was: [number, content as data]. Raises NotData."""
+        if self.hidden is not None:
+            raise codec.NotData(f"what it may have done to {self.hidden}")
+        now = self._snapshots()
+        return [[i, after] for i, (before, after) in enumerate(zip(self._before, now, strict=True)) if before != after]
+
+    def restore(self, contents: list[tuple[int, Any]]) -> None:
+        for index, content in contents:
+            if index < len(self.values):
+                codec.restore(self.values[index], content)
+                continue
+            cell = self.variables[index - len(self.values)]
+            if codec.can_change(cell.cell_contents) and type(cell.cell_contents) is type(content):
+                codec.restore(cell.cell_contents, content)
+            else:
+                cell.cell_contents = content
+
+
+_EMPTY = object()
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return _EMPTY
+
+
+def _snapshot(x: Any) -> Any:
+    try:
+        return codec.encode(x)
+    except codec.NotData:
+        return None
+
+
+def _drop(awaitable: Any) -> None:
+    """An awaitable that nobody awaits any more."""
+    if isinstance(awaitable, types.CoroutineType):
+        inner = _inner(awaitable)
+        if inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
+            awaitable.close()
+        if inner is not awaitable:
+            _drop(inner)
+    elif isinstance(awaitable, asyncio.Future):
+        awaitable.cancel()
+    elif isinstance(awaitable, Again):
+        awaitable.drop()
+
+
+def _inner(awaitable: Any) -> Any:
+    """What a coroutine of lmc's own awaits."""
+    if isinstance(awaitable, types.CoroutineType) and awaitable.cr_frame is not None and awaitable.cr_code is raising.ahandling.__code__:
+        return awaitable.cr_frame.f_locals["args"][-1]
+    return awaitable
+
+
+def _failed(before: Prompt, error: BaseException | None, result: Result | None = None) -> Prompt:
+    result = result or Result()
+    assert error is not None
+    result.fail(error)
+    return Prompt(before, (), result, before.handle, before.tail)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+_NOTHING: Mapping[Any, Any] = {}
+_USAGE = tuple(f.name for f in fields(Usage))
+
+
+def output_of(record: Record, names: Sequence[tuple[str, ...]]) -> Output:
+    """The answer that a record of a journal holds."""
+    texts, metas, usage, ids = record[5:9]
+    made = tuple([dict(zip(names[shape], map(codec.decode, values), strict=True)) for shape, *values in metas])
+    return Output(tuple(texts), made, Usage(*usage), tuple(ids))
+
+
+@lru_cache(maxsize=4096)
+def _asked(params: SamplingParams, constraint: Any) -> int:
+    return zlib.crc32(repr((params, constraint)).encode("utf-8", "surrogatepass"))
+
+
+def _shown_part(part: Any) -> str:
+    match part:
+        case str():
+            return part
+        case Special():
+            return f"\0{part.spelling}\0"
+        case Mark():
+            return f"\0{part.role} {part.edge}\0"
+        case Excerpt():
+            return part.text()
+        case Image():
+            source = part.source
+            return f"\0image {source if isinstance(source, str | os.PathLike) else zlib.crc32(source) if isinstance(source, bytes) else ''}\0"
+        case _:
+            return ""
+
+
+def _place(place: Ask) -> str:
+    stream, ordinal = place
+    return f"ask {ordinal} of {stream or 'the program'}"
+
+
+# -- which calls are written down ------------------------------------------------------------------------------------
+
+
+def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None:
+    """The function and the arguments of a call that does something outside of the run, or None for one that is made again.
+
+    Made again: what computes with the run's own values (methods of text, lists, dicts and the like, library functions that only read, what
+    is marked `lmc.pure`), what makes exceptions and coroutines, and what enters and leaves a `with`.
+    """
+    args = tuple(args)
+    if fn is raising.handling:
+        _, fn, *rest = args
+        args = tuple(rest)
+    if fn is hostops.OPERATIONS["py.call_method"]:
+        owner, name, *rest = args
+        if type(owner) in _OWN_DATA:
+            return None if not _calls_something(rest, kwargs) else (getattr(owner, name), (owner, *rest), kwargs)
+        if (fn := getattr(owner, name, None)) is None:
+            return None  # raises
+        args = tuple(rest)
+    elif fn is hostops.OPERATIONS["py.call"]:
+        fn, *rest = args
+        args = tuple(rest)
+    while isinstance(fn, functools.partial):
+        fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
+    if isinstance(fn, HostFunction):
+        return None if fn.pure or inspect.iscoroutinefunction(fn.fn) else (fn, args, kwargs)
+    if isinstance(fn, type) and issubclass(fn, BaseException):
+        return None
+    owner = getattr(fn, "__self__", None)
+    if type(owner) in _OWN_DATA and owner is not None:
+        return None if not _calls_something(args, kwargs) else (fn, (owner, *args), kwargs)
+    if isinstance(owner, BaseException):
+        return None
+    if reach.is_own(fn) or reach.is_language(fn) or reach.is_language(owner) or _is_of_lmc(fn):
+        return None
+    if getattr(fn, "__name__", "") in ("__enter__", "__exit__", "__aenter__", "__aexit__"):
+        return None
+    if isinstance(fn, type) and fn in _OWN_DATA:
+        return None
+    if getattr(fn, "__module__", None) == "builtins" and getattr(fn, "__name__", "") not in _OUTSIDE and not _calls_something(args, kwargs):
+        return None
+    if _makes_coroutine(fn) or (hostops.pure_function(fn) is not None and not _calls_something(args, kwargs)):
+        return None
+    return fn, (owner, *args) if codec.is_object(owner) else args, kwargs
+
+
+_OWN_DATA = codec.DATA | {memoryview, type({}.keys()), type({}.values()), type({}.items()), re.Pattern, re.Match}
+_OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "__import__", "exit", "quit"})
+"""Builtins that do something outside of the run, or may."""
+_OPERATIONS = frozenset(map(id, hostops.OPERATIONS.values()))
+
+
+def _is_of_lmc(fn: Any) -> bool:
+    return id(fn) in _OPERATIONS
+
+
+def _calls_something(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return any(isinstance(a, types.FunctionType | types.MethodType | functools.partial | HostFunction) for a in (*args, *kwargs.values()))
+
+
+def _makes_coroutine(fn: Any) -> bool:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return inspect.iscoroutinefunction(fn)
+
+
+def _is_idempotent(fn: Any) -> bool:
+    fn = getattr(fn, "__func__", fn)
+    return isinstance(fn, HostFunction) and fn.idempotent
+
+
+def _name(fn: Any) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__qualname__", None) or getattr(fn, "name", None) or type(fn).__qualname__
+    return str(name).replace("<locals>.", "")
+
+
+def _arguments_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """A check of a call's arguments: of what is not data, its class."""
+    return zlib.crc32(codec.to_bytes([*map(_data_or_class, args), [[k, _data_or_class(v)] for k, v in kwargs.items()]]))
+
+
+def _data_or_class(x: Any) -> Any:
+    try:
+        return codec.encode(x) if type(x) not in (set, frozenset) else sorted(map(repr, x))  # the order of a set is the process's
+    except codec.NotData:
+        return {codec.TAG: ["object", type(x).__qualname__]}
+
+
+def _in_loop() -> bool:
+    """Whether an event loop is running here: tasks of a program may make their calls in any order."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _shown_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    text = ", ".join([*[_short(a) for a in args], *[f"{k}={_short(v)}" for k, v in kwargs.items()]])
+    return text if len(text) <= 120 else text[:117] + "…"
+
+
+def _short(x: Any) -> str:
+    if type(x) is str and len(x) > 80:
+        return repr(x[:77] + "…")
+    return repr(x) if type(x) in (str, int, float, bool, bytes, type(None)) else f"{_repr(x):.80}"
+
+
+def _repr(x: Any) -> str:
+    """Never that of an object of the host, whose `__repr__` could do anything."""
+    try:
+        return repr(x) if type(x) in (list, tuple, dict, set) and codec.encode(x) is not None else f"<{type(x).__name__}>"
+    except codec.NotData:
+        return f"<{type(x).__name__}>"
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn(message: str, loc: Loc | None) -> None:
+    place = loc or Loc("<unknown>", 1)
+    if (message, str(place)) not in _warned:
+        _warned.add((message, str(place)))
+        warnings.warn_explicit(message, CaptureWarning, place.file, place.line)
+
+
+# -- opening ---------------------------------------------------------------------------------------------------------
+
+
+def source_digest(fn: Any) -> str:
+    """A hash of a function's source as Python reads it: comments and blank lines do not count; of its code where there is no source."""
+    try:
+        source = textwrap.dedent(inspect.getsource(fn))
+        kept = [t.string for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in (tokenize.COMMENT, tokenize.NL)]
+        text = "".join(kept)
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+        code = getattr(fn, "__code__", None)
+        text = repr(None if code is None else (code.co_code, code.co_names, [c for c in code.co_consts if not isinstance(c, types.CodeType)]))
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
+def header(function: Function, options: Options, backend: Backend, compiled: str, *, batch: bool) -> dict[str, Any]:
+    """What a journal must be of, to be used for a call."""
+    defaults = options.defaults(SamplingParams())
+    changed = {f.name: codec.encode(getattr(defaults, f.name)) for f in fields(defaults) if getattr(defaults, f.name) != f.default}
+    return {
+        "kind": "batch" if batch else "run", "program": function.name, "source": source_digest(function.func), "compiled": compiled,
+        "backend": backend.capabilities.name, "sampling": changed, "seed": options.seed,
+    }  # fmt: skip
+
+
+@contextmanager
+def journaled(
+    function: Function, options: Options, backend: Backend, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int], fresh: Callable[[], int],
+    *, batch: bool, compiled: str = "",
+) -> Generator[Options]:  # fmt: skip
+    """The options with the journal open and the seed that it has. Raises JournalError if it is of something else."""
+    assert options.journal is not None and isinstance(options.journal, str)
+    if options.stream:
+        raise ParameterError("journal= with stream=True: a stream is not journaled; leave one out", loc=caller_loc())
+    path = Path(options.journal)
+    if batch:
+        if path.is_file():
+            raise JournalError(f"journal={str(path)!r}: a batch's journal is a directory, and this is a file", loc=caller_loc())
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise JournalError(f"journal={str(path)!r}: {error.strerror or error}", loc=caller_loc()) from None
+        path = path / "journal"
+    elif path.is_dir():
+        raise JournalError(f"journal={str(path)!r}: a run's journal is a file, and this is a directory", loc=caller_loc())
+    wanted = header(function, options, backend, compiled, batch=batch)
+    journal = Journal.open(path, wanted, fresh)
+    try:
+        _enter(journal, bound, numbers)
+        yield replace(options, journal=journal, seed=journal.seed)
+    finally:
+        journal.close()
+
+
+def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
+    """The runs of a call: new ones are written down, those of an earlier call must have the same arguments."""
+    for number, arguments in zip(numbers, bound, strict=True):
+        arguments.apply_defaults()
+        data = {name: _data_or_class(x) for name, x in list(arguments.arguments.items())[1:]}
+        text = codec.to_bytes(data)
+        digest = hashlib.blake2b(text, digest_size=12).hexdigest()
+        known = journal.contents.runs.get(number)
+        if known is None or known.digest is None:
+            journal.add(["b", number, data if len(text) <= LARGEST else None, digest])
+        elif known.digest != digest:
+            of = f"item {number}" if journal.contents.header["kind"] == "batch" else "the run"
+            raise JournalError(
+                f"journal={str(journal.path)!r} is of other arguments: those of {of} are not what they were. Give the call what it was given "
+                "before, or a journal of its own", loc=caller_loc())
+
+
+def check_capturable(function: Function) -> Callable[..., Any]:
+    """The program with hooks, which a journal needs to see its effects. Raises JournalError."""
+    from lmc.frontend.hooks import hooks
+    from lmc.frontend.instrument import CannotInstrument, instrument
+
+    try:
+        if not isinstance(function.func, types.FunctionType):
+            raise CannotInstrument("it is not a plain Python function")
+        return instrument(function.func, hooks)
+    except CannotInstrument as error:
+        raise JournalError(f"{function.described} cannot be journaled: {error}", loc=function.loc) from None
+

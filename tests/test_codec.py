@@ -1,0 +1,139 @@
+"""Values as data: what comes back is what went in, and reading executes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import pathlib
+import uuid
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmc import codec
+from lmc.codec import BadData, NotData, decode, encode, from_bytes, to_bytes
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Point(NamedTuple):
+    x: int
+    y: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    title: str
+    tags: list[str]
+
+    def __post_init__(self) -> None:
+        CALLED.append(self)
+
+
+class Refused(ValueError):
+    def __init__(self, what: str, code: int) -> None:
+        CALLED.append(self)
+        super().__init__(f"{what} refused")
+        self.code = code
+
+
+CALLED: list[Any] = []
+
+
+def there_and_back(x: Any) -> Any:
+    return decode(from_bytes(to_bytes(encode(x))))
+
+
+_atoms = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()) | st.binary(max_size=8)
+_keys = st.text(max_size=3) | st.integers() | st.tuples(st.text(max_size=2), st.integers()) | st.sampled_from(["!", "!x"])
+_data = st.recursive(
+    _atoms, lambda s: st.lists(s, max_size=3) | st.dictionaries(_keys, s, max_size=3) | st.tuples(s, s) | st.frozensets(_keys, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(_data)
+def test_values_come_back(x: Any) -> None:
+    back = there_and_back(x)
+    assert back == x and repr(back) == repr(x)  # 1, True and 1.0 are three values
+
+
+@pytest.mark.parametrize("x", [
+    datetime.datetime(2026, 2, 3, 4, 5, 6, 7, tzinfo=datetime.UTC), datetime.date(1, 2, 3), datetime.timedelta(1, 2, 3), datetime.time(1, 2),
+    decimal.Decimal("1.10"), uuid.UUID(int=7), pathlib.PurePosixPath("/a/b"), Color.RED, Point(1, [2]), Page("a", ["b"]), deque([1], maxlen=2),
+    OrderedDict([("b", 1), ("a", 2)]), Counter("aab"), defaultdict(list, {"a": [1]}), bytearray(b"x"), 1 + 2j, range(1, 9, 2), slice(1, None),
+    "\ud800", float("inf"), {"!": ["tuple", []]}, ...,
+])  # fmt: skip
+def test_objects_come_back(x: Any) -> None:
+    back = there_and_back(x)
+    assert type(back) is type(x) and repr(back) == repr(x)
+
+
+def test_one_list_held_twice_comes_back_as_one() -> None:
+    row: list[Any] = [0]
+    rows = there_and_back([row, (row,), {"r": row}])
+    assert rows[0] is rows[1][0] is rows[2]["r"]
+    row.append(row)
+    back = there_and_back(row)
+    assert back[1] is back
+
+
+def test_no_constructor_runs() -> None:
+    page, error = Page("a", []), Refused("card", 7)
+    error.add_note("n")
+    CALLED.clear()
+    assert there_and_back(page) == page
+    back = there_and_back(error)
+    assert (type(back), str(back), back.args, back.code, back.__notes__) == (Refused, "card refused", ("card refused",), 7, ["n"])
+    assert CALLED == []
+    for error in (OSError(2, "no", "f"), KeyError("k"), ExceptionGroup("g", [ValueError(1)]), UnicodeDecodeError("utf-8", b"x", 0, 1, "r")):
+        assert (str(there_and_back(error)), type(there_and_back(error))) == (str(error), type(error))
+
+
+def test_what_is_not_data_is_refused() -> None:
+    class Local(Exception):
+        pass
+
+    deep: list[Any] = []
+    for _ in range(1000):
+        deep = [deep]
+    for x in (object(), iter([]), lambda: 0, Local(), [object()], deep, type, Page("a", [object()])):  # type: ignore[list-item]
+        with pytest.raises(NotData):
+            encode(x)
+
+
+@pytest.mark.parametrize("data", [
+    {"!": []}, {"!": ["no"]}, {"!": 3}, {"!": ["=", 0]}, {"!": ["=", -1]}, {"!": ["tuple"]}, {"!": ["set", [[]]]}, {"!": ["bytes", "?"]},
+    {"!": ["data", "os:system", []]}, {"!": ["error", "builtins:print", [], [], ""]}, {"!": ["enum", "lmc:Nothing", "X"]},
+    {"!": ["data", f"{__name__}:Page", [["other", 1]]]}, {"!": ["named", f"{__name__}:Point", [1]]}, {"!": ["date", "x"]}, {"!": [[], 1]},
+    {"!": ["error", "builtins:OSError", 3, [], ""]}, {"!": ["path", "os", "x"]}, {"!": ["counter", [[1]]]}, {"!": ["model", "lmc:Mock", [], [], None]},
+])  # fmt: skip
+def test_bad_data_is_refused(data: Any) -> None:
+    with pytest.raises(BadData):
+        decode(data)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.recursive(
+    st.none() | st.integers() | st.text(max_size=5) | st.sampled_from([*codec._READ, "builtins:ValueError", "os:system", f"{__name__}:Page"]),
+    lambda s: st.lists(s, max_size=4) | st.builds(lambda x: {"!": x}, st.lists(s, max_size=4)), max_leaves=12))  # fmt: skip
+def test_any_data_is_a_value_or_bad(data: Any) -> None:
+    try:
+        decode(data)
+    except BadData:
+        pass
+
+
+def test_restore_keeps_the_containers() -> None:
+    inner: list[Any] = [1]
+    target: dict[str, Any] = {"a": inner, "b": 2}
+    codec.restore(target, {"a": [1, 2], "c": [3]})
+    assert target == {"a": [1, 2], "c": [3]} and target["a"] is inner
