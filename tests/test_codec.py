@@ -63,7 +63,13 @@ _data = st.recursive(
 @given(_data)
 def test_values_come_back(x: Any) -> None:
     back = there_and_back(x)
-    assert back == x and repr(back) == repr(x)  # 1, True and 1.0 are three values
+    assert back == x and _typed(back) == _typed(x)  # 1, True and 1.0 are three values
+
+
+def _typed(x: Any) -> Any:
+    if isinstance(x, dict):
+        return [(_typed(k), _typed(v)) for k, v in x.items()]
+    return type(x), sorted(map(repr, x)) if isinstance(x, frozenset) else list(map(_typed, x)) if isinstance(x, list | tuple) else repr(x)
 
 
 @pytest.mark.parametrize("x", [

@@ -6,7 +6,6 @@ import inspect
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from lmc.backend.base import Backend
@@ -67,10 +66,10 @@ class Options:
         if budget is not None and not isinstance(budget, Budget):
             raise ArgumentError(f"budget={budget!r}: write lmc.Budget(tokens=…, calls=…, cost=…)", loc=caller_loc())
         timeout = check_timeout(given.get("timeout"), caller_loc())
-        journal = given.get("journal")
+        journal: Any = given.get("journal")
         if journal is not None and not isinstance(journal, str | os.PathLike):
             raise ArgumentError(f"journal={journal!r}: the path of a file; of a directory for a batch", loc=caller_loc())
-        path = None if journal is None else str(Path(journal))
+        path = None if journal is None else os.fsdecode(given["journal"])
         sampled = {k: given[k] for k in RUN_SAMPLING if k in given}
         options = cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout, path)
         options.defaults(SamplingParams())  # a wrong value is said now, before a default backend loads its model
