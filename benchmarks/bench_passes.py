@@ -7,7 +7,7 @@
 A batch of fresh items runs cold (cache flushed) and is answered at temperature 0. A pass whose absence leaves the planned
 graph of a workload as it is has no row there: it did nothing. `optimal` is unique / computed prompt tokens. The last column
 is what the row needs more than all passes together, which the missing pass saves; below zero is what that pass costs.
-Each row is that of three runs, each cold, which took the fewest passes of the model: which submissions a pass finds is a
+Each row is that of several runs, each cold, which took the fewest passes of the model: which submissions a pass finds is a
 race of two threads. The workloads `late` and `policy` run item by item, on engines of their own: a small KV pool, few rows a pass.
 """
 
@@ -61,7 +61,7 @@ def compiled(workload: Workload, backend: Any, variant: str) -> lmc.Program:
     return lmc.compile(workload.program, backend=backend, opt=0 if variant == UNOPTIMIZED else 1, aggressive=variant == AGGRESSIVE)
 
 
-def bench(workload: Workload, name: str, backend: Any, n: int, seed: int) -> Iterator[Row]:
+def bench(workload: Workload, name: str, backend: Any, n: int, seed: int, repeats: int = 3) -> Iterator[Row]:
     """A row for all passes, and one for each variant whose plan is another."""
     items, plan = workload.items(n, seed), ""
     for variant in variants():
@@ -73,7 +73,7 @@ def bench(workload: Workload, name: str, backend: Any, n: int, seed: int) -> Ite
                 if variant != ALL and now == plan:
                     continue
                 plan = now if variant == ALL else plan
-                runs = [measured(workload, name, variant, program, backend, items) for _ in range(3)]
+                runs = [measured(workload, name, variant, program, backend, items) for _ in range(repeats)]
                 yield min(runs, key=lambda row: row.model_passes)
         finally:
             lmc.config(skip_passes="")
@@ -120,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--n", type=int, default=4, help="items per workload")
     parser.add_argument("--scale", type=float, default=0.1, help="factor on all lengths of prompts and answers")
     parser.add_argument("--seed", type=int, default=0, help="of the synthetic text")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each row, of which the one with the fewest passes is kept")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the table there instead of printing it")
     options = parser.parse_args(argv)
     rows: list[Row] = []
@@ -130,9 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{name} {workload.name} …", file=sys.stderr, flush=True)
                 if workload.name in OWN and name != "mock":
                     with open_backend(name, **OWN[workload.name]) as small:
-                        rows += bench(workload, name, small, options.n, options.seed)
+                        rows += bench(workload, name, small, options.n, options.seed, options.repeats)
                 else:
-                    rows += bench(workload, name, backend, options.n, options.seed)
+                    rows += bench(workload, name, backend, options.n, options.seed, options.repeats)
         finally:
             backend.close()
     info = where()
