@@ -60,6 +60,7 @@ class RadixCache:
         self.root = self._root("")
         self.size = 0
         self.evictable = 0
+        self.version = 0  # changes whenever a sequence comes or goes; what was matched before is what would be matched again
         self._clock = itertools.count(1)
         self._leaves: list[tuple[int, int, Node]] = []  # heap of (last use, tie, leaf); entries may be stale
         self._ties = itertools.count()
@@ -100,7 +101,7 @@ class RadixCache:
     def slots_to(self, node: Node) -> np.ndarray:
         """Slots of the whole prefix that ends at `node`, [node.end] int64."""
         parts = [n.slots for n in self._path(node)]
-        return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int64)
+        return np.concatenate(parts[::-1]) if len(parts) > 1 else parts[0] if parts else np.empty(0, np.int64)
 
     # -- growth ------------------------------------------------------------------------------------------------
 
@@ -127,6 +128,7 @@ class RadixCache:
     def _attach(self, parent: Node, ids: np.ndarray, slots: np.ndarray) -> Node:
         child = Node(parent, ids, slots, parent.end)
         parent.children[int(ids[0])] = child
+        self.version += 1
         self.size += len(ids)
         self.evictable += len(ids)
         self._offer(child)
@@ -147,18 +149,21 @@ class RadixCache:
 
     def lock(self, node: Node) -> None:
         """Keeps the prefix that ends at `node`."""
-        for n in self._path(node):
-            if n.locks == 0:
-                self.evictable -= len(n.ids)
-            n.locks += 1
+        while (parent := node.parent) is not None:
+            if node.locks == 0:
+                self.evictable -= len(node.ids)
+            node.locks += 1
+            node = parent
 
     def unlock(self, node: Node) -> None:
-        for n in self._path(node):
-            assert n.locks > 0, f"unlock without lock: {n}"
-            n.locks -= 1
-            if n.locks == 0:
-                self.evictable += len(n.ids)
-                self._offer(n)
+        while (parent := node.parent) is not None:
+            assert node.locks > 0, f"unlock without lock: {node}"
+            node.locks -= 1
+            if node.locks == 0:
+                self.evictable += len(node.ids)
+                if not node.children:
+                    self._offer(node)
+            node = parent
 
     def evict(self, want: int) -> np.ndarray:
         """Removes unlocked leaves, least recently used first, until `want` tokens are freed or none is left;
@@ -184,6 +189,7 @@ class RadixCache:
         self._ghosts.update(self._hashes(leaf))
         del parent.children[int(leaf.ids[0])]
         leaf.parent = None
+        self.version += 1
         self.size -= len(leaf.ids)
         self.evictable -= len(leaf.ids)
         if not parent.children and not parent.locks:
@@ -272,8 +278,11 @@ class RadixCache:
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     """Length of the longest common prefix. Equality first: the position is looked for only after a miss."""
     n = min(len(a), len(b))
+    if n == 0 or a[0] != b[0]:
+        return 0
     differs = a[:n] != b[:n]
-    return int(differs.argmax()) if differs.any() else n
+    at = int(differs.argmax())
+    return at if differs[at] else n
 
 
 def prefix_hashes(ids: np.ndarray, start: int = 0, before: int = 0) -> np.ndarray:

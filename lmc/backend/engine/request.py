@@ -109,7 +109,8 @@ class Request:
     device_len: int = 0
     hit_len: int = 0  # prompt tokens that were cached at admission
     node: Node | None = None
-    found: Node | None = None  # while it waits: where its longest cached prefix ended when it was last looked for
+    found: Node | None = None  # while it waits: where its longest cached prefix ended when it was last looked for,
+    found_in: int = -1  # and the tree's version then
     reserved: int = 0
     since: int = 0  # the pass number when it began to wait
     trie: Trie = field(init=False)  # SCORE: what the branches have in common once

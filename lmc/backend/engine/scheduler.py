@@ -417,7 +417,9 @@ class Scheduler:
 
     def _cached(self, req: Request) -> Node:
         """Where the longest cached prefix of a waiting request's head ends."""
-        req.found = self.tree.match(req.ids[: req.head_len], req.match_limit, req.namespace, req.found)
+        if req.found is None or req.found_in != self.tree.version:
+            req.found = self.tree.match(req.ids[: req.head_len], req.match_limit, req.namespace, req.found)
+            req.found_in = self.tree.version
         return req.found
 
     def _start(self, req: Request) -> _Start:
