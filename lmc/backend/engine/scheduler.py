@@ -35,8 +35,7 @@ _ON_ITS_WAY = 2  # passes that the first of a group wait for the others to arriv
 _TOGETHER = 16  # passes that a group waits for room for all of it
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """Consecutive rows of one sequence in a pass; `slots` [context] ends with the rows' own."""
 
     request: Request
@@ -309,7 +308,10 @@ class Scheduler:
         self.committed -= n
         assert req.reserved >= 0
         start = work.add(Rows(req, req.ids[at : at + n], at, req.slots[: at + n]))
-        for p in range(max(at, req.first_scored - 1), min(at + n, req.length - 1)):
+        scored = req.first_scored
+        if scored >= req.length:
+            return start
+        for p in range(max(at, scored - 1), min(at + n, req.length - 1)):
             work.scores.append(Score(start + p - at, int(req.ids[p + 1]), req, p + 1))
         return start
 

@@ -213,11 +213,28 @@ class Tokenizer:
         """`token_bytes` of every id, special tokens as b""."""
         return tuple(b"" if i in self.special_ids else self.token_bytes(i) for i in range(self.vocab_size))
 
+    @cached_property
+    def spoken(self) -> _Spoken:
+        return _Spoken(self)
+
     # -- storage
 
     def save(self, path: Path) -> None:
         """Writes `tokenizer.json`."""
         path.write_text(self.raw.to_str(), encoding="utf-8")
+
+
+class _Spoken(dict[int, bytes]):
+    """What tokens add to a text, looked up once each; special tokens add nothing."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> bytes:
+        t = self._tokenizer
+        found = self[token] = b"" if token in t.special_ids else t.token_bytes(token)
+        return found
 
 
 def _unspell(text: str) -> bytes:
@@ -256,9 +273,10 @@ class _ByteDetokenizer:
         self._tokenizer, self._pending = tokenizer, pending
 
     def push(self, token: int) -> str:
-        if token in self._tokenizer.special_ids:
-            return ""
-        data = self._pending + self._tokenizer.token_bytes(token)
+        data = self._pending + self._tokenizer.spoken[token]  # a special token says nothing
+        if data.isascii():
+            self._pending = b""
+            return data.decode()
         keep = _incomplete_tail(data)
         self._pending = data[len(data) - keep :]
         return data[: len(data) - keep].decode("utf-8", "replace")
