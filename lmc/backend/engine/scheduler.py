@@ -247,9 +247,13 @@ class Scheduler:
     def _decode(self, work: Pass, req: Request, room: int) -> int:
         """The row of the sampled token, and as many as there is room for of the tokens forced behind it; returns how
         many of those. The last one gives the next sample, unless the answer has ended and only waits for scores."""
-        n = min(req.extend_len, 1 + max(0, room))
+        known = req.extend_len
+        if known == 1 and req.first_scored >= req.length:
+            work.samples.append((self._extend_by_one(work, req), req))
+            return 0
+        n = min(known, 1 + max(0, room))
         assert n > 0, "a decoding request has nothing to compute"
-        complete = n == req.extend_len
+        complete = n == known
         row = self._extend(work, req, n) + n - 1
         if complete and req.ending is None:
             work.samples.append((row, req))
@@ -299,6 +303,15 @@ class Scheduler:
     def _own_room(self, work: Pass, req: Request, room: int) -> int:
         """What is spare has the free rows of a pass that others run in anyway."""
         return min(room, FREE_ROWS - work.rows) if req.spare else room
+
+    def _extend_by_one(self, work: Pass, req: Request) -> int:
+        """As `_extend`, for the one row that most sequences have in most passes."""
+        assert req.reserved > 0 and req.ending is None
+        at = req.device_len
+        req.slots[at] = self.pool.take() if self.pool.free_count else self._alloc(1)[0]
+        req.reserved -= 1
+        self.committed -= 1
+        return work.add(Rows(req, req.ids[at : at + 1], at, req.slots[: at + 1]))
 
     def _extend(self, work: Pass, req: Request, n: int) -> int:
         """Rows for the next `n` known tokens, in fresh slots; scores for those behind them that are known too."""
