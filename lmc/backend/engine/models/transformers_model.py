@@ -336,10 +336,10 @@ def build(path: Path, theirs: Any, config: ModelConfig, dtype: torch.dtype, devi
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
+    read: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
+    options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            str(path), config=theirs, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
-        )
+        model, info = read(str(path), config=theirs, dtype=dtype, **options)
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"{path}: the weights cannot be read: {error}") from error
     if missing := sorted(info["missing_keys"]):  # transformers would take random ones
