@@ -84,6 +84,8 @@ __all__ = [*_HOME, *_ALIASES, "config", "flush_cache", "get_server_info"]  # pyr
 
 
 def __getattr__(name: str) -> Any:
+    if name == "dspy":
+        return _dspy()
     home = _HOME.get(_ALIASES.get(name, name))
     if home is None and name in _LATER:
         raise import_module("lmc.compat").refusal(name)
@@ -96,6 +98,16 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(home), _ALIASES.get(name, name))
     globals()[name] = value
     return value
+
+
+def _dspy() -> ModuleType:
+    """`lmc.dspy`: DSPy's programs on lmc."""
+    try:
+        return import_module("lmc.integrations.dspy")
+    except ModuleNotFoundError as missing:
+        if missing.name != "dspy":
+            raise
+        raise ModuleNotFoundError("lmc.dspy needs DSPy 3.4 or newer: pip install 'lmc[dspy]'", name="dspy") from None
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ conversation again. `previous` is the role of the message before, None for the f
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -69,6 +69,16 @@ class RoleTemplate:
         except KeyError:
             known = ", ".join(self.roles)
             raise ProgramError(f"the chat template {self.name!r} has no role {role!r}; it has {known}") from None
+
+
+def conversation(template: ChatTemplate, messages: Iterable[tuple[str, str]]) -> tuple[Part, ...]:
+    """Messages (role, content) as a prompt, up to where the assistant's answer begins. Contents are plain text."""
+    found: list[Part] = []
+    previous: str | None = None
+    for role, content in messages:
+        found += [*template.begin(role, previous), content, *template.end(role)]
+        previous = role
+    return (*found, *template.begin("assistant", previous))
 
 
 # -- named templates -------------------------------------------------------------------------------------------------

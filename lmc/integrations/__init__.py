@@ -1,1 +1,1 @@
-"""Other frameworks' programs on lmc: the room for DSPy; empty so far."""
+"""Other frameworks' programs on lmc."""

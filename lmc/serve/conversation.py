@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from lmc.backend.base import Backend
+from lmc.chat import conversation
 from lmc.prompt import Part
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.openai_protocol import ChatRequest, Message, ToolChoice
@@ -62,22 +63,19 @@ def tools_called(request: ChatRequest) -> list[tuple[str, dict[str, Any] | None]
 
 
 def _in_pieces(request: ChatRequest, backend: Backend) -> tuple[Part, ...]:
-    template, parts = backend.chat_template, list[Part]()
-    previous: str | None = None
-    for message in request.messages:
-        role = "system" if message.role == "developer" else message.role
-        parts += [*template.begin(role, previous), message.text, *template.end(role)]
-        previous = role
-    last = request.messages[-1]
+    template = backend.chat_template
+    turns = [("system" if m.role == "developer" else m.role, m.text) for m in request.messages]
+    answer = template.begin("assistant", turns[-1][0])
+    parts = conversation(template, turns)
     if request.continue_final_message:
-        if last.role != "assistant":
+        if turns[-1][0] != "assistant":
             raise bad("continue_final_message needs an assistant's message at the end", "continue_final_message")
         if request.add_generation_prompt:
             raise bad("continue_final_message and add_generation_prompt exclude each other", "add_generation_prompt")
-        return tuple(parts[: len(parts) - len(template.end("assistant"))])
-    if request.add_generation_prompt is False:
-        return tuple(parts)
-    return (*parts, *template.begin("assistant", previous))
+        answer = (*template.end("assistant"), *answer)
+    elif request.add_generation_prompt is not False:
+        return parts
+    return parts[: len(parts) - len(answer)]
 
 
 def _as_template_sees(message: Message) -> dict[str, Any]:

@@ -151,6 +151,12 @@ class Sampled(Body):
     guided_grammar: str | None = None
     guided_choice: list[str] | None = None
     structured_outputs: StructuredOutputs | None = None
+    # what routers write into every request, with the only value that this server knows
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    include_stop_str_in_output: Literal[False] | None = None
+    no_stop_trim: Literal[False] | None = None
+    return_hidden_states: Literal[False] | None = None
 
     @property
     def choices(self) -> int:
@@ -290,6 +296,9 @@ class ChatRequest(Sampled):
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    separate_reasoning: bool | None = None  # routers write these three; an answer's reasoning is part of its content here
+    stream_reasoning: bool | None = None
+    include_reasoning: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=0)] | None = None
 
     def limit(self) -> int | None:

@@ -210,6 +210,16 @@ def test_bad_requests_are_refused_with_the_place(name):
     assert mock.call_log == [], "nothing was asked"
 
 
+def test_what_routers_write_into_requests_is_taken():
+    """As vllm-router 0.1.17 forwards them; other values of these would change answers and are refused."""
+    added = {"no_stop_trim": False, "ignore_eos": False, "skip_special_tokens": True, "return_hidden_states": False, "stream": False}
+    assert complete(**added, echo=False).status_code == 200
+    reasoning = {"separate_reasoning": True, "stream_reasoning": True, "include_reasoning": True}
+    assert chat(**added, **reasoning, continue_final_message=False, logprobs=False).status_code == 200
+    assert complete(no_stop_trim=True).status_code == 400
+    assert complete(skip_special_tokens=False).status_code == 400
+
+
 def test_models():
     async def work(client):
         every = (await client.get("/v1/models")).json()

@@ -1,0 +1,430 @@
+"""DSPy's engine interface over a backend: one request in, one response out, sync, async and as a stream.
+
+DSPy asks for `n` answers one after the other; inside of `several(n)` the first asks the backend for all of them at once.
+"""
+
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+# (DSPy has an environment of its own: litellm, which it needs, pins old packages)
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from dspy import lm15
+
+from lmc.backend.base import Backend, Handle, Hints, Output, Result, Usage
+from lmc.chat import conversation
+from lmc.config import default_backend
+from lmc.errors import ConstraintError, LmcError, ParameterError, PromptTooLongError, UnsupportedOpError
+from lmc.integrations.dspy.fields import COMPLETED, HEADER, STOPS, Field
+from lmc.prompt import Constraint, Gen, Part, SamplingParams, Segment, Text, derive_seed, make_constraint, sampling
+
+MAX_TOKENS = 1024
+"""Of an answer, or of each output field, where the LM names no limit."""
+
+EXTENSION = "lmc_fields"
+"""The entry of `Config.extensions` that holds the fields of an answer's template."""
+
+_SUPPORTED = frozenset(
+    "temperature max_tokens max_completion_tokens top_p top_k stop seed logprobs top_logprobs frequency_penalty presence_penalty "
+    "response_format n stream".split()
+)
+
+
+# -- n answers at once -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Several:
+    """What one call of DSPy asks n times: the runs that are on their way, to be given out one by one."""
+
+    n: int
+    request: Any = None
+    runs: list[_Run] = field(default_factory=list["_Run"])
+
+
+_several: ContextVar[_Several | None] = ContextVar("lmc_dspy_several", default=None)
+
+
+@contextmanager
+def several(n: int) -> Iterator[None]:
+    """Within it, n requests that differ in nothing are one group in the backend. What nobody took is cancelled at its end."""
+    if n < 2:
+        yield
+        return
+    asked = _Several(n)
+    token = _several.set(asked)
+    try:
+        yield
+    finally:
+        _several.reset(token)
+        for run in asked.runs:
+            run.cancel()
+
+
+# -- one answer --------------------------------------------------------------------------------------------------------
+
+
+class _Run:
+    """One answer on its way: plain, or a template whose fields are filled one after the other in one chain."""
+
+    def __init__(self, backend: Backend, request: Any, seed: int, hints: Hints | None) -> None:
+        self._backend, self._request, self._seed, self._hints = backend, request, seed, hints
+        self._prompt, self._params = _prompt_of(request, backend), _params_of(request)
+        given: Any = (request.config.extensions or {}).get(EXTENSION)
+        self._fields: list[Field] | None = None if given is None else [Field(**each) for each in given]
+        self._constraint = None if self._fields is not None else _constraint_of(request)
+        self.text = ""  # of the fields that are complete, headers included
+        self.outputs: list[Output] = []
+        self.cut = False
+        self._handle: Handle | None = None
+        self._submit()
+
+    def _submit(self) -> None:
+        """Asks for what is not complete yet; again after a field was cut off and completed."""
+        self._handle = self._backend.submit(None, tuple(self._segments()), self._hints)
+
+    def _segments(self) -> Iterator[Segment]:
+        if self._fields is None:
+            yield Text(self._prompt)
+            yield self._gen(self._params, self._constraint)
+            return
+        before: tuple[Part, ...] = (*self._prompt, self.text) if self.text else self._prompt
+        for i, each in enumerate(self._fields[len(self.outputs) :]):
+            yield Text((*before, self._header(each, first=not self.text and i == 0)))
+            before = ()
+            if each.kind == "text":
+                yield self._gen(sampling(self._params, {"stop": (*self._params.stop, *STOPS)}), None)
+            else:
+                yield self._gen(self._params, make_constraint(each.kind, each.source))
+
+    def _gen(self, params: SamplingParams, constraint: Constraint | None) -> Gen:
+        return Gen(params, constraint, seed=self._seed)
+
+    @staticmethod
+    def _header(each: Field, *, first: bool) -> str:
+        return ("" if first else "\n\n") + HEADER.format(each.name) + "\n"
+
+    @property
+    def results(self) -> Sequence[Result]:
+        assert self._handle is not None
+        return self._handle.results
+
+    @property
+    def pending(self) -> Result | None:
+        """The answer to wait for next; None when all are there."""
+        if self._fields is None:
+            return None if self.outputs else self.results[0]
+        left = len(self._fields) - len(self.outputs)
+        return self.results[-left] if left else None
+
+    def opening(self) -> str:
+        """The text before the pending answer that belongs to the response: a header."""
+        if self._fields is None:
+            return ""
+        done = len(self.outputs)
+        return self._header(self._fields[done], first=done == 0) if done < len(self._fields) else self.closing()
+
+    def closing(self) -> str:
+        return "" if self._fields is None else f"\n\n{COMPLETED}\n"
+
+    def take(self, output: Output) -> str:
+        """The pending answer is there: its text as it stands in the response."""
+        text, cut = output.text, output.metas[0]["finish_reason"]["type"] == "length"
+        self.cut = self.cut or cut
+        if self._fields is None:
+            self.outputs.append(output)
+            self.text = text
+            return text
+        each = self._fields[len(self.outputs)]
+        opening = self.opening()
+        whole = each.complete(text) if cut else text
+        self.outputs.append(output)
+        self.text += opening + whole
+        if whole != text and self.pending is not None:  # what follows saw a text that was cut off: ask for it again
+            self.cancel()
+            self._submit()
+        return whole
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+    @property
+    def finish_reason(self) -> str:
+        return "length" if self.cut else "stop"
+
+    @property
+    def usage(self) -> Any:
+        total = sum((output.usage for output in self.outputs), Usage())
+        first = self.outputs[0].usage
+        return lm15.Usage(
+            input_tokens=first.prompt_tokens,
+            output_tokens=total.completion_tokens,
+            total_tokens=first.prompt_tokens + total.completion_tokens,
+            cache_read_tokens=first.cached_tokens,
+        )
+
+    def response(self) -> Any:
+        return lm15.Response(
+            id=f"lmc-{secrets.token_hex(8)}",
+            model=self._request.model,
+            message=lm15.Message.assistant([lm15.TextPart(self.text + self.closing())]),
+            finish_reason=self.finish_reason,
+            usage=self.usage,
+            logprobs=self._logprobs(),
+        )
+
+    def _logprobs(self) -> Any:
+        if self._request.config.logprobs is None:
+            return None
+        found: list[Any] = []
+        for output in self.outputs:
+            meta = output.metas[0]
+            tops = meta.get("output_top_logprobs") or [()] * len(meta["output_token_logprobs"])
+            for (logprob, token, text), top in zip(meta["output_token_logprobs"], tops, strict=True):
+                others = tuple(lm15.TopLogprob(t, lp, token_id=i) for lp, i, t in top)
+                found.append(lm15.TokenLogprob(text, logprob, token_id=token, top=others))
+        return tuple(found)
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def _prompt_of(request: Any, backend: Backend) -> tuple[Part, ...]:
+    if request.tools:
+        raise lm15.UnsupportedFeatureError("tools: this engine writes no tool calls of its own; dspy.ReAct needs none")
+    turns = [] if request.system is None else [("system", _text(request.system))]
+    turns += [("system" if m.role == "developer" else m.role, _text(m.parts)) for m in request.messages]
+    return conversation(backend.chat_template, turns)
+
+
+def _text(parts: Any) -> str:
+    if isinstance(parts, str):
+        return parts
+    for part in parts:
+        if not isinstance(part, lm15.TextPart):
+            raise lm15.UnsupportedFeatureError(f"a message has a part of the type {part.type}; this engine takes text")
+    return "".join(part.text for part in parts)
+
+
+def _params_of(request: Any) -> SamplingParams:
+    config = request.config
+    for name in ("tool_choice", "reasoning", "probabilities"):
+        if getattr(config, name, None) is not None:
+            raise lm15.UnsupportedFeatureError(f"Config.{name}: this engine does not support it")
+    if unknown := set(config.extensions or {}) - {EXTENSION}:
+        raise lm15.UnsupportedFeatureError(f"Config.extensions: this engine does not know {', '.join(sorted(unknown))}")
+    scored = config.logprobs is not None
+    given = {
+        "max_tokens": MAX_TOKENS if config.max_tokens is None else config.max_tokens,
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "top_k": config.top_k,
+        "stop": config.stop or None,
+        "frequency_penalty": config.frequency_penalty,
+        "presence_penalty": config.presence_penalty,
+        "return_logprob": scored,
+        "return_text_in_logprobs": scored,
+        "top_logprobs_num": config.logprobs or None,
+    }
+    return sampling(SamplingParams(), given)
+
+
+def _constraint_of(request: Any) -> Constraint | None:
+    wanted: Mapping[str, Any] | None = request.config.response_format
+    if wanted is None or wanted.get("type") == "text":
+        return None
+    if wanted.get("type") == "json_object":
+        return make_constraint("json_schema", {"type": "object"})
+    schema = wanted.get("schema") or (wanted.get("json_schema") or {}).get("schema")
+    if wanted.get("type") != "json_schema" or schema is None:
+        raise lm15.UnsupportedFeatureError(f"response_format {json.dumps(dict(wanted))[:80]}: this engine takes a json_schema")
+    return make_constraint("json_schema", schema)
+
+
+@contextmanager
+def _as_dspy() -> Iterator[None]:
+    """lmc's errors as those that DSPy knows: it retries what may go away, and raises the rest."""
+    try:
+        yield
+    except PromptTooLongError as error:
+        raise lm15.ContextLengthError(str(error)) from error
+    except UnsupportedOpError as error:
+        raise lm15.UnsupportedFeatureError(str(error)) from error
+    except (ConstraintError, ParameterError) as error:
+        raise lm15.InvalidRequestError(str(error)) from error
+    except LmcError as error:
+        raise lm15.ServerError(str(error)) from error
+
+
+# -- engines -----------------------------------------------------------------------------------------------------------
+
+
+class OnBackend:
+    """What both engines are: how a request begins on a backend, and what DSPy may know of it."""
+
+    supports_function_calling = False
+    supports_reasoning = False
+    supports_response_schema = True
+    supported_params = _SUPPORTED
+
+    def __init__(self, backend: Backend | None = None) -> None:
+        """`backend`: None takes lmc's default backend when something is asked."""
+        self._backend = backend
+
+    @property
+    def backend(self) -> Backend:
+        if self._backend is None:
+            self._backend = default_backend()
+        return self._backend
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self  # a backend is shared, as DSPy's own connections are
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_backend": None}
+
+    def dump_state(self) -> dict[str, Any]:
+        """A backend is not saved: what is loaded runs on lmc's default backend. The name is for people."""
+        return {"backend": self.backend.capabilities.name}
+
+    @classmethod
+    def load_state(cls, state: dict[str, Any]) -> Any:
+        return cls()
+
+    def _begin(self, request: Any) -> _Run:
+        asked = _several.get()
+        if asked is not None and asked.request is None:
+            asked.request, seed = request, _seed_of(request)
+            asked.runs = [self._run(request, seed, i, asked.n) for i in range(asked.n)]
+        if asked is not None and asked.runs and asked.request == request:
+            return asked.runs.pop(0)
+        return self._run(request, _seed_of(request), 0, 1)
+
+    def _run(self, request: Any, seed: int, i: int, n: int) -> _Run:
+        hints = Hints(group=(id(_several.get()),), members=n, way=(i, n)) if n > 1 else None
+        return _Run(self.backend, request, derive_seed(seed, i, "dspy", 0), hints)
+
+
+def _seed_of(request: Any) -> int:
+    return secrets.randbits(63) if request.config.seed is None else request.config.seed % (1 << 63)
+
+
+class Engine(OnBackend):
+    """Answers DSPy's requests on a backend; many threads may ask at once, and share prefixes and batches."""
+
+    def complete(self, request: Any) -> Any:
+        """The response to a `dspy.lm15.Request`. Raises dspy.lm15's errors."""
+        with _as_dspy():
+            run = self._begin(request)
+            try:
+                while (result := run.pending) is not None:
+                    run.take(result.output())
+                return run.response()
+            finally:
+                run.cancel()
+
+    def stream(self, request: Any) -> Iterator[Any]:
+        """The response as it grows, headers of fields included."""
+        with _as_dspy():
+            run = self._begin(request)
+            try:
+                yield lm15.StreamStartEvent(model=request.model)
+                while (result := run.pending) is not None:
+                    opening, shown = run.opening(), 0
+                    if opening:
+                        yield _delta(opening)
+                    for piece in result.stream():
+                        shown += len(piece)
+                        yield _delta(piece)
+                    if rest := run.take(result.output())[shown:]:
+                        yield _delta(rest)
+                if run.closing():
+                    yield _delta(run.closing())
+                yield lm15.StreamEndEvent(finish_reason=run.finish_reason, usage=run.usage)
+            finally:
+                run.cancel()
+
+    def close(self) -> None:
+        """The backend is borrowed and stays open."""
+
+
+class AsyncEngine(OnBackend):
+    """The same for `acall`: holds neither the event loop nor a thread while it waits."""
+
+    async def complete(self, request: Any) -> Any:
+        with _as_dspy():
+            run = self._begin(request)
+            try:
+                while (result := run.pending) is not None:
+                    run.take(await _answer(result))
+                return run.response()
+            finally:
+                run.cancel()
+
+    async def stream(self, request: Any) -> AsyncIterator[Any]:
+        with _as_dspy():
+            run = self._begin(request)
+            try:
+                yield lm15.StreamStartEvent(model=request.model)
+                while (result := run.pending) is not None:
+                    opening, shown = run.opening(), 0
+                    if opening:
+                        yield _delta(opening)
+                    async for piece in _pieces(result):
+                        shown += len(piece)
+                        yield _delta(piece)
+                    if rest := run.take(result.output())[shown:]:
+                        yield _delta(rest)
+                if run.closing():
+                    yield _delta(run.closing())
+                yield lm15.StreamEndEvent(finish_reason=run.finish_reason, usage=run.usage)
+            finally:
+                run.cancel()
+
+    async def aclose(self) -> None:
+        """The backend is borrowed and stays open."""
+
+
+def _delta(text: str) -> Any:
+    return lm15.StreamDeltaEvent(lm15.TextDelta(text))
+
+
+async def _answer(result: Result) -> Output:
+    async for _ in _changes(result):
+        if result.done:
+            break
+    return result.output()
+
+
+async def _pieces(result: Result) -> AsyncIterator[str]:
+    seen = 0
+    async for _ in _changes(result):
+        done = result.done
+        deltas = result.deltas[seen:]
+        seen += len(deltas)
+        for piece in deltas:
+            yield piece
+        if done:
+            return
+
+
+async def _changes(result: Result) -> AsyncIterator[None]:
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+    def notify(_: Result) -> None:  # on the backend's thread
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(changed.set)
+
+    result.on_change(notify)
+    while True:
+        changed.clear()
+        yield
+        await changed.wait()

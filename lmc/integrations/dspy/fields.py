@@ -1,0 +1,133 @@
+"""Output fields of a signature as languages: free text, a regex or a JSON schema, whose members all parse as the field's type.
+
+An answer is a template with a hole for each field; the headers between them are text that nobody has to generate:
+
+    [[ ## reasoning ## ]]        text
+    {free text, up to the next header}
+                                 text
+    [[ ## answer ## ]]
+    {-?(0|[1-9][0-9]{0,17})}
+                                 text
+    [[ ## completed ## ]]
+"""
+
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+# (DSPy has an environment of its own: litellm, which it needs, pins old packages)
+from __future__ import annotations
+
+import enum
+import json
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, Literal, Union, get_args, get_origin
+
+import dspy
+import pydantic
+from dspy.adapters.utils import parse_value
+
+from lmc.errors import ConstraintError
+from lmc.fsm.completion import completion
+from lmc.fsm.sources import automaton_of
+
+HEADER = "[[ ## {} ## ]]"
+COMPLETED = HEADER.format("completed")
+STOPS = ("\n\n[[ ##", "\n[[ ##", "[[ ##")  # all are complete with the same character: the longest cuts
+_DEPTHS = (3, 2, 1)  # of what recurs, or may be any JSON: the largest whose automaton is not too large
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One hole of the template. `source` is a regex or a schema; "" for text."""
+
+    name: str
+    kind: Literal["text", "regex", "json_schema"]
+    source: str = ""
+
+    def complete(self, text: str) -> str:
+        """The text of an answer that was cut off, completed in the shortest way."""
+        if self.kind == "text":
+            return text
+        dfa = _automaton(self.kind, self.source)
+        rest = None if dfa is None else completion(dfa, text)
+        if rest is None:
+            raise ConstraintError(f"the output field {self.name!r} was cut off at {text[-40:]!r}, and nothing completes it")
+        return text + rest
+
+    def as_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def fields_of(signature: Any) -> list[Field]:
+    """The output fields of a signature in order. Raises ConstraintError for a type that no constraint can promise."""
+    return [_field(name, info.annotation) for name, info in signature.output_fields.items()]
+
+
+def _field(name: str, annotation: Any) -> Field:
+    if _is_text(annotation):
+        return Field(name, "text")
+    if annotation is bool:
+        return Field(name, "regex", "True|False")
+    if annotation is int:
+        return Field(name, "regex", r"-?(0|[1-9][0-9]{0,17})")
+    if annotation is float:
+        return Field(name, "regex", r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?")
+    if get_origin(annotation) is Literal:
+        return Field(name, "regex", _one_of(name, annotation, {str(x): x for x in get_args(annotation)}))
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return Field(name, "regex", _one_of(name, annotation, {_spelled(x): x for x in annotation}))
+    try:
+        schema = pydantic.TypeAdapter(annotation).json_schema()
+    except pydantic.errors.PydanticUserError as error:
+        raise ConstraintError(f"the output field {name!r} has the type {annotation}, which has no JSON schema: {error}") from None
+    return Field(name, "json_schema", _bounded(json.dumps(schema, ensure_ascii=False)))
+
+
+def _is_text(annotation: Any) -> bool:
+    """Types that DSPy makes of any text."""
+    if annotation is str or annotation in (dspy.Reasoning, dspy.Code):
+        return True
+    if isinstance(annotation, type) and issubclass(annotation, dspy.Code):
+        return True
+    return get_origin(annotation) in (Union, types.UnionType) and {str, type(None)} <= set(get_args(annotation))
+
+
+def _spelled(member: enum.Enum) -> str:
+    """What DSPy reads as the member: its value where that is text, else its name."""
+    return member.value if isinstance(member.value, str) else member.name
+
+
+def _reads(text: str, annotation: Any) -> Any:
+    try:
+        return parse_value(text, annotation)
+    except ValueError:
+        return None
+
+
+def _one_of(name: str, annotation: Any, members: Mapping[str, Any]) -> str:
+    for text, member in members.items():
+        if not text or text != text.strip() or "\n" in text or _reads(text, annotation) != member:
+            raise ConstraintError(f"the output field {name!r}: DSPy does not read {text!r} back as {member!r}")
+    return "|".join(map(re.escape, members))
+
+
+@lru_cache(maxsize=1024)
+def _bounded(schema: str) -> str:
+    """The schema, its recursion cut where it would need a stack: what is cut off can then be completed."""
+    if _automaton("json_schema", schema) is not None:
+        return schema
+    for depth in _DEPTHS:
+        cut = json.dumps({**json.loads(schema), "x-lmc": {"depth": depth}}, ensure_ascii=False)
+        try:
+            if _automaton("json_schema", cut) is not None:
+                return cut
+        except ConstraintError:
+            continue  # too large at this depth
+    return schema
+
+
+@lru_cache(maxsize=256)
+def _automaton(kind: str, source: str) -> Any:
+    return automaton_of(kind, source)

@@ -1,0 +1,41 @@
+"""`lmc.dspy.LM`: a dspy.LM whose engine is a backend in this process."""
+
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+# (DSPy has an environment of its own: litellm, which it needs, pins old packages)
+from __future__ import annotations
+
+from typing import Any
+
+import dspy
+
+from lmc.backend.base import Backend
+from lmc.integrations.dspy.engine import AsyncEngine, Engine, several
+
+
+class LM(dspy.LM):
+    """A language model for DSPy over any backend of lmc; without one, over lmc's default backend.
+
+    Takes what `dspy.LM` takes (`temperature`, `max_tokens`, `cache`, `callbacks`, `num_retries`, …). `n` answers are one group in the
+    backend. Saved programs do not hold the backend: what is loaded runs on lmc's default one.
+    """
+
+    def __init__(self, backend: Backend | None = None, *, model: str | None = None, **options: Any) -> None:
+        if "engine" not in options:
+            options |= {"engine": Engine(backend), "async_engine": AsyncEngine(backend)}
+        super().__init__(model or _name(options["engine"]), **options)
+
+    def __call__(self, prompt: Any = None, **kwargs: Any) -> Any:
+        with several(self._answers(kwargs)):
+            return super().__call__(prompt, **kwargs)
+
+    async def acall(self, prompt: Any = None, **kwargs: Any) -> Any:
+        with several(self._answers(kwargs)):
+            return await super().acall(prompt, **kwargs)
+
+    def _answers(self, kwargs: dict[str, Any]) -> int:
+        n = kwargs.get("n") or self.kwargs.get("n") or 1
+        return n if isinstance(n, int) else 1  # what is none, DSPy refuses
+
+
+def _name(engine: Engine) -> str:
+    return f"lmc/{engine.backend.capabilities.name}"

@@ -1,0 +1,131 @@
+"""Two `lmc serve` workers with the small model behind a cache-aware router, one of them killed in the middle of a batch."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+import lmc
+
+pytestmark = [pytest.mark.api, pytest.mark.model]
+pytest.importorskip("vllm_router")
+
+ROOT = Path(__file__).parent.parent.parent
+ITEMS = 24
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@contextmanager
+def process(*command: str):
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT,
+                               env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})  # fmt: skip
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait(20)
+
+
+def wait_for(url: str, of: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert of.poll() is None, f"{url}: the process ended with {of.returncode}"
+        try:
+            if httpx.get(url, timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.2)
+    raise AssertionError(f"{url} does not answer")
+
+
+def count(url: str, name: str) -> float:
+    """A counter of a worker, summed over its labels."""
+    text = httpx.get(f"{url}/metrics", timeout=20).text
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(name + r"[ {]", line))
+
+
+@pytest.fixture
+def cluster():
+    """Two workers and a router; their URLs and processes."""
+    with ExitStack() as stack:
+        ports = [free_port(), free_port(), free_port()]
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        workers = [
+            stack.enter_context(process(sys.executable, "-m", "lmc", "serve", "--backend", "smollm2", "--port", str(port)))
+            for port in ports[:2]
+        ]
+        for url, worker in zip(urls, workers, strict=False):
+            wait_for(f"{url}/health", worker)
+        router = Path(sys.executable).with_name("vllm-router")
+        command = [str(router) if router.exists() else str(shutil.which("vllm-router"))]
+        command += ["--host", "127.0.0.1", "--port", str(ports[2]), "--worker-urls", *urls[:2], "--policy", "cache_aware"]
+        command += ["--balance-abs-threshold", "2", "--balance-rel-threshold", "1.1", "--prometheus-port", str(free_port())]
+        front = stack.enter_context(process(*command))
+        wait_for(f"{urls[2]}/health", front)
+        wait_for(f"{urls[2]}/v1/models", front)
+        yield urls, workers
+
+
+@lmc.function
+def label(s, item: int):
+    s += f"Items and their colours, one a line.\nitem 0: red\nitem {item}:"
+    s += lmc.gen("colour", regex=rf" item {item} is (red|green|blue), (light|dark)( and (warm|cold)){{8}}\.", max_tokens=80)
+    return s["colour"]
+
+
+def test_a_worker_that_is_killed_loses_nothing_and_doubles_nothing(cluster):
+    urls, workers = cluster
+    backend = lmc.OpenAI("smollm2", is_chat_model=False, chat_template="chatml", base_url=f"{urls[2]}/v1", api_key="none", server="vllm")
+    answers: dict[int, list[str]] = collections.defaultdict(list)
+    killed = False
+    try:
+        program = lmc.compile(label, backend=backend)
+        for index, state in program.as_completed([{"item": i} for i in range(1, ITEMS + 1)], temperature=0, errors="return"):
+            assert state.error() is None, state.error()
+            answers[index].append(state.ret_value)
+            if not killed and len(answers) >= 3:
+                busy = max((0, 1), key=lambda i: count(urls[i], "lmc_requests_in_flight"))
+                assert count(urls[busy], "lmc_requests_in_flight") > 1, "it is at work"
+                workers[busy].kill()
+                killed = True
+    finally:
+        backend.close()
+    assert killed
+    assert sorted(answers) == list(range(ITEMS))
+    assert all(len(found) == 1 for found in answers.values()), "each item has one answer"
+    for index, (text,) in answers.items():
+        assert text.startswith(f" item {index + 1} is "), "and it is its own"
+
+
+def test_without_a_failure_every_request_is_computed_once(cluster):
+    urls, _ = cluster
+
+    async def work():
+        async with httpx.AsyncClient(base_url=urls[2], timeout=300) as client:
+            bodies = [{"model": "smollm2", "prompt": f"Item {i}:", "max_tokens": 8, "temperature": 0, "regex": "[a-z ]{4,8}"} for i in range(ITEMS)]
+            return await asyncio.gather(*[client.post("/v1/completions", json=body) for body in bodies])
+
+    found = asyncio.run(work())
+    assert [r.status_code for r in found] == [200] * ITEMS
+    assert all(re.fullmatch("[a-z ]{4,8}", r.json()["choices"][0]["text"]) for r in found), "the router keeps our parameters"
+    per_worker = [count(url, r'lmc_requests_total\{endpoint="completions",status="200"\}') for url in urls[:2]]
+    assert sum(per_worker) == ITEMS
+    assert min(per_worker) > 0, "both work"
