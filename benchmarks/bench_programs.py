@@ -3,6 +3,8 @@
     python -m benchmarks.bench_programs --backend mock                       # every workload, in seconds
     python -m benchmarks.bench_programs --backend smollm2 --scale 0.1 --n 4 --workloads judge,tree
     python -m benchmarks.bench_programs --workloads host --reps 7            # what the host costs per program
+    python -m benchmarks.bench_programs --backend sglang:http://127.0.0.1:30000 --modes interpreter,compiled
+    python -m benchmarks.bench_programs --workloads judge,tree --modes compiled,ablation    # each pass off, and opt=0
     python -m benchmarks.bench_programs --memory 10000                       # the peak memory of a compiled batch
 
 A speed counts only if the answers are right: the texts of both modes are compared in each repetition, and a
@@ -23,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from typing import Any
 import lmc
 from benchmarks.pass_workloads import for_passes
 from benchmarks.workloads import Size, Workload, figures, host_overhead, slow_tool
+from lmc.passes.manager import Target, pipeline_for
 
 MODES = ("interpreter", "compiled")
 
@@ -70,6 +73,8 @@ class Row:
     equal_texts: float | None = None  # share of items with the same text as the interpreter's
     speedup: float | None = None  # interpreter's median / this one's
     cpu_ratio: float | None = None  # this one's processor time / the interpreter's
+    limit_s: float | None = None  # what the reference machine allows, where this is it
+    goal_s: float | None = None
 
 
 # -- running -------------------------------------------------------------------------------------------------------
@@ -89,7 +94,37 @@ def threaded(workload: Workload, backend: Any) -> Callable[[list[Any]], list[Any
     return lambda items: workload.program.run_batch(items, backend=backend, temperature=0, num_threads=len(items))
 
 
+def ablated(workload: Workload, backend: Any, variant: str) -> Callable[[list[Any]], list[Any]]:
+    """Compiled at opt=0 (`opt0`), or without one pass (`without-NAME`)."""
+    program = lmc.compile(workload.program, backend=backend, opt=0 if variant == OPT0 else 1)
+    skipped = "" if variant == OPT0 else variant.removeprefix(WITHOUT)
+
+    def run(items: list[Any]) -> list[Any]:
+        lmc.config(skip_passes=skipped)  # also for what is traced while it runs
+        try:
+            return program.batch(items, temperature=0)
+        finally:
+            lmc.config(skip_passes="")
+
+    return run
+
+
+OPT0, WITHOUT = "opt0", "without-"
 RUNNERS = {"interpreter": interpreted, "threads": threaded, "compiled": compiled}
+ABLATIONS = (*dict.fromkeys(WITHOUT + p.name for p in pipeline_for(Target()) if p.name != "lower-chat"), OPT0)
+
+
+def runner(mode: str, workload: Workload, backend: Any) -> Callable[[list[Any]], list[Any]]:
+    return ablated(workload, backend, mode) if mode in ABLATIONS else RUNNERS[mode](workload, backend)
+
+
+def modes_of(names: str) -> list[str]:
+    """Modes by name; `ablation` stands for all that leave something out."""
+    modes = [mode for name in names.split(",") for mode in (ABLATIONS if name == "ablation" else (name,))]
+    modes = list(dict.fromkeys(modes))
+    if unknown := [mode for mode in modes if mode not in RUNNERS and mode not in ABLATIONS]:
+        raise SystemExit(f"unknown mode {unknown[0]!r}; there are {', '.join([*RUNNERS, 'ablation', *ABLATIONS])}")
+    return modes
 
 
 def measure(run: Callable[[list[Any]], list[Any]], items: list[Any], backend: Any) -> Run:
@@ -106,7 +141,7 @@ def measure(run: Callable[[list[Any]], list[Any]], items: list[Any], backend: An
 
 def bench(workload: Workload, backend: Any, modes: Sequence[str], n: int, reps: int, seed: int) -> list[Row]:
     """Each mode on the same fresh items in every repetition; the first, untimed one warms up (and traces)."""
-    runners = {mode: RUNNERS[mode](workload, backend) for mode in modes}
+    runners = {mode: runner(mode, workload, backend) for mode in modes}
     runs: dict[str, list[Run]] = {mode: [] for mode in modes}
     for mode in modes:
         measure(runners[mode], workload.items(min(n, 2), seed - 1), backend)
@@ -138,8 +173,19 @@ def _row(workload: Workload, mode: str, n: int, runs: dict[str, list[Run]]) -> R
 # -- backends and workloads by name --------------------------------------------------------------------------------
 
 
+SERVERS: dict[str, Callable[[str], Any]] = {
+    "sglang": lambda url: lmc.SGLang(url),
+    "vllm": lambda url: lmc.VLLM(url),
+    "openai": lambda at: lmc.OpenAI(at.partition("@")[0], base_url=at.partition("@")[2] or None),
+}
+
+
 def open_backend(name: str, **options: Any) -> Any:
-    """`mock` (answers at once, tokens are bytes), `smollm2`, or a model's path."""
+    """`mock` (answers at once, tokens are bytes), `smollm2`, a model's path, or a server: `sglang:URL`, `vllm:URL`,
+    `openai:MODEL@URL`."""
+    kind, _, at = name.partition(":")
+    if at and kind in SERVERS:
+        return SERVERS[kind](at)
     return lmc.Mock() if name == "mock" else lmc.Engine(name, **options)
 
 
@@ -153,6 +199,19 @@ def choose(names: str, size: Size) -> list[Workload]:
     if unknown:
         raise SystemExit(f"unknown workload {unknown[0]!r}; there are {', '.join([*groups, *every])}")
     return [every[name] for name in wanted]
+
+
+FIGURES = {
+    "few-shot": (0.8, 1.1), "choice": (0.45, 0.9), "react": (1.8, 2.6), "agents": (1.6, 1.75), "tree": (1.0, 1.6),
+    "skeleton": (1.6, 2.2), "judge": (2.3, 2.9), "json": (1.25, 1.7), "chat-short": (1.7, 1.95), "chat-long": (5.7, 7.0),
+}  # fmt: skip
+"""Seconds on one H200 with the 8B shape, all items at full length: what its bandwidth and arithmetic allow, and the goal."""
+
+
+def beside_figures(row: Row) -> Row:
+    """With the limit and the goal of its workload."""
+    limit, goal = FIGURES[row.workload]
+    return replace(row, limit_s=limit, goal_s=goal)
 
 
 # -- printing ------------------------------------------------------------------------------------------------------
@@ -176,12 +235,17 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("equal", lambda r: "" if r.equal_texts is None else f"{r.equal_texts:.0%}"),
     ("speedup", lambda r: "" if r.speedup is None else f"{r.speedup:.2f}x"),
     ("cpu ratio", lambda r: "" if r.cpu_ratio is None else f"{r.cpu_ratio:.2f}"),
+    ("limit s", lambda r: "" if r.limit_s is None else f"{r.limit_s:.2f}"),
+    ("x limit", lambda r: "" if r.limit_s is None else f"{r.median_s / r.limit_s:.2f}"),
+    ("goal s", lambda r: "" if r.goal_s is None else f"{r.goal_s:.2f}"),
 )
 
 
 def table(rows: Sequence[Row]) -> str:
-    cells = [[title for title, _ in COLUMNS], *([show(row) for _, show in COLUMNS] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
+    lines = [[title for title, _ in COLUMNS], *([show(row) for _, show in COLUMNS] for row in rows)]
+    used = [i for i in range(len(COLUMNS)) if any(line[i] for line in lines[1:])]
+    cells = [[line[i] for i in used] for line in lines]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(used))]
     return "\n".join("  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths))).rstrip()
                      for line in cells)
 
@@ -215,11 +279,12 @@ def memory(n: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", default="mock", help="mock, smollm2, or a model's path")
+    parser.add_argument("--backend", default="mock", help="mock, smollm2, a model's path, or a server: sglang:URL, vllm:URL, openai:MODEL@URL")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")
     parser.add_argument("--workloads", default="all", help="all, host, or names separated by commas")
-    parser.add_argument("--modes", default=",".join(MODES), help="of interpreter, threads (the interpreter with a thread for each program), compiled")
+    parser.add_argument("--modes", default=",".join(MODES), help="of interpreter, threads (the interpreter with a thread for each program), compiled, opt0, without-PASS, ablation (each pass off, and opt0)")
+    parser.add_argument("--reference", action="store_true", help="this is the reference machine and model: print limits and goals beside")
     parser.add_argument("--n", type=int, help="items per workload (default: its own)")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths of prompts and answers")
     parser.add_argument("--reps", type=int, default=5, help="timed repetitions")
@@ -231,9 +296,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.memory is not None:
         print(memory(options.memory))
         return 0
-    modes = options.modes.split(",")
-    if unknown := set(modes) - set(RUNNERS):
-        parser.error(f"unknown mode {unknown.pop()!r}; there are {', '.join(RUNNERS)}")
+    modes = modes_of(options.modes)
+    if options.reference and (options.scale != 1 or options.n):
+        parser.error("--reference is for all items at full length: leave out --scale and --n")
 
     backend = open_backend(options.backend, device=options.device, load_format=options.load_format)
     rows: list[Row] = []
@@ -243,6 +308,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows += bench(workload, backend, modes, options.n or workload.n, options.reps, options.seed)
     finally:
         backend.close()
+    if options.reference:
+        rows = [beside_figures(row) if row.workload in FIGURES else row for row in rows]
     info = {**where(), "backend": options.backend, "scale": str(options.scale), "seed": str(options.seed)}
     print("  ".join(f"{k}: {v}" for k, v in info.items()))
     print(table(rows))

@@ -116,3 +116,27 @@ def test_pins_keep_a_prefix_that_is_used_again_late():
     with bench_programs.open_backend("smollm2", max_tokens=LATE_POOL) as engine:
         rows = {r.passes: r for r in bench_passes.bench(workload, "smollm2", engine, n=2, seed=0)}
     assert rows["without plan-prefix"].prefilled - rows["all passes"].prefilled >= 100
+
+
+def test_each_pass_can_be_left_out_and_texts_stay(capsys):
+    code = bench_programs.main(["--workloads", "judge", "--n", "2", "--scale", "0.02", "--reps", "1", "--modes", "interpreter,ablation"])
+    shown = capsys.readouterr().out
+    assert code == 0
+    assert all(mode in shown for mode in ("without-plan-prefix", "without-dce", "opt0"))
+
+
+def test_limits_are_shown_on_the_reference_machine_only(capsys):
+    (row,) = bench_programs.bench(bench_programs.choose("judge", SMALL)[0], lmc.Mock(), ["compiled"], 1, 1, 0)
+    assert "goal s" in bench_programs.table([bench_programs.beside_figures(row)])
+    assert "goal s" not in bench_programs.table([row])
+    with pytest.raises(SystemExit):
+        bench_programs.main(["--reference", "--scale", "0.1"])
+
+
+def test_a_server_is_a_backend_by_its_url(monkeypatch):
+    opened = []
+    monkeypatch.setattr(lmc, "SGLang", lambda url: opened.append(url))
+    monkeypatch.setattr(lmc, "OpenAI", lambda model, base_url: opened.append((model, base_url)))
+    bench_programs.open_backend("sglang:http://127.0.0.1:30000")
+    bench_programs.open_backend("openai:m/x@http://127.0.0.1:1/v1")
+    assert opened == ["http://127.0.0.1:30000", ("m/x", "http://127.0.0.1:1/v1")]
