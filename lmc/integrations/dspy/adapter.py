@@ -1,7 +1,5 @@
 """`lmc.dspy.Adapter`: DSPy's chat format as a template whose holes are constrained, so that every answer parses."""
 
-# pyright: reportMissingImports=false, reportMissingModuleSource=false
-# (DSPy has an environment of its own: litellm, which it needs, pins old packages)
 from __future__ import annotations
 
 from dataclasses import replace

@@ -3,8 +3,6 @@
 DSPy asks for `n` answers one after the other; inside of `several(n)` the first asks the backend for all of them at once.
 """
 
-# pyright: reportMissingImports=false, reportMissingModuleSource=false
-# (DSPy has an environment of its own: litellm, which it needs, pins old packages)
 from __future__ import annotations
 
 import asyncio
@@ -14,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from dspy import lm15
 
@@ -157,7 +155,7 @@ class _Run:
             self._handle.cancel()
 
     @property
-    def finish_reason(self) -> str:
+    def finish_reason(self) -> Literal["stop", "length"]:
         return "length" if self.cut else "stop"
 
     @property
@@ -187,7 +185,7 @@ class _Run:
         found: list[Any] = []
         for output in self.outputs:
             meta = output.metas[0]
-            tops = meta.get("output_top_logprobs") or [()] * len(meta["output_token_logprobs"])
+            tops: list[Any] = meta.get("output_top_logprobs") or [[] for _ in meta["output_token_logprobs"]]
             for (logprob, token, text), top in zip(meta["output_token_logprobs"], tops, strict=True):
                 others = tuple(lm15.TopLogprob(t, lp, token_id=i) for lp, i, t in top)
                 found.append(lm15.TokenLogprob(text, logprob, token_id=token, top=others))

@@ -11,8 +11,6 @@ An answer is a template with a hole for each field; the headers between them are
     [[ ## completed ## ]]
 """
 
-# pyright: reportMissingImports=false, reportMissingModuleSource=false
-# (DSPy has an environment of its own: litellm, which it needs, pins old packages)
 from __future__ import annotations
 
 import enum

@@ -1,7 +1,5 @@
 """`lmc.dspy.LM`: a dspy.LM whose engine is a backend in this process."""
 
-# pyright: reportMissingImports=false, reportMissingModuleSource=false
-# (DSPy has an environment of its own: litellm, which it needs, pins old packages)
 from __future__ import annotations
 
 from typing import Any
