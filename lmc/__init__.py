@@ -55,6 +55,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.backend.api.openai": (
         "OpenAI",
     ),
+    "lmc.backend.api.anthropic": (
+        "Anthropic",
+    ),
+    "lmc.backend.api.litellm": (
+        "LiteLLM",
+    ),
     "lmc.backend.api.sglang": (
         "SGLang",
     ),
@@ -78,7 +84,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 _ALIASES = {"ProgramState": "State", "RuntimeEndpoint": "SGLang"}
-_LATER = ("Anthropic", "LiteLLM", "VertexAI")
+_LATER = ("VertexAI",)
 
 __all__ = [*_HOME, *_ALIASES, "config", "flush_cache", "get_server_info"]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -181,6 +187,8 @@ config.set_default_factory(_small_model)
 config.set_compiler(_compiled)
 
 if TYPE_CHECKING:  # the same table for type checkers and editors
+    from lmc.backend.api.anthropic import Anthropic as Anthropic
+    from lmc.backend.api.litellm import LiteLLM as LiteLLM
     from lmc.backend.api.openai import OpenAI as OpenAI
     from lmc.backend.api.sglang import SGLang as RuntimeEndpoint
     from lmc.backend.api.sglang import SGLang as SGLang

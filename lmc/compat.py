@@ -11,8 +11,6 @@ from lmc.errors import UnsupportedOpError
 # -- backends that are not there yet ---------------------------------------------------------------------------------
 
 LATER: Mapping[str, str] = {
-    "Anthropic": "a client of Anthropic's API",
-    "LiteLLM": "a client of LiteLLM",
     "VertexAI": "a client of Vertex AI",
 }
 

@@ -45,11 +45,16 @@ class OpenAIModel:
                 return _refusal(400, f"Unsupported parameter: '{key}' is not supported with this model.", key, "unsupported_parameter")
             if key not in known | self.extra:
                 return _refusal(400, f"Unrecognized request argument supplied: {key}")
+        if self.name == "*":
+            return handle(body)
         if body.get("model") != self.name:
             return _refusal(404, f"The model '{body.get('model')}' does not exist", "model", "model_not_found")
         if len(body.get("stop") or ()) > 4:
             return _refusal(400, "'stop' takes at most 4", "stop")
         return handle(body)
+
+    def _named(self, body: Body) -> str:
+        return str(body["model"]) if self.name == "*" else self.name
 
     # the two forms of asking
 
@@ -70,7 +75,7 @@ class OpenAIModel:
             {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": _finish(output, i), "logprobs": logprobs(i)}
             for i, text in enumerate(output.texts)
         ]
-        whole = {"id": "chat-1", "object": "chat.completion", "created": 1, "model": self.name, "choices": choices, "usage": _usage(prompt, output.texts)}
+        whole = {"id": "chat-1", "object": "chat.completion", "created": 1, "model": self._named(body), "choices": choices, "usage": _usage(prompt, output.texts)}
         if not body.get("stream"):
             return Answer(whole)
         return Answer({}, events=self._events(body, whole, lambda text: {"delta": {"content": text}}))
@@ -95,7 +100,7 @@ class OpenAIModel:
                 listed = {"tokens": list(text), "token_logprobs": row, "top_logprobs": None, "text_offset": list(range(len(text)))}
                 choices.append({"index": len(choices), "text": text, "finish_reason": end, "logprobs": listed if body.get("logprobs") is not None else None})
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion, "total_tokens": prompt_tokens + completion}
-        whole = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": self.name, "choices": choices, "usage": usage}
+        whole = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": self._named(body), "choices": choices, "usage": usage}
         if not body.get("stream"):
             return Answer(whole)
         return Answer({}, events=self._events(body, whole, lambda text: {"text": text}))
@@ -133,7 +138,7 @@ class OpenAIModel:
             probabilities = [{"value": v, "probability": 0.9 if v == chosen else 0.1 / max(1, len(values) - 1)} for v in values]
             answers.append({"type": "choice", "name": question.get("name"), "choice": chosen, "confidence": 0.9, "probabilities": probabilities})
         usage = {"input_tokens": len(prompt.encode()), "output_tokens": 1, "total_tokens": len(prompt.encode()) + 1}
-        return Answer({"model": self.name, "answers": answers, "usage": usage})
+        return Answer({"model": self._named(body), "answers": answers, "usage": usage})
 
 
 def _constraint(body: Body) -> Constraint | None:

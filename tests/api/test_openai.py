@@ -195,6 +195,12 @@ def test_parameters_that_can_be_done_without(openai, refused):
     assert sum(refused in s.body for s in server.seen) == 1
 
 
+def test_what_many_requests_learn_at_once(openai):
+    backend, _ = openai(says("ab; cd"), stand_in={"refuses": ("stop", "seed")})
+    states = lmc.compile(ask).batch([{"q": str(i), "stop": ";"} for i in range(8)], backend=backend)
+    assert [s["a"] for s in states] == ["ab"] * 8
+
+
 def test_a_parameter_that_changes_the_answer_is_not_dropped(openai):
     backend, server = openai(says("x"), stand_in={"refuses": ("temperature",)})
     with pytest.raises(lmc.BackendError, match=r"test_openai.py:\d+: OpenAI\(m\): gen 'a' failed: HTTP 400: .*temperature"):

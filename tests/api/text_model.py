@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -61,9 +62,12 @@ class TextModel:
     def _constrained(self, prompt: str, ask: Gen, seed: int) -> str:
         assert ask.constraint is not None
         seed = seed if ask.params.temperature > 0 else 0
-        digest = blake2b(f"{seed}\0{prompt}\0{ask.constraint.source}".encode("utf-8", "surrogatepass"), digest_size=32).digest()
         schema = json.loads(ask.constraint.source) if ask.constraint.kind == "json_schema" else None
+        meant = ask.constraint.source if schema is None else json.dumps(schema, sort_keys=True)  # servers write it anew
+        digest = blake2b(f"{seed}\0{prompt}\0{meant}".encode("utf-8", "surrogatepass"), digest_size=32).digest()
         choices = schema.get("properties", {}).get("choice", {}).get("enum") if isinstance(schema, dict) else None
+        if re.fullmatch(r"\([a-z ]+(\|[a-z ]+)+\)", ask.constraint.source):  # a select in the words of a server that has regexes
+            return self.answer(prompt, Select(tuple(ask.constraint.source[1:-1].split("|"))))
         if choices:  # a select in the words of a server that has only schemas
             return json.dumps({"choice": self.answer(prompt, Select(tuple(choices)))}, ensure_ascii=False)
         return member_of(ask.constraint.kind, ask.constraint.source, digest)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lmc.backend.api.bodies import choice_in, cost_of
 from lmc.backend.api.client import Client, Fault, Ledger, Patience, Spending, Tally, Wire
 from lmc.backend.api.loop import Loop
 from lmc.backend.api.messages import outside
@@ -37,7 +38,7 @@ from lmc.backend.base import (
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import BackendError, CancelledError, ConstraintError, LmcError, ParameterError, UnsupportedOpError
-from lmc.prompt import Constraint, Gen, Given, Image, Mark, Part, Segment, Select, Text
+from lmc.prompt import Constraint, Gen, Given, Image, Mark, Part, SamplingParams, Segment, Select, Text
 
 Feed = Callable[[str], None]
 
@@ -466,6 +467,26 @@ class ApiBackend(ABC):
         if sample.top is not None:
             found["output_top_logprobs"] = [[list(token) for token in tokens] for tokens in sample.top]
         return found
+
+    async def choose_by_answer(self, place: Place, ask: Select, tally: Tally) -> Output:
+        """By an answer that can be nothing else than a choice: the server's constraint, or verified here."""
+        longest = max(len(choice.encode()) for choice in ask.choices)
+        params = SamplingParams(max_new_tokens=longest + 16, temperature=ask.temperature)
+        constraint = self.choice_constraint(ask.choices)
+        wanted = Gen(params, constraint, ask.seed, ask.name, ask.loc)
+        exact = constraint is not None and self.enforces(constraint)
+        reply = Reply(())
+        for attempt in range(1 if exact else self.attempts):
+            reply = await self.generate(place, replace(wanted, seed=ask.seed + attempt), None, None, tally)
+            chosen = choice_in(reply.samples[0].text, ask.choices)
+            if chosen is not None:
+                how = {"by": "constrained" if exact else "verified", "attempts": attempt + 1}
+                return Output((chosen,), ({"choice": how, "id": reply.id, "model": reply.model, **reply.meta, **cost_of(tally)},), tally.usage)
+        raise ConstraintError(f"{self.name}: none of {self.attempts} answers is one of the choices; the last is {reply.samples[0].text[:80]!r}", loc=ask.loc)
+
+    def choice_constraint(self, choices: Sequence[str]) -> Constraint | None:
+        """What makes an answer one of the choices; None: nothing does, and it is verified."""
+        return None
 
     @property
     def client(self) -> Client:

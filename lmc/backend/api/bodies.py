@@ -8,6 +8,7 @@ from typing import Any
 
 from lmc.backend.api.client import Body, Fault, Malformed, Tally
 from lmc.backend.base import Usage
+from lmc.prompt import Constraint
 
 
 def usage_of(body: Body) -> Usage | None:
@@ -89,6 +90,13 @@ def choice_in(text: str, choices: Sequence[str]) -> str | None:
             return found
     begun = [c for c in choices if c.strip() and text.lstrip().startswith(c.strip()) and not text.lstrip()[len(c.strip()) :][:1].isalnum()]
     return max(begun, key=len) if begun else None
+
+
+def choice_schema(choices: Sequence[str]) -> Constraint:
+    """An answer that is one of the choices, for servers that have only schemas."""
+    properties = {"choice": {"type": "string", "enum": list(dict.fromkeys(choices))}}
+    schema = {"type": "object", "properties": properties, "required": ["choice"], "additionalProperties": False}
+    return Constraint("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
 def response_format(schema: Any, strict: bool) -> Body:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from lmc.backend.api import verify
 from lmc.backend.api.backend import ApiBackend, Feed, Reply, Sample
 from lmc.backend.api.bodies import (
-    choice_in,
+    choice_schema,
     choices_of,
     cost_of,
     finish_of,
@@ -32,7 +32,7 @@ from lmc.backend.base import Beyond, Capabilities, Output, Prices
 from lmc.backend.engine.choices import decide
 from lmc.chat import ChatTemplate
 from lmc.config import log
-from lmc.errors import ConstraintError, ParameterError, UnsupportedOpError
+from lmc.errors import ParameterError, UnsupportedOpError
 from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select
 
 # -- what servers take beyond OpenAI's own -----------------------------------------------------------------------------
@@ -162,12 +162,13 @@ class Completions(ApiBackend):
         if ask.params.max_new_tokens == 0 and beyond is None:
             return Reply((Sample("", {"type": "length", "length": 0}),) * ask.params.n)
         while True:
+            known = frozenset(self._cannot)  # others may learn while this is on its way
             try:
                 if ask.params.n > 1 and "n" in self._cannot:
                     return await self._one_by_one(place, ask, tally)
                 return await self._asked(place, ask, beyond, feed, tally)
             except Fault as fault:
-                self._learn(fault)
+                self._learn(fault, known)
 
     async def _one_by_one(self, place: Place, ask: Gen, tally: Tally) -> Reply:
         """n answers of a server that gives one at a time."""
@@ -297,13 +298,14 @@ class Completions(ApiBackend):
         if came != wanted and not came.startswith(f"{wanted}-") and came.rsplit("/")[-1] != wanted.rsplit("/")[-1]:
             raise Malformed(f"the answer is of the model {came!r}, not of {wanted!r}; if that is right, say served_as={came!r}")
 
-    def _learn(self, fault: Fault) -> None:
+    def _learn(self, fault: Fault, known: frozenset[str]) -> None:
         """A parameter that the model does not take and that can be done without is left out from now on; else raises."""
         name = next((key for key in _OPTIONAL if names(fault, key)), None)
-        if fault.status not in (400, 422) or name is None or name in self._cannot:
+        if fault.status not in (400, 422) or name is None or name in known:
             raise fault
-        self._cannot.add(name)
-        log("backend", f"{self.name} does not take {name}: {fault.message}")
+        if name not in self._cannot:
+            self._cannot.add(name)
+            log("backend", f"{self.name} does not take {name}: {fault.message}")
 
     # -- select
 
@@ -318,7 +320,7 @@ class Completions(ApiBackend):
                     raise
                 log("backend", f"{self.name} does not score text: {fault.message}")
                 self._cannot.add("echo")
-        return await self._constrained_choice(place, ask, tally)
+        return await self.choose_by_answer(place, ask, tally)
 
     async def _scored(self, place: Place, ask: Select, tally: Tally) -> Output:
         """By the log-probabilities of the choices' tokens: all in one request."""
@@ -362,30 +364,10 @@ class Completions(ApiBackend):
         meta = {"choice": {"by": "decisions", "probabilities": {p["value"]: p["probability"] for p in probabilities}}, **cost_of(tally)}
         return Output((chosen,), (meta,), tally.usage)
 
-    async def _constrained_choice(self, place: Place, ask: Select, tally: Tally) -> Output:
-        """By an answer that can be nothing else than a choice: the server's constraint, or verified here."""
-        longest = max(len(choice.encode()) for choice in ask.choices)
-        params = SamplingParams(max_new_tokens=longest + 16, temperature=ask.temperature)
-        constraint = self._choice_constraint(ask.choices)
-        wanted = Gen(params, constraint, ask.seed, ask.name, ask.loc)
-        exact = constraint is not None and self.enforces(constraint)
-        reply = Reply(())
-        for attempt in range(1 if exact else self.attempts):
-            reply = await self.generate(place, replace(wanted, seed=ask.seed + attempt), None, None, tally)
-            chosen = choice_in(reply.samples[0].text, ask.choices)
-            if chosen is not None:
-                how = {"by": "constrained" if exact else "verified", "attempts": attempt + 1}
-                return Output((chosen,), ({"choice": how, "id": reply.id, "model": reply.model, **reply.meta, **cost_of(tally)},), tally.usage)
-        raise ConstraintError(f"{self.name}: none of {self.attempts} answers is one of the choices; the last is {reply.samples[0].text[:80]!r}", loc=ask.loc)
-
-    def _choice_constraint(self, choices: Sequence[str]) -> Constraint | None:
+    def choice_constraint(self, choices: Sequence[str]) -> Constraint | None:
         if "regex" in self.server.constraint:
             return Constraint("regex", "(" + "|".join(map(re.escape, choices)) + ")")
-        if self.chat:
-            properties = {"choice": {"type": "string", "enum": list(dict.fromkeys(choices))}}
-            schema = {"type": "object", "properties": properties, "required": ["choice"], "additionalProperties": False}
-            return Constraint("json_schema", json.dumps(schema, ensure_ascii=False))
-        return None
+        return choice_schema(choices) if self.chat else None
 
 
 _SHOWN = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}

@@ -57,6 +57,7 @@ class OpenAI(Completions):
         extra_body: Mapping[str, Any] | None = None,
         **client_options: Any,
     ) -> None:
+        base_url = base_url or (None if client is not None else os.environ.get("OPENAI_BASE_URL"))
         host = urlsplit(base_url).hostname if base_url else None
         patience = patience or Patience(retries=retries, timeout=timeout)
         make = _client_maker(client, is_azure, base_url, patience.timeout, client_options)
@@ -87,8 +88,8 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
         return lambda: client.with_options(max_retries=0)
     try:
         import openai
-    except ImportError:
-        raise missing("openai", "openai") from None
+    except ImportError as error:
+        raise missing("openai", "openai", error) from None
     kind = openai.AsyncAzureOpenAI if azure else openai.AsyncOpenAI
     given = {"max_retries": 0, "timeout": timeout, **options, **({"base_url": base_url} if base_url else {})}
     if base_url and urlsplit(base_url).hostname != "api.openai.com":

@@ -106,10 +106,11 @@ class SGLang(ApiBackend):
 
     async def generate(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
         while True:
+            known = frozenset(self._cannot)  # others may learn while this is on its way
             try:
                 return await self._asked(place, ask, beyond, feed, tally)
             except Fault as fault:
-                if fault.status not in (400, 422) or "sampling_seed" in self._cannot or "sampling_seed" not in fault.message:
+                if fault.status not in (400, 422) or "sampling_seed" in known or "sampling_seed" not in fault.message:
                     raise
                 self._cannot.add("sampling_seed")
                 log("backend", f"{self.name} takes no seeds: {fault.message}")

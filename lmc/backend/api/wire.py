@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from lmc.backend.api.client import Fault, Received, Request, retry_after
 from lmc.errors import ProgramError
 
 
-def missing(package: str, extra: str) -> ProgramError:
+def missing(package: str, extra: str, error: ImportError | None = None) -> ProgramError:
     """What a backend raises whose package is not installed."""
-    return ProgramError(f'lmc needs the package {package} for this backend: pip install "lmc[{extra}]"')
+    why = f" ({error})" if error is not None and error.name not in (None, package) else ""  # it is there, and lacks something itself
+    return ProgramError(f'lmc needs the package {package} for this backend{why}: pip install "lmc[{extra}]"')
 
 
 def http_errors() -> tuple[type[BaseException], ...]:
@@ -55,8 +56,8 @@ def refused(status: int, headers: Mapping[str, str], text: str | bytes) -> Fault
     )  # fmt: skip
 
 
-async def events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events, up to its `[DONE]`. Raises Fault if it ends before."""
+async def events(lines: AsyncIterator[str], last: Callable[[dict[str, Any]], bool] = lambda body: False) -> AsyncIterator[dict[str, Any]]:
+    """The JSON objects of a stream of server-sent events, up to its `[DONE]` or the `last` one. Raises Fault if it ends before."""
     async for line in lines:
         if not line.startswith("data:"):
             continue
@@ -67,6 +68,8 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
         if isinstance(body.get("error"), dict):
             raise refused(500, {}, data)
         yield body
+        if last(body):
+            return
     raise Fault("the stream ended before the answer did")
 
 

@@ -1,0 +1,272 @@
+"""Anthropic's API (messages), on the anthropic SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from lmc.backend.api import verify
+from lmc.backend.api.backend import ApiBackend, Feed, Reply, Sample
+from lmc.backend.api.bodies import choice_schema, names, strict
+from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, Tally
+from lmc.backend.api.messages import MESSAGES, conversation
+from lmc.backend.api.place import Place
+from lmc.backend.api.streams import Watch
+from lmc.backend.api.wire import events, http_errors, lowered, missing, parsed, refused
+from lmc.backend.base import Beyond, Capabilities, Output, Prices, Usage
+from lmc.config import log
+from lmc.errors import ParameterError, UnsupportedOpError
+from lmc.prompt import Constraint, Gen, SamplingParams, Select
+
+_TAKEN = frozenset({"max_new_tokens", "n", "stop", "stop_regex", "temperature", "top_p", "top_k"})
+
+
+class Anthropic(ApiBackend):
+    """A model behind Anthropic's API.
+
+    model    its name there; `api_key`, `base_url`, `default_headers`, … of the client, the environment's as the SDK reads it
+    client   an `anthropic.AsyncAnthropic` of your own in place of one made here
+    prices   for a million tokens: `lmc.Prices(prompt, completion, cached)`
+
+    An answer goes on with a message that the program has begun, where the model can (older ones do); for others that is refused. Closed JSON schemas are enforced by the API; other schemas and regexes are verified here (`attempts` times).
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        *,
+        client: Any = None,
+        prices: Prices | None = None,
+        concurrency: int = 64,
+        retries: int = 6,
+        timeout: float = 600.0,
+        patience: Patience | None = None,
+        speculate: bool = True,
+        attempts: int = 4,
+        extra_body: Mapping[str, Any] | None = None,
+        **client_options: Any,
+    ) -> None:
+        self.model, self._extra = model_name, dict(extra_body or {})
+        self._cannot: set[str] = set()
+        patience = patience or Patience(retries=retries, timeout=timeout)
+        make = _client_maker(client, patience.timeout, client_options)
+        super().__init__(
+            f"Anthropic({model_name})", lambda: AnthropicWire(make()), template=MESSAGES, concurrency=concurrency, patience=patience,
+            prices=prices, speculate=speculate, attempts=attempts,
+        )  # fmt: skip
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            self.name, verify.VERIFIABLE, select=True, images=True, n=True, streams=True, raw_text=False, lookahead=True, prices=self._prices
+        )
+
+    def check(self, ask: Gen | Select) -> None:
+        if isinstance(ask, Select):
+            return
+        for f in fields(SamplingParams):
+            value = getattr(ask.params, f.name)
+            if value != f.default and f.name not in _TAKEN:
+                raise UnsupportedOpError(f"gen({f.name}={value!r})", self.name, "leave it out", loc=ask.loc)
+        if ask.params.temperature > 1:
+            raise UnsupportedOpError(f"gen(temperature={ask.params.temperature:g})", self.name, "at most 1", loc=ask.loc)
+        if ask.constraint is not None and not self.enforces(ask.constraint):
+            verify.check(ask.constraint)
+
+    def enforces(self, constraint: Constraint) -> bool:
+        return constraint.kind == "json_schema" and strict(json.loads(constraint.source)) and "output_config" not in self._cannot
+
+    def choice_constraint(self, choices: Sequence[str]) -> Constraint | None:
+        return choice_schema(choices)
+
+    async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
+        return await self.choose_by_answer(place, ask, tally)
+
+    async def generate(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+        if ask.params.max_new_tokens == 0 and beyond is None:
+            return Reply((Sample("", {"type": "length", "length": 0}),) * ask.params.n)
+        while True:
+            known = frozenset(self._cannot)  # others may learn while this is on its way
+            try:
+                replies = await asyncio.gather(*[self._asked(place, ask, beyond, feed, tally) for _ in range(ask.params.n)])
+                return replace(replies[0], samples=tuple(reply.samples[0] for reply in replies))
+            except Fault as fault:
+                name = "prefill" if "prefill" in fault.message.lower() else "output_config" if names(fault, "output_config") or "output_config" in fault.message else None
+                if fault.status != 400 or name is None or name in known:
+                    raise
+                self._cannot.add(name)
+                log("backend", f"{self.name} does not take {name}: {fault.message}")
+
+    async def _asked(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+        found = conversation(place.pieces(), self.name)
+        system = "\n\n".join(_text(m["content"]) for m in found.closed if m["role"] == "system")
+        messages = [{**m, "content": _blocks(m["content"])} for m in found.closed if m["role"] != "system"]
+        begun, cut_off, expected = found.begun.rstrip(), "", ""
+        if begun and beyond is not None and "prefill" in self._cannot:
+            expected = found.begun
+        elif begun:
+            messages.append({"role": "assistant", "content": begun})
+            cut_off = found.begun[len(begun) :]  # the API takes no message that ends in white space: the model writes it again
+            if "prefill" in self._cannot:
+                raise UnsupportedOpError("an answer in the middle of a message", self.name, "begin the message with the gen", loc=ask.loc)
+        stops = self._stops(ask) if beyond is None else beyond.stop
+        sent = tuple(stop for stop in stops if stop.strip())  # others the API refuses; they are looked for here
+        body = self._body(ask, beyond, len(expected.encode()), sent) | {"messages": messages} | ({"system": system} if system else {})
+
+        def read(body: Body) -> Reply:
+            text, finish, extra = _answer(body)
+            text = text.removeprefix(cut_off) if cut_off else text
+            return Reply((Sample(text, finish, extra=extra),), str(body.get("id", "")), str(body.get("model", "")), expected, sent)
+
+        if feed is None or cut_off or sent != stops or ask.params.stop_regex:
+            return await self.client.call(lambda: Request("/v1/messages", body), _usage, read, tally)
+        streamed, watch = {**body, "stream": True}, Watch(feed)
+        return await self.client.stream(lambda: Request("/v1/messages", streamed), _usage, lambda: _Pieces(watch, read), tally)
+
+    def _body(self, ask: Gen, beyond: Beyond | None, prefix: int, stops: Sequence[str]) -> Body:
+        params, constraint = ask.params, ask.constraint
+        body: Body = {"model": self.model, "max_tokens": params.max_new_tokens + (0 if beyond is None else beyond.tokens + prefix), **self._extra}
+        for name, default in (("temperature", 1.0), ("top_p", 1.0), ("top_k", -1)):
+            if getattr(params, name) != default:
+                body[name] = getattr(params, name)
+        if stops:
+            body["stop_sequences"] = list(stops)
+        if constraint is not None and self.enforces(constraint):
+            body["output_config"] = {"format": {"type": "json_schema", "schema": json.loads(constraint.source)}}
+        return body
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _blocks(content: Any) -> Any:
+    """A message's content with images as this API has them."""
+    if isinstance(content, str):
+        return content
+    return [_image(part["image_url"]["url"]) if part["type"] == "image_url" else part for part in content]
+
+
+def _image(url: str) -> Body:
+    if not url.startswith("data:"):
+        return {"type": "image", "source": {"type": "url", "url": url}}
+    kind, _, data = url.removeprefix("data:").partition(";base64,")
+    return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
+
+
+def _usage(body: Body) -> Usage | None:
+    usage: Any = body.get("usage")
+    if not isinstance(usage, dict) or "input_tokens" not in usage:
+        return None
+    cached = int(usage.get("cache_read_input_tokens") or 0)
+    prompt = int(usage["input_tokens"]) + cached + int(usage.get("cache_creation_input_tokens") or 0)
+    return Usage(prompt, int(usage.get("output_tokens") or 0), cached, 0, 1, 0)
+
+
+def _answer(body: Body) -> tuple[str, Mapping[str, Any], Body]:
+    """Text, how it ended, and what else came. Raises Malformed."""
+    blocks: Any = body.get("content")
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise Malformed("the answer has no content")
+    text = "".join(str(block.get("text", "")) for block in blocks if block.get("type") == "text")
+    others = [block for block in blocks if block.get("type") != "text"]
+    reason = body.get("stop_reason")
+    if reason == "max_tokens":
+        finish: Mapping[str, Any] = {"type": "length"}
+    else:
+        finish = {"type": "stop" if reason in ("end_turn", "stop_sequence", None) else str(reason), "matched": body.get("stop_sequence")}
+    return text, finish, {"blocks": others} if others else {}
+
+
+class _Pieces:
+    """Puts the events of a stream together to the body that the same request would have brought at once."""
+
+    def __init__(self, watch: Watch, read: Any) -> None:
+        self._watch, self._read = watch, read
+        self._text, self._body = "", Body()
+
+    def add(self, body: Body) -> None:
+        kind = body.get("type")
+        if kind == "message_start":
+            self._body |= {k: body["message"].get(k) for k in ("id", "model")}
+        elif kind == "content_block_delta" and body["delta"].get("type") == "text_delta":
+            self._text += body["delta"]["text"]
+            self._watch.grown(self._text)
+        elif kind == "message_delta":
+            self._body |= body["delta"]
+
+    def result(self) -> Any:
+        return self._read({**self._body, "content": [{"type": "text", "text": self._text}]})
+
+
+# -- the SDK ---------------------------------------------------------------------------------------------------------
+
+
+def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> Any:
+    if client is not None:
+        return lambda: client.with_options(max_retries=0)
+    try:
+        import anthropic
+    except ImportError as error:
+        raise missing("anthropic", "anthropic", error) from None
+    given = {"max_retries": 0, "timeout": timeout, **options}
+    try:
+        anthropic.AsyncAnthropic(**given)
+    except (anthropic.AnthropicError, TypeError) as error:
+        raise ParameterError(f"Anthropic(…): {error}") from None
+    return lambda: anthropic.AsyncAnthropic(**given)
+
+
+class AnthropicWire:
+    """Requests by the SDK's client: its connections, headers and errors; bodies as they are sent and come."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def _arguments(self, request: Request) -> Body:
+        own = {k: request.body[k] for k in ("model", "messages", "max_tokens", "stream") if k in request.body}
+        return {**own, "extra_body": {k: v for k, v in request.body.items() if k not in own}, "extra_headers": dict(request.headers)}
+
+    async def post(self, request: Request) -> Received:
+        import anthropic
+
+        try:
+            raw = await self._client.messages.with_raw_response.create(**self._arguments(request))
+        except anthropic.APIError as error:
+            raise _fault(error) from None
+        except http_errors() as error:
+            raise Fault(f"{type(error).__name__}: {error}") from None
+        return Received(parsed(raw.http_response.content), lowered(raw.headers))
+
+    async def stream(self, request: Request) -> AsyncIterator[Received]:
+        import anthropic
+
+        begun: Body = {}
+        try:
+            async with self._client.messages.with_streaming_response.create(**self._arguments(request)) as response:
+                headers = lowered(response.headers)
+                async for body in events(response.iter_lines(), lambda body: body.get("type") == "message_stop"):
+                    if body.get("type") == "message_start":  # its usage is the prompt's; what the answer cost comes at the end
+                        begun = body["message"].pop("usage", {})
+                    elif body.get("type") == "message_delta":
+                        body["usage"] = {**begun, **body.get("usage", {})}
+                    yield Received(body, headers)
+        except anthropic.APIError as error:
+            raise _fault(error) from None
+        except http_errors() as error:
+            raise Fault(f"{type(error).__name__}: {error}") from None
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _fault(error: Any) -> Fault:
+    import anthropic
+
+    if isinstance(error, anthropic.APIStatusError):
+        return refused(error.status_code, lowered(error.response.headers), json.dumps(error.body) if error.body else error.message)
+    cause = error.__cause__
+    return Fault(f"{error.message}" + (f" ({type(cause).__name__}: {cause})" if cause is not None else ""))

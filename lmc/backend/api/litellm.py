@@ -1,0 +1,100 @@
+"""LiteLLM: whatever it can reach, by its own client, as OpenAI's chat API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, retry_after
+from lmc.backend.api.completions import Completions
+from lmc.backend.api.messages import MESSAGES
+from lmc.backend.api.wire import http_errors, lowered, missing
+from lmc.backend.base import Prices
+from lmc.errors import UnsupportedOpError
+
+
+class LiteLLM(Completions):
+    """A chat model by LiteLLM's name for it, such as "anthropic/claude-…" or "ollama/llama3".
+
+    api_key, base_url, …  are given to `litellm.acompletion` with every request; the environment's are LiteLLM's own business
+    prices                for a million tokens: `lmc.Prices(prompt, completion, cached)`
+
+    What a provider does not take is refused by LiteLLM (`drop_params` is never set), and what can be done without is left out then.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        chat_template: Any = None,
+        *,
+        prices: Prices | None = None,
+        concurrency: int = 64,
+        retries: int = 6,
+        timeout: float = 600.0,
+        patience: Patience | None = None,
+        speculate: bool = True,
+        attempts: int = 4,
+        extra_body: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if chat_template is not None:
+            raise UnsupportedOpError("LiteLLM(chat_template=…)", "LiteLLM", "it takes messages; leave it out")
+        try:
+            import litellm
+        except ImportError as error:
+            raise missing("litellm", "litellm", error) from None
+        patience = patience or Patience(retries=retries, timeout=timeout)
+        fixed = {"timeout": patience.timeout, **options, "num_retries": 0, "max_retries": 0}
+        super().__init__(
+            f"LiteLLM({model_name})", model_name, lambda: LiteLLMWire(litellm, fixed), chat=True, template=MESSAGES, server="compatible",
+            served_as="*", extra_body=extra_body, prices=prices, concurrency=concurrency, patience=patience, speculate=speculate,
+            attempts=attempts,
+        )  # fmt: skip
+
+
+class LiteLLMWire:
+    """Requests by `litellm.acompletion`."""
+
+    def __init__(self, litellm: Any, fixed: Mapping[str, Any]) -> None:
+        self._litellm, self._fixed = litellm, fixed
+
+    async def post(self, request: Request) -> Received:
+        return Received(_plain(await self._sent(request.body)))
+
+    async def stream(self, request: Request) -> AsyncIterator[Received]:
+        try:
+            async for chunk in await self._sent(request.body):
+                yield Received(_plain(chunk))
+        except Fault:
+            raise
+        except Exception as error:
+            raise _fault(error) from None
+
+    async def _sent(self, body: Body) -> Any:
+        try:
+            return await self._litellm.acompletion(**body, **self._fixed)
+        except Exception as error:  # LiteLLM's errors are of many kinds, and not all its own
+            raise _fault(error) from None
+
+    async def close(self) -> None:
+        close = getattr(self._litellm, "close_litellm_async_clients", None)
+        if close is not None:
+            await close()
+
+
+def _plain(answer: Any) -> Body:
+    body = answer if isinstance(answer, dict) else answer.model_dump()
+    if not isinstance(body, dict):
+        raise Malformed("the answer is no JSON object")
+    return body
+
+
+def _fault(error: Exception) -> Fault:
+    """What an error of LiteLLM's or of a client below it means."""
+    status = getattr(error, "status_code", None)
+    response = getattr(error, "response", None)
+    known = isinstance(status, int) and not isinstance(error, TimeoutError) and "Timeout" not in type(error).__name__ and "Connection" not in type(error).__name__
+    if not known and not isinstance(error, (OSError, *http_errors())) and status is None:
+        return Fault(f"{type(error).__name__}: {error}", status=400)  # a mistake in what was asked, not in the connection
+    after = retry_after(lowered(response.headers)) if response is not None else None
+    return Fault(f"{type(error).__name__}: {error}"[:500], status=status if known else None, retry_after=after, param=getattr(error, "param", None))

@@ -1,0 +1,218 @@
+"""lmc.Anthropic against a stand-in of its API, lmc.LiteLLM with a stand-in of its client; lmc.OpenAI against `lmc serve`."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections import Counter
+
+import pytest
+
+import lmc
+from tests.api import anthropic_server
+from tests.api.conftest import QUICK
+from tests.api.http import Planted, Server
+from tests.api.openai_server import OpenAIModel
+from tests.api.test_conformance import turns
+from tests.api.test_faults import planted
+from tests.api.test_speculation import FIELDS, VALUES, chat3, record, writer
+from tests.api.text_model import TextModel
+from tests.conformance.harness import differences, run
+
+pytestmark = pytest.mark.api
+
+pytest.importorskip("anthropic")
+
+
+@pytest.fixture
+def anthropic(opened):
+    def make(model: TextModel, *, stand_in=None, **options) -> tuple[lmc.Anthropic, Server]:
+        server = opened(anthropic_server.serve(model, **(stand_in or {})))
+        return opened(lmc.Anthropic("claude", api_key="k", base_url=server.url, **{"patience": QUICK, **options})), server
+
+    return make
+
+
+@pytest.fixture
+def litellm(opened, monkeypatch):
+    """The client's one function that is used, in front of the stand-in of OpenAI's API."""
+
+    class Refused(Exception):
+        def __init__(self, status, body):
+            super().__init__(body["error"]["message"])
+            self.status_code, self.param = status, body["error"].get("param")
+
+    def make(model: TextModel, *, fault=lambda n: None, **options):
+        stand_in = OpenAIModel(model, continues=False)
+        seen = []
+
+        async def acompletion(**body):
+            seen.append(body)
+            if (error := fault(len(seen))) is not None:
+                raise error
+            body = {k: v for k, v in body.items() if k not in ("timeout", "num_retries", "max_retries")}
+            answer = stand_in.handle("/v1/chat/completions", body)
+            if answer.status != 200:
+                raise Refused(answer.status, answer.body)
+            if answer.events is None:
+                return answer.body
+            return _each(answer.events)
+
+        async def _each(events):
+            for event in events:
+                yield event
+
+        module = types.ModuleType("litellm")
+        module.acompletion = acompletion  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "litellm", module)
+        return opened(lmc.LiteLLM("m", **{"patience": QUICK, **options})), seen
+
+    return make
+
+
+@pytest.mark.parametrize("which", ("anthropic", "litellm"))
+def test_it_gives_what_the_mock_gives(request, which):
+    model = TextModel()
+    backend, _ = request.getfixturevalue(which)(model)
+    for q in ("x", "cats", "the sea"):
+        expected = run(turns.run, {"q": q}, lambda: None, {"backend": model.mock(backend.chat_template), "temperature": 0})
+        for call in (turns.run, lmc.compile(turns)):
+            seen = run(call, {"q": q}, lambda: None, {"backend": backend, "temperature": 0})
+            seen.metas = expected.metas
+            assert seen == expected, differences(seen, expected)
+
+
+@pytest.mark.parametrize("which", ("anthropic", "litellm"))
+def test_streams(request, which):
+    @lmc.function
+    def program(s):
+        s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=40))
+
+    backend, _ = request.getfixturevalue(which)(TextModel(lambda prompt: "one two three four"))
+    state = program.run(backend=backend, stream=True, temperature=0)
+    pieces = list(state.text_iter("a"))
+    assert "".join(pieces) == "one two three four" and len(pieces) > 2
+    assert state.usage.completion_tokens == 18 and state.get_meta_info("a")["finish_reason"]["type"] == "stop"
+
+
+@pytest.mark.parametrize("which", ("anthropic", "litellm"))
+def test_a_turn_is_one_call(request, which):
+    backend, seen = request.getfixturevalue(which)(TextModel(writer(record())))
+    state = lmc.compile(chat3)(text="t", backend=backend, temperature=0)
+    assert [state[f] for f in FIELDS[:3]] == [f" {v}" for v in VALUES[:3]]
+    assert len(seen if isinstance(seen, list) else seen.seen) == 1
+
+
+def test_messages_of_anthropic(anthropic):
+    @lmc.function
+    def program(s):
+        s += lmc.system("Brief.") + lmc.user("Q") + lmc.assistant("A: " + lmc.gen("a", max_tokens=5, stop=["END", "\n"]))
+
+    backend, server = anthropic(TextModel(lambda prompt: " x\ny"))
+    assert program.run(backend=backend, temperature=0.5)["a"] == "x"
+    assert server.seen[0].body == {
+        "model": "claude", "system": "Brief.", "max_tokens": 5, "temperature": 0.5, "stop_sequences": ["END"],
+        "messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A:"}],
+    }  # fmt: skip
+
+
+def test_a_model_that_cannot_go_on_with_a_message(anthropic):
+    @lmc.function
+    def program(s):
+        s += lmc.user("Q") + lmc.assistant("A: " + lmc.gen("a", max_tokens=5))
+
+    backend, _ = anthropic(TextModel(lambda prompt: "x"), stand_in={"prefill": False})
+    with pytest.raises(lmc.UnsupportedOpError, match=r"test_others.py:\d+: .*an answer in the middle of a message: begin the message"):
+        program.run(backend=backend).text()
+    follower, server = anthropic(TextModel(writer(record())), stand_in={"prefill": False})
+    fast = lmc.compile(chat3)
+    states = fast.batch([{"text": str(i)} for i in range(3)], backend=follower, temperature=0)
+    assert [s["Born"] for s in states] == [" 1815"] * 3 and all(s.reported or s.body["messages"][-1]["role"] == "assistant" for s in server.seen)
+
+
+def test_faults_of_anthropic(anthropic):
+    @lmc.function
+    def program(s, q):
+        s += lmc.user(q) + lmc.assistant(lmc.gen("a", max_tokens=9))
+        s += lmc.user("and") + lmc.assistant(lmc.gen("b", max_tokens=9))
+        return s["b"]
+
+    model = TextModel()
+    backend, server = anthropic(model, stand_in={"plant": planted(0.2, kinds=("status", "reset", "truncate", "garbage"))}, concurrency=8)
+    items = [{"q": str(i)} for i in range(60)]
+    states = lmc.compile(program).batch(items, backend=backend, temperature=0)
+    assert [s.ret_value for s in states] == [s.ret_value for s in program.run_batch(items, backend=model.mock(backend.chat_template), temperature=0)]
+    reported = [s.reported for s in server.seen if s.reported]
+    assert backend.spent().usage.prompt_tokens == sum(r["input_tokens"] for r in reported)
+    faults = Counter(s.fault for s in server.seen)
+    assert backend.spent().unreported >= faults["reset"] + faults["truncate"] + faults["garbage"] > 0
+    broken, _ = anthropic(model, stand_in={"plant": lambda n, path, body: Planted("status", 529)})
+    with pytest.raises(lmc.BackendError, match=r"test_others.py:\d+: Anthropic\(claude\): gen 'a' failed after 9 attempts: HTTP 529"):
+        program.run(q="x", backend=broken).text()
+
+
+def test_what_cannot_be_asked_of_anthropic(anthropic):
+    backend, server = anthropic(TextModel())
+    for given in ({"return_logprob": True}, {"temperature": 1.5}, {"frequency_penalty": 0.5}):
+
+        @lmc.function
+        def program(s, given=given):
+            s += lmc.user("Q") + lmc.assistant(lmc.gen("a", **given))
+
+        with pytest.raises(lmc.UnsupportedOpError):
+            program.run(backend=backend)
+    assert server.seen == []
+
+
+def test_faults_of_litellm(litellm):
+    class Busy(Exception):
+        status_code = 429
+
+    faults = {1: Busy("slow down"), 2: ConnectionError("gone"), 4: ValueError("no such provider")}
+
+    @lmc.function
+    def program(s):
+        s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=5))
+
+    backend, seen = litellm(TextModel(), fault=faults.get)
+    assert program.run(backend=backend, temperature=0)["a"] and len(seen) == 3
+    assert backend.spent().unreported == 1 and backend.spent().retries == 2
+    with pytest.raises(lmc.BackendError, match=r"test_others.py:\d+: .*ValueError: no such provider"):
+        program.run(backend=backend).text()
+    assert len(seen) == 4
+
+
+def test_missing_packages_are_named(monkeypatch):
+    for package, make in (("anthropic", lmc.Anthropic), ("litellm", lmc.LiteLLM)):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(lmc.ProgramError, match=rf'needs the package {package}.*pip install "lmc\[{package}\]"'):
+            make("m")
+
+
+@pytest.mark.parametrize("chat", (True, False), ids=("chat", "text"))
+def test_lmc_serve_is_a_server_like_others(opened, chat):
+    """A program on a backend, and on the same backend behind `lmc serve`."""
+    pytest.importorskip("starlette")
+    from tests.serve.serving import on_a_port
+
+    @lmc.function
+    def text(s, q):  # without a select: the mock behind the server makes up its log-probabilities
+        s += lmc.user(q) + lmc.assistant("So: " + lmc.gen("a", max_tokens=20, stop="\n"))
+        for f in s.fork(2):
+            f += lmc.user("and?") + lmc.assistant(lmc.gen("b", regex="[0-9]{2}"))
+            s["b"] = f["b"]
+        s += lmc.user(s["b"]) + lmc.assistant(lmc.gen("c", n=2, max_tokens=9))
+
+    program = turns if chat else text
+    model = TextModel()
+    behind = opened(model.mock(lmc.get_chat_template("chatml")))
+    with on_a_port(behind) as url:
+        backend = opened(lmc.OpenAI("mock", chat, "chatml", base_url=f"{url}/v1", server="vllm", patience=QUICK))
+        for q in ("x", "cats"):
+            expected = run(program.run, {"q": q}, lambda: None, {"backend": behind, "temperature": 0})
+            for call in (program.run, lmc.compile(program)):
+                seen = run(call, {"q": q}, lambda: None, {"backend": backend, "temperature": 0})
+                if chat:
+                    seen.text = expected.text  # without the template's text
+                seen.metas = expected.metas
+                assert seen == expected, differences(seen, expected)
