@@ -72,6 +72,7 @@ class Asker:
         self.max_context, self.pool, self.limit = max_context, pool, min(max_context, pool)
         self.use_template(template)
         self.encoder = Encoder(words)
+        self._shown: dict[int, str] = {}  # texts of single tokens; no more than the vocabulary has
 
     def use_template(self, template: ChatTemplate) -> None:
         """What ends an assistant's message from now on."""
@@ -156,7 +157,9 @@ class Asker:
         return found
 
     def shown(self, token: int) -> str:
-        return self.words.decode([token], with_specials=True)
+        if token not in self._shown:
+            self._shown[token] = self.words.decode([token], with_specials=True)
+        return self._shown[token]
 
     # -- select ------------------------------------------------------------------------------------------------
 

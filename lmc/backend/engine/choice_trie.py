@@ -79,11 +79,12 @@ def trie(branches: Sequence[Branch]) -> Trie:
         shared = _common([tokens[node] for node in path], listed[i]) if branches[i].base == base else 0
         base = branches[i].base
         del path[shared:]
-        for token in listed[i][shared:]:
-            parents.append(path[-1] if path else TOP)
-            positions.append(base + len(path))
-            path.append(len(tokens))
-            tokens.append(token)
+        if own := listed[i][shared:]:
+            nodes = range(len(tokens), len(tokens) + len(own))
+            parents += (path[-1] if path else TOP, *nodes[:-1])
+            positions += range(base + shared, base + len(listed[i]))
+            path += nodes
+            tokens += own
         places[i] = tuple(path)
     inner = sorted(set(parents) - {TOP})
     row_of = {TOP: TOP, **{node: row for row, node in enumerate(inner)}}

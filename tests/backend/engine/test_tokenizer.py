@@ -9,6 +9,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RawTokenizer
 
+from lmc.backend.engine.encoding import Encoder
 from lmc.backend.engine.tokenizer import Tokenizer, from_file, from_gguf
 from lmc.errors import ModelLoadError, ProgramError
 from lmc.prompt import Mark, Special
@@ -227,6 +228,31 @@ def test_blocks_of_a_long_text_have_its_ids(tokens):
 @pytest.mark.model
 def test_blocks_of_a_long_text_have_its_ids_in_the_small_model(smollm):
     check_blocks(smollm, 20)
+
+
+def check_parts(tokens: Tokenizer, seeds: int) -> None:
+    """However a text is cut into parts, also within words and characters that belong together: its ids are its own."""
+    encoder = Encoder(tokens, capacity=5000)
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        text = long_text(rng, 250)
+        expected = quiet(tokens, [text])
+        for _ in range(4):
+            at = sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(8)))
+            parts = [text[a:b] for a, b in zip([0, *at], [*at, len(text)], strict=True)]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert encoder.encode(parts, at_start=True).tolist() == expected
+        assert encoder._held == sum(len(piece) for piece, _ in encoder._known) <= 5000
+
+
+def test_parts_of_a_text_have_its_ids(tokens):
+    check_parts(tokens, 12)
+
+
+@pytest.mark.model
+def test_parts_of_a_text_have_its_ids_in_the_small_model(smollm):
+    check_parts(smollm, 60)
 
 
 def test_a_vocabulary_that_may_merge_across_words_is_not_cut():
