@@ -64,3 +64,11 @@ def test_type_checkers_see_the_names_that_exist():
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         lmc.no_such_name  # noqa: B018
+
+
+def test_dspy_is_asked_for_where_it_is_missing(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("lmc.integrations.dspy")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "dspy", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lmc\[dspy\]'"):
+        _ = lmc.dspy

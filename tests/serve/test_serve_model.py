@@ -134,3 +134,31 @@ def test_a_client_that_leaves_frees_the_engine(engine):
         assert time.monotonic() - started < 60
 
     talk(engine, work)
+
+
+def test_a_required_call_fits_its_schema(engine):
+    from tests.serve.test_tools import HERMES_TEMPLATE
+
+    from lmc.backend.engine.chat_template import whole
+
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {
+            "type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["n"], "additionalProperties": False}}}
+        for name in ("wait", "walk")
+    ]  # fmt: skip
+
+    async def work(client, app):
+        for choice, names in (("required", {"wait", "walk"}), ({"type": "function", "function": {"name": "walk"}}, {"walk"})):
+            body = {"messages": FRANCE, "tools": tools, "tool_choice": choice, "temperature": 0, "max_tokens": 80}
+            answer = (await client.post("/v1/chat/completions", json=body)).json()
+            (call,) = answer["choices"][0]["message"]["tool_calls"]
+            assert call["function"]["name"] in names
+            assert 0 <= json.loads(call["function"]["arguments"])["n"] <= 99
+            assert answer["choices"][0]["finish_reason"] == "tool_calls"
+
+    own = engine.whole_template
+    engine.whole_template = whole(HERMES_TEMPLATE, engine.tokenizer, name="test")
+    try:
+        talk(engine, work)
+    finally:
+        engine.whole_template = own
