@@ -137,9 +137,8 @@ def test_a_client_that_leaves_frees_the_engine(engine):
 
 
 def test_a_required_call_fits_its_schema(engine):
-    from tests.serve.test_tools import HERMES_TEMPLATE
-
     from lmc.backend.engine.chat_template import whole
+    from tests.serve.test_tools import HERMES_TEMPLATE
 
     tools = [
         {"type": "function", "function": {"name": name, "parameters": {
