@@ -367,7 +367,8 @@ def check_supported(able: Capabilities, segments: Sequence[Segment]) -> None:
     """Refuses what a target's capabilities do not name, before the model is asked."""
     for seg in segments:
         if isinstance(seg, Image) and not able.images:
-            raise UnsupportedOpError("image input", able.name, "use a vision-language model", loc=seg.loc)
+            what = "image" if seg.num_frames is None else "video"
+            raise UnsupportedOpError(f"{what} input", able.name, "use a vision-language model", loc=seg.loc)
         if isinstance(seg, Select) and not able.select:
             raise UnsupportedOpError("select", able.name, loc=seg.loc)
         if isinstance(seg, Gen):

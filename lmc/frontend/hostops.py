@@ -18,6 +18,7 @@ import math
 import operator
 import re
 import string
+import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterable
@@ -410,6 +411,8 @@ _PURE: dict[Any, Known] = {
 
 def pure_function(fn: Any) -> Known | None:
     """What is known of a library function that only reads its arguments, or None."""
+    if isinstance(fn, types.FunctionType) and fn.__module__ == "statistics":  # by its name: importing it here would cost every program
+        return Known(fresh=fn.__name__ in ("multimode", "quantiles")) if fn is getattr(sys.modules.get("statistics"), fn.__name__, None) else None
     try:
         return _PURE.get(fn)
     except TypeError:  # unhashable callable

@@ -23,6 +23,12 @@ LATER = frozenset({"speculate"})
 """Options of compiled programs that a later version has; giving one is refused."""
 PROGRAM_OPTIONS = RUN_OPTIONS | LATER
 """What calls of a compiled program take."""
+_OF_RUN_BATCH: Mapping[str, str] = {
+    "num_threads": "; a compiled batch needs no threads of its own, leave it out",
+    "progress_bar": "; here it is progress=True",
+    "generator_style": "; here it is program.as_completed(items)",
+}
+"""What to write elsewhere for options that `run_batch` alone has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,8 @@ class Options:
         """Checks names and values; `what` takes them, for messages. Raises ArgumentError, ParameterError."""
         for name in given:
             if name not in known:
-                raise ArgumentError(f"{what} has no option {name!r}{suggestion(name, sorted(known))}", loc=caller_loc())
+                meant = _OF_RUN_BATCH.get(name) or suggestion(name, sorted(known))
+                raise ArgumentError(f"{what} has no option {name!r}{meant}", loc=caller_loc())
             if name in LATER and given[name] is not None:
                 raise ArgumentError(f"{name}= is an option of a later version of lmc", loc=caller_loc())
         backend = given.get("backend")

@@ -224,6 +224,7 @@ _REMEDIES: Mapping[str, str] = {
     "int": "; write str(x)",
     "float": "; write str(x)",
     "function": "; call it",
+    "coroutine": "; await it, in an `async def` program",
     "Function": '; call it, and append what it says: child(…)["name"]',
     "State": '; append its text: other.text() or other["name"]',
     "StateGroup": '; append what they say: "\\n".join(f["name"] for f in forks)',
@@ -232,8 +233,8 @@ _REMEDIES: Mapping[str, str] = {
 
 
 def an(name: str) -> str:
-    """A name with its article: `a State`, `an int`."""
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+    """A name with its article: `a State`, `an int`, `a user`."""
+    return f"an {name}" if name[0] in "aeio" else f"a {name}"
 
 
 # -- gen and select --------------------------------------------------------------------------------------------------

@@ -255,7 +255,8 @@ class State:
         if held.__class__ is Stored:
             held = held.source
         if held is None or held.__class__ is Scoped:
-            raise UnknownVariable(f"{name!r} was not generated, so it has no meta info")
+            place = caller_loc()
+            raise UnknownVariable(f"{f'{place}: ' if place else ''}{name!r} was not generated, so it has no meta info")
         if held.__class__ is Gathered or held.__class__ is Stored:
             return self._meta(name, held)
         if held.__class__ is Taken:

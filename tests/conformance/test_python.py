@@ -14,6 +14,7 @@ import json
 import linecache
 import operator
 import re
+import statistics
 import string
 import textwrap
 from dataclasses import dataclass, field
@@ -1235,6 +1236,15 @@ def counter_and_groups(s: Any, q: str) -> Any:
         groups[len(w)].append(w)
     votes = collections.Counter(s["x"])
     return dict(groups), votes.most_common(1), [(k, list(g)) for k, g in itertools.groupby(sorted(s["x"].split()), key=len)]
+
+
+@case(replays=0)
+def statistics_of_forks(s: Any, q: str) -> Any:
+    forks = s.fork(3)
+    forks += lambda i: q + str(i) + lmc.gen("x", regex="[0-9]")
+    most = statistics.multimode(f["x"] for f in forks)
+    most.append("k")
+    return statistics.mean(int(f["x"]) for f in forks), statistics.median([int(f["x"]) for f in forks]), most
 
 
 # -- identity and mutation

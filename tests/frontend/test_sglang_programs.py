@@ -672,10 +672,16 @@ def test_images_are_refused_before_the_model_is_asked():
         s += sgl.user(sgl.image("cat.png") + question)
         s += sgl.assistant(sgl.gen("answer"))
 
+    @sgl.function
+    def video_qa(s, question):
+        s += sgl.user(sgl.video("cat.mp4", 8) + question)
+        s += sgl.assistant(sgl.gen("answer"))
+
     mock = sgl.Mock()
-    for call in (image_qa.run, sgl.compile(image_qa)):
-        with pytest.raises(sgl.UnsupportedOpError, match="image input"):
-            call(question="What is this?", backend=mock)
+    for program, what in ((image_qa, "image"), (video_qa, "video")):
+        for call in (program.run, sgl.compile(program)):
+            with pytest.raises(sgl.UnsupportedOpError, match=f"{what} input"):
+                call(question="What is this?", backend=mock)
     assert mock.call_log == []
 
 
