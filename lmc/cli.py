@@ -337,6 +337,47 @@ def trace(
         raise RunFailed(f"{len(failed)} of {len(states)} items ended with an error (index {', '.join(map(str, sorted(failed)[:5]))})")
 
 
+# -- lmc replay ----------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def replay(
+    path: Annotated[Path, typer.Argument(metavar="JOURNAL", show_default=False, help="A run's journal, or a batch's directory.")],
+    target: Annotated[str | None, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False, help="Its program, for prompts and lines.")] = None,
+    item: Annotated[int | None, typer.Option("--item", show_default=False, help="One run of a batch, by its number.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False, help="Write one page for a browser.")] = None,
+    at: Annotated[int | None, typer.Option("--from", metavar="STEP", show_default=False, help="What if: ask anew from this step on.")] = None,
+    answer: Annotated[str | None, typer.Option("--answer", metavar="TEXT", show_default=False, help="What if: the answer of step --from.")] = None,
+    backend: Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help="Who is asked anew: " + _BACKENDS)] = "mock",
+    effects: Annotated[bool, typer.Option("--run-effects", help="Make the calls behind --from; else the journal answers them.")] = False,
+) -> None:
+    """Shows a journaled run step by step: source line, prompt, answer, tokens, effects. Never changes the journal.
+
+    \b
+    Examples:
+      lmc replay runs/emma
+      lmc replay runs/emma examples/durable_research.py:research --html run.html
+      lmc replay runs/emma examples/durable_research.py:research --from 2 --answer "Jane Austen" --backend smollm2
+    """
+    from lmc import steps
+
+    if target is None and at is not None:
+        raise UsageError("--from makes the run again, which takes its program: lmc replay JOURNAL FILE.py:FUNCTION --from STEP")
+    if at is None and (answer is not None or effects):
+        raise UsageError("--answer and --run-effects belong to --from STEP")
+    if target is None:
+        stories = steps.listed(path, item)
+    else:
+        program, change = userfiles.load_program(target), None if at is None else steps.WhatIf(at, answer, effects)
+        with closing(_backend(backend)) as model:
+            stories = steps.replayed(path, program, model, item, change)
+    if html is not None:
+        _write(steps.to_html(stories, f"{path}"), html)
+        return
+    typer.echo(steps.to_json(stories) if as_json else steps.to_text(stories))
+
+
 # -- lmc dump-ir, lmc opt ------------------------------------------------------------------------------------------
 
 

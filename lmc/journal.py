@@ -10,11 +10,13 @@ add; their order is the order in which things became known. docs/durability.md i
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -133,6 +135,29 @@ def parse(data: bytes, name: str) -> Contents | None:
     if not isinstance(header, dict):
         raise JournalError(f"{name} is damaged in its first line; start a new journal")
     contents = Contents(header, size=len(head) + 1)
+    with _no_collection():
+        at = _records(contents, data, name)
+    contents.dropped = len(data) - at
+    _check_rest(data, at, name)
+    for known in contents.runs.values():
+        _forget_failures(known)
+    return contents
+
+
+@contextmanager
+def _no_collection() -> Generator[None]:
+    """Millions of records are no garbage: looking for some again and again would take most of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _records(contents: Contents, data: bytes, name: str) -> int:
+    """Reads the groups behind the first line; gives where the last whole one ends."""
     at = contents.size
     while at < len(data):
         end = data.find(b"\n", at)
@@ -141,11 +166,7 @@ def parse(data: bytes, name: str) -> Contents | None:
             break
         _take(contents, records, name, at)
         at = contents.size = end + 1
-    contents.dropped = len(data) - at
-    _check_rest(data, at, name)
-    for known in contents.runs.values():
-        _forget_failures(known)
-    return contents
+    return at
 
 
 def _group(line: bytes) -> Any:
@@ -194,9 +215,10 @@ def _names(contents: Contents, record: Record) -> None:
 def _answer(contents: Contents, record: Record) -> None:
     _, item, stream, ordinal, digest, *_ = record
     known = contents.known(_number(item))
-    also = record[9] if record[0] == "a" and len(record) > 9 else record[6] if record[0] == "f" and len(record) > 6 else ()
-    for place in ((stream, ordinal), *map(tuple, also)):
-        known.answers.setdefault(place, {})[digest] = record
+    known.answers.setdefault((stream, ordinal), {})[digest] = record
+    if len(record) > (6 if record[0] == "f" else 9):
+        for also in record[-1]:
+            known.answers.setdefault(tuple(also), {})[digest] = record
     known.order.append(record)
 
 
@@ -223,7 +245,7 @@ def _number(item: Any) -> int:
     return item
 
 
-_TAKE = {"b": _begin, "k": _names, "a": _answer, "f": _answer, "i": _intent, "r": _result, "e": _end}
+_TAKE = {"b": _begin, "k": _names, "a": _answer, "A": _answer, "f": _answer, "i": _intent, "r": _result, "e": _end}
 
 
 def _forget_failures(known: Known) -> None:
@@ -253,7 +275,7 @@ class Journal:
     def __init__(self, path: Path, file: BinaryIO, contents: Contents) -> None:
         self.path, self.contents = path, contents
         self._file = file
-        self._queue: queue.SimpleQueue[Record | threading.Event | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[str | threading.Event | None] = queue.SimpleQueue()
         self._urgent = threading.Event()
         self._error: OSError | None = None
         self._names = {names: i for i, names in enumerate(contents.names)}
@@ -314,8 +336,11 @@ class Journal:
         return known
 
     def add(self, record: Record) -> None:
-        """Never waits and never raises: a disk that is full is said by `sync` and `close`."""
-        self._queue.put(record)
+        """Never waits and never raises for the file: a disk that is full is said by `sync` and `close`.
+
+        The record is data as JSON has it, and is read before this returns. Raises TypeError or ValueError for any other.
+        """
+        self._queue.put(codec.dumps(record))
 
     def sync(self) -> None:
         """Waits until all that was added is on the disk. Raises JournalError if it cannot be."""
@@ -349,15 +374,15 @@ class Journal:
             while not self._queue.empty():
                 group.append(self._queue.get())
             going = None not in group
-            self._put([r for r in group if isinstance(r, list)])
+            self._put([r for r in group if isinstance(r, str)])
             for waiting in group:
                 if isinstance(waiting, threading.Event):
                     waiting.set()
 
-    def _put(self, records: list[Record]) -> None:
+    def _put(self, records: list[str]) -> None:
         if not records or self._error is not None:
             return
-        payload = codec.to_bytes(records)
+        payload = f"[{','.join(records)}]".encode("utf-8", "surrogatepass")
         try:
             _write(self._file, b"%s %s\n" % (_checksum(payload), payload))
             os.fsync(self._file.fileno())

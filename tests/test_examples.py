@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ PROGRAMS = {
     "self_consistency": ("vote", {"question": "Tom has 3 bags with 4 apples each. How many apples?"}),
     "chat": ("chat", {"questions": ["What is the capital of France?", "And of Italy?"]}),
     "async_tools": ("guide", {"place": "Lisbon"}),
+    "durable_research": ("research", {"question": "Which animals sleep the longest?"}),
     "classify": ("classify", {"text": "The shoes fit perfectly and look beautiful."}),
 }
 EXAMPLES = list(PROGRAMS)
@@ -107,3 +110,13 @@ def test_classification_is_mostly_right(engine):
     rows = [json.loads(line) for line in importlib.import_module("examples.classify").DATA.read_text().splitlines()]
     states = lmc.compile(classify, backend=engine).batch([{"text": row["text"]} for row in rows])
     assert sum(s.ret_value == row["label"] for s, row in zip(states, rows)) >= 6
+
+
+def test_the_durable_example_is_killed_and_finished(capsys, monkeypatch):
+    module = importlib.import_module("examples.durable_research")
+    monkeypatch.setenv("PYTHONPATH", str(Path(lmc.__file__).parent.parent))
+    monkeypatch.setenv(module.LOOKED_UP, "")  # put back afterwards
+    module.main()
+    said = capsys.readouterr().out
+    killed, asked, looked_up = (int(n) for n in re.findall(r"after (\d+) look|asked (\d+) times|were (\d+) look", said) for n in n if n)
+    assert killed in (4, 5) and asked <= 4 and looked_up in (6, 7)  # the call in which it was killed is made again

@@ -22,13 +22,14 @@ import threading
 import tokenize
 import types
 import warnings
-import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from lmc import codec
 from lmc.backend.base import Backend, Output, Result, Usage
@@ -61,7 +62,7 @@ class RunJournal:
 
     def __init__(self, journal: Journal, item: int) -> None:
         self.journal, self.item = journal, item
-        self.known: Known = journal.contents.runs.get(item) or Known()
+        self.known: Known = journal.contents.runs.get(item) or _NOTHING_KNOWN
         self.resumed = bool(self.known.answers or self.known.effects)
         self.broken: JournalError | None = None
         """Why the run is not that of the journal: it does nothing more, whatever the program makes of it."""
@@ -140,36 +141,44 @@ class RunJournal:
             self.journal.add(["f", self.item, stream, ordinal, digest, data, *([also] if also else ())])
             return
         output = result.output()
+        shape = self.journal.shape
+        metas: list[Any] = [(shape(tuple(meta)), *meta.values()) for meta in output.metas]
+        record: Record = ["a", self.item, stream, ordinal, digest, output.texts, metas, _USAGE(output.usage), output.ids]
+        if also:
+            record.append(also)
         try:
-            metas = [[self.journal.shape(tuple(meta)), *map(codec.encode, meta.values())] for meta in output.metas]
-        except codec.NotData as what:
-            self.broken = JournalError(f"a journal cannot hold the meta info of an answer: {what}")
-            return
-        usage = [getattr(output.usage, name) for name in _USAGE]
-        record = ["a", self.item, stream, ordinal, digest, list(output.texts), metas, usage, list(output.ids)]
-        self.journal.add([*record, also] if also else record)
+            self.journal.add(record)
+        except (TypeError, ValueError):  # meta info that JSON lacks
+            try:
+                record[0], record[6] = "A", [[shape, *map(codec.encode, values)] for shape, *values in metas]
+            except codec.NotData as what:
+                self.broken = JournalError(f"a journal cannot hold the meta info of an answer: {what}")
+                return
+            self.journal.add(record)
 
     def _digest(self, before: Prompt, ask: Gen | Select) -> tuple[Result | None, int]:
         """The last answer that a prompt has, and a check of what was asked of the whole prompt, however it was cut."""
-        parts: list[Any] = []
+        texts: list[str] = []
         node: Prompt | None = before
         while node is not None and node.result is None:
-            if node.parts:
-                parts.append(node.parts)
+            parts = node.parts
+            if len(parts) == 1 and parts[0].__class__ is str:
+                texts.append(parts[0])  # type: ignore[arg-type]  # it is text
+            elif parts:
+                texts.append("".join([p if p.__class__ is str else _shown_part(p) for p in parts]))  # type: ignore[misc]  # it is text
             node = node.parent
         last = None if node is None else node.result
         digest = 0 if last is None else self._digests.get(last)
         if digest is None:  # an answer of some other run
             assert last is not None
-            digest = zlib.crc32(last.output().text.encode("utf-8", "surrogatepass"))
-        parts.reverse()
-        text = "".join([p if p.__class__ is str else _shown_part(p) for pieces in parts for p in pieces])
-        digest = zlib.crc32(text.encode("utf-8", "surrogatepass"), digest)
-        if isinstance(ask, Select):
-            digest = zlib.crc32("\0".join((*ask.choices, ask.method)).encode("utf-8", "surrogatepass"), digest)
+            digest = crc32(last.output().text.encode("utf-8", "surrogatepass"))
+        texts.reverse()
+        digest = crc32("".join(texts).encode("utf-8", "surrogatepass"), digest)
+        if ask.__class__ is Select:
+            digest = crc32("\0".join((*ask.choices, ask.method)).encode("utf-8", "surrogatepass"), digest)  # type: ignore[union-attr]
         else:
-            digest ^= _asked(ask.params, ask.constraint)
-        return last, zlib.crc32(b"%d" % ask.seed, digest) if ask.seed else digest
+            digest ^= _asked(ask.params, ask.constraint)  # type: ignore[union-attr]
+        return last, crc32(b"%d" % ask.seed, digest) if ask.seed else digest
 
     # -- what is called
 
@@ -209,7 +218,7 @@ class RunJournal:
             if known is not None:
                 self._left.pop(place, None)
                 return known.number, known
-            shown = _shown_call(args, kwargs)
+            shown = shown_call(args, kwargs)
             instead = next((e for e in self._left.values() if e.place[0] == stream), None) if ordered else None
             if instead is not None:
                 raise self._differs(f"calls {name}({shown}) where the run of its journal called {instead.name}({instead.shown})", loc)
@@ -476,36 +485,37 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 _NOTHING: Mapping[Any, Any] = {}
-_USAGE = tuple(f.name for f in fields(Usage))
+_NOTHING_KNOWN = Known()
+_USAGE = attrgetter(*[f.name for f in fields(Usage)])
 
 
 def output_of(record: Record, names: Sequence[tuple[str, ...]]) -> Output:
     """The answer that a record of a journal holds."""
     texts, metas, usage, ids = record[5:9]
-    made = tuple([dict(zip(names[shape], map(codec.decode, values), strict=True)) for shape, *values in metas])
+    decoded = (lambda x: x) if record[0] == "a" else codec.decode
+    made = tuple([dict(zip(names[shape], map(decoded, values), strict=True)) for shape, *values in metas])
     return Output(tuple(texts), made, Usage(*usage), tuple(ids))
 
 
 @lru_cache(maxsize=4096)
 def _asked(params: SamplingParams, constraint: Any) -> int:
-    return zlib.crc32(repr((params, constraint)).encode("utf-8", "surrogatepass"))
+    return crc32(repr((params, constraint)).encode("utf-8", "surrogatepass"))
 
 
 def _shown_part(part: Any) -> str:
-    match part:
-        case str():
-            return part
-        case Special():
-            return f"\0{part.spelling}\0"
-        case Mark():
-            return f"\0{part.role} {part.edge}\0"
-        case Excerpt():
-            return part.text()
-        case Image():
-            source = part.source
-            return f"\0image {source if isinstance(source, str | os.PathLike) else zlib.crc32(source) if isinstance(source, bytes) else ''}\0"
-        case _:
-            return ""
+    rule = _SHOWN.get(part.__class__)
+    return rule(part) if rule is not None else part if isinstance(part, str) else ""
+
+
+def _shown_image(image: Image) -> str:
+    source = image.source
+    return f"\0image {source if isinstance(source, str | os.PathLike) else crc32(source) if isinstance(source, bytes) else ''}\0"
+
+
+_SHOWN: Mapping[type, Callable[[Any], str]] = {
+    Special: lambda part: f"\0{part.spelling}\0", Mark: lambda part: "\1" if part.edge == "begin" else "\2", Excerpt: lambda part: part.text(),
+    Image: _shown_image,
+}  # fmt: skip
 
 
 def _place(place: Ask) -> str:
@@ -594,7 +604,7 @@ def _name(fn: Any) -> str:
 
 def _arguments_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """A check of a call's arguments: of what is not data, its class."""
-    return zlib.crc32(codec.to_bytes([*map(_data_or_class, args), [[k, _data_or_class(v)] for k, v in kwargs.items()]]))
+    return crc32(codec.to_bytes([*map(_data_or_class, args), [[k, _data_or_class(v)] for k, v in kwargs.items()]]))
 
 
 def _data_or_class(x: Any) -> Any:
@@ -613,7 +623,8 @@ def _in_loop() -> bool:
     return True
 
 
-def _shown_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def shown_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """A call's arguments, for people."""
     text = ", ".join([*[_short(a) for a in args], *[f"{k}={_short(v)}" for k, v in kwargs.items()]])
     return text if len(text) <= 120 else text[:117] + "…"
 
@@ -700,7 +711,7 @@ def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: S
     """The runs of a call: new ones are written down, those of an earlier call must have the same arguments."""
     for number, arguments in zip(numbers, bound, strict=True):
         arguments.apply_defaults()
-        data = {name: _data_or_class(x) for name, x in list(arguments.arguments.items())[1:]}
+        data = {name: x if type(x) is str else _data_or_class(x) for name, x in list(arguments.arguments.items())[1:]}
         text = codec.to_bytes(data)
         digest = hashlib.blake2b(text, digest_size=12).hexdigest()
         known = journal.contents.runs.get(number)

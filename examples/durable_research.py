@@ -1,0 +1,82 @@
+"""A research agent with a slow tool, killed in the middle and taken up again: nothing is asked or looked up twice.
+
+    python examples/durable_research.py
+
+It starts itself as another process, kills that one with SIGKILL once some pages have been read, and finishes the run from its journal.
+`lmc replay JOURNAL examples/durable_research.py:research` shows the run step by step.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import lmc
+
+QUESTION = "Which animals sleep the longest?"
+LOOKED_UP = "LMC_EXAMPLE_LOOKED_UP"  # names the file in which the slow tool counts its calls
+
+
+def read_page(topic: str) -> str:
+    """A slow tool that nobody wants to call twice."""
+    if path := os.environ.get(LOOKED_UP):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{topic!r}\n")
+    time.sleep(0.2)
+    return f"A page about {topic.strip()}: it says that cats sleep long."
+
+
+look_up = lmc.host(read_page, idempotent=True)  # reading a page again does no harm
+
+
+@lmc.function
+def research(s, question):
+    s += lmc.user(question)
+    for step in range(6):
+        s += lmc.user(f"Step {step + 1}: what should be looked up?")
+        s += lmc.assistant(lmc.gen("topic", max_tokens=8, stop="\n"))
+        s += lmc.user("Found: " + look_up(s["topic"]))
+    s += lmc.user("Answer in one sentence.") + lmc.assistant(lmc.gen("answer", max_tokens=32))
+    return s["answer"]
+
+
+def run(journal: Path) -> tuple[str, int]:
+    """The answer, and how often the model was asked for it."""
+    backend = lmc.Mock(latency=0.05)
+    return lmc.compile(research)(QUESTION, backend=backend, seed=1, journal=journal).ret_value, len(backend.call_log)
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
+
+
+def killed_in_the_middle(journal: Path, calls: Path) -> None:
+    """Runs the program in another process and kills it after its third look-up."""
+    process = subprocess.Popen([sys.executable, __file__, str(journal)], env={**os.environ, LOOKED_UP: str(calls)})
+    while lines(calls) < 4 and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        journal, calls = Path(directory) / "journal", Path(directory) / "calls"
+        killed_in_the_middle(journal, calls)
+        print(f"killed after {lines(calls)} look-ups; the journal has {journal.stat().st_size} bytes")
+        os.environ[LOOKED_UP] = str(calls)
+        answer, asked = run(journal)
+        print(f"taken up again: the model was asked {asked} times instead of 7, and there were {lines(calls)} look-ups in all")
+        print(f"answer: {answer}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        run(Path(sys.argv[1]))
+    else:
+        main()

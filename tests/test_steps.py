@@ -1,0 +1,105 @@
+"""Journals looked at: steps from the file alone and by the program, and what a run would have done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc import steps
+from lmc.errors import JournalError
+from lmc.steps import WhatIf
+
+CALLS: list[Any] = []
+
+
+def search(q: str) -> list[str]:
+    CALLS.append(q)
+    if q == "<b>":
+        raise LookupError(q)
+    return [f"about {q}"]
+
+
+@lmc.function
+def agent(s: Any, q: str) -> Any:
+    s += q
+    for _ in range(3):
+        s += "\nNext:" + lmc.select("action", [" search", " finish"])
+        if s["action"] == " finish":
+            break
+        try:
+            s += search(q)[0]
+        except LookupError:
+            s += "nothing"
+        s += lmc.gen("thought", max_tokens=8, stop="\n")
+    return s["action"]
+
+
+def script(prompt: str, ask: Any) -> str | None:
+    return None if ask.name != "action" else " search" if prompt.count("Next") < 3 else " finish"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    CALLS.clear()
+    lmc.compile(agent)("<b>", backend=lmc.Mock(script), seed=1, journal=tmp_path / "j")
+    assert len(CALLS) == 2
+    CALLS.clear()
+    return tmp_path / "j"
+
+
+def test_steps_of_the_file_alone(path: Path) -> None:
+    (story,) = steps.listed(path)
+    assert [s.kind for s in story.steps] == ["ask", "effect", "ask", "ask", "effect", "ask", "ask"] and story.end == "finished"
+    assert story.steps[1].name == "search" and story.steps[1].prompt == "'<b>'" and story.steps[1].result == "raised LookupError: <b>"
+    assert story.steps[0].result == " search" and story.steps[0].tokens == (9, 0)
+
+
+def test_steps_by_the_program(path: Path) -> None:
+    before, mock = path.read_bytes(), lmc.Mock()
+    (story,) = steps.replayed(path, agent, mock)
+    assert [(s.kind, s.name) for s in story.steps][:3] == [("select", "action"), ("effect", "search"), ("gen", "thought")]
+    assert story.steps[0].prompt == "<b>\nNext:" and story.steps[2].prompt == "nothing"
+    line = agent.func.__code__.co_firstlineno + 4
+    assert story.steps[0].line == f"{__file__}:{line}" and story.end == "returned ' finish'"
+    assert not mock.call_log and not CALLS and path.read_bytes() == before
+    assert json.loads(steps.to_json([story]))["steps"][0]["result"] == " search"
+    page = steps.to_html([story], "a <run>")
+    assert "<b>" not in page and "&lt;b&gt;" in page and "a &lt;run&gt;" in page and "<script" not in page
+    assert "search('<b>')" in steps.to_text([story])
+
+
+def test_what_if(path: Path) -> None:
+    (story,) = steps.replayed(path, agent, lmc.Mock(), change=WhatIf(3, " finish"))
+    assert [s.source for s in story.steps] == ["journal", "journal", "journal", "changed"] and story.end == "returned ' finish'"
+    mock = lmc.Mock(lambda prompt, ask: " search" if ask.name == "action" else "other")
+    (story,) = steps.replayed(path, agent, mock, change=WhatIf(2))
+    assert next(s.result for s in story.steps if s.name == "thought") == "other" and len(mock.call_log) > 2
+    assert "calls search('<b>'), which is not in the journal" in story.end and not CALLS  # the third time
+    (story,) = steps.replayed(path, agent, mock, change=WhatIf(2, effects=True))
+    assert len(CALLS) == 2 and story.steps[-2].result == "raised LookupError: <b>" and story.end == "returned ' search'"
+    (story,) = steps.replayed(path, agent, lmc.Mock(), change=WhatIf(0, "x"))
+    assert "step 0 chooses one of [' search', ' finish'], not 'x'" in story.end
+
+
+def test_what_cannot_be_replayed(path: Path, tmp_path: Path) -> None:
+    @lmc.function
+    def other(s: Any, q: str) -> Any:
+        s += q
+
+    with pytest.raises(JournalError, match="with another source than program other"):
+        steps.replayed(path, other, lmc.Mock())
+    with pytest.raises(JournalError, match="has no run 3"):
+        steps.listed(path, 3)
+    lmc.compile(agent).batch([("a",), ("b",)], backend=lmc.Mock(), journal=tmp_path / "batch")
+    assert [s.item for s in steps.listed(tmp_path / "batch")] == [0, 1]
+    with pytest.raises(JournalError, match="say which one"):
+        steps.replayed(tmp_path / "batch", agent, lmc.Mock(), change=WhatIf(0))
+    cut = tmp_path / "cut"
+    cut.write_bytes(b"\n".join(path.read_bytes().split(b"\n")[:3]) + b"\n")
+    (story,) = steps.replayed(cut, agent, lmc.Mock())
+    assert "JournalError" in story.end
+    assert steps.listed(cut)[0].end == "cut off"
