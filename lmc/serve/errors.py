@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from lmc.errors import (
     BackendError,
@@ -82,6 +82,17 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(status, error.message, code=code)
     log.error("a request failed", exc_info=error)
     return ApiError(500, "internal error; the server's log has it")
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def parsed(kind: type[M], body: bytes) -> M:
+    """A request's body as its type, or ApiError that names what is wrong with it."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise of_validation(error, tuple(f.alias or name for name, f in kind.model_fields.items())) from None
 
 
 def of_validation(error: ValidationError, known: tuple[str, ...]) -> ApiError:

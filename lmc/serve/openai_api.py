@@ -6,9 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
-from typing import Any, TypeVar
-
-from pydantic import ValidationError
+from itertools import groupby
+from typing import Any
 
 from lmc.backend.base import Backend
 from lmc.prompt import Part, Special, plain
@@ -25,24 +24,14 @@ from lmc.serve.answering import (
 )
 from lmc.serve.asking import Ask, Generation
 from lmc.serve.conversation import prompt_of, tools_called
-from lmc.serve.errors import ApiError, bad, of_validation
+from lmc.serve.errors import ApiError, bad, parsed
 from lmc.serve.gate import Call, Events, Reply
 from lmc.serve.metrics import Metrics
-from lmc.serve.openai_protocol import Body, ChatRequest, CompletionRequest, Sampled
+from lmc.serve.openai_protocol import ChatRequest, CompletionRequest, Sampled
 from lmc.serve.settings import Settings
 from lmc.serve.tools import Family
 
 _COMPLETION_TOKENS = 16  # OpenAI's default of `max_tokens` for completions
-
-B = TypeVar("B", bound=Body)
-
-
-def parsed(kind: type[B], body: bytes) -> B:
-    """The request, or ApiError that names what is wrong with it."""
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise of_validation(error, tuple(f.alias or name for name, f in kind.model_fields.items())) from None
 
 
 class OpenAIApi:
@@ -192,31 +181,22 @@ def _item_seed(seed: int | None, item: int) -> int | None:
     return None if seed is None else seed % (1 << 63) + item * 1_000_003
 
 
-def _parts_of(prompt: str | list[int], backend: Backend) -> tuple[Part, ...]:
+def _parts_of(prompt: str | list[int], backend: Any) -> tuple[Part, ...]:
     """Text, or token ids as the text that encodes to just these ids."""
     if isinstance(prompt, str):
         return (prompt,)
     if not hasattr(backend, "tokenizer") or not hasattr(backend, "encode"):
         raise bad("prompt: this backend takes text, not token ids", "prompt", "unsupported")
-    words_of: Any = backend
-    words = words_of.tokenizer
+    words = backend.tokenizer
     if any(token >= words.vocab_size for token in prompt):
         raise bad(f"prompt: token ids are below {words.vocab_size}", "prompt")
     parts: list[Part] = []
-    plain_ids: list[int] = []
-    for token in [*prompt, None]:
-        if token is not None and token not in words.special_ids:
-            plain_ids.append(token)
-            continue
-        if plain_ids:
-            parts.append(words.decode(plain_ids))
-            plain_ids = []
-        if token is not None:
-            parts.append(Special(words.decode([token], with_specials=True)))
-    if words_of.encode(tuple(parts)) != prompt:
+    for special, ids in groupby(prompt, words.special_ids.__contains__):
+        if special:
+            parts += [Special(words.decode([token], with_specials=True)) for token in ids]
+        else:
+            parts.append(words.decode(list(ids)))
+    if backend.encode(parts) != prompt:
         raise bad("prompt: these token ids are not how their text is encoded, and this server would change them; send text",
                   "prompt", "unsupported")  # fmt: skip
     return tuple(parts)
-
-
-__all__ = ["OpenAIApi", "parsed"]

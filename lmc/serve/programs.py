@@ -25,7 +25,7 @@ from lmc.errors import LmcError, ProgramError
 from lmc.frontend.interpreter import Function
 from lmc.jit import Program
 from lmc.serve.answering import Json
-from lmc.serve.errors import ApiError, as_api_error, bad, of_validation
+from lmc.serve.errors import ApiError, as_api_error, bad, of_validation, parsed
 from lmc.serve.gate import Call, Events, Reply
 from lmc.userfiles import parameters, record_of
 
@@ -84,7 +84,7 @@ class Published:
     # -- endpoints
 
     async def run(self, call: Call) -> Reply:
-        options, item = self._options(call), _values(_parsed(self.arguments, call.body))
+        options, item = self._options(call), _values(parsed(self.arguments, call.body))
         (record,) = await self._loop.run(self._records([item], options))
         if "error" in record:
             raise record["error"]
@@ -92,12 +92,12 @@ class Published:
 
     async def batch(self, call: Call) -> Reply:
         options = self._options(call)
-        items = [_values(item) for item in _parsed(self.items, call.body).items]
+        items = [_values(item) for item in parsed(self.items, call.body).items]
         records = await self._loop.run(self._records(items, options))
         return Reply({"results": [_with_error_told(record) for record in records]})
 
     async def stream(self, call: Call) -> Events:
-        options, item = self._options(call), _values(_parsed(self.arguments, call.body))
+        options, item = self._options(call), _values(parsed(self.arguments, call.body))
         clashing = sorted(set(options) & set(self.function.params))
         if clashing:
             raise bad(f"{clashing[0]} is an argument of {self.name}; give it in the body", clashing[0])
@@ -241,13 +241,6 @@ def _field(function: Function, name: str, parameter: inspect.Parameter) -> tuple
             pass  # a default that is no JSON is the program's own affair
 
     return annotation, Field(default=None, alias=name, json_schema_extra=describe)
-
-
-def _parsed(kind: type[BaseModel], body: bytes) -> Any:
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise of_validation(error, tuple(f.alias or name for name, f in kind.model_fields.items())) from None
 
 
 def _values(given: BaseModel) -> Mapping[str, Any]:

@@ -197,6 +197,29 @@ def test_async_calls_hold_no_thread():
     assert all(isinstance(p.a, int) for p in found)
 
 
+def test_n_answers_of_an_async_call_are_one_group():
+    mock = using(latency=0.01, temperature=1.0)
+    found = asyncio.run(dspy.Predict("q -> a", n=3).acall(q="x"))
+    assert len(found.completions.a) == 3
+    assert list(mock.groups.values()) == [3]
+
+
+def test_engines_stream_what_they_complete():
+    mock = lmc.Mock(latency=0.02)
+    fields = [{"name": "a", "kind": "text", "source": ""}, {"name": "n", "kind": "json_schema", "source": '{"type": "array", "items": {"type": "integer"}}'}]
+    config = dspy.lm15.Config(max_tokens=8, temperature=0, extensions={"lmc_fields": fields})
+    request = dspy.lm15.Request("lmc/mock", (dspy.lm15.Message.user("Hi"),), config=config)
+    whole = lmc.dspy.Engine(mock).complete(request)
+
+    async def streamed():
+        return [event async for event in lmc.dspy.AsyncEngine(mock).stream(request)]
+
+    for events in (list(lmc.dspy.Engine(mock).stream(request)), asyncio.run(streamed())):
+        assert (events[0].type, events[-1].type) == ("start", "end")
+        assert "".join(e.delta.text for e in events[1:-1]) == whole.text
+        assert events[-1].finish_reason == whole.finish_reason
+
+
 def test_streams():
     using(latency=0.03, temperature=0)
     program = dspy.streamify(
