@@ -168,7 +168,10 @@ def test_faults_of_litellm(litellm):
     class Busy(Exception):
         status_code = 429
 
-    faults = {1: Busy("slow down"), 2: ConnectionError("gone"), 4: ValueError("no such provider")}
+    class InternalServerError(Exception):  # what LiteLLM makes of a connection that is reset
+        status_code = 500
+
+    faults = {1: Busy("slow down"), 2: InternalServerError("OpenAIException - Connection error."), 4: ValueError("no such provider")}
 
     @lmc.function
     def program(s):

@@ -8,6 +8,7 @@ import lmc
 from lmc.backend.api.place import Rest
 from lmc.backend.api.speculation import follow
 from lmc.prompt import Gen, SamplingParams
+from tests.api.http import Planted
 from tests.api.text_model import TextModel
 
 pytestmark = pytest.mark.api
@@ -144,6 +145,14 @@ def test_the_first_answer_is_within_its_limit_too(openai):
     backend, server = openai(model, False)
     (state,) = asked(program, backend)
     assert state["Name"] == " Ada " and backend.spent().wasted == 1 and len(server.seen) == 3
+
+
+def test_a_server_that_refuses_so_long_an_answer_is_asked_one_by_one(openai):
+    too_large = {"error": {"message": "max_tokens is too large: 131. This model supports at most 100 completion tokens.", "param": "max_tokens"}}
+    plant = lambda n, path, body: Planted("status", 400, body=too_large) if body["max_tokens"] > 100 else None
+    backend, server = openai(TextModel(writer(record())), False, stand_in={"plant": plant})
+    (state,) = asked(extraction3, backend)
+    assert [state[f] for f in FIELDS[:3]] == [f" {v}" for v in VALUES[:3]] and len(server.seen) == 4
 
 
 @pytest.mark.parametrize("compiled", (False, True), ids=("interpreted", "compiled"))

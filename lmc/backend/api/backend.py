@@ -41,6 +41,7 @@ from lmc.errors import BackendError, CancelledError, ConstraintError, LmcError, 
 from lmc.prompt import Constraint, Gen, Given, Image, Mark, Part, SamplingParams, Segment, Select, Text
 
 Feed = Callable[[str], None]
+_TOO_MUCH = (400, 413, 422)  # what servers answer to a limit that is beyond theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +385,13 @@ class ApiBackend(ABC):
             return await self._alone(place, ask, broken - 1, feed, tally)
         if hints.beyond is None or not self.speculate or not speculative(ask):
             return await self._alone(place, ask, 0, feed, tally)
-        reply = await self.generate(place, ask, hints.beyond, None, tally)
+        try:
+            reply = await self.generate(place, ask, hints.beyond, None, tally)
+        except Fault as fault:
+            if fault.status not in _TOO_MUCH:
+                raise
+            log("spec", f"{self.name} refuses one request for several answers ({fault.message}); they are asked one by one")
+            return await self._alone(place, ask, hints.beyond.gens, feed, tally)
         found = self._first(reply, ask, hints.beyond)
         if found is None:
             log("spec", f"{self.name}: the answer to {ask.name!r} cannot be told from one request for several; it is asked alone")
@@ -399,7 +406,7 @@ class ApiBackend(ABC):
         texts = tuple(text for _, _, text in sample.tokens) if sample.tokens is not None else None
         if texts is not None and "".join(texts) != sample.text:
             texts = None  # parts of characters: they cannot be counted by their texts
-        ended = "length" if sample.finish.get("type") == "length" else "stop"
+        ended = "stop" if sample.finish.get("type") == "stop" else "length"  # a filter, too, leaves open what would have come
         rest = Rest(sample.text, ended, ask.params, 0, reply.stops, texts, beyond.gens + 1)
         return follow(rest, (reply.expected,) if reply.expected else (), ask, self._stops(ask))
 

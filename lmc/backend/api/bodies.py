@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -125,6 +126,14 @@ def strict(schema: Any) -> bool:
 def cost_of(tally: Tally) -> Body:
     usage = tally.usage
     return {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "cached_tokens": usage.cached_tokens, **tally.meta}
+
+
+_DOES_NOT_TAKE = re.compile(r"unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed", re.IGNORECASE)
+
+
+def not_taken(fault: Fault, parameter: str) -> bool:
+    """Whether a refusal says that there is no such parameter: not that its value is too large."""
+    return names(fault, parameter) and bool(_DOES_NOT_TAKE.search(f"{fault.code} {fault.message}"))
 
 
 def names(fault: Fault, parameter: str) -> bool:

@@ -17,6 +17,7 @@ from lmc.backend.api.bodies import (
     cost_of,
     finish_of,
     names,
+    not_taken,
     response_format,
     shared,
     strict,
@@ -26,6 +27,7 @@ from lmc.backend.api.bodies import (
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Request, Tally, Wire
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import Place
+from lmc.backend.api.spread import beginning, key_of
 from lmc.backend.api.streams import Pieces, Watch
 from lmc.backend.api.tokens import spelled
 from lmc.backend.base import Beyond, Capabilities, Output, Prices
@@ -179,9 +181,10 @@ class Completions(ApiBackend):
     async def _asked(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
         prompt, expected, meta = self._prompt(place, beyond)
         sent_stops, headers = self._sent_stops(ask, beyond), self.headers(place)
+        cache = {"prompt_cache_key": key_of(beginning(place))} if self._own == "openai" else {}
 
         def request() -> Request:
-            body = {"model": self.model, **prompt, **self._sampling(ask, beyond, len(expected.encode())), **self._constrained(ask.constraint), **self._extra}
+            body = {"model": self.model, **prompt, **cache, **self._sampling(ask, beyond, len(expected.encode())), **self._constrained(ask.constraint), **self._extra}
             if sent_stops:
                 body["stop"] = list(sent_stops)
             return Request("/chat/completions" if self.chat else "/completions", body, headers)
@@ -300,7 +303,7 @@ class Completions(ApiBackend):
 
     def _learn(self, fault: Fault, known: frozenset[str]) -> None:
         """A parameter that the model does not take and that can be done without is left out from now on; else raises."""
-        name = next((key for key in _OPTIONAL if names(fault, key)), None)
+        name = next((key for key in _OPTIONAL if not_taken(fault, key)), None)
         if fault.status not in (400, 422) or name is None or name in known:
             raise fault
         if name not in self._cannot:

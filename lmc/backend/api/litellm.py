@@ -93,7 +93,8 @@ def _fault(error: Exception) -> Fault:
     """What an error of LiteLLM's or of a client below it means."""
     status = getattr(error, "status_code", None)
     response = getattr(error, "response", None)
-    known = isinstance(status, int) and not isinstance(error, TimeoutError) and "Timeout" not in type(error).__name__ and "Connection" not in type(error).__name__
+    silent = isinstance(error, TimeoutError) or any(word in f"{type(error).__name__} {error}" for word in ("Timeout", "APIConnection", "Connection error"))
+    known = isinstance(status, int) and not silent  # LiteLLM gives a status to connections that failed, too
     if not known and not isinstance(error, (OSError, *http_errors())) and status is None:
         return Fault(f"{type(error).__name__}: {error}", status=400)  # a mistake in what was asked, not in the connection
     after = retry_after(lowered(response.headers)) if response is not None else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from lmc.backend.api.client import Patience, Wire
 from lmc.backend.api.place import Place
-from lmc.backend.api.spread import ROUTING, Spread, key_of
+from lmc.backend.api.spread import ROUTING, Spread, beginning, key_of
 from lmc.backend.api.tokens import Tokens, known_as, read, spelled
 from lmc.backend.api.wire import HttpWire, http_errors, http_library, parsed
 from lmc.backend.engine.encoding import Vocabulary
@@ -95,12 +95,7 @@ class Prompts:
 
     def headers(self, place: Place) -> dict[str, str]:
         """Routing hints: requests with the same beginning belong together."""
-        beginning = ""
-        for piece in place.pieces():
-            beginning += piece if isinstance(piece, str) else ""
-            if len(beginning) >= 256:
-                break
-        return dict.fromkeys(ROUTING, key_of(beginning))
+        return dict.fromkeys(ROUTING, key_of(beginning(place)))
 
     @property
     def said(self) -> str:

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from lmc.backend.api.client import Fault, Received, Request, Wire
+from lmc.backend.api.place import Place
 
 _DOWN = 5.0  # seconds that a server is left alone after a connection to it failed
 _SLACK = 8  # requests that a server may have more than the least busy one
@@ -16,9 +17,22 @@ ROUTING = ("x-smg-routing-key", "x-session-id")
 """Headers by which cache-aware routers keep requests together."""
 
 
-def key_of(beginning: str) -> str:
+_SAME = 256  # characters that requests begin with to be of one kind
+
+
+def beginning(place: Place) -> str:
+    """The first text of a prompt."""
+    text = ""
+    for piece in place.pieces():
+        text += piece if isinstance(piece, str) else ""
+        if len(text) >= _SAME:
+            break
+    return text[:_SAME]
+
+
+def key_of(text: str) -> str:
     """What requests have in common that begin alike."""
-    return blake2b(beginning[:256].encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 class Spread:
