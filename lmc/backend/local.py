@@ -204,6 +204,7 @@ class LocalBackend:
         """Extends `parent` by a chain of segments; see Backend.submit."""
         self._check(segments)
         hints = hints or Hints()
+        self._core.give_way()
         self._core.more = hints.more
         return self._enter(parent, self._steps(parent, segments, hints))
 
@@ -216,6 +217,7 @@ class LocalBackend:
         if any(isinstance(segment, Gen | Select) for segment in segments):
             raise ParameterError("prefill takes literal segments only; submit the others")
         hints = hints or Hints()
+        self._core.give_way()
         self._core.more = hints.more
         steps = self._steps(parent, segments, hints)
         steps[-1].wants_prefill = True
@@ -237,8 +239,8 @@ class LocalBackend:
         return self._core.counters()
 
     def flush_cache(self) -> None:
-        """Drops all cached KV that nothing running needs, before anything submitted later starts."""
-        self._core.post(self._scheduler.flush)
+        """Drops all cached KV that nothing running needs; returns when it is gone."""
+        self._core.call(self._scheduler.flush)
 
     def server_info(self) -> dict[str, Any]:
         return {

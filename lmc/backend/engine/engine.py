@@ -77,6 +77,9 @@ class EngineCore:
         self.scheduler, self._runner = scheduler, runner
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # reentrant: usable from destructors
         self.more = False  # who submitted last is not done; a guess, set from any thread
+        self._launched = threading.Event()  # not set while a device that works by itself waits for what the loop gives it
+        self._launched.set()
+        self._posted = 0  # tokens of prompts since the last launch
         self._live: dict[Request, None] = {}
         self._closed = self._ended = False
         self._generated = self._forced = self._calls = 0
@@ -106,6 +109,16 @@ class EngineCore:
 
     def submit(self, req: Request) -> None:
         self.post(lambda: self.start(req))
+        self._posted += req.prompt_len
+        if self._flying is None and self._posted >= self.scheduler.chunk and isinstance(self._runner, AheadRunner):
+            self._launched.clear()  # there is enough for a pass
+
+    def give_way(self) -> None:
+        """Waits while the device is given work: whoever computes beside that in Python would make it last, since threads
+        take turns of milliseconds, and who lets go of the interpreter's lock for moments keeps it. Not on the loop's
+        thread."""
+        if not self._launched.is_set() and not self.on_thread and not self._launched.wait(_MOMENT * 10):
+            self._launched.set()
 
     def cancel(self, req: Request) -> None:
         self.post(lambda: self._cancel(req))
@@ -207,7 +220,10 @@ class EngineCore:
         """Gives what is on its way a moment to arrive: the asks that a prefill is for, in whose pass it costs none of its
         own, the rest of a group or of a batch. False when it is time to end."""
         s, until = self.scheduler, time.perf_counter() + _MOMENT
-        while s.only_waiting and self._flying is None and (self.more or s.expects_more) and (left := until - time.perf_counter()) > 0:
+        while s.only_waiting and self._flying is None and (self.more or s.expects_more):
+            left = until - time.perf_counter()
+            if left <= 0 or s.has_prompts(s.chunk):
+                break
             if not self._take(wait=left):
                 return False
         return True
@@ -231,21 +247,16 @@ class EngineCore:
         """One pass."""
         if self._flying is not None and not self._can_go_on(self._flying[0]):
             self._land()
-        work = self.scheduler.schedule()
+        if isinstance(self._runner, AheadRunner):
+            self._launched.clear()
+        try:
+            work, flight = self._begin()
+        finally:
+            self._launched.set()
+            self._posted = 0
         if work is None:
             return self._land() if self._flying is not None else self._finish_ready(())
-        if config.logs("engine"):
-            s = self.scheduler
-            detail = (
-                f"{work.rows} rows, {len(work.spans)} spans, {len(work.samples)} samples, {len(work.scores)} scores"
-            )
-            config.log(
-                "engine", f"pass {s.tally.passes}: {detail}; {len(s.waiting)} wait, {s.pool.free_count} slots free"
-            )
-        for req in work.requests:
-            req.in_flight += 1
-        if isinstance(self._runner, AheadRunner) and all(req.is_sampled_ahead for _, req in work.samples):
-            flight = self._runner.launch(work)
+        if flight is not None:
             self.scheduler.commit(work)
             self._land()
             self._flying = work, flight
@@ -258,6 +269,22 @@ class EngineCore:
         self.scheduler.commit(work)
         self._land()
         self._deliver(work, output)
+
+    def _begin(self) -> tuple[Pass | None, Flight | None]:
+        """The next pass, if there is one, and its flight, if it is one that need not be waited for."""
+        work = self.scheduler.schedule()
+        if work is None:
+            return None, None
+        if config.logs("engine"):
+            s = self.scheduler
+            counts = f"{work.rows} rows, {len(work.spans)} spans, {len(work.samples)} samples, {len(work.scores)} scores"
+            left = f"{len(s.waiting)} wait, {s.pool.free_count} slots free"
+            config.log("engine", f"pass {s.tally.passes}: {counts}; {left}")
+        for req in work.requests:
+            req.in_flight += 1
+        if isinstance(self._runner, AheadRunner) and all(req.is_sampled_ahead for _, req in work.samples):
+            return work, self._runner.launch(work)
+        return work, None
 
     def _can_go_on(self, flying: Pass) -> bool:
         """Whether a pass without the answers that must wait for this one is worth while."""

@@ -53,7 +53,8 @@ class SlotAllocator:
     def tidy(self) -> None:
         """Sorts the free slots once many were freed: consecutive slots are views of the store, others are copies."""
         if self._freed * 8 >= self.num_slots:
-            self._stack[: self._count] = np.sort(self._stack[: self._count])[::-1]
+            every = self._count == self.num_slots
+            self._stack[: self._count] = np.arange(self._count)[::-1] if every else np.sort(self._stack[: self._count])[::-1]
             self._freed = 0
 
     def free_slots(self) -> np.ndarray:

@@ -35,7 +35,7 @@ class TiledAttention:
         pieces = (rows + self._tiler.shares) * PIECE
         shares = self._tiler.shares + 1
         return {
-            "narrow_shares": shares, "wide_shares": shares, "indptr": rows + 1, "parts": self._tiler.most_partials(rows),
+            "narrow_shares": shares, "wide_shares": shares, "indptr": rows + 1,
             "narrow": pieces, "wide": pieces, "indices": indices,
         }  # fmt: skip
 
@@ -51,7 +51,7 @@ class TiledAttention:
 
     def over(self, stage: Stage, partials: Partials, rows: int, *, wide: bool) -> Attend:
         """Attention as it is staged there, for passes of `rows` rows. `wide`: whether there may be wide pieces."""
-        names = ("narrow", "narrow_shares", "wide", "wide_shares", "indptr", "parts", "indices")
+        names = ("narrow", "narrow_shares", "wide", "wide_shares", "indptr", "indices")
         tables = Tables(*(stage.device(name) for name in names))
         positions = stage.device("positions", rows)
         return Attend(positions, tables, partials, wide, self._tiler.window or 0, self._beside)
@@ -59,7 +59,7 @@ class TiledAttention:
 
 def put(plan: Plan, stage: Stage) -> int:
     """Writes a plan where its kernels read it; returns how many indices it has."""
-    for name in ("narrow_shares", "wide_shares", "indptr", "parts", "narrow", "wide", "indices"):
+    for name in ("narrow_shares", "wide_shares", "indptr", "narrow", "wide", "indices"):
         stage.put(name, getattr(plan, name))
     return len(plan.indices)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-PIECE = 8  # int32 of a piece: first row, rows, first block, block behind the last, position of the first slot, target, slots, 0
+PIECE = 8  # int32 of a piece: first row, rows, first block, block behind the last, position of the first slot, part, slots, 0
 BLOCK = 64  # slots
 NARROW, WIDE = 16, 64  # lanes: rows times the heads of q that share a head of k
 _START = 1.0  # what beginning a piece costs, in blocks read meanwhile (measured)
@@ -46,9 +46,10 @@ class Shared(NamedTuple):
 class Plan:
     """What the kernels read; int32.
 
-    narrow, wide                [n, PIECE]: the pieces of each kind, share by share
+    narrow, wide                [n, PIECE]: the pieces of each kind, share by share; the n-th to give a partial result of its rows
+                                has part n, one that gives the result has part -1
     narrow_shares, wide_shares  [shares + 1]: where each share's pieces begin
-    parts, indptr               the partial results of row i are parts[indptr[i] : indptr[i + 1]]
+    indptr                      the partial results of row i are indptr[i] to indptr[i + 1]
     indices                     slots of all blocks
     """
 
@@ -57,7 +58,6 @@ class Plan:
     wide: np.ndarray
     wide_shares: np.ndarray
     indptr: np.ndarray
-    parts: np.ndarray
     indices: np.ndarray
 
 
@@ -112,17 +112,15 @@ class Tiler:
     def _cut(self, narrow: np.ndarray, wide: np.ndarray, rows: int, indices: np.ndarray) -> Plan:
         (a, a_shares), (b, b_shares) = _pieces(narrow, self.shares), _pieces(wide, self.shares)
         every = np.concatenate((a, b))
-        counts = every[:, 1]
-        often = np.bincount(np.repeat(every[:, 0], counts) + _counting(counts), minlength=rows) > 1
-        partial = often[every[:, 0]]  # the rows of a tile are all in one piece of it, or all in several
-        counts = np.where(partial, counts, 0)
-        every[:, 5] = np.where(partial, np.cumsum(counts) - counts, -1)
-        mine = np.repeat(every[:, 0], counts) + _counting(counts)
+        together = _of_rows(b, rows)  # rows of a prefix's tile have tiles of their own behind it
+        of_row = together + _of_rows(a, rows)
+        several = of_row > 1
         indptr = np.zeros(rows + 1, np.int32)
-        np.cumsum(np.bincount(mine, minlength=rows), out=indptr[1:])
-        parts = np.argsort(mine, kind="stable").astype(np.int32)
+        np.cumsum(np.where(several, of_row, 0), out=indptr[1:])
+        parts = np.concatenate((_within_tile(a) + together[a[:, 0]], _within_tile(b)))
+        every[:, 5] = np.where(several[every[:, 0]], parts, -1)
         found = every.astype(np.int32)
-        return Plan(found[: len(a)], a_shares, found[len(a) :], b_shares, indptr, parts, indices)
+        return Plan(found[: len(a)], a_shares, found[len(a) :], b_shares, indptr, indices)
 
 
 def _sliced(tiles: np.ndarray, height: int) -> np.ndarray:
@@ -175,6 +173,20 @@ def _pieces(tiles: np.ndarray, shares: int) -> tuple[np.ndarray, np.ndarray]:
     found[:, 6] = np.minimum(sizes * BLOCK, tiles[of, 3] - inside * BLOCK)
     starts = (ends - blocks)[tile] + np.clip(within, 0, blocks[tile])
     return found, np.searchsorted(cuts, np.concatenate(([0], starts, [total]))).astype(np.int32)
+
+
+def _of_rows(pieces: np.ndarray, rows: int) -> np.ndarray:
+    """How many of the pieces each row is in, [rows]."""
+    counts = pieces[:, 1]
+    return np.bincount(np.repeat(pieces[:, 0], counts) + _counting(counts), minlength=rows)
+
+
+def _within_tile(pieces: np.ndarray) -> np.ndarray:
+    """The how manieth of its tile each piece is; those of one tile lie together and begin with the same row."""
+    at = np.arange(len(pieces))
+    begins = np.ones(len(pieces), bool)
+    begins[1:] = pieces[1:, 0] != pieces[:-1, 0]
+    return at - np.maximum.accumulate(np.where(begins, at, 0))
 
 
 def _padded(runs: Sequence[np.ndarray], sizes: np.ndarray, blocks: np.ndarray) -> np.ndarray:

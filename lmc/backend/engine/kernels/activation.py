@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lmc.backend.engine.kernels.early import after, launch
+
 _BLOCK = 1024
 
 
@@ -18,7 +20,9 @@ def silu_mul_reference(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit
-def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
+def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        after()
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
@@ -32,6 +36,5 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     rows, width = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     if rows:
-        launch = _silu_mul[(rows, triton.cdiv(width, _BLOCK))]
-        launch(gate_up, out, width, _BLOCK, num_warps=4)  # pyright: ignore[reportCallIssue]
+        launch(_silu_mul, (rows, triton.cdiv(width, _BLOCK)), gate_up, out, width, _BLOCK, warps=4)
     return out

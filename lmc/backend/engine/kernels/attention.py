@@ -15,9 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from lmc.backend.engine.attention.tiles import BLOCK, NARROW, PIECE, WIDE, group_of, rows_of
+from lmc.backend.engine.kernels.early import after, can_launch_early, launch
 
 _WARPS = {NARROW: 4, WIDE: 4}
-_STAGES = {NARROW: 5, WIDE: 3}  # a load of slots, and of what lies in them: 3 has one block on its way, 5 two
+_PARTS = 4  # partial results of a row that are read together
+_EARLY = 4  # rows up to which programs that wait take nothing from those that read (measured)
+_STAGES = {NARROW: 5, WIDE: 5}  # a load of slots, and of what lies in them: 3 has one block on its way, 5 two
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,6 @@ class Tables:
     wide: Tensor
     wide_shares: Tensor
     indptr: Tensor
-    parts: Tensor
     indices: Tensor
 
 
@@ -52,7 +54,7 @@ def _begin(
 
 @triton.jit
 def _end(
-    piece, kv_head, best, total, sums, partial, lse, out,
+    piece, kv_head, best, total, sums, indptr, partial, lse, out,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
@@ -60,27 +62,31 @@ def _end(
     lane = tl.arange(0, LANES)
     column = tl.arange(0, WIDTH)
     taken = (lane // GROUP < tl.load(piece + 1)) & (lane % GROUP < HEADS // KV_HEADS)
+    row = tl.load(piece) + lane // GROUP
     head = kv_head * (HEADS // KV_HEADS) + lane % GROUP
     inside = taken[:, None] & (column < DIM)[None, :]
-    target = tl.load(piece + 5)
+    part = tl.load(piece + 5)
     mean = sums / tl.where(total > 0.0, total, 1.0)[:, None]
-    if target < 0:
-        to = (tl.load(piece) + lane // GROUP) * HEADS + head
+    if part < 0:
+        to = row * HEADS + head
         tl.store(out + to[:, None] * DIM + column[None, :], mean.to(out.dtype.element_ty), mask=inside)
     else:
-        to = (target + lane // GROUP) * HEADS + head
+        to = (tl.load(indptr + row, mask=taken, other=0) + part) * HEADS + head
         tl.store(partial + to[:, None] * DIM + column[None, :], mean, mask=inside)
         tl.store(lse + to, best + tl.log2(tl.where(total > 0.0, total, 1.0)), mask=taken)
 
 
 @triton.jit
 def _attend(
-    q, keys, values, positions, indices, pieces, shares, partial, lse, out, scale, window,
+    q, keys, values, positions, indices, pieces, shares, indptr, partial, lse, out, scale, window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr, CHAINED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program a share and a head of k. GROUP: lanes a row has, the heads of q that share a head of k, as a power of two.
     CHAINED: the blocks of a share lie one behind the other, so that reading goes on from piece to piece."""
+    if EARLY:
+        after()
     share = tl.program_id(0) // KV_HEADS
     kv_head = tl.program_id(0) % KV_HEADS
     first, behind = tl.load(shares + share), tl.load(shares + share + 1)
@@ -100,7 +106,9 @@ def _attend(
         for block in tl.range(begin, until, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
             if CHAINED:  # noqa: SIM102, known when this is compiled
                 if block == end:
-                    _end(piece, kv_head, best, total, sums, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
+                    _end(
+                        piece, kv_head, best, total, sums, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES
+                    )
                     piece += PIECE
                     x, most, last = _begin(piece, q, positions, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
                     begin, end = tl.load(piece + 2), tl.load(piece + 3)
@@ -123,7 +131,7 @@ def _attend(
             v = tl.load(values + slot[:, None] * DIM + column[None, :], mask=(column < DIM)[None, :], other=0.0)
             sums = tl.dot(weight.to(v.dtype), v, sums * fade[:, None])
             best = higher
-        _end(piece, kv_head, best, total, sums, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
+        _end(piece, kv_head, best, total, sums, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
         best = tl.full((LANES,), -float("inf"), tl.float32)
         total = tl.zeros((LANES,), tl.float32)
         sums = tl.zeros((LANES, WIDTH), tl.float32)
@@ -131,10 +139,13 @@ def _attend(
 
 @triton.jit
 def _merge(
-    partial, lse, indptr, parts, out,
+    partial, lse, indptr, out,
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program a row and BLOCK heads, PARTS partial results at a time."""
+    """One program a row and BLOCK heads; the loads of PARTS partial results are under way together."""
+    if EARLY:
+        after()
     row = tl.program_id(0)
     begin, end = tl.load(indptr + row), tl.load(indptr + row + 1)
     if begin == end:
@@ -145,21 +156,18 @@ def _merge(
     best = tl.full((BLOCK,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     sums = tl.zeros((BLOCK, WIDTH), tl.float32)
-    for n in range(begin, end, PARTS):
-        there = n + tl.arange(0, PARTS) < end
-        part = tl.load(parts + n + tl.arange(0, PARTS), mask=there, other=0)
-        at = part[:, None] * HEADS + head[None, :]
-        found = tl.load(lse + at, mask=there[:, None] & (head < HEADS)[None, :], other=-float("inf"))
-        higher = tl.maximum(best, tl.max(found, 0))
-        shift = tl.where(higher == -float("inf"), 0.0, higher)
-        weight = tl.exp2(found - shift[None, :])
-        mean = tl.load(
-            partial + at[:, :, None] * DIM + column[None, None, :], mask=there[:, None, None] & inside[None, :, :], other=0.0
-        )
-        fade = tl.exp2(best - shift)
-        sums = sums * fade[:, None] + tl.sum(weight[:, :, None] * mean, 0)
-        total = total * fade + tl.sum(weight, 0)
-        best = higher
+    for first in range(begin, end, PARTS):
+        for n in tl.static_range(PARTS):  # pyright: ignore[reportGeneralTypeIssues]
+            at = (first + n) * HEADS + head
+            there = (at < end * HEADS) & (head < HEADS)
+            found = tl.load(lse + at, mask=there, other=-float("inf"))
+            mean = tl.load(partial + at[:, None] * DIM + column[None, :], mask=there[:, None] & inside, other=0.0)
+            higher = tl.maximum(best, found)
+            shift = tl.where(higher == -float("inf"), 0.0, higher)
+            weight, fade = tl.exp2(found - shift), tl.exp2(best - shift)
+            sums = sums * fade[:, None] + weight[:, None] * mean
+            total = total * fade + weight
+            best = higher
     y = (sums / tl.where(total > 0.0, total, 1.0)[:, None]).to(out.dtype.element_ty)
     tl.store(out + (row * HEADS + head)[:, None] * DIM + column[None, :], y, mask=inside)
 
@@ -195,21 +203,22 @@ def attend(
     width, group = triton.next_power_of_2(dim), group_of(heads, kv_heads)
     out = torch.empty_like(q)
     kinds = ((NARROW, tables.narrow, tables.narrow_shares), (WIDE, tables.wide, tables.wide_shares))
+    early = can_launch_early() and not wide and rows <= _EARLY  # where streams meet, kernels wait for both
     if beside is not None and wide:
         beside.wait_stream(torch.cuda.current_stream())
     for kind, pieces, shares in kinds[: 2 if wide else 1]:
         with torch.cuda.stream(beside if kind == WIDE else None):
-            _attend[((len(shares) - 1) * kv_heads,)](
-                q, keys, values, positions, tables.indices, pieces, shares, partials.means, partials.lse, out,
+            launch(
+                _attend, ((len(shares) - 1) * kv_heads,),
+                q, keys, values, positions, tables.indices, pieces, shares, tables.indptr, partials.means, partials.lse, out,
                 _LOG2E * dim**-0.5, window, heads, kv_heads, dim, width, group, rows_of(group, kind) * group, BLOCK, PIECE,
-                _STAGES[kind], kind == NARROW, num_warps=_WARPS[kind],  # pyright: ignore[reportCallIssue]
+                _STAGES[kind], kind == NARROW, warps=_WARPS[kind], early=early,
             )  # fmt: skip
     if beside is not None and wide:
         torch.cuda.current_stream().wait_stream(beside)
-    few = rows <= 16
-    block = 1 if few else 4
-    _merge[(rows, triton.cdiv(heads, block))](
-        partials.means, partials.lse, tables.indptr, tables.parts, out, heads, dim, width, block, 16 if few else 4,
-        num_warps=1 if few else 4,  # pyright: ignore[reportCallIssue]
+    block = 1 if rows <= 16 else 4
+    launch(
+        _merge, (rows, triton.cdiv(heads, block)),
+        partials.means, partials.lse, tables.indptr, out, heads, dim, width, block, _PARTS, warps=1, early=early,
     )  # fmt: skip
     return out

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lmc.backend.engine.kernels.early import after, launch
+
 
 def add_rms_norm_reference(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(norm(residual + x), residual + x), sums in float32; x None: nothing is added. x, residual [T, C], weight [C]."""
@@ -20,7 +22,9 @@ def add_rms_norm_reference(x: Tensor | None, residual: Tensor, weight: Tensor, e
 
 
 @triton.jit
-def _add_rms_norm(x, residual, weight, out, columns, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr):
+def _add_rms_norm(x, residual, weight, out, columns, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        after()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < columns
@@ -43,6 +47,6 @@ def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float)
         block = triton.next_power_of_2(columns)
         warps = min(16, max(1, block // 512))
         given = residual if x is None else x
-        launch = _add_rms_norm[(rows,)]
-        launch(given, residual, weight, out, columns, eps, x is not None, block, num_warps=warps)  # pyright: ignore[reportCallIssue]
+        adds = x is not None
+        launch(_add_rms_norm, (rows,), given, residual, weight, out, columns, eps, adds, block, warps=warps)
     return out

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lmc.backend.engine.kernels.early import after, launch
+
 
 def rope_append_reference(
     qkv: Tensor,
@@ -48,9 +50,11 @@ def _complex(x: Tensor) -> Tensor:
 def _rope_append(
     qkv, positions, slots, turns, keys, values, q_norm, k_norm, out, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program a row and BLOCK heads; heads of q come first, then of k, then of v. WIDTH: DIM as a power of two."""
+    if EARLY:
+        after()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
@@ -99,10 +103,8 @@ def rope_append(
     if len(qkv):
         q_norm, k_norm = norms if norms is not None else (qkv, qkv)
         grid = (len(qkv), triton.cdiv(heads + 2 * kv_heads, _HEADS_A_PROGRAM))
-        launch = _rope_append[grid]
         launch(
-            qkv, positions, slots, turns, keys, values, q_norm, k_norm, out, eps,
-            heads, kv_heads, dim, triton.next_power_of_2(dim), norms is not None, _HEADS_A_PROGRAM,
-            num_warps=4,  # pyright: ignore[reportCallIssue]
+            _rope_append, grid, qkv, positions, slots, turns, keys, values, q_norm, k_norm, out, eps,
+            heads, kv_heads, dim, triton.next_power_of_2(dim), norms is not None, _HEADS_A_PROGRAM, warps=4,
         )  # fmt: skip
     return out
