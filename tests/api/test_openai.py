@@ -374,6 +374,7 @@ def test_cost(openai):
     backend, _ = openai(says("abcd"), prices=lmc.Prices(prompt=1e6, completion=2e6))
     state = ask("abc", backend=backend)
     assert state.usage.prompt_tokens == 3 and backend.spent().cost == 3 + 2 * 4
+    assert state.get_meta_info("a")["cost"] == 11 == backend.capabilities.prices.of(state.usage)
     with pytest.raises(lmc.BudgetExceeded):
 
         @lmc.function

@@ -165,6 +165,25 @@ def test_the_form_of_the_language(openai, compiled):
     assert [state[f] for f in FIELDS[:3]] == [f" {v}" for v in VALUES[:3]] and len(server.seen) == 1
 
 
+@pytest.mark.parametrize("compiled", (False, True), ids=("interpreted", "compiled"))
+def test_the_form_of_the_language_in_a_chat(openai, compiled):
+    """As in SGLang's documentation, with a variable read inside of the turn."""
+
+    @lmc.function(num_api_spec_tokens=80)
+    def character(s, text):
+        s += lmc.user(text)
+        with s.assistant():
+            s += "Name:" + lmc.gen("Name", max_tokens=40, stop="\n")
+            upper = s["Name"].upper()
+            s += "\nBorn:" + lmc.gen("Born", max_tokens=40, stop="\n")
+        return upper
+
+    backend, server = openai(TextModel(writer(record())), True)
+    (state,) = asked(character, backend, compiled=compiled)
+    assert (state["Name"], state["Born"], state.ret_value) == (" Ada Lovelace", " 1815", " ADA LOVELACE")
+    assert len(server.seen) == 1 and server.seen[0].body["messages"][-1]["role"] == "user"
+
+
 def test_forks_follow_each_on_their_own(openai):
     @lmc.function(num_api_spec_tokens=60)
     def program(s):

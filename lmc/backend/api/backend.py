@@ -366,6 +366,9 @@ class ApiBackend(ABC):
         except LmcError as error:
             error.loc = error.loc or ask.loc
             raise
+        if self._prices is not None:
+            cost = self._prices.of(output.usage)
+            output = replace(output, metas=tuple({**meta, "cost": cost} for meta in output.metas))
         waiting = result()
         if waiting is not None:
             waiting.finish(output)
