@@ -665,7 +665,7 @@ class ReplayMode(CountingMode):
         if _hashable(fn) and fn in _ITERATES:
             return self.made(fn(*args, **kwargs))
         if _calls_back(fn):
-            args, kwargs = reach.with_callables(args, kwargs, self.callback)
+            args, kwargs = reach.with_callables(fn, args, kwargs, self.callback)
             return self.made(fn(*args, **kwargs))
         if reach.is_own(fn) or reach.is_language(fn) or reach.is_language(getattr(fn, "__self__", None)):
             if self.tick < self.first:

@@ -285,9 +285,13 @@ def _is_made_by_a_program(cls: type) -> bool:
     return any(isinstance(m, types.FunctionType) and is_instrumented(m) for base in cls.__mro__[:-1] for m in vars(base).values())
 
 
-def with_callables(args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with the function among them (the first one, or `key`) wrapped."""
+def with_callables(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a builtin of `HIGHER_ORDER` with the function among them wrapped: `key`, or the first one.
 
-    if "key" in kwargs:
+    What a builtin goes through or compares may be callable as well, and stays as it is.
+    """
+    if getattr(fn, "__name__", "") in ("max", "min", "sorted", "sort"):
         return args, {k: wrap(v) if k == "key" and v is not None else v for k, v in kwargs.items()}
     return tuple(wrap(a) if n == 0 and callable(a) else a for n, a in enumerate(args)), kwargs

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
+import re
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -20,6 +22,10 @@ EFFECTS: list[Any] = []
 
 leave = id
 """Leaves the graph: a compiled run that calls this goes on in the interpreter, since what it gives is of no other run."""
+LEFT_ON_PURPOSE = "takes the identity of an object"
+"""What is said then."""
+ANYHOW = ""
+"""As `leaves`, for programs of which nobody knows whether they are captured."""
 
 
 def effect(*what: Any) -> None:
@@ -126,6 +132,7 @@ def conform(
     reset: Callable[[], None] = lambda: None,
     outside: Callable[[], Any] = lambda: None,
     replays: int | None = None,
+    leaves: str | None = None,
     batch: bool = True,
     opts: Sequence[int] = (0, 1),
     **options: Any,
@@ -135,6 +142,8 @@ def conform(
     reset    puts the outside world back before each run
     outside  what the program may have changed outside
     replays  how often the compiled program may go on in the interpreter (None: as often as it likes)
+    leaves   a regex: why it does, other than by `leave` or by an exception that leaves it. Nothing else may be said, and this has to be, unless
+             it matches the empty text as well
     """
     options.setdefault("seed", 7)
     reference: list[Seen] = []
@@ -144,6 +153,32 @@ def conform(
         mock = backend()
         reference.append(run(program.run, item, outside, {**options, "backend": mock}))
         logs.append(asked(mock))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", lmc.CaptureWarning)  # what was said is looked at below
+        compiled = _compiled(program, items, reference, logs, backend, reset, outside, opts, options)
+        fast = compiled[opts[-1]]
+        if batch:
+            _batch(program, fast, items, backend, reset, options)
+        if os.environ.get("LMC_TEST_JOURNAL"):
+            for item, expected in zip(items, reference, strict=True):
+                resumes(program, item, expected, backend=backend, reset=reset, outside=outside, opts=opts, options=options)
+    faults = [said for one in compiled.values() for said in one._said if "internal error" in said]
+    assert not faults, faults
+    assert all(all(traced.ledger.replayed) for one in compiled.values() for traced in one.traces()), "a replay without a reason"
+    if replays is not None:
+        assert fast.stats.replays <= replays, f"{fast.stats.replays} replays: {fast._said}"
+    said = {why for one in compiled.values() for why in one._said if LEFT_ON_PURPOSE not in why}
+    undeclared = {why for why in said if leaves is None or not re.search(leaves, why)}
+    assert not undeclared, f"not captured, and the test does not say so: {undeclared}"
+    assert said or leaves is None or re.search(leaves, ""), f"captured, though the test says otherwise: {leaves}"
+    return fast
+
+
+def _compiled(
+    program: Any, items: Sequence[dict[str, Any]], reference: Sequence[Seen], logs: Sequence[Counter[Any]], backend: Callable[[], Mock],
+    reset: Callable[[], None], outside: Callable[[], Any], opts: Sequence[int], options: dict[str, Any],
+) -> dict[int, Program]:  # fmt: skip
+    """Every item gives in compiled calls what the interpreter gave; the compiled programs by their level."""
     compiled: dict[int, Program] = {}
     for opt in opts:
         fast = compiled[opt] = lmc.compile(program, opt=opt)
@@ -157,18 +192,7 @@ def conform(
                     assert asked(mock) == log, f"other calls for {item}"
                 elif expected.error is None:
                     assert not asked(mock) - log, f"calls added for {item}: {asked(mock) - log}"
-    fast = compiled[opts[-1]]
-    if batch:
-        _batch(program, fast, items, backend, reset, options)
-    if os.environ.get("LMC_TEST_JOURNAL"):
-        for item, expected in zip(items, reference, strict=True):
-            resumes(program, item, expected, backend=backend, reset=reset, outside=outside, opts=opts, options=options)
-    faults = [said for one in compiled.values() for said in one._said if "internal error" in said]
-    assert not faults, faults
-    assert all(all(traced.ledger.replayed) for one in compiled.values() for traced in one.traces()), "a replay without a reason"
-    if replays is not None:
-        assert fast.stats.replays <= replays, f"{fast.stats.replays} replays: {fast._said}"
-    return fast
+    return compiled
 
 
 def resumes(

@@ -265,7 +265,7 @@ async def gather_raises(s: Any, q: str) -> Any:
     return found[0], str(found[1])
 
 
-@case()
+@case(leaves="reaches the language")
 async def gather_of_helpers(s: Any, q: str) -> Any:
     """Tasks of the program itself: their order is asyncio's."""
     s += q
@@ -273,7 +273,7 @@ async def gather_of_helpers(s: Any, q: str) -> Any:
     return await asyncio.gather(*[turn(f, str(i)) for i, f in enumerate(forks)])
 
 
-@case()
+@case(leaves="reaches the language")
 async def helpers_that_wait_for_each_other(s: Any, q: str) -> Any:
     """One after the other, they would wait for ever."""
     ready = asyncio.Event()
@@ -292,7 +292,7 @@ async def helpers_that_wait_for_each_other(s: Any, q: str) -> Any:
     return await asyncio.wait_for(asyncio.gather(first(), second()), 5)
 
 
-@case()
+@case(leaves="enters an async manager")
 async def host_async_with(s: Any, q: str) -> Any:
     s += lmc.gen("a", max_tokens=3)
     async with session(q) as name:
@@ -301,7 +301,7 @@ async def host_async_with(s: Any, q: str) -> Any:
     return s["b"]
 
 
-@case()
+@case(leaves="enters an async manager")
 async def times_out(s: Any, q: str) -> Any:
     s += lmc.gen("a", max_tokens=3)
     try:
@@ -316,7 +316,7 @@ async def times_out(s: Any, q: str) -> Any:
     return await search(q)
 
 
-@case()
+@case(leaves="enters an async manager")
 async def task_group(s: Any, q: str) -> Any:
     async with asyncio.TaskGroup() as group:
         one = group.create_task(search(q))
@@ -324,7 +324,7 @@ async def task_group(s: Any, q: str) -> Any:
     return one.result(), two.result()
 
 
-@case()
+@case(leaves="raises CancelledError")
 async def cancels_its_own_tool(s: Any, q: str) -> Any:
     task = asyncio.create_task(asyncio.sleep(30))
     await asyncio.sleep(0)
@@ -347,17 +347,15 @@ async def is_cancelled_by_its_own_tool(s: Any, q: str) -> Any:
     return s["a"]
 
 
-@case()
+@case(leaves="without `await")
 async def forgets_to_await(s: Any, q: str) -> Any:
     inner.run(tip=q)
 
 
 @pytest.mark.parametrize("name", cases(globals()))
 def test_means_the_same_in_every_execution(name: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
-        one: Case = cases(globals())[name]
-        one.check()
+    one: Case = cases(globals())[name]
+    one.check()
 
 
 # -- loops, cancellation, context ------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def class_of_its_own_class(s, q):
     return A.seen, A.n, B.n, B.m, getattr(B, "m", 1)
 
 
-@case()
+@case(leaves="__init_subclass__")
 def class_that_is_registered(s, q):
     s += q + gen("g", max_tokens=2)
 
@@ -143,7 +143,7 @@ def class_that_is_registered(s, q):
     return K.n
 
 
-@case()
+@case(leaves="hands a class that it made")
 def class_handed_to_a_tool(s, q):
     class K:
         n = 0
@@ -154,7 +154,7 @@ def class_handed_to_a_tool(s, q):
     return K.n
 
 
-@case()
+@case(leaves="hands a class that it made")
 def class_handed_with_what_it_holds(s, q):
     class K:
         n = q
@@ -204,7 +204,7 @@ def class_that_is_a_dataclass(s, q):
     return row.text, row.n, other.n, Row.n, Row.__annotations__
 
 
-@case()
+@case(leaves="whose attributes are of this run")
 def class_that_is_an_exception(s, q):
     class Stop(Exception):
         code = 3
@@ -348,7 +348,7 @@ def decorator_of_the_outside(s, q):
     return ask.calls
 
 
-@case()
+@case(leaves="whose attributes are of this run")
 def function_handed_with_what_it_holds(s, q):
     def f():
         return 1
@@ -451,7 +451,7 @@ def decorator_that_remembers(s, q):
     return f(q), g(s["g"]), f.cache_info().hits, g.calls
 
 
-@case()
+@case(leaves="decorates a definition")
 def decorators_that_the_host_makes(s, q):
     @registered
     @dataclass(frozen=True)
@@ -568,21 +568,21 @@ def outside_list_in_definitions(s, q):
 # states as text, containers that hold themselves, the length that Python asks for
 
 
-@case()
+@case(leaves="shows a state as text")
 def state_as_text(s, q):
     s += q + gen("g", max_tokens=2)
     word = s["g"]
     return f"{s}|{word}"
 
 
-@case()
+@case(leaves="shows a state as text")
 def state_by_its_repr(s, q):
     s += q + gen("g", max_tokens=2)
     word, other = s["g"], s.fork(2)
     return word, repr(s), str(s), "%s" % s, "{}".format(s), repr([s]), repr(other)  # noqa: UP031, UP032
 
 
-@case()
+@case(leaves="holds itself")
 def list_that_holds_itself(s, q):
     L = [q]
     L.append(L)
@@ -591,7 +591,7 @@ def list_that_holds_itself(s, q):
     return len(L), L[1][1][2], L in [q], str(L), f"{L}"
 
 
-@case()
+@case(leaves="holds itself")
 def dict_that_holds_itself(s, q):
     D = {"q": q}
     D["d"] = D
@@ -600,7 +600,7 @@ def dict_that_holds_itself(s, q):
     return f"{D}"
 
 
-@case()
+@case(leaves="holds itself")
 def list_that_holds_itself_and_a_constant(s, q):
     L = [1]
     L.append(L)
@@ -632,7 +632,7 @@ class Plain:
         return len(self.items)
 
 
-@case()
+@case(leaves="whose __len__")
 def length_that_is_asked_for(s, q):
     a = Sized(s)
     s += q + gen("g", max_tokens=2)

@@ -351,7 +351,7 @@ def uncaught_after_effects(s: Any, q: str) -> Any:
     return s["x"]
 
 
-@case(ITEMS, backend=varied)
+@case(ITEMS, backend=varied, leaves="handles a group of exceptions")
 def groups(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=4)
     try:

@@ -315,7 +315,7 @@ def section_that_is_a_method(s: Any, q: str) -> Any:
     return writer.depth
 
 
-@case(ITEMS, backend=varied)
+@case(ITEMS, backend=varied, leaves="`yield` inside of `try` or `with`")
 def sections_that_are_not_captured(s: Any, q: str) -> Any:
     @contextlib.contextmanager
     def all_of_it(s):

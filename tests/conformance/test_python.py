@@ -1056,7 +1056,7 @@ def eval_names(s: Any, q: str) -> Any:
     return eval(s["x"], {"a": a, "b": b, "q": q, "len": len})
 
 
-@case(backend=by_item(x=["a+2", "len(L) + 1", "a + sum(i for i in range(b))"]))
+@case(backend=by_item(x=["a+2", "len(L) + 1", "a + sum(i for i in range(b))"]), leaves="eval of a text that names")
 def eval_of_variables(s: Any, q: str) -> Any:
     a, b, L = 5, len(q), [1]
     effect("before")
@@ -1179,7 +1179,7 @@ def sort_in_place_closure(s: Any, q: str) -> Any:
     return words, mine, sorted(words, key=str.lower), sorted([{"n": 2}, {"n": 1}], key=operator.itemgetter("n"))
 
 
-@case()
+@case(leaves="stored more than once")
 def closures_kept_by_the_host(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=6)
     v, n, fns = s["x"], 1, []
@@ -1190,7 +1190,7 @@ def closures_kept_by_the_host(s: Any, q: str) -> Any:
     return once, [f() for f in fns], n
 
 
-@case()
+@case(leaves="closes over calls and stores it")
 def closures_that_share(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=6)
     v, seen, calls = s["x"], [], 0
@@ -1221,7 +1221,7 @@ def closure_with_defaults(s: Any, q: str) -> Any:
     return sorted(v.split(), key=lambda w, order=v: order.find(w)), min(v.split(), key=lambda w: (len(w), w)), json.dumps({"a": v}, default=lambda x: v)
 
 
-@case()
+@case(leaves=r"hands a state to \.sub")
 def closure_that_asks(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=6)
     best = max(["k", "l"], key=lambda t: ask(s, t))
@@ -1855,7 +1855,9 @@ def left(case_: Case, name: str) -> Case:
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     names = dict(globals())
     exec(compile(text, file, "exec", dont_inherit=True), names)
-    return Case(lmc.function(names[name]), case_.items[:2], {**case_.options, "opts": (1,), "replays": None})
+    known = case_.options.get("leaves")  # what it leaves by where the statement is not before that
+    options = {**case_.options, "opts": (1,), "replays": None, "leaves": known and f"^$|{known}"}
+    return Case(lmc.function(names[name]), case_.items[:2], options)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -85,7 +85,7 @@ def test_new_arm_reads_what_the_run_began_with():
             assert fast(q="q", backend=scripted(x=answer)()).text() == want
 
 
-@case(**OUTSIDE)
+@case(**OUTSIDE, leaves="changed while it was iterated")
 def list_shrinks_while_iterated(s: Any, q: str) -> Any:
     seen = []
     for step in STEPS:
@@ -96,7 +96,7 @@ def list_shrinks_while_iterated(s: Any, q: str) -> Any:
     return seen, leave(q) * 0
 
 
-@case(**OUTSIDE)
+@case(**OUTSIDE, leaves="changed while it was iterated")
 def list_grows_at_its_end(s: Any, q: str) -> Any:
     seen = []
     for step in STEPS:
@@ -143,6 +143,7 @@ def attributes_of_functions_and_classes(s: Any, q: str) -> Any:
     return first, outside.Settings.level, outside.Settings.note, leave(s["x"]) * 0
 
 
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
 def test_guards_of_class_and_function_attributes():
     program = attributes_of_functions_and_classes.program
     fast = lmc.compile(program)
@@ -185,7 +186,8 @@ def test_outside_generator():
     global NUMBERS
     NUMBERS = numbered()
     fast = lmc.compile(program, backend=lmc.Mock())
-    assert [fast(q="a").ret_value for _ in range(3)] == [(0, 1), (2, 3), (4, 5)]
+    with pytest.warns(lmc.CaptureWarning, match="hands a generator it made"):
+        assert [fast(q="a").ret_value for _ in range(3)] == [(0, 1), (2, 3), (4, 5)]
 
 
 # -- code of the program that hooks do not see ------------------------------------------------------------------------------
@@ -248,14 +250,44 @@ class Box:
         return 2
 
 
+def taken_apart(x: Any, y: Any) -> Any:
+    return x
+
+
 USES = {
-    "property": lambda b: b.x, "setter": lambda b: setattr(b, "x", 3), "eq": lambda b: b == b, "in": lambda b: b in [1, b], "bool": lambda b: bool(b),
-    "item": lambda b: b[0], "iter": lambda b: [x for x in b], "list": lambda b: list(b), "add": lambda b: b + 1, "str": lambda b: str(b),
-    "format": lambda b: f"{b}", "len": lambda b: len(b), "unpack": lambda b: (lambda x, y: x)(*b), "not": lambda b: not b, "or": lambda b: (b or 1) is b,
-    "hasattr": lambda b: hasattr(b, "x"), "getattr": lambda b: getattr(b, "x", 0), "any": lambda b: any(b), "join": lambda b: ",".join(map(str, b)),
-    "max": lambda b: max([b], default=0) is b, "sum": lambda b: sum(b), "percent": lambda b: "%s" % b, "sorted": lambda b: sorted(b),
-    "call": lambda b: b("t"), "if": lambda b: 1 if b else 2, "print": lambda b: print(b), "dict": lambda b: {b: 1}[b],
+    "property": lambda b: b.x,
+    "setter": lambda b: setattr(b, "x", 3),
+    "eq": lambda b: b == b,
+    "in": lambda b: b in [1, b],
+    "bool": lambda b: bool(b),
+    "item": lambda b: b[0],
+    "iter": lambda b: [x for x in b],
+    "list": lambda b: list(b),
+    "add": lambda b: b + 1,
+    "str": lambda b: str(b),
+    "format": lambda b: f"{b}",
+    "len": lambda b: len(b),
+    "unpack": lambda b: taken_apart(*b),
+    "not": lambda b: not b,
+    "or": lambda b: (b or 1) is b,
+    "hasattr": lambda b: hasattr(b, "x"),
+    "getattr": lambda b: getattr(b, "x", 0),
+    "any": lambda b: any(b),
+    "join": lambda b: ",".join(map(str, b)),
+    "max": lambda b: max([b], default=0) is b,
+    "sum": lambda b: sum(b),
+    "percent": lambda b: "%s" % b,
+    "sorted": lambda b: sorted(b),
+    "call": lambda b: b("t"),
+    "if": lambda b: 1 if b else 2,
+    "print": lambda b: print(b),
+    "dict": lambda b: {b: 1}[b],
+}
+LEFT = {
+    "unpack": "whose __len__", "list": "whose __len__", "hasattr": "asks whether", "getattr": "asks whether", "in": "hands a Box", "percent": "hands a Box",
+    "sorted": "whose __len__", "print": "hands a Box", "dict": "hands a Box",
 }  # fmt: skip
+"""Why those are not captured that are not."""
 
 
 @pytest.mark.parametrize("use", USES)
@@ -268,7 +300,7 @@ def test_methods_that_python_calls(use: str):
         box = Box(s, s["x"])
         return repr(fn(box)) if use != "max" else fn(box)
 
-    conform(program, [{"q": "a"}])
+    conform(program, [{"q": "a"}], leaves=LEFT.get(use))
 
 
 def test_methods_that_python_calls_on_constants():
@@ -288,7 +320,7 @@ def test_methods_that_python_calls_on_constants():
 # -- functions that the program hands out -----------------------------------------------------------------------------------
 
 
-@case()
+@case(leaves="stored more than once")
 def closures_over_a_loop(s: Any, q: str) -> Any:
     out = []
     for i in range(3):
@@ -353,7 +385,7 @@ def one_code_two_closures(s: Any, q: str) -> Any:
 # -- objects that change ----------------------------------------------------------------------------------------------------
 
 
-@case(backend=scripted(x='[[], [1], {"k": []}]'))
+@case(backend=scripted(x='[[], [1], {"k": []}]'), leaves="inside of a builtin")
 def decided_on_then_changed(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=30)
     data = json.loads(s["x"])
@@ -435,7 +467,7 @@ def aliases(s: Any, q: str) -> Any:
     return row, grid, table, copy, grid[0] is grid[1], outside.SEEN[-1] is grid
 
 
-@case(**OUTSIDE)
+@case(**OUTSIDE, leaves="hands a list that it made")
 def containers_that_python_makes(s: Any, q: str) -> Any:
     def named(**kw: Any) -> Any:
         outside.grow(kw.setdefault("l", []), len(kw))
@@ -482,7 +514,7 @@ class Pair:
     b: Any = None
 
 
-@case()
+@case(leaves="Pair.__eq__ has no readable source")
 def dataclasses_of_the_program(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=3)
     p = Pair(s, s["x"])
