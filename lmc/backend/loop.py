@@ -2,7 +2,8 @@
 
 The instructions of all runs execute on the loop, between its other work. A program that is `async def` has one task a
 run: its host calls, what they give to await, and its replay happen in that task, one after another, so that to them it
-is the program. Host calls of other programs run on the pool.
+is the program. The loop gets a turn where the program awaits and nowhere else, so tasks that it starts do not overtake it.
+Host calls of other programs run on the pool.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class LoopExecution(Execution):
         self.on_loop = on_loop
         self._events: Any = _Events()
         self._tasks: dict[Run, _RunTask] = {}
+        self._finished = deque[Run]()  # in their own tasks
+        self._broken: BaseException | None = None  # what ended one of those tasks, and ends the execution
 
     async def arun(self, runs: Iterator[Run]) -> AsyncGenerator[Run]:
         """Gives each run when it is over, as `run` does. Closing it, or cancelling the task, ends all that is not over."""
@@ -80,7 +83,22 @@ class LoopExecution(Execution):
 
     def _handled(self) -> Iterator[Run]:
         while not self._events.empty():
-            yield from self._handle(*self._events.get())
+            event = self._events.get()
+            if self._broken is not None:
+                raise self._broken
+            yield from self._handle(*event)
+            while self._finished:
+                yield self._finished.popleft()
+
+    def _go_on(self, run: Run, instruction: HostCall, done: Done) -> None:
+        """What follows a host call, at once and in the task of the run."""
+        try:
+            over = list(self._handle(run, instruction, done))
+        except BaseException as error:  # raised where the runs are driven
+            over, self._broken = [], error
+        self._finished.extend(over)
+        if over or self._broken is not None:
+            self._events.put((run, None, None))  # there is something to see
 
     def close(self) -> None:
         for run in self._unfinished:
@@ -123,7 +141,7 @@ class LoopExecution(Execution):
             outcome = await self._awaited(run, instruction, args)
             if recording.recorder is not None:
                 recording.recorder.called(run.number, instruction.fn, instruction.loc, began)
-            self._events.put((run, instruction, (args, outcome)))
+            self._go_on(run, instruction, (args, outcome))
 
         self._task(run).do(work)
         return False

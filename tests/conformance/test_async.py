@@ -234,6 +234,33 @@ async def awaits_on_one_side_of_or(s: Any, q: str) -> Any:
     return (q == "a" and await search("x")) or await search("y"), 1 < len(await search(q)) < 100
 
 
+async def steps(name: str) -> str:
+    effect("first", name)
+    await asyncio.sleep(0)
+    effect("second", name)
+    return name
+
+
+@case(replays=0)
+async def tasks_take_turns_where_the_program_awaits(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    task = asyncio.create_task(steps(s["a"]))
+    effect("the task has not begun")
+    s += await steps(q) + await task + lmc.gen("b", max_tokens=2)
+    later = asyncio.gather(steps("one"), steps(s["b"]))
+    effect("nor have these", len(s["b"]))
+    s += "".join(await later)
+
+
+@case(replays=0)
+async def cancels_what_has_not_begun(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    task = asyncio.create_task(steps(s["a"]))
+    task.cancel()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    s += type(outcome).__name__
+
+
 # -- programs: what the interpreter goes on with ---------------------------------------------------------------------------
 
 
