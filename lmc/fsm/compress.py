@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from lmc.fsm.dfa import ByteDFA
+from lmc.fsm.bytedfa import ByteDFA
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,9 @@ class CompressedFSM:
 def compress(dfa: ByteDFA) -> CompressedFSM:
     """Fuses every maximal chain of singular states."""
     singular = dfa.singular
-    kept = np.unique(dfa.table[~singular])
-    states = sorted({0, *np.flatnonzero(~singular).tolist(), *kept[kept >= 0].tolist()})
+    sources, targets = dfa.edges
+    led_to = targets[~singular[sources]]
+    states = sorted({0, *np.flatnonzero(~singular).tolist(), *led_to.tolist()})
     edges: list[Edge] = []
     for state in states:
         edges += [_chain(dfa, state)] if singular[state] else _choices(dfa, state)
@@ -82,9 +83,10 @@ def forced_bytes(dfa: ByteDFA, state: int) -> tuple[bytes, int]:
     """What every legal text from `state` goes on with, and the state behind it; b"" where there is a choice."""
     singular, out = dfa.singular, bytearray()
     while singular[state]:  # ends: an end is within reach of every state, and it is not singular
-        byte = int((dfa.table[state] >= 0).argmax())
+        row = dfa.row(state)
+        byte = int(row.argmax())  # the only one that is not DEAD
         out.append(byte)
-        state = int(dfa.table[state, byte])
+        state = int(row[byte])
     return bytes(out), state
 
 
@@ -94,7 +96,7 @@ def _chain(dfa: ByteDFA, state: int) -> Edge:
 
 
 def _choices(dfa: ByteDFA, state: int) -> list[Edge]:
-    row = dfa.table[state]
+    row = dfa.row(state)
     targets = dict.fromkeys(row[row >= 0].tolist())
     return [Edge(state, t, any_of=np.flatnonzero(row == t).astype(np.uint8).tobytes()) for t in targets]
 

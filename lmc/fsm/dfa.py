@@ -1,7 +1,7 @@
 """Minimal automata over UTF-8 bytes: tree ─► NFA ─► DFA over character classes ─► minimal ─► bytes.
 
 Determinising and minimising happen over the few classes of characters that a pattern tells apart; only the minimal
-automaton is spread over bytes. Partial characters share states, so that the result is minimal as it is.
+automaton is spread over bytes (spread.py).
 """
 
 from __future__ import annotations
@@ -9,71 +9,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from lmc.errors import ConstraintError
+from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.charset import Ranges, merged
 from lmc.fsm.minimise import DEAD, live, minimised
 from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parse, shown
+from lmc.fsm.spread import TooLarge, spread
 
-MAX_STATES = 50_000
+MAX_STATES = 50_000  # over characters
 MAX_WORK = 4_000_000  # states looked at while sets of states are made: a few seconds
-
-
-@dataclass(frozen=True, eq=False)
-class ByteDFA:
-    """A deterministic automaton over bytes, minimal, without dead states; equal languages have equal tables.
-
-    flat    int32 [(states + 1) * 256]: entry `state << 8 | byte` is the next state, DEAD where the byte is not legal;
-            the last row is dead, so that `DEAD << 8 | byte` reads DEAD
-    final   bool [states]: the text so far is in the language
-    States are numbered in breadth-first order of bytes; 0 is the start.
-    """
-
-    flat: np.ndarray
-    final: np.ndarray
-
-    @staticmethod
-    def of(table: np.ndarray, final: np.ndarray) -> ByteDFA:
-        """From a table [states, 256]."""
-        return ByteDFA(np.append(table.astype(np.int32), np.full((1, 256), DEAD, np.int32)), final)
-
-    @cached_property
-    def table(self) -> np.ndarray:
-        """int32 [states, 256]: a view of `flat`."""
-        return self.flat.reshape(-1, 256)[:-1]
-
-    @property
-    def states(self) -> int:
-        return len(self.final)
-
-    @property
-    def nbytes(self) -> int:
-        return self.flat.nbytes + self.final.nbytes
-
-    def step(self, state: int, text: bytes) -> int:
-        """The state after `text`, DEAD if it leaves the language."""
-        entries = self._entries
-        for byte in text:
-            if state < 0:
-                return DEAD
-            state = entries[state << 8 | byte]
-        return state
-
-    def accepts(self, text: bytes) -> bool:
-        end = self.step(0, text)
-        return end >= 0 and bool(self.final[end])
-
-    @cached_property
-    def _entries(self) -> memoryview:
-        return self.flat.data  # much quicker than the array to read one by one
-
-    @cached_property
-    def singular(self) -> np.ndarray:
-        """bool [states]: exactly one byte is legal and the text may not end here (final counts as a way on)."""
-        return ((self.table >= 0).sum(axis=1) == 1) & ~self.final
 
 
 def compile_regex(pattern: str) -> ByteDFA:
@@ -96,16 +43,12 @@ def build(tree: Node) -> ByteDFA:
         raise ConstraintError("no text matches this constraint")
     table, final = live(table, final)
     table, final = minimised(table, final)
-    return _spread(table, final, alphabet)
+    return spread(table, final, alphabet.segments())
 
 
 def determinised(tree: Node, alphabet: Alphabet) -> tuple[np.ndarray, np.ndarray]:
     """A tree's automaton over classes of characters: table int32 [states, classes], final [states]; raises TooLarge."""
     return _determinised(_NFA.of(tree, alphabet))
-
-
-class TooLarge(Exception):
-    """An automaton of more than MAX_STATES states, or one that takes more than MAX_WORK to find."""
 
 
 # -- classes of characters -----------------------------------------------------------------------------------------
@@ -134,6 +77,10 @@ class Alphabet:
         for low, high, c in zip(self.lows.tolist(), self.highs.tolist(), self.classes.tolist()):
             found[c].append((low, high))
         return [merged(ranges) for ranges in found]
+
+    def segments(self) -> list[tuple[int, int, int]]:
+        """(first, last, class), ascending."""
+        return list(zip(self.lows.tolist(), self.highs.tolist(), self.classes.tolist()))
 
     @staticmethod
     def of(tree: Node) -> Alphabet:
@@ -252,7 +199,9 @@ class _NFA:
         return end
 
     def add_repeat(self, tree: Repeat, at: int) -> int:
-        if id(tree) not in self.turns:  # (x?){m,n} is x{0,n}: from every turn there would be free ways to all later ones
+        if (
+            id(tree) not in self.turns
+        ):  # (x?){m,n} is x{0,n}: from every turn there would be free ways to all later ones
             often = tree.high is not None and tree.high > 8 and _is_nullable(tree.body)
             self.turns[id(tree)] = (_nonempty(tree.body), False) if often else (tree.body, True)
         body, needed = self.turns[id(tree)]
@@ -344,109 +293,3 @@ def _per_class(
         same[tuple(targets)].append(c)
     for targets, classes in same.items():
         yield tuple(classes), frozenset().union(*(closures[t] for t in targets))
-
-
-# -- characters to bytes -------------------------------------------------------------------------------------------
-
-_Runs = tuple[tuple[int, int, int], ...]  # (first, last, target), ascending, neighbours with one target joined
-
-
-def _spread(table: np.ndarray, final: np.ndarray, alphabet: Alphabet) -> ByteDFA:
-    """The automaton over bytes of an automaton over classes."""
-    bytes_of = _Bytes(len(final))
-    for row in table:
-        bytes_of.add_state(_segments(row, alphabet))
-    return _numbered([*bytes_of.rows, *bytes_of.inner], final)
-
-
-def _segments(row: np.ndarray, alphabet: Alphabet) -> _Runs:
-    """A state's transitions as code-point runs."""
-    targets = row[alphabet.classes]
-    use = targets >= 0
-    lows, highs, targets = alphabet.lows[use], alphabet.highs[use], targets[use]
-    if not len(targets):
-        return ()
-    begins = np.append(True, (lows[1:] != highs[:-1] + 1) | (targets[1:] != targets[:-1]))
-    ends = np.append(begins[1:], True)
-    return tuple(zip(lows[begins].tolist(), highs[ends].tolist(), targets[begins].tolist()))
-
-
-class _Bytes:
-    """Rows of the byte automaton: first the states over characters, then those inside a character, each once."""
-
-    _LENGTHS = ((0x80, 0x7FF, 0xC0, 1), (0x800, 0xFFFF, 0xE0, 2), (0x10000, 0x10FFFF, 0xF0, 3))
-
-    def __init__(self, states: int) -> None:
-        self.states = states
-        self.rows: list[_Runs] = []
-        self.inner: dict[_Runs, int] = {}
-        self.made: dict[tuple[int, _Runs], int] = {}
-
-    def add_state(self, segments: _Runs) -> None:
-        row = [(low, min(high, 0x7F), t) for low, high, t in segments if low < 0x80]
-        for low, high, lead, more in self._LENGTHS:
-            part = [(max(a, low), min(b, high), t) for a, b, t in segments if a <= high and b >= low]
-            if part:
-                row += [(lead | first, lead | last, t) for first, last, t in self.blocks(part, more)]
-        assert len(self.rows) < self.states
-        self.rows.append(_joined(row))
-
-    def blocks(self, segments: Iterable[tuple[int, int, int]], more: int) -> Iterable[tuple[int, int, int]]:
-        """Runs of the next byte, whose characters go on for `more` bytes after it."""
-        if not more:
-            return segments
-        bits = 6 * more
-        size = 1 << bits
-        out: list[tuple[int, int, int]] = []
-        partial: dict[int, list[tuple[int, int, int]]] = {}
-        for low, high, target in segments:
-            first, last = low >> bits, high >> bits
-            for block in dict.fromkeys((first, last)):
-                base = block << bits
-                a, b = max(low, base) - base, min(high, base + size - 1) - base
-                if a > 0 or b < size - 1:
-                    partial.setdefault(block, []).append((a, b, target))
-            whole_first = first + (low > first << bits)
-            whole_last = last - (high < (last + 1 << bits) - 1)
-            if whole_first <= whole_last:
-                out.append((whole_first, whole_last, self.node(((0, size - 1, target),), more)))
-        out += [(block, block, self.node(tuple(part), more)) for block, part in partial.items()]
-        return out
-
-    def node(self, segments: _Runs, more: int) -> int:
-        """The state that waits for the last `more` bytes of a character."""
-        key = (more, segments)
-        if key not in self.made:
-            row = _joined((0x80 | a, 0x80 | b, t) for a, b, t in self.blocks(segments, more - 1))
-            if row not in self.inner:
-                if len(self.inner) >= MAX_STATES:
-                    raise TooLarge
-                self.inner[row] = self.states + len(self.inner)
-            self.made[key] = self.inner[row]
-        return self.made[key]
-
-
-def _joined(runs: Iterable[tuple[int, int, int]]) -> _Runs:
-    out: list[tuple[int, int, int]] = []
-    for first, last, target in sorted(runs):
-        if out and out[-1][2] == target and out[-1][1] + 1 == first:
-            out[-1] = (out[-1][0], last, target)
-        else:
-            out.append((first, last, target))
-    return tuple(out)
-
-
-def _numbered(rows: list[_Runs], final: np.ndarray) -> ByteDFA:
-    """Tables with states in breadth-first order."""
-    numbers, order = {0: 0}, [0]
-    for state in order:
-        for _, _, target in rows[state]:
-            if target not in numbers:
-                numbers[target] = len(order)
-                order.append(target)
-    table = np.full((len(order), 256), DEAD, np.int32)
-    for row, state in zip(table, order):
-        for first, last, target in rows[state]:
-            row[first : last + 1] = numbers[target]
-    characters = np.append(final, np.zeros(max(0, len(rows) - len(final)), bool))
-    return ByteDFA.of(table, characters[order])

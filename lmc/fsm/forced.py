@@ -30,11 +30,11 @@ from functools import cached_property
 
 import numpy as np
 
+from lmc.fsm.bytedfa import LONG, ByteDFA
 from lmc.fsm.compress import forced_bytes
-from lmc.fsm.dfa import ByteDFA
 from lmc.fsm.minimise import to_the_end
 from lmc.fsm.tokens import TokenAutomaton
-from lmc.fsm.vocabulary import LONG, Vocabulary
+from lmc.fsm.vocabulary import Vocabulary
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -157,7 +157,9 @@ class Seams:
         before, behind = self._tokens[tail[-1]], self._tokens[token]
         return not (before and behind) or self._joins[before[-1] << 8 | behind[0]] == 1
 
-    def agreed(self, tail: Tail, place: object, run: tuple[int, ...], legal: Callable[[], Iterable[bytes]]) -> tuple[int, ...]:
+    def agreed(
+        self, tail: Tail, place: object, run: tuple[int, ...], legal: Callable[[], Iterable[bytes]]
+    ) -> tuple[int, ...]:
         """As much of `run` as the canonical encodings of `tail` and each of the legal texts behind it have; `place` stands
         for run and texts."""
         known = self._known.get((tail, place))
@@ -210,17 +212,13 @@ class _Endings:
     def __init__(self, dfa: ByteDFA) -> None:
         self.dfa = dfa
         self._steps: dict[int, tuple[int, int]] = {}
-        if dfa.states > _LARGE:
+        if dfa.states > _LARGE and dfa.forces_characters:
             _ = self._distance  # now, and not in a step that others wait for
 
     @cached_property
     def _distance(self) -> np.ndarray:
         """Bytes from each state to the nearest end."""
-        table = self.dfa.table
-        first = np.ones(table.shape, bool)  # of a run of bytes that lead to one state
-        first[:, 1:] = table[:, 1:] != table[:, :-1]
-        sources, columns = np.nonzero(first & (table >= 0))
-        return to_the_end(sources, table[sources, columns], self.dfa.final)
+        return to_the_end(*self.dfa.edges, self.dfa.final)
 
     def all_from(self, state: int, limit: int) -> list[bytes] | None:
         """All of them, or None if they are more than `limit`."""
@@ -230,7 +228,7 @@ class _Endings:
             at, text = todo.pop()
             if self.dfa.final[at]:
                 found.append(text)
-            row = self.dfa.table[at]
+            row = self.dfa.row(at)
             todo += [(int(row[byte]), text + bytes([byte])) for byte in np.flatnonzero(row >= 0).tolist()]
             if len(found) + len(todo) > limit:  # each of todo has an ending of its own
                 return None
@@ -238,8 +236,9 @@ class _Endings:
 
     def of_each_kind(self, state: int) -> list[bytes]:
         """A shortest ending through each kind of next character: letters, digits, spaces, marks, others."""
-        kinds = {_kind(byte): byte for byte in np.flatnonzero(self.dfa.table[state] >= 0).tolist()}
-        endings = [bytes([byte]) + self._shortest(int(self.dfa.table[state, byte])) for byte in kinds.values()]
+        row = self.dfa.row(state)
+        kinds = {_kind(byte): byte for byte in np.flatnonzero(row >= 0).tolist()}
+        endings = [bytes([byte]) + self._shortest(int(row[byte])) for byte in kinds.values()]
         return [b"", *endings] if self.dfa.final[state] else endings
 
     def _shortest(self, state: int) -> bytes:
@@ -252,9 +251,9 @@ class _Endings:
     def _step(self, state: int) -> tuple[int, int]:
         """One byte nearer to the end; a plain letter where possible, for not every tokenizer has every control."""
         if state not in self._steps:
-            row = self.dfa.table[state]
-            ways = np.flatnonzero(row >= 0).tolist()
-            byte = min(ways, key=lambda b: (self._distance[row[b]], _oddity(b)))
+            row = self.dfa.row(state)
+            ways = np.flatnonzero(row >= 0)
+            byte = int(ways[(self._distance[row[ways]] << 8 | _ODDITY[ways]).argmin()])
             self._steps[state] = byte, int(row[byte])
         return self._steps[state]
 
@@ -272,3 +271,6 @@ def _kind(byte: int) -> str:
 
 def _oddity(byte: int) -> int:
     return {"a": 0, "A": 1, "0": 2, ".": 3, "control": 9}.get(_kind(byte), 4)
+
+
+_ODDITY = np.array([_oddity(byte) for byte in range(256)])

@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 import numpy as np
 
 DEAD = -1
+_MANY = 8192  # states from which on arrays are quicker than lists, even at a chain
 
 
 def live(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -22,6 +23,8 @@ def live(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def to_the_end(sources: np.ndarray, targets: np.ndarray, final: np.ndarray) -> np.ndarray:
     """int [states]: steps to the nearest end, -1 if there is none."""
+    if len(final) > _MANY:
+        return _to_the_end_of_many(sources, targets, final)
     before = _predecessors(sources, targets, len(final))
     distance = np.where(final, 0, -1).tolist()
     queue = deque(np.flatnonzero(final).tolist())
@@ -32,6 +35,22 @@ def to_the_end(sources: np.ndarray, targets: np.ndarray, final: np.ndarray) -> n
                 distance[p] = distance[state] + 1
                 queue.append(p)
     return np.array(distance)
+
+
+def _to_the_end_of_many(sources: np.ndarray, targets: np.ndarray, final: np.ndarray) -> np.ndarray:
+    """The same, a distance at a time."""
+    before = sources[np.argsort(targets, kind="stable")]
+    counts = np.bincount(targets, minlength=len(final))
+    begins = np.cumsum(counts) - counts
+    distance = np.full(len(final), -1)
+    here, at = np.flatnonzero(final), 0
+    while len(here):
+        distance[here] = at
+        many = counts[here]
+        found = before[np.arange(many.sum()) + np.repeat(begins[here] - np.cumsum(many) + many, many)]
+        here = np.unique(found[distance[found] < 0])
+        at += 1
+    return distance
 
 
 def _predecessors(sources: np.ndarray, targets: np.ndarray, states: int) -> list[list[int]]:

@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 from lmc.errors import ConstraintError
-from lmc.fsm.dfa import ByteDFA, TooLarge, build
+from lmc.fsm.bytedfa import ByteDFA
+from lmc.fsm.dfa import TooLarge, build
 from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lark_grammar import compile_lark
 from lmc.fsm.regex import Node, parse
 
-MAX_BYTE_STATES = 40_000  # of a schema or grammar; a KiB each
+MAX_BYTES = 40 << 20  # of the automaton of a schema or grammar; xgrammar has the larger ones
 
 
 def automaton_of(kind: str, source: str) -> ByteDFA | None:
@@ -28,7 +29,7 @@ def automaton_of(kind: str, source: str) -> ByteDFA | None:
         dfa = build(tree)
     except TooLarge:
         dfa = None
-    if kind == "regex" or (dfa is not None and dfa.states <= MAX_BYTE_STATES):
+    if kind == "regex" or (dfa is not None and dfa.nbytes <= MAX_BYTES):
         return dfa
     if kind == "json_schema" and compile_schema(source)[1] is not None:
         raise ConstraintError("json_schema: /x-lmc/depth needs too large an automaton; use a smaller depth")

@@ -23,13 +23,13 @@ from pathlib import Path
 import numpy as np
 
 from lmc.config import cache_dir
-from lmc.fsm.dfa import ByteDFA
+from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.tokens import Tables
 from lmc.fsm.vocabulary import Vocabulary
 
 log = logging.getLogger("lmc.fsm")
 
-FORMAT = 1  # change it whenever the content's meaning, or what the same source compiles to, changes
+FORMAT = 2  # change it whenever the content's meaning, or what the same source compiles to, changes
 LIMIT = 256 << 20  # bytes of all files together
 _SUFFIX = ".safetensors"
 _UNFINISHED = ".part-"  # how a file begins that is being written
@@ -120,20 +120,15 @@ class Store:
 
 
 def _packed(tables: Tables) -> dict[str, np.ndarray]:
-    """Columns that are equal are kept once, and numbers as small as they can be."""
     dfa = tables.dfa
-    names: dict[bytes, int] = {}
-    columns = np.array([names.setdefault(c.tobytes(), len(names)) for c in np.ascontiguousarray(dfa.table.T)], np.uint8)
-    _, first = np.unique(columns, return_index=True)
-    small = np.uint16 if dfa.states < 0xFFFF else np.uint32
     windows = np.array(sorted(tables.rows), np.int64)
     arrays = {
-        "columns": columns,  # [256]: of each byte, which column of `table`
-        "table": (dfa.table[:, first] + 1).astype(small),  # [states, columns]: 0 is DEAD
+        "deltas": dfa.deltas,
+        "rows": dfa.rows,
         "final": dfa.final.astype(np.uint8),
-        "window": tables.window.astype(np.uint32),
+        "window": dfa.window.astype(np.uint32),
         "windows": windows,
-        "rows": np.array([tables.rows[int(w)] for w in windows], np.uint32),
+        "masks": np.array([tables.rows[int(w)] for w in windows], np.uint32),
     }
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}  # safetensors writes memory as it lies
 
@@ -148,10 +143,8 @@ def _read(path: Path, source: str) -> Tables:
         raise ValueError("it is of another source")
     if meta["checksum"] != _checksum(source, arrays):
         raise ValueError("its checksum does not fit its content")
-    table = arrays["table"].astype(np.int32) - 1
-    dfa = ByteDFA.of(table[:, arrays["columns"]], arrays["final"].astype(bool))
-    rows = dict(zip(arrays["windows"].tolist(), arrays["rows"]))
-    return Tables(dfa, arrays["window"].astype(np.int64), rows)
+    dfa = ByteDFA(arrays["deltas"], arrays["rows"], arrays["final"].astype(bool), arrays["window"].astype(np.int64))
+    return Tables(dfa, dict(zip(arrays["windows"].tolist(), arrays["masks"])))
 
 
 def _checksum(source: str, arrays: Mapping[str, np.ndarray]) -> str:

@@ -14,22 +14,21 @@ from typing import NamedTuple
 import numpy as np
 
 from lmc.errors import ConstraintError
-from lmc.fsm.dfa import DEAD, ByteDFA
-from lmc.fsm.vocabulary import LONG, Vocabulary
+from lmc.fsm.bytedfa import FAR, ByteDFA
+from lmc.fsm.minimise import DEAD
+from lmc.fsm.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
     """A token automaton as plain arrays, for the disk and for a device.
 
-    dfa     over bytes; a device walks `dfa.flat` over the bytes of the sampled token (`Vocabulary.padded`)
-    window  int64 [states]: states of one window have the same short tokens
-    rows    by window, those built so far: uint32 [words], the allowed tokens of up to LONG bytes, token i is bit i % 32 of
+    dfa     over bytes; a device walks `dfa.deltas` over the bytes of the sampled token (`Vocabulary.padded`)
+    rows    by `dfa.window`, those built so far: uint32 [words], the allowed tokens of up to LONG bytes, token i is bit i % 32 of
             word i // 32. Longer tokens and EOS are not in them
     """
 
     dfa: ByteDFA
-    window: np.ndarray
     rows: Mapping[int, np.ndarray]
 
 
@@ -50,8 +49,7 @@ class TokenAutomaton:
     start = 0
 
     def __init__(self, dfa: ByteDFA, vocabulary: Vocabulary) -> None:
-        dfa = _spellable(dfa, vocabulary)
-        self._begin(Tables(dfa, _windows(dfa, min(vocabulary.longest, LONG)), {}), vocabulary)
+        self._begin(Tables(_spellable(dfa, vocabulary), {}), vocabulary)
 
     @classmethod
     def restored(cls, tables: Tables, vocabulary: Vocabulary) -> TokenAutomaton:
@@ -62,11 +60,10 @@ class TokenAutomaton:
 
     def _begin(self, tables: Tables, vocabulary: Vocabulary) -> None:
         self.dfa, self.vocabulary = tables.dfa, vocabulary
-        self._done = self.dfa.final & ~(self.dfa.table >= 0).any(axis=1)
+        self._done = self.dfa.final & (self.dfa.ways[self.dfa.rows[:-1] >> 8] == 0)
         self._lock = threading.Lock()
         self.few: dict[int, np.ndarray] = {}
         self._masks: dict[int, np.ndarray] = {}  # by state; states with equal masks have the same array
-        self._window = tables.window
         self._short: dict[int, np.ndarray] = dict(tables.rows)  # by window: the tokens of up to LONG bytes
         self._restored = len(tables.rows)
         self._closing: dict[int, np.ndarray] = {}  # by id of the mask
@@ -132,7 +129,7 @@ class TokenAutomaton:
     def tables(self) -> Tables:
         """What there is now."""
         with self._lock:
-            return Tables(self.dfa, self._window, dict(self._short))
+            return Tables(self.dfa, dict(self._short))
 
     @property
     def rows_built(self) -> int:
@@ -146,17 +143,18 @@ class TokenAutomaton:
             rows = {id(row): row.nbytes for row in [*self._short.values(), *(r.bits for r in self._rows.values())]}
             few = sum(r.few.nbytes for r in self._rows.values() if r.few is not None)
             few += sum(closing.nbytes for closing in self._closing.values())
-        return self.dfa.nbytes + self._window.nbytes + sum(rows.values()) + few
+        return self.dfa.nbytes + sum(rows.values()) + few
 
     def _row(self, state: int) -> _Row:
-        vocabulary, window = self.vocabulary, int(self._window[state])
-        others = tuple(i for i in vocabulary.long_ids if self.dfa.step(state, vocabulary.tokens[i]) >= 0)
+        vocabulary, window = self.vocabulary, int(self.dfa.window[state])
+        others = tuple(vocabulary.long_allowed(self.dfa, state))
         if self.is_final(state):
             others += vocabulary.eos
         if (row := self._rows.get((window, others))) is not None:
             return row
         if window not in self._short:
-            self._short[window] = _bits(vocabulary.reach_short(self.dfa, state)[0], vocabulary.words)
+            allowed = vocabulary.allowed(self.dfa, state)
+            self._short[window] = np.packbits(allowed, bitorder="little").view("<u4")
         row = self._short[window]
         if others:
             row = row | _bits(np.array(others), vocabulary.words)
@@ -178,9 +176,12 @@ class _Row(NamedTuple):
 
 
 def _few(row: np.ndarray) -> np.ndarray | None:
-    ids = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little").view(bool))
+    allowed = np.unpackbits(row.view(np.uint8), bitorder="little").view(bool)
+    if np.count_nonzero(allowed) > FEW:
+        return None
+    ids = np.flatnonzero(allowed)
     ids.flags.writeable = False
-    return ids if len(ids) <= FEW else None
+    return ids
 
 
 def _bits(ids: np.ndarray, words: int) -> np.ndarray:
@@ -190,49 +191,27 @@ def _bits(ids: np.ndarray, words: int) -> np.ndarray:
 
 
 def _bytes_of(dfa: ByteDFA, state: int) -> str:
-    ways = np.flatnonzero(dfa.table[state] >= 0)
+    ways = np.flatnonzero(dfa.row(state) >= 0)
     return "byte " + ", ".join(f"0x{byte:02x}" for byte in ways[:8]) + (", …" if len(ways) > 8 else "")
 
 
 def _spellable(dfa: ByteDFA, vocabulary: Vocabulary) -> ByteDFA:
     """Without the ways into states that only bytes of no token lead out of; states keep their numbers."""
-    table, here = dfa.table, vocabulary.alphabet
+    here = vocabulary.alphabet
+    closed = ~(dfa.deltas.reshape(-1, 256)[:, here] != FAR).any(axis=1)  # rows
+    if not (closed[dfa.rows[:-1] >> 8] & ~dfa.final).any():
+        return dfa
+    table = dfa.table
     while True:
         stuck = ~((table[:, here] >= 0).any(axis=1) | dfa.final)
         if stuck[0]:
             raise ConstraintError(f"the model's vocabulary cannot spell any legal text: {_lacking(dfa, here)}")
         into = np.append(stuck, False)[table] & here  # DEAD reads the last
         if not into.any():
-            return dfa if table is dfa.table else ByteDFA.of(table, dfa.final)
+            return ByteDFA.of(table, dfa.final)
         table = np.where(into, DEAD, table)
 
 
 def _lacking(dfa: ByteDFA, here: np.ndarray) -> str:
-    missing = np.flatnonzero((dfa.table >= 0).any(axis=0) & ~here)
+    missing = np.flatnonzero((dfa.deltas.reshape(-1, 256) != FAR).any(axis=0) & ~here)
     return "no token has byte " + ", ".join(f"0x{byte:02x}" for byte in missing[:8].tolist())
-
-
-# -- windows: how far a token can see ------------------------------------------------------------------------------
-
-
-def _windows(dfa: ByteDFA, length: int) -> np.ndarray:
-    """int [states]: equal for states from which the same texts of up to `length` bytes are legal.
-
-    `length` rounds of partition refinement over signatures hashed to 64 bits; runs of bytes that no state tells apart are
-    taken as one. In `[a-z]{1,200}` all but the last `length` states are equal.
-    """
-    random = np.random.default_rng(0)
-    weights = random.integers(1, 1 << 63, size=max(256, dfa.states + 1), dtype=np.uint64) | np.uint64(1)
-    table = dfa.table[:, np.append(True, (dfa.table[:, 1:] != dfa.table[:, :-1]).any(axis=0))]
-    block = np.zeros(dfa.states + 1, np.int64)
-    block[-1] = 1  # DEAD
-    blocks = 1
-    for _ in range(length):
-        signature = (weights[block[table]] * weights[: table.shape[1]]).sum(axis=1)
-        _, block[:-1] = np.unique(signature, return_inverse=True)
-        found = int(block[:-1].max()) + 1
-        block[-1] = found
-        if found == blocks:
-            break
-        blocks = found
-    return block[:-1]

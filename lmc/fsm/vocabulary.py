@@ -1,16 +1,17 @@
-"""A tokenizer's vocabulary as a trie in arrays, walked through an automaton level by level."""
+"""A tokenizer's vocabulary: the bytes of its tokens, and which of them an automaton allows."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from lmc.fsm.dfa import DEAD, ByteDFA
-
-LONG = 16  # bytes; the few tokens above it are stepped one by one, so that the trie stays flat
+from lmc.fsm.bytedfa import LONG, ByteDFA
+from lmc.fsm.trie import Trie
 
 
 class Vocabulary:
@@ -21,7 +22,7 @@ class Vocabulary:
     special  ids that no text contains, whatever their bytes spell
     size     number of logits, at least len(tokens); ids beyond the vocabulary are never allowed
 
-    The trie's nodes are in breadth-first order; node 0 is the root, the children of a node are neighbours.
+    Tokens of up to LONG bytes are in a trie; the few above it are stepped one by one, so that the trie stays flat.
     """
 
     def __init__(
@@ -39,7 +40,10 @@ class Vocabulary:
         self.longest = max((len(self.tokens[i]) for i in usable), default=0)
         self.long_ids = tuple(i for i in usable if len(self.tokens[i]) > LONG)
         self._long_heads = frozenset(self.tokens[i][:n] for i in self.long_ids for n in range(len(self.tokens[i])))
-        self._build([i for i in usable if len(self.tokens[i]) <= LONG])
+        ids = sorted((i for i in usable if len(self.tokens[i]) <= LONG), key=self.tokens.__getitem__)
+        self._ids = np.array(ids, np.int64)
+        self.trie, self._node_of_id = Trie.of([self.tokens[i] for i in ids])
+        self._long = _edges(sorted((self.tokens[i], i) for i in self.long_ids), 0)
 
     @property
     def words(self) -> int:
@@ -87,37 +91,29 @@ class Vocabulary:
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in (self._byte, self._first, self._count, self._parent, self._ids, self._node_of_id))
+        return self.trie.nbytes + self._ids.nbytes + self._node_of_id.nbytes + self._nodes.nbytes
 
-    def _build(self, ids: list[int]) -> None:
-        ids.sort(key=self.tokens.__getitem__)
-        lengths = np.array([len(self.tokens[i]) for i in ids], np.int64)
-        depth = int(lengths.max(initial=0))
-        text = np.frombuffer(b"".join(self.tokens[i].ljust(depth, b"\0") for i in ids), np.uint8).reshape(
-            -1, depth or 1
-        )
-        differs = text[1:] != text[:-1]
-        # bytes shared with the token before; padding needs no care, for a node is only made within its token
-        shared = np.where(differs.any(axis=1), differs.argmax(axis=1), depth)
-        shared = np.append(0, np.minimum(shared, np.minimum(lengths[1:], lengths[:-1]))) if len(ids) else lengths
-        byte, parent, nodes = [np.zeros(1, np.uint8)], [np.zeros(1, np.int64)], 1
-        node_of = np.zeros(len(ids), np.int64)  # of each token, at the depth reached so far
-        for level in range(depth):
-            reach = lengths > level
-            new = reach & (shared <= level)
-            byte.append(text[new, level])
-            parent.append(node_of[new])
-            at = np.cumsum(new) - 1 + nodes
-            node_of[reach] = at[reach]
-            nodes += int(new.sum())
-        parents = np.concatenate(parent)[1:]
-        self._levels_end = np.cumsum([len(level) for level in byte])
-        self._parent = np.append(0, parents)
-        self._byte = np.concatenate(byte)
-        self._count = np.bincount(parents, minlength=nodes).astype(np.int64)
-        self._first = np.append(1, 1 + np.cumsum(self._count)[:-1])
-        self._ids = np.array(ids, np.int64)
-        self._node_of_id = node_of
+    @cached_property
+    def _nodes(self) -> np.ndarray:
+        """int64 [words * 32]: the trie's node of each id; the root for ids that are not in it."""
+        nodes = np.zeros(self.words * 32, np.int64)
+        nodes[self._ids] = self._node_of_id
+        return nodes
+
+    def allowed(self, dfa: ByteDFA, state: int) -> np.ndarray:
+        """bool [words * 32]: the tokens of up to LONG bytes that are legal from `state`."""
+        return (self.trie.walk(dfa, state) >= 0)[self._nodes]
+
+    def long_allowed(self, dfa: ByteDFA, state: int) -> list[int]:
+        """The tokens above LONG bytes that are legal from `state`."""
+        found: list[int] = []
+        todo = [(state, edge) for edge in self._long]
+        while todo:
+            at, (text, ids, edges) = todo.pop()
+            if (end := dfa.step(at, text)) >= 0:
+                found += ids
+                todo += [(end, edge) for edge in edges]
+        return sorted(found)
 
     def reach(self, dfa: ByteDFA, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
         """Tokens that begin with `after` and whose rest, not empty, is legal from `state`: (ids, states behind them)."""
@@ -136,51 +132,29 @@ class Vocabulary:
 
     def reach_short(self, dfa: ByteDFA, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
         """`reach`, of the tokens up to LONG bytes."""
-        node = self._find(after)
+        node = self.trie.find(after)
         if node is None:
             return np.zeros(0, np.int64), np.zeros(0, np.int32)
-        behind = np.full(len(self._byte), DEAD, np.int32)
-        if node == 0:
-            self._walk_wide(dfa, state, behind)
-        else:
-            self._walk(dfa, np.array([node]), np.array([state], np.int32), behind)
-        of_token = behind[self._node_of_id]
+        of_token = (self.trie.below(dfa, node, state) if node else self.trie.walk(dfa, state))[self._node_of_id]
         legal = np.flatnonzero(of_token >= 0)
         return self._ids[legal], of_token[legal]
 
-    def _find(self, text: bytes) -> int | None:
-        node = 0
-        for byte in text:
-            first = int(self._first[node])
-            children = self._byte[first : first + int(self._count[node])]
-            at = int(np.searchsorted(children, byte))
-            if at == len(children) or children[at] != byte:
-                return None
-            node = first + at
-        return node
 
-    def _walk(self, dfa: ByteDFA, nodes: np.ndarray, states: np.ndarray, behind: np.ndarray) -> None:
-        """Writes the state behind every legal node below `nodes`: looks at the children of legal nodes only."""
-        while total := int((counts := self._count[nodes]).sum()):
-            children = np.arange(total) + np.repeat(self._first[nodes] - np.cumsum(counts) + counts, counts)
-            reached = dfa.table[np.repeat(states, counts), self._byte[children]]
-            legal = reached >= 0
-            nodes, states = children[legal], reached[legal]
-            behind[nodes] = states
+class _Edge(NamedTuple):
+    """Of a trie without nodes of one way: the bytes to the next node, the ids that end there, and the edges from it."""
 
-    def _walk_wide(self, dfa: ByteDFA, state: int, behind: np.ndarray) -> None:
-        """`_walk` from the root: whole levels at once as long as much of them is legal."""
-        flat = dfa.flat
-        behind[0] = state
-        begin = 1
-        for end in self._levels_end[1:].tolist():
-            # DEAD as a parent reads from the row at the end, which is dead throughout
-            index = behind[self._parent[begin:end]].astype(np.int64) << 8
-            index |= self._byte[begin:end]
-            level = behind[begin:end] = flat[index]
-            nodes = np.flatnonzero(level >= 0)
-            if len(nodes) * 4 < len(level):
-                self._walk(dfa, nodes + begin, level[nodes], behind)
-                break
-            begin = end
-        behind[0] = DEAD
+    text: bytes
+    ids: tuple[int, ...]
+    edges: tuple[_Edge, ...]
+
+
+def _edges(tokens: Sequence[tuple[bytes, int]], at: int) -> tuple[_Edge, ...]:
+    """Of ascending tokens that have their first `at` bytes in common, all of them longer."""
+    out: list[_Edge] = []
+    for _, same in itertools.groupby(tokens, key=lambda token: token[0][at]):
+        group = list(same)
+        first, last = group[0][0], group[-1][0]
+        end = next((n for n, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
+        ends = tuple(i for text, i in group if len(text) == end)
+        out.append(_Edge(first[at:end], ends, _edges([t for t in group if len(t[0]) > end], end)))
+    return tuple(out)

@@ -27,7 +27,7 @@ from lmc.passes.manager import Pass, PassContext, register
 from lmc.prompt import CONSTRAINT_KINDS, dtype_constraint
 
 if TYPE_CHECKING:
-    from lmc.fsm.dfa import ByteDFA
+    from lmc.fsm.bytedfa import ByteDFA
 
 
 @register
@@ -105,11 +105,13 @@ def _constant(kind: str, source: str) -> Op | None:
 
 def _longest(dfa: ByteDFA) -> int | None:
     """Bytes of the longest text, or None if there is none. Every state leads to an end, so any cycle makes it endless."""
-    following: list[list[int]] = [sorted(set(row[row >= 0].tolist())) for row in dfa.table]
+    following: list[list[int]] = [[] for _ in range(dfa.states)]
     arriving = [0] * dfa.states
-    for targets in following:
-        for target in targets:
-            arriving[target] += 1
+    sources, targets = dfa.edges
+    edges: set[tuple[int, int]] = set(zip(sources.tolist(), targets.tolist()))
+    for source, target in edges:
+        following[source].append(target)
+        arriving[target] += 1
     ready = [state for state in range(dfa.states) if not arriving[state]]
     depth, seen = [0] * dfa.states, 0
     while ready:

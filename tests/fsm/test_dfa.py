@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 
 from lmc.errors import ConstraintError
-from lmc.fsm import dfa
-from lmc.fsm.dfa import DEAD, ByteDFA, build, compile_regex
+from lmc.fsm import bytedfa, dfa
+from lmc.fsm.bytedfa import ByteDFA
+from lmc.fsm.dfa import DEAD, build, compile_regex
 from lmc.fsm.regex import parse
 from tests.fsm.patterns import ASCII, CHARACTER, HAND_WRITTEN, JUDGE, LETTERS, NAMES, mutated, regexes, word_of
 from tests.searching import search
@@ -139,6 +140,48 @@ def test_sizes(pattern, states):
     assert compile_regex(pattern).states == states
 
 
+@pytest.mark.parametrize(
+    ("pattern", "states", "rows"),
+    [(r"[\w\s]{1,200}", 201, 2), ("[0-9]{3}é{900}", 1804, 4), (r"(?u)\w{1,50}", 50 * 309 + 1, 310), (r"(?u)\w{1,2000}", 2000 * 309 + 1, 310)],
+)  # fmt: skip
+def test_counts_share_their_rows(pattern, states, rows):
+    automaton = compile_regex(pattern)
+    assert (automaton.states, len(automaton.deltas) // 256 - 1) == (states, rows)
+
+
+COUNTED = [
+    r"(?u)\w{1,4}", r"(?u)[\w\s]{2,3}", r"(?u)x\w{2}é?", r"(?u)(\w{1,3} ){1,2}", r"(?u)\W{0,2}\d{3}", r"(?iu)[a-zé]{2,3}!",
+    r"(?u)\w{1,3}|\w\s{2}", r"(?u)(é|\w\d){2,3}", ".{2,3}", "([^é]|éa){1,3}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", COUNTED)
+def test_counted_unicode_classes_have_the_language_of_fullmatch_and_are_minimal(pattern):
+    check_language(pattern, 25)
+    check_words_of_the_automaton(pattern, 10)
+    automaton = compiled(pattern)
+    assert equivalent_states(automaton) == automaton.states
+
+
+@pytest.mark.parametrize("pattern", [*COUNTED[::2], CHARACTER])
+def test_a_table_and_the_rows_are_the_same_automaton(pattern):
+    automaton = compiled(pattern)
+    again = ByteDFA.of(automaton.table, automaton.final)
+    assert np.array_equal(again.table, automaton.table) and np.array_equal(again.rows, automaton.rows)
+    sources, targets = automaton.edges
+    pairs = {(s, int(t)) for s, row in enumerate(automaton.table) for t in row if t >= 0}
+    assert pairs == set(zip(sources.tolist(), targets.tolist()))
+    assert all(automaton.row(s).tolist() == row.tolist() for s, row in enumerate(automaton.table[:50]))
+
+
+@pytest.mark.parametrize("pattern", [*COUNTED, CHARACTER])
+def test_states_of_one_window_allow_the_same_texts(pattern):
+    automaton = compiled(pattern)
+    exact = bytedfa.windows(automaton.table)
+    for window in np.unique(automaton.window):
+        assert len(set(exact[automaton.window == window].tolist())) == 1
+
+
 def test_only_whole_characters_are_read():
     automaton = compile_regex(".")
     for bad in (
@@ -181,7 +224,7 @@ def test_building_twice_gives_the_same():
     ],
 )  # fmt: skip
 def test_a_repeat_of_what_may_be_empty_is_one_of_what_is_not(pattern, same):
-    assert np.array_equal(compile_regex(pattern).flat, compile_regex(same).flat)
+    assert np.array_equal(compile_regex(pattern).table, compile_regex(same).table)
 
 
 @pytest.mark.parametrize("pattern", [r"(a?){0,3000}", r"(a?){3000}", r"(?:|a){9,3000}"])

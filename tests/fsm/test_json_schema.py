@@ -12,7 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lmc.errors import ConstraintError
-from lmc.fsm.dfa import ByteDFA, build
+from lmc.fsm.bytedfa import ByteDFA
+from lmc.fsm.dfa import build
 from lmc.fsm.forced import _Endings
 from lmc.fsm.json_formats import FORMATS
 from lmc.fsm.json_schema import KEYWORDS, compile_schema

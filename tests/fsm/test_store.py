@@ -46,7 +46,7 @@ def test_what_comes_back_is_what_was_kept(tmp_path, pattern):
     tables = store.load(pattern, first.vocabulary)
     assert tables is not None
     again = TokenAutomaton.restored(tables, first.vocabulary)
-    assert np.array_equal(again.dfa.flat, first.dfa.flat) and np.array_equal(again.dfa.final, first.dfa.final)
+    assert np.array_equal(again.dfa.table, first.dfa.table) and np.array_equal(again.dfa.final, first.dfa.final)
     for state in range(min(20, first.dfa.states)):
         assert np.array_equal(again.mask(state), first.mask(state)) and again.is_done(state) == first.is_done(state)
     assert again.rows_built == 0
@@ -94,7 +94,9 @@ def test_a_damaged_file_is_reported_once_and_treated_as_absent(tmp_path, damage,
     else:
         middle = len(data) * 3 // 4
         flipped = data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
-        path.write_bytes({"cut": data[: len(data) // 2], "flipped": flipped, "empty": b"", "text": b"hello " * 9}[damage])
+        path.write_bytes(
+            {"cut": data[: len(data) // 2], "flipped": flipped, "empty": b"", "text": b"hello " * 9}[damage]
+        )
     with caplog.at_level(logging.WARNING):
         assert store.load(CHARACTER, small()[0]) is None
     assert len(caplog.records) == 1 and "compiling it again" in caplog.text

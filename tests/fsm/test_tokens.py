@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 
 from lmc.errors import ConstraintError
+from lmc.fsm.bytedfa import LONG
 from lmc.fsm.dfa import DEAD, compile_regex
 from lmc.fsm.tokens import FEW, TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
@@ -32,7 +33,7 @@ def brute_force(a: TokenAutomaton, state: int) -> dict[int, int]:
     for token, text in enumerate(a.vocabulary.tokens):
         at = state
         for byte in text:
-            at = a.dfa.table[at, byte] if at >= 0 else DEAD
+            at = a.dfa.row(at)[byte] if at >= 0 else DEAD
         if text and at >= 0:
             ends[token] = int(at)
     return ends
@@ -91,10 +92,18 @@ def test_long_tokens_are_tokens_like_others():
 def test_rows_far_from_a_bound_are_one_row():
     a = automaton(r"[\w\s]{1,200}")
     masks = [a.mask(state) for state in range(a.dfa.states)]
-    longest = min(a.vocabulary.longest, 16)
-    assert a.rows_built <= longest + 1
+    assert a.rows_built <= LONG + 1
     assert masks[1] is masks[100] and masks[0] is not masks[1]
     assert allowed(masks[100]) == set(brute_force(a, 100))
+
+
+def test_rows_of_counted_unicode_classes_are_few():
+    a = automaton(r"(?u)[\w\s]{1,200}")
+    masks = [a.mask(state) for state in np.flatnonzero(a.dfa.final).tolist()]
+    assert a.rows_built <= LONG + 1 and masks[1] is masks[100] and a.nbytes < 2_000_000
+    assert allowed(masks[100]) == set(brute_force(a, int(np.flatnonzero(a.dfa.final)[100])))
+    inside = a.dfa.step(0, "世".encode()[:2])
+    assert allowed(a.mask(inside)) == set(brute_force(a, inside))
 
 
 def test_memory_is_counted():

@@ -19,7 +19,6 @@ import numpy as np
 from lmc.backend.engine.once import Once
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.charset import Ranges
-from lmc.fsm.dfa import MAX_STATES
 from lmc.fsm.forced import Encode, Tail
 from lmc.fsm.jumps import Jumps
 from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, asks_for_unicode, parse
@@ -257,7 +256,7 @@ def normalise_regex(pattern: str) -> str:
     tree = parse(pattern)
     if asks_for_unicode(pattern) or "(?u" in pattern:  # its classes have 700 ranges: xgrammar would take minutes
         raise ConstraintError(
-            f"regex {_short(pattern)} has Unicode classes (?u) and needs an automaton of more than {MAX_STATES} states: "
+            f"regex {_short(pattern)} has Unicode classes (?u) and needs too large an automaton: "
             f"write + or * and a max_tokens instead of a large repeat, list the ranges that you need, or leave (?u) out"
         )
     return _written(tree)

@@ -1,0 +1,171 @@
+"""Deterministic automata over bytes as arrays: states whose rows differ only by where they stand share one.
+
+    [0-9]{3}    0 ─[0-9]─► 1 ─[0-9]─► 2 ─[0-9]─► 3      next state less this state, by byte:
+                                                        0, 1, 2   [0-9] ↦ +1            one row for all three
+                                                        3         nothing
+
+So a counted repeat costs its body once, and each count the numbers of its states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from lmc.fsm.minimise import DEAD
+
+FAR = -(1 << 30)  # in a row: the byte is not legal
+LONG = 16  # characters, and bytes of a token, that windows look ahead
+
+
+@dataclass(frozen=True, eq=False)
+class ByteDFA:
+    """Minimal, without dead states; equal languages have equal arrays.
+
+    deltas  int32 [(rows + 1) * 256]: by `row * 256 + byte` the next state less the present one, FAR where the byte is not
+            legal; the last row is FAR throughout
+    rows    int32 [states + 1]: of each state, its row times 256; the last is the dead row's, so that DEAD reads it
+    final   bool [states]: the text so far is in the language
+    window  int64 [states]: states of one window go on with the same texts of up to LONG characters
+    So the next state is `max(state + deltas[rows[state] + byte], DEAD)`. 0 is the start; states are numbered in breadth-first
+    order of characters, each before those inside a character that it is the first to need.
+    """
+
+    deltas: np.ndarray
+    rows: np.ndarray
+    final: np.ndarray
+    window: np.ndarray
+
+    @staticmethod
+    def of(table: np.ndarray, final: np.ndarray) -> ByteDFA:
+        """From a table [states, 256] of next states."""
+        shared = Rows()
+        deltas = np.where(table >= 0, table - np.arange(len(table))[:, None], FAR).astype(np.int32)
+        rows = np.array([shared.number(row) for row in deltas], np.int32)
+        return shared.automaton(rows, final, windows(table))
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """int64 [states, 256]: the next state, DEAD where the byte is not legal. 1 KiB a state: for small automata."""
+        return self.following(np.arange(self.states)[:, None], np.arange(256)[None])
+
+    @property
+    def states(self) -> int:
+        return len(self.final)
+
+    @property
+    def nbytes(self) -> int:
+        return self.deltas.nbytes + self.rows.nbytes + self.final.nbytes + self.window.nbytes
+
+    def following(self, states: np.ndarray, text: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """int64: the state behind each of `states` and the byte beside it, DEAD where that is not legal; DEAD stays."""
+        return np.maximum(self.deltas.take(self._places.take(states) + text) + states, DEAD, out=out)
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        """`rows` as what indexes without being converted."""
+        return self.rows.astype(np.int64)
+
+    def row(self, state: int) -> np.ndarray:
+        """[256]: the state behind each byte, DEAD where it is not legal."""
+        at = self.rows[state]
+        return np.maximum(self.deltas[at : at + 256] + np.int32(state), DEAD)
+
+    def step(self, state: int, text: bytes) -> int:
+        """The state after `text`, DEAD if it leaves the language."""
+        rows, deltas = self._rows, self._deltas
+        for byte in text:
+            if state < 0:
+                return DEAD
+            state += deltas[rows[state] + byte]
+        return state if state >= 0 else DEAD
+
+    def accepts(self, text: bytes) -> bool:
+        end = self.step(0, text)
+        return end >= 0 and bool(self.final[end])
+
+    @cached_property
+    def _rows(self) -> memoryview:
+        return self.rows.data  # much quicker than the array to read one by one
+
+    @cached_property
+    def _deltas(self) -> memoryview:
+        return self.deltas.data
+
+    @cached_property
+    def ways(self) -> np.ndarray:
+        """int [rows + 1]: how many bytes are legal."""
+        return (self.deltas.reshape(-1, 256) != FAR).sum(axis=1)
+
+    @cached_property
+    def singular(self) -> np.ndarray:
+        """bool [states]: exactly one byte is legal and the text may not end here (final counts as a way on)."""
+        return (self.ways == 1)[self.rows[:-1] >> 8] & ~self.final
+
+    @property
+    def forces_characters(self) -> bool:
+        """Whether some state that is not inside a character is singular."""
+        inside = (self.deltas.reshape(-1, 256)[:, 0x80:0xC0] != FAR).any(axis=1)
+        return bool((self.singular & ~inside[self.rows[:-1] >> 8]).any())
+
+    @cached_property
+    def edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """(sources, targets) int64: each pair of neighbours at least once."""
+        deltas = self.deltas.reshape(-1, 256)
+        first = deltas != FAR
+        first[:, 1:] &= deltas[:, 1:] != deltas[:, :-1]
+        row, byte = np.nonzero(first)
+        counts = np.bincount(row, minlength=len(deltas))
+        begins = np.cumsum(counts) - counts
+        rows = self.rows[:-1] >> 8
+        sources = np.repeat(np.arange(self.states), counts[rows])
+        at = np.arange(len(sources)) - np.repeat(np.cumsum(counts[rows]) - counts[rows], counts[rows])
+        return sources, sources + deltas[row, byte][begins[rows][sources] + at]
+
+
+class Rows:
+    """Rows of an automaton that is being made, each once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._rows: list[np.ndarray] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def number(self, deltas: np.ndarray) -> int:
+        """Where int32 [256] is in `ByteDFA.deltas`."""
+        found = self._numbers.setdefault(deltas.tobytes(), len(self._rows) << 8)
+        if found == len(self._rows) << 8:
+            self._rows.append(deltas)
+        return found
+
+    def automaton(self, rows: np.ndarray, final: np.ndarray, window: np.ndarray) -> ByteDFA:
+        deltas = np.concatenate([*self._rows, np.full(256, FAR, np.int32)])
+        return ByteDFA(deltas, np.append(rows, len(self._rows) << 8).astype(np.int32), final, window)
+
+
+def windows(table: np.ndarray) -> np.ndarray:
+    """int64 [states], of a table [states, symbols]: equal for states from which the same texts of up to LONG symbols are legal.
+
+    Rounds of partition refinement over signatures hashed to 64 bits; symbols beside each other that no state tells apart
+    are taken as one. In `[a-z]{1,200}` all but the last LONG states are equal.
+    """
+    states = len(table)
+    random = np.random.default_rng(0)
+    weights = random.integers(1, 1 << 63, size=max(table.shape[1], states + 1), dtype=np.uint64) | np.uint64(1)
+    table = table[:, np.append(True, (table[:, 1:] != table[:, :-1]).any(axis=0))[: table.shape[1]]]
+    block = np.zeros(states + 1, np.int64)
+    block[-1] = 1  # DEAD
+    blocks = 1
+    for _ in range(LONG):
+        signature = (weights[block[table]] * weights[: table.shape[1]]).sum(axis=1)
+        _, block[:-1] = np.unique(signature, return_inverse=True)
+        found = int(block[:-1].max()) + 1
+        block[-1] = found
+        if found == blocks:
+            break
+        blocks = found
+    return block[:-1]

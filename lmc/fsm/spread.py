@@ -1,0 +1,293 @@
+"""From an automaton over characters to one over bytes of UTF-8.
+
+States whose ways on are divided alike (which characters go together, not where they lead) have one shape: the trie over the
+bytes of their characters, with numbered leaves. It is made once; a state fills in where its own leaves lead:
+
+    shape of [a-zé]     a-z ─► 0, \\xc3 ─► · ─\\xa9─► 0         [a-zé]{1,50}: the same for 50 states
+    of a state          a-z ─► 7, \\xc3 ─► 8 ─\\xa9─► 7
+
+Inner nodes of one content and one set of targets are one state, whichever states need them, so the result is minimal
+where the automaton over characters is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from lmc.fsm.bytedfa import FAR, ByteDFA, Rows, windows
+
+MAX_ROWS = 50_000  # a KiB each
+MAX_SPREAD = 1_000_000  # states over bytes; some 17 bytes each
+
+
+class TooLarge(Exception):
+    """An automaton of too many states, or one that takes too long to find."""
+
+
+_Leaf = int  # a number of a shape's leaves
+_Inner = tuple[int, tuple[_Leaf, ...]]  # a node's content, and what its leaves are here
+_Ref = _Leaf | _Inner
+_Runs = tuple[tuple[int, int, _Ref], ...]  # (first, last, where to), ascending, neighbours with one target joined
+Segments = tuple[tuple[int, int, _Leaf], ...]  # of characters: (first, last, leaf)
+
+
+def spread(table: np.ndarray, final: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> ByteDFA:
+    """The automaton over bytes of a minimal one over classes of characters: table int32 [states, classes], final [states].
+
+    segments   (first, last, class), ascending, of all characters of any class; classes are numbered as they appear
+    """
+    shapes = _Shapes(segments)
+    states = _in_order(table, shapes)
+    final = final[[s.old for s in states]]
+    numbers = _Numbers(states)
+    ahead = windows(table)[[s.old for s in states]].tolist()
+    rows, window = np.zeros(numbers.total, np.int32), np.zeros(numbers.total, np.int64)
+    known: dict[tuple[int, tuple[int, ...], bytes], np.ndarray] = {}
+    shared, inside = Rows(), _Windows(max(ahead, default=0) + 1)
+    for at, state in enumerate(states):
+        here = numbers.start[at]
+        window[here] = ahead[at]
+        leads = tuple([numbers.start[t] - here for t in state.targets])
+        nodes, key = np.array([here]), b""
+        if state.shape.size:
+            nodes = np.array([here, *numbers.of(state)], np.int64)
+            key = (nodes - here).tobytes()
+            for group, part in state.shape.groups:
+                window[nodes[part]] = inside.of(group, tuple([ahead[state.targets[leaf]] for leaf in group.leaves]))
+        name = (id(state.shape), leads, key)
+        if (found := known.get(name)) is None:
+            relative = np.frombuffer(key, np.int64)
+            found = known[name] = np.array(
+                [shared.number(row) for row in state.shape.filled(leads, relative)], np.int32
+            )
+            if len(shared) > MAX_ROWS:
+                raise TooLarge
+        rows[nodes] = found
+    ends = np.zeros(numbers.total, bool)
+    ends[numbers.start] = final
+    return shared.automaton(rows, ends, window)
+
+
+# -- states over characters, in order --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A state over characters: its number in the table, its shape, and the new numbers of the states its leaves lead to."""
+
+    old: int
+    shape: _Shape
+    targets: tuple[int, ...]
+
+
+def _in_order(table: np.ndarray, shapes: _Shapes) -> list[_State]:
+    """Breadth-first, by characters."""
+    numbers, order, out = {0: 0}, [0], list[_State]()
+    rows = table.tolist()
+    for old in order:
+        leaves: dict[int, int] = {}
+        pattern = tuple([FAR if t < 0 else leaves.setdefault(t, len(leaves)) for t in rows[old]])
+        for target in leaves:
+            if target not in numbers:
+                numbers[target] = len(order)
+                order.append(target)
+        out.append(_State(old, shapes.of(pattern), tuple([numbers[t] for t in leaves])))
+    return out
+
+
+class _Numbers:
+    """Which number each state over bytes has: a state over characters, then the inner ones that it is the first to need."""
+
+    def __init__(self, states: Sequence[_State]) -> None:
+        self.start: list[int] = []
+        self.total = 0
+        self._known: dict[tuple[int, ...], dict[int, int]] = {}  # by targets, by content
+        for state in states:
+            self.start.append(self.total)
+            self.total += 1
+            for group, _ in state.shape.groups:
+                self._add(group.contents, self._known.setdefault(group.targets(state), {}))
+            if self.total > MAX_SPREAD:
+                raise TooLarge
+
+    def _add(self, contents: tuple[int, ...], known: dict[int, int]) -> None:
+        fresh = contents if not known else [c for c in contents if c not in known]
+        known.update(zip(fresh, range(self.total, self.total + len(fresh))))
+        self.total += len(fresh)
+
+    def of(self, state: _State) -> list[int]:
+        """Of the nodes of its shape."""
+        out: list[int] = []
+        for group, _ in state.shape.groups:
+            out += map(self._known[group.targets(state)].__getitem__, group.contents)
+        return out
+
+
+class _Windows:
+    """Windows of inner states: what a node holds, and the windows behind it."""
+
+    def __init__(self, first: int) -> None:
+        self._next = first
+        self._known: dict[tuple[int, ...], dict[int, int]] = {}
+        self._whole: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
+
+    def of(self, group: _Group, behind: tuple[int, ...]) -> np.ndarray:
+        key = id(group), behind
+        if key not in self._whole:
+            known = self._known.setdefault(behind, {})
+            for content in group.contents:
+                if content not in known:
+                    known[content] = self._next
+                    self._next += 1
+            self._whole[key] = np.array([known[content] for content in group.contents], np.int64)
+        return self._whole[key]
+
+
+# -- shapes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """Nodes of a shape that lead to the same leaves."""
+
+    leaves: tuple[_Leaf, ...]
+    contents: tuple[int, ...]
+
+    def targets(self, state: _State) -> tuple[int, ...]:
+        return tuple([state.targets[leaf] for leaf in self.leaves])
+
+
+class _Shape:
+    """The trie of a state's characters: the row of the state itself, and its nodes group by group."""
+
+    def __init__(self, row: _Runs, contents: Sequence[_Runs]) -> None:
+        found: dict[_Inner, _Runs] = {}
+        todo = [row]
+        for runs in todo:
+            for *_, ref in runs:
+                if not isinstance(ref, int) and ref not in found:
+                    found[ref] = _renamed(contents[ref[0]], ref[1])
+                    todo.append(found[ref])
+        by_leaves: dict[tuple[_Leaf, ...], list[int]] = {}
+        for content, leaves in found:
+            by_leaves.setdefault(leaves, []).append(content)
+        self.size = len(found)
+        self.groups: list[tuple[_Group, slice]] = []
+        at = 1
+        for leaves, held in by_leaves.items():
+            self.groups.append((_Group(leaves, tuple(held)), slice(at, at + len(held))))
+            at += len(held)
+        nodes = [(content, leaves) for leaves, held in by_leaves.items() for content in held]
+        self._rows = [row, *(found[node] for node in nodes)]
+        self._at: dict[_Ref, int] = {node: i for i, node in enumerate(nodes, 1)}
+
+    @cached_property
+    def _refs(self) -> np.ndarray:
+        """int32 [1 + nodes, 256]: -1 where nothing is legal, 0 … for nodes (0 is the state), behind them the leaves."""
+        out = np.full((1 + self.size, 256), -1, np.int32)
+        for row, runs in zip(out, self._rows):
+            for first, last, ref in runs:
+                row[first : last + 1] = 1 + self.size + ref if isinstance(ref, int) else self._at[ref]
+        return out
+
+    def filled(self, leads: tuple[int, ...], nodes: np.ndarray) -> np.ndarray:
+        """int32 [1 + nodes, 256]: rows of a state that stands at 0 and of its nodes, which stand at `nodes`, FAR where
+        nothing is legal. Leaves lead to `leads`."""
+        if not self.size:
+            return np.array([*leads, FAR], np.int32)[np.maximum(self._refs - 1, -1)]
+        values = np.array([*nodes, *leads, 0], np.int32)
+        out = values[self._refs] - nodes.astype(np.int32)[:, None]
+        out[self._refs < 0] = FAR
+        return out
+
+
+def _renamed(runs: _Runs, leaves: Sequence[_Leaf] | dict[_Leaf, _Leaf]) -> _Runs:
+    return tuple(
+        [
+            (a, b, leaves[ref] if isinstance(ref, int) else (ref[0], tuple([leaves[i] for i in ref[1]])))
+            for a, b, ref in runs
+        ]
+    )
+
+
+class _Shapes:
+    """Makes the shape of each way to divide the classes, once; inner nodes of all shapes have one numbering of contents."""
+
+    _LENGTHS = ((0x80, 0x7FF, 0xC0, 1), (0x800, 0xFFFF, 0xE0, 2), (0x10000, 0x10FFFF, 0xF0, 3))
+
+    def __init__(self, segments: Sequence[tuple[int, int, int]]) -> None:
+        self.segments = segments
+        self._shapes: dict[tuple[int, ...], _Shape] = {}
+        self._held: list[_Runs] = []  # contents of inner nodes, with leaves in the order in which they come
+        self._contents: dict[_Runs, int] = {}
+        self._made: dict[tuple[int, Segments], _Inner] = {}
+
+    def of(self, pattern: tuple[int, ...]) -> _Shape:
+        """pattern   of each class its leaf, or FAR"""
+        if pattern not in self._shapes:
+            row = self._row(_characters(self.segments, pattern))
+            self._shapes[pattern] = _Shape(row, self._held)
+        return self._shapes[pattern]
+
+    def _row(self, segments: Segments) -> _Runs:
+        row: list[tuple[int, int, _Ref]] = [(low, min(high, 0x7F), t) for low, high, t in segments if low < 0x80]
+        for low, high, lead, more in self._LENGTHS:
+            part = [(max(a, low), min(b, high), t) for a, b, t in segments if a <= high and b >= low]
+            if part:
+                row += [(lead | first, lead | last, t) for first, last, t in self._blocks(part, more)]
+        return _joined(row)
+
+    def _blocks(self, segments: Iterable[tuple[int, int, _Leaf]], more: int) -> Iterable[tuple[int, int, _Ref]]:
+        """Runs of the next byte, whose characters go on for `more` bytes after it."""
+        if not more:
+            return segments
+        bits = 6 * more
+        size = 1 << bits
+        out: list[tuple[int, int, _Ref]] = []
+        partial: dict[int, list[tuple[int, int, _Leaf]]] = {}
+        for low, high, target in segments:
+            first, last = low >> bits, high >> bits
+            for block in dict.fromkeys((first, last)):
+                base = block << bits
+                a, b = max(low, base) - base, min(high, base + size - 1) - base
+                if a > 0 or b < size - 1:
+                    partial.setdefault(block, []).append((a, b, target))
+            whole_first = first + (low > first << bits)
+            whole_last = last - (high < (last + 1 << bits) - 1)
+            if whole_first <= whole_last:
+                out.append((whole_first, whole_last, self._node(((0, size - 1, target),), more)))
+        out += [(block, block, self._node(tuple(part), more)) for block, part in partial.items()]
+        return out
+
+    def _node(self, segments: Segments, more: int) -> _Inner:
+        """The node that waits for the last `more` bytes of a character."""
+        key = (more, segments)
+        if key not in self._made:
+            runs = _joined((0x80 | a, 0x80 | b, t) for a, b, t in self._blocks(segments, more - 1))
+            leaves = dict.fromkeys(leaf for *_, ref in runs for leaf in ((ref,) if isinstance(ref, int) else ref[1]))
+            number = {leaf: i for i, leaf in enumerate(leaves)}
+            held = _renamed(runs, number)
+            if held not in self._contents:
+                self._contents[held] = len(self._held)
+                self._held.append(held)
+            self._made[key] = self._contents[held], tuple(leaves)
+        return self._made[key]
+
+
+def _characters(segments: Iterable[tuple[int, int, int]], pattern: tuple[int, ...]) -> Segments:
+    """Runs of characters with one leaf."""
+    return _joined((low, high, pattern[c]) for low, high, c in segments if pattern[c] != FAR)  # type: ignore[return-value]
+
+
+def _joined(runs: Iterable[tuple[int, int, _Ref]]) -> _Runs:
+    out: list[tuple[int, int, _Ref]] = []
+    for first, last, target in sorted(runs, key=lambda run: run[0]):
+        if out and out[-1][2] == target and out[-1][1] + 1 == first:
+            out[-1] = (out[-1][0], last, target)
+        else:
+            out.append((first, last, target))
+    return tuple(out)

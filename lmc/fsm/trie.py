@@ -1,0 +1,109 @@
+"""Tries of byte strings in arrays, walked through an automaton level by level.
+
+Nodes are in breadth-first order; node 0 is the root, the children of a node are neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from lmc.fsm.bytedfa import ByteDFA
+from lmc.fsm.minimise import DEAD
+
+
+@dataclass(frozen=True, eq=False)
+class Trie:
+    """byte, parent   of each node, the root's are 0
+    level_ends     of each level, the number of nodes down to it
+    """
+
+    byte: np.ndarray
+    parent: np.ndarray
+    level_ends: tuple[int, ...]
+
+    @staticmethod
+    def of(texts: Sequence[bytes]) -> tuple[Trie, np.ndarray]:
+        """Of ascending texts, none of them empty; and the node of each."""
+        lengths = np.array([len(text) for text in texts], np.int64)
+        depth = int(lengths.max(initial=0))
+        text = np.frombuffer(b"".join(t.ljust(depth, b"\0") for t in texts), np.uint8).reshape(-1, depth or 1)
+        differs = text[1:] != text[:-1]
+        # bytes shared with the text before; padding needs no care, for a node is only made within its text
+        shared = np.where(differs.any(axis=1), differs.argmax(axis=1), depth)
+        shared = np.append(0, np.minimum(shared, np.minimum(lengths[1:], lengths[:-1]))) if len(texts) else lengths
+        byte, parent, ends = [np.zeros(1, np.uint8)], [np.zeros(1, np.int64)], [1]
+        node_of = np.zeros(len(texts), np.int64)  # of each text, at the depth reached so far
+        for level in range(depth):
+            reach = lengths > level
+            new = reach & (shared <= level)
+            byte.append(text[new, level])
+            parent.append(node_of[new])
+            at = np.cumsum(new) - 1 + ends[-1]
+            node_of[reach] = at[reach]
+            ends.append(ends[-1] + int(new.sum()))
+        return Trie(np.concatenate(byte), np.concatenate(parent), tuple(ends)), node_of
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in (self.byte, self.parent, self._text, self.count, self.first))
+
+    @cached_property
+    def _text(self) -> np.ndarray:
+        """`byte` as what indexes without being converted."""
+        return self.byte.astype(np.int64)
+
+    @cached_property
+    def count(self) -> np.ndarray:
+        """How many children each node has."""
+        return np.bincount(self.parent[1:], minlength=len(self.byte)).astype(np.int64)
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """The first child of each node."""
+        return np.append(1, 1 + np.cumsum(self.count)[:-1])
+
+    def find(self, text: bytes) -> int | None:
+        """The node of a text."""
+        node = 0
+        for byte in text:
+            first = int(self.first[node])
+            children = self.byte[first : first + int(self.count[node])]
+            at = int(np.searchsorted(children, byte))
+            if at == len(children) or children[at] != byte:
+                return None
+            node = first + at
+        return node
+
+    def below(self, dfa: ByteDFA, node: int, state: int) -> np.ndarray:
+        """int64 [nodes]: the state behind each node below `node`, where that has `state`; DEAD elsewhere."""
+        behind = np.full(len(self.byte), DEAD, np.int64)
+        self._follow(dfa, np.array([node]), np.array([state]), behind)
+        return behind
+
+    def walk(self, dfa: ByteDFA, state: int) -> np.ndarray:
+        """`below` of the root: whole levels at once as long as much of them is legal."""
+        behind = np.full(len(self.byte), DEAD, np.int64)
+        behind[0] = state
+        begin = 1
+        for end in self.level_ends[1:]:
+            level = dfa.following(behind.take(self.parent[begin:end]), self._text[begin:end], behind[begin:end])
+            nodes = np.flatnonzero(level >= 0)
+            if len(nodes) * 4 < len(level):
+                self._follow(dfa, nodes + begin, level[nodes], behind)
+                break
+            begin = end
+        behind[0] = DEAD
+        return behind
+
+    def _follow(self, dfa: ByteDFA, nodes: np.ndarray, states: np.ndarray, behind: np.ndarray) -> None:
+        """Looks at the children of legal nodes only."""
+        while total := int((counts := self.count[nodes]).sum()):
+            children = np.arange(total) + np.repeat(self.first[nodes] - np.cumsum(counts) + counts, counts)
+            reached = dfa.following(np.repeat(states, counts), self._text[children])
+            legal = reached >= 0
+            nodes, states = children[legal], reached[legal]
+            behind[nodes] = states
