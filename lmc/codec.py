@@ -42,15 +42,22 @@ class BadData(Exception):
 
 def dumps(x: Any) -> str:
     """The text of JSON-able data, in the shortest form."""
-    return _encoder.encode(x)
+    return "".join(_pieces(x, 0)) if _pieces is not None else _encoder.encode(x)
+
+
+def _unknown(x: Any) -> Any:
+    raise TypeError(f"a {type(x).__name__} is not JSON")
 
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
+_pieces: Any = getattr(json.encoder, "c_make_encoder", None) and json.encoder.c_make_encoder(  # type: ignore[attr-defined]
+    None, _unknown, json.encoder.encode_basestring, None, ":", ",", False, False, True)
+"""What `_encoder` makes anew for each call, where Python has it in C: records are many and small."""
 
 
 def to_bytes(x: Any) -> bytes:
     """JSON-able data as bytes; lone surrogates, which Python's text may have, are kept."""
-    return _encoder.encode(x).encode("utf-8", "surrogatepass")
+    return dumps(x).encode("utf-8", "surrogatepass")
 
 
 def from_bytes(data: bytes) -> Any:

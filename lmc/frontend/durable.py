@@ -58,21 +58,24 @@ LARGEST = 1 << 20
 
 
 class RunJournal:
-    """The journal of one run, its sub-programs included. Safe to use from any thread."""
+    """The journal of one run, its sub-programs included. Safe to use from any thread.
+
+    resumed  whether anything is known of an earlier time
+    broken   why the run is not that of the journal: it does nothing more, whatever the program makes of it
+    """
+
+    __slots__ = ("_busy", "_counts", "_digests", "_idempotent", "_left", "_lock", "_next", "broken", "item", "journal", "known", "resumed")
 
     def __init__(self, journal: Journal, item: int) -> None:
         self.journal, self.item = journal, item
         self.known: Known = journal.contents.runs.get(item) or _NOTHING_KNOWN
         self.resumed = bool(self.known.answers or self.known.effects)
         self.broken: JournalError | None = None
-        """Why the run is not that of the journal: it does nothing more, whatever the program makes of it."""
         self._counts: dict[tuple[str, str, int], int] = {}  # calls so far
         self._left = {place: effect for place, effect in self.known.effects.items() if effect.ordered}  # that the program has not come to
         self._next = max(self.known.calls, default=-1) + 1
         self._digests: dict[Result, int] = {}
-        self._asked: list[Result] = []
-        self._idempotent: set[int] = set()  # coroutines of idempotent functions, by id
-        self._coroutines: list[Any] = []  # keeps those
+        self._idempotent: dict[int, Any] = {}  # coroutines of idempotent functions, by id
         self._busy = 0  # calls of host code that go on
         self._lock = threading.Lock()
 
@@ -98,7 +101,6 @@ class RunJournal:
         result = after.result
         assert result is not None
         self._digests[result] = digest
-        self._asked.append(result)
         result.on_change(lambda r: self._arrived(r, places, digest) if r.done else None)
         return after
 
@@ -165,7 +167,11 @@ class RunJournal:
             if len(parts) == 1 and parts[0].__class__ is str:
                 texts.append(parts[0])  # type: ignore[arg-type]  # it is text
             elif parts:
-                texts.append("".join([p if p.__class__ is str else _shown_part(p) for p in parts]))  # type: ignore[misc]  # it is text
+                several: Any = parts
+                texts.append("".join([  # in line, as every ask goes through its parts
+                    p if p.__class__ is str else p.spelling if p.__class__ is Special else "" if p.__class__ is Mark else _shown_part(p)
+                    for p in several
+                ]))  # fmt: skip
             node = node.parent
         last = None if node is None else node.result
         digest = 0 if last is None else self._digests.get(last)
@@ -271,8 +277,7 @@ class RunJournal:
 
     def _note_coroutine(self, fn: Any, outcome: tuple[bool, Any]) -> None:
         if outcome[0] and isinstance(outcome[1], types.CoroutineType) and _is_idempotent(fn):
-            self._idempotent.add(id(outcome[1]))
-            self._coroutines.append(outcome[1])
+            self._idempotent[id(outcome[1])] = outcome[1]
 
     def _recalled(self, known: Effect, fn: Any, args: Sequence[Any], reached: _Reached, call: Callable[[], Any]) -> tuple[bool, Any] | None:
         """The result of a call that was made; None if it has to be made again."""
@@ -348,7 +353,7 @@ class RunJournal:
     def ended(self, error: BaseException | None) -> BaseException | None:
         """The run is over; gives the error that it ended with. Waits for what it asked."""
         if error is None:
-            for result in self._asked:
+            for result in tuple(self._digests):
                 result.wait()
         error = self.broken or error
         if self.known.end is None or error is not None:
@@ -503,19 +508,12 @@ def _asked(params: SamplingParams, constraint: Any) -> int:
 
 
 def _shown_part(part: Any) -> str:
-    rule = _SHOWN.get(part.__class__)
-    return rule(part) if rule is not None else part if isinstance(part, str) else ""
-
-
-def _shown_image(image: Image) -> str:
-    source = image.source
+    if isinstance(part, Excerpt):
+        return part.text()
+    if not isinstance(part, Image):
+        return str(part)
+    source = part.source
     return f"\0image {source if isinstance(source, str | os.PathLike) else crc32(source) if isinstance(source, bytes) else ''}\0"
-
-
-_SHOWN: Mapping[type, Callable[[Any], str]] = {
-    Special: lambda part: f"\0{part.spelling}\0", Mark: lambda part: "\1" if part.edge == "begin" else "\2", Excerpt: lambda part: part.text(),
-    Image: _shown_image,
-}  # fmt: skip
 
 
 def _place(place: Ask) -> str:
