@@ -559,7 +559,11 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
         return None
     if getattr(fn, "__name__", "") in ("__enter__", "__exit__", "__aenter__", "__aexit__"):
         return None
-    if isinstance(fn, type) and fn in _OWN_DATA:
+    if (isinstance(fn, type) and fn in _OWN_DATA) or isinstance(fn, types.MethodWrapperType | types.WrapperDescriptorType):
+        return None
+    if _is_builtin_tool(fn, owner) and not _calls_something(args, kwargs):
+        return None
+    if fn is functools.partial:
         return None
     if getattr(fn, "__module__", None) == "builtins" and getattr(fn, "__name__", "") not in _OUTSIDE and not _calls_something(args, kwargs):
         return None
@@ -572,6 +576,14 @@ _OWN_DATA = codec.DATA | {memoryview, type({}.keys()), type({}.values()), type({
 _OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "__import__", "exit", "quit"})
 """Builtins that do something outside of the run, or may."""
 _OPERATIONS = frozenset(map(id, hostops.OPERATIONS.values()))
+
+
+def _is_builtin_tool(fn: Any, owner: Any) -> bool:
+    """Whether it is a method of data named by its class, such as `str.lower`, or one of Python's iterators and operators."""
+    if getattr(fn, "__objclass__", None) in _OWN_DATA:
+        return True
+    module = getattr(owner if isinstance(owner, type) else fn, "__module__", None)
+    return module in ("itertools", "operator", "_operator")
 
 
 def _is_of_lmc(fn: Any) -> bool:
