@@ -26,7 +26,7 @@ from lmc.errors import (
     ProgramError,
     PromptTooLongError,
 )
-from lmc.prompt import ChoicesMethod, Constraint, Gen, Mark, SamplingParams, Select, Special, Text
+from lmc.prompt import ChoicesMethod, Constraint, Gen, Given, Mark, SamplingParams, Select, Special, Text
 from tests.backend.engine_fakes import (
     BOS,
     EOS,
@@ -100,6 +100,17 @@ def test_generated_ids_are_kept_as_generated():
     child = ask(engine, "ab", gen(1), handle)
     drain(core)
     assert engine.prompt_ids(child)[:6] == [ord("q"), *b"abcd", *WORDS.encode(("ab",))]
+
+
+def test_a_known_answer_stands_where_it_was(engine):
+    """An answer of an earlier run has the ids it was sampled with, and a chosen one those that a select gives it; nothing is asked."""
+    live = engine.submit(None, [Text(("hello",)), gen(5)])
+    output = live.results[0].output()
+    known = engine.submit(None, [Text(("hello",)), Given(output.text, output.ids), Text(("more",))])
+    assert engine.prompt_ids(known) == engine.prompt_ids(engine.submit(live, [Text(("more",))])) and not known.results
+    chosen = engine.submit(None, [Text(("qa",)), Select(("bc", "d"))])
+    text = chosen.results[0].output().text
+    assert engine.prompt_ids(engine.submit(None, [Text(("qa",)), Given(text)])) == engine.prompt_ids(chosen)
 
 
 def test_seam_text_encodes_answers_again():
