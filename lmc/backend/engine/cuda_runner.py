@@ -143,10 +143,21 @@ class CudaRunner(ModelRunner):
             stage.send(put(self._plan(layout, rows), stage))
             attend = self._tiled.over(stage, self._tiled.partials(rows), known, wide=True)
         else:
-            attend = _planned(self._flash, stage, layout)
+            attend = self._planned(self._flash, stage, layout)
+            if attend is None:
+                return self._launch(known, layout, rows)
         self._staged.record()
         hidden = self._fused.hidden(_inputs(stage, known), self._sampled, self._pool, attend)
         return self._fused.logits(hidden.index_select(0, stage.device("logits", len(layout.wanted))))
+
+    def _planned(self, flash: PagedAttention, stage: Stage, layout: _Layout) -> Attend | None:
+        """None where FlashInfer cannot build its kernels, and is not asked again."""
+        try:
+            return _planned(flash, stage, layout)
+        except Exception as error:  # whatever its compilers raise
+            log.warning("FlashInfer cannot be used here; long prompts are read by our own kernels: %s", error)
+            self._flash, self._large = None, None
+            return None
 
     def _fill(self, stage: Stage, layout: _Layout, known: int, rows: int) -> None:
         """Writes `known` rows and fills up to `rows`. A pending token is written as its place among the sampled ones
@@ -255,7 +266,7 @@ def _flash(shape: Shape, device: torch.device) -> PagedAttention | None:
     try:
         return PagedAttention(shape, device)
     except ImportError:
-        log.info("FlashInfer is not installed: long prompts are read by kernels that are slower at that")
+        log.info("FlashInfer is not installed: long prompts are read by our own kernels, a few per cent slower")
         return None
 
 
