@@ -281,7 +281,8 @@ BAD = {
     "syntax error in the file": (["run", "syntax.py:fn", "-b", "mock"], 1, ["SyntaxError", "syntax.py:1"]),
     "file without a program": (["run", "empty.py", "-b", "mock"], 2, ["@lmc.function"]),
     "unknown pass": (["dump-ir", "prog.py:echo", "--after", "plan-prefx"], 2, ["plan-prefx", "plan-prefix"]),
-    "graph that does not parse": (["opt", "prog.py"], 1, ["prog.py:2", "expected graph"]),
+    "graph that does not parse": (["opt", "text.lmir"], 1, ["text.lmir:2", "expected graph"]),
+    "program for a graph": (["opt", "prog.py"], 2, ["prog.py is a program", "lmc dump-ir prog.py:FUNCTION"]),
     "no graph file": (["opt", "none.lmir"], 2, ["none.lmir"]),
     "unknown pass of opt": (["opt", "g.lmir", "--passes=cannonicalize"], 2, ["canonicalize"]),
     "unknown template of opt": (["opt", "g.lmir", "--template=qwem"], 1, ["qwem", "qwen"]),
@@ -301,6 +302,7 @@ def bad_files(folder):
     (folder / "syntax.py").write_text("def f(:\n")
     (folder / "empty.py").write_text("x = 1\n")
     (folder / "g.lmir").write_text("graph @g() -> (any) {\n}\n")
+    (folder / "text.lmir").write_text("\nno graph\n")
 
 
 @pytest.mark.parametrize("args, expected, words", BAD.values(), ids=BAD.keys())
