@@ -154,12 +154,13 @@ def _small_model() -> Any:
 
 
 def _engine(model: str) -> Any:
-    """An engine on LMC_DEVICE (the CPU, if it is not set)."""
+    """An engine on LMC_DEVICE (if it is not set: on a GPU, if there is one)."""
     from lmc.backend.local import Engine
 
-    device = config.settings().device or "cpu"
-    _check_device(device)
-    return Engine(model, device=device)
+    device = config.settings().device
+    if device:
+        _check_device(device)
+    return Engine(model, device=device or "auto")
 
 
 def _check_device(device: str) -> None:

@@ -32,7 +32,7 @@ class Settings:
     seed       the seed of runs that name none; None for a fresh one each time
     cache_dir  where converted weights and compiled constraints are kept
     model      the model of the default backend, "" for the small one
-    device     the device of the default backend and of `lmc run`, "" for the CPU
+    device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
     host_threads  how many blocking host calls of a compiled batch run at once; None: one for each program of the batch,
                but at least 64 and at most 256
     """

@@ -523,7 +523,7 @@ class Engine(LocalBackend):
     """lmc's own runtime in this process.
 
     model        a .gguf file, a directory with safetensors, a hub id, or "smollm2" (embedded)
-    device       "cpu" or a torch device
+    device       "cpu", "cuda", "cuda:1", …; "auto" is a GPU if there is one, else the CPU
     dtype        "float32", "bfloat16", "float16"; None: what suits the device
     max_tokens   size of the KV pool in tokens; None: a part of the free memory
     max_batch    sequences that run together; None: 64 on a CPU, 512 on a GPU
@@ -543,7 +543,7 @@ class Engine(LocalBackend):
         self,
         model: str = "smollm2",
         *,
-        device: str = "cpu",
+        device: str = "auto",
         dtype: str | None = None,
         max_tokens: int | None = None,
         max_batch: int | None = None,

@@ -309,15 +309,22 @@ def test_a_model_beside_the_name_is_hinted_at(monkeypatch, tmp_path):
 @pytest.mark.parametrize("device", ["gpuu", "cuda:77", "meta", "cpu:x", ""])
 def test_a_device_that_is_not_there(device):
     with pytest.raises(
-        ModelLoadError, match=rf"device '{device}' is not available; available: cpu.*; leave device out"
+        ModelLoadError, match=rf"device '{device}' is not available; available: cpu.*; device="cpu" always is"
     ):
         load("smollm2", device=device)
 
 
 def test_cuda_where_there_is_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ModelLoadError, match="available: cpu; leave device out to run on the CPU; this PyTorch"):
+    with pytest.raises(ModelLoadError, match='available: cpu; device="cpu" always is; this PyTorch'):
         load("smollm2", device="cuda")
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(0, "cpu"), (2, "cuda")])
+def test_auto_is_a_gpu_if_there_is_one(monkeypatch, gpus, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert loader._device("auto").type == expected
 
 
 def test_the_embedded_model_missing_tells_the_command(monkeypatch):

@@ -138,14 +138,16 @@ def load(
 
 
 def _device(name: str) -> torch.device:
-    """The device of that name, if this process can use it."""
+    """The device of that name, if this process can use it; "auto" is a GPU if there is one, else the CPU."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda" if gpus else "cpu")
     names = ["cpu", *(f"cuda:{i}" for i in range(gpus))]
     if str(name) in (*names, *(["cuda"] if gpus else [])):
         return torch.device(name)
-    remedy = "leave device out to run on the CPU"
+    remedy = 'device="cpu" always is'
     if str(name).partition(":")[0] == "cuda" and not gpus:
         why = "was built without CUDA" if torch.version.cuda is None else "finds no GPU that it can use"
         remedy += f"; this PyTorch ({torch.__version__}) {why}"
