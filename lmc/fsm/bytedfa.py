@@ -104,6 +104,24 @@ class ByteDFA:
         """bool [states]: exactly one byte is legal and the text may not end here (final counts as a way on)."""
         return (self.ways == 1)[self.rows[:-1] >> 8] & ~self.final
 
+    def forced(self, state: int) -> tuple[bytes, int]:
+        """What every legal text from `state` goes on with, and the state behind it; b"" where there is a choice."""
+        rows, deltas, only, ends, out = self._rows, self._deltas, self._only, self._ends, bytearray()
+        while not ends[state] and (byte := only[rows[state] >> 8]) >= 0:  # ends: an end is within reach of every state
+            out.append(byte)
+            state += deltas[rows[state] + byte]
+        return bytes(out), state
+
+    @cached_property
+    def _only(self) -> list[int]:
+        """Of each row the only legal byte, -1 where there is none or another."""
+        legal = self.deltas.reshape(-1, 256) != FAR
+        return np.where(self.ways == 1, legal.argmax(axis=1), -1).tolist()
+
+    @cached_property
+    def _ends(self) -> memoryview:
+        return self.final.data
+
     @property
     def forces_characters(self) -> bool:
         """Whether some state that is not inside a character is singular."""

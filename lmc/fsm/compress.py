@@ -79,19 +79,8 @@ def compress(dfa: ByteDFA) -> CompressedFSM:
     return CompressedFSM(dfa, tuple(states), tuple(edges))
 
 
-def forced_bytes(dfa: ByteDFA, state: int) -> tuple[bytes, int]:
-    """What every legal text from `state` goes on with, and the state behind it; b"" where there is a choice."""
-    singular, out = dfa.singular, bytearray()
-    while singular[state]:  # ends: an end is within reach of every state, and it is not singular
-        row = dfa.row(state)
-        byte = int(row.argmax())  # the only one that is not DEAD
-        out.append(byte)
-        state = int(row[byte])
-    return bytes(out), state
-
-
 def _chain(dfa: ByteDFA, state: int) -> Edge:
-    text, end = forced_bytes(dfa, state)
+    text, end = dfa.forced(state)
     return Edge(state, end, chain=text)
 
 

@@ -31,7 +31,6 @@ from functools import cached_property
 import numpy as np
 
 from lmc.fsm.bytedfa import LONG, ByteDFA
-from lmc.fsm.compress import forced_bytes
 from lmc.fsm.minimise import to_the_end
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
@@ -42,7 +41,7 @@ _FEW = 32  # legal texts that are all encoded
 _TRIED = 64  # tokens tried at a boundary before it is taken for unstable
 _LARGE = 2000  # states from which on looking for the ends takes longer than a step may
 _TAIL = 8  # tokens that are looked back at
-_KEPT = 4096  # seams that are remembered
+_KEPT = 4096  # seams, and endings, that are remembered
 
 Tail = tuple[int, ...]
 """The last tokens of a text, back to the last place that no token can reach over."""
@@ -94,7 +93,7 @@ class ForcedTokens:
         return [text + ending for ending in (endings if len(text) < LONG else endings[:1])]
 
     def _forced_text(self, state: int) -> bytes:
-        return _whole_characters(forced_bytes(self.automaton.dfa, state)[0])
+        return _whole_characters(self.automaton.dfa.forced(state)[0])
 
     def _certain(self, state: int) -> tuple[int, ...]:
         text = self._forced_text(state)
@@ -212,6 +211,7 @@ class _Endings:
     def __init__(self, dfa: ByteDFA) -> None:
         self.dfa = dfa
         self._steps: dict[int, tuple[int, int]] = {}
+        self._known: dict[int, bytes] = {}  # shortest endings
         if dfa.states > _LARGE and dfa.forces_characters:
             _ = self._distance  # now, and not in a step that others wait for
 
@@ -222,16 +222,20 @@ class _Endings:
 
     def all_from(self, state: int, limit: int) -> list[bytes] | None:
         """All of them, or None if they are more than `limit`."""
-        found: list[bytes] = []
+        dfa, found = self.dfa, list[bytes]()
         todo: list[tuple[int, bytes]] = [(state, b"")]
         while todo:
             at, text = todo.pop()
-            if self.dfa.final[at]:
+            forced, at = dfa.forced(at)
+            text += forced
+            if dfa.final[at]:
                 found.append(text)
-            row = self.dfa.row(at)
-            todo += [(int(row[byte]), text + bytes([byte])) for byte in np.flatnonzero(row >= 0).tolist()]
-            if len(found) + len(todo) > limit:  # each of todo has an ending of its own
+            ways = int(dfa.ways[dfa.rows[at] >> 8])
+            if len(found) + len(todo) + ways > limit:  # each of them has an ending of its own
                 return None
+            if ways:
+                row = dfa.row(at)
+                todo += [(int(row[byte]), text + bytes([byte])) for byte in np.flatnonzero(row >= 0).tolist()]
         return found
 
     def of_each_kind(self, state: int) -> list[bytes]:
@@ -242,11 +246,19 @@ class _Endings:
         return [b"", *endings] if self.dfa.final[state] else endings
 
     def _shortest(self, state: int) -> bytes:
-        out = bytearray()
-        while not self.dfa.final[state]:
-            byte, state = self._step(state)
-            out.append(byte)
-        return bytes(out)
+        if (known := self._known.get(state)) is not None:
+            return known
+        out, at = bytearray(), state
+        while not self.dfa.final[at]:
+            forced, at = self.dfa.forced(at)
+            out += forced
+            if not self.dfa.final[at]:
+                byte, at = self._step(at)
+                out.append(byte)
+        if len(self._known) >= _KEPT:
+            self._known.clear()
+        self._known[state] = bytes(out)
+        return self._known[state]
 
     def _step(self, state: int) -> tuple[int, int]:
         """One byte nearer to the end; a plain letter where possible, for not every tokenizer has every control."""

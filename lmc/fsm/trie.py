@@ -5,7 +5,8 @@ Nodes are in breadth-first order; node 0 is the root, the children of a node are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -68,24 +69,33 @@ class Trie:
 
     def find(self, text: bytes) -> int | None:
         """The node of a text."""
-        node = 0
+        node, bytes_, children = 0, self._bytes, self._children
         for byte in text:
-            first = int(self.first[node])
-            children = self.byte[first : first + int(self.count[node])]
-            at = int(np.searchsorted(children, byte))
-            if at == len(children) or children[at] != byte:
+            begin, end = children[node], children[node + 1]
+            node = bisect_left(bytes_, byte, begin, end)
+            if node == end or bytes_[node] != byte:
                 return None
-            node = first + at
         return node
 
-    def below(self, dfa: ByteDFA, node: int, state: int) -> np.ndarray:
-        """int64 [nodes]: the state behind each node below `node`, where that has `state`; DEAD elsewhere."""
-        behind = np.full(len(self.byte), DEAD, np.int64)
-        self._follow(dfa, np.array([node]), np.array([state]), behind)
-        return behind
+    @cached_property
+    def _bytes(self) -> bytes:
+        return self.byte.tobytes()
+
+    @cached_property
+    def _children(self) -> memoryview:
+        """Where the children of each node begin: those of a node end where those of the next one begin."""
+        return np.append(self.first, len(self.byte)).data
+
+    def below(self, dfa: ByteDFA, node: int, state: int) -> tuple[np.ndarray, np.ndarray]:
+        """The legal nodes below `node`, where that has `state`, and the states behind them."""
+        levels = list(self._follow(dfa, np.array([node]), np.array([state])))
+        if not levels:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        return np.concatenate([nodes for nodes, _ in levels]), np.concatenate([states for _, states in levels])
 
     def walk(self, dfa: ByteDFA, state: int) -> np.ndarray:
-        """`below` of the root: whole levels at once as long as much of them is legal."""
+        """int64 [nodes]: the state behind each node but the root, which has `state`, DEAD where it is not legal: whole levels
+        at once as long as much of them is legal."""
         behind = np.full(len(self.byte), DEAD, np.int64)
         behind[0] = state
         begin = 1
@@ -93,17 +103,20 @@ class Trie:
             level = dfa.following(behind.take(self.parent[begin:end]), self._text[begin:end], behind[begin:end])
             nodes = np.flatnonzero(level >= 0)
             if len(nodes) * 4 < len(level):
-                self._follow(dfa, nodes + begin, level[nodes], behind)
+                for legal, states in self._follow(dfa, nodes + begin, level[nodes]):
+                    behind[legal] = states
                 break
             begin = end
         behind[0] = DEAD
         return behind
 
-    def _follow(self, dfa: ByteDFA, nodes: np.ndarray, states: np.ndarray, behind: np.ndarray) -> None:
-        """Looks at the children of legal nodes only."""
+    def _follow(
+        self, dfa: ByteDFA, nodes: np.ndarray, states: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Level by level the legal nodes below `nodes`, and the states behind them: looks at children of legal nodes only."""
         while total := int((counts := self.count[nodes]).sum()):
             children = np.arange(total) + np.repeat(self.first[nodes] - np.cumsum(counts) + counts, counts)
             reached = dfa.following(np.repeat(states, counts), self._text[children])
             legal = reached >= 0
             nodes, states = children[legal], reached[legal]
-            behind[nodes] = states
+            yield nodes, states

@@ -135,9 +135,24 @@ class Vocabulary:
         node = self.trie.find(after)
         if node is None:
             return np.zeros(0, np.int64), np.zeros(0, np.int32)
-        of_token = (self.trie.below(dfa, node, state) if node else self.trie.walk(dfa, state))[self._node_of_id]
-        legal = np.flatnonzero(of_token >= 0)
-        return self._ids[legal], of_token[legal]
+        if not node:
+            of_token = self.trie.walk(dfa, state)[self._node_of_id]
+            legal = np.flatnonzero(of_token >= 0)
+            return self._ids[legal], of_token[legal]
+        nodes, states = self.trie.below(dfa, node, state)
+        begins, ends = self._held.take(nodes), self._held.take(nodes + 1)  # tokens of equal bytes share a node
+        counts = ends - begins
+        at = np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts)
+        return self._ids_by_node[at], np.repeat(states, counts)
+
+    @cached_property
+    def _ids_by_node(self) -> np.ndarray:
+        return self._ids[np.argsort(self._node_of_id, kind="stable")]
+
+    @cached_property
+    def _held(self) -> np.ndarray:
+        """int64 [nodes + 1]: where the ids of each node begin in `_ids_by_node`."""
+        return np.append(0, np.cumsum(np.bincount(self._node_of_id, minlength=len(self.trie.byte))))
 
 
 class _Edge(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lmc.fsm import forced
-from lmc.fsm.compress import forced_bytes
 from lmc.fsm.dfa import compile_regex
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.tokens import TokenAutomaton
@@ -56,7 +55,7 @@ def endings(f: ForcedTokens, state: int, longest: int) -> list[bytes]:
 
 def by_definition(f: ForcedTokens, state: int, longest: int = 40) -> tuple[int, ...]:
     """The longest common prefix of the encodings of all legal texts, within the forced text; none inside a character."""
-    text = forced_bytes(f.automaton.dfa, state)[0]
+    text = f.automaton.dfa.forced(state)[0]
     if text and text[0] & 0xC0 == 0x80:
         return ()
     encodings = [tuple(f.encode(ending.decode())) for ending in endings(f, state, longest)]

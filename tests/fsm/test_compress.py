@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 
-from lmc.fsm.compress import chain_label, class_label, compress, forced_bytes
+from lmc.fsm.compress import chain_label, class_label, compress
 from lmc.fsm.dfa import compile_regex
 from lmc.fsm.draw import to_dot, to_html, to_text
 from lmc.fsm.regex import parse
@@ -53,7 +53,7 @@ def test_an_end_breaks_the_chain():
 
 
 def test_chains_may_end_inside_a_character():
-    text, _ = forced_bytes(compile_regex("世界(和平|大战)"), 0)
+    text, _ = compile_regex("世界(和平|大战)").forced(0)
     assert text == "世界".encode() + b"\xe5"
 
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from lmc.backend.local import LocalBackend
 from lmc.errors import CancelledError
-from lmc.fsm.compress import forced_bytes
 from lmc.fsm.forced import _common_prefix
 from lmc.fsm.regex import parse
 from lmc.prompt import Constraint, Gen, SamplingParams, Text
@@ -399,7 +398,7 @@ def needed_by_definition(f, tokens: list[int], rng: random.Random) -> int:
     vocabulary, dfa = f.automaton.vocabulary, f.automaton.dfa
     at = state = needed = 0
     while at < len(tokens):
-        before, forced = vocabulary.text(tokens[:at]), forced_bytes(dfa, state)[0]
+        before, forced = vocabulary.text(tokens[:at]), dfa.forced(state)[0]
         whole = len(forced.decode(errors="ignore").encode())
         rests = [vocabulary.text(tokens[at:]), *(random_rest(f, state, rng) for _ in range(12)), *next_bytes(f, state, forced)]
         cuts = [cut for rest in rests if forced and dfa.accepts(before + rest) and (cut := f.seams.cut(before, rest)) is not None]
