@@ -81,7 +81,11 @@ class ConstraintCompiler:
         automaton = self._restored(constraint) or self._built(constraint)
         if automaton is None:
             return None
-        return _Compiled(automaton, ForcedTokens(automaton, self._encode) if self._encode is not None else None)
+        forced = ForcedTokens(automaton, self._encode) if self._encode is not None else None
+        start = automaton.start if forced is None else forced.run(automaton.start).state
+        if not automaton.is_done(start):
+            automaton.mask(start)  # every answer begins there: now, and not in a step that others wait for
+        return _Compiled(automaton, forced)
 
     def _restored(self, constraint: Constraint) -> TokenAutomaton | None:
         tables = self._store.load(_key(constraint), self.vocabulary) if self._store is not None else None
