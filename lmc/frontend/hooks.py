@@ -646,6 +646,11 @@ class ReplayMode(CountingMode):
         result = self.own_builtin(fn, args, kwargs)
         if result is not NOT_OWN:
             return result
+        if isinstance(fn, types.BuiltinMethodType) and fn.__name__ == "sort" and type(owner := fn.__self__) is list:
+            result = self.own_order(sorted, (owner,), kwargs)
+            if result is not NOT_OWN:
+                owner[:] = result
+                return None
         try:
             twin = reach.traced_twin(fn, args, kwargs, hooks)
         except CannotInstrument as error:

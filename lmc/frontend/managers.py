@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import dis
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -59,6 +61,23 @@ def is_generator_manager(x: Any) -> bool:
     """Whether a manager is one of a generator function of the program's own. Only a `with` statement may have it."""
     code = generator_code(x)
     return code is not None and is_instrumented(code)
+
+
+def may_handle(manager: Any) -> bool:
+    """Whether leaving a manager of the program's own may end the exception that its block raised."""
+    method = getattr(type(manager), "__exit__", None)
+    return not (isinstance(method, types.FunctionType) and _gives_nothing(method.__code__))
+
+
+def _gives_nothing(code: types.CodeType) -> bool:
+    """Whether a function never returns anything but None or False."""
+    nothing, steps = (None, False), list(dis.get_instructions(code))
+    for before, step in itertools.pairwise(steps):
+        if step.opname == "RETURN_VALUE" and not (before.opname == "LOAD_CONST" and before.argval in nothing):
+            return False
+        if step.opname == "RETURN_CONST" and step.argval not in nothing:
+            return False
+    return True
 
 
 def generator_code(x: Any) -> types.CodeType | None:

@@ -10,12 +10,13 @@ the methods of its class as they are; called through the mode they are traced, a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import dis
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lmc.frontend import hostops
 from lmc.frontend.hostops import native
@@ -51,11 +52,19 @@ class Own:
 
     instances: dict[int, Any]  # by id
 
+    if TYPE_CHECKING:  # a hook
+
+        def compare(self, op: str, a: Any, b: Any) -> Any: ...
+
     def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
 
     def truth(self, a: Any) -> bool:
         raise NotImplementedError
+
+    def auxiliary(self) -> contextlib.AbstractContextManager[None]:
+        """What is done in here is a part of the hook call, and not its result."""
+        return contextlib.nullcontext()
 
     def beyond(self, reason: str) -> Any:
         """Something that is not captured: a trace ends here, and a replay lets Python do it."""
@@ -250,9 +259,17 @@ class Own:
 
     def own_builtin(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of one of Python's builtins that is a method of the program's own underneath."""
-        if not args or id(args[0]) not in self.instances or kwargs or type(fn).__hash__ is None:
+        if not args or not isinstance(fn, types.BuiltinFunctionType | types.FunctionType | type):
+            return NOT_OWN
+        if fn in (sorted, max, min):
+            return self.own_order(fn, args, kwargs)
+        if id(args[0]) not in self.instances:
             return NOT_OWN
         owner, *more = args
+        if fn is dataclasses.replace and not more and hasattr(type(owner), "__dataclass_fields__"):
+            return self.own_copy(owner, kwargs)
+        if kwargs:
+            return NOT_OWN
         if fn is str and not more:
             return self.own_text(owner)
         if fn is bool and not more:
@@ -276,6 +293,26 @@ class Own:
             return self.own_method(owner, "__format__", *(more or [""]))
         return self.own_method(owner, _BUILTINS[fn], *more) if fn in _BUILTINS else NOT_OWN
 
+    def own_copy(self, owner: Any, changes: dict[str, Any]) -> Any:
+        """What `dataclasses.replace` gives: its class is called with the fields."""
+        fields = owner.__dataclass_fields__.values()
+        if not all(f.init and f._field_type is dataclasses._FIELD for f in fields):  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+            return self.beyond(f"replaces fields of a {type(owner).__name__}, which has some that are not given to it")
+        return self.dispatch("call", (type(owner),), {**{f.name: getattr(owner, f.name) for f in fields}, **changes})
+
+    def own_order(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `sorted`, `max` and `min` give of instances that their class compares: Python's own order of comparisons."""
+        together = len(args) == 1 and type(args[0]) in (list, tuple)
+        items = args[0] if together else args
+        if kwargs.get("key") is not None or not (together or (len(args) > 1 and fn is not sorted)) or not any(map(self._compares, items)):
+            return NOT_OWN
+        with self.auxiliary():
+            found = fn([_Compared(self, x) for x in items], **({"reverse": self.truth(kwargs["reverse"])} if "reverse" in kwargs else {}))
+        return [one.x for one in found] if fn is sorted else found.x
+
+    def _compares(self, x: Any) -> bool:
+        return any(self.method_of(x, name) for name in ("__lt__", "__gt__"))
+
     def own_text(self, x: Any) -> Any:
         text = self.own_method(x, "__str__")
         return self.own_method(x, "__repr__") if text is NOT_OWN else text
@@ -295,6 +332,21 @@ class Own:
                 return (text, "", "")
             text = NOT_OWN if isinstance(spec, Value) or spec else self.own_text(value)
         return part if text is NOT_OWN else (text, "", spec if conversion else "")
+
+
+class _Compared:
+    """An instance of the program's own in the hands of a builtin that orders."""
+
+    __slots__ = ("mode", "x")
+
+    def __init__(self, mode: Own, x: Any) -> None:
+        self.mode, self.x = mode, x
+
+    def __lt__(self, other: _Compared) -> bool:
+        return self.mode.truth(self.mode.compare("<", self.x, other.x))
+
+    def __gt__(self, other: _Compared) -> bool:
+        return self.mode.truth(self.mode.compare(">", self.x, other.x))
 
 
 def _only_looks(code: types.CodeType) -> bool:

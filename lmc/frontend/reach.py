@@ -65,6 +65,8 @@ def _inside(x: Any) -> Iterator[Any]:
     cls = type(x)
     if cls in (list, tuple, set, frozenset):
         yield from x
+    elif isinstance(x, tuple):  # a named one
+        yield from tuple.__iter__(x)  # pyright: ignore[reportUnknownArgumentType]
     elif cls is dict:
         yield from x.keys()
         yield from x.values()
@@ -97,6 +99,14 @@ def _inside(x: Any) -> Iterator[Any]:
                         yield object.__getattribute__(x, slot)
                     except AttributeError:
                         continue
+
+
+def makes_records(cls: Any) -> bool:
+    """Whether a class is a named tuple that makes, reads and goes through its items as tuples do."""
+    if not (isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")):
+        return False
+    as_tuple = all(getattr(cls, name) is getattr(tuple, name) for name in ("__getitem__", "__iter__", "__len__", "__init__", "__getattribute__"))
+    return as_tuple and getattr(cls.__new__, "__module__", "").startswith("namedtuple_") and not hasattr(cls, "__getattr__")
 
 
 def holds(x: Any, wanted: Callable[[Any], bool], depth: int = _DEPTH) -> bool:

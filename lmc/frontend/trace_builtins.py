@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lmc.frontend import reach
 from lmc.frontend.hooks import hooks
 from lmc.frontend.hostops import Known, native
+from lmc.frontend.own import NOT_OWN
 from lmc.frontend.raising import content
 from lmc.frontend.values import TraceEscape, Value
 
@@ -92,7 +93,8 @@ def _sorted(t: TraceMode, args: _Args, kwargs: _Kwargs) -> list[Any]:
 
 
 def sort_in_place(t: TraceMode, owner: list[Any], kwargs: _Kwargs) -> None:
-    owner[:] = _sorted(t, (owner,), kwargs)
+    found = t.own_order(sorted, (owner,), kwargs)
+    owner[:] = _sorted(t, (owner,), kwargs) if found is NOT_OWN else found
 
 
 def _sorted_call(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:

@@ -53,6 +53,10 @@ class CallMode(OutsideMode):
         """Whether an object is an instance of the program's own class: only its fields and methods are known here."""
         return id(x) in self.local and type(x) not in _BUILT_IN
 
+    def as_plain(self, x: Any) -> Any:
+        """A named tuple that the program made, as the tuple of its items; anything else as it is."""
+        return tuple(x) if isinstance(x, tuple) and type(x) is not tuple and id(x) in self.local else x
+
     def is_constant(self, x: Any) -> bool:
         """Whether Python itself may read an object to any depth while tracing; not so for what holds itself."""
         if type(x) in (tuple, list, set, frozenset, dict):
@@ -125,7 +129,7 @@ class CallMode(OutsideMode):
             return self.marked_call(fn.__func__, (fn.__self__, *args), kwargs)
         result = self.own_builtin(fn, args, kwargs)
         if result is not NOT_OWN:
-            return result
+            return self.fresh(result) if fn is sorted else result
         handler = handler_of(fn)
         if handler is not None:
             if fn in MAIN:
@@ -150,6 +154,9 @@ class CallMode(OutsideMode):
             return self.sub_program(fn, args, kwargs)
         if reach.is_own(fn) or reach.is_language(fn) or reach.is_language(getattr(fn, "__self__", None)):
             return self.language_call(fn, args, kwargs)
+        if reach.makes_records(fn) and any(map(reach.holds_language, (*args, *kwargs.values()))):
+            made = self.local[id(made)] = native(fn, *args, **kwargs)
+            return made
         if isinstance(fn, types.MethodWrapperType) and id(fn.__self__) in self.local and fn.__objclass__ is object and fn.__name__ in _PLAIN:
             return native(fn, *args, **kwargs)  # super().__init__() and the like at the end of the classes
         if isinstance(fn, types.BuiltinMethodType | types.MethodWrapperType) and getattr(fn, "__self__", None) is not None and not isinstance(
@@ -213,6 +220,8 @@ class CallMode(OutsideMode):
         everything = (*args, *kwargs.values())
         if any(isinstance(a, types.FunctionType | types.MethodType | functools.partial) for a in everything):
             return self.effect(fn, args, kwargs)  # what it calls may do anything
+        if fn is len and args:
+            args = (self.as_plain(args[0]), *args[1:])
         if fn is len and self.is_plain(args[0]) and not self.is_own_instance(args[0]):
             return native(len, *args)
         if not any(map(reach.holds_value, everything)) and all(self.is_constant(a) or self.steady(a) for a in everything):

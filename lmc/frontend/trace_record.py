@@ -578,7 +578,7 @@ class Recorder(CountingMode):
         match x:
             case list():
                 return self.build("py.list", x)
-            case tuple():
+            case tuple() if type(x) is tuple:
                 return self.build("py.tuple", x)
             case set():
                 return self.build("py.set", tuple(x))

@@ -28,7 +28,7 @@ from lmc.frontend.hooks import Key, hooks, inner_key, program_frame
 from lmc.frontend.hostops import Known, Shape, native
 from lmc.frontend.instrument import guarding, instrument
 from lmc.frontend.interpreter import ACTIVE, Function
-from lmc.frontend.managers import Guarded, generator_code
+from lmc.frontend.managers import Guarded, generator_code, may_handle
 from lmc.frontend.own import NOT_OWN
 from lmc.frontend.primitives import Expr, raised_at
 from lmc.frontend.raising import caused, content, is_constant, stand_in
@@ -125,6 +125,7 @@ class TraceMode(CallMode):
             return self.host(self.operation("py.getitem"), [self.operand(owner), self.operand(key)], Known(), "ordered")
         if isinstance(owner, type) or (hostops.is_type_form(owner) and not reach.holds_value(key)):
             return native(operator.getitem, owner, key)
+        owner = self.as_plain(owner)
         item = self.own_method(owner, "__getitem__", key)
         if item is not NOT_OWN:
             return item
@@ -366,6 +367,7 @@ class TraceMode(CallMode):
 
     def items(self, value: Any, which: int = 0) -> Iterable[Any]:
         """Iterates anything, one decision per step or per length where the value is traced. `which` numbers the argument."""
+        value = self.as_plain(value)
         if isinstance(value, Value):
             return self._text_items(value) if value.type == "str" else self._host_items(value.ir, value.items, which)
         if self.is_own_instance(value) and not is_lazy(value):
@@ -415,6 +417,7 @@ class TraceMode(CallMode):
             return self._taken_apart(self.simple("py.unpack", value, shape, key=key), value, shape)
         if self.steady(value):
             return tuple(value)
+        value = self.as_plain(value)
         if not self.is_plain(value) or (self.is_own_instance(value) and not is_lazy(value)):
             items = self.simple("py.unpack", value, shape, key=key)
             return self._taken_apart(items, items, shape)
@@ -558,7 +561,9 @@ class TraceMode(CallMode):
         method = type(manager).__dict__.get("__enter__")
         own = id(manager) in self.local or (isinstance(method, types.FunctionType) and reach.traced_twin(method, (manager,), {}, hooks))
         if own:
-            return self.methods(manager, "__enter__", (), {})
+            result = self.methods(manager, "__enter__", (), {})
+            self.guarded(int(may_handle(manager)))
+            return result
         result = self.host(self.operation("py.enter"), [self.operand(manager)], Known(), "effect", inline=False, within=True)
         self.managers += 1
         self.entered_hosts.add(id(manager))
@@ -566,6 +571,7 @@ class TraceMode(CallMode):
 
     def left(self, manager: Any, error: BaseException | None) -> Any:
         if id(manager) not in self.entered_hosts:
+            self.guarded(-int(may_handle(manager)))
             result = self.methods(manager, "__exit__", (None if error is None else type(error), error, error and error.__traceback__), {})
         else:
             self.managers -= 1

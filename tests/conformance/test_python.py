@@ -38,6 +38,155 @@ def by_item(**answers: list[str]) -> Any:
     return lambda: lmc.Mock(answers={name: chosen(texts) for name, texts in answers.items()})
 
 
+# -- objects that hold states, and classes whose methods Python calls
+
+
+class Turn(NamedTuple):
+    s: Any
+    what: Any
+
+    def ask(self, text: str) -> Any:
+        self.s.__iadd__(text + lmc.gen("y", max_tokens=2))
+        return self.s["y"]
+
+
+Two = collections.namedtuple("Two", "first second", defaults=[None])
+
+
+@case(replays=0)
+def named_tuples_of_states(s: Any, q: str) -> Any:
+    pair = Two(*s.fork(2))
+    for i, f in enumerate(pair):
+        f += q + str(i) + lmc.gen("x", max_tokens=2)
+    turn = Turn(s, pair.first["x"])
+    s += turn.ask(turn[1]) + pair[1]["x"]
+    state, what = turn
+    state += what
+    try:
+        Turn(s)
+    except TypeError as error:
+        s += str(error)
+    return len(pair), turn.what, turn[1:], isinstance(turn, tuple), turn._fields, [*turn][1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    s: Any
+    text: Any
+    marks: list[Any] = dataclasses.field(default_factory=list)
+
+
+@case(replays=0)
+def replaced_fields(s: Any, q: str) -> Any:
+    step = Part(s, q)
+    step.s.__iadd__(step.text + lmc.gen("x", max_tokens=3))
+    other = dataclasses.replace(step, text=s["x"])
+    other.marks.append(other.text)
+    other.s.__iadd__(other.text)
+    try:
+        dataclasses.replace(step, more=1)
+    except TypeError as error:
+        s += str(error)
+    return other.text, step.marks
+
+
+class Forgiving:
+    def __init__(self, s: Any) -> None:
+        self.s = s
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, cls: Any, error: Any, traceback: Any) -> bool:
+        self.s += f"<{cls.__name__ if cls else ''}:{error}>"
+        return cls is ValueError
+
+
+def refuses(x: str) -> None:
+    effect("refused", x)
+    raise (ValueError if x < "m" else LookupError)(x)
+
+
+@case([{"q": q} for q in "abcd"], replays=0)
+def own_managers_that_handle(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=3)
+    with Forgiving(s):
+        int(s["x"])
+        s += "a number"
+    s += lmc.gen("y", max_tokens=2)
+    try:
+        with Forgiving(s) as outer, Forgiving(s):
+            refuses(s["y"])
+            s += "never"
+    except LookupError as error:
+        s += f"{error}!"
+    with outer:
+        raise ValueError("own")
+    return s["y"]
+
+
+class Scored:
+    def __init__(self, s: Any) -> None:
+        self.s = s
+
+    def __lt__(self, other: Any) -> Any:
+        effect("less", self.s["x"], other.s["x"])
+        return self.s["x"] < other.s["x"]
+
+    def __gt__(self, other: Any) -> Any:
+        return self.s["x"] > other.s["x"] or None
+
+
+@case(replays=0)
+def ordered_by_its_class(s: Any, q: str) -> Any:
+    group = s.fork(3)
+    for i, f in enumerate(group):
+        f += q + str(i) + lmc.gen("x", max_tokens=2)
+    found = [Scored(f) for f in group]
+    s += "".join(one.s["x"] for one in sorted(found)) + max(found).s["x"] + min(*found).s["x"]
+    found.sort(reverse=True)
+    return [one.s["x"] for one in found]
+
+
+@case(replays=0)
+def extended_by_a_generator(s: Any, q: str) -> Any:
+    def steps() -> Any:
+        for i in range(2):
+            s.__iadd__(f"{i}" + lmc.gen("x", max_tokens=2))
+            yield s["x"]
+
+    found = [q]
+    found.extend(steps())
+    found.extend(x + "!" for x in found[:1])
+    held = {"s": s, "found": found}
+    held["s"] += ",".join(held["found"])
+    return found
+
+
+class Shade(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@case(replays=0, backend=by_item(c=["red", "blue", "red"]))
+def members_by_answers(s: Any, q: str) -> Any:
+    s += q + lmc.select("c", choices=[c.value for c in Shade])
+    color = Shade(s["c"])
+    return color.name, color is Shade.RED
+
+
+def checked(text: str) -> bool:
+    effect("checked", text)
+    return "a" in text
+
+
+@case(replays=0, backend=by_item(x=["a", "b", "ba"], y=["b", "a", "b"]))
+def any_and_all_of_effects(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=3) + lmc.gen("y", max_tokens=3)
+    texts = [s["x"], s["y"]]
+    return any(checked(x) for x in texts), all(checked(x) for x in texts)
+
+
 # -- generators
 
 

@@ -11,7 +11,7 @@ import re
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -109,10 +109,17 @@ class Note:
         return f"{self.text}:{len(self.marks)}"
 
 
-@row("classes and dataclasses of your own that hold states or answers")
+class Pair(NamedTuple):
+    state: Any
+    text: Any
+
+
+@row("classes, dataclasses, named tuples and dicts of your own that hold states or answers")
 def own_classes(s, q):
     s += q + gen("x", max_tokens=2)
     note = Note(s["x"])
+    pair, held = Pair(s, q), {"state": s}
+    held["state"] += pair.text + gen("y", max_tokens=2)
     note.marks.append(s["x"])
     s += note.show()
 
@@ -319,6 +326,50 @@ def protocols(s, q):
     return thoughts.last, list(thoughts)
 
 
+class Scored:
+    def __init__(self, s):
+        self.s = s
+
+    def __lt__(self, other):
+        return self.s["x"] < other.s["x"]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, cls, error, traceback):
+        return cls is ValueError
+
+
+@row("`sorted`, `max`, `min` by your own `__lt__` and `__gt__`; a tool's exception that your own `__exit__` handles")
+def ordered_and_forgiven(s, q):
+    group = s.fork(3)
+    group += q + gen("x", regex="[a-z]{2}")
+    least = min([Scored(f) for f in group])
+    with least:
+        int(least.s["x"])
+    return [one.s["x"] for one in sorted([Scored(f) for f in group])]
+
+
+@row("`match` on a named tuple that holds a state; its `_replace`")
+def matched_pair(s, q):
+    s += q + gen("x", max_tokens=2)
+    match Pair(s, q):
+        case Pair(state, text):
+            state += text
+
+
+@row("a class statement whose base has an `__init_subclass__`")
+def registers(s, q):
+    class Base:
+        def __init_subclass__(cls):
+            cls.name = cls.__name__
+
+    class Inner(Base):
+        pass
+
+    s += q + Inner.name + gen("x", max_tokens=2)
+
+
 @row("classes and functions that the program makes, and attributes that it gives them (`inner.calls += 1`)")
 def definitions(s, q):
     class Box:
@@ -334,10 +385,10 @@ def definitions(s, q):
     return Box.n, inner.calls
 
 
-@row("a class that the program makes, handed to a tool; `repr()` or `print()` of a state")
+@row("a class that the program makes, handed to a tool; `repr()`, `print()` or `f\"{s}\"` of a state")
 def shown(s, q):
     s += q + gen("x", max_tokens=2)
-    return len(s["x"]), len(repr(s)) > 0
+    return len(s["x"]), len(f"{s}") > 0
 
 
 @row("`hash()` of answers")
