@@ -2,8 +2,8 @@
 
 A regex, or the one that a dtype means, becomes `fsm(source)` with what its automaton is like: `states` (bytes, minimal),
 `forced` (the share of states in which the next byte is given) and, if the language is finite, `longest` (bytes of its
-longest text: no answer has more tokens, so a target need not reserve more). What is not an automaton, because it is no
-regular expression of one dialect or too large, becomes `matcher(kind, source)`, which follows the text at run time.
+longest text, but for huge automata: no answer has more tokens, so a target need not reserve more). What is not an automaton,
+because it is no regular expression of one dialect or too large, becomes `matcher(kind, source)`, which follows the text at run time.
 
 The constant carries the source: each target compiles it once for its own vocabulary. A regex that is not valid stays
 where it is, and is refused where the program asks.
@@ -103,8 +103,13 @@ def _constant(kind: str, source: str) -> Op | None:
     return Op("fsm", (source,), (), attrs)
 
 
+_MANY = 20_000  # states from which on the longest text is not looked for: it would be longer than answers are
+
+
 def _longest(dfa: ByteDFA) -> int | None:
     """Bytes of the longest text, or None if there is none. Every state leads to an end, so any cycle makes it endless."""
+    if dfa.states > _MANY:
+        return None
     following: list[list[int]] = [[] for _ in range(dfa.states)]
     arriving = [0] * dfa.states
     sources, targets = dfa.edges
