@@ -230,6 +230,8 @@ class CallMode(OutsideMode):
                 return self.parsed(result)
             if not known.fresh or type(result) in (list, dict, set):
                 return self.fresh(result)  # else an object like a Counter, which each run makes for itself
+        if known.type == "any":
+            self.gives_items(everything)
         types_ = [self.type_of(a) for a in everything]
         operands = [self.operand(a) for a in everything]
         pure = "any" not in types_

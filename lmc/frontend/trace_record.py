@@ -657,6 +657,8 @@ class Recorder(CountingMode):
         known = _ON_ANY.get(name, Known())
         if name in ("py.is", "py.is_not", "py.text"):  # what can change of an object does not matter
             return self.host(self.operation(name), [self.operand(a) for a in args], known, "pure", key)
+        if name in _GIVE_ITEMS:
+            self.gives_items(args)
         owner = args[0] if args else None
         if name == "py.getitem" and isinstance(owner, Value) and owner.items == "str" and self.type_of(args[1]) == "int":
             known = Known("str")
@@ -703,6 +705,12 @@ class Recorder(CountingMode):
                 raise TraceEscape(f"hands a class that it made to {getattr(fn, '__qualname__', fn)}")
             if self.wants(x):
                 raise TraceEscape(f"hands a {type(x).__name__} that it made to {getattr(fn, '__qualname__', fn)}")
+
+    def gives_items(self, args: Iterable[Any]) -> None:
+        """What is made of these may hold their very items: containers of the program among them have to be objects of the run."""
+        items = [item for a in args if type(a) in _OF_ITEMS for item in (a.values() if type(a) is dict else a)]
+        if self.wants(items):
+            raise TraceEscape("takes a container that it made out of another one")
 
     def wants(self, x: Any) -> bool:
         """Whether an object holds containers of the program; the next trace makes them objects of the run from the start."""
@@ -860,4 +868,7 @@ _ON_ANY = {
     "py.text": Known("str"), "py.is": Known("bool", total=True), "py.is_not": Known("bool", total=True), "py.argmin": Known("int"),
     "py.argmax": Known("int"),
 }  # fmt: skip
+_GIVE_ITEMS = frozenset({"py.getitem", "py.add", "py.mul", "py.or"})
+"""Operations whose result is an item of an operand, or holds them."""
+_OF_ITEMS = frozenset({list, dict, set, tuple, frozenset})
 _PREFIX = {"ctx": "c", "str": "x", "bool": "p", "int": "n", "float": "r"}

@@ -133,7 +133,7 @@ class TraceMode(CallMode):
             if not reach.holds_value(key):
                 found = native(operator.getitem, owner, key)
                 return self.fresh(found) if type(key) is slice else found
-            if reach.holds_language(owner) or any(callable(x) for x in (owner.values() if isinstance(owner, dict) else owner)):
+            if reach.holds_language(owner) or any(callable(x) and type(x) is not Value for x in (owner.values() if isinstance(owner, dict) else owner)):
                 found = native(operator.getitem, owner, self.concrete(key))
                 return self.fresh(found) if type(key) is slice else found
         if self.steady(owner) and not reach.holds_value(key):
@@ -174,10 +174,9 @@ class TraceMode(CallMode):
         if result is not NOT_OWN:
             return result
         joins = type(a) in (list, tuple) and ((type(a) is type(b) and op == "+") or (type(b) is int and op == "*"))
-        if joins and self.is_plain(a) and self.is_plain(b):
-            return self.fresh(native(hostops.OPERATIONS[hostops.BINARY[op]], a, b))
-        if not reach.holds_value((a, b)) and self.is_constant(a) and self.is_constant(b):
-            return self.fresh(native(hostops.OPERATIONS[hostops.BINARY[op]], a, b))
+        if (joins and self.is_plain(a) and self.is_plain(b)) or (not reach.holds_value((a, b)) and self.is_constant(a) and self.is_constant(b)):
+            made = native(hostops.OPERATIONS[hostops.BINARY[op]], a, b)
+            return self.contained(made) if self.main else self.fresh(made)
         return self.simple(hostops.BINARY[op], a, b)
 
     def iop(self, op: str, a: Any, b: Any) -> Any:

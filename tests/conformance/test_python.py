@@ -1396,7 +1396,56 @@ def statistics_of_forks(s: Any, q: str) -> Any:
     return statistics.mean(int(f["x"]) for f in forks), statistics.median([int(f["x"]) for f in forks]), most
 
 
+def fill(x: str, out: list[Any]) -> int:
+    out.append(x)
+    return len(out)
+
+
+@case(replays=2)  # while it is found out which lists are objects of the run
+def lists_made_by_operators(s: Any, q: str) -> Any:
+    counts, seen, both = [0] * 3, [q] + ["k"], [[]] * 2
+    for f in s.fork(3):
+        f += q + lmc.gen("x", regex="[0-2]")
+        counts[int(f["x"])] += 1
+    n = fill(s["y"] if "y" in s else q, seen)
+    both[0].append(n)
+    seen = seen + [str(c) for c in counts]
+    return counts, seen, both, both[0] is both[1], counts is not [0] * 3
+
+
 # -- identity and mutation
+
+
+@case(replays=0)
+def groups_by_an_answer(s: Any, q: str) -> Any:
+    groups: dict[str, list[str]] = {"0": [], "1": []}
+    for f in s.fork(3):
+        f += q + lmc.gen("x", regex="[01]") + lmc.gen("y", max_tokens=2)
+        groups[f["x"]].append(f["y"])
+    s += "; ".join(f"{k}: {', '.join(v)}" for k, v in groups.items())
+    return groups
+
+
+@case()
+def cells_by_answers(s: Any, q: str) -> Any:
+    rows, kept = [[0] * 3 for _ in range(2)], {"0": {"n": 0}, "1": {"n": 1}}
+    for f in s.fork(3):
+        f += q + lmc.gen("x", regex="[0-2]") + lmc.gen("y", regex="[01]")
+        rows[int(f["y"])][int(f["x"])] += 1
+        kept[f["y"]]["n"] += int(f["x"])
+    pair = ([q], ["k"])
+    pair[int(f["y"])].append(f["x"])
+    return rows, kept, pair, [r for r in rows if sum(r) > 1]
+
+
+@case(backend=scripted(x="[1, 2]", d='{"k": 1}', n="2"))
+def lists_within_what_operators_make(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x") + lmc.gen("d") + lmc.gen("n")
+    inner, x, d, n = [q], json.loads(s["x"]), json.loads(s["d"]), int(s["n"])
+    made = x + [inner], [inner] * n, d | {"i": inner}, collections.deque([inner], maxlen=n), max([inner, ["0", n]], key=len)
+    inner.append("more")
+    made[1][n - 1].append(n)
+    return inner, made[:3], list(made[3]), made[1][0] is inner
 
 
 @case()
