@@ -29,9 +29,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bench_programs import where
+from benchmarks.stepped import SteppedCore
 from benchmarks.workloads import text
 from lmc.backend.engine import tokenizer as tokenizers
-from lmc.backend.engine.engine import EngineCore, PassOutput
+from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.models import gguf
 from lmc.backend.engine.models.loader import embedded_path
 from lmc.backend.engine.radix_cache import RadixCache
@@ -89,12 +90,6 @@ class NullFlight:
 
     def land(self) -> tuple[PassOutput, float]:
         return self.output, 0.0
-
-
-class SteppedCore(EngineCore):
-    """Runs a pass when it is told to, in the thread that tells it."""
-
-    def launch(self) -> None: ...
 
 
 class Host:

@@ -7,8 +7,8 @@
 A batch of fresh items runs cold (cache flushed) and is answered at temperature 0. A pass whose absence leaves the planned
 graph of a workload as it is has no row there: it did nothing. `optimal` is unique / computed prompt tokens. The last column
 is what the row needs more than all passes together, which the missing pass saves; below zero is what that pass costs.
-Each row is that of several runs, each cold, which took the fewest passes of the model: which submissions a pass finds is a
-race of two threads. The workloads `late` and `policy` run item by item, on engines of their own: a small KV pool, few rows a pass.
+An engine runs a pass when all that can be asked was asked (stepped.py), so the counters are the same in every run. The
+workloads `late` and `policy` run item by item, on engines of their own: a small KV pool, few rows a pass.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from typing import Any
 import lmc
 from benchmarks.bench_programs import choose, open_backend, where
 from benchmarks.pass_workloads import LATE_POOL, POLICY_CHUNK
+from benchmarks.stepped import stepped
 from benchmarks.workloads import Size, Workload
+from lmc.backend.local import LocalBackend
 from lmc.passes.manager import Target, pipeline_for
 
 OWN = {"late": {"max_tokens": LATE_POOL}, "policy": {"chunk": POLICY_CHUNK}}
@@ -61,7 +64,7 @@ def compiled(workload: Workload, backend: Any, variant: str) -> lmc.Program:
     return lmc.compile(workload.program, backend=backend, opt=0 if variant == UNOPTIMIZED else 1, aggressive=variant == AGGRESSIVE)
 
 
-def bench(workload: Workload, name: str, backend: Any, n: int, seed: int, repeats: int = 3) -> Iterator[Row]:
+def bench(workload: Workload, name: str, backend: Any, n: int, seed: int) -> Iterator[Row]:
     """A row for all passes, and one for each variant whose plan is another."""
     items, plan = workload.items(n, seed), ""
     for variant in variants():
@@ -73,22 +76,22 @@ def bench(workload: Workload, name: str, backend: Any, n: int, seed: int, repeat
                 if variant != ALL and now == plan:
                     continue
                 plan = now if variant == ALL else plan
-                runs = [measured(workload, name, variant, program, backend, items) for _ in range(repeats)]
-                yield min(runs, key=lambda row: row.model_passes)
+                yield measured(workload, name, variant, program, backend, items)
         finally:
             lmc.config(skip_passes="")
 
 
 def measured(workload: Workload, name: str, variant: str, program: lmc.Program, backend: Any, items: Sequence[Any]) -> Row:
     backend.flush_cache()
-    before = backend.counters()
-    if workload.name in OWN:  # one at a time has the engine for itself
-        for item in items:
-            program(**item, temperature=0).sync()
-    else:
-        for state in program.batch(items, temperature=0):
-            state.sync()
-    spent = backend.counters() - before
+    alone = workload.name in OWN  # each item has the engine for itself
+    with stepped(backend) if isinstance(backend, LocalBackend) else nullcontext(lambda: None) as drain:
+        before = backend.counters()
+        for some in [[item] for item in items] if alone else [items]:
+            states = program.batch(some, temperature=0)
+            drain()
+            for state in states:
+                state.sync()
+        spent = backend.counters() - before
     return Row(name, workload.name, variant, spent.calls, spent.groups, spent.prefilled_tokens,
                spent.unique_tokens, spent.cached_tokens, spent.generated_tokens, spent.passes)  # fmt: skip
 
@@ -120,7 +123,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--n", type=int, default=4, help="items per workload")
     parser.add_argument("--scale", type=float, default=0.1, help="factor on all lengths of prompts and answers")
     parser.add_argument("--seed", type=int, default=0, help="of the synthetic text")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each row, of which the one with the fewest passes is kept")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the table there instead of printing it")
     options = parser.parse_args(argv)
     rows: list[Row] = []
@@ -131,9 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{name} {workload.name} …", file=sys.stderr, flush=True)
                 if workload.name in OWN and name != "mock":
                     with open_backend(name, **OWN[workload.name]) as small:
-                        rows += bench(workload, name, small, options.n, options.seed, options.repeats)
+                        rows += bench(workload, name, small, options.n, options.seed)
                 else:
-                    rows += bench(workload, name, backend, options.n, options.seed, options.repeats)
+                    rows += bench(workload, name, backend, options.n, options.seed)
         finally:
             backend.close()
     info = where()

@@ -1,0 +1,119 @@
+"""Pages in a real browser: they load alone, nothing complains, and what they show can be read, small and large, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.fsm import draw
+from lmc.fsm.compress import compress
+from lmc.fsm.dfa import compile_regex
+from tests.browser import CHROMIUM, MISSING, Browser, browser, pixels
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+
+NASTY = "</script><img src=x onerror=alert(1)>\"'`${x}"
+SIZES = {5: (0, 0), 20: (3, 2), 64: (5, 5), 500: (25, 9)}
+"""Forks and the asks of each, by about how many ops the program has."""
+
+
+def worker(width: int, depth: int) -> lmc.Function:
+    @lmc.function
+    def work(s, topic):
+        s += "Read about " + topic + ". " + lmc.gen("first", max_tokens=8)
+        forks = s.fork(width)
+        for i, f in enumerate(forks):
+            for j in range(depth):
+                f += f"Step {j} of {i}: " + lmc.gen("step", max_tokens=4)
+        forks.join()
+
+    return work
+
+
+@lmc.function
+def nasty(s, q):
+    s += lmc.user(q + "</script><img src=x onerror=alert(1)>\"'`${x}") + lmc.assistant(lmc.gen("</b>", stop="</svg>"))
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+def page_of(program: lmc.Program, folder: Path, **arguments: Any) -> Path:
+    program(**arguments, temperature=0).sync()
+    file = folder / "page.html"
+    file.write_text(program.explain(format="html"), encoding="utf-8")
+    return file
+
+
+OUTSIDE = """[...document.querySelectorAll("svg a")].filter(a => {
+    const box = a.querySelector("rect").getBoundingClientRect();
+    return [...a.querySelectorAll("text")].some(t => {
+        const r = t.getBoundingClientRect();
+        return r.left < box.left || r.right > box.right + 1 || r.top < box.top - 1 || r.bottom > box.bottom + 1;
+    });
+}).map(a => a.textContent)"""
+"""Boxes whose text does not fit into them."""
+
+FAINT = """(() => {
+    const rgb = c => (c.match(/[\\d.]+/g) || []).map(Number);
+    const shade = c => { const [r, g, b] = rgb(c).map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+                         return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    const behind = e => { for (; e; e = e.parentElement) { const c = rgb(getComputedStyle(e).backgroundColor);
+                          if (c.length == 3 || c[3] > 0.9) return `rgb(${c.slice(0, 3)})`; } return "rgb(255,255,255)"; };
+    const contrast = (a, b) => { const [x, y] = [shade(a), shade(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
+    const inBoxes = [...document.querySelectorAll("svg a text")].map(t =>
+        [getComputedStyle(t).fill, getComputedStyle(t.parentElement.querySelector("rect")).fill, t.textContent]);
+    const inTable = [...document.querySelectorAll("h1, h2, h3, p, th, td, .quiet, button, summary")].filter(e => !e.closest("svg")).map(e =>
+        [getComputedStyle(e).color, behind(e), e.textContent.slice(0, 40)]);
+    return [...inBoxes, ...inTable].filter(([a, b]) => contrast(a, b) < 4.5).slice(0, 5);
+})()"""
+"""Text whose contrast is below 4.5 (WCAG 2.2, 1.4.3)."""
+
+
+@pytest.mark.parametrize("ops", SIZES)
+def test_a_page_can_be_read_in_light_and_dark(window: Browser, tmp_path: Path, ops: int) -> None:
+    program = lmc.compile(worker(*SIZES[ops]), backend=lmc.Mock())
+    file = page_of(program, tmp_path, topic="tea")
+    bright: dict[str, float] = {}
+    for scheme in ("light", "dark"):
+        window.open(file, scheme)
+        colours = pixels(window.picture(scale=0.1))
+        bright[scheme] = mean(max(c) for c in colours)
+        assert len(set(colours)) > 20, "something is drawn"
+        assert 0.75 * ops <= window.value("document.querySelectorAll('tr[id]').length") <= 1.5 * ops
+        assert window.requests == [file.as_uri()] and window.complaints == []
+        assert window.value("document.documentElement.scrollWidth <= innerWidth"), "the page itself scrolls down only"
+        assert window.value(OUTSIDE) == []
+        assert window.value(FAINT) == []
+        assert window.value("document.querySelector('svg a rect').getBoundingClientRect().height") >= 20
+        assert window.value("document.querySelectorAll('svg a.critical').length") > 0
+    assert bright["light"] > 200 and bright["dark"] < 80
+
+
+def test_a_page_runs_its_own_script_only(window: Browser, tmp_path: Path) -> None:
+    window.open(page_of(lmc.compile(nasty, backend=lmc.Mock()), tmp_path, q=NASTY))
+    assert window.complaints == []
+    assert window.value("document.querySelectorAll('img').length") == 0
+    assert "search ops" in window.value("document.body.innerHTML"), "the page's own script ran"
+
+
+def test_a_box_leads_to_its_op_and_a_search_finds_it(window: Browser, tmp_path: Path) -> None:
+    window.open(page_of(lmc.compile(worker(3, 1), backend=lmc.Mock()), tmp_path, topic="tea"))
+    window.value("document.querySelector('svg a:last-of-type').dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true}))")
+    assert window.value("document.querySelector(location.hash).tagName") == "TR"
+    assert window.value("(r => 0 <= r.top && r.bottom <= innerHeight)(document.querySelector(location.hash).getBoundingClientRect())")
+
+
+def test_an_automaton_can_be_looked_at(window: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "fsm.html"
+    file.write_text(draw.to_html(compress(compile_regex('\\{"grade": "[A-D][+-]?"\\}')), "grade"), encoding="utf-8")
+    window.open(file)
+    assert window.requests == [file.as_uri()] and window.complaints == []
