@@ -371,6 +371,8 @@ def check_regex(pattern: Any, name: str = "regex") -> str:
     except re.error as error:
         at = f" at position {error.pos}" if error.pos is not None else ""
         raise ConstraintError(f"{name}={pattern!r} is not a valid regular expression: {error.msg}{at}") from None
+    except (OverflowError, RecursionError):
+        raise ConstraintError(f"{name}={pattern[:40]!r}… is too large a regular expression, or nested too deep") from None
     return pattern
 
 

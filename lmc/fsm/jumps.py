@@ -15,6 +15,7 @@ from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 
 _KEPT = 4096
+_LONGEST = 1024  # characters that are looked at: it runs between two passes, and a grammar may force any length
 
 
 class Jumps:
@@ -26,7 +27,8 @@ class Jumps:
         self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
 
     def behind(self, tail: Tail, forced: str) -> tuple[int, ...]:
-        """As much of that as is certain behind `tail`, however that was cut."""
+        """As much of that as is certain behind `tail`, however that was cut; of a long text, what is in its beginning."""
+        forced = forced[:_LONGEST]
         run = self.certain(forced)
         if not run or not self.seams.may_join(tail, run[0]):
             return run

@@ -11,7 +11,7 @@ import itertools
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmc.backend.base import Backend, Handle, Hints, Output, Result
 from lmc.prompt import Constraint, Gen, Part, SamplingParams, Text, derive_seed
@@ -21,13 +21,17 @@ _tickets = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt and how its `n` answers are sampled. A seed of None is one that nobody had before."""
+    """One prompt and how its `n` answers are sampled. A seed of None is one that nobody had before.
+
+    salt  what is cached of the prompt is shared with asks of the same salt only
+    """
 
     parts: tuple[Part, ...]
     params: SamplingParams
     constraint: Constraint | None = None
     n: int = 1
     seed: int | None = None
+    salt: str = ""
 
 
 class Generation:
@@ -118,7 +122,9 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
             seed = secrets.randbits(63) if ask.seed is None else ask.seed
             ticket = next(_tickets)
             for i in range(ask.n):
-                hints = Hints(group=(ticket,), members=ask.n, way=(i, ask.n)) if ask.n > 1 else None
+                hints = Hints(namespace=ask.salt)
+                if ask.n > 1:
+                    hints = replace(hints, group=(ticket,), members=ask.n, way=(i, ask.n))
                 gen = Gen(ask.params, ask.constraint, seed=derive_seed(seed, i, "serve", 0))
                 handles.append(backend.submit(None, (Text(ask.parts), gen), hints))
     except BaseException:

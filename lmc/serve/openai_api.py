@@ -61,7 +61,8 @@ class OpenAIApi:
         self._check_choices(len(request.prompts) * request.choices)
         prompts = [await self._in_pool(_parts_of, prompt, self._backend) for prompt in request.prompts]
         asks = [
-            Ask(parts, params, constraint, request.choices, _item_seed(request.seed, i)) for i, parts in enumerate(prompts)
+            Ask(parts, params, constraint, request.choices, _item_seed(request.seed, i), request.cache_salt or "")
+            for i, parts in enumerate(prompts)
         ]
         arrived = time.perf_counter()
         generation = await Generation.begin(self._backend, asks, self._pool)
@@ -103,7 +104,7 @@ class OpenAIApi:
             if constraint is not None:
                 raise bad("tool_choice and a constraint exclude each other", "tool_choice")
             constraint = family.required(called)
-        ask = Ask(parts, params, constraint, request.choices, _item_seed(request.seed, 0))
+        ask = Ask(parts, params, constraint, request.choices, _item_seed(request.seed, 0), request.cache_salt or "")
         arrived = time.perf_counter()
         generation = await Generation.begin(self._backend, [ask], self._pool)
         token_bytes = self._token_bytes if request.logprobs else None
@@ -147,6 +148,8 @@ class OpenAIApi:
     def _stamp(self, request: Sampled, kind: str) -> Stamp:
         if request.model is not None:
             self._check_model(request.model)
+        if request.cache_salt is not None and self._backend.capabilities.lookahead:
+            raise bad("cache_salt: this server passes requests on to an API, whose cache it does not part", "cache_salt", "unsupported")
         return Stamp(request.model or self._settings.models[0], kind)
 
     def _check_model(self, name: str) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from lmc.prompt import Constraint, SamplingParams, make_constraint, sampling
 from lmc.serve.errors import bad
@@ -93,9 +94,18 @@ class TextPart(Body):
     text: str
 
 
+def _only_text(content: Any) -> Any:
+    """Says of an image that it is one, where a union would only say what it expects."""
+    for i, part in enumerate(content if isinstance(content, list) else ()):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        kind: Any = part.get("type") if isinstance(part, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        if isinstance(kind, str) and kind != "text":
+            raise PydanticCustomError("not_text", "part {at} is of the type {kind}; this server takes text only", {"at": i, "kind": kind})
+    return content  # pyright: ignore[reportUnknownVariableType]
+
+
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: Annotated[str | list[TextPart] | None, BeforeValidator(_only_text, json_schema_input_type=str | list[TextPart] | None)] = None
     name: str | None = None
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -134,6 +144,7 @@ class Sampled(Body):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     # vLLM's and SGLang's
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None  # cached KV is shared with equal salts only
     top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     min_tokens: Count | None = None

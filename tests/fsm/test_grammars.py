@@ -227,3 +227,10 @@ def test_jumps_know_nothing_of_what_follows():
     assert [WORDS[i] for i in jumps.certain('{"order": x')] == [b'{"', b"order", b'": ', b"x"]
     assert [WORDS[i] for i in jumps.certain('x"')] == [b"x"]
     assert jumps.certain("") == ()
+
+
+def test_jumps_look_at_the_beginning_of_a_long_text_only():
+    jumps = Jumps(Vocabulary(WORDS, [len(WORDS) - 1]), encode)
+    run = jumps.behind((), "x" * 1_000_000)
+    assert 1 < len(run) <= 1024
+    assert {WORDS[i] for i in run} == {b"x"}

@@ -95,7 +95,7 @@ def test_many_prompts_and_an_echo():
 @pytest.mark.parametrize("kind", ["chat", "completions"])
 def test_a_stream_is_the_answer_in_pieces(kind):
     ask, path = (chat, "message") if kind == "chat" else (complete, "text")
-    mock = lmc.Mock(latency=0.01)
+    mock = lmc.Mock(latency=0.3)
     whole = ask(mock, n=2, seed=3, max_tokens=30).json()
     response = ask(mock, n=2, seed=3, max_tokens=30, stream=True, stream_options={"include_usage": True})
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -112,7 +112,7 @@ def test_a_stream_is_the_answer_in_pieces(kind):
         ends[choice["index"]] += choice["finish_reason"] or ""
     assert texts == [c[path]["content"] if kind == "chat" else c[path] for c in whole["choices"]]
     assert ends == [c["finish_reason"] for c in whole["choices"]]
-    assert sum(1 for c in chunks) > 4, "it came in pieces"
+    assert len(chunks) > 2, "it came in pieces"
 
 
 def test_log_probabilities():
@@ -174,7 +174,7 @@ BAD = {
     "unknown field": ({**HELLO, "temprature": 1}, "temprature", "did you mean 'temperature'"),
     "unknown role": ({"messages": [{"role": "king", "content": ""}]}, "messages.0.role", "system"),
     "no content": ({"messages": [{"role": "user"}]}, "messages", "content"),
-    "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None, ""),
+    "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages.0.content", "text only"),
     "wrong type": ({**HELLO, "temperature": "1"}, "temperature", "number"),
     "too hot": ({**HELLO, "temperature": 3}, "temperature", "less than or equal to 2"),
     "not a number": ('{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', None, ""),
@@ -182,6 +182,8 @@ BAD = {
     "too many": ({**HELLO, "n": 999}, "n", "at most 128"),
     "zero": ({**HELLO, "n": 0}, "n", "1"),
     "bad regex": ({**HELLO, "regex": "("}, None, "not a valid regular expression"),
+    "deep regex": ({**HELLO, "regex": "(" * 3000 + "a" + ")" * 3000}, None, "nested too deep"),
+    "empty salt": ({**HELLO, "cache_salt": ""}, "cache_salt", "at least 1"),
     "bad schema": ({**HELLO, "guided_json": {"type": "nonsense"}}, None, "nonsense"),
     "two constraints": ({**HELLO, "regex": "a", "guided_choice": ["b"]}, "guided_choice", "exclude each other"),
     "empty choice": ({**HELLO, "guided_choice": []}, "guided_choice", "at least one"),

@@ -85,9 +85,9 @@ def cluster():
 
 
 @lmc.function
-def label(s, item: int):
+def label(s, item: int, turns: int):
     s += f"Items and their colours, one a line.\nitem 0: red\nitem {item}:"
-    s += lmc.gen("colour", regex=rf" item {item} is (red|green|blue), (light|dark)( and (warm|cold)){{8}}\.", max_tokens=80)
+    s += lmc.gen("colour", regex=rf" item {item} is (red|green|blue), (light|dark)( and (warm|cold)){{{turns}}}\.", max_tokens=120)
     return s["colour"]
 
 
@@ -98,7 +98,8 @@ def test_a_worker_that_is_killed_loses_nothing_and_doubles_nothing(cluster):
     killed = False
     try:
         program = lmc.compile(label, backend=backend)
-        for index, state in program.as_completed([{"item": i} for i in range(1, ITEMS + 1)], temperature=0, errors="return"):
+        items = [{"item": i, "turns": 2 * i} for i in range(1, ITEMS + 1)]  # of many lengths: some end long before the others
+        for index, state in program.as_completed(items, temperature=0, errors="return"):
             assert state.error() is None, state.error()
             answers[index].append(state.ret_value)
             if not killed and len(answers) >= 3:

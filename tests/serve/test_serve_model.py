@@ -53,6 +53,31 @@ def test_it_knows_the_capital_of_france_whole_and_in_pieces(engine):
     talk(engine, work)
 
 
+def test_a_cached_prompt_is_shared_under_one_salt_only(engine):
+    async def work(client, app):
+        async def cached(**fields):
+            body = {"prompt": "A rather long beginning that several requests have in common.", "max_tokens": 1, **fields}
+            usage = (await client.post("/v1/completions", json=body)).json()["usage"]
+            return usage["prompt_tokens_details"]["cached_tokens"]
+
+        assert await cached(cache_salt="mine") == 0
+        assert await cached(cache_salt="mine") > 0
+        assert await cached(cache_salt="yours") == 0
+        assert await cached() == 0
+
+    talk(engine, work)
+
+
+def test_a_regex_that_forces_a_million_characters_holds_nobody_up(engine):
+    async def work(client, app):
+        body = {"prompt": "x", "regex": "(a{1000}){1000}", "max_tokens": 3}
+        answer = (await client.post("/v1/completions", json=body)).json()
+        assert set(answer["choices"][0]["text"]) == {"a"}, answer
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+    talk(engine, work)
+
+
 def test_constraints(engine):
     async def work(client, app):
         async def text(**fields):
