@@ -80,6 +80,7 @@ class EngineCore:
         self._launched = threading.Event()  # not set while a device that works by itself waits for what the loop gives it
         self._launched.set()
         self._posted = 0  # tokens of prompts since the last launch
+        self._asleep = False  # the loop has nothing to do, or is about to wake up
         self._live: dict[Request, None] = {}
         self._closed = self._ended = False
         self._generated = self._forced = self._calls = 0
@@ -110,7 +111,7 @@ class EngineCore:
     def submit(self, req: Request) -> None:
         self.post(lambda: self.start(req))
         self._posted += req.prompt_len
-        if self._flying is None and self._posted >= self.scheduler.chunk and isinstance(self._runner, AheadRunner):
+        if self._asleep and self._posted >= self.scheduler.chunk and isinstance(self._runner, AheadRunner):
             self._launched.clear()  # there is enough for a pass
 
     def give_way(self) -> None:
@@ -232,7 +233,9 @@ class EngineCore:
         """Runs what was posted, after waiting so many seconds (None: as long as it takes) for something to be; False
         when it is time to end."""
         try:
+            self._asleep = wait is None
             action = self._inbox.get(timeout=wait) if wait is None or wait > 0 else self._inbox.get_nowait()
+            self._asleep = False
             while True:
                 if action is None and not closing:
                     return False

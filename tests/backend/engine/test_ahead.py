@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from lmc.errors import BackendError
 from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
-from tests.backend.engine_fakes import EOS, FakeAheadRunner, FakeRunner, FakeWords, automata, stepped
+from tests.backend.engine_fakes import (
+    EOS,
+    FakeAheadRunner,
+    FakeFlight,
+    FakeRunner,
+    FakeWords,
+    automata,
+    backend,
+    stepped,
+)
 
 WORDS = FakeWords()
 
@@ -148,3 +159,19 @@ def test_what_is_cancelled_in_flight_leaves_nothing():
     assert stats["free_slots"] + stats["cached_tokens"] == stats["slots"]
 
 
+def test_who_submits_gives_way_to_the_first_pass_and_not_to_small_ones():
+    class SlowFlight(FakeFlight):
+        def land(self):
+            time.sleep(0.01)
+            return super().land()
+
+    class SlowRunner(FakeAheadRunner):
+        def launch(self, work):
+            flight = super().launch(work)
+            return SlowFlight(self, flight._output)
+
+    engine, runner = backend(8192, runs=SlowRunner, chunk=64, max_batch=128)
+    with engine:
+        handles = [engine.submit(None, [Text(("s" * 40 + f"{i:03}",)), gen(1)]) for i in range(100)]
+        assert all(h.results[0].output().text for h in handles)
+    assert len(runner.passes) < 30  # the first ones are small; what is submitted meanwhile runs together
