@@ -231,6 +231,7 @@ class _Rewrite(ast.NodeTransformer):
         self.temps = 0
         self.managers = set[ast.AST]()  # functions under @contextmanager
         self.guarding = set[tuple[str, int]]()  # those of them that may handle what is raised where they are left, by name and line
+        self.cleaning = set[tuple[str, int]]()  # other generator functions that do something where they are left
         self.thunks = 0  # > 0 where an assignment expression is not allowed
         self.awaits = False  # whether `await` is allowed here, so that reads need not hold the event loop
 
@@ -537,11 +538,12 @@ class _Rewrite(ast.NodeTransformer):
 
     def _inner(self, node: Any, scope: Any) -> None:
         """Rewrites the body of an inner function or class in its own scope."""
-        if node not in self.managers:  # what a `with` statement runs to its end; the end of another generator comes when Python chooses
-            for late in _cleaned_up(node):
-                raise self.refuse("`yield` inside of `try` or `with`", late)
-        elif any(_cleaned_up(node)):
+        if any(_cleaned_up(node)) and node in self.managers:
             self.guarding.add((node.name, _first_line(node)))
+        elif late := next(_cleaned_up(node), None):
+            if not isinstance(node, ast.FunctionDef) or not _ends_when_left(node):
+                raise self.refuse("`yield` inside of `try` or `with`", late)
+            self.cleaning.add((node.name, _first_line(node)))
         self.scopes.append(scope)
         thunks, self.thunks = self.thunks, 0
         awaits, self.awaits = self.awaits, isinstance(node, ast.AsyncFunctionDef)
@@ -1004,6 +1006,7 @@ def _rewrite(fn: types.FunctionType) -> types.CodeType:
         if isinstance(code, types.CodeType) and code.co_name in (_INNER, fn.__code__.co_name):
             code = _renamed(code.replace(co_name=fn.__code__.co_name), code.co_qualname, fn.__code__.co_qualname)
             _remember(code, None)
+            cleaning.update(c for c in (code, *_codes(code)) if (c.co_name, c.co_firstlineno) in rewrite.cleaning)
             guarding.update(c for c in (code, *_codes(code)) if (c.co_name, c.co_firstlineno) in rewrite.guarding)
             return code
     raise CannotInstrument(f"the code of {fn.__qualname__} has a form that capture does not know ({fn.__code__.co_filename})")
@@ -1020,6 +1023,9 @@ def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
 
 guarding: set[types.CodeType] = set()
 """Code of context managers whose `try` or `with` is around their `yield`."""
+
+cleaning: set[types.CodeType] = set()
+"""Code of other generator functions of which that is true: what it does at their end comes when Python chooses, if nobody runs them to it."""
 
 _around: dict[types.CodeType, types.CodeType | None] = {}
 """Instrumented code, inner functions included, and the code of the function around it."""

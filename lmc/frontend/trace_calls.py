@@ -7,18 +7,22 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import json
 import operator
 import string
+import sys
 import types
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from lmc.frontend import hostops, reach
 from lmc.frontend.hooks import BUILT, CHOICES, hooks
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native
+from lmc.frontend.instrument import cleaning, is_instrumented
 from lmc.frontend.interpreter import Function
 from lmc.frontend.managers import is_generator_manager
 from lmc.frontend.own import NOT_OWN
@@ -26,7 +30,7 @@ from lmc.frontend.raising import content, is_constant
 from lmc.frontend.state import StateGroup
 from lmc.frontend.trace_builtins import MAIN, handler_of, sort_in_place
 from lmc.frontend.trace_outside import OutsideMode, is_enum_member, is_lazy
-from lmc.frontend.values import TraceEscape, Value
+from lmc.frontend.values import TraceEscape, Value, active
 
 if TYPE_CHECKING:
     from lmc.frontend.tracer import TraceMode
@@ -170,11 +174,27 @@ class CallMode(OutsideMode):
                 self.created(result, args, kwargs)
             if isinstance(result, types.CoroutineType | types.AsyncGeneratorType):
                 self.coroutines.append(result)
-            return self.fresh(result) if isinstance(result, types.GeneratorType) else result
+            if isinstance(result, types.GeneratorType):
+                return self.to_its_end(result) if result.gi_code in cleaning else self.fresh(result)
+            return result
         known = hostops.pure_function(fn)
         if known is not None:
             return self.known_call(fn, known, args, kwargs)
         return self.effect(fn, args, kwargs)
+
+    def to_its_end(self, generator: types.GeneratorType[Any, Any, Any]) -> Any:
+        """What stands for a generator that does something at its end: run to it, or else the trace ends where the program drops it."""
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        while frame is not None and frame.f_code is not self.outermost:
+            if frame.f_code.co_flags & inspect.CO_GENERATOR and is_instrumented(frame.f_code):
+                raise TraceEscape("has a generator with `yield` inside of `try` or `with` inside of another generator")
+            frame = frame.f_back
+        self.suspended.append(generator)
+        whole = _to_its_end(self, generator)
+        key = id(whole)
+        self.local[key] = weakref.ref(whole, lambda _: self.local.pop(key, None))  # not kept: it is dropped when the program drops it
+        self.loose = weakref.ref(whole)
+        return whole
 
     def marked_call(self, fn: HostFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function that `lmc.pure` or `lmc.host` says something of."""
@@ -382,6 +402,24 @@ class CallMode(OutsideMode):
         self.no_containers(f".{name}", args, kwargs)
         operands = [self.operand(owner), name, *map(self.operand, (*args, *kwargs.values()))]
         return self.host(self.operation("py.call_method"), operands, Known(), "effect", kwargs=tuple(kwargs), inline=False)
+
+
+def _to_its_end(mode: CallMode, generator: types.GeneratorType[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    over = False
+    try:
+        while True:
+            try:
+                item = next(generator)
+            except BaseException as error:
+                over = True
+                if isinstance(error, StopIteration):
+                    return error.value
+                raise
+            if (yield item) is not None:
+                raise TraceEscape("sends something to a generator with `yield` inside of `try` or `with`")
+    finally:
+        if not over and active.get() is mode:
+            TraceEscape("leaves a generator with `yield` inside of `try` or `with` before its end")  # ends the trace at the next hook
 
 
 _PLAIN = frozenset({"__init__", "__setattr__", "__delattr__"})

@@ -102,6 +102,9 @@ class Recorder(CountingMode):
         self.given_away = set[int]()  # classes of the program that host code was handed, by id
         self.changed = set[int]()  # those with attributes that the program stored
         self.at_once = False  # whether host code calls what it is handed now only before it returns
+        self.suspended: list[types.GeneratorType[Any, Any, Any]] = []  # of the program's own, which do something at their end
+        self.loose: weakref.ref[Any] | None = None  # what stands for such a one, until the next hook call runs it
+        self.iterated = False  # whether the hook call before this one began to go through such a one
         self.coroutines: list[Any] = []  # made by the program's own async functions
 
     def is_dead(self) -> bool:
@@ -112,6 +115,11 @@ class Recorder(CountingMode):
         for coroutine in self.coroutines:
             if isinstance(coroutine, types.CoroutineType):
                 coroutine.close()
+        if self.suspended and self.dead is None:
+            self.dead = StopTrace()
+        for generator in self.suspended:
+            with contextlib.suppress(StopTrace, TraceEscape, Exception):  # of code that no run comes to
+                generator.close()
 
     def escape(self, reason: TraceEscape) -> None:
         if self.dead is None:
@@ -120,6 +128,16 @@ class Recorder(CountingMode):
     def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.dead is not None:
             raise self.dead  # the program went on in a `finally` or a bare `except`
+        if self.loose is not None:
+            whole, self.loose = self.loose(), None
+            if whole is not None and not _runs(whole, name, args):
+                raise TraceEscape("keeps a generator with `yield` inside of `try` or `with`")
+            del whole
+            self.iterated = name == "iter"
+        elif self.iterated:
+            self.iterated = False
+            if name == "made" and type(args[0]) is types.GeneratorType:
+                raise TraceEscape("keeps a generator with `yield` inside of `try` or `with` in a generator expression")
         try:
             return super().dispatch(name, args, kwargs)
         except Exception as error:
@@ -730,6 +748,21 @@ class Recorder(CountingMode):
         if not isinstance(operand, Symbol):
             raise TraceEscape(f"calls a {type(fn).__name__} made by the program")
         return operand
+
+
+def _runs(generator: Any, hook: str, args: tuple[Any, ...]) -> bool:
+    """Whether a hook call goes through a generator that nothing else holds, so that it is dropped where that ends."""
+    match hook, args:
+        case "iter", (items, *_):
+            return items is generator and not any(x is generator for x in program_frame().f_locals.values())
+        case "star", (items, *_):
+            return items is generator
+        case "call", (fn, items):
+            return items is generator and any(fn is one for one in (list, tuple, set, sorted, sum))
+        case "callm", (str(), "join", items):
+            return items is generator
+        case _:
+            return False
 
 
 def _same_in_every_trace(x: Any) -> object:

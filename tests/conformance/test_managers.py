@@ -360,6 +360,143 @@ def test_a_trace_ends_what_it_entered():
     assert EFFECTS == [] and fast.interpreted is None
 
 
+# -- generators with `try` or `with` around their `yield`
+
+def counted(s: Any, n: int) -> Any:
+    try:
+        for i in range(n):
+            s += f"{i}" + lmc.gen("x", max_tokens=2)
+            yield s["x"]
+    except ValueError as e:
+        effect("caught", str(e))
+    finally:
+        effect("end", n)
+        s += "|"
+
+
+@case(replays=0)
+def run_to_their_ends(s: Any, q: str) -> Any:
+    s += q
+    for x in counted(s, 2):
+        s += x.upper()
+    s += ",".join(counted(s, 2)) + str(list(counted(s, 1))) + "".join([y + "!" for y in counted(s, 2)])
+    return s.text()
+
+
+@case(leaves="`yield` inside of `try` or `with`")
+def left_by_break(s: Any, q: str) -> Any:
+    s += q
+    for x in counted(s, 3):
+        effect("got", x)
+        if x > "a":
+            break
+    effect("after")
+    s += lmc.gen("z", max_tokens=2)
+
+
+@case(leaves="`yield` inside of `try` or `with`")
+def kept_by_name(s: Any, q: str) -> Any:
+    s += q
+    g = counted(s, 2)
+    effect(next(g))
+    effect("mid")
+    return 1
+
+
+@case(leaves="`yield` inside of `try` or `with`")
+def kept_by_enumerate(s: Any, q: str) -> Any:
+    s += q
+    for i, _ in enumerate(counted(s, 2)):
+        effect(i)
+        break
+    effect("after")
+
+
+@case(leaves="`yield` inside of `try` or `with`")
+def inside_of_another(s: Any, q: str) -> Any:
+    s += q
+    def outer() -> Any:
+        for x in counted(s, 2):
+            yield x
+    for _ in outer():
+        break
+    effect("after")
+
+
+@case(leaves="`yield` inside of `try` or `with`")
+def left_by_return(s: Any, q: str) -> Any:
+    s += q
+    def first() -> Any:
+        for x in counted(s, 2):
+            return x
+    effect(first())
+    effect("after")
+    return s["x"]
+
+
+@case(leaves="`yield` inside of `try` or `with`")
+def left_by_an_exception(s: Any, q: str) -> Any:
+    s += q
+    try:
+        for x in counted(s, 2):
+            int(x)
+    except ValueError:
+        s += "no"
+    effect("after")
+
+
+@case(replays=0)
+def with_blocks_inside(s: Any, q: str) -> Any:
+    s += q + lmc.gen("y", max_tokens=2)
+    def boom(n: int) -> Any:
+        with contextlib.suppress(ValueError):
+            yield n
+            int(s["y"])
+            yield 2
+        with s.user():
+            yield 3
+    return [i for i in boom(1)], list(counted(s, 0))
+
+
+@case(leaves="`yield` inside of `try` or `with`")
+def dropped_by_del(s: Any, q: str) -> Any:
+    s += q
+    g = counted(s, 2)
+    for x in g:
+        if x > "a":
+            break
+    effect("held")
+    s += "!"
+    del g
+    effect("gone")
+
+
+@case(leaves="`yield` inside of `try` or `with`")
+def kept_in_a_list(s: Any, q: str) -> Any:
+    s += q
+    gs = [counted(s, 1), counted(s, 2)]
+    effect(next(gs[0]))
+    gs.clear()
+    effect("cleared")
+
+
+@case(leaves="`yield` inside of `try` or `with`")
+def in_a_generator_expression(s: Any, q: str) -> Any:
+    s += q
+    found = any(x > "a" for x in counted(s, 2))
+    a, b = counted(s, 2)
+    return found, a, b, [*counted(s, 1)], dict(zip("ab", counted(s, 2), strict=False))
+
+
+@case(leaves="`yield` inside of `try` or `with`")
+def under_a_name_at_once(s: Any, q: str) -> Any:
+    s += q
+    steps = counted(s, 2)
+    for x in steps:
+        effect(x)
+    return s["x"]
+
+
 ALL = cases(globals())
 
 

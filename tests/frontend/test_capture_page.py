@@ -450,14 +450,37 @@ def own_managers(s, q):
     s += gen("x", max_tokens=2)
 
 
-@row("another generator with `yield` inside of `try` or `with`, and a manager that catches `BaseException`")
-def cleaned_up(s, q):
+def cleaned_up(s):
+    try:
+        s += gen("x", max_tokens=2)
+        yield s["x"]
+    finally:
+        s += "-"
+
+
+@row("a generator function with `yield` inside of `try` or `with`, run to its end by `for`, `list`, `tuple`, `set`, `sorted`, `sum`, `join` or `*`")
+def run_to_its_end(s, q):
+    s += q
+    for x in cleaned_up(s):
+        s += x
+    return list(cleaned_up(s)), "".join(cleaned_up(s)), [*cleaned_up(s)]
+
+
+@row("one that is left before its end, kept under a name, or called by another generator")
+def left_early(s, q):
+    s += q
+    for _ in cleaned_up(s):
+        break
+
+
+@row("one that is async or catches `BaseException`, and a manager that does")
+def catches_all(s, q):
     def steps():
         try:
             s.__iadd__(gen("x", max_tokens=2))
             yield s["x"]
-        finally:
-            print(end="")
+        except BaseException:
+            raise
 
     s += q
     return list(steps())

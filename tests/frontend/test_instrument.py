@@ -280,7 +280,7 @@ def test_traceback_names_the_line_of_the_user():
 def generator(a: Any) -> Any:
     try:
         yield a
-    finally:
+    except BaseException:
         print("end")
 
 
