@@ -25,6 +25,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.frontend.host": (
         "host", "pure",
     ),
+    "lmc.frontend.tools": (
+        "call_tool", "tool_result",
+    ),
     "lmc.frontend.interpreter": (
         "Function", "State", "function",
     ),
@@ -79,7 +82,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.errors": (
         "ArgumentError", "BackendError", "BudgetExceeded", "CancelledError", "CaptureWarning", "ConstraintError", "HostTimeout", "IRError",
         "InDoubtEffect", "JournalError",
-        "LmcError", "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "UnsupportedOpError",
+        "LmcError", "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "ToolError", "UnsupportedOpError",
     ),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -218,6 +221,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import ProgramError as ProgramError
     from lmc.errors import PromptTooLongError as PromptTooLongError
     from lmc.errors import RunTimeout as RunTimeout
+    from lmc.errors import ToolError as ToolError
     from lmc.errors import UnsupportedOpError as UnsupportedOpError
     from lmc.frontend.host import host as host
     from lmc.frontend.host import pure as pure
@@ -249,6 +253,8 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.frontend.primitives import user_begin as user_begin
     from lmc.frontend.primitives import user_end as user_end
     from lmc.frontend.primitives import video as video
+    from lmc.frontend.tools import call_tool as call_tool
+    from lmc.frontend.tools import tool_result as tool_result
     from lmc.jit import Program as Program
     from lmc.jit import compile as compile
     from lmc.limits import Budget as Budget

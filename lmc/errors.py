@@ -103,6 +103,10 @@ class UnsupportedOpError(LmcError, NotImplementedError):
         super().__init__(f"{target} does not support {op}" + (f": {hint}" if hint else ""), loc=loc)
 
 
+class ToolError(LmcError, ValueError):
+    """A model called a tool that there is not, or with arguments that it does not take."""
+
+
 class IRError(LmcError):
     """A graph that breaks a rule of the IR, or IR text that does not parse."""
 

@@ -71,6 +71,7 @@ class Stats:
     trace_seconds: float = 0.0
     plan_seconds: float = 0.0
     run_seconds: float = 0.0
+    wasted: int = 0  # requests for arms that were not taken (speculate="branches")
     counters: Counters = field(default_factory=Counters)
     """The backend's work during the last call or batch."""
 
@@ -422,6 +423,7 @@ class Program:
             live.limits.begin()
         run.root = root
         run.spare, run.watched = live.spare, live.watched or root.watched is not None
+        run.branches = live.branches and live.limits is None and live.journal is None
         traced = self._find(arguments, values, watched=root.watched is not None)
         if traced is None:
             run.pending = [_LEAVE]
@@ -972,6 +974,9 @@ _LEAVE = _Leave((), 0, 0, None)
 
 def _note(run: Run) -> None:
     """A run is over: what it cost goes to the ledger of its tree, and its journal is told."""
+    if run.wasted:
+        program: Any = run.owner
+        program.stats.wasted += run.wasted
     root: Root = run.root
     if run.journal is not None and not run.stream:
         run.error = root.live.run.journal.ended(run.error)  # type: ignore[union-attr]  # the same

@@ -112,13 +112,14 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Gen:
-    """Sample an answer. `seed` is fixed before any pass and is ignored at temperature 0."""
+    """Sample an answer. `seed` is fixed before any pass and is ignored at temperature 0; `tools` are JSON text (lmc.tools), "" none."""
 
     params: SamplingParams = field(default_factory=SamplingParams)
     constraint: Constraint | None = None
     seed: int = 0
     name: str | None = None
     loc: Loc | None = None
+    tools: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +339,8 @@ def _resolve(defaults: SamplingParams, items: tuple[tuple[str, Any], ...]) -> tu
             constraints[name] = make_constraint(name, value)
         elif name == "seed":
             _integer(0)(name, value)
+        elif name == "tools":
+            _tools(value)
         else:
             raise ArgumentError(f"gen() has no parameter {name!r}{suggestion(name, list(_PARAMETERS))}")
     if len(constraints) > 1:
@@ -416,7 +419,7 @@ def dtype_constraint(dtype: Any) -> tuple[Constraint, tuple[str, ...]]:
     if hasattr(dtype, "model_json_schema"):
         return make_constraint("json_schema", dtype), ()
     if (isinstance(dtype, type) and dtype not in _BARE) or get_origin(dtype) is not None:
-        return make_constraint("json_schema", _schema_of_type(dtype)), ()
+        return make_constraint("json_schema", schema_of_type(dtype)), ()
     raise ParameterError(f"dtype={dtype!r}: {_DTYPES_ARE}")
 
 
@@ -439,7 +442,7 @@ def _schema_by_pydantic(of: Any, wrong: str) -> dict[str, Any]:
         raise ParameterError(f"{wrong} (it says: {error.message.splitlines()[0]})") from None
 
 
-def _schema_of_type(dtype: Any) -> dict[str, Any]:
+def schema_of_type(dtype: Any) -> dict[str, Any]:
     """The JSON schema of a type made of others."""
     defs: dict[str, Any] = {}
 
@@ -514,7 +517,16 @@ def make_gen(
     if params.temperature > 0:
         own = given.get("seed")
         seed = origin.seed if own is None else index(own)
-    return Gen(params, constraint, seed, name, loc)
+    return Gen(params, constraint, seed, name, loc, _tools(given.get("tools")))
+
+
+def _tools(given: Any) -> str:
+    """What a model is told of its tools, as JSON text."""
+    if not given:
+        return ""
+    from lmc.tools import described  # it knows the schemas of types, which are here
+
+    return described(given)
 
 
 def make_select(
@@ -619,9 +631,9 @@ class Prompt:
         """The text from the root (or from `since`) to here; waits for the answers in it."""
         return plain(list(self.pieces(since)))
 
-    def messages(self) -> list[dict[str, str]]:
-        """Closed messages so far as `{"role", "content"}`; content loses leading whitespace, as in SGLang."""
-        found: list[dict[str, str]] = []
+    def messages(self) -> list[dict[str, Any]]:
+        """Closed messages so far as `{"role", "content"}`, calls of tools as OpenAI has them; content loses leading whitespace, as in SGLang."""
+        found: list[dict[str, Any]] = []
         content: list[Part] | None = None
         for piece in self.pieces():
             if isinstance(piece, Mark) and piece.edge == "begin":
@@ -631,7 +643,13 @@ class Prompt:
                 content = None
             elif content is not None:
                 content.append(piece)
-        return found
+        return _with_calls(found) if any(m["role"] == "tool" for m in found) else found
+
+
+def _with_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    from lmc.tools import with_calls
+
+    return with_calls(messages)
 
 
 class Excerpt:

@@ -275,6 +275,7 @@ class Hints:
     beyond   what the request may cover besides this answer (targets with `lookahead`)
     watched  somebody reads the answer while it grows
     namespace  cached KV is shared within one only: a cache salt, an adapter. "" is that of the handle it goes on from
+    guess    asked ahead of a decision: if its handle is cancelled, it was in vain
     spare    a prefill that may not be needed: only where rows of a pass are nearly free
     """
 
@@ -289,6 +290,7 @@ class Hints:
     watched: bool = False
     namespace: str = ""
     spare: bool = False
+    guess: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +304,7 @@ class Capabilities:
     images: bool = False
     n: bool = False
     streams: bool = False
+    tools: bool = False  # a gen may return calls of tools
     raw_text: bool = True  # takes text outside of chat messages
     lookahead: bool = False  # one request can cover a chain of gens (an API); there is no cache of ours to prefill
     max_context: int | None = None
@@ -374,6 +377,8 @@ def check_supported(able: Capabilities, segments: Sequence[Segment]) -> None:
         if isinstance(seg, Gen):
             if seg.constraint is not None and seg.constraint.kind not in able.constraints:
                 raise UnsupportedOpError(f"gen({seg.constraint.kind}=…)", able.name, loc=seg.loc)
+            if seg.tools and not able.tools:
+                raise UnsupportedOpError("gen(tools=…)", able.name, "use a chat API that has tools, such as lmc.OpenAI", loc=seg.loc)
             if seg.params.n > 1 and not able.n:
                 raise UnsupportedOpError("gen(n=…)", able.name, loc=seg.loc)
             if seg.params.return_logprob and not able.logprobs:

@@ -16,7 +16,8 @@ from typing import Any
 
 from lmc.backend import recording
 from lmc.backend.base import Result
-from lmc.backend.instructions import RETURNED, STOPPED, HostCall, Instruction, Run, Terminator, cancel, unpin
+from lmc.backend.branches import ask_ahead, settle, waste
+from lmc.backend.instructions import RETURNED, STOPPED, HostCall, Instruction, Run, Switch, Terminator, cancel, unpin
 from lmc.backend.pool import HostPool, HostThread, Work, replaced
 from lmc.config import log, logs
 from lmc.errors import CancelledError
@@ -81,6 +82,7 @@ class Execution:
         """
         for run in self._unfinished:
             cancel(run)
+            settle(run, ())
             run.owner.cancel(run)
         self._unfinished.clear()
         for thread in self._holding.values():
@@ -248,12 +250,16 @@ class Execution:
                 following = instruction.follow(run)
                 if following is None:
                     return True
+                if run.guesses:
+                    settle(run, following)
                 todo, i = following, 0
                 continue
             if ready and instruction.execute(run, self):
                 continue
             kept.append(instruction)
             held |= instruction.marks
+            if run.branches and instruction.__class__ is Switch:
+                ask_ahead(run, instruction)  # type: ignore[arg-type]
         run.pending = kept
         return False
 
@@ -289,5 +295,7 @@ class Execution:
         del self._unfinished[run]
         self._end_thread(run)
         unpin(run)
+        for instruction in list(run.guesses):
+            waste(run, instruction)
         run.pending, run.env = [], []
         yield run

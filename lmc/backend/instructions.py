@@ -61,11 +61,12 @@ class Run:
     answers  what was asked, by stream and ordinal: (prompt before, request, prompt after)
     spare    tokens that a request may generate beyond its answer, where the plan does not say
     watched  somebody reads the answers while they grow
+    branches whether arms of decisions are asked ahead; guesses: what was; wasted: how many of them in vain
     """
 
     __slots__ = (
-        "ahead", "answers", "backend", "began", "busy", "context", "defaults", "env", "error", "failure", "inflight", "item", "journal", "limits", "mask", "more", "number",
-        "owner", "path", "pending", "pins", "record", "result", "root", "seed", "spare", "stream", "taken", "thread", "watched",
+        "ahead", "answers", "backend", "began", "branches", "busy", "context", "defaults", "env", "error", "failure", "guesses", "inflight", "item", "journal", "limits",
+        "mask", "more", "number", "owner", "path", "pending", "pins", "record", "result", "root", "seed", "spare", "stream", "taken", "thread", "wasted", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +109,9 @@ class Run:
         self.inflight = 0  # of those, host calls running on the pool
         self.pins: list[Handle] = []
         self.spare, self.watched = 0, False
+        self.branches = False
+        self.guesses: dict[Ask, Guess] = {}
+        self.wasted = 0
         self.failure: BaseException | None = None
         self.result: Any = None  # what the owner made of the end
         self.error: BaseException | None = None  # what the program raised
@@ -117,8 +121,23 @@ class Run:
         self.grow(code.slots)
         self.pending = list(code.entry)
 
+    def ahead_of(self) -> Run:
+        """A run that knows what this one knows: what is computed in it has not happened in this one."""
+        return Run(self.owner, self.backend, self.defaults, self.seed, self.item, self.env, self.stream)
+
     def grow(self, slots: int) -> None:
         self.env.extend([PENDING] * (slots - len(self.env)))
+
+
+class Guess(Protocol):
+    """Something that was asked before it was known to be needed (lmc.backend.branches)."""
+
+    @property
+    def after(self) -> Prompt: ...
+
+    def answers(self, before: Prompt, ask: Any) -> bool:
+        """Whether it is this request."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +334,11 @@ class Ask(Instruction):
         env = run.env
         before: Prompt = env[self.ctx]
         ask = self.make(run)
-        if run.limits is None:
+        guess = run.guesses.get(self) if run.guesses else None
+        if guess is not None and guess.answers(before, ask):
+            after = guess.after
+            del run.guesses[self]
+        elif run.limits is None:
             after = self._sent(run, before, ask)
         else:
             after = run.limits.submit(ask, before, lambda: self._sent(run, before, ask))
@@ -323,9 +346,13 @@ class Ask(Instruction):
                 return x.wait(run, self, after)
         for stream, ordinal in self.keys:
             run.answers[run.stream + stream, ordinal] = (before, ask, after)
+        self.know(env, after)
+        return True
+
+    def know(self, env: list[Any], after: Prompt) -> None:
+        """It is asked: the prompt with the answer, the answer, and its meta info."""
         ctx, value, meta = self.outs
         env[ctx], env[value], env[meta] = after, after.result, Meta(after.result)  # type: ignore[arg-type]
-        return True
 
     def _sent(self, run: Run, before: Prompt, ask: Any) -> Prompt:
         if run.journal is None:

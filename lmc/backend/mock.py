@@ -34,7 +34,7 @@ from lmc.errors import BackendError, CancelledError, UnsupportedOpError
 from lmc.prompt import Constraint, Gen, Given, Image, Part, SamplingParams, Segment, Select, Special, Text
 
 CAPABILITIES = Capabilities(
-    "mock", KINDS, select=True, logprobs=True, images=False, n=True, streams=True
+    "mock", KINDS, select=True, logprobs=True, images=False, n=True, streams=True, tools=True
 )
 
 # -- what is recorded ------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class Call:
 
 def _ask_key(ask: Ask) -> tuple[Any, ...]:
     if isinstance(ask, Gen):
-        return ask.params, ask.constraint, ask.seed if ask.params.temperature > 0 else 0
+        return ask.params, ask.constraint, ask.tools, ask.seed if ask.params.temperature > 0 else 0
     return ask.choices, ask.method, ask.temperature, ask.seed if ask.temperature > 0 else 0
 
 

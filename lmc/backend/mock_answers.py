@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from lmc.backend.mock_prompt import Node, tokens_of
 from lmc.backend.mock_samples import member_of
 from lmc.errors import ArgumentError, BackendError, LmcError
 from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select
+from lmc.tools import Call, call_of
 
 Ask = Gen | Select
 Answers = Callable[[str, Ask], Any] | Mapping[str, Any] | Sequence[Any]
@@ -43,7 +45,7 @@ def _digest(node: Node, ask: Ask, sample: int = 0) -> bytes:
     made = node.hash.copy()
     made.update(b"\xff")
     if isinstance(ask, Gen):
-        made.update(_ask_bytes((ask.params, ask.constraint)))
+        made.update(_ask_bytes((ask.params, ask.constraint, ask.tools) if ask.tools else (ask.params, ask.constraint)))
         sampled = ask.params.temperature > 0
     else:
         made.update(_ask_bytes((ask.choices, ask.method, ask.temperature)))
@@ -109,16 +111,32 @@ def _whole_characters(tokens: str) -> str:
 
 def gen_output(node: Node, ask: Gen, scripted: Any, stops: tuple[str, ...]) -> tuple[Output, str]:
     params = ask.params
-    answers = [_finish(raw, params, params.stop + stops) for raw in _raw_answers(node, ask, scripted)]
+    raws = _raw_answers(node, ask, scripted)
+    called = [_calls(node, raw) for raw in raws] if ask.tools else []
+    answers = [_finish("" if called and called[i] else raw, params, params.stop + stops) for i, raw in enumerate(raws)]
     tokens = 0
     metas: list[Mapping[str, Any]] = []
-    for answer in answers:
+    for i, answer in enumerate(answers):
         tokens += len(answer.tokens)
         metas.append(_meta(node, len(answer.tokens)) | {"finish_reason": answer.finish})
+        if ask.tools:
+            metas[-1] = {**metas[-1], "tool_calls": called[i]} | ({"finish_reason": {"type": "tool_calls", "matched": None}} if called[i] else {})
         if params.return_logprob:
             metas[-1] = {**metas[-1], **_logprobs(node, answer.tokens, params)}
     usage = Usage(node.length, tokens, node.answered, 0, 1, max(1, tokens))
     return Output(tuple([answer.text for answer in answers]), tuple(metas), usage), answers[0].tokens
+
+
+def _calls(node: Node, raw: str) -> list[Call]:
+    """Calls of tools: an answer that is the JSON of one, `{"name": …, "arguments": {…}}`, or a list of them."""
+    try:
+        read: Any = json.loads(raw)
+    except ValueError:
+        return []
+    found: list[Any] = read if isinstance(read, list) else [read]
+    if not all(isinstance(call, dict) and "name" in call for call in found):
+        return []
+    return [call_of(f"call_{node.length}_{i}", call["name"], json.dumps(call.get("arguments", {}))) for i, call in enumerate(found)]
 
 
 def _raw_answers(node: Node, ask: Gen, scripted: Any) -> Sequence[str]:

@@ -184,6 +184,8 @@ class RunJournal:
             digest = crc32("\0".join((*ask.choices, ask.method)).encode("utf-8", "surrogatepass"), digest)  # type: ignore[union-attr]
         else:
             digest ^= _asked(ask.params, ask.constraint)  # type: ignore[union-attr]
+            if ask.tools:  # type: ignore[union-attr]
+                digest = crc32(ask.tools.encode(), digest)  # type: ignore[union-attr]
         return last, crc32(b"%d" % ask.seed, digest) if ask.seed else digest
 
     # -- what is called

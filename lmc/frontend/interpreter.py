@@ -75,6 +75,7 @@ class Run:
 
     spare    tokens that a request to an API may generate beyond its answer, since what follows may be taken from them
     watched  somebody reads the answers while they grow
+    branches a compiled run may ask the arms of a decision ahead
     """
 
     backend: Backend
@@ -85,6 +86,7 @@ class Run:
     spare: int = 0
     watched: bool = False
     journal: RunJournal | None = None
+    branches: bool = False
 
     def hints(self) -> Hints | None:
         """What a backend may want to know of every request; None: nothing."""
@@ -426,12 +428,12 @@ class Function:
             backend = options.backend or (_run_of(caller).backend if caller else default_backend())
             limits = options.limits(backend, _run_of(caller).limits if caller else None)
             journal = own and RunJournal(own, item)
-            run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal)
+            run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal, options.branches)
             return self._counted(caller, State(LiveEmitter(run), name=self.name))
         outer = _run_of(caller)
         backend = options.backend or outer.backend
         limits, watched = options.limits(backend, outer.limits), options.stream or outer.watched
-        run = Run(backend, options.defaults(outer.defaults), outer.seed, outer.item, limits, self.num_api_spec_tokens or 0, watched, outer.journal)
+        run = Run(backend, options.defaults(outer.defaults), outer.seed, outer.item, limits, self.num_api_spec_tokens or 0, watched, outer.journal, outer.branches)
         stream = f"{caller.stream}/c{caller.calls}"
         caller.calls += 1
         return self._counted(caller, State(LiveEmitter(run), stream=stream, name=self.name))

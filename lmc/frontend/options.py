@@ -19,9 +19,7 @@ RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread
 """What `fn.run` takes."""
 BATCH_OPTIONS = (RUN_OPTIONS - {"stream"}) | {"num_threads", "progress_bar", "errors"}
 """What `fn.run_batch` takes."""
-LATER = frozenset({"speculate"})
-"""Options of compiled programs that a later version has; giving one is refused."""
-PROGRAM_OPTIONS = RUN_OPTIONS | LATER
+PROGRAM_OPTIONS = RUN_OPTIONS | {"speculate"}
 """What calls of a compiled program take."""
 _OF_RUN_BATCH: Mapping[str, str] = {
     "num_threads": "; a compiled batch needs no threads of its own, leave it out",
@@ -42,6 +40,7 @@ class Options:
     budget    what one run may spend; of a batch, each item
     timeout   seconds that one run may take
     journal   path of its journal, while it is open the journal
+    branches  arms of decisions may be asked ahead (of compiled runs)
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -51,6 +50,7 @@ class Options:
     budget: Budget | None = None
     timeout: float | None = None
     journal: str | Journal | None = None
+    branches: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
@@ -59,8 +59,6 @@ class Options:
             if name not in known:
                 meant = _OF_RUN_BATCH.get(name) or suggestion(name, sorted(known))
                 raise ArgumentError(f"{what} has no option {name!r}{meant}", loc=caller_loc())
-            if name in LATER and given[name] is not None:
-                raise ArgumentError(f"{name}= is an option of a later version of lmc", loc=caller_loc())
         backend = given.get("backend")
         if backend is not None and not hasattr(backend, "submit"):
             raise ArgumentError(
@@ -76,9 +74,12 @@ class Options:
         journal: Any = given.get("journal")
         if journal is not None and not isinstance(journal, str | os.PathLike):
             raise ArgumentError(f"journal={journal!r}: the path of a file; of a directory for a batch", loc=caller_loc())
+        speculate = given.get("speculate")
+        if speculate not in (None, "branches"):
+            raise ParameterError(f"speculate={speculate!r}: 'branches' or None", loc=caller_loc())
         path = None if journal is None else os.fsdecode(given["journal"])
         sampled = {k: given[k] for k in RUN_SAMPLING if k in given}
-        options = cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout, path)
+        options = cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, speculate is not None)
         options.defaults(SamplingParams())  # a wrong value is said now, before a default backend loads its model
         return options
 

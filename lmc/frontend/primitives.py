@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Never, NoReturn, cast
 
-from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
+from lmc.errors import ArgumentError, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_format
 from lmc.frontend.values import Value
 from lmc.prompt import (
@@ -27,6 +27,7 @@ from lmc.prompt import (
     resolve,
     suggestion,
 )
+from lmc.tools import described
 
 __all__ = [
     "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR", "Expr", "GenExpr", "ImageExpr", "Lit", "ReasoningExpr",
@@ -269,12 +270,14 @@ def gen(
     structural_tag: Any = None,
     seed: int | None = None,
     logit_bias: Mapping[int, float] | None = None,
+    tools: Any = None,
     **unknown: Never,
 ) -> GenExpr | SelectExpr:
     """An answer of the model, stored under `name`.
 
     What is not given comes from the run (`fn.run(temperature=…)`). `dtype`, `regex`, `json_schema`, `ebnf`, `lark` and
-    `structural_tag` constrain the answer, at most one of them; `choices` makes it a `select`.
+    `structural_tag` constrain the answer, at most one of them; `choices` makes it a `select`. `tools` are functions that the
+    model may ask to have called: `get_meta_info(name)["tool_calls"]`, answered with `tool_result`.
     """
     given = {k: v for k, v in locals().items() if v is not None and k not in _NOT_PARAMETERS}
     if unknown:
@@ -283,10 +286,20 @@ def gen(
         return _gen_choices(name, given)
     if choices_method is not None:
         raise ParameterError("gen(choices_method=…) needs choices=[…]", loc=caller_loc())
+    if tools is not None and not _is_symbolic(tools):
+        given["tools"] = _described(tools)
     return _gen("gen", name, given)
 
 
 _NOT_PARAMETERS = frozenset({"name", "unknown"})
+
+
+def _described(tools: Any) -> str:
+    try:
+        return described(tools)
+    except LmcError as error:
+        error.loc = error.loc or caller_loc()
+        raise
 
 
 def _gen(what: str, name: str | None, given: dict[str, Any]) -> GenExpr:

@@ -28,6 +28,7 @@ from lmc.frontend.managers import is_generator_manager
 from lmc.frontend.own import NOT_OWN
 from lmc.frontend.raising import content, is_constant
 from lmc.frontend.state import StateGroup
+from lmc.frontend.tools import line_of, result_message, tool_result
 from lmc.frontend.trace_builtins import MAIN, handler_of, sort_in_place
 from lmc.frontend.trace_outside import OutsideMode, is_enum_member, is_lazy
 from lmc.frontend.values import TraceEscape, Value, active
@@ -214,6 +215,8 @@ class CallMode(OutsideMode):
         name = getattr(fn, "__name__", "")
         if name in _CONCRETE_FIRST and args:
             args = (self.concrete(args[0]), *args[1:])
+        if fn is tool_result and args:
+            fn, args = result_message, (self.calls(line_of, args[:1], {}), *args[1:])
         if name == "select" and len(args) > 1 and self._is_read_at_run_time(args[1]):
             args, kwargs = (args[0], *args[2:]), {**kwargs, "choices": args[1]}
             if len(args) > 1:

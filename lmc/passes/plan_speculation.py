@@ -31,7 +31,7 @@ from lmc.passes.manager import Pass, PassContext, register
 from lmc.passes.plan_prefix import Fork, Insertions, Tree, asked_from, constant_parts, insert_release
 from lmc.passes.predict import longest_answer
 
-_CONSTRAINTS = ("regex", "json_schema", "ebnf", "lark", "structural_tag", "dtype", "constraint")
+_CONSTRAINTS = ("regex", "json_schema", "ebnf", "lark", "structural_tag", "dtype", "constraint", "tools")
 
 
 @register

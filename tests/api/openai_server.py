@@ -17,7 +17,7 @@ from tests.api.text_model import TextModel
 
 _CHAT = {
     "model", "messages", "max_tokens", "max_completion_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "top_logprobs",
-    "frequency_penalty", "presence_penalty", "logit_bias", "response_format", "stream", "stream_options", "prompt_cache_key",
+    "frequency_penalty", "presence_penalty", "logit_bias", "response_format", "stream", "stream_options", "prompt_cache_key", "tools",
 }  # fmt: skip
 _TEXT = {
     "model", "prompt", "max_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "echo", "frequency_penalty",
@@ -71,14 +71,17 @@ class OpenAIModel:
                 before += char
             return {"content": found} if body.get("logprobs") else None
 
+        wrong = _out_of_place(body["messages"])
+        if wrong:
+            return _refusal(400, wrong, "messages")
         choices = [
-            {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": _finish(output, i), "logprobs": logprobs(i)}
+            {"index": i, "message": {"role": "assistant", "content": text or None if (calls := _calls(output, i)) else text, **calls}, "finish_reason": _finish(output, i), "logprobs": logprobs(i)}
             for i, text in enumerate(output.texts)
         ]
         whole = {"id": "chat-1", "object": "chat.completion", "created": 1, "model": self._named(body), "choices": choices, "usage": _usage(prompt, output.texts)}
         if not body.get("stream"):
             return Answer(whole)
-        return Answer({}, events=self._events(body, whole, lambda text: {"delta": {"content": text}}))
+        return Answer({}, events=self._events(body, whole, lambda text: {"delta": {"content": text}}, _called_in_pieces(choices[0]["message"])))
 
     def _text(self, body: Body) -> Answer:
         prompts: list[str] = [body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]
@@ -105,12 +108,13 @@ class OpenAIModel:
             return Answer(whole)
         return Answer({}, events=self._events(body, whole, lambda text: {"text": text}))
 
-    def _events(self, body: Body, whole: Body, piece: Any) -> list[Body]:
+    def _events(self, body: Body, whole: Body, piece: Any, called: Sequence[Body] = ()) -> list[Body]:
         (choice,) = whole["choices"]
-        text: str = choice["message"]["content"] if "message" in choice else choice["text"]
+        text: str = choice["message"]["content"] or "" if "message" in choice else choice["text"]
         head = {k: whole[k] for k in ("id", "model", "created")}
         cuts = [text[i : i + 4] for i in range(0, len(text), 4)]
         events = [{**head, "choices": [{"index": 0, **piece(t), "finish_reason": None}]} for t in cuts]
+        events += [{**head, "choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]} for call in called]
         events.append({**head, "choices": [{"index": 0, **piece(""), "finish_reason": choice["finish_reason"]}]})
         if (body.get("stream_options") or {}).get("include_usage"):
             events.append({**head, "choices": [], "usage": whole["usage"]})
@@ -125,7 +129,8 @@ class OpenAIModel:
             temperature=body.get("temperature", 1.0),
             ignore_eos=body.get("ignore_eos", False),
         )
-        ask = Gen(params, _constraint(body), body.get("seed", 0))
+        tools = [tool["function"] for tool in body.get("tools") or ()]
+        ask = Gen(params, _constraint(body), body.get("seed", 0), tools=json.dumps(tools) if tools else "")
         return self._mock.submit(None, (Text((prompt,)), ask)).results[0].output()
 
     def _decide(self, body: Body) -> Answer:
@@ -154,10 +159,42 @@ def _constraint(body: Body) -> Constraint | None:
 
 
 def _content(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return content or "" if not isinstance(content, list) else "".join(part.get("text", "") for part in content)
+
+
+def _calls(output: Output, i: int) -> Body:
+    calls = output.metas[i].get("tool_calls")
+    made = [{"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": json.dumps(c["arguments"])}} for c in calls or ()]
+    return {"tool_calls": made} if made else {}
+
+
+def _called_in_pieces(message: Body) -> list[Body]:
+    """A message's calls as a stream has them: the name first, then the arguments bit by bit."""
+    found: list[Body] = []
+    for i, call in enumerate(message.get("tool_calls") or ()):
+        said = call["function"]
+        found.append({"index": i, "id": call["id"], "type": "function", "function": {"name": said["name"], "arguments": ""}})
+        found += [{"index": i, "function": {"arguments": said["arguments"][at : at + 5]}} for at in range(0, len(said["arguments"]), 5)]
+    return found
+
+
+def _out_of_place(messages: Sequence[Body]) -> str:
+    """What the API says of calls without results, and of results without calls."""
+    waiting: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            if message["tool_call_id"] not in waiting:
+                return "messages with role 'tool' must be a response to a preceding message with 'tool_calls'."
+            waiting.remove(message["tool_call_id"])
+        elif waiting:
+            break
+        waiting += [call["id"] for call in message.get("tool_calls") or ()]
+    return "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'." if waiting else ""
 
 
 def _finish(output: Output, i: int) -> str:
+    if output.metas[i].get("tool_calls"):
+        return "tool_calls"
     return "length" if output.metas[i]["finish_reason"]["type"] == "length" else "stop"
 
 

@@ -243,3 +243,25 @@ def test_an_answer_is_taken_only_where_that_is_certain(given, parts, found):
 
 def test_another_temperature_is_another_request():
     assert follow(rest("a\n"), (), Gen(SamplingParams(max_new_tokens=8, stop=("\n",), temperature=0.5)), ("\n",)) is None
+
+
+@lmc.function
+def triage(s, q):
+    s += lmc.user(q)
+    (check,) = s.fork(1)
+    check += lmc.assistant("") + lmc.user("Hard?") + lmc.assistant(lmc.select("hard", ["yes", "no"]))
+    if check["hard"] == "yes":
+        s += lmc.assistant(lmc.gen("a", max_tokens=40))
+    else:
+        s += lmc.assistant(lmc.gen("a", max_tokens=4))
+    return s["a"]
+
+
+def test_both_arms_of_a_decision(openai):
+    backend, server = openai(TextModel())
+    fast = lmc.compile(triage, backend=backend)
+    items = [{"q": q} for q in ("a", "b", "c", "d")]
+    expected = [s.ret_value for s in fast.batch(items, temperature=0)]
+    assert len(server.seen) == 8 and backend.spent().wasted == 0
+    assert [s.ret_value for s in fast.batch(items, temperature=0, speculate="branches")] == expected
+    assert len(server.seen) <= 8 + 12 and backend.spent().wasted == fast.stats.wasted == 4

@@ -110,10 +110,10 @@ class _Work:
 class _Ticket:
     """Somebody may still want what a submission brings. Its end ends the request."""
 
-    __slots__ = ("loop", "role", "work")
+    __slots__ = ("ledger", "loop", "role", "work")
 
-    def __init__(self, loop: Loop, work: _Work, role: str | None) -> None:
-        self.loop, self.work, self.role = loop, work, role
+    def __init__(self, loop: Loop, work: _Work, role: str | None, ledger: Ledger) -> None:
+        self.loop, self.work, self.role, self.ledger = loop, work, role, ledger
 
     def __del__(self) -> None:
         # may run in any thread, at any moment, also inside the garbage collector: only ever posts
@@ -148,6 +148,8 @@ class ApiHandle:
     def cancel(self) -> None:
         """Stops what is unfinished; its results, and those of everything that depends on them, fail."""
         work = self.ticket.work
+        if work.hints.guess:
+            self.ticket.ledger.add(wasted=1)
         error = CancelledError("the request was cancelled before its answer was complete")
         work.fail(error)
         self.ticket.loop.post(_cancel, work, error)
@@ -230,7 +232,7 @@ class ApiBackend(ABC):
         ticket = self._ticket_of(parent)
         role = self._check(ticket, segments)
         work = _Work(segments, hints or Hints(), ticket)
-        mine = _Ticket(self._loop, work, role)
+        mine = _Ticket(self._loop, work, role, self.ledger)
         results = tuple([_ApiResult(mine) for s in segments if isinstance(s, (Gen, Select))])
         work.results = [weakref.ref(r) for r in results]
         self._works.add(work)
@@ -429,7 +431,7 @@ class ApiBackend(ABC):
             wanted = replace(ask, seed=ask.seed + attempt, params=replace(ask.params, n=ask.params.n - len(found)))
             reply = await self.generate(place, wanted, None, None, tally)
             for sample in reply.samples:
-                text = matching(constraint, self._ended(sample, ask).text)
+                text = sample.text if sample.extra.get("tool_calls") else matching(constraint, self._ended(sample, ask).text)
                 if text is not None:
                     found.append(sample if text == sample.text else Sample(text, {"type": "stop", "matched": None}))
             if len(found) == ask.params.n:

@@ -10,6 +10,7 @@ from typing import Any
 from lmc.backend.api.client import Body, Fault, Malformed, Tally
 from lmc.backend.base import Usage
 from lmc.prompt import Constraint
+from lmc.tools import Call, call_of
 
 
 def usage_of(body: Body) -> Usage | None:
@@ -29,6 +30,14 @@ def choices_of(body: Body, n: int) -> list[Body]:
     if not isinstance(choices, list) or len(choices) != n or not all(isinstance(c, dict) for c in choices):
         raise Malformed(f"the answer has not the {n} choices that were asked for")
     return sorted(choices, key=lambda c: int(c.get("index") or 0))
+
+
+def calls_of(calls: Any) -> list[Call]:
+    """The calls of tools in a message."""
+    try:
+        return [call_of(str(c["id"]), str(c["function"]["name"]), c["function"]["arguments"]) for c in calls]
+    except (KeyError, TypeError) as error:
+        raise Malformed(f"a call of a tool has no {error}") from None
 
 
 def finish_of(choice: Body, tokens: Sequence[Any] | None) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from lmc.backend.api import verify
 from lmc.backend.api.backend import ApiBackend, Feed, Reply, Sample
 from lmc.backend.api.bodies import (
+    calls_of,
     choice_schema,
     choices_of,
     cost_of,
@@ -134,6 +135,7 @@ class Completions(ApiBackend):
             select=True,
             logprobs="logprobs" not in self._cannot,
             images=self.chat,
+            tools=self.chat,
             n=True,
             streams=True,
             raw_text=not self.chat,
@@ -185,13 +187,15 @@ class Completions(ApiBackend):
 
         def request() -> Request:
             body = {"model": self.model, **prompt, **cache, **self._sampling(ask, beyond, len(expected.encode())), **self._constrained(ask.constraint), **self._extra}
+            if ask.tools:
+                body["tools"] = [{"type": "function", "function": tool} for tool in json.loads(ask.tools)]
             if sent_stops:
                 body["stop"] = list(sent_stops)
             return Request("/chat/completions" if self.chat else "/completions", body, headers)
 
         def read(body: Body) -> Reply:
             self._check_model(body)
-            samples = tuple(map(self._sample, choices_of(body, ask.params.n)))
+            samples = tuple(self._sample(choice, ask) for choice in choices_of(body, ask.params.n))
             return Reply(samples, str(body.get("id", "")), str(body.get("model", "")), expected, sent_stops, meta)
 
         if feed is None or ask.params.n > 1 or ask.params.stop_regex or sent_stops != self._stops(ask):  # what is cut off here was not to be seen
@@ -274,12 +278,14 @@ class Completions(ApiBackend):
 
     # -- what comes back
 
-    def _sample(self, choice: Body) -> Sample:
+    def _sample(self, choice: Body, ask: Gen) -> Sample:
         if self.chat:
             message = choice.get("message")
             if not isinstance(message, dict):
                 raise Malformed("the answer has no message")
-            text, extra = message.get("content") or "", {k: message[k] for k in ("tool_calls", "refusal") if message.get(k)}
+            text, extra = message.get("content") or "", {k: message[k] for k in ("refusal",) if message.get(k)}
+            if ask.tools:
+                extra["tool_calls"] = calls_of(message.get("tool_calls") or [])
             if message.get("reasoning_content"):
                 extra["reasoning"] = message["reasoning_content"]
         else:

@@ -12,6 +12,7 @@ from typing import Any
 from lmc.chat import RoleTemplate
 from lmc.errors import ParameterError, ProgramError, UnsupportedOpError
 from lmc.prompt import Image, Mark, Part, Special
+from lmc.tools import with_calls
 
 Message = dict[str, Any]
 
@@ -59,7 +60,7 @@ def conversation(pieces: Iterable[Part | Image], target: str) -> Conversation:
     begun = _content(content)
     if not isinstance(begun, str):
         raise UnsupportedOpError("a gen behind an image in one message", target, "close the message first")
-    return Conversation(tuple(closed), role, begun)
+    return Conversation(tuple(with_calls(closed)), role, begun)
 
 
 def outside(target: str) -> UnsupportedOpError:

@@ -36,6 +36,7 @@ def speculative(ask: Gen) -> bool:
     params = ask.params
     return (
         ask.constraint is None
+        and not ask.tools
         and params.n == 1
         and not (params.return_logprob or params.stop_token_ids or params.stop_regex or params.min_new_tokens or params.ignore_eos)
     )

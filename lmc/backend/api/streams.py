@@ -31,6 +31,7 @@ class Pieces:
         self._text, self._choice = "", Body()
         self._body: Body = {}
         self._tokens: list[Any] = []
+        self._calls: dict[int, Body] = {}
 
     def add(self, body: Body) -> None:
         self._body |= {k: v for k, v in body.items() if k in ("id", "model") and v}
@@ -42,14 +43,24 @@ class Pieces:
             logprobs: Any = choice.get("logprobs")
             if isinstance(logprobs, dict):
                 self._tokens += logprobs.get("content") or ()
+            for piece in delta.get("tool_calls") or ():
+                self._called(piece)
             text: Any = delta.get("content" if self._chat else "text")
             if text:
                 self._text += text
                 self._watch.grown(self._text)
 
+    def _called(self, piece: Any) -> None:
+        """A piece of a call of a tool: the first has its name, all have a part of its arguments."""
+        call = self._calls.setdefault(piece["index"], {"id": "", "function": {"name": "", "arguments": ""}})
+        said = piece.get("function") or {}
+        call["id"] = piece.get("id") or call["id"]
+        call["function"]["name"] += said.get("name") or ""
+        call["function"]["arguments"] += said.get("arguments") or ""
+
     def result(self) -> Any:
         if "finish_reason" not in self._choice:
             raise Fault("the stream ended before the answer did")
         choice = {**self._choice, "index": 0, **({"logprobs": {"content": self._tokens}} if self._tokens else {})}
-        choice |= {"message": {"content": self._text}} if self._chat else {"text": self._text}
+        choice |= {"message": {"content": self._text, "tool_calls": [call for _, call in sorted(self._calls.items())]}} if self._chat else {"text": self._text}
         return self._read({**self._body, "choices": [choice]})

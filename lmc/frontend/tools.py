@@ -1,0 +1,65 @@
+"""Tools in the language: the result of a call as a message, and a call executed."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Any
+
+from lmc.errors import LmcError, ToolError
+from lmc.frontend.host import host, pure
+from lmc.frontend.primitives import Expr, Lit, RoleBegin, RoleEnd, Seq, as_expr, caller_loc
+from lmc.frontend.values import Value
+from lmc.tools import call_line
+
+
+@pure
+def line_of(call: Any) -> str:
+    """The line that the result of a call begins with."""
+    return call_line(call)
+
+
+def tool_result(call: Any, content: Expr | str | Value, /) -> Seq:
+    """The message that answers a call of a tool: `call` is one of `s.get_meta_info(name)["tool_calls"]`, `content` what it gave."""
+    try:
+        line = line_of(call)
+    except LmcError as error:
+        error.loc = error.loc or caller_loc()
+        raise
+    return result_message(line, content)
+
+
+def result_message(line: str | Value, content: Expr | str | Value) -> Seq:
+    """The message of a result, whose call is written already."""
+    loc, inside = caller_loc(), as_expr(content, "append")
+    return Seq((RoleBegin("tool", loc), Lit(line), *(inside.items if isinstance(inside, Seq) else (inside,)), RoleEnd("tool", loc)))
+
+
+@host
+def call_tool(call: Mapping[str, Any], tools: Iterable[Any], /) -> Any:
+    """Calls the function among `tools` that a model asked for, and gives what it returned as text: JSON, unless it is text already.
+
+    Of an `async def` tool it gives an awaitable of that. Raises ToolError where the model named no tool of these or gave arguments
+    that the tool does not take; what the tool raises comes through.
+    """
+    known = {getattr(tool, "__name__", ""): tool for tool in tools if callable(tool)}
+    name, arguments = call["name"], call["arguments"]
+    if name not in known:
+        raise ToolError(f"there is no tool {name!r}; there are {', '.join(known)}")
+    if not isinstance(arguments, Mapping):
+        raise ToolError(f"the arguments of {name} are no JSON object: {arguments!r}")
+    try:
+        inspect.signature(known[name]).bind(**arguments)
+    except TypeError as error:
+        raise ToolError(f"{name}: {error}") from None
+    result = known[name](**arguments)
+    return _later(result) if inspect.isawaitable(result) else _text(result)
+
+
+async def _later(result: Awaitable[Any]) -> str:
+    return _text(await result)
+
+
+def _text(result: Any) -> str:
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
