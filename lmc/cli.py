@@ -454,6 +454,8 @@ def opt(
         chosen = parse_pipeline(passes) if passes is not None else pipeline_for(compiled_for)
         manager = PassManager(chosen, verify_each=verify_each, print_after=print_after)
     planned = manager.plan(parse(source, str(file)), compiled_for)
+    for note in planned.notes:  # what was changed that a reader of prompts would see
+        _say(note)
     if timing:
         print(planned.table(), file=sys.stderr)
     _write(print_graph(planned.graph), output)

@@ -175,6 +175,16 @@ def test_dump_ir_prints_a_graph_that_opt_reads(lmc_cli, folder):
     assert code == 0 and "graph @echo" in out, err
 
 
+def test_opt_says_which_prompts_it_changed(lmc_cli, folder):
+    text = '"You read.\\n", %q, "\\nRate the style from 1 to 5.\\nAnswer:"'
+    (folder / "moves.lmir").write_text(f"graph @g(%q: str) -> (any) {{\n  %c0 = ctx.new()\n  %c1 = append(%c0, {text})\n"
+                                       "  %c2, %x, %m = gen(%c1)\n  return(%x, %c2)\n}\n")
+    code, out, err = lmc_cli("opt", "moves.lmir", "--passes=aggressive")
+    assert code == 0 and "graph @g" in out
+    before, after = err.split("\nto\n")
+    assert before.index("{q}") < before.index("Rate") and after.index("Rate") < after.index("{q}")
+
+
 def test_opt_says_how_a_programs_graph_is_made(lmc_cli, folder):
     code, _, err = lmc_cli("opt", "prog.py")
     assert code == 2 and "lmc dump-ir prog.py:FUNCTION --after trace" in err
@@ -282,7 +292,6 @@ BAD = {
     "file without a program": (["run", "empty.py", "-b", "mock"], 2, ["@lmc.function"]),
     "unknown pass": (["dump-ir", "prog.py:echo", "--after", "plan-prefx"], 2, ["plan-prefx", "plan-prefix"]),
     "graph that does not parse": (["opt", "text.lmir"], 1, ["text.lmir:2", "expected graph"]),
-    "program for a graph": (["opt", "prog.py"], 2, ["prog.py is a program", "lmc dump-ir prog.py:FUNCTION"]),
     "no graph file": (["opt", "none.lmir"], 2, ["none.lmir"]),
     "unknown pass of opt": (["opt", "g.lmir", "--passes=cannonicalize"], 2, ["canonicalize"]),
     "unknown template of opt": (["opt", "g.lmir", "--template=qwem"], 1, ["qwem", "qwen"]),

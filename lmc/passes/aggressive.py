@@ -20,7 +20,9 @@ This changes prompts, so it runs only when it is asked for (`lmc.compile(fn, agg
 
 A program whose run ends in the interpreter asks its own prompts there, as they are written.
 
-Every prompt that was changed is reported as it was and as it is, with the first paragraph that stayed and why.
+Every prompt that was changed is reported as it was and as it is, with the first paragraph that stayed and why, by
+`program.explain()` and by `lmc opt`. Nothing is lost: the same paragraphs in another order, which `LMC_SKIP_PASSES=aggressive`
+(or compiling without it) takes back.
 """
 
 from __future__ import annotations

@@ -8,9 +8,12 @@ because it is no regular expression of one dialect or too large, becomes `matche
 The constant carries the source: each target compiles it once for its own vocabulary. A regex that is not valid stays
 where it is, and is refused where the program asks.
 
-Not done: literal text between gens fused into one constrained segment. Where an answer ends would then be decided by the
-joint automaton, `a*` before `"ab"` for example, while each gen alone ends by its own stop, length and end of text; and
-the text's tokens would no longer be those of the maximal literal run (semantics: tokens). So values could differ.
+Literal text around the gens of a template stays literal; it is not fused with them into one constrained segment, since that
+saves nothing and changes answers. It saves no pass: the text rides in the pass of the next answer's first token, what a
+constraint leaves no choice of is appended without a pass, and a template whose constraints say where they end takes as many
+passes as one segment (`tests/passes/test_templates.py`). It changes answers where a constraint does not say where it ends:
+behind `"name": "` the small model answers `[A-Z][a-z]{2,6}` with Mikehag, whose end is its own choice, and within one segment
+with Mike, since there a quote may follow. And tokens of a segment may cross from an answer into the text.
 """
 
 from __future__ import annotations

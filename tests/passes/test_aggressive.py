@@ -149,3 +149,16 @@ def test_it_runs_only_on_request_and_explain_shows_both_texts() -> None:
     assert "aggressive" in moving.explain() and "    {text}" in moving.explain()
     assert "    aggressive" not in plain.explain()
     assert "aggressive" not in print_pipeline(pipeline_for(Target()))
+
+
+def test_what_was_moved_is_taken_back_without_touching_the_program() -> None:
+    """The same paragraphs in another order; with the pass left out, the prompt that the program writes."""
+    written = lmc.compile(translate)(text="x", backend=lmc.Mock(), seed=1).text()
+    moved = lmc.compile(translate, aggressive=True)(text="x", backend=lmc.Mock(), seed=1).text()
+    assert moved != written
+    assert sorted(moved.splitlines()[:2]) == sorted(written.splitlines()[:2])
+    lmc.config(skip_passes="aggressive")
+    try:
+        assert lmc.compile(translate, aggressive=True)(text="x", backend=lmc.Mock(), seed=1).text() == written
+    finally:
+        lmc.config(skip_passes="")
