@@ -153,8 +153,8 @@ answer, one answer after another, and a prefill has none of its own. Two kinds o
   answer (`policy`: plan-speculation saves passes, for the tokens of the arm that is not taken), and, in a KV pool too small
   for all of a run, a document that is used again late (plan-prefix keeps it: fewer prompt tokens computed).
 
-A row is that of the run which took the fewest passes of the model among several, each cold, since which submissions a pass
-finds is a race of two threads. The small arms of `switch` are left as they are: they ride with what they ask.
+Each row is one cold run. Executor and engine take turns in one thread (`benchmarks/stepped.py`), so the counters are the same
+whenever it is run. The small arms of `switch` are left as they are: they ride with what they ask.
 
 The last column is what a row needs more than all passes together: with a plus what is saved by the pass that is missing
 there, with a minus what it costs. Written by
