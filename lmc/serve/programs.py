@@ -11,9 +11,11 @@ import inspect
 import json
 import logging
 import threading
+import traceback
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -124,11 +126,22 @@ class Published:
             return {"index": index, "error": ApiError(500, f"{self.name} returned what JSON cannot write: {unknown}")}
 
     def _told(self, error: BaseException) -> ApiError:
-        """What a client is told of a run's error: a program's own exceptions by class and message."""
+        """What a client is told of a run's error: a program's own exceptions by class and message, all with their line."""
+        at = self._place(error)
         if isinstance(error, LmcError):
-            return as_api_error(error)
+            told = as_api_error(error)
+            return ApiError(told.status, at + told.message, param=told.param, code=told.code)
         log.warning("program %s raised %s", self.name, type(error).__name__, exc_info=error)
-        return ApiError(500, f"{type(error).__name__}: {error}", kind="program_error")
+        return ApiError(500, f"{at}{type(error).__name__}: {error}", kind="program_error")
+
+    def _place(self, error: BaseException) -> str:
+        """`judge.py:17: `, of the program's file; nothing where the error came from elsewhere. Folders stay ours."""
+        code = getattr(self.function.func, "__code__", None)  # a partial has none
+        file = "" if code is None else code.co_filename
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+        if isinstance(error, LmcError) and error.loc is not None:
+            file, lines = error.loc.file, [error.loc.line]
+        return f"{Path(file).name}:{lines[-1]}: " if lines else ""
 
     # -- streams
 

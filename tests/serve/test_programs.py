@@ -7,6 +7,7 @@ import enum
 import json
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -97,6 +98,10 @@ def test_arguments_are_checked_before_anything_runs():
     assert mock.call_log == []
 
 
+RAISING = next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.strip().startswith("raise LookupError"))
+NOTHING_THERE = f"test_programs.py:{RAISING}: LookupError: nothing there"
+
+
 def test_open_arguments_and_async_programs():
     record = post("/programs/anything", {"text": "t", "b": 1, "a": 2}, None, PROGRAMS).json()
     assert record["return_value"] == ["a", "b"]
@@ -107,7 +112,7 @@ def test_a_batch_gives_each_item_its_own_result_or_error():
     body = {"items": [{"how": "fine"}, {"how": "raise"}, {"how": "fine too"}]}
     results = post("/programs/broken/batch", body, None, PROGRAMS).json()["results"]
     assert [r["index"] for r in results] == [0, 1, 2]
-    assert [r.get("error", {}).get("message") for r in results] == [None, "LookupError: nothing there", None]
+    assert [r.get("error", {}).get("message") for r in results] == [None, NOTHING_THERE, None]
     assert post("/programs/broken/batch", {"items": []}, None, PROGRAMS).status_code == 400
 
 
@@ -121,7 +126,7 @@ def test_a_batch_is_one_batch():
 def test_a_programs_exception_is_told_and_a_result_that_is_no_json_refused():
     raised = post("/programs/broken", {"how": "raise"}, None, PROGRAMS)
     assert (raised.status_code, raised.json()["error"]["type"]) == (500, "program_error")
-    assert raised.json()["error"]["message"] == "LookupError: nothing there"
+    assert raised.json()["error"]["message"] == NOTHING_THERE
     assert "JSON cannot write" in post("/programs/broken", {"how": "lock"}, None, PROGRAMS).json()["error"]["message"]
 
 
@@ -148,7 +153,7 @@ def test_variables_stream_in_program_order():
 
 def test_a_stream_ends_with_its_programs_error():
     found = events(post("/programs/broken/stream", {"how": "raise"}, None, PROGRAMS).text)
-    assert found[-1]["error"]["message"] == "LookupError: nothing there"
+    assert found[-1]["error"]["message"] == NOTHING_THERE
 
 
 @pytest.mark.parametrize("path", ["/programs/greet", "/programs/greet/stream"])
