@@ -19,6 +19,7 @@ _CHAT = {
     "model", "messages", "max_tokens", "max_completion_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "top_logprobs",
     "frequency_penalty", "presence_penalty", "logit_bias", "response_format", "stream", "stream_options", "prompt_cache_key", "tools",
 }  # fmt: skip
+_RESPONSES = {"model", "input", "max_output_tokens", "temperature", "top_p", "stream", "store", "text", "tools", "prompt_cache_key", "reasoning"}
 _TEXT = {
     "model", "prompt", "max_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "echo", "frequency_penalty",
     "presence_penalty", "logit_bias", "stream", "stream_options",
@@ -29,14 +30,19 @@ _VLLM = {"top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "struct
 class OpenAIModel:
     """The requests of the API. `refuses`: parameters that this model does not take; `extra`: what it takes in addition."""
 
-    def __init__(self, model: TextModel, *, name: str = "m", refuses: Sequence[str] = (), extra: set[str] = _VLLM, continues: bool = True) -> None:
+    def __init__(self, model: TextModel, *, name: str = "m", refuses: Sequence[str] = (), extra: set[str] = _VLLM, continues: bool = True, only_responses: bool = False) -> None:
         self.model, self.name, self.refuses, self.extra, self.continues = model, name, refuses, extra, continues
+        self.only_responses = only_responses
         self._mock = Mock(answers=model.answer)
 
     def handle(self, path: str, body: Body) -> Answer:
         rules = {"/v1/chat/completions": (_CHAT, self._chat), "/v1/completions": (_TEXT, self._text)}
         if path == "/v1/decisions":
             return self._decide(body)
+        if path == "/v1/responses":
+            return self._responses(body)
+        if self.only_responses and path == "/v1/chat/completions":
+            return _refusal(404, "This model is only supported in v1/responses and not in v1/chat/completions.", "model")
         if path not in rules:
             return _refusal(404, f"no {path}")
         known, handle = rules[path]
@@ -82,6 +88,34 @@ class OpenAIModel:
         if not body.get("stream"):
             return Answer(whole)
         return Answer({}, events=self._events(body, whole, lambda text: {"delta": {"content": text}}, _called_in_pieces(choices[0]["message"])))
+
+    def _responses(self, body: Body) -> Answer:
+        """The same as items: messages in, an output of messages and calls."""
+        for key in body:
+            if key not in _RESPONSES:
+                return _refusal(400, f"Unknown parameter: '{key}'.", key, "unknown_parameter")
+        prompt = "".join(_content(item.get("content", item.get("output", ""))) for item in body["input"])
+        calls = {item["call_id"] for item in body["input"] if item.get("type") == "function_call"}
+        if {item["call_id"] for item in body["input"] if item.get("type") == "function_call_output"} != calls:
+            return _refusal(400, "No tool output found for function call.", "input")
+        form = (body.get("text") or {}).get("format")
+        asked: Body = {**body, "max_tokens": body["max_output_tokens"], "tools": [{"function": tool} for tool in body.get("tools") or ()]}
+        output = self._answer(prompt, asked | ({"response_format": {"type": "json_schema", "json_schema": form}} if form else {}))
+        finish = _finish(output, 0)
+        items: list[Body] = [{"type": "reasoning", "id": "rs_1", "summary": []}]
+        if finish == "tool_calls":
+            items += [{"type": "function_call", "call_id": c["id"], **c["function"]} for c in _calls(output, 0)["tool_calls"]]
+        else:
+            items.append({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": output.text, "annotations": []}]})
+        usage = _usage(prompt, output.texts)
+        ended: Body = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}} if finish == "length" else {"status": "completed"}
+        whole = {"id": "resp_1", "object": "response", "model": self._named(body), "output": items, **ended}
+        whole["usage"] = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"], "input_tokens_details": {"cached_tokens": 0}}
+        if not body.get("stream"):
+            return Answer(whole)
+        deltas = [{"type": "response.output_text.delta", "delta": output.text[i : i + 4]} for i in range(0, len(output.text), 4)]
+        last = {"type": f"response.{ended['status']}", "response": whole}
+        return Answer({}, events=[{"type": "response.created", "response": {"id": "resp_1"}}, *deltas, last], sentinel=None)
 
     def _text(self, body: Body) -> Answer:
         prompts: list[str] = [body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]

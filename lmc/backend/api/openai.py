@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from lmc.backend.api import responses
 from lmc.backend.api.client import Body, Fault, Patience, Received, Request
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.wire import events, http_errors, lowered, missing, parsed, refused
 from lmc.backend.base import Prices
 from lmc.chat import ChatTemplate, get_chat_template
+from lmc.config import log
 from lmc.errors import ParameterError, UnsupportedOpError
 
+_CHAT = "/chat/completions"
 _INSTRUCT = ("gpt-3.5-turbo-instruct", "davinci-002", "babbage-002")
 
 
@@ -27,6 +31,7 @@ class OpenAI(Completions):
     base_url, api_key, organization, default_headers, …  of the client; the environment's as the SDK reads it
     client         an `openai.AsyncOpenAI` of your own in place of one made here
     server         "openai", "compatible", "vllm" or "sglang": which parameters it takes beyond OpenAI's; None: by the URL
+    api            "chat" or "responses": how messages are asked; None: chat, and responses once the server says that the model needs them
     select         how `select` asks: "logprobs" of the choices (text only), "decisions", or "constrained"; None: by the server
     prices         for a million tokens: `lmc.Prices(prompt, completion, cached)`
     served_as      the model's name as answers have it, if it is not the model's own; "*": any
@@ -45,6 +50,7 @@ class OpenAI(Completions):
         base_url: str | None = None,
         client: Any = None,
         server: str | None = None,
+        api: Literal["chat", "responses"] | None = None,
         select: Literal["logprobs", "decisions", "constrained"] | None = None,
         prices: Prices | None = None,
         concurrency: int = 64,
@@ -57,6 +63,10 @@ class OpenAI(Completions):
         extra_body: Mapping[str, Any] | None = None,
         **client_options: Any,
     ) -> None:
+        if api not in (None, "chat", "responses"):
+            raise ParameterError(f"api={api!r}: 'chat' or 'responses'")
+        if api is not None and is_chat_model is False:
+            raise ParameterError(f"api={api!r} asks with messages, and is_chat_model=False for text")
         base_url = base_url or (None if client is not None else os.environ.get("OPENAI_BASE_URL"))
         host = urlsplit(base_url).hostname if base_url else None
         patience = patience or Patience(retries=retries, timeout=timeout)
@@ -64,8 +74,8 @@ class OpenAI(Completions):
         super().__init__(
             f"OpenAI({model})",
             model,
-            lambda: OpenAIWire(make()),
-            chat=not model.startswith(_INSTRUCT) if is_chat_model is None else bool(is_chat_model),
+            lambda: OpenAIWire(make(), api),
+            chat=not model.startswith(_INSTRUCT) if is_chat_model is None and api is None else True if is_chat_model is None else bool(is_chat_model),
             template=get_chat_template(chat_template or "default") if chat_template is None or isinstance(chat_template, str) else chat_template,
             server=server or ("openai" if host in (None, "api.openai.com") else "compatible"),
             select=select,
@@ -104,12 +114,26 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
 class OpenAIWire:
     """Requests by the SDK's client: its connections, headers and errors; bodies as they are sent and come."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, client: Any, api: Literal["chat", "responses"] | None = None) -> None:
+        self._client, self._api = client, api
+
+    def _by_responses(self, request: Request) -> Request | None:
+        """A chat completion as it is asked by the Responses API; None if it is not, or nothing of the kind."""
+        if request.path != _CHAT or self._api != "responses":
+            return None
+        return replace(request, path=responses.PATH, body=responses.asked(request.body))
+
+    def _turns(self, request: Request, fault: Fault) -> bool:
+        """Whether a chat completion was refused that the Responses API takes; then all go there from now on."""
+        if request.path != _CHAT or self._api is not None or not responses.wanted(fault):
+            return False
+        log("backend", f"asks by the Responses API from now on: {fault.message}")
+        self._api = "responses"
+        return True
 
     def _resource(self, request: Request) -> Any:
-        resources = {"/completions": "completions", "/decisions": "decisions"}
-        if request.path == "/chat/completions":
+        resources = {"/completions": "completions", "/decisions": "decisions", responses.PATH: "responses"}
+        if request.path == _CHAT:
             return self._client.chat.completions
         found = getattr(self._client, resources[request.path], None)
         if found is None:
@@ -122,6 +146,18 @@ class OpenAIWire:
         return {**own, "extra_body": {k: v for k, v in body.items() if k not in own}}
 
     async def post(self, request: Request) -> Received:
+        other = self._by_responses(request)
+        if other is not None:
+            received = await self._post(other)
+            return replace(received, body=responses.answered(received.body))
+        try:
+            return await self._post(request)
+        except Fault as fault:
+            if not self._turns(request, fault):
+                raise
+        return await self.post(request)
+
+    async def _post(self, request: Request) -> Received:
         import openai
 
         try:
@@ -133,13 +169,31 @@ class OpenAIWire:
         return Received(parsed(raw.http_response.content), lowered(raw.headers))
 
     async def stream(self, request: Request) -> AsyncIterator[Received]:
+        other = self._by_responses(request)
+        if other is not None:
+            async for received in self._stream(other, responses.ends):
+                body = responses.piece(received.body)
+                if body is not None:
+                    yield replace(received, body=body)
+            return
+        try:
+            async for received in self._stream(request):
+                yield received
+            return
+        except Fault as fault:
+            if not self._turns(request, fault):
+                raise
+        async for received in self.stream(request):
+            yield received
+
+    async def _stream(self, request: Request, last: Callable[[Body], bool] = lambda body: False) -> AsyncIterator[Received]:
         import openai
 
         try:
             arguments = self._arguments(request.body)
             async with self._resource(request).with_streaming_response.create(**arguments, extra_headers=dict(request.headers)) as response:
                 headers = lowered(response.headers)
-                async for body in events(response.iter_lines()):
+                async for body in events(response.iter_lines(), last):
                     yield Received(body, headers)
         except openai.APIError as error:
             raise _fault(error) from None

@@ -1,0 +1,101 @@
+"""OpenAI's Responses API: a chat completion asked there, and its answer as a chat completion. Pure data.
+
+What this API lacks (stop, n, seed, …) is refused here as a server would, so that it is left out, and made up for, where it can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmc.backend.api.client import Body, Fault, Malformed
+
+PATH = "/responses"
+_SAME = ("model", "temperature", "top_p", "stream", "prompt_cache_key", "service_tier", "user", "metadata", "reasoning")
+_NO_MATTER = frozenset({"stream_options"})
+
+
+def asked(body: Mapping[str, Any]) -> Body:
+    """The body of a chat completion as one of this API. Raises Fault for a parameter that it does not have."""
+    found: Body = {"store": False, "input": [item for message in body["messages"] for item in _items(message)]}
+    for key, value in body.items():
+        if key in _SAME:
+            found[key] = value
+        elif key in ("max_completion_tokens", "max_tokens"):
+            found["max_output_tokens"] = value
+        elif key == "response_format":
+            found["text"] = {"format": {"type": "json_schema", **value["json_schema"]}}
+        elif key == "tools":
+            found["tools"] = [{"type": "function", "strict": False, **tool["function"]} for tool in value]
+        elif key not in _NO_MATTER and key != "messages":
+            raise Fault(f"the Responses API has no '{key}': it is not supported", status=400, param=key, code="unsupported_parameter")
+    return found
+
+
+def _items(message: Mapping[str, Any]) -> list[Body]:
+    """A message as items of the input: its content, its calls of tools, or a result."""
+    if message["role"] == "tool":
+        return [{"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}]
+    content: Any = message["content"]
+    if isinstance(content, list):
+        content = [_part(part) for part in content]
+    calls = [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in message.get("tool_calls") or ()]
+    return [*([{"role": message["role"], "content": content}] if content or not calls else []), *calls]
+
+
+def _part(part: Mapping[str, Any]) -> Body:
+    if part["type"] == "image_url":
+        return {"type": "input_image", "image_url": part["image_url"]["url"]}
+    return {"type": "input_text", "text": part["text"]}
+
+
+def answered(body: Mapping[str, Any]) -> Body:
+    """The body of an answer as one of a chat completion."""
+    if body.get("status") == "failed":
+        raise Fault(str((body.get("error") or {}).get("message") or "the response failed"), status=500)
+    if not isinstance(body.get("output"), list):
+        raise Malformed("the answer has no output")
+    text, message = "", Body()
+    for item in body["output"]:
+        if item.get("type") == "message":
+            for part in item.get("content") or ():
+                text += part.get("text") or ""
+                if part.get("refusal"):
+                    message["refusal"] = part["refusal"]
+        elif item.get("type") == "function_call":
+            message.setdefault("tool_calls", []).append({"id": item.get("call_id"), "type": "function", "function": {"name": item.get("name"), "arguments": item.get("arguments")}})
+        elif item.get("type") == "reasoning" and item.get("summary"):
+            message["reasoning_content"] = "\n".join(part.get("text") or "" for part in item["summary"])
+    choice = {"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": _finish(body, "tool_calls" in message)}
+    return {**{k: body[k] for k in ("id", "model", "usage") if k in body}, "choices": [choice]}
+
+
+def _finish(body: Mapping[str, Any], called: bool) -> str:
+    if body.get("status") != "incomplete":
+        return "tool_calls" if called else "stop"
+    reason = (body.get("incomplete_details") or {}).get("reason")
+    return "length" if reason == "max_output_tokens" else str(reason)
+
+
+def ends(event: Mapping[str, Any]) -> bool:
+    """Whether an event is the last one of a stream."""
+    return event.get("type") in ("response.completed", "response.incomplete", "response.failed", "error")
+
+
+def piece(event: Mapping[str, Any]) -> Body | None:
+    """An event of a stream as a chunk of a chat completion; None if it says nothing that one would."""
+    if event.get("type") == "response.output_text.delta":
+        return {"choices": [{"index": 0, "delta": {"content": event.get("delta") or ""}}]}
+    if event.get("type") == "error":
+        raise Fault(str(event.get("message") or "the stream failed"), status=500)
+    if not ends(event):
+        return None
+    whole = answered(event["response"])
+    (choice,) = whole["choices"]
+    calls = [{"index": i, **call} for i, call in enumerate(choice["message"].get("tool_calls") or ())]
+    return {**whole, "choices": [{"index": 0, "delta": {"tool_calls": calls}, "finish_reason": choice["finish_reason"]}]}
+
+
+def wanted(fault: Fault) -> bool:
+    """Whether a refusal of a chat completion says that the model is to be asked by this API."""
+    return fault.status in (400, 404) and "v1/responses" in fault.message
