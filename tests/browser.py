@@ -19,7 +19,7 @@ MISSING = "needs chromium: pages are looked at in a real browser"
 
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--window-size=1280,900",
+    "--disable-component-update", "--disable-sync", "--hide-scrollbars",
 )  # fmt: skip
 
 
@@ -35,6 +35,7 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
+        self.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
 
     def open(self, file: Path, scheme: Literal["light", "dark"] = "light") -> None:
         """Loads a page; returns when it is drawn."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lmc
+from tests.backend.engine_fakes import backend
 from tests.conformance.harness import conform
 
 
@@ -116,3 +117,28 @@ def test_siblings_in_sub_programs_are_grouped() -> None:
     conform(two_opinions, [{"q": "x"}], replays=0)(q="x", backend=mock, seed=3).sync()
     assert list(mock.groups.values()) == [6]
     assert len({call.seed for call in mock.call_log}) == 7
+
+
+@lmc.function
+def expand(s, tip):
+    s += "One paragraph on a tip for beginners. Tip: " + tip + "\nIn detail: " + lmc.gen("text", max_tokens=12, ignore_eos=True)
+    return s["text"]
+
+
+@lmc.function
+def advice(s, topic):
+    s += "Tips for " + topic + ": "
+    s += "\n".join([expand(tip=tip).ret_value for tip in (topic, "water", "heat")])
+
+
+def test_sub_programs_with_arguments_of_their_own_are_a_group() -> None:
+    """What they begin with is computed once, and they are answered side by side, although each reads its answer."""
+    conform(advice, [{"topic": "tea"}, {"topic": "soup"}], replays=0)
+    engine, _ = backend(4096)
+    with engine, lmc.compile(advice, backend=engine) as program:
+        program(topic="tea", temperature=0).sync()
+        spent = engine.counters()
+        engine.check()
+        assert "group = [0, 3]" in program.dump_ir()
+    assert spent.calls == 3 and spent.prefilled_tokens == spent.unique_tokens
+    assert spent.passes < 2 * 12
