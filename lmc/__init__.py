@@ -44,7 +44,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "set_default_backend",
     ),
     "lmc.jit": (
-        "Program", "compile",
+        "Program", "compile", "load",
     ),
     "lmc.timeline": (
         "trace",
@@ -257,6 +257,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.frontend.tools import tool_result as tool_result
     from lmc.jit import Program as Program
     from lmc.jit import compile as compile
+    from lmc.jit import load as load
     from lmc.limits import Budget as Budget
     from lmc.prompt import ChoicesMethod as ChoicesMethod
     from lmc.prompt import SamplingParams as SamplingParams

@@ -10,12 +10,15 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import os
 import threading
 import time
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc import measured
@@ -45,8 +48,9 @@ from lmc.growth import AT_ONCE, Growth, Start
 from lmc.ir.core import Graph
 from lmc.ir.core import Value as IRValue
 from lmc.measured import Ledger
-from lmc.passes.manager import PassManager, Planned, Target, pipeline_for, run_pipeline
+from lmc.passes.manager import PassManager, Planned, Target, pipeline_for, print_pipeline, run_pipeline
 from lmc.prompt import suggestion
+from lmc.saved import SavedFile, encoded, write
 
 MAX_TREES = 8
 """Trace trees of one program for one list of argument types; further states of the outside run in the interpreter."""
@@ -98,6 +102,8 @@ class Traced:
     ledger: Ledger = field(default_factory=Ledger)
     checked: int = -1  # the tree's size when `outputs` was last looked up in it
     crowded: bool = False  # whether it is worth while to note which paths runs take
+    saved: bool = False  # of a file: what is not in it is traced in a tree of its own
+    retired: bool = False  # a run came to such a path, and the source is there
     clock: int = 0
 
     def took(self, path: Iterable[Any]) -> None:
@@ -124,7 +130,7 @@ class Traced:
     @property
     def outgrown(self) -> bool:
         """Whether a trace found containers of the program that should be objects of the run from the start."""
-        return self.tree.wanted != self.tree.sites
+        return self.retired or self.tree.wanted != self.tree.sites
 
     def missed(self) -> str:
         """What it was traced with and no longer holds, and where the program reads that."""
@@ -152,6 +158,19 @@ def compile(  # the name of the field: torch.compile, re.compile
     return Program(fn, backend=backend, outputs=outputs, opt=opt, aggressive=aggressive)
 
 
+def load(path: str | os.PathLike[str], *, backend: Backend | None = None) -> Program:
+    """The program that `program.save(path)` wrote. Reading the file executes nothing.
+
+    Its first call looks up the functions that it calls (module:name) and raises ProgramError, naming the function and its place, if one is
+    not there or has another source now. Paths that were not saved need the program's own source, which is looked up in the same way.
+    Raises ProgramError for a file that is none, is damaged or has another format.
+    """
+    saved = SavedFile.read(Path(path))
+    program = Program(saved.function, backend=backend, outputs=saved.outputs, opt=saved.opt, aggressive=saved.aggressive)
+    program._use(saved)  # pyright: ignore[reportPrivateUsage]
+    return program
+
+
 class Program:
     """A compiled program. Calls are thread-safe; `program(**kw)` runs one binding, `program.batch(items)` many."""
 
@@ -169,6 +188,7 @@ class Program:
         self._interpreted: str | None = None  # why, if nothing of it can be captured
         self._said: set[str] = set()
         self._parameters = Parameters(fn.signature)
+        self._saved: SavedFile | None = None
 
     # -- running
 
@@ -379,7 +399,11 @@ class Program:
 
     def _options(self, given: Mapping[str, Any], what: str = "a program") -> Options:
         options = Options.of(given, PROGRAM_OPTIONS, f"{self.function.described}: {what}")
-        if self.backend is not None and options.backend is None and ACTIVE.get() is None:
+        if ACTIVE.get() is not None:
+            return options
+        if self._saved is not None and self._saved.sampling:
+            options = replace(options, sampling={**self._saved.sampling, **options.sampling})
+        if self.backend is not None and options.backend is None:
             return replace(options, backend=self.backend)
         return options
 
@@ -452,6 +476,8 @@ class Program:
             if value.__class__ is not str and reach.holds_language(value):
                 self._say(f"{self.function.name} runs in the interpreter when it is handed a state or an expression")
                 return None
+        if self._saved is not None and not self._saved.linked:
+            self._link(self._saved)
         types = tuple([_type_of(v) for v in values])
         key = (*types, *self._parameters.shape(arguments), *(("watched",) if watched else ()))
         for traced in self._trees.get(key, ()):
@@ -603,6 +629,9 @@ class Program:
         node = traced.tree.node(path)
         if node is not None:
             return node
+        if traced.saved:
+            root.why = "a path that is not in the file"
+            return None
         if not traced.growth.affordable and root.start is not Start.TRIAL:
             traced.growth.left()
             root.why = "runs seldom take a path again"
@@ -661,6 +690,7 @@ class Program:
 
     def replay(self, run: Run) -> State:
         root: Root = run.root
+        self._need_source(run)
         if self._taken_over(run):
             self.function._call(root.state, root.arguments)
         else:
@@ -672,6 +702,7 @@ class Program:
 
     async def areplay(self, run: Run) -> State:
         root: Root = run.root
+        self._need_source(run)
         if self._taken_over(run):
             await self.function._acall(root.state, root.arguments)
         else:
@@ -737,6 +768,81 @@ class Program:
         context.run(ACTIVE.set, run.root.state)
         return context
 
+    # -- as a file
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes what was traced so far to a file, for `lmc.load`: data, without code of the program. A file that is there is replaced.
+
+        Nothing traced yet: traced now, for arguments of the annotated types. Raises ProgramError, with the place in the program, for
+        what a file cannot hold: a function that is local to another one or that the program makes, an object of this process.
+        """
+        if self._saved is not None:
+            if not all(traced.saved for traced in self.traces()):
+                raise ProgramError(
+                    f"{self.function.described} was loaded and has traced more since; save lmc.compile({self.function.name}) instead", loc=caller_loc())  # fmt: skip
+            return write(Path(path), self._saved.content)
+        if not self._trees and self._interpreted is None:
+            self._find(*self._guessed())
+        if self._interpreted is not None:
+            raise ProgramError(f"{self.function.described} cannot be saved: it runs in the interpreter: {self._interpreted}", loc=self.function.loc)
+        with self._lock:
+            trees = self._current()
+            target = self.target
+            passes = pipeline_for(target, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive)
+            compiled = {
+                "opt": self.opt, "outputs": None if self.outputs is None else list(self.outputs), "aggressive": self.aggressive,
+                "pipeline": print_pipeline(passes),
+            }  # fmt: skip
+            data = encoded(self.function, trees, compiled, target.template)
+        write(Path(path), data)
+
+    def _current(self) -> dict[tuple[str, ...], Tree]:
+        """The trees that apply now, and what a stream of each looks like."""
+        if self.outputs is None:
+            for key, trees in tuple(self._trees.items()):
+                if not trees or trees[0].tree.watched or (*key, "watched") in self._trees:
+                    continue
+                values = self._parameters.values(trees[0].arguments)
+                watched = self._find(trees[0].arguments, values, watched=True)
+                if watched is not None:
+                    for path in trees[0].tree.paths():
+                        with contextlib.suppress(tracer.Diverged, TraceEscape):  # a stream that comes there needs the source
+                            self._explore(watched, path)
+        found = {key: next((t.tree for t in trees if t.applies() and not t.outgrown), None) for key, trees in self._trees.items()}
+        if not any(found.values()):
+            raise ProgramError(f"{self.function.described} cannot be saved: what it read of the outside has changed since; call it first", loc=caller_loc())
+        return {key: tree for key, tree in found.items() if tree is not None}
+
+    def _use(self, saved: SavedFile) -> None:
+        """The trees of a file."""
+        self._saved = saved
+        self._trees = {
+            key: [Traced(tree, inspect.BoundArguments(self.function.signature, OrderedDict()), saved=True)] for key, tree in saved.trees()}  # fmt: skip
+
+    def _link(self, saved: SavedFile) -> None:
+        """Before the first call of a program of a file."""
+        with self._lock:
+            if not saved.linked:
+                saved.link()
+                self._use(saved)
+
+    def _need_source(self, run: Run) -> None:
+        """A run of a program of a file goes on in the interpreter. Raises what it failed with, or why its source is not to be had."""
+        if self._saved is None:
+            return
+        reason = f"the run came to {_reason(run) or 'a path that is not in the file'}"
+        try:
+            self._saved.source(reason)
+            if run.record or run.ahead:
+                self._saved.check_counted_alike(reason)
+        except ProgramError as missing:
+            if run.failure is None or isinstance(run.failure, TakeOver):
+                raise
+            run.failure.add_note(f"(whether the program handles it, only its source says: {missing.message})")
+            raise run.failure from None
+        if run.root.traced is not None and run.root.traced.saved and isinstance(run.failure, TakeOver):
+            run.root.traced.retired = True
+
     # -- looking at it
 
     def lower(self, **example: Any) -> Program:
@@ -794,7 +900,7 @@ class Program:
         """What it is compiled for when a call names no other backend."""
         backend = self.backend or (default_backend() if has_default_backend() else None)
         if backend is None:
-            return Target("tokens", CHATML)
+            return Target("tokens", CHATML if self._saved is None else self._saved.template)
         return Target(_kind(backend), backend.chat_template, tokens=_tokens(backend))
 
     def explain(self, format: str = "text") -> str:

@@ -82,7 +82,7 @@ def replayed(path: str | Path, program: Function, backend: Backend, item: int | 
     Raises JournalError if the journal is not the program's.
     """
     contents = journal.read(path)
-    found = {"program": program.name, "source": durable.source_digest(program.func)}
+    found = {"program": program.name, "source": program.digest}
     for name, ours in found.items():
         if contents.header.get(name) != ours:
             raise JournalError(f"{path} is of the program {contents.header.get('program')} with another source than {program.described} has now")

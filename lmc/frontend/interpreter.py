@@ -27,7 +27,7 @@ from lmc.backend.base import Backend, Beyond, Hints, Result, Usage, check_suppor
 from lmc.config import compiler, default_backend, settings
 from lmc.errors import ArgumentError, CancelledError, JournalError, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
-from lmc.frontend.durable import RunJournal, journaled
+from lmc.frontend.durable import RunJournal, journaled, source_digest
 from lmc.frontend.emitter import taken
 from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, signature
 from lmc.frontend.prefix import Traced, constant_prefix
@@ -277,6 +277,11 @@ class Function:
         self._open = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self.is_async = aio.is_async(func)
         """Whether it is `async def`: run it by `run` where no event loop is running, else by `await … .arun(…)`."""
+
+    @property
+    def digest(self) -> str:
+        """A hash of its source."""
+        return source_digest(self.func)
 
     # -- arguments
 

@@ -50,7 +50,7 @@ class OutsideMode(Recorder):
             return value  # a builtin
         owner = self.tree.symbol(("globals", id(names)), "globals", names)
         return self.outside(
-            outside_key(names, name), f"global {name}", value, lambda: names.get(name, MISSING), lambda: self.read_op("py.getitem", owner, name)
+            names, name, f"global {name}", value, lambda: names.get(name, MISSING), lambda: self.read_op("py.getitem", owner, name)
         )
 
     def free(self, name: str, value: Any) -> Any:
@@ -66,14 +66,14 @@ class OutsideMode(Recorder):
 
         owner = self.tree.symbol(("cell", id(cell)), f"cell.{name}", cell)
         return self.outside(
-            outside_key(cell, "cell_contents"), f"closure variable {name}", value, read, lambda: self.read_op("py.getattr", owner, "cell_contents")
+            cell, "cell_contents", f"closure variable {name}", value, read, lambda: self.read_op("py.getattr", owner, "cell_contents")
         )
 
     def attribute_of(self, owner: Any, name: str) -> Any:
         """An attribute of a module, class or function."""
         value = getattr(owner, name)
         return self.outside(
-            outside_key(owner, name), f"{owner.__name__}.{name}", value, lambda: getattr(owner, name, MISSING),
+            owner, name, f"{owner.__name__}.{name}", value, lambda: getattr(owner, name, MISSING),
             lambda: self.read_op("py.getattr", self.constant(owner), name),
         )  # fmt: skip
 
@@ -124,8 +124,9 @@ class OutsideMode(Recorder):
     def read_op(self, name: str, owner: Any, key: str) -> Value:
         return self.host(self.operation(name), [owner, key], Known(), "ordered", hint=key)
 
-    def outside(self, key: object, what: str, value: Any, read: Callable[[], Any], emit_read: Callable[[], Value]) -> Any:
+    def outside(self, owner: Any, name: str, what: str, value: Any, read: Callable[[], Any], emit_read: Callable[[], Value]) -> Any:
         """Something of the outside world that the program reads: a guard at entry, or a read in place once foreign code ran."""
+        key = outside_key(owner, name)
         if isinstance(value, Value) or id(value) in self.local:
             return value
         data = hostops.is_immutable(value)
@@ -133,9 +134,9 @@ class OutsideMode(Recorder):
             return emit_read()
         guard = self.tree.guards.get(key)
         if guard is None:
-            holds = (lambda: _same(read(), value)) if data else (lambda: read() is value)
+            holds = (lambda: same(read(), value)) if data else (lambda: read() is value)
             says = f"{what} == {value!r:.60}" if data else f"{what} is {_described(value)}"
-            self.tree.guards[key] = Guard(says, holds, value, caller_loc())
+            self.tree.guards[key] = Guard(says, holds, value, caller_loc(), owner, name)
         elif data or not self.foreign:
             return guard.value
         elif guard.value is not value:
@@ -162,9 +163,9 @@ class OutsideMode(Recorder):
         guard = self.tree.guards.get(("content", id(x)))
         if guard is None:
             says = f"{type(x).__name__} {x!r:.40} is unchanged"
-            self.tree.guards["content", id(x)] = Guard(says, lambda: _same(frozen(x), content), content, caller_loc())
+            self.tree.guards["content", id(x)] = Guard(says, lambda: same(frozen(x), content), content, caller_loc(), x)
             self.tree.steady[id(x)] = (x, content)
-        elif not _same(guard.value, content):
+        elif not same(guard.value, content):
             raise TraceEscape(f"a {type(x).__name__} of the outside changed while the program ran")
         return True
 
@@ -207,12 +208,12 @@ def is_lazy(x: Any) -> bool:
     return isinstance(x, (*LAZY, *DICT_VIEWS))
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
     """Equal, with equal types at every depth (1, 1.0 and True are three values)."""
     if type(a) is not type(b):
         return False
     if type(a) is tuple:
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(same, a, b))
     return a == b
 
 
@@ -235,6 +236,6 @@ def _unchanged(objects: Mapping[object, tuple[Callable[[], Any], Any]], tick: in
 def _step(container: Any, content: tuple[Any, ...], index: int) -> tuple[bool, Any]:
     """Run time: the step of an iteration over a container that still is as the trace saw it."""
     now = frozen(container)
-    if not _same(now, content):
+    if not same(now, content):
         raise GuardFailed(f"a {type(container).__name__} changed while it was iterated")
     return (True, tuple(container)[index]) if index < len(content) else (False, None)

@@ -10,7 +10,7 @@ return, or in an escape to the interpreter. Nodes only grow: a recorded op never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -100,13 +100,16 @@ class Node:
 class Guard:
     """What must still hold about the outside for a tree to apply; `what` says it to a person, `value` is what was seen.
 
-    loc  where the program read it first
+    loc    where the program read it first
+    owner  where it is: globals, a cell, a module or a class; a container itself, if `name` is ""
     """
 
     what: str
     holds: Callable[[], bool]
     value: Any = None
     loc: Loc | None = None
+    owner: Any = None
+    name: str = ""
 
 
 def _weight(node: Node) -> int:
@@ -154,6 +157,19 @@ class Tree:
             self.symbols[known] = obj
         return Symbol(known)
 
+    def known_symbols(self) -> Iterator[tuple[object, str]]:
+        """What tells each symbol from others, and its name."""
+        return iter(self._symbol_of.items())
+
+    def adopt(self, symbols: Mapping[str, Any]) -> None:
+        """Takes symbols that were named elsewhere."""
+        self.symbols = dict(symbols)
+        self._symbol_names = Names(symbols)
+
+    def adopt_case(self, key: Decision, name: str) -> None:
+        """The symbol of an answer that was named elsewhere."""
+        self._symbol_of["case", key] = name
+
     def switch_id(self) -> int:
         self._switches += 1
         return self._switches - 1
@@ -166,6 +182,16 @@ class Tree:
                 return None
             node = node.end.arms[key]
         return node
+
+    def paths(self) -> Iterator[tuple[Decision, ...]]:
+        """The decisions that lead to each end that has been seen."""
+        stack: list[tuple[Node, tuple[Decision, ...]]] = [(self.root, ())]
+        while stack:
+            node, path = stack.pop()
+            if isinstance(node.end, Switch) and node.end.arms:
+                stack += [(arm, (*path, key)) for key, arm in node.end.arms.items()]
+            else:
+                yield path
 
     def variables(self) -> tuple[frozenset[Any], bool]:
         """The names that paths give values to, and whether all paths that there are have been seen."""

@@ -162,6 +162,11 @@ def conform(
         if os.environ.get("LMC_TEST_JOURNAL"):
             for item, expected in zip(items, reference, strict=True):
                 resumes(program, item, expected, backend=backend, reset=reset, outside=outside, opts=opts, options=options)
+        if os.environ.get("LMC_TEST_SAVE"):
+            reset()
+            traces = fast.stats.traces
+            loads(fast, items, reference, logs, backend=backend, reset=reset, outside=outside, options=options)
+            fast.stats.traces = traces
     faults = [said for one in compiled.values() for said in one._said if "internal error" in said]
     assert not faults, faults
     assert all(all(traced.ledger.replayed) for one in compiled.values() for traced in one.traces()), "a replay without a reason"
@@ -193,6 +198,29 @@ def _compiled(
                 elif expected.error is None:
                     assert not asked(mock) - log, f"calls added for {item}: {asked(mock) - log}"
     return compiled
+
+
+def loads(
+    fast: Program, items: Sequence[dict[str, Any]], reference: Sequence[Seen], logs: Sequence[Counter[Any]], *, backend: Callable[[], Mock],
+    reset: Callable[[], None], outside: Callable[[], Any], options: dict[str, Any],
+) -> None:  # fmt: skip
+    """Asserts that a program that was saved and loaded again gives what it gave before, as far as a file can hold it."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "program.lmcp")
+        try:
+            fast.save(path)
+        except lmc.ProgramError as error:
+            assert "cannot be saved" in str(error)
+            return
+        again = lmc.load(path)
+        for item, expected, log in [*zip(items, reference, logs, strict=True)] * 2:
+            reset()
+            mock = backend()
+            seen = run(again, item, outside, {**options, "backend": mock})
+            if seen.error is not None and seen.error[0] == "ProgramError" and path in seen.error[1]:
+                continue  # its source is local to a test
+            assert seen == expected, f"saved and loaded, {item}: {differences(seen, expected)}"
+            assert expected.error or not asked(mock) - log, f"saved and loaded, {item}: calls added: {asked(mock) - log}"
 
 
 def resumes(
