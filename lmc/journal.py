@@ -2,7 +2,8 @@
 
 A journal is lines of text. The first says what it is and of which program; each further one holds a group of records that
 were written together, behind a checksum, so that a file cut at any byte is read up to the last whole group. Records only
-add; their order is the order in which things became known. docs/durability.md is the format's description.
+add; their order is the order in which things became known. Each says in front of which run it is, so that a run's are
+parsed when it needs them. docs/durability.md is the format's description.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -12,10 +13,9 @@ from __future__ import annotations
 
 import gc
 import os
-import queue
 import threading
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +24,14 @@ from typing import Any, BinaryIO
 from lmc import codec
 from lmc.errors import JournalError
 
-VERSION = 1
+VERSION = 2
 MAGIC = "lmc-journal"
-GROUP = 0.005
+GROUP = 0.02
 """Seconds that records wait for others to be written with, unless somebody waits for them."""
 
 Record = list[Any]
+Late = tuple[Any, ...]
+"""What makes a record when it is written: something with a method `record`, and its arguments."""
 Place = tuple[str, str, int, int]
 """Of an effect: the stream of its run, what is called, a check of its arguments, and which of such calls it is."""
 Ask = tuple[str, int]
@@ -61,7 +63,7 @@ class Effect:
 class Known:
     """What a journal knows of one run.
 
-    arguments  as data, or None if they are too large; digest  of them
+    arguments  as data, or None if they are too large; then digest is of them
     answers    by place, then by the digest of what was asked
     effects    by place, and `calls` by number
     order      of what became known: records of answers, and effects
@@ -79,19 +81,34 @@ class Known:
 
 @dataclass(slots=True)
 class Contents:
-    """A journal that was read: its header, its runs by number, the names that its records share, and how many bytes are whole."""
+    """A journal that was read: its header, the records of its runs by number, the names that they share, and how many bytes are whole.
 
+    records  as they are in the file: most runs of a large batch need theirs for a moment only
+    """
+
+    name: str
     header: dict[str, Any]
-    runs: dict[int, Known] = field(default_factory=dict[int, Known])
+    records: dict[int, list[bytes]] = field(default_factory=dict[int, list[bytes]])
     names: list[tuple[str, ...]] = field(default_factory=list[tuple[str, ...]])
     size: int = 0
     dropped: int = 0
 
     def known(self, item: int) -> Known:
-        found = self.runs.get(item)
-        if found is None:
-            found = self.runs[item] = Known()
-        return found
+        """What is known of a run. Raises JournalError."""
+        known = Known()
+        try:
+            for record in codec.from_bytes(b"[%s]" % b",".join(self.records.get(item, ()))):
+                _TAKE[record[0]](known, record)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise JournalError(f"{self.name}: a record of run {item} that no lmc wrote: {type(error).__name__}: {error}") from None
+        _forget_failures(known)
+        return known
+
+    @property
+    def runs(self) -> dict[int, Known]:
+        """What is known of all runs, by number."""
+        with _no_collection():
+            return {item: self.known(item) for item in self.records}
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -131,17 +148,23 @@ def parse(data: bytes, name: str) -> Contents | None:
         shown = version[:20].decode("utf-8", "replace")
         raise JournalError(
             f"{name} is a journal of format {shown}; this lmc reads format {VERSION}. Finish it with the lmc that wrote it, or start a new one")
-    header = _group(rest)
-    if not isinstance(header, dict):
+    header = _header(rest)
+    if header is None:
         raise JournalError(f"{name} is damaged in its first line; start a new journal")
-    contents = Contents(header, size=len(head) + 1)
-    with _no_collection():
-        at = _records(contents, data, name)
-    contents.dropped = len(data) - at
-    _check_rest(data, at, name)
-    for known in contents.runs.values():
-        _forget_failures(known)
+    contents = Contents(name, header, size=len(head) + 1)
+    _groups(contents, data)
+    contents.dropped = len(data) - contents.size
+    _check_rest(data, contents.size, name)
     return contents
+
+
+def _header(line: bytes) -> dict[str, Any] | None:
+    payload = _payload(line)
+    try:
+        header = None if payload is None else codec.from_bytes(payload)
+    except ValueError:
+        return None
+    return header if isinstance(header, dict) else None
 
 
 @contextmanager
@@ -156,28 +179,34 @@ def _no_collection() -> Generator[None]:
             gc.enable()
 
 
-def _records(contents: Contents, data: bytes, name: str) -> int:
-    """Reads the groups behind the first line; gives where the last whole one ends."""
-    at = contents.size
-    while at < len(data):
-        end = data.find(b"\n", at)
-        records = _group(data[at : end if end >= 0 else len(data)]) if end >= 0 else None
-        if not isinstance(records, list):
-            break
-        _take(contents, records, name, at)
+def _groups(contents: Contents, data: bytes) -> None:
+    """Reads the groups behind the first line, up to the last whole one."""
+    at, records = contents.size, contents.records
+    while (end := data.find(b"\n", at)) >= 0 and (payload := _payload(data[at:end])) is not None:
+        for record in payload.split(b"\t"):
+            run, _, text = record.partition(b" ")
+            if run == b"-":
+                contents.names.append(_names(contents.name, text))
+                continue
+            try:
+                records.setdefault(int(run), []).append(text)
+            except ValueError:
+                raise JournalError(f"{contents.name}: a record at byte {at} that no lmc wrote") from None
         at = contents.size = end + 1
-    return at
 
 
-def _group(line: bytes) -> Any:
-    """The data of one line, None if it is damaged."""
-    checksum, _, payload = line.partition(b" ")
-    if checksum != _checksum(payload):
-        return None
+def _names(name: str, text: bytes) -> tuple[str, ...]:
     try:
-        return codec.from_bytes(payload)
-    except ValueError:
-        return None
+        _, names = codec.from_bytes(text)
+        return tuple(map(str, names))
+    except (TypeError, ValueError) as error:
+        raise JournalError(f"{name}: a record that no lmc wrote: {error}") from None
+
+
+def _payload(line: bytes) -> bytes | None:
+    """What a line holds behind its checksum, None if it is damaged."""
+    checksum, _, payload = line.partition(b" ")
+    return payload if checksum == _checksum(payload) else None
 
 
 def _checksum(payload: bytes) -> bytes:
@@ -187,65 +216,48 @@ def _checksum(payload: bytes) -> bytes:
 def _check_rest(data: bytes, at: int, name: str) -> None:
     """What follows the first damaged line must be damaged too: otherwise the file was not cut off but changed."""
     lines = data[at:].split(b"\n")[1:]
-    if any(line and _group(line) is not None for line in lines):
+    if any(line and _payload(line) is not None for line in lines):
         raise JournalError(
             f"{name} is damaged at byte {at}, and what follows is not: effects that it knows of would be called again. Restore the file, "
             "or cut it there if that may be")
 
 
-def _take(contents: Contents, records: Sequence[Any], name: str, at: int) -> None:
-    """Adds a group of records to what is known."""
-    try:
-        for record in records:
-            _TAKE[record[0]](contents, record)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise JournalError(f"{name}: a record at byte {at} that no lmc wrote: {type(error).__name__}: {error}") from None
+def _begin(known: Known, record: Record) -> None:
+    _, known.arguments, known.digest = record
 
 
-def _begin(contents: Contents, record: Record) -> None:
-    _, item, arguments, digest = record
-    known = contents.known(_number(item))
-    known.arguments, known.digest = arguments, digest
-
-
-def _names(contents: Contents, record: Record) -> None:
-    contents.names.append(tuple(map(str, record[1])))
-
-
-def _answer(contents: Contents, record: Record) -> None:
-    _, item, stream, ordinal, digest, *_ = record
-    known = contents.known(_number(item))
+def _answer(known: Known, record: Record) -> None:
+    _, stream, ordinal, digest, *_ = record
     known.answers.setdefault((stream, ordinal), {})[digest] = record
-    if len(record) > (6 if record[0] == "f" else 9):
+    if len(record) > (5 if record[0] == "f" else 8):
         for also in record[-1]:
             known.answers.setdefault(tuple(also), {})[digest] = record
     known.order.append(record)
 
 
-def _intent(contents: Contents, record: Record) -> None:
-    _, item, number, stream, name, digest, which, shown, line, ordered = record
-    known = contents.known(_number(item))
+def _intent(known: Known, record: Record) -> None:
+    _, number, stream, name, digest, which, shown, line, ordered = record
     effect = Effect(_number(number), (stream, name, digest, which), shown, line, bool(ordered))
     known.effects[effect.place] = known.calls[number] = effect
     known.order.append(effect)
 
 
-def _result(contents: Contents, record: Record) -> None:
-    _, item, number, *outcome = record
-    contents.known(_number(item)).calls[number].outcome = outcome
+def _result(known: Known, record: Record) -> None:
+    _, number, *outcome = record
+    known.calls[number].outcome = outcome
 
 
-def _end(contents: Contents, record: Record) -> None:
-    contents.known(_number(record[1])).end = [(str(kind), str(message)) for kind, message in record[2]]
+def _end(known: Known, record: Record) -> None:
+    known.end = [(str(kind), str(message)) for kind, message in record[1]]
 
 
-def _number(item: Any) -> int:
-    if type(item) is not int:
-        raise ValueError(f"a run's number is {item!r}")
-    return item
+def _number(number: Any) -> int:
+    if type(number) is not int:
+        raise ValueError(f"a call's number is {number!r}")
+    return number
 
 
-_TAKE = {"b": _begin, "k": _names, "a": _answer, "A": _answer, "f": _answer, "i": _intent, "r": _result, "e": _end}
+_TAKE = {"b": _begin, "a": _answer, "A": _answer, "f": _answer, "i": _intent, "r": _result, "e": _end}
 
 
 def _forget_failures(known: Known) -> None:
@@ -262,7 +274,7 @@ def _forget_failures(known: Known) -> None:
 
 
 def _failure(record: Record) -> tuple[str, str]:
-    data = record[5][codec.TAG]
+    data = record[4][codec.TAG]
     return data[1].partition(":")[2], data[4]
 
 
@@ -270,16 +282,22 @@ def _failure(record: Record) -> tuple[str, str]:
 
 
 class Journal:
-    """A journal that runs write to. `add` from any thread; a thread of its own writes what came together, and syncs it."""
+    """A journal that runs write to. `add` from any thread; a thread of its own writes what came together, and syncs it.
+
+    encode  what `put` takes
+    """
 
     def __init__(self, path: Path, file: BinaryIO, contents: Contents) -> None:
         self.path, self.contents = path, contents
+        self.encode = codec.encoder()
         self._file = file
-        self._queue: queue.SimpleQueue[str | threading.Event | None] = queue.SimpleQueue()
-        self._urgent = threading.Event()
-        self._error: OSError | None = None
-        self._names = {names: i for i, names in enumerate(contents.names)}
-        self._lock = threading.Lock()
+        self._records: list[bytes | Late] = []  # that are not written; only the writing thread takes from it
+        self._waiting: list[threading.Event] = []  # for all that was there before them
+        self._some, self._urgent = threading.Event(), threading.Event()
+        self._closing = False
+        self._new_names: list[bytes] = []
+        self._error: Exception | None = None
+        self._shapes: dict[tuple[Any, ...], int | None] = {}
         self._thread = threading.Thread(target=self._work, name="lmc-journal", daemon=True)
         self._thread.start()
 
@@ -298,7 +316,7 @@ class Journal:
             data = file.read()
             contents = parse(data, str(path))
             if contents is None:
-                contents = Contents({**header, "seed": fresh() if header["seed"] is None else header["seed"]})
+                contents = Contents(str(path), {**header, "seed": fresh() if header["seed"] is None else header["seed"]})
                 payload = codec.to_bytes(contents.header)
                 line = b"%s %d %s %s\n" % (MAGIC.encode(), VERSION, _checksum(payload), payload)
                 file.truncate(0)
@@ -323,71 +341,91 @@ class Journal:
         """The seed of the runs."""
         return self.contents.header["seed"]
 
-    def shape(self, names: tuple[str, ...]) -> int:
-        """The number that stands for names in records."""
-        known = self._names.get(names)
-        if known is None:
-            with self._lock:
-                known = self._names.get(names)
-                if known is None:
-                    known = len(self._names)
-                    self.add(["k", list(names)])  # before any record that uses it
-                    self._names[names] = known
-        return known
+    def shape(self, meta: Mapping[str, Any]) -> int | None:
+        """The number that stands for the names of meta info in records; None if its values are not as JSON has them. For the writing thread.
 
-    def add(self, record: Record) -> None:
-        """Never waits and never raises for the file: a disk that is full is said by `sync` and `close`.
-
-        The record is data as JSON has it, and is read before this returns. Raises TypeError or ValueError for any other.
+        Looked at once for each combination of names and types: what has the same is taken to be alike.
         """
-        self._queue.put(codec.dumps(record))
+        key = (*meta, *map(type, meta.values()))
+        if key not in self._shapes:
+            self._shapes[key] = self.number_of(tuple(meta)) if codec.is_json(dict(meta)) else None
+        return self._shapes[key]
+
+    def number_of(self, names: tuple[str, ...]) -> int:
+        """The number that stands for names in records. For the writing thread."""
+        known = self.contents.names
+        if names not in known:
+            self._new_names.append(b"- " + self.encode(["k", names]))  # written before any record that uses it
+            known.append(names)
+        return known.index(names)
+
+    def put(self, record: bytes | Late) -> None:
+        """A record of a run: the run's number, a space, and data as `encode` gives it; or what makes it.
+
+        Never waits and never raises for the file: a disk that is full is said by `sync` and `close`.
+        """
+        self._records.append(record)
+        if not self._some.is_set():
+            self._some.set()
 
     def sync(self) -> None:
-        """Waits until all that was added is on the disk. Raises JournalError if it cannot be."""
-        if self._thread.is_alive():
-            written = threading.Event()
-            self._queue.put(written)
-            self._urgent.set()
-            written.wait()
+        """Waits until all that was put is on the disk. Raises JournalError if it cannot be."""
+        written = threading.Event()
+        self._waiting.append(written)
+        self._hurry()
+        while not written.wait(1) and self._thread.is_alive():
+            pass
         self._check()
 
     def close(self) -> None:
-        """Writes what was added and closes the file. Raises JournalError if it cannot be written."""
-        if self._thread.is_alive():
-            self._queue.put(None)
-            self._urgent.set()
-            self._thread.join()
-            self._file.close()
+        """Writes what was put and closes the file. Raises JournalError if it cannot be written."""
+        self._closing = True
+        self._hurry()
+        self._thread.join()
+        self._file.close()
         self._check()
+
+    def _hurry(self) -> None:
+        self._urgent.set()
+        self._some.set()
 
     def _check(self) -> None:
         if self._error is not None:
-            raise JournalError(f"journal={str(self.path)!r}: {self._error.strerror or self._error}; the run cannot go on without its journal")
+            raise JournalError(f"journal={str(self.path)!r}: {getattr(self._error, 'strerror', None) or self._error}; the run cannot go on without its journal")
 
     def _work(self) -> None:
-        going = True
-        while going:
-            group = [self._queue.get()]
-            if group[0] is not None:
-                self._urgent.wait(GROUP)
+        closing = False
+        while not closing:
+            self._some.wait()
+            self._urgent.wait(GROUP)
+            self._some.clear()  # before taking anything: what comes now is seen now or rings again
             self._urgent.clear()
-            while not self._queue.empty():
-                group.append(self._queue.get())
-            going = None not in group
-            self._put([r for r in group if isinstance(r, str)])
-            for waiting in group:
-                if isinstance(waiting, threading.Event):
-                    waiting.set()
+            closing = self._closing
+            waiting = _taken(self._waiting)
+            try:
+                self._write_group(_taken(self._records))
+            except Exception as error:  # said to whoever waits or closes
+                self._error = error
+            for written in waiting:
+                written.set()
 
-    def _put(self, records: list[str]) -> None:
-        if not records or self._error is not None:
+    def _write_group(self, taken: list[bytes | Late]) -> None:
+        if self._error is not None:
             return
-        payload = f"[{','.join(records)}]".encode("utf-8", "surrogatepass")
-        try:
+        made = [x if isinstance(x, bytes) else x[0].record(*x[1:]) for x in taken]
+        names, self._new_names = self._new_names, []
+        records = [*names, *[r for r in made if r is not None]]
+        if records:
+            payload = b"\t".join(records)
             _write(self._file, b"%s %s\n" % (_checksum(payload), payload))
             os.fsync(self._file.fileno())
-        except OSError as error:  # said to whoever waits or closes
-            self._error = error
+
+
+def _taken(items: list[Any]) -> list[Any]:
+    """What a list has now, which then is no more in it; others may add to it meanwhile."""
+    taken = items[:]
+    del items[: len(taken)]
+    return taken
 
 
 def _write(file: BinaryIO, data: bytes) -> None:

@@ -94,9 +94,9 @@ def replayed(path: str | Path, program: Function, backend: Backend, item: int | 
 
 def _numbers(contents: Contents, item: int | None, path: str | Path) -> list[int]:
     if item is None:
-        return sorted(contents.runs)
-    if item not in contents.runs:
-        raise JournalError(f"{path} has no run {item}; it has {len(contents.runs)}, from 0 on")
+        return sorted(contents.records)
+    if item not in contents.records:
+        raise JournalError(f"{path} has no run {item}; it has {len(contents.records)}, from 0 on")
     return [item]
 
 
@@ -104,16 +104,16 @@ def _numbers(contents: Contents, item: int | None, path: str | Path) -> list[int
 
 
 def _listed(contents: Contents, item: int) -> Story:
-    known = contents.runs[item]
+    known = contents.known(item)
     steps: list[Step] = []
     for entry in known.order:
         number = len(steps)
         if isinstance(entry, Effect):
             steps.append(Step(number, "effect", entry.name, entry.line, entry.shown, _outcome(entry)))
         elif entry[0] == "f":
-            steps.append(Step(number, "ask", f"{entry[2]}#{entry[3]}", "", "", f"failed: {_failure(entry[5])}"))
+            steps.append(Step(number, "ask", f"{entry[1]}#{entry[2]}", "", "", f"failed: {_failure(entry[4])}"))
         else:
-            steps.append(_answered(number, f"{entry[2]}#{entry[3]}", durable.output_of(entry, contents.names)))
+            steps.append(_answered(number, f"{entry[1]}#{entry[2]}", durable.output_of(entry, contents.names)))
     end = "cut off" if known.end is None else "finished" if not known.end else ": ".join(known.end[0])
     return Story(str(contents.header.get("program")), str(contents.header.get("backend")), item, steps, end)
 
@@ -149,16 +149,13 @@ class _Shelf:
     """Stands for a journal that is only read."""
 
     def __init__(self, path: Path, contents: Contents) -> None:
-        self.path, self.contents = path, contents
+        self.path, self.contents, self.encode = path, contents, codec.encoder()
 
-    def add(self, record: Any) -> None:
+    def put(self, record: Any) -> None:
         """Nothing is written."""
 
     def sync(self) -> None:
         """Nothing is written."""
-
-    def shape(self, names: tuple[str, ...]) -> int:
-        return 0
 
 
 class View(durable.RunJournal):
@@ -255,7 +252,7 @@ def _is_picture(part: Any) -> bool:
 
 
 def _replayed(contents: Contents, path: Path, program: Function, backend: Backend, item: int, change: WhatIf | None) -> Story:
-    known = contents.runs[item]
+    known = contents.known(item)
     if known.arguments is None:
         raise JournalError(f"{path}: the arguments of run {item} are too large to be in it")
     try:

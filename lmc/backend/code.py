@@ -42,7 +42,7 @@ from lmc.backend.instructions import (
 from lmc.backend.pins import Pins
 from lmc.ir.core import DEFAULT, Case, Graph, Op, Operand, Symbol, Value
 from lmc.ir.ops import GEN_PARAMS, trait
-from lmc.prompt import Image, Mark, Origin, Part, Prompt, SamplingParams, Special, make_gen, make_select
+from lmc.prompt import Fixed, Image, Mark, Origin, Prompt, SamplingParams, Special, make_gen, make_select
 
 
 class Code:
@@ -203,8 +203,8 @@ def _append(code: Code, op: Op) -> Instruction:
     ctx, *parts = op.operands
     prompt = code.get(ctx)
     if all(isinstance(p, str | Special | Mark) for p in parts):
-        constant: tuple[Part, ...] = tuple(parts)  # type: ignore[arg-type]
-        return Simple(code.deps(ctx), 0, op.loc, code.out(op.results[0]), lambda run: prompt(run.env).append(*constant))
+        fixed = Fixed(parts)  # type: ignore[arg-type]
+        return Simple(code.deps(ctx), 0, op.loc, code.out(op.results[0]), lambda run: prompt(run.env).append_fixed(fixed))
     fetch = code.fetch(parts)
     return Simple(
         code.deps(*op.operands), 0, op.loc, code.out(op.results[0]), lambda run: prompt(run.env).append(*fetch(run.env))

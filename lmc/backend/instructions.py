@@ -6,6 +6,7 @@ finished. It executes at once, is started, or waits for an answer; it never bloc
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
@@ -377,7 +378,8 @@ class Read(Instruction):
         if answer.__class__ is Meta:
             if not answer.result.done:
                 return x.wait(run, self, answer.result)
-            run.env[self.out] = answer.result.output().meta
+            meta = answer.result.output().meta
+            run.env[self.out] = meta if run.journal is None else copy.deepcopy(meta)  # a journal writes it a moment later
         elif isinstance(answer, Result):
             if not answer.done:
                 return x.wait(run, self, answer)

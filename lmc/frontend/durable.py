@@ -47,7 +47,7 @@ from lmc.frontend import aio, hostops, raising, reach
 from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import caller_loc
 from lmc.journal import Ask, Effect, Journal, Known, Place, Record
-from lmc.prompt import Excerpt, Gen, Given, Image, Mark, Prompt, SamplingParams, Select, Special
+from lmc.prompt import Excerpt, Fixed, Gen, Given, Image, Mark, Prompt, SamplingParams, Select, Special
 
 if TYPE_CHECKING:
     from lmc.frontend.interpreter import Function
@@ -64,20 +64,36 @@ class RunJournal:
     broken   why the run is not that of the journal: it does nothing more, whatever the program makes of it
     """
 
-    __slots__ = ("_busy", "_counts", "_digests", "_idempotent", "_left", "_lock", "_next", "broken", "item", "journal", "known", "resumed")
+    __slots__ = (
+        "_asked", "_busy", "_counts", "_digests", "_idempotent", "_known", "_left", "_lock", "_next", "broken", "item", "journal", "resumed",
+    )  # fmt: skip
 
     def __init__(self, journal: Journal, item: int) -> None:
         self.journal, self.item = journal, item
-        self.known: Known = journal.contents.runs.get(item) or _NOTHING_KNOWN
-        self.resumed = bool(self.known.answers or self.known.effects)
+        self.resumed = len(journal.contents.records.get(item, ())) > 1  # the first says that it begins
+        self._known: Known | None = None
         self.broken: JournalError | None = None
         self._counts: dict[tuple[str, str, int], int] = {}  # calls so far
-        self._left = {place: effect for place, effect in self.known.effects.items() if effect.ordered}  # that the program has not come to
-        self._next = max(self.known.calls, default=-1) + 1
+        self._left: dict[Place, Effect] | None = None  # effects that the program has not come to
+        self._next = 0
         self._digests: dict[Result, int] = {}
+        self._asked: list[Result] = []
         self._idempotent: dict[int, Any] = {}  # coroutines of idempotent functions, by id
         self._busy = 0  # calls of host code that go on
         self._lock = threading.Lock()
+
+    @property
+    def known(self) -> Known:
+        """What the journal has of the run. Raises JournalError."""
+        if not self.resumed:
+            return _NOTHING_KNOWN
+        if self._known is None:
+            self._known = self.journal.contents.known(self.item)
+        return self._known
+
+    def add(self, record: Record) -> None:
+        """Writes a record of data as JSON has it."""
+        self.journal.put(b"%d %s" % (self.item, self.journal.encode(record)))
 
     # -- what the model is asked
 
@@ -87,26 +103,32 @@ class RunJournal:
         places  of the ask, and of the equal ones that it answers as well
         other   a compiled run asked something else here, ahead of the program: so what is known may be the answer to that
         """
-        self._go_on()
+        if self.broken is not None:
+            raise self.broken
+        if not self.resumed:
+            after = send()
+            self._asked.append(after.result)  # type: ignore[arg-type]  # an ask has one
+            self.journal.put((self, before, ask, places, after.result))
+            return after
         parent, digest = self._digest(before, ask)
         found = self._find(places, digest)
         if found is not None:
             return self._answered(before, found, digest)
         if not other and any(place in self.known.answers for place in places):
             raise self._differs(f"asks something else here than the run of its journal did ({_place(places[0])})", ask.loc)
-        if parent is not None and parent.done and parent.error is not None:
-            after = _failed(before, parent.error)  # as a backend would
-        else:
-            after = send()
+        # what failed before has no handle that a backend could see
+        after = send() if parent is None or parent.error is None else _failed(before, parent.error)
         result = after.result
         assert result is not None
         self._digests[result] = digest
-        result.on_change(lambda r: self._arrived(r, places, digest) if r.done else None)
+        self._asked.append(result)
+        self.journal.put((self, before, ask, places, result))
         return after
 
     def _find(self, places: Sequence[Ask], digest: int) -> Record | None:
+        answers = self.known.answers
         for place in places:
-            record = self.known.answers.get(place, _NOTHING).get(digest)
+            record = answers.get(place, _NOTHING).get(digest)
             if record is not None:
                 return record
         return None
@@ -115,7 +137,7 @@ class RunJournal:
         result = Result()
         self._digests[result] = digest
         if record[0] == "f":
-            result.fail(self._decoded(record[5]))
+            result.fail(self._decoded(record[4]))
             return _failed(before, result.error, result)
         output = self.output(record)
         result.finish(output)
@@ -129,57 +151,49 @@ class RunJournal:
         except (codec.BadData, ValueError, TypeError, IndexError) as error:
             raise JournalError(f"journal={str(self.journal.path)!r}: an answer that no lmc wrote: {error}") from None
 
-    def _arrived(self, result: Result, places: Sequence[Ask], digest: int) -> None:
-        """In a thread of the backend's."""
-        (stream, ordinal), *also = places
+    def record(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], result: Result) -> bytes | None:
+        """The record of an answer; None if it is not there yet, and then it comes later, or not to be had. In the journal's thread.
+
+        Not where it is asked, because many one after another take half the time.
+        """
+        digest = self._digests.get(result)
+        if digest is None:
+            digest = self._digests[result] = self._digest(before, ask)[1]
+        if not result.done:
+            result.on_change(lambda r: self.journal.put((self, before, ask, places, r)) if r.done else None)
+            return None
+        record = self._record(result, places, digest)
+        return None if record is None else b"%d %s" % (self.item, self.journal.encode(record))
+
+    def _record(self, result: Result, places: Sequence[Ask], digest: int) -> Sequence[Any] | None:
+        stream, ordinal = places[0]
         error = result.error
         if error is not None:
             if isinstance(error, CancelledError | RunTimeout | BudgetExceeded | JournalError):
-                return  # what this run came to, not what the model said
+                return None  # what this run came to, not what the model said
             try:
                 data = codec.encode(error)
             except codec.NotData:
-                return  # asked again
-            self.journal.add(["f", self.item, stream, ordinal, digest, data, *([also] if also else ())])
-            return
+                return None  # asked again
+            return ["f", stream, ordinal, digest, data, *([places[1:]] if len(places) > 1 else ())]
         output = result.output()
-        shape = self.journal.shape
-        metas: list[Any] = [(shape(tuple(meta)), *meta.values()) for meta in output.metas]
-        record: Record = ["a", self.item, stream, ordinal, digest, output.texts, metas, _USAGE(output.usage), output.ids]
-        if also:
-            record.append(also)
-        try:
-            self.journal.add(record)
-        except (TypeError, ValueError):  # meta info that JSON lacks
+        kind, metas = "a", []
+        for meta in output.metas:
+            shape = self.journal.shape(meta)
+            if shape is None:
+                kind = "A"
+            metas.append((shape, *meta.values()))
+        if kind == "A":
             try:
-                record[0], record[6] = "A", [[shape, *map(codec.encode, values)] for shape, *values in metas]
+                metas = [[self.journal.number_of(tuple(meta)), *map(codec.encode, meta.values())] for meta in output.metas]
             except codec.NotData as what:
-                self.broken = JournalError(f"a journal cannot hold the meta info of an answer: {what}")
-                return
-            self.journal.add(record)
+                raise JournalError(f"a journal cannot hold the meta info of an answer: {what}") from None
+        record = (kind, stream, ordinal, digest, output.texts, metas, _USAGE(output.usage), output.ids)
+        return (*record, places[1:]) if len(places) > 1 else record
 
     def _digest(self, before: Prompt, ask: Gen | Select) -> tuple[Result | None, int]:
         """The last answer that a prompt has, and a check of what was asked of the whole prompt, however it was cut."""
-        texts: list[str] = []
-        node: Prompt | None = before
-        while node is not None and node.result is None:
-            parts = node.parts
-            if len(parts) == 1 and parts[0].__class__ is str:
-                texts.append(parts[0])  # type: ignore[arg-type]  # it is text
-            elif parts:
-                several: Any = parts
-                texts.append("".join([  # in line, as every ask goes through its parts
-                    p if p.__class__ is str else p.spelling if p.__class__ is Special else "" if p.__class__ is Mark else _shown_part(p)
-                    for p in several
-                ]))  # fmt: skip
-            node = node.parent
-        last = None if node is None else node.result
-        digest = 0 if last is None else self._digests.get(last)
-        if digest is None:  # an answer of some other run
-            assert last is not None
-            digest = crc32(last.output().text.encode("utf-8", "surrogatepass"))
-        texts.reverse()
-        digest = crc32("".join(texts).encode("utf-8", "surrogatepass"), digest)
+        last, digest = self._section(before)
         if ask.__class__ is Select:
             digest = crc32("\0".join((*ask.choices, ask.method)).encode("utf-8", "surrogatepass"), digest)  # type: ignore[union-attr]
         else:
@@ -187,6 +201,29 @@ class RunJournal:
             if ask.tools:  # type: ignore[union-attr]
                 digest = crc32(ask.tools.encode(), digest)  # type: ignore[union-attr]
         return last, crc32(b"%d" % ask.seed, digest) if ask.seed else digest
+
+    def _section(self, prompt: Prompt) -> tuple[Result | None, int]:
+        """The last answer that a prompt has, and the check of the prompt."""
+        texts: list[bytes] = []
+        node: Prompt | None = prompt
+        while node is not None and node.result is None:
+            parts = node.parts
+            if parts.__class__ is Fixed:
+                texts.append(parts.spelled)  # type: ignore[union-attr]
+            elif parts:
+                several: Any = parts
+                texts.append("".join([  # in line, as every ask goes through its parts
+                    p if p.__class__ is str else p.spelling if p.__class__ is Special else "" if p.__class__ is Mark else _shown_part(p)
+                    for p in several
+                ]).encode("utf-8", "surrogatepass"))  # fmt: skip
+            node = node.parent
+        last = None if node is None else node.result
+        digest = 0 if last is None else self._digests.get(last)
+        if digest is None:  # an answer of some other run
+            assert last is not None
+            digest = crc32(last.output().text.encode("utf-8", "surrogatepass"))
+        texts.reverse()
+        return last, crc32(b"".join(texts), digest)
 
     # -- what is called
 
@@ -223,6 +260,9 @@ class RunJournal:
             self._counts[stream, name, digest] = which + 1
             place: Place = stream, name, digest, which
             known = self.known.effects.get(place)
+            if self._left is None:
+                self._left = {p: effect for p, effect in self.known.effects.items() if effect.ordered}
+                self._next = max(self.known.calls, default=-1) + 1
             if known is not None:
                 self._left.pop(place, None)
                 return known.number, known
@@ -231,7 +271,7 @@ class RunJournal:
             if instead is not None:
                 raise self._differs(f"calls {name}({shown}) where the run of its journal called {instead.name}({instead.shown})", loc)
             number, self._next = self._next, self._next + 1
-        self.journal.add(["i", self.item, number, *place, shown, "" if loc is None else str(loc), int(ordered)])
+        self.add(["i", number, *place, shown, "" if loc is None else str(loc), int(ordered)])
         return number, None
 
     async def wait(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
@@ -337,7 +377,7 @@ class RunJournal:
             if not _is_idempotent(fn):
                 _warn(f"{name}() gave a {type(value).__name__}, and a journal cannot hold {what}: a run that is cut off behind it cannot be taken up. Let it "
                       "give data, or mark it @lmc.host(idempotent=True) if it may be called again", loc)  # fmt: skip
-        self.journal.add(["r", self.item, number, *record])
+        self.add(["r", number, *record])
 
     # -- the run
 
@@ -355,11 +395,13 @@ class RunJournal:
     def ended(self, error: BaseException | None) -> BaseException | None:
         """The run is over; gives the error that it ended with. Waits for what it asked."""
         if error is None:
-            for result in tuple(self._digests):
+            for result in self._asked:
                 result.wait()
+        self._asked.clear()
         error = self.broken or error
         if self.known.end is None or error is not None:
-            self.journal.add(["e", self.item, [[type(e).__name__, str(e)] for e in _causes(error)]])
+            self.add(["e", [[type(e).__name__, str(e)] for e in _causes(error)]])
+        self._known = None  # read again if somebody goes on with the state
         return error
 
     def refuse_batch(self) -> None:
@@ -498,7 +540,7 @@ _USAGE = attrgetter(*[f.name for f in fields(Usage)])
 
 def output_of(record: Record, names: Sequence[tuple[str, ...]]) -> Output:
     """The answer that a record of a journal holds."""
-    texts, metas, usage, ids = record[5:9]
+    texts, metas, usage, ids = record[4:8]
     decoded = (lambda x: x) if record[0] == "a" else codec.decode
     made = tuple([dict(zip(names[shape], map(decoded, values), strict=True)) for shape, *values in metas])
     return Output(tuple(texts), made, Usage(*usage), tuple(ids))
@@ -724,12 +766,13 @@ def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: S
     for number, arguments in zip(numbers, bound, strict=True):
         arguments.apply_defaults()
         data = {name: x if type(x) is str else _data_or_class(x) for name, x in list(arguments.arguments.items())[1:]}
-        text = codec.to_bytes(data)
-        digest = hashlib.blake2b(text, digest_size=12).hexdigest()
-        known = journal.contents.runs.get(number)
-        if known is None or known.digest is None:
-            journal.add(["b", number, data if len(text) <= LARGEST else None, digest])
-        elif known.digest != digest:
+        record = journal.encode(["b", data, None])
+        if len(record) > LARGEST:
+            record = journal.encode(["b", None, hashlib.blake2b(codec.to_bytes(data), digest_size=12).hexdigest()])
+        known = journal.contents.records.get(number)
+        if known is None:
+            journal.put(b"%d %s" % (number, record))
+        elif known[0] != record and codec.to_bytes(codec.from_bytes(known[0])) != codec.to_bytes(codec.from_bytes(record)):  # spelled otherwise
             of = f"item {number}" if journal.contents.header["kind"] == "batch" else "the run"
             raise JournalError(
                 f"journal={str(journal.path)!r} is of other arguments: those of {of} are not what they were. Give the call what it was given "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import inspect
 import os
@@ -195,7 +196,8 @@ class LiveEmitter:
         return taken(answer.output().value, take)
 
     def meta(self, answer: Result) -> Any:
-        return answer.output().meta
+        meta = answer.output().meta
+        return meta if self.run.journal is None else copy.deepcopy(meta)  # a journal writes it a moment later
 
     def text(self, ctx: Prompt, since: Prompt | None = None) -> str:
         return ctx.text(since)
