@@ -398,14 +398,21 @@ def dump_ir(
     Examples:
       lmc dump-ir examples/judge.py:judge
       lmc dump-ir examples/judge.py:judge --after plan-prefix
+      lmc dump-ir judge.lmcp                            (of program.save; nothing of it is executed)
       lmc dump-ir examples/tree_of_thought.py:solve --format html -o tree.html
       lmc dump-ir examples/judge.py:judge --format dot | dot -Tsvg > judge.svg
     """
     import lmc
 
-    program = userfiles.load_program(target)
-    arguments = userfiles.parse_arguments(program, arg or ())
-    compiled = lmc.compile(program, backend=_backend(backend))
+    if target.endswith(".lmcp"):
+        if arg:
+            raise UsageError(f"{target} is a saved program, whose graph is there: leave --arg out")
+        compiled = lmc.load(target, backend=_backend(backend))
+        program, arguments = compiled.function, {}
+    else:
+        program = userfiles.load_program(target)
+        arguments = userfiles.parse_arguments(program, arg or ())
+        compiled = lmc.compile(program, backend=_backend(backend))
     if arguments:
         userfiles.check_arguments(program, arguments)
         compiled.lower(**arguments)

@@ -297,6 +297,15 @@ def test_options_are_kept(tmp_path: Path, user: Any) -> None:
     assert loaded.function.bound == {"times": 1} and loaded.function.described == program.function.described
 
 
+def test_dump_ir_of_a_file(tmp_path: Path, user: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from lmc import cli
+
+    saved_at(tmp_path / "p.lmcp", user(SOURCE))
+    user("")
+    cli.app(["dump-ir", str(tmp_path / "p.lmcp")], standalone_mode=False)
+    assert "graph @program(" in capsys.readouterr().out
+
+
 # -- files that are none ----------------------------------------------------------------------------------------------------------
 
 
