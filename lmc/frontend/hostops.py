@@ -232,6 +232,11 @@ def _dict(*items: Any) -> dict[Any, Any]:
     return dict(zip(items[::2], items[1::2], strict=True))
 
 
+def _read_list(items: tuple[Any, ...], name: str, *args: Any) -> Any:
+    """A method that only reads a list; what it raises speaks of a list."""
+    return getattr(list(items), name)(*args)
+
+
 def _enter(manager: Any) -> Any:
     cls = type(manager)
     if not (hasattr(cls, "__enter__") and hasattr(cls, "__exit__")):
@@ -264,7 +269,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "py.gt": operator.gt, "py.ge": operator.ge, "py.is": operator.is_, "py.is_not": operator.is_not,
     "py.in": lambda a, b: a in b, "py.not_in": lambda a, b: a not in b, "py.getitem": operator.getitem, "py.enter": _enter, "py.exit": _exit, "py.setitem": _setitem,
     "py.delitem": _delitem, "py.getattr": getattr, "py.setattr": setattr, "py.delattr": delattr, "py.slice": slice,
-    "py.format": _format, "py.iter": iter, "py.next": _next, "py.unpack": _unpack, "py.call": _call, "py.call_method": _call_method,
+    "py.format": _format, "py.iter": iter, "py.next": _next, "py.unpack": _unpack, "py.call": _call, "py.call_method": _call_method, "py.read_list": _read_list,
     "py.tuple": lambda *items: items, "py.list": lambda *items: list(items), "py.set": lambda *items: set(items), "py.dict": _dict,
     "py.as_tuple": _as_tuple, "py.argsort": _argsort, "py.argmin": _argmin, "py.argmax": _argmax, "py.text": _text,
     "py.mapping": dict, "py.choices": _choices, "py.named": _named, "py.await": _itself, "py.aiter": aiter, "py.anext": anext_step,

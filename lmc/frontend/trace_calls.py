@@ -379,14 +379,14 @@ class CallMode(OutsideMode):
                 raise TraceEscape(f"{type(owner).__name__}.{name} with objects of the host")
             return self.fresh(native(native(getattr, owner, name), *args, **kwargs))
         if name in ("count", "index") and isinstance(owner, list) and not reach.holds_language(owner):
-            return self.simple_method(tuple(owner), name, args)
+            return self.read_list(tuple(owner), name, args)
         self.wants(owner)
         raise TraceEscape(f"{type(owner).__name__}.{name} with traced values")
 
-    def simple_method(self, owner: tuple[Any, ...], name: str, args: tuple[Any, ...]) -> Value:
+    def read_list(self, owner: tuple[Any, ...], name: str, args: tuple[Any, ...]) -> Value:
         types_ = [self.type_of(a) for a in (owner, *args)]
         return self.host(
-            self.operation("py.call_method"), [self.operand(owner), name, *map(self.operand, args)], Known("int"),
+            self.operation("py.read_list"), [self.operand(owner), name, *map(self.operand, args)], Known("int"),
             "pure" if "any" not in types_ else "ordered")  # fmt: skip
 
     def object_method(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -432,7 +432,7 @@ _PLAIN = frozenset({"__init__", "__setattr__", "__delattr__"})
 _BUILT_IN = frozenset({list, dict, set, tuple, functools.partial})
 
 
-_KEEP_NOTHING = frozenset("extend update union intersection difference issubset issuperset count index remove".split())
+_KEEP_NOTHING = frozenset("extend update union intersection difference issubset issuperset".split())
 """Methods of containers that go through what they are handed, and keep its items alone."""
 
 

@@ -340,6 +340,8 @@ class TraceMode(CallMode):
         if any(isinstance(i, Value) or (isinstance(i, tuple) and reach.holds_value(i[0])) for i in items):
             if any(not isinstance(i, tuple) for i in items):
                 raise TraceEscape("merges a traced mapping into a dict")
+            if self.wants(items):
+                raise TraceEscape("puts a container that it made under a traced key")
             return self.simple("py.dict", *itertools.chain.from_iterable(items))
         built: dict[Any, Any] = {}
         for item in items:

@@ -219,6 +219,8 @@ COLLECT = [
     "D = {{**D, 'm': v}}", "D.setdefault('s', []).append(v)", "L = list(zip(v, xs))", "n = L.count(v)", "w = repr(tuple(L))[-9:]", "L = [x for x in L if x != v]", "D.pop('d', None)", "del L[1:]",
     "L = json.loads(json.dumps([v, n])); L.append(1)", "a = json.loads(json.dumps([v])); b = json.loads(json.dumps([v])); a.append(2); n = len(b); w = str(a is b)", "L = {t}.split(); L.append({u})",
     "L = [json.loads(json.dumps([v]))]; L[0].append({t}); w = str(L)[-9:]", "L = [L[:1], L[:1]]; L[0].append(n)", "a = b = [{t}]; a.append(n); L = b", "a = [{t}]; L = [a, a]; a += ['q']; L = L[:1]",
+    "a = {{'a': [n], 'b': [v]}}; a['ab'[len({t}) % 2]].append({u}); L = list(a.values())", "L = [[n], [v]]; L[len({t}) % 2].append({u})", "a = [0] * 3; a[len({t}) % 3] += n; L = a",
+    "a = [{t}]; L = [a] * 2 + [[n]]; L[len({u}) % 3].append(v); L.append(str(a)[-9:])", "L = L + [[v]]; L[-1].append({t})", "D = {{'d': {{'n': n}}, 'e': {{'n': 0}}}}; D['de'[len({t}) % 2]]['n'] += 1",
     "D = dict(zip(['d', {t}], [1, v]))", "L = sorted([{t}, {u}, 'm'], key=len, reverse=flag)", "L = [max({t}, {u}, key=len), min([{t}, 'b'])]", "L = list({{{t}, 'k'}}); L.sort()", "D = {{k: v for k, v in sorted(D.items(), key=str)[:2]}}",
     "L = [*many({t})]", "L = [a for a in many(v) if a]", "xs.append({t})", "xs[0] = {t}", "L = xs[:2]", "L = list(xs)", "w = xs.pop() if len(xs) > 1 else w", "L = list(reversed({t}.split()))", "L[:1] = [{t}, n]",
     "L = [i + j for i in {t}[:2] for j in 'xy' if i != 'a']", "w, *L = [{t}, *L][:3]; w = str(w)[-9:]", "L = re.findall('[a-h]', {t})", "L = [m.group() for m in re.finditer('.e', {t})]", "D = {{{t}: [v]}}; D[{t}].append(n); D = {{'z': str(D)}}",

@@ -1396,6 +1396,37 @@ def statistics_of_forks(s: Any, q: str) -> Any:
     return statistics.mean(int(f["x"]) for f in forks), statistics.median([int(f["x"]) for f in forks]), most
 
 
+@case()
+def containers_under_a_traced_key(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", regex="[ab]")
+    inner, pairs = [q], {"k": [q]}
+    table = {s["x"]: inner, "k": pairs}
+    inner.append("in")
+    table["k"]["k"].append(table[s["x"]][0])
+    rows = {(s["x"], k): inner for k in "ab"}
+    rows[s["x"], "b"].append("row")
+    return table, list(rows.values()), inner, pairs, rows[s["x"], "a"] is inner
+
+
+@case()
+def methods_of_lists_of_lists(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", regex="[0-2]")
+    n, seen = int(s["x"]), {n: n for n in range(3)}
+    rows = [[0], [q], [n]]
+    rows[n].append(5)
+    rows.append([0])
+    rows.remove([0])
+    try:
+        {n, seen[n]}.remove([q])  # no tuple
+    except TypeError as error:
+        s += str(error)
+    try:
+        ["k", s["x"]].index(q)
+    except ValueError as error:
+        s += str(error)
+    return rows, rows.count([0]), rows.index([q] if n != 1 else [q, 5])
+
+
 def fill(x: str, out: list[Any]) -> int:
     out.append(x)
     return len(out)
