@@ -471,6 +471,8 @@ class Recorder(CountingMode):
             raise TraceEscape(f"hands a {type(x).__name__} of the language to host code")
         if reach.holds_value(x):
             raise TraceEscape(f"hands a {type(x).__name__} that holds traced values to host code")
+        if reach.holds(x, self._is_method_of_own):
+            raise TraceEscape("hands a method of a container that it made to host code")
         return self.constant(x)
 
     def marked(self, fn: HostFunction, *, shared: bool = False) -> Symbol:
@@ -505,6 +507,12 @@ class Recorder(CountingMode):
 
     def _is_outside(self, x: Any) -> bool:
         return isinstance(x, types.MethodType) and not reach.holds_value(x.__self__) and id(x.__self__) not in self.local
+
+    def _is_method_of_own(self, x: Any) -> bool:
+        """Whether something is `rows.append` of a container of the program, which the next trace makes an object of the run."""
+        if not isinstance(x, types.BuiltinMethodType | types.MethodWrapperType):
+            return False
+        return self.wants(x.__self__) or id(x.__self__) in self.local or (type(x.__self__) is tuple and reach.holds_value(x.__self__))
 
     def constant(self, x: Any) -> Symbol:
         """A host object by reference; immutable ones are the same in every trace if they are equal."""

@@ -1408,6 +1408,21 @@ def containers_under_a_traced_key(s: Any, q: str) -> Any:
     return table, list(rows.values()), inner, pairs, rows[s["x"], "a"] is inner
 
 
+def calls_back(fn: Any, *args: Any) -> None:
+    fn(*args)
+
+
+@case()
+def methods_of_own_containers_handed_over(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", regex="[ab]")
+    rows, table = [q], {"k": [q]}
+    calls_back(rows.append, s["x"])
+    calls_back(table.update, {"u": rows})
+    by = {s["x"]: table["k"].append, "n": rows.append}
+    by["n"](len(rows))
+    return rows, table
+
+
 @case()
 def methods_of_lists_of_lists(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", regex="[0-2]")
@@ -2054,7 +2069,7 @@ CASES = cases(globals())
 REPLAYED: dict[str, str | None] = {
     "closure_that_asks": "hands a state", "closures_kept_by_the_host": "a variable that is stored more than once",
     "closures_that_share": "closes over calls and stores it", "eval_of_variables": "eval of a text that names",
-    "is_tests": "takes the identity", "star_targets": None,
+    "is_tests": "takes the identity", "json_walk": None, "star_targets": None,
 }  # fmt: skip
 """Left to replay: the way out is right, and why it is taken (None: once, or for an exception of the program)."""
 
