@@ -250,8 +250,8 @@ class EngineCore:
         """One pass."""
         if self._flying is not None and not self._can_go_on(self._flying[0]):
             self._land()
-        if isinstance(self._runner, AheadRunner) and self.scheduler.has_prompts(self.scheduler.chunk):
-            self._launched.clear()  # for a small pass nobody should stop: those who do would make it smaller
+        if self._posted and isinstance(self._runner, AheadRunner) and self.scheduler.has_prompts(self.scheduler.chunk):
+            self._launched.clear()  # somebody submits; for a small pass nobody should stop: those who do would make it smaller
         try:
             work, flight = self._begin()
         finally:

@@ -19,8 +19,9 @@ class Stage:
 
     def __init__(self, sizes: Mapping[str, int], device: torch.device) -> None:
         ends = np.cumsum([-(-n // _ALIGNED) * _ALIGNED for n in sizes.values()]).tolist()
-        self._places = dict(zip(sizes, zip([0, *ends[:-1]], sizes.values(), strict=True), strict=True))
-        self._used, *_ = [0, *ends[:-1]][-1:]
+        begins = [0, *ends[:-1]]
+        self._places = dict(zip(sizes, zip(begins, sizes.values(), strict=True), strict=True))
+        self._used = begins[-1]
         self._host = torch.zeros(ends[-1], dtype=torch.int32, pin_memory=True)
         self._array = self._host.numpy()
         self._device = torch.zeros(ends[-1], dtype=torch.int32, device=device)
