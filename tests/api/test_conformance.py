@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import pytest
 
 import lmc
 from tests.api.text_model import TextModel
-from tests.api.view import views
+from tests.api.view import agree_with_the_mock, views
 from tests.conformance.harness import ANYHOW, conform, differences, run
 from tests.conformance.programs import compiled, source
 
@@ -87,12 +84,4 @@ def test_random_programs_give_what_they_give_on_the_mock(openai, seed):
     program, reset, outside = compiled(source(seed))
     model = TextModel()
     backend, _ = openai(model, False, server="vllm")
-    for item in ITEMS:
-        options: dict[str, Any] = {"temperature": 0, "seed": 7}
-        reset()
-        expected = run(program.run, item, outside, {**options, "backend": model.mock(backend.chat_template)})
-        for call in (program.run, lmc.compile(program)):
-            reset()
-            seen = run(call, copy.deepcopy(item), outside, {**options, "backend": backend})
-            seen.metas = expected.metas
-            assert seen == expected, differences(seen, expected)
+    agree_with_the_mock(program, ITEMS, backend, lambda: model.mock(backend.chat_template), reset, outside)

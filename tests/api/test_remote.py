@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections import Counter
 from typing import Any
@@ -17,7 +16,7 @@ from tests.api.sglang_server import WORDS, SGLangModel, TokenModel, VLLMModel, s
 from tests.api.test_conformance import ITEMS, plain_text, turns
 from tests.api.test_faults import planted
 from tests.api.text_model import TextModel
-from tests.api.view import views
+from tests.api.view import agree_with_the_mock, views
 from tests.conformance.harness import conform, differences, run
 from tests.conformance.programs import compiled, source
 
@@ -68,15 +67,7 @@ def test_random_programs(remote, seed):
     program, reset, outside = compiled(source(seed))
     model = TokenModel()
     backend, _, _ = remote(model)
-    for item in ITEMS:
-        options: dict[str, Any] = {"temperature": 0, "seed": 7}
-        reset()
-        expected = run(program.run, item, outside, {**options, "backend": model.mock(backend.chat_template)})
-        for call in (program.run, lmc.compile(program)):
-            reset()
-            seen = run(call, copy.deepcopy(item), outside, {**options, "backend": backend})
-            seen.metas = expected.metas
-            assert seen == expected, differences(seen, expected)
+    agree_with_the_mock(program, ITEMS, backend, lambda: model.mock(backend.chat_template), reset, outside)
 
 
 def test_what_was_generated_is_never_encoded_again(remote):

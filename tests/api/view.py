@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import lmc
 from tests.api.http import Server
+from tests.conformance.harness import differences, run
 
 _KEPT = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "stop", "temperature", "seed", "n", "response_format", "structured_outputs", "echo")
 
@@ -43,3 +46,18 @@ class View:
 
 def views(backend: Any, server: Server, *, log: bool = True) -> Callable[[], Any]:
     return lambda: View(backend, server, log)
+
+
+def agree_with_the_mock(
+    program: Any, items: Sequence[dict[str, Any]], backend: Any, mock: Callable[[], Any], reset: Callable[[], None], outside: Any
+) -> None:
+    """Interpreted and compiled runs on `backend` give what the interpreter gives on the mock, but for meta info."""
+    for item in items:
+        options: dict[str, Any] = {"temperature": 0, "seed": 7}
+        reset()
+        expected = run(program.run, item, outside, {**options, "backend": mock()})
+        for call in (program.run, lmc.compile(program)):
+            reset()
+            seen = run(call, copy.deepcopy(item), outside, {**options, "backend": backend})
+            seen.metas = expected.metas
+            assert seen == expected, differences(seen, expected)

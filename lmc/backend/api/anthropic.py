@@ -15,7 +15,7 @@ from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, R
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import Place
 from lmc.backend.api.streams import Watch
-from lmc.backend.api.wire import events, http_errors, lowered, missing, parsed, refused
+from lmc.backend.api.wire import broken, events, http_errors, lowered, missing, parsed, refused, unanswered
 from lmc.backend.base import Beyond, Capabilities, Output, Prices, Usage
 from lmc.config import log
 from lmc.errors import ParameterError, UnsupportedOpError
@@ -238,7 +238,7 @@ class AnthropicWire:
         except anthropic.APIError as error:
             raise _fault(error) from None
         except http_errors() as error:
-            raise Fault(f"{type(error).__name__}: {error}") from None
+            raise broken(error) from None
         return Received(parsed(raw.http_response.content), lowered(raw.headers))
 
     async def stream(self, request: Request) -> AsyncIterator[Received]:
@@ -257,7 +257,7 @@ class AnthropicWire:
         except anthropic.APIError as error:
             raise _fault(error) from None
         except http_errors() as error:
-            raise Fault(f"{type(error).__name__}: {error}") from None
+            raise broken(error) from None
 
     async def close(self) -> None:
         await self._client.close()
@@ -268,5 +268,4 @@ def _fault(error: Any) -> Fault:
 
     if isinstance(error, anthropic.APIStatusError):
         return refused(error.status_code, lowered(error.response.headers), json.dumps(error.body) if error.body else error.message)
-    cause = error.__cause__
-    return Fault(f"{error.message}" + (f" ({type(cause).__name__}: {cause})" if cause is not None else ""))
+    return unanswered(error)

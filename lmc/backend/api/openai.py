@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from lmc.backend.api import responses
 from lmc.backend.api.client import Body, Fault, Patience, Received, Request
 from lmc.backend.api.completions import Completions
-from lmc.backend.api.wire import events, http_errors, lowered, missing, parsed, refused
+from lmc.backend.api.wire import broken, events, http_errors, lowered, missing, parsed, refused, unanswered
 from lmc.backend.base import Prices
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.config import log
@@ -165,7 +165,7 @@ class OpenAIWire:
         except openai.APIError as error:
             raise _fault(error) from None
         except http_errors() as error:
-            raise Fault(f"{type(error).__name__}: {error}") from None
+            raise broken(error) from None
         return Received(parsed(raw.http_response.content), lowered(raw.headers))
 
     async def stream(self, request: Request) -> AsyncIterator[Received]:
@@ -198,7 +198,7 @@ class OpenAIWire:
         except openai.APIError as error:
             raise _fault(error) from None
         except http_errors() as error:
-            raise Fault(f"{type(error).__name__}: {error}") from None
+            raise broken(error) from None
 
     async def close(self) -> None:
         await self._client.close()
@@ -209,5 +209,4 @@ def _fault(error: Any) -> Fault:
 
     if isinstance(error, openai.APIStatusError):
         return refused(error.status_code, lowered(error.response.headers), json.dumps({"error": error.body} if error.body else {"error": error.message}))
-    cause = error.__cause__
-    return Fault(f"{error.message}" + (f" ({type(cause).__name__}: {cause})" if cause is not None else ""))
+    return unanswered(error)

@@ -24,6 +24,17 @@ def http_errors() -> tuple[type[BaseException], ...]:
     return tuple(error for module in loaded for error in (module.HTTPError, module.InvalidURL, module.StreamError))
 
 
+def broken(error: BaseException) -> Fault:
+    """The fault that a connection which fails means."""
+    return Fault(f"{type(error).__name__}: {error}")
+
+
+def unanswered(error: Any) -> Fault:
+    """The fault that an SDK's error without an answer means, with the cause that it carries."""
+    cause = error.__cause__
+    return Fault(f"{error.message}" + (f" ({type(cause).__name__}: {cause})" if cause is not None else ""))
+
+
 def parsed(text: str | bytes) -> dict[str, Any]:
     """A JSON object; of a list, `{"items": list}`. Raises Fault for anything else: the answer is as good as none."""
     try:
@@ -102,7 +113,7 @@ class HttpWire:
         try:
             response = await self._client.get(path)
         except http_errors() as error:
-            raise Fault(f"{type(error).__name__}: {error}") from None
+            raise broken(error) from None
         if response.status_code >= 400:
             raise refused(response.status_code, lowered(response.headers), response.content)
         return parsed(response.content)
@@ -111,7 +122,7 @@ class HttpWire:
         try:
             response = await self._client.post(request.path, json=request.body, headers=dict(request.headers))
         except http_errors() as error:
-            raise Fault(f"{type(error).__name__}: {error}") from None
+            raise broken(error) from None
         if response.status_code >= 400:
             raise refused(response.status_code, lowered(response.headers), response.content)
         return Received(parsed(response.content), lowered(response.headers))
@@ -125,7 +136,7 @@ class HttpWire:
                 async for body in events(response.aiter_lines()):
                     yield Received(body, headers)
         except http_errors() as error:
-            raise Fault(f"{type(error).__name__}: {error}") from None
+            raise broken(error) from None
 
     async def close(self) -> None:
         await self._client.aclose()
