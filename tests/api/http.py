@@ -42,7 +42,10 @@ class Planted:
 
 @dataclass
 class Seen:
-    """A request, and what it was told: `reported` is its answer's usage if the answer went out whole."""
+    """A request, and what it was told: `reported` is its answer's usage if the answer goes out whole.
+
+    It is there before the answer's last bytes are sent, so whoever has the answer can read it here.
+    """
 
     path: str
     body: Body
@@ -143,12 +146,9 @@ class Server:
             answer = self.handle(path, body)
         except Exception as error:  # a mistake in the stand-in: the test's message shows it
             answer = Answer({"error": {"message": f"the stand-in failed: {traceback.format_exc()[-300:]} {error}"}}, 400)
-        whole = await (self._stream if answer.events is not None else self._faulty)(writer, answer, fault)
-        if whole:
-            seen.reported = _reported(answer)
-        return whole
+        return await (self._stream if answer.events is not None else self._faulty)(writer, answer, fault, seen)
 
-    async def _faulty(self, writer: asyncio.StreamWriter, answer: Answer, fault: Planted | None) -> bool:
+    async def _faulty(self, writer: asyncio.StreamWriter, answer: Answer, fault: Planted | None, seen: Seen) -> bool:
         kind = fault.kind if fault is not None and answer.status == 200 else ""
         if kind == "truncate":
             data = json.dumps(answer.body).encode()
@@ -164,6 +164,7 @@ class Server:
             body = {k: v for k, v in body.items() if k in ("usage", "model", "id")}
         elif kind == "model":
             body = {**body, "model": "another-model"}
+        seen.reported = _reported(answer)
         await self._send(writer, Answer(body, answer.status, answer.headers))
         return True
 
@@ -172,7 +173,7 @@ class Server:
         writer.write(_head(answer.status, {"content-length": str(len(data)), **answer.headers}) + data)
         await writer.drain()
 
-    async def _stream(self, writer: asyncio.StreamWriter, answer: Answer, fault: Planted | None) -> bool:
+    async def _stream(self, writer: asyncio.StreamWriter, answer: Answer, fault: Planted | None, seen: Seen) -> bool:
         writer.write(_head(answer.status, {"transfer-encoding": "chunked", **answer.headers}, "text/event-stream"))
         events = [f"data: {json.dumps(e)}\n\n" for e in answer.events or ()]
         if answer.sentinel is not None:
@@ -183,6 +184,8 @@ class Server:
                 return False
             if fault is not None and fault.kind == "slow":
                 await asyncio.sleep(fault.seconds)
+            if i == len(events) - 1:
+                seen.reported = _reported(answer)
             data = event.encode()
             writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
             await writer.drain()
