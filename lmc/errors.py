@@ -72,7 +72,7 @@ class HostTimeout(LmcError, TimeoutError):
 
 
 class RunTimeout(LmcError, TimeoutError):
-    """A run took longer than its `timeout`. Raised at what it waits for then, or at the next request; `spent` says what it spent."""
+    """A run took longer than its `timeout`. Raised at what it waits for then, or at the next request or await; `spent` says what it spent."""
 
     spent: Any = None
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmc.errors import ArgumentError, BudgetExceeded, ParameterError, RunTimeout
 from lmc.prompt import Excerpt, Gen, Image, Prompt, Select
@@ -116,6 +117,8 @@ class Limits:
         self._known: weakref.WeakKeyDictionary[Prompt, float] = weakref.WeakKeyDictionary()
         self._began: float | None = None
         self._expired = False
+        self._awaits: set[_Await] = set()  # of host code, which have not ended
+        self._said: list[RunTimeout] = []  # to be raised, or raised, in the program
 
     @property
     def in_order(self) -> bool:
@@ -155,6 +158,8 @@ class Limits:
     def restart(self, own: Collection[Result]) -> None:
         """The interpreter goes on with a compiled run: its own requests are counted again when the program gets to them."""
         with self.lock:
+            for error in self._said:
+                error.__traceback__ = None  # raised ahead of its place, maybe: the program has yet to get there
             self._own = frozenset(map(id, own))
             self._past = self._ledger
             self._count([])
@@ -186,12 +191,48 @@ class Limits:
         with self.lock:
             self._expired = True
             waiting = [e for e in self._ledger + self._past if not e.answer.done]
+            for awaiting in self._awaits:  # before any answer fails, so that all that is awaited ends in the same way
+                awaiting.end_soon(self)
         prompts = [e.prompt() for e in waiting]
         for entry in waiting:  # all of them before the first is cancelled, which may end others that build on it
             entry.answer.fail(self._late(None))
         for prompt in prompts:
             if prompt is not None and prompt.handle is not None:
                 prompt.handle.cancel()
+
+    async def wait(self, awaitable: Awaitable[Any], loc: Loc | None) -> Any:
+        """What host code gives to an async program; cancelled when the time is over.
+
+        Raises RunTimeout then, at `loc`. So does the first await that begins later and has to wait, unless the program knows already
+        that the time is over: its handlers may await.
+        """
+        awaiting = _Await()
+        timed = [limits for limits in self._chain() if limits.timeout is not None]
+        for limits in timed:
+            limits._watch(awaiting)
+        try:
+            return await awaitable
+        except asyncio.CancelledError:
+            if (late := awaiting.over()) is not None:
+                raise late._late(loc) from None
+            raise
+        finally:
+            awaiting.over()
+            with self.lock:
+                for limits in timed:
+                    limits._awaits.discard(awaiting)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the run has to end in time."""
+        return any(limits.timeout is not None for limits in self._chain())
+
+    def _watch(self, awaiting: _Await) -> None:
+        with self.lock:
+            if not self._expired:
+                self._awaits.add(awaiting)
+            elif not any(error.__traceback__ is not None for error in self._said):
+                awaiting.end_soon(self)
 
     # -- one request
 
@@ -249,6 +290,7 @@ class Limits:
         spent = self.spent()
         error = RunTimeout(f"the run took longer than timeout={self.timeout:g} s; it spent {spent}", loc=loc)
         error.spent = spent
+        self._said.append(error)
         return error
 
     # -- bounds: a token has at least one byte, so that nothing needs to be encoded
@@ -283,6 +325,32 @@ def _part(part: object) -> float:
 def _most(ask: Gen | Select) -> int:
     """Tokens that an answer adds to the prompt."""
     return ask.params.max_new_tokens if isinstance(ask, Gen) else max(len(c.encode()) for c in ask.choices)
+
+
+class _Await:
+    """Something that a task awaits, which a run whose time is over ends."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "programs run in tasks"
+        self._task, self._loop, self._before = task, asyncio.get_running_loop(), task.cancelling()
+        self._late: Limits | None = None
+        self._ended = False
+
+    def end_soon(self, limits: Limits) -> None:
+        """From any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end, limits)
+
+    def _end(self, limits: Limits) -> None:
+        if not self._ended and self._late is None:
+            self._late = limits
+            self._task.cancel()
+
+    def over(self) -> Limits | None:
+        """It has ended. Gives whose time was over, if that is why and nobody else has cancelled the task (cf. asyncio.Timeout)."""
+        late, self._late, self._ended = self._late, None, True
+        return late if late is not None and self._task.uncancel() <= self._before else None
 
 
 # -- time ------------------------------------------------------------------------------------------------------------

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import inspect
 import threading
 import time
+import warnings
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import lmc
+from lmc import limits
 from lmc.backend.base import Prices
 from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.frontend.interpreter import LiveEmitter
@@ -233,6 +239,233 @@ def test_the_clock_ends_with_the_runs_it_serves():
     while any(t.name == "lmc-clock" for t in threading.enumerate()) and time.monotonic() < until:
         time.sleep(0.005)
     assert not any(t.name == "lmc-clock" for t in threading.enumerate())
+
+
+# -- what an async program awaits when its time is over
+
+ENDED: list[str] = []
+STRIKES: list[Any] = []  # what ends the time of the runs that go on, once as many tools wait as are to
+
+
+class Hour:
+    """Stands for the clock of all runs: their time is over when `waiting` tools have begun, whatever a real clock says."""
+
+    def __init__(self, waiting: int) -> None:
+        self.left, self.limits = waiting, list[Any]()
+
+    def at(self, when: float, limits: Any) -> None:
+        self.limits.append(limits)
+
+    def begun(self) -> None:
+        self.left -= 1
+        if not self.left:
+            for limits in self.limits:
+                limits.expire()
+
+
+async def hangs(q: str) -> None:
+    try:
+        STRIKES[-1].begun()
+        await asyncio.Event().wait()
+    finally:
+        ENDED.append(q)
+
+
+async def hanging_items(q: str) -> AsyncIterator[str]:
+    yield q
+    await hangs(q)
+
+
+@contextlib.asynccontextmanager
+async def hanging_manager(q: str) -> AsyncIterator[None]:
+    await hangs(q)
+    yield
+
+
+async def cleans_up() -> str:
+    await asyncio.sleep(0)
+    return "cleaned"
+
+
+async def helps(s: Any, q: str) -> None:
+    s += "."
+    await hangs(q)
+
+
+@lmc.function
+async def awaits(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=2)
+    await hangs(s["x"] and q)  # here
+
+
+@lmc.function
+async def awaits_in_a_helper(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=2)
+    await helps(s, q)
+
+
+@lmc.function
+async def awaits_items(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=2)
+    async for i in hanging_items(q):  # here
+        s += i
+
+
+@lmc.function
+async def enters(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=2)
+    async with hanging_manager(q):  # here
+        pass
+
+
+@lmc.function
+async def gathers(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=2)
+    await asyncio.gather(hangs(q), asyncio.sleep(0))  # here
+
+
+@lmc.function
+async def gathers_its_own(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=2)
+    s["x"]
+    await asyncio.gather(*[helps(f, q) for f in s.fork(1)])  # here
+
+
+@lmc.function
+async def waits_for_tasks(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=2)
+    async with asyncio.TaskGroup() as group:  # here
+        group.create_task(hangs(q))
+
+
+LATE = [awaits, awaits_in_a_helper, awaits_items, enters, gathers, gathers_its_own, waits_for_tasks]
+
+
+def _ways(program: Any, **options: Any) -> dict[str, Any]:
+    """Every way to run an async program, and with how many items."""
+    fast = lmc.compile(program, backend=Mock())
+    one, two = {"q": "a", **options}, {"errors": "return", **options}
+    return {
+        "run": (1, lambda: program.run(**one, backend=Mock())),
+        "arun": (1, lambda: asyncio.run(program.arun(**one, backend=Mock()))),
+        "run_batch": (2, lambda: program.run_batch(ITEMS, backend=Mock(), **two)),
+        "compiled": (1, lambda: fast(**one)),
+        "acall": (1, lambda: asyncio.run(fast.acall(**one))),
+        "batch": (2, lambda: fast.batch(ITEMS, **two)),
+        "abatch": (2, lambda: asyncio.run(fast.abatch(ITEMS, **two))),
+        "stream": (1, lambda: fast.stream(**one)),
+    }
+
+
+def _ended(call: Any) -> list[Any]:
+    try:
+        found = call()
+    except lmc.LmcError as error:
+        return [error]
+    return [s.error() or s for s in found] if isinstance(found, list) else [found.error() or found]
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.parametrize("program", LATE, ids=lambda p: p.name)
+def test_what_is_awaited_when_the_time_is_over_is_cancelled(program: Any, monkeypatch: pytest.MonkeyPatch):
+    source = inspect.getsourcelines(helps if program is awaits_in_a_helper else program.func)
+    line = source[1] + next(i for i, text in enumerate(source[0]) if "# here" in text or "await hangs(q)" in text)
+    for way, (runs, call) in _ways(program, timeout=3600).items():
+        if program is not awaits and way not in ("run", "acall", "batch"):
+            continue
+        ENDED.clear()
+        monkeypatch.setattr(limits, "_clock", hour := Hour(runs))
+        STRIKES.append(hour)
+        errors = _ended(call)
+        assert [type(e) for e in errors] == [lmc.RunTimeout] * runs, way
+        for error in errors:
+            assert (error.loc.line, error.spent.calls) == (line, 1), way
+            assert f"test_limits.py:{line}: the run took longer than timeout=3600 s" in str(error)
+        assert sorted(ENDED) == ["a", "bb"][:runs], way
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_a_program_that_knows_that_its_time_is_over_may_await_but_not_ask(monkeypatch: pytest.MonkeyPatch):
+    @lmc.function
+    async def careful_too(s: Any, q: str) -> Any:
+        s += q + lmc.gen("x", max_tokens=2)
+        try:
+            await hangs(s["x"] and q)
+        except TimeoutError as error:
+            s += await cleans_up() + str(error.spent.calls)  # type: ignore[attr-defined]
+        try:
+            s += lmc.gen("y", max_tokens=2)
+        except lmc.RunTimeout:
+            s += await cleans_up()
+        return s.text()[-15:]
+
+    for way, (runs, call) in _ways(careful_too, timeout=3600).items():
+        monkeypatch.setattr(limits, "_clock", hour := Hour(runs))
+        STRIKES.append(hour)
+        assert [s.ret_value for s in _ended(call)] == ["cleaned1cleaned"] * runs, way
+
+
+def test_the_next_await_that_waits_is_cancelled_when_the_time_went_by_before(monkeypatch: pytest.MonkeyPatch):
+    """No matter who says so first: here a tool that blocks has used up the time."""
+
+    def blocks() -> None:
+        STRIKES[-1].begun()
+
+    @lmc.function
+    async def late(s: Any, q: str) -> Any:
+        s += q
+        blocks()
+        await forever()
+
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    for way, (runs, call) in _ways(late, timeout=3600).items():
+        monkeypatch.setattr(limits, "_clock", hour := Hour(runs))
+        STRIKES.append(hour)
+        assert [type(e) for e in _ended(call)] == [lmc.RunTimeout] * runs, way
+
+
+def test_a_sub_program_may_have_less_time(monkeypatch: pytest.MonkeyPatch):
+    """Its time is over, the caller's is not."""
+
+    @lmc.function
+    async def outer(s: Any, q: str) -> Any:
+        s += q + lmc.gen("y", max_tokens=2)
+        try:
+            await awaits.arun(q=q, timeout=5)
+        except lmc.RunTimeout as error:
+            s += await cleans_up() + str(error).partition("longer than ")[2][:11]
+        s += lmc.gen("z", max_tokens=2)
+        return s.text().endswith(s["z"]) and "cleanedtimeout=5 s" in s.text()
+
+    class Inner(Hour):
+        def at(self, when: float, limits: Any) -> None:
+            if limits.timeout == 5:
+                super().at(when, limits)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", lmc.CaptureWarning)
+        for way, (runs, call) in _ways(outer, timeout=3600).items():
+            monkeypatch.setattr(limits, "_clock", hour := Inner(runs))
+            STRIKES.append(hour)
+            assert [s.ret_value for s in _ended(call)] == [True] * runs, way
+
+
+def test_the_clock_ends_what_is_awaited():
+    """The real one."""
+
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    @lmc.function
+    async def program(s: Any, q: str) -> Any:
+        s += q
+        await forever()
+
+    for error in runs(program, ITEMS, Mock(), timeout=0.03):
+        assert isinstance(error, lmc.RunTimeout)
+        assert "took longer than timeout=0.03 s" in str(error)
 
 
 # -- what is refused

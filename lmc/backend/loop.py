@@ -151,9 +151,12 @@ class LoopExecution(Execution):
         if not outcome[0] or not isinstance(instruction, Awaiting):
             return outcome
         try:
+            awaitable = outcome[1]
             if run.journal is not None and instruction.effect:
-                return True, await run.journal.wait(run.stream, outcome[1], instruction.loc)
-            return True, await outcome[1]
+                awaitable = run.journal.wait(run.stream, awaitable, instruction.loc)
+            if run.limits is not None and run.limits.timed:
+                awaitable = run.limits.wait(awaitable, instruction.loc)
+            return True, await awaitable
         except BaseException as error:  # SystemExit and the like end the run, and are raised to the caller
             return False, error
 

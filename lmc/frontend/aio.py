@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -21,7 +21,9 @@ from lmc.frontend.emitter import Gathered, Scoped, Taken
 from lmc.prompt import Excerpt, Prompt
 
 if TYPE_CHECKING:
+    from lmc.errors import Loc
     from lmc.frontend.state import State
+    from lmc.limits import Limits
 
 T = TypeVar("T")
 
@@ -107,6 +109,43 @@ def _answers_after(end: Prompt, since: Prompt | None) -> Iterator[Result]:
                 yield part.result
         if node.result is not None:
             yield node.result
+
+
+# -- what has to end in time ---------------------------------------------------------------------------------------------
+
+
+def timed_items(items: object, limits: Limits, loc: Loc | None) -> Any:
+    """An async iterable of the host, each of whose steps has to end before the run's time is over."""
+    return _TimedItems(items, limits, loc) if isinstance(items, AsyncIterable) else items
+
+
+def timed_manager(manager: object, limits: Limits, loc: Loc | None) -> Any:
+    """An async manager of the host, which has to be entered and left before the run's time is over."""
+    return _TimedManager(manager, limits, loc) if isinstance(manager, contextlib.AbstractAsyncContextManager) else manager
+
+
+class _TimedItems:
+    def __init__(self, items: Any, limits: Limits, loc: Loc | None) -> None:
+        self._items, self._limits, self._loc = items, limits, loc
+
+    def __aiter__(self) -> _TimedItems:
+        self._items = aiter(self._items)
+        return self
+
+    def __anext__(self) -> Any:
+        return self._limits.wait(anext(self._items), self._loc)
+
+
+class _TimedManager:
+    def __init__(self, manager: Any, limits: Limits, loc: Loc | None) -> None:
+        self._manager, self._limits, self._loc = manager, limits, loc
+        self._class: Any = type(manager)
+
+    def __aenter__(self) -> Any:
+        return self._limits.wait(self._class.__aenter__(self._manager), self._loc)
+
+    def __aexit__(self, *error: Any) -> Any:
+        return self._limits.wait(self._class.__aexit__(self._manager, *error), self._loc)
 
 
 # -- loops -----------------------------------------------------------------------------------------------------------

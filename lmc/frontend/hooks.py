@@ -35,6 +35,7 @@ from lmc.frontend.values import TraceEscape, Value, active
 
 if TYPE_CHECKING:
     from lmc.frontend.durable import RunJournal
+    from lmc.limits import Limits
 
 Key = tuple[int, int, int]
 """Number of the hook call; 0 for its own result, or 1 + the number of what it iterates or formats; the step in that."""
@@ -474,6 +475,7 @@ class ReplayMode(CountingMode):
         self.lazy: dict[int, Any] = {}  # iterators that the program made
         self.journal: RunJournal | None = None
         self.stream = ""  # of the run
+        self.limits: Limits | None = None  # of a run that has to end in time
 
     def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         key = (self.count + 1, 0, 0)
@@ -641,7 +643,7 @@ class ReplayMode(CountingMode):
         return owner
 
     def call(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(fn, Function) and not fn.split(kwargs)[1]:
+        if isinstance(fn, Function) and not fn.is_async and not fn.split(kwargs)[1]:
             return self.sub_program(fn, args, kwargs)
         result = self.own_builtin(fn, args, kwargs)
         if result is not NOT_OWN:
@@ -711,7 +713,7 @@ class ReplayMode(CountingMode):
     def callm(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(owner, Function) and name == "run":
             return self.call(owner, *args, **kwargs)
-        if isinstance(owner, Function) and name == "arun" and not owner.split(kwargs)[1]:
+        if isinstance(owner, Function) and name == "arun" and owner.is_async and not owner.split(kwargs)[1]:
             return self.sub_program_async(owner, args, kwargs)
         return self.call(self.getattr(owner, name), *args, **kwargs)
 
@@ -757,15 +759,24 @@ class ReplayMode(CountingMode):
     def awaited(self, value: Any) -> Any:
         """What the program awaits. Hooks in what host code runs meanwhile are not the program's own."""
         is_ours = isinstance(value, types.CoroutineType) and (is_instrumented(value.cr_code) or value.cr_code.co_filename.startswith(PACKAGE))
-        if self.journal is not None and not is_ours and not isinstance(value, aio.Ready):
-            return _as_host(self.journal.wait(self.stream, value, caller_loc()))
-        return _as_host(value) if isinstance(value, types.CoroutineType) and not is_ours else value
+        if is_ours or isinstance(value, aio.Ready):
+            return value
+        if self.journal is not None:
+            value = self.journal.wait(self.stream, value, caller_loc())
+        if self.limits is not None and inspect.isawaitable(value):
+            value = self.limits.wait(value, caller_loc())
+        return _as_host(value) if isinstance(value, types.CoroutineType) else value
 
     def aiter(self, value: Any, shape: Shape | None = None) -> Any:
         tick = self.tick
-        if (tick, 1, 0) not in self.record:
-            return value
-        return self._continue_async(tick, self._answer((tick, 1, 0)), shape)
+        if (tick, 1, 0) in self.record:
+            value = self._answer((tick, 1, 0))
+        if self.limits is not None and not _is_own_generator(value):
+            value = aio.timed_items(value, self.limits, caller_loc())
+        return self._continue_async(tick, value, shape) if (tick, 1, 0) in self.record else value
+
+    def aenter(self, manager: Any) -> Any:
+        return manager if self.limits is None else aio.timed_manager(manager, self.limits, caller_loc())
 
     async def _continue_async(self, tick: int, iterator: Any, shape: Shape | None) -> AsyncIterator[Any]:
         for step in itertools.count(1):
@@ -829,6 +840,10 @@ def _alike(a: Any, b: Any) -> bool:
     if type(a) is dict:
         return _alike(list(a.items()), list(b.items()))
     return (hostops.is_immutable(a) or type(a) is set or dataclasses.is_dataclass(a)) and bool(a == b)
+
+
+def _is_own_generator(x: Any) -> bool:
+    return isinstance(x, types.AsyncGeneratorType) and is_instrumented(x.ag_code)
 
 
 async def _as_host(awaitable: Awaitable[Any]) -> Any:

@@ -457,6 +457,9 @@ class Function:
 
             with _running(state), self._whole():
                 return await areplay(self, state, bound, {})
+        limits = _run_of(state).limits
+        if limits is not None and limits.timed:
+            return await self._timed_call(state, bound, limits)
         from lmc.frontend.hooks import hooks  # knows programs itself
         from lmc.frontend.instrument import CannotInstrument, instrument
 
@@ -466,6 +469,19 @@ class Function:
             run = self.func  # right, but reading an answer holds the loop
         with _running(state):
             state.ret_value = await run(state, *bound.args[1:], **bound.kwargs)
+
+    async def _timed_call(self, state: State, bound: inspect.BoundArguments, limits: Limits) -> None:
+        """As `_acall`, with hooks at all that the program awaits; without its source, the whole of it is one thing that is awaited."""
+        from lmc.frontend.instrument import CannotInstrument, instrument
+        from lmc.frontend.replay import areplay  # knows programs itself
+
+        with _running(state):
+            try:
+                instrument(self.func, None)  # pyright: ignore[reportArgumentType]  # it refuses what is no plain function
+            except (CannotInstrument, AttributeError):
+                state.ret_value = await limits.wait(self.func(state, *bound.args[1:], **bound.kwargs), self.loc)
+            else:
+                await areplay(self, state, bound, {})
 
     async def _plain_call(self, state: State, bound: inspect.BoundArguments) -> None:
         with _running(state):
@@ -486,7 +502,9 @@ class Function:
             with _running(state), self._whole():
                 return replay(self, state, bound, {})
         if self.is_async:
-            call = self._plain_call if _run_of(state).journal is None else self._acall
+            run = _run_of(state)
+            hooked = run.journal is not None or (run.limits is not None and run.limits.timed)
+            call = self._acall if hooked else self._plain_call
             return aio.run_here(lambda: call(state, bound), self.described, f"await {self.name}.arun(…)")
         with _running(state):
             state.ret_value = self.func(state, *bound.args[1:], **bound.kwargs)

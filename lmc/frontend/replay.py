@@ -133,7 +133,8 @@ async def areplay(
 @contextmanager
 def _replaying(program: Function, state: State, mode: ReplayMode) -> Generator[Callable[..., Any]]:
     if isinstance(state.emitter, LiveEmitter):
-        mode.journal, mode.stream = state.emitter.run.journal, state.stream
+        run = state.emitter.run
+        mode.journal, mode.stream, mode.limits = run.journal, state.stream, run.limits if run.limits is not None and run.limits.timed else None
     token, state_token = active.set(mode), ACTIVE.set(state)
     try:
         yield instrument(program.func, hooks)  # type: ignore[arg-type]  # a program that was traced is a plain function

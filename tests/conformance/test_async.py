@@ -379,6 +379,20 @@ async def forgets_to_await(s: Any, q: str) -> Any:
     inner.run(tip=q)
 
 
+@case(leaves="without `await")
+async def forgets_to_await_later(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    await search(s["a"])
+    inner(tip=q)
+
+
+@case(leaves="which is not async")
+async def awaits_a_program_that_is_not_async(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    await search(s["a"])
+    s += (await inner_sync.arun(tip=q))["x"]
+
+
 @pytest.mark.parametrize("name", cases(globals()))
 def test_means_the_same_in_every_execution(name: str) -> None:
     one: Case = cases(globals())[name]
@@ -506,33 +520,67 @@ def test_cancelling_cancels_what_was_asked(program: Any, way: str) -> None:
     backend.close()
 
 
-def test_cancelling_cancels_what_is_awaited() -> None:
+@pytest.mark.parametrize("way", ["acall", "abatch", "arun"])
+@pytest.mark.parametrize("awaited", ["tool", "helper", "gather", "items", "manager", "own tasks", "replayed"])
+def test_cancelling_cancels_what_is_awaited(awaited: str, way: str) -> None:
     ended: list[str] = []
+    begun: list[asyncio.Event] = []
 
     async def tool() -> None:
         try:
-            await asyncio.sleep(30)
+            begun[0].set()
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             ended.append("cancelled")
             raise
         finally:
             ended.append("ended")
 
+    async def items() -> AsyncIterator[int]:
+        yield 1
+        await tool()
+
+    @contextlib.asynccontextmanager
+    async def manager() -> AsyncIterator[int]:
+        yield 1
+        await tool()
+
+    async def helper(s: Any) -> None:
+        s += "."
+        await tool()
+
     @lmc.function
     async def program(s: Any, q: str) -> Any:
         s += q + lmc.gen("a", max_tokens=2)
-        if s["a"] and q == "replayed":
+        if s["a"] and awaited == "replayed":
             leave(q)
         try:
-            await tool()
+            if awaited == "helper":
+                await helper(s)
+            elif awaited == "gather":
+                await asyncio.gather(tool(), asyncio.sleep(0))
+            elif awaited == "items":
+                async for _ in items():
+                    s += "."
+            elif awaited == "manager":
+                async with manager():
+                    s += "."
+            elif awaited == "own tasks":
+                await asyncio.gather(*[helper(f) for f in s.fork(1)])
+            else:
+                await tool()
         except ValueError:
             s += "not this"
 
     fast = lmc.compile(program, backend=Mock())
+    ways = {
+        "acall": lambda: fast.acall(q="x"), "abatch": lambda: fast.abatch([{"q": "x"}]), "arun": lambda: program.arun(q="x", backend=Mock()),
+    }  # fmt: skip
 
-    async def main(q: str) -> None:
-        task = asyncio.create_task(fast.acall(q=q))
-        await asyncio.sleep(0.05)
+    async def main() -> None:
+        begun.append(asyncio.Event())
+        task = asyncio.ensure_future(ways[way]())
+        await asyncio.wait_for(begun[0].wait(), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -541,9 +589,7 @@ def test_cancelling_cancels_what_is_awaited() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
-        for q in ("x", "replayed"):
-            ended.clear()
-            asyncio.run(main(q))
+        asyncio.run(main())
 
 
 def test_an_abandoned_batch_cancels_what_is_awaited() -> None:
