@@ -125,7 +125,10 @@ class Traced:
         return f"{arms} answers at {switch.op.loc}" if arms >= MAX_ARMS else f"more than {MAX_OPS} ops traced"
 
     def applies(self) -> bool:
-        return all(guard.holds() for guard in tuple(self.tree.guards.values()))
+        for guard in tuple(self.tree.guards.values()):  # noqa: SIM110  # a loop is the fastest here
+            if not guard.holds():
+                return False
+        return True
 
     @property
     def outgrown(self) -> bool:
@@ -434,7 +437,7 @@ class Program:
 
     def _runs(self, roots: Sequence[State], bound: Sequence[inspect.BoundArguments]) -> Iterator[Run]:
         for index, (root, arguments) in enumerate(zip(roots, bound, strict=True)):
-            arguments.apply_defaults()
+            self._parameters.complete(arguments)
             run = self._begin(Root(root, arguments, index, len(roots) > 1))
             run.more = index < len(roots) - 1
             yield run

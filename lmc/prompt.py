@@ -70,8 +70,14 @@ class Constraint:
     source: str
 
 
+class _Hashed:
+    """What keeps its hash: a key of tables that every request looks into."""
+
+    __slots__ = ("_hash",)
+
+
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(_Hashed):
     """How one answer is sampled. Names and defaults are SGLang's; `top_k=-1` means the whole vocabulary."""
 
     max_new_tokens: int = 128
@@ -92,6 +98,14 @@ class SamplingParams:
     top_logprobs_num: int | None = None
     return_text_in_logprobs: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            found = hash(tuple([getattr(self, name) for name in self.__slots__]))
+            object.__setattr__(self, "_hash", found)
+            return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from time import perf_counter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from lmc.chat import ChatTemplate
 from lmc.errors import Loc, UnsupportedOpError
@@ -260,9 +260,8 @@ class Beyond:
     stop: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Hints:
-    """What the plan knows about a submission; a backend may use it and never needs it.
+class Hints(NamedTuple):
+    """What the plan knows about a submission; a backend may use it and never needs it. A tuple, since every request has its own.
 
     pin      keep the KV until `release`
     order    place in the plan's visit: the batch item, then depth first over its prompts

@@ -8,7 +8,7 @@ arm that is taken are its own if they are what it asks; all others are wasted: c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lmc.backend.instructions import PENDING, Ask, Enter, Instruction, Prefill, Read, Release, Run, Show, Simple, Switch
@@ -88,7 +88,7 @@ def _guess(run: Run, ahead: Run, instruction: Ask) -> None:
     before: Prompt = ahead.env[instruction.ctx]
     try:
         ask = instruction.make(ahead)
-        after = before.submit(run.backend, ask, replace(instruction.visit.hints(run), group=None, members=1, way=(0, 1), guess=True))
+        after = before.submit(run.backend, ask, instruction.visit.hints(run)._replace(group=None, members=1, way=(0, 1), guess=True))
     except Exception:
         return  # raised where the program asks it, if it does
     run.guesses[instruction] = Guess(before, ask, after)

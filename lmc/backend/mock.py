@@ -14,7 +14,6 @@ import traceback
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from lmc.backend.base import Capabilities, Counters, Hints, Output, Result, check_supported
@@ -422,21 +421,30 @@ class Mock:
     def _count(self) -> Counters:
         """Replays the journal since the last time against the trie: what a prefix cache would have computed."""
         journal, self._counted = self._journal[self._counted :], len(self._journal)
+        prompt = cached = computed = generated = passes = calls = 0
         for entry in journal:
-            call = entry if isinstance(entry, Call) else None
-            tokens = call.tokens if call is not None else entry.tokens
-            cached = self._trie.match(tokens)
-            self._trie.insert(tokens + call.answer if call is not None else tokens)
-            fresh = len(tokens) - cached
-            answer = len(call.answer) if call is not None else 0
-            self._counters = Counters(
-                calls=self._counters.calls + (call is not None),
-                prompt_tokens=self._counters.prompt_tokens + (len(tokens) if call is not None else 0),
-                cached_tokens=self._counters.cached_tokens + (cached if call is not None else 0),
-                prefilled_tokens=self._counters.prefilled_tokens + fresh,
-                unique_tokens=self._counters.unique_tokens + fresh,
-                generated_tokens=self._counters.generated_tokens + answer,
-                passes=self._counters.passes + (max(1, answer) if call is not None else 0),  # a prefill rides with an ask
-                rows=self._counters.rows + fresh + answer,
-            )
-        return replace(self._counters, groups=len(self.groups), twins=self._twins)
+            tokens = entry.tokens
+            if isinstance(entry, Node):  # a prefill, which rides with an ask
+                computed += len(tokens) - self._trie.insert(tokens)
+                continue
+            known = min(self._trie.insert(tokens + entry.answer), len(tokens))
+            calls += 1
+            prompt += len(tokens)
+            cached += known
+            computed += len(tokens) - known
+            generated += len(entry.answer)
+            passes += len(entry.answer) or 1
+        done = self._counters
+        self._counters = Counters(
+            calls=done.calls + calls,
+            prompt_tokens=done.prompt_tokens + prompt,
+            cached_tokens=done.cached_tokens + cached,
+            prefilled_tokens=done.prefilled_tokens + computed,
+            unique_tokens=done.unique_tokens + computed,
+            generated_tokens=done.generated_tokens + generated,
+            passes=done.passes + passes,
+            rows=done.rows + computed + generated,
+            groups=len(self.groups),
+            twins=self._twins,
+        )
+        return self._counters

@@ -7,10 +7,10 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmc.backend.base import Output, Usage
 from lmc.backend.mock_prompt import Node, tokens_of
@@ -41,8 +41,9 @@ def _plain(x: Any) -> Any:
     return float(x) if isinstance(x, int) else str(x) if isinstance(x, str) else x
 
 
-def _digest(node: Node, ask: Ask, sample: int = 0) -> bytes:
-    made = node.hash.copy()
+def _digest(prompt: Any, ask: Ask, sample: int = 0) -> bytes:
+    """`prompt` is the hash of the prompt."""
+    made = prompt.copy()
     made.update(b"\xff")
     if isinstance(ask, Gen):
         made.update(_ask_bytes((ask.params, ask.constraint, ask.tools) if ask.tools else (ask.params, ask.constraint)))
@@ -64,8 +65,8 @@ def _words(digest: bytes, at_least: int) -> str:
     return text
 
 
-def _hash_answer(node: Node, ask: Gen, sample: int) -> str:
-    digest = _digest(node, ask, sample)
+def _hash_answer(prompt: Any, ask: Gen, sample: int) -> str:
+    digest = _digest(prompt, ask, sample)
     params, constraint = ask.params, ask.constraint
     if constraint is None:
         wanted = min(params.max_new_tokens, _BUDGET) if params.ignore_eos else params.min_new_tokens
@@ -73,8 +74,7 @@ def _hash_answer(node: Node, ask: Gen, sample: int) -> str:
     return member_of(constraint.kind, constraint.source, digest)
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(NamedTuple):
     """A raw answer after stop strings and limits: text, tokens and how it ended."""
 
     text: str
@@ -110,15 +110,15 @@ def _whole_characters(tokens: str) -> str:
 
 
 def gen_output(node: Node, ask: Gen, scripted: Any, stops: tuple[str, ...]) -> tuple[Output, str]:
-    params = ask.params
-    raws = _raw_answers(node, ask, scripted)
+    params, prompt = ask.params, node.hash
+    raws = _raw_answers(prompt, ask, scripted)
     called = [_calls(node, raw) for raw in raws] if ask.tools else []
     answers = [_finish("" if called and called[i] else raw, params, params.stop + stops) for i, raw in enumerate(raws)]
     tokens = 0
     metas: list[Mapping[str, Any]] = []
     for i, answer in enumerate(answers):
         tokens += len(answer.tokens)
-        metas.append(_meta(node, len(answer.tokens)) | {"finish_reason": answer.finish})
+        metas.append(_meta(node, prompt, len(answer.tokens)) | {"finish_reason": answer.finish})
         if ask.tools:
             metas[-1] = {**metas[-1], "tool_calls": called[i]} | ({"finish_reason": {"type": "tool_calls", "matched": None}} if called[i] else {})
         if params.return_logprob:
@@ -139,11 +139,11 @@ def _calls(node: Node, raw: str) -> list[Call]:
     return [call_of(f"call_{node.length}_{i}", call["name"], json.dumps(call.get("arguments", {}))) for i, call in enumerate(found)]
 
 
-def _raw_answers(node: Node, ask: Gen, scripted: Any) -> Sequence[str]:
+def _raw_answers(prompt: Any, ask: Gen, scripted: Any) -> Sequence[str]:
     n = ask.params.n
     if scripted is None:
         sampled = n if ask.params.temperature > 0 else 1
-        raws = [_nonempty(node, ask, sample) for sample in range(sampled)]
+        raws = [_nonempty(prompt, ask, sample) for sample in range(sampled)]
         return raws if sampled == n else raws * n
     if isinstance(scripted, str):
         return [scripted] * n
@@ -154,20 +154,20 @@ def _raw_answers(node: Node, ask: Gen, scripted: Any) -> Sequence[str]:
     return scripted  # pyright: ignore[reportUnknownVariableType]
 
 
-def _nonempty(node: Node, ask: Gen, sample: int) -> str:
+def _nonempty(prompt: Any, ask: Gen, sample: int) -> str:
     """A hashed answer that does not start with a stop string, if one of the first few does not."""
-    raw = _hash_answer(node, ask, sample)
+    raw = _hash_answer(prompt, ask, sample)
     for again in range(1, 8):
         if not ask.params.stop or not raw.startswith(ask.params.stop):
             break
-        raw = _hash_answer(node, ask, sample + again * 1_000_003)
+        raw = _hash_answer(prompt, ask, sample + again * 1_000_003)
     return raw
 
 
-def _meta(node: Node, completion: int) -> dict[str, Any]:
+def _meta(node: Node, prompt: Any, completion: int) -> dict[str, Any]:
     """What every answer says of itself; a function of the prompt alone, whatever the order of requests was."""
     return {
-        "id": f"mock-{node.hash.hexdigest()[:12]}",
+        "id": f"mock-{prompt.hexdigest()[:12]}",
         "prompt_tokens": node.length,
         "completion_tokens": completion,
         "cached_tokens": node.answered,
@@ -204,7 +204,8 @@ def _logprob(position: int, token: str) -> float:
 
 
 def select_output(node: Node, ask: Select, scripted: Any) -> tuple[Output, str]:
-    scores = _scores(node, ask)
+    prompt = node.hash
+    scores = _scores(prompt, ask)
     if scripted is not None:
         if scripted not in ask.choices:
             raise BackendError(
@@ -214,7 +215,7 @@ def select_output(node: Node, ask: Select, scripted: Any) -> tuple[Output, str]:
     chosen = ask.choices[scores.index(max(scores))]
     tokens = [tokens_of(choice) for choice in ask.choices]
     meta = (
-        _meta(node, 0)
+        _meta(node, prompt, 0)
         | {
             "normalized_prompt_logprobs": scores,
             "input_token_logprobs": [
@@ -237,9 +238,9 @@ _EXTRA: Mapping[ChoicesMethod, Callable[[list[float]], dict[str, Any]]] = {
 }
 
 
-def _scores(node: Node, ask: Select) -> list[float]:
+def _scores(prompt: Any, ask: Select) -> list[float]:
     """A log-probability in (-8, 0) for each choice, different ones for different prompts."""
-    digest = _digest(node, ask)
+    digest = _digest(prompt, ask)
     while len(digest) < 4 * len(ask.choices):
         digest += blake2b(digest, digest_size=32).digest()
     return [-0.01 - int.from_bytes(digest[4 * i : 4 * i + 4], "big") / 2**29 for i in range(len(ask.choices))]

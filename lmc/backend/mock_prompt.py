@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -62,35 +62,37 @@ class Node:
         """A hash of the tokens; copy before use."""
         if self._hash is not None:
             return self._hash
-        path = self._path(lambda node: node._hash is not None)
-        made = path[0].parent._hash.copy() if path[0].parent is not None else blake2b(digest_size=32)
-        for node in path:
-            made.update(node.piece.encode("utf-8", "surrogatepass"))
+        pieces: list[str] = []
+        node: Node | None = self
+        while node is not None and node._hash is None:
+            pieces.append(node.piece)
+            node = node.parent
+        made = blake2b(digest_size=32) if node is None else node._hash.copy()
+        made.update("".join(pieces[::-1]).encode("utf-8", "surrogatepass"))
         if self.length >= LONG:
             self._hash = made
         return made
 
     @property
     def tokens(self) -> str:
-        return "".join([node.piece for node in self._path(lambda node: False)])
+        pieces: list[str] = []
+        node: Node | None = self
+        while node is not None:
+            pieces.append(node.piece)
+            node = node.parent
+        return "".join(pieces[::-1])
 
     @property
     def text(self) -> str:
         if self._text is None:
-            path = self._path(lambda node: node._text is not None)
-            start = path[0].parent._text if path[0].parent is not None else ""
-            self._text = (start or "") + "".join([node.shown for node in path])
+            shown: list[str] = []
+            node: Node | None = self
+            while node is not None and node._text is None:
+                shown.append(node.shown)
+                node = node.parent
+            start = "" if node is None else node._text or ""
+            self._text = start + "".join(shown[::-1])
         return self._text
-
-    def _path(self, known: Callable[[Node], bool]) -> list[Node]:
-        """The nodes down to here whose nearest ancestor outside is known (or the root)."""
-        path: list[Node] = []
-        node: Node | None = self
-        while node is not None and not known(node):
-            path.append(node)
-            node = node.parent
-        path.reverse()
-        return path
 
 
 ROOT = Node(None, "", "")
@@ -102,31 +104,26 @@ class Trie:
     def __init__(self) -> None:
         self._edges: dict[str, tuple[str, Trie]] = {}
 
-    def match(self, tokens: str) -> int:
-        """Length of the longest prefix of `tokens` that was inserted."""
-        return self._walk(tokens)[2]
-
-    def insert(self, tokens: str) -> None:
-        node, rest, _ = self._walk(tokens, split=True)
-        if rest:
-            node._edges[rest[0]] = rest, Trie()
-
-    def _walk(self, tokens: str, split: bool = False) -> tuple[Trie, str, int]:
-        """The deepest node on the way, the tokens after it, and how many tokens matched (also inside an edge)."""
+    def insert(self, tokens: str) -> int:
+        """Length of the longest prefix of `tokens` that had been inserted; now all of it is."""
         node, at = self, 0
-        while at < len(tokens) and tokens[at] in node._edges:
-            label, child = node._edges[tokens[at]]
+        while at < len(tokens):
+            edge = node._edges.get(tokens[at])
+            if edge is None:
+                node._edges[tokens[at]] = tokens[at:], Trie()
+                break
+            label, child = edge
             if not tokens.startswith(label, at):
                 shared = _common(label, tokens[at : at + len(label)])
-                if split:
-                    middle = Trie()
-                    middle._edges[label[shared]] = label[shared:], child
-                    node._edges[label[0]] = label[:shared], middle
-                    node, at = middle, at + shared
-                    return node, tokens[at:], at
-                return node, tokens[at:], at + shared
+                middle = Trie()
+                middle._edges[label[shared]] = label[shared:], child
+                node._edges[label[0]] = label[:shared], middle
+                at += shared
+                if at < len(tokens):
+                    middle._edges[tokens[at]] = tokens[at:], Trie()
+                break
             node, at = child, at + len(label)
-        return node, tokens[at:], at
+        return at
 
 
 def _common(a: str, b: str) -> int:

@@ -24,6 +24,11 @@ class Parameters:
         """Whether calls may differ in how many arguments they have."""
         self._fixed = tuple(p.name for p in self._own)
 
+    def complete(self, bound: inspect.BoundArguments) -> None:
+        """Applies the defaults of what a call does not give."""
+        if len(bound.arguments) <= len(self._own):
+            bound.apply_defaults()
+
     def values(self, bound: inspect.BoundArguments) -> list[Any]:
         """What a call gives, defaults applied, one by one."""
         given = bound.arguments

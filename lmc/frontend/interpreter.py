@@ -20,9 +20,9 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import FunctionType
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 from lmc.backend.base import Backend, Beyond, Hints, Result, Usage, check_supported
 from lmc.config import compiler, default_backend, settings
@@ -70,8 +70,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """What one run of a program shares: the backend, the sampling defaults, the seed, its number in its batch, its limits, its journal.
 
     spare    tokens that a request to an API may generate beyond its answer, since what follows may be taken from them
@@ -80,7 +79,7 @@ class Run:
     """
 
     backend: Backend
-    defaults: SamplingParams = field(default_factory=SamplingParams)
+    defaults: SamplingParams = SamplingParams()
     seed: int = 0
     item: int = 0
     limits: Limits | None = None
@@ -95,6 +94,9 @@ class Run:
         if not self.watched and (not self.spare or counted):
             return None
         return Hints(beyond=Beyond(self.spare) if self.spare and not counted else None, watched=self.watched)
+
+
+_NO_DEFAULTS = SamplingParams()
 
 
 def fresh_seed(seed: int | None = None) -> int:
@@ -277,6 +279,8 @@ class Function:
         self.defaults: Mapping[str, Any] = {p.name: p.default for p in parameters[1:] if p.default is not p.empty}
         self._named = frozenset(p.name for p in parameters[1:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
         self._open = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self._first = parameters[0].name
+        self._plain = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters[1:])
         self.is_async = aio.is_async(func)
         """Whether it is `async def`: run it by `run` where no event loop is running, else by `await … .arun(…)`."""
 
@@ -291,6 +295,9 @@ class Function:
         """The program's arguments, bound ones included, without defaults. Raises ArgumentError that names the program."""
         given = {**self.bound, **kwargs} if self.bound else dict(kwargs)
         self._check_names(given)
+        if not args and self._plain and len(given) == len(self.params):  # each by its name, as items of batches are: nothing to work out
+            by_name = {self._first: None, **{name: given[name] for name in self.params}}
+            return inspect.BoundArguments(self.signature, by_name)  # type: ignore[arg-type]  # a dict is ordered
         try:
             bound = self.signature.bind(None, *args, **given)
         except TypeError as error:
@@ -431,7 +438,7 @@ class Function:
         if caller is None or options.seed is not None:
             if caller is not None and own is None and (journal := _run_of(caller).journal) is not None:
                 journal.refuse_batch()
-            inherited = _run_of(caller).defaults if caller else SamplingParams()
+            inherited = _run_of(caller).defaults if caller else _NO_DEFAULTS
             backend = options.backend or (_run_of(caller).backend if caller else default_backend())
             limits = options.limits(backend, _run_of(caller).limits if caller else None)
             journal = own and RunJournal(own, item)

@@ -11,7 +11,7 @@ import itertools
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lmc.backend.base import Backend, Handle, Hints, Output, Result
 from lmc.prompt import Constraint, Gen, Part, SamplingParams, Text, derive_seed
@@ -124,7 +124,7 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
             for i in range(ask.n):
                 hints = Hints(namespace=ask.salt)
                 if ask.n > 1:
-                    hints = replace(hints, group=(ticket,), members=ask.n, way=(i, ask.n))
+                    hints = hints._replace(group=(ticket,), members=ask.n, way=(i, ask.n))
                 gen = Gen(ask.params, ask.constraint, seed=derive_seed(seed, i, "serve", 0))
                 handles.append(backend.submit(None, (Text(ask.parts), gen), hints))
     except BaseException:
