@@ -59,6 +59,7 @@ class Counters:
     `prefilled_tokens` are prompt tokens computed, `unique_tokens` those of them that no earlier request had
     computed: prefill optimality is unique / prefilled. `groups` were submitted (and in an engine admitted) together;
     `twins` are samples that began with another's last prompt row, as all but the first of an n-way sample do.
+    `preemptions`: answers that an engine interrupted for want of memory, and went on with later.
     """
 
     calls: int = 0
@@ -73,6 +74,7 @@ class Counters:
     device_seconds: float = 0.0
     groups: int = 0
     twins: int = 0
+    preemptions: int = 0
 
     def __sub__(self, other: Counters) -> Counters:
         return Counters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))

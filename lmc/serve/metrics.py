@@ -94,6 +94,7 @@ class _OfBackend:
 
 _HELD = {
     "waiting": "Requests that wait for room",
+    "preempted": "Of those the ones that had begun and were interrupted",
     "running": "Requests in the batch",
     "pinned": "Prefixes that are kept",
     "slots": "Tokens that the KV pool holds",

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -336,6 +338,20 @@ def stepped(max_tokens: int = 512, **options) -> tuple[LocalBackend, SteppedCore
     core = engine._core
     assert isinstance(core, SteppedCore)
     return engine, core
+
+
+@contextmanager
+def promising_little(short: int = 1) -> Iterator[None]:
+    """Answers of more than `short` tokens are promised room for one when they begin."""
+    engine = "lmc.backend.engine"
+    with (
+        mock.patch(f"{engine}.request.SHORT", short),
+        mock.patch(f"{engine}.scheduler._LEAST", 1),
+        mock.patch(f"{engine}.scheduler._AHEAD", 2),
+        mock.patch(f"{engine}.lengths._UNKNOWN", 1.0),
+        mock.patch(f"{engine}.lengths.Lengths.learn", lambda *_: None),
+    ):
+        yield
 
 
 def reference_ids(prompt: Sequence[int], n: int) -> list[int]:

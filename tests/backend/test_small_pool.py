@@ -43,6 +43,31 @@ def test_on_a_model_that_sees_every_page(name, n):
     compare(WORKLOADS[name], n, lambda slots: backend(slots, max_context=4000, chunk=64)[0])
 
 
+@lmc.function
+def interview(s, name):
+    s += f"Who are you, {name}? "
+    s += lmc.gen("who", max_tokens=200, stop=["e", "d"])
+    s += " And you want? "
+    s += lmc.gen("what", max_tokens=200, stop="de")
+
+
+def test_answers_of_unknown_length_are_preempted_and_go_on():
+    """A pass has as many rows as fit by what is said, not by what may be said."""
+    items = [{"name": f"number {i}"} for i in range(16)]
+    found, counters = [], []
+    for slots in (20_000, 320):
+        with backend(slots, max_context=300, chunk=64)[0] as engine:
+            states = lmc.compile(interview, backend=engine).batch(items, temperature=0)
+            engine.check()
+            found.append([(state.text(), state["who"], state["what"]) for state in states])
+            counters.append(engine.counters())
+    plenty, capped = counters
+    assert found[0] == found[1]
+    assert plenty.preemptions == 0 < capped.preemptions < 3 * len(items)
+    assert plenty.generated_tokens == capped.generated_tokens > 5 * 320
+    assert capped.generated_tokens / capped.passes > 320 / 220, "no more than would fit with all that may be said"
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(("name", "n"), [("agents", 40), ("chat-short", 24)])
 def test_on_the_small_model(name, n):

@@ -104,6 +104,7 @@ class Asker:
                 answer=self._answer(ask, params, on_text if item == 0 else None),
                 score_from=_scored_from(params) if item == 0 else None,
                 priority=order,
+                gen=(ask.loc, ask.params.max_new_tokens),
             )
             for item in range(params.n)
         ]

@@ -183,6 +183,7 @@ class EngineCore:
             device_seconds=self._device_seconds,
             groups=t.groups,
             twins=t.twins,
+            preemptions=t.preemptions,
         )
 
     def stats(self) -> dict[str, Any]:
@@ -195,6 +196,8 @@ class EngineCore:
             "free_slots": s.pool.free_count,
             "cached_tokens": s.tree.size,
             "split_groups": s.tally.split_groups,
+            "preempted": sum(req.preempted > 0 for req in s.waiting),
+            "recomputed_tokens": s.tally.recomputed_tokens,
             "evictable_tokens": s.tree.evictable,
             "device_seconds": self._device_seconds,
             "host_seconds": self._busy_seconds - self._device_seconds,
@@ -248,8 +251,8 @@ class EngineCore:
 
     def step(self) -> None:
         """One pass."""
-        if self._flying is not None and not self._can_go_on(self._flying[0]):
-            self._land()
+        if self._flying is not None and (self.scheduler.is_short or not self._can_go_on(self._flying[0])):
+            self._land()  # what is in flight cannot be preempted
         if self._posted and isinstance(self._runner, AheadRunner) and self.scheduler.has_prompts(self.scheduler.chunk):
             self._launched.clear()  # somebody submits; for a small pass nobody should stop: those who do would make it smaller
         try:
@@ -404,6 +407,8 @@ class EngineCore:
 
     def _end(self, req: Request) -> None:
         """Keeps the KV of the prompt and of the answer up to its cut."""
+        if not req.is_sure:
+            self.scheduler.lengths.learn(req.gen, req.length - req.prompt_len)
         keep = req.prompt_len + req.ending.keep if req.ending is not None else req.device_len
         self.scheduler.finish(req, min(keep, req.device_len))
         self._done(req)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -38,6 +38,8 @@ class TokenLogprob:
 
 STUCK = -1  # from the sampler: the constraint lets no token come next
 PENDING = -1  # in `ids`: a token that is on its way from the device
+SHORT = 128
+"""Tokens up to which an answer is promised room for all that it may have: to promise less would save little."""
 
 _order = itertools.count()
 
@@ -67,7 +69,11 @@ class Request:
 
         slots   [0, cached_len)          in the radix tree, locked through `node`
                 [cached_len, device_len) ours: KV computed, given to the tree or freed on finish
-                [device_len, kv_max)     not allocated yet, but reserved: decoding never runs out of memory
+                [device_len, kv_max)     not allocated yet; the first `reserved` of them are promised
+
+    What is promised is all of it where the length is known or small. Where it is neither, more is promised as the answer
+    grows; where there is no more, a request is *preempted*: its KV goes to the tree, as far as there is room for that,
+    and it waits with all it has said for its turn to go on, with `ids[:length]` as its head.
 
     `ids[:length]` are known tokens: the prompt, what was sampled, and what the constraint forced behind it. While
     decoding, the last sampled one and those forced behind it are not computed yet. `ids[:head_len]` is computed before
@@ -85,6 +91,7 @@ class Request:
     score_from: int | None = None  # log-probabilities of the prompt's tokens from here on
     priority: tuple[int, ...] = ()  # the plan's visit order
     namespace: str = ""  # shares cached KV with requests of the same one only
+    gen: Hashable = None  # what its answer is one of many to
     group: Group | None = None
     spare: bool = False  # PREFILL: in rows that are nearly free, until somebody needs it
 
@@ -113,6 +120,8 @@ class Request:
     found_in: int = -1  # and the tree's version then
     reserved: int = 0
     since: int = 0  # the pass number when it began to wait
+    preempted: int = 0  # times
+    computed: int = 0  # tokens whose rows had been run when it was preempted last: their log-probabilities are known
     trie: Trie = field(init=False)  # SCORE: what the branches have in common once
     next_row: int = 0  # of the trie; those before it are computed
     row_slots: np.ndarray = field(init=False)  # [rows of the trie] int64, ours; -1: none, or none any more
@@ -173,9 +182,35 @@ class Request:
     def first_scored(self) -> int:
         """From this position on, the log-probability of a token that is known before its row is run is wanted."""
         if self.score_from is not None:
-            return self.score_from
-        wanted = self.kind is Kind.GENERATE and self.params.return_logprob
-        return self.prompt_len if wanted else len(self.ids)
+            first = self.score_from
+        elif self.kind is Kind.GENERATE and self.params.return_logprob:
+            first = self.prompt_len
+        else:
+            return len(self.ids)
+        return max(first, self.computed + 1) if self.computed else first
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether all it may need is promised before it begins: its answer is short, or only its limit can end it."""
+        if self.max_new <= SHORT:
+            return True
+        p, matcher = self.params, self.answer.matcher if self.answer is not None else None
+        return p.ignore_eos and matcher is None and not (p.stop or p.stop_regex or p.stop_token_ids)
+
+    @property
+    def unpromised(self) -> int:
+        """Slots that it may come to need and was not promised."""
+        return max(0, self.kv_max - self.device_len - self.reserved)
+
+    @property
+    def missing(self) -> int:
+        """Slots of known tokens that it was not promised."""
+        return max(0, min(self.wanted_len, self.kv_max) - self.device_len - self.reserved)
+
+    @property
+    def seniority(self) -> tuple[tuple[int, ...], int]:
+        """Its place in the order in which requests may keep what they have: the plan's, then that of arrival."""
+        return self.priority, self.order
 
     @property
     def in_head(self) -> bool:

@@ -1,7 +1,13 @@
 """The scheduler: what runs in the next pass, in which slots; and who owns the slots afterwards.
 
-Waiting requests are admitted longest cached prefix first, with a bound on waiting. Admission reserves every slot a
-request can need, so that what runs never runs out. Two requests never compute the same prompt token: one with rows in
+Waiting requests are admitted longest cached prefix first, with a bound on waiting. Admission promises every slot that a
+request can need where its length is known or small, and what it is expected to need (lengths.py) where it is not. What
+needs more than that is promised more. Where there is no more, the last in the plan's order are preempted: what they have
+computed stays cached as long as there is room, and they go first as soon as there is room for more than they had. The
+promise doubles each time and one that is promised everything is not preempted, so each request is preempted a few times at
+most (`most_preemptions`), the first in the order only by those that are promised everything, which end.
+
+Two requests never compute the same prompt token: one with rows in
 this pass *claims* (place, next token), and another that needs the same token *follows* it, in this very pass: its rows
 attend to the slots that the other's rows write, and go on where the two prompts part. One with the very same head
 becomes a *twin* that samples from the same logits. (A head is the prompt and the tokens that a constraint forces behind
@@ -23,6 +29,7 @@ import numpy as np
 
 from lmc import config
 from lmc.backend.engine.kv_pool import SlotAllocator
+from lmc.backend.engine.lengths import Lengths
 from lmc.backend.engine.radix_cache import Node, RadixCache, common_prefix
 from lmc.backend.engine.request import Kind, Request
 
@@ -33,6 +40,8 @@ FREE_ROWS = 188
 _PATIENCE = 512  # passes after which a request goes first, whatever is cached
 _ON_ITS_WAY = 2  # passes that the first of a group wait for the others to arrive
 _TOGETHER = 16  # passes that a group waits for room for all of it
+_LEAST = 32  # tokens that an answer is promised when it begins, and twice as many each time that it was preempted
+_AHEAD = 16  # tokens that it is promised beyond those that it needs now, where there is room
 
 
 class Rows(NamedTuple):
@@ -98,6 +107,8 @@ class Tally:
     groups: int = 0  # admitted in one pass
     split_groups: int = 0  # not so, for want of room
     twins: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0  # of those that were preempted, and not cached any more
 
 
 class _Verdict(Enum):
@@ -132,6 +143,7 @@ class Scheduler:
         self.tally = Tally()
         self._clock = 0
         self.pins: dict[Request, Node] = {}
+        self.lengths = Lengths()
         self.reset(num_slots)
 
     def reset(self, num_slots: int | None = None) -> None:
@@ -145,6 +157,7 @@ class Scheduler:
             req.pinned = False
         self.pins.clear()
         self.committed = 0  # slots promised to running requests and not allocated yet
+        self._open: dict[Request, None] = {}  # running requests that may need more than they were promised
         self._claims: dict[tuple[Place, int], Request] = {}  # of this pass: who computes the token after a place
         self._planned: dict[Request, int] = {}  # of this pass: how much of its head a request will have computed
         self._followers: dict[Request, int] = {}  # of this pass: how much of its head others compute
@@ -177,6 +190,12 @@ class Scheduler:
 
     def finish(self, req: Request, keep: int) -> None:
         """Ends a running request: KV of `ids[:keep]` goes to the tree, the rest is freed."""
+        self._leave(req, keep)
+        req.done = True
+        if not self.running:
+            self.pool.tidy()
+
+    def _leave(self, req: Request, keep: int) -> None:
         assert req.node is not None and not req.twins
         if keep > req.cached_len:
             self._give_to_tree(req, keep)
@@ -188,11 +207,9 @@ class Scheduler:
         req.node = None
         self.committed -= req.reserved
         req.reserved = 0
-        req.done = True
         del self.running[req]
+        self._open.pop(req, None)
         self._stuck = False
-        if not self.running:
-            self.pool.tidy()
 
     def unpin(self, req: Request) -> None:
         """Ends the pin of a finished PREFILL; nothing happens if it was broken or ended before."""
@@ -223,6 +240,7 @@ class Scheduler:
     def schedule(self) -> Pass | None:
         """Rows for the next pass, with their slots; None if there is nothing to compute."""
         self._clock += 1
+        self._secure()
         work = Pass()
         self._claims.clear()
         self._planned.clear()
@@ -333,6 +351,63 @@ class Scheduler:
             self.pool.free(self.tree.evict(n - self.pool.free_count))
         return self.pool.alloc(n)
 
+    # -- promises ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the next pass may need more than there is, unless something ends before."""
+        return bool(self._open) and sum(lacks for req in self._open if (lacks := _lacks(req)) > 0) > self._spare
+
+    @property
+    def _spare(self) -> int:
+        """Slots that nobody was promised."""
+        return self.pool.free_count + self.tree.evictable - self.committed
+
+    def _promised(self, req: Request) -> int:
+        """Slots that it is promised at admission, cached ones included."""
+        if req.is_sure:
+            return req.need
+        said = req.length - req.prompt_len
+        return min(req.need, req.head_len + (max(_LEAST, self.lengths.expected(req.gen) - said) << req.preempted))
+
+    def _secure(self) -> None:
+        """Promises what the next rows need, first to those that come first; the last give up theirs where there is no more."""
+        short = [req for req in self._open if _lacks(req) > 0]
+        if not short:
+            return
+        ahead = max(0, (self._spare - sum(map(_lacks, short))) // len(short))  # so that not each pass has to promise more
+        for req in sorted(short, key=lambda r: r.seniority):
+            while req in self._open and self._spare < req.missing:
+                if len(self.running) == 1 and self.pins:
+                    self._unpin_oldest()
+                else:
+                    self._preempt(max(self._open, key=lambda r: r.seniority))
+            if req in self._open:
+                self._promise_more(req, req.missing + min(_AHEAD, ahead))
+
+    def _promise_more(self, req: Request, more: int) -> None:
+        more = min(more, req.unpromised)
+        req.reserved += more
+        self.committed += more
+        if not req.unpromised:
+            del self._open[req]
+
+    def _preempt(self, req: Request) -> None:
+        """Takes a request out of the batch and keeps all that it has said; what it has computed stays cached for a while."""
+        assert not req.in_flight and not req.awaited, "preempted while a pass computes it"
+        req.computed = max(req.computed, req.device_len)
+        self._leave(req, req.device_len)
+        req.head_len, req.device_len, req.cached_len = req.wanted_len, 0, 0
+        req.preempted += 1
+        req.group = None
+        self.tally.preemptions += 1
+        self.waiting.appendleft(req)
+        config.log("schedule", f"KV pool full: {req.length} tokens of request {req.order} wait, for the {req.preempted}. time")
+
+    def most_preemptions(self, req: Request) -> int:
+        """How often a request can be preempted: once it is promised all that it may need, it is not."""
+        return 0 if req.is_sure else (max(0, req.max_new - 2) // _LEAST).bit_length()
+
     # -- admission ---------------------------------------------------------------------------------------------
 
     def _admit(self, work: Pass, room: int) -> None:
@@ -362,10 +437,10 @@ class Scheduler:
                     continue
                 left.append(req)
                 deferred |= verdict is _Verdict.LATER
-                if verdict is _Verdict.NO_ROOM and self._starved(req):  # nobody passes it any more
+                if verdict is _Verdict.NO_ROOM and (req.preempted or self._starved(req)):  # nobody passes it any more
                     left.extend(candidates[i + 1 :])
                     break
-            self.waiting.extendleft(sorted(left, key=lambda r: -r.order))
+            self.waiting.extendleft(sorted(left, key=lambda r: (bool(r.preempted), -r.order)))
         if self.waiting and not self.running and not work.rows and not deferred:
             self._make_room(work)
         elif self.waiting and not progress:
@@ -393,7 +468,7 @@ class Scheduler:
         if since > _TOGETHER or len(group.waiting) > self.max_batch:
             return None
         shared = min(common_prefix(req.ids[: req.head_len], other.ids[: other.head_len]) for other in group.waiting)
-        need = sum(other.need - shared for other in group.waiting) + max(0, shared - start.at)
+        need = sum(self._promised(other) - shared for other in group.waiting) + max(0, shared - start.at)
         if need > self.pool.num_slots:
             return None
         fits = self._has_room(need) and self._batch_size(work) + len(group.waiting) <= self.max_batch
@@ -416,16 +491,21 @@ class Scheduler:
     def _make_room(self, work: Pass) -> None:
         """Nothing runs and nothing fits: pins hold the pool. They are a wish, not a promise."""
         assert self.pins, "a request that fits the empty pool was not admitted"
-        oldest = next(iter(self.pins))
-        config.log("schedule", f"KV pool full: releasing the oldest of {len(self.pins)} pinned prefixes")
-        self.unpin(oldest)
+        self._unpin_oldest()
         self._admit(work, self.chunk)
+
+    def _unpin_oldest(self) -> None:
+        config.log("schedule", f"KV pool full: releasing the oldest of {len(self.pins)} pinned prefixes")
+        self.unpin(next(iter(self.pins)))
 
     def _starved(self, req: Request) -> bool:
         return self._clock - req.since > _PATIENCE
 
     def _rank(self, req: Request) -> tuple[bool, bool, int, tuple[int, ...], int]:
-        """Starved first, then longest cached prefix, then the plan's order, then arrival; last what may not be needed."""
+        """Preempted first, then starved, then longest cached prefix, then the plan's order, then arrival; last what may not
+        be needed."""
+        if req.preempted:
+            return (False, False, -1, *req.seniority)
         if self._starved(req):
             return (False, req.spare, 0, (), req.order)
         return (True, req.spare, -self._cached(req).end, req.priority, req.order)
@@ -456,47 +536,55 @@ class Scheduler:
                 return _Verdict.LATER  # it goes on with that in the next pass
             if at == req.head_len:
                 return _Verdict.LATER  # a prefill without rows of its own: the next pass finds it cached
-        need = req.need - at
+        need = self._promised(req) - at
         self.tree.lock(node)
         if not self._has_room(need):
             self.tree.unlock(node)
             return _Verdict.NO_ROOM
         self._reserve(req, need)
         req.node, req.cached_len, req.device_len, req.found = node, node.end, at, None
-        req.hit_len = min(at, req.prompt_len)
+        self._enter(req)
         if at > node.end:
             assert leader is not None
             self._followers[req] = at
             req.slots[:at] = leader.slots[:at]
         else:
             req.slots[:at] = self.tree.slots_to(node)
-        self.tally.prompt_tokens += req.prompt_len
-        self.tally.cached_tokens += req.hit_len
+        self._count_prompt(req, min(at, req.prompt_len))
         if req.kind is Kind.PREFILL and not req.in_head:
             self._complete_prefill(req)
         return _Verdict.ADMITTED
 
     def _join(self, req: Request, leader: Request) -> _Verdict:
         """A twin: it runs from the moment its leader's head is there, which is the end of this pass."""
-        need = req.kv_max - req.head_len
+        need = self._promised(req) - req.head_len
         if not self._has_room(need):
             return _Verdict.NO_ROOM
         self.committed += need
         req.reserved = need
         leader.twins.append(req)
         self.tally.twins += 1
-        self.tally.prompt_tokens += req.prompt_len
-        self.tally.cached_tokens += req.prompt_len
-        req.hit_len = req.prompt_len
+        self._count_prompt(req, req.prompt_len)
         return _Verdict.ADMITTED
 
+    def _count_prompt(self, req: Request, cached: int) -> None:
+        if req.preempted:
+            return  # it was counted when it came
+        req.hit_len = cached
+        self.tally.prompt_tokens += req.prompt_len
+        self.tally.cached_tokens += cached
+
     def _has_room(self, need: int) -> bool:
-        return self.pool.free_count + self.tree.evictable - self.committed >= need
+        return self._spare >= need
 
     def _reserve(self, req: Request, need: int) -> None:
         req.reserved = need
         self.committed += need
+
+    def _enter(self, req: Request) -> None:
         self.running[req] = None
+        if req.unpromised:
+            self._open[req] = None
 
     # -- after the pass ----------------------------------------------------------------------------------------
 
@@ -515,6 +603,7 @@ class Scheduler:
             self._settle(req)
             was_head, before = req.in_head, req.device_len
             req.device_len += n
+            self.tally.recomputed_tokens += max(0, min(req.device_len, req.computed) - before)
             if was_head:
                 prompt = min(req.device_len, req.prompt_len)
                 if prompt > before:
@@ -583,10 +672,10 @@ class Scheduler:
     def _release_twins(self, req: Request) -> None:
         assert req.node is not None
         for twin in req.twins:
-            self.running[twin] = None
             self.tree.lock(req.node)
             twin.node, twin.cached_len, twin.device_len = req.node, req.cached_len, req.cached_len
             twin.slots[: req.cached_len] = req.slots[: req.cached_len]
+            self._enter(twin)
         req.twins = []
 
     def _complete_prefill(self, req: Request) -> None:
@@ -610,7 +699,9 @@ class Scheduler:
         owned += [r.row_slots[r.held_rows] for r in self.running]
         self.pool.check(owned)
         assert self.committed == sum(r.reserved for r in self.running), "reservations without a request"
-        assert self.pool.free_count + self.tree.evictable >= self.committed, "more promised than there is"
+        assert self._spare >= 0, "more promised than there is"
+        assert set(self._open) == {r for r in self.running if r.unpromised}, "not known who may need more"
+        assert all(r.preempted <= self.most_preemptions(r) for r in (*self.running, *self.waiting)), "preempted too often"
         self._check_locks([r.node for r in self.running if r.node is not None] + list(self.pins.values()))
         assert not any(r.twins for r in self.running), "twins between two passes"
         assert all(r in self.running or not r.reserved for r in self.waiting), "a reservation for one that waits"
@@ -625,3 +716,8 @@ class Scheduler:
                 node = node.parent
         for node in self.tree.nodes():
             assert node.locks == expected[node], f"{node}: {node.locks} locks, {expected[node]} holders"
+
+
+def _lacks(req: Request) -> int:
+    """`Request.missing`, quickly: negative where nothing is; one more than that where the last token needs no row."""
+    return req.length - req.device_len - req.reserved

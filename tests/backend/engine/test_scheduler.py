@@ -18,6 +18,7 @@ from tests.backend.engine_fakes import (
     FakeWords,
     SteppedCore,
     automata,
+    promising_little,
     reference_ids,
     stepped,
 )
@@ -386,13 +387,15 @@ FORCING = ["yes", "(a|b) and the cat(s|END)", "[ab]{1,3} the end", "the cat"]
 
 
 class Anything(RuleBasedStateMachine):
-    """Submit, fork, chain, prefill, cancel, drop and run passes in any order: texts are those of a model alone, and
+    """Submit, fork, chain, prefill, cancel, drop, preempt and run passes in any order: texts are those of a model alone, and
     nothing leaks."""
 
     runs = FakeRunner
 
     def __init__(self) -> None:
         super().__init__()
+        self.little = promising_little()
+        self.little.__enter__()
         options = {"chunk": 12, "max_batch": 5, "max_context": 120, "compiler": automata(WORDS), "runs": self.runs}
         self.engine, self.core = stepped(160, **options)
         self.open: list[tuple[object, str, list[tuple[object, int]]]] = []
@@ -403,7 +406,7 @@ class Anything(RuleBasedStateMachine):
         done = self.engine.submit(None, [Text((text,)), *asks], Hints(namespace=namespace))
         self.open.append((done, text, list(asks)))
 
-    @rule(text=st.text("ab cdE", min_size=1, max_size=30), n=st.integers(0, 6), namespace=st.sampled_from(NAMESPACES))
+    @rule(text=st.text("ab cdE", min_size=1, max_size=30), n=st.integers(0, 40), namespace=st.sampled_from(NAMESPACES))
     def ask(self, text, n, namespace):
         self._submit(text, gen(n), namespace=namespace)
 
@@ -481,6 +484,14 @@ class Anything(RuleBasedStateMachine):
     def flush(self):
         self.engine.flush_cache()
 
+    @rule(data=st.data())
+    def preempt(self, data):
+        """Also those that would not have been."""
+        scheduler = self.core.scheduler
+        open_ = [req for req in scheduler._open if not req.in_flight]
+        if open_:
+            scheduler._preempt(data.draw(st.sampled_from(open_)))
+
     @rule(n=st.integers(1, 6))
     def run(self, n):
         for _ in range(n):
@@ -491,6 +502,12 @@ class Anything(RuleBasedStateMachine):
         self.engine.check()
 
     def teardown(self):
+        try:
+            self.come_to_rest()
+        finally:
+            self.little.__exit__(None, None, None)
+
+    def come_to_rest(self):
         drain(self.core)
         for handle, whole, asks in self.open:
             for result in handle.results:
