@@ -10,7 +10,7 @@ from lmc.prompt import Constraint, Gen, SamplingParams, Text
 from tests.api.http import Answer, Body, Server
 from tests.api.text_model import TextModel
 
-_KNOWN = {"model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k", "stop_sequences", "stream", "output_config"}
+_KNOWN = {"model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k", "stop_sequences", "stream", "output_config", "tools", "tool_choice"}
 
 
 class AnthropicModel:
@@ -32,36 +32,68 @@ class AnthropicModel:
                 return _refusal(400, "invalid_request_error", "final assistant content cannot end with trailing whitespace")
         if any(not stop.strip() for stop in body.get("stop_sequences", ())):
             return _refusal(400, "invalid_request_error", "stop_sequences: each stop sequence must contain non-whitespace")
+        if wrong := _out_of_place(body):
+            return _refusal(400, "invalid_request_error", wrong)
         prompt = body.get("system", "") + "".join(_text(m["content"]) for m in body["messages"])
         schema = ((body.get("output_config") or {}).get("format") or {}).get("schema")
         params = SamplingParams(body["max_tokens"], stop=tuple(body.get("stop_sequences", ())), temperature=body.get("temperature", 1.0))
-        ask = Gen(params, Constraint("json_schema", json.dumps(schema)) if schema else None)
+        free = (body.get("tool_choice") or {}).get("type") != "none"
+        ask = Gen(params, Constraint("json_schema", json.dumps(schema)) if schema else None, tools=json.dumps(body["tools"]) if body.get("tools") and free else "")
         output = self._mock.submit(None, (Text((prompt,)), ask)).results[0].output()
         finish = output.metas[0]["finish_reason"]
         reason = "max_tokens" if finish["type"] == "length" else "stop_sequence" if finish["matched"] else "end_turn"
+        calls = output.metas[0].get("tool_calls") or ()
+        content = [{"type": "text", "text": output.text}] if output.text or not calls else []
+        content += [{"type": "tool_use", "id": c["id"], "name": c["name"], "input": c["arguments"]} for c in calls]
+        reason = "tool_use" if calls else reason
         usage = {"input_tokens": len(prompt.encode()), "output_tokens": len(output.text.encode()), "cache_read_input_tokens": 0}
         whole = {
-            "id": "msg_1", "type": "message", "role": "assistant", "model": body["model"], "content": [{"type": "text", "text": output.text}],
+            "id": "msg_1", "type": "message", "role": "assistant", "model": body["model"], "content": content,
             "stop_reason": reason, "stop_sequence": finish.get("matched"), "usage": usage,
         }  # fmt: skip
         return Answer({}, events=_events(whole), sentinel=None) if body.get("stream") else Answer(whole)
 
 
 def _events(whole: Body) -> list[Body]:
-    text: str = whole["content"][0]["text"]
     start = {**whole, "content": [], "stop_reason": None, "usage": {**whole["usage"], "output_tokens": 1}}
     return [
         {"type": "message_start", "message": start},
-        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-        *[{"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text[i : i + 4]}} for i in range(0, len(text), 4)],
-        {"type": "content_block_stop", "index": 0},
+        *[event for i, block in enumerate(whole["content"]) for event in _block_events(i, block)],
         {"type": "message_delta", "delta": {k: whole[k] for k in ("stop_reason", "stop_sequence")}, "usage": whole["usage"]},
         {"type": "message_stop"},
     ]
 
 
+def _block_events(index: int, block: Body) -> list[Body]:
+    """A block as a stream has it: its text, or the JSON of its input, in pieces."""
+    if block["type"] == "text":
+        empty, whole, piece = {"type": "text", "text": ""}, block["text"], lambda t: {"type": "text_delta", "text": t}
+    else:
+        empty, whole, piece = {**block, "input": {}}, json.dumps(block["input"]), lambda t: {"type": "input_json_delta", "partial_json": t}
+    deltas = [{"type": "content_block_delta", "index": index, "delta": piece(whole[i : i + 4])} for i in range(0, len(whole), 4)]
+    return [{"type": "content_block_start", "index": index, "content_block": empty}, *deltas, {"type": "content_block_stop", "index": index}]
+
+
 def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return content if isinstance(content, str) else "".join(part.get("text") or part.get("content") or "" for part in content)
+
+
+def _out_of_place(body: Body) -> str:
+    """What the API says of calls without results, results without calls, and of either without tools."""
+    waiting: list[str] = []
+    for message in body["messages"]:
+        blocks = message["content"] if isinstance(message["content"], list) else []
+        results = [b["tool_use_id"] for b in blocks if b["type"] == "tool_result"]
+        if any(b["type"] == "text" and not b["text"] for b in blocks):
+            return "messages: text content blocks must be non-empty"
+        if sorted(results) != sorted(waiting):
+            return "`tool_use` ids were found without `tool_result` blocks immediately after"
+        if results and any(b["type"] != "tool_result" for b in blocks[: len(results)]):
+            return "`tool_result` blocks must come first"
+        waiting = [b["id"] for b in blocks if b["type"] == "tool_use"]
+        if (results or waiting) and not body.get("tools"):
+            return "Requests which include `tool_use` or `tool_result` blocks must define tools"
+    return "`tool_use` ids were found without `tool_result` blocks immediately after" if waiting else ""
 
 
 def _refusal(status: int, kind: str, message: str) -> Answer:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+import lmc
 from lmc.backend.api.client import Patience
-from tests.api import openai_server
+from tests.api import anthropic_server, openai_server
 from tests.api.http import Server
+from tests.api.openai_server import OpenAIModel
 from tests.api.text_model import TextModel
 
 QUICK = Patience(retries=8, timeout=5.0, first_delay=0.001, longest_delay=0.01)
@@ -39,10 +43,86 @@ def openai(opened: Callable[[Any], Any]) -> Callable[..., tuple[Any, Server]]:
     """A backend with its server: `chat`, what the stand-in takes, and options of the backend."""
 
     def make(model: TextModel, chat: bool = True, *, stand_in: dict[str, Any] | None = None, **options: Any) -> tuple[Any, Server]:
-        import lmc
-
         server = opened(openai_server.serve(model, **(stand_in or {})))
         backend = opened(lmc.OpenAI("m", chat, base_url=f"{server.url}/v1", **{"patience": QUICK, **options}))
         return backend, server
+
+    return make
+
+
+@pytest.fixture
+def anthropic(opened):
+    pytest.importorskip("anthropic")
+
+    def make(model: TextModel, *, stand_in=None, **options) -> tuple[lmc.Anthropic, Server]:
+        server = opened(anthropic_server.serve(model, **(stand_in or {})))
+        return opened(lmc.Anthropic("claude", api_key="k", base_url=server.url, **{"patience": QUICK, **options})), server
+
+    return make
+
+
+@pytest.fixture
+def litellm(opened, monkeypatch):
+    """The client's one function that is used, in front of the stand-in of OpenAI's API."""
+
+    class Refused(Exception):
+        def __init__(self, status, body):
+            super().__init__(body["error"]["message"])
+            self.status_code, self.param = status, body["error"].get("param")
+
+    def make(model: TextModel, *, fault=lambda n: None, **options):
+        stand_in = OpenAIModel(model, continues=False)
+        seen = []
+
+        async def acompletion(**body):
+            seen.append(body)
+            if (error := fault(len(seen))) is not None:
+                raise error
+            body = {k: v for k, v in body.items() if k not in ("timeout", "num_retries", "max_retries")}
+            answer = stand_in.handle("/v1/chat/completions", body)
+            if answer.status != 200:
+                raise Refused(answer.status, answer.body)
+            if answer.events is None:
+                return answer.body
+            return _each(answer.events)
+
+        async def _each(events):
+            for event in events:
+                yield event
+
+        module = types.ModuleType("litellm")
+        module.acompletion = acompletion  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "litellm", module)
+        return opened(lmc.LiteLLM("m", **{"patience": QUICK, **options})), seen
+
+    return make
+
+
+@pytest.fixture
+def sglang(opened):
+    return _remote(opened, "sglang")
+
+
+@pytest.fixture
+def vllm(opened):
+    return _remote(opened, "vllm")
+
+
+@pytest.fixture(params=("sglang", "vllm"))
+def remote(request, opened):
+    return _remote(opened, request.param)
+
+
+def _remote(opened: Callable[[Any], Any], kind: str) -> Callable[..., tuple[Any, Any, Server]]:
+    """A backend with its stand-in and server; `ids=False` is a router that takes text alone."""
+    from tests.api import sglang_server as servers
+
+    stand_in_of, backend_of = {"sglang": (servers.SGLangModel, lmc.SGLang), "vllm": (servers.VLLMModel, lmc.VLLM)}[kind]
+
+    def make(model: TextModel, *, ids: bool = True, plant: Any = None, **options: Any) -> tuple[Any, Any, Server]:
+        stand_in = stand_in_of(model, takes_ids=ids)
+        server = opened(servers.serve(stand_in, **({"plant": plant} if plant else {})))
+        backend = opened(backend_of(server.url, **{"tokenizer": servers.WORDS, "chat_template": lmc.get_chat_template("chatml"), "patience": QUICK, **options}))
+        return backend, stand_in, server
 
     return make

@@ -11,7 +11,9 @@ from typing import Any
 
 from lmc.backend.base import Output
 from lmc.backend.mock import Mock
-from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
+from lmc.chat import ChatTemplate, conversation
+from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text, plain
+from lmc.tools import call_line, call_of
 from tests.api.http import Answer, Body, Server
 from tests.api.text_model import TextModel
 
@@ -24,15 +26,15 @@ _TEXT = {
     "model", "prompt", "max_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "echo", "frequency_penalty",
     "presence_penalty", "logit_bias", "stream", "stream_options",
 }  # fmt: skip
-_VLLM = {"top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "structured_outputs", "continue_final_message", "add_generation_prompt"}
+VLLM = {"top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "structured_outputs", "continue_final_message", "add_generation_prompt"}
 
 
 class OpenAIModel:
     """The requests of the API. `refuses`: parameters that this model does not take; `extra`: what it takes in addition."""
 
-    def __init__(self, model: TextModel, *, name: str = "m", refuses: Sequence[str] = (), extra: set[str] = _VLLM, continues: bool = True, only_responses: bool = False) -> None:
+    def __init__(self, model: TextModel, *, name: str = "m", refuses: Sequence[str] = (), extra: set[str] = VLLM, continues: bool = True, only_responses: bool = False, template: ChatTemplate | None = None) -> None:
         self.model, self.name, self.refuses, self.extra, self.continues = model, name, refuses, extra, continues
-        self.only_responses = only_responses
+        self.only_responses, self.template = only_responses, template
         self._mock = Mock(answers=model.answer)
 
     def handle(self, path: str, body: Body) -> Answer:
@@ -65,7 +67,7 @@ class OpenAIModel:
     # the two forms of asking
 
     def _chat(self, body: Body) -> Answer:
-        prompt = "".join(_content(m["content"]) for m in body["messages"])
+        prompt = self._written(body)
         output = self._answer(prompt, body)
         chars = [list(text) for text in output.texts]
 
@@ -88,6 +90,17 @@ class OpenAIModel:
         if not body.get("stream"):
             return Answer(whole)
         return Answer({}, events=self._events(body, whole, lambda text: {"delta": {"content": text}}, _called_in_pieces(choices[0]["message"])))
+
+    def _written(self, body: Body) -> str:
+        """The prompt: contents alone, or by the template of a server that has one, results as lmc writes them."""
+        if self.template is None:
+            return "".join(_content(m["content"]) for m in body["messages"])
+        calls = {c["id"]: c for m in body["messages"] for c in m.get("tool_calls") or ()}
+        turns = [(m["role"], _line(calls[m["tool_call_id"]]) + m["content"] if m["role"] == "tool" else _content(m["content"])) for m in body["messages"]]
+        whole = plain(conversation(self.template, turns))
+        if not body.get("continue_final_message"):
+            return whole
+        return whole.removesuffix(plain((*self.template.end("assistant"), *self.template.begin("assistant", "assistant"))))
 
     def _responses(self, body: Body) -> Answer:
         """The same as items: messages in, an output of messages and calls."""
@@ -185,11 +198,15 @@ def _constraint(body: Body) -> Constraint | None:
     if wanted is not None and wanted["type"] == "json_schema":
         return Constraint("json_schema", json.dumps(wanted["json_schema"]["schema"]))
     structured = body.get("structured_outputs") or {}
-    if "regex" in structured:
-        return Constraint("regex", structured["regex"])
+    if regex := structured.get("regex", body.get("regex")):
+        return Constraint("regex", regex)
     if "json" in structured:
         return Constraint("json_schema", json.dumps(structured["json"]))
     return None
+
+
+def _line(call: Body) -> str:
+    return call_line(call_of(call["id"], call["function"]["name"], call["function"]["arguments"]))
 
 
 def _content(content: Any) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmc.backend.mock import Mock
+from lmc.chat import get_chat_template
 from lmc.prompt import Constraint, Gen, SamplingParams, Text
 from tests.api.http import Answer, Body, Server
+from tests.api.openai_server import VLLM, OpenAIModel
 from tests.api.text_model import TextModel
 from tests.backend.engine_fakes import EOS, FakeWords
 
@@ -17,6 +19,8 @@ _SAMPLING = {
     "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
     "presence_penalty", "ignore_eos", "n", "regex", "json_schema", "ebnf", "structural_tag", "logit_bias", "sampling_seed",
 }  # fmt: skip
+_SGLANG_CHAT = {"top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "stop_regex", "regex", "ebnf", "continue_final_message", "add_generation_prompt"}
+_VLLM_CHAT = VLLM | {"return_token_ids"}
 _REQUEST = {
     "text", "input_ids", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs", "stream",
 }  # fmt: skip
@@ -67,8 +71,11 @@ class SGLangModel:
         self._mock = Mock(answers=model.answer)
         self.get: dict[str, Body] = {"/model_info": {"model_path": path, "tokenizer_path": path, "is_generation": True}}
         self.texts: list[str] = []
+        self._chat = OpenAIModel(model, name="*", extra=_SGLANG_CHAT, template=get_chat_template("chatml"))
 
     def handle(self, path: str, body: Body) -> Answer:
+        if path == "/v1/chat/completions":
+            return self._chat.handle(path, body)
         if path != "/generate":
             return Answer({"error": {"message": f"no {path}"}}, 404)
         if unknown := body.keys() - _REQUEST or (body.get("sampling_params") or {}).keys() - _SAMPLING:
@@ -126,8 +133,13 @@ class VLLMModel:
         self._mock = Mock(answers=model.answer)
         self.get: dict[str, Body] = {"/v1/models": {"object": "list", "data": [{"id": "m", "root": "small/model", "max_model_len": 4096}]}}
         self.texts: list[str] = []
+        self._chat = OpenAIModel(model, extra=_VLLM_CHAT, template=get_chat_template("chatml"))
 
     def handle(self, path: str, body: Body) -> Answer:
+        if body.get("n", 1) > 1 and body.get("temperature") == 0:
+            return Answer({"error": {"message": f"n must be 1 when using greedy sampling, got {body['n']}.", "type": "BadRequestError", "param": None, "code": 400}}, 400)
+        if path == "/v1/chat/completions":
+            return self._chat.handle(path, body)
         if path != "/v1/completions":
             return Answer({"error": {"message": f"no {path}"}}, 404)
         if unknown := body.keys() - self._KNOWN:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-import types
 from collections import Counter
 
 import pytest
 
 import lmc
-from tests.api import anthropic_server
 from tests.api.conftest import QUICK
-from tests.api.http import Planted, Server
-from tests.api.openai_server import OpenAIModel
+from tests.api.http import Planted
 from tests.api.test_conformance import turns
 from tests.api.test_faults import planted
 from tests.api.test_speculation import FIELDS, VALUES, chat3, record, writer
@@ -22,52 +19,6 @@ from tests.conformance.harness import differences, run
 pytestmark = pytest.mark.api
 
 pytest.importorskip("anthropic")
-
-
-@pytest.fixture
-def anthropic(opened):
-    def make(model: TextModel, *, stand_in=None, **options) -> tuple[lmc.Anthropic, Server]:
-        server = opened(anthropic_server.serve(model, **(stand_in or {})))
-        return opened(lmc.Anthropic("claude", api_key="k", base_url=server.url, **{"patience": QUICK, **options})), server
-
-    return make
-
-
-@pytest.fixture
-def litellm(opened, monkeypatch):
-    """The client's one function that is used, in front of the stand-in of OpenAI's API."""
-
-    class Refused(Exception):
-        def __init__(self, status, body):
-            super().__init__(body["error"]["message"])
-            self.status_code, self.param = status, body["error"].get("param")
-
-    def make(model: TextModel, *, fault=lambda n: None, **options):
-        stand_in = OpenAIModel(model, continues=False)
-        seen = []
-
-        async def acompletion(**body):
-            seen.append(body)
-            if (error := fault(len(seen))) is not None:
-                raise error
-            body = {k: v for k, v in body.items() if k not in ("timeout", "num_retries", "max_retries")}
-            answer = stand_in.handle("/v1/chat/completions", body)
-            if answer.status != 200:
-                raise Refused(answer.status, answer.body)
-            if answer.events is None:
-                return answer.body
-            return _each(answer.events)
-
-        async def _each(events):
-            for event in events:
-                yield event
-
-        module = types.ModuleType("litellm")
-        module.acompletion = acompletion  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "litellm", module)
-        return opened(lmc.LiteLLM("m", **{"patience": QUICK, **options})), seen
-
-    return make
 
 
 @pytest.mark.parametrize("which", ("anthropic", "litellm"))

@@ -22,23 +22,6 @@ from tests.conformance.programs import compiled, source
 
 pytestmark = pytest.mark.api
 
-STAND_INS = {"sglang": (SGLangModel, lmc.SGLang), "vllm": (VLLMModel, lmc.VLLM)}
-
-
-@pytest.fixture(params=("sglang", "vllm"))
-def remote(request, opened):
-    """A backend with its stand-in and server; `ids=False` is a router that takes text alone."""
-
-    def make(model: TextModel, *, ids: bool = True, plant: Any = None, **options: Any) -> tuple[Any, Any, Server]:
-        stand_in_of, backend_of = STAND_INS[request.param]
-        stand_in = stand_in_of(model, takes_ids=ids)
-        server = opened(serve(stand_in, **({"plant": plant} if plant else {})))
-        backend = opened(backend_of(server.url, **{"tokenizer": WORDS, "chat_template": lmc.get_chat_template("chatml"), "patience": QUICK, **options}))
-        return backend, stand_in, server
-
-    return make
-
-
 def prompts(server: Server) -> list[Any]:
     return [s.body.get("input_ids", s.body.get("text", s.body.get("prompt"))) for s in server.seen]
 

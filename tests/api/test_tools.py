@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 import lmc
 from tests.api.text_model import TextModel
 from tests.api.view import views
-from tests.conformance.harness import conform
+from tests.conformance.harness import conform, differences, run
 
 pytestmark = pytest.mark.api
 
@@ -40,12 +41,111 @@ def agent(s, q):
 
 
 def script(prompt: str) -> str:
-    """Two calls, then another one with what they gave, then words."""
+    """Two calls, then another one with what they gave, then words; whether a template writes the messages or not."""
+    prompt = prompt.removesuffix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
     if prompt.endswith("7"):
         return "It is 7."
     if "well known" in prompt:
         return json.dumps({"name": "add", "arguments": {"a": 3, "b": 4}})
-    return json.dumps([{"name": "search", "arguments": {"query": prompt}}, {"name": "add", "arguments": {"a": 1, "b": 2}}])
+    asked = prompt.rpartition("<|im_start|>user\n")[2]
+    return json.dumps([{"name": "search", "arguments": {"query": asked}}, {"name": "add", "arguments": {"a": 1, "b": 2}}])
+
+
+class OneMind(TextModel):
+    """Chooses the same whatever the prompt."""
+
+    def row(self, before: str, text: str) -> list[float]:
+        return super().row("", text)
+
+
+EVERYWHERE = ("openai", "responses", "litellm", "anthropic", "sglang", "vllm")
+
+
+@pytest.fixture(params=EVERYWHERE)
+def anywhere(request):
+    """A backend that has tools, and what its server was asked so far: path and body of each request about an answer."""
+
+    def make(model: TextModel, **options):
+        responses = request.param == "responses"
+        backend, *_, server = request.getfixturevalue("openai" if responses else request.param)(model, **({"api": "responses"} if responses else {}), **options)
+
+        def asked():
+            seen = [("", body) for body in server] if isinstance(server, list) else [(s.path, s.body) for s in server.seen]
+            return [(path, body) for path, body in seen if body.get("max_tokens", 0) > 1 or "max_output_tokens" in body or body.get("sampling_params", {}).get("max_new_tokens")]
+
+        return backend, asked
+
+    return make
+
+
+@lmc.function
+def thoughtful(s, q):
+    """Tools, and behind their results a select, forks and gens without tools; a message begun before a gen with tools."""
+    s += lmc.system("You have tools.") + lmc.user(q)
+    s += lmc.assistant(lmc.gen("first", tools=TOOLS, max_tokens=200))
+    for call in s.get_meta_info("first")["tool_calls"]:
+        s += lmc.tool_result(call, lmc.call_tool(call, TOOLS))
+    s += lmc.assistant(lmc.gen("second", max_tokens=60)) + lmc.user("Sure?")
+    s += lmc.assistant(lmc.select("sure", ["yes", "no"]))
+    forks = s.fork(2)
+    for i, f in enumerate(forks):
+        f += lmc.user(f"View {i}") + lmc.assistant(lmc.gen("view", max_tokens=12, temperature=0))
+    s += lmc.user(" / ".join(f["view"] for f in forks)) + lmc.assistant(lmc.gen("last", tools=TOOLS, max_tokens=200))
+    return s["sure"], [f["view"] for f in forks], s["last"], len(s.get_meta_info("last")["tool_calls"])
+
+
+@pytest.mark.parametrize("program", (agent, thoughtful), ids=lambda p: p.name)
+def test_every_api_gives_what_the_mock_gives(anywhere, program):
+    model = OneMind(script if program is agent else lambda prompt: "Fine." if "well known" in prompt else script(prompt))
+    backend, asked = anywhere(model)
+    for q in ("tea", "the sea"):
+        expected = run(program.run, {"q": q}, lambda: None, {"backend": model.mock(backend.chat_template), "temperature": 0})
+        for call in (program.run, lmc.compile(program)):
+            seen = run(call, {"q": q}, lambda: None, {"backend": backend, "temperature": 0})
+            seen.metas = expected.metas
+            assert _without_ids(seen) == _without_ids(expected), differences(seen, expected)
+    assert all("tools" in body for path, body in asked()) or program is thoughtful
+
+
+def _without_ids(seen):
+    """The ids of calls depend on how long the prompt is, which a server writes in its own way."""
+    return re.sub(r"call_\d+_", "call_", f"{seen}")
+
+
+def test_calls_in_a_stream(anywhere):
+    backend, asked = anywhere(TextModel(script))
+    state = lmc.compile(agent, backend=backend).stream("tea", temperature=0)
+    assert "It is 7." in "".join(state.text_iter()) and state.ret_value == "It is 7."
+    assert any(body.get("stream") for _, body in asked())
+
+
+def test_tools_and_sampling_go_over_together(anywhere):
+    @lmc.function
+    def several(s, q):
+        s += lmc.user(q) + lmc.assistant(lmc.gen("a", tools=TOOLS, max_tokens=99, n=2, stop="END"))
+        return [len(meta["tool_calls"]) for meta in s.get_meta_info("a")]
+
+    backend, _ = anywhere(TextModel(script))
+    assert several("tea", backend=backend, temperature=0).ret_value == [2, 2]
+    assert several("7", backend=backend, temperature=0.5).ret_value == [0, 0]
+
+
+def test_data_that_spells_a_role_is_warned_of(remote, monkeypatch):
+    monkeypatch.setattr("lmc.backend.api.tokens._warned", set())
+    backend, _, _ = remote(TextModel(script))
+    with pytest.warns(UserWarning, match=r"text contains <\|im_start\|>"):
+        agent("x<|im_start|>", backend=backend, temperature=0).text()
+
+
+def test_tools_are_for_messages(anywhere):
+    @lmc.function
+    def outside(s, q):
+        s += q + lmc.gen("a", tools=TOOLS)
+
+    backend, asked = anywhere(TextModel(script))
+    with pytest.raises(lmc.UnsupportedOpError, match=r"test_tools.py:\d+"):
+        outside("tea", backend=backend).text()
+    assert not asked()
 
 
 def test_executions_agree(openai):
@@ -68,13 +168,6 @@ def test_what_goes_over(openai):
     assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in asked["tool_calls"]] == [("search", {"query": "tea"}), ("add", {"a": 1, "b": 2})]
     assert found == {"role": "tool", "tool_call_id": asked["tool_calls"][0]["id"], "content": "tea is well known."}
     assert summed["content"] == "3" and state.messages()[:4] == server.seen[1].body["messages"]
-
-
-def test_calls_in_a_stream(openai):
-    backend, server = openai(TextModel(script))
-    state = lmc.compile(agent, backend=backend).stream("tea", temperature=0)
-    assert "It is 7." in "".join(state.text_iter()) and state.ret_value == "It is 7."
-    assert any(seen.body.get("stream") for seen in server.seen)
 
 
 def test_models_of_text_have_no_tools(openai):

@@ -20,6 +20,7 @@ from lmc.backend.base import Beyond, Capabilities, Output, Prices, Usage
 from lmc.config import log
 from lmc.errors import ParameterError, UnsupportedOpError
 from lmc.prompt import Constraint, Gen, SamplingParams, Select
+from lmc.tools import Call, call_of
 
 _TAKEN = frozenset({"max_new_tokens", "n", "stop", "stop_regex", "temperature", "top_p", "top_k"})
 
@@ -61,8 +62,9 @@ class Anthropic(ApiBackend):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            self.name, verify.VERIFIABLE, select=True, images=True, n=True, streams=True, raw_text=False, lookahead=True, prices=self._prices
-        )
+            self.name, verify.VERIFIABLE, select=True, images=True, n=True, streams=True, tools=True, raw_text=False, lookahead=True,
+            prices=self._prices,
+        )  # fmt: skip
 
     def check(self, ask: Gen | Select) -> None:
         if isinstance(ask, Select):
@@ -103,7 +105,7 @@ class Anthropic(ApiBackend):
     async def _asked(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
         found = conversation(place.pieces(), self.name)
         system = "\n\n".join(_text(m["content"]) for m in found.closed if m["role"] == "system")
-        messages = [{**m, "content": _blocks(m["content"])} for m in found.closed if m["role"] != "system"]
+        messages = _turns([m for m in found.closed if m["role"] != "system"])
         begun, cut_off, expected = found.begun.rstrip(), "", ""
         if begun and beyond is not None and "prefill" in self._cannot:
             expected = found.begun
@@ -114,10 +116,10 @@ class Anthropic(ApiBackend):
                 raise UnsupportedOpError("an answer in the middle of a message", self.name, "begin the message with the gen", loc=ask.loc)
         stops = self._stops(ask) if beyond is None else beyond.stop
         sent = tuple(stop for stop in stops if stop.strip())  # others the API refuses; they are looked for here
-        body = self._body(ask, beyond, len(expected.encode()), sent) | {"messages": messages} | ({"system": system} if system else {})
+        body = self._body(ask, beyond, len(expected.encode()), sent) | {"messages": messages} | ({"system": system} if system else {}) | _tools(ask, found.closed)
 
         def read(body: Body) -> Reply:
-            text, finish, extra = _answer(body)
+            text, finish, extra = _answer(body, bool(ask.tools))
             text = text.removeprefix(cut_off) if cut_off else text
             return Reply((Sample(text, finish, extra=extra),), str(body.get("id", "")), str(body.get("model", "")), expected, sent)
 
@@ -137,6 +139,50 @@ class Anthropic(ApiBackend):
         if constraint is not None and self.enforces(constraint):
             body["output_config"] = {"format": {"type": "json_schema", "schema": json.loads(constraint.source)}}
         return body
+
+
+def _tools(ask: Gen, messages: Sequence[Body]) -> Body:
+    """The tools of a request. One that has none, and results of earlier ones, must name them all the same."""
+    if ask.tools:
+        told = json.loads(ask.tools)
+        return {"tools": [{"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]} for tool in told]}
+    called = dict.fromkeys(call["function"]["name"] for m in messages for call in m.get("tool_calls") or ())
+    if not called:
+        return {}
+    return {"tools": [{"name": name, "input_schema": {"type": "object"}} for name in called], "tool_choice": {"type": "none"}}
+
+
+def _turns(messages: Sequence[Body]) -> list[Body]:
+    """Messages as this API has them: calls are blocks of the assistant's, and their results begin the user's next one."""
+    found: list[Body] = []
+    after_results = False
+    for message in messages:
+        if message["role"] == "tool":
+            result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
+            if after_results:
+                found[-1]["content"].append(result)
+            else:
+                found.append({"role": "user", "content": [result]})
+        elif after_results and message["role"] == "user":
+            found[-1]["content"] += _as_blocks(message["content"])
+        elif message.get("tool_calls"):
+            found.append({"role": "assistant", "content": [*_as_blocks(message["content"]), *map(_use, message["tool_calls"])]})
+        else:
+            found.append({**message, "content": _blocks(message["content"])})
+        after_results = message["role"] == "tool"
+    return found
+
+
+def _as_blocks(content: Any) -> list[Body]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content.strip() else []  # the API takes no empty text
+    return _blocks(content)
+
+
+def _use(call: Body) -> Body:
+    said: Any = call_of(call["id"], call["function"]["name"], call["function"]["arguments"])
+    arguments = said["arguments"]
+    return {"type": "tool_use", "id": said["id"], "name": said["name"], "input": arguments if isinstance(arguments, dict) else {"arguments": arguments}}
 
 
 def _text(content: Any) -> str:
@@ -166,19 +212,31 @@ def _usage(body: Body) -> Usage | None:
     return Usage(prompt, int(usage.get("output_tokens") or 0), cached, 0, 1, 0)
 
 
-def _answer(body: Body) -> tuple[str, Mapping[str, Any], Body]:
+def _answer(body: Body, tools: bool) -> tuple[str, Mapping[str, Any], Body]:
     """Text, how it ended, and what else came. Raises Malformed."""
     blocks: Any = body.get("content")
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise Malformed("the answer has no content")
     text = "".join(str(block.get("text", "")) for block in blocks if block.get("type") == "text")
-    others = [block for block in blocks if block.get("type") != "text"]
+    others = [block for block in blocks if block.get("type") not in ("text", "tool_use")]
+    extra: Body = {"blocks": others} if others else {}
+    if tools:
+        extra["tool_calls"] = [_call(block) for block in blocks if block.get("type") == "tool_use"]
     reason = body.get("stop_reason")
     if reason == "max_tokens":
         finish: Mapping[str, Any] = {"type": "length"}
     else:
-        finish = {"type": "stop" if reason in ("end_turn", "stop_sequence", None) else str(reason), "matched": body.get("stop_sequence")}
-    return text, finish, {"blocks": others} if others else {}
+        ended = {"end_turn": "stop", "stop_sequence": "stop", None: "stop", "tool_use": "tool_calls"}.get(reason, str(reason))
+        finish = {"type": ended, "matched": body.get("stop_sequence")}
+    return text, finish, extra
+
+
+def _call(block: Body) -> Call:
+    try:
+        given: Any = block["input"]  # of a stream: the text of it
+        return call_of(str(block["id"]), str(block["name"]), given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
+    except KeyError as error:
+        raise Malformed(f"a call of a tool has no {error}") from None
 
 
 class _Pieces:
@@ -187,6 +245,7 @@ class _Pieces:
     def __init__(self, watch: Watch, read: Any) -> None:
         self._watch, self._read = watch, read
         self._text, self._body = "", Body()
+        self._uses: dict[int, Body] = {}  # calls by the index of their block, their input as far as it has come
 
     def add(self, body: Body) -> None:
         kind = body.get("type")
@@ -195,11 +254,16 @@ class _Pieces:
         elif kind == "content_block_delta" and body["delta"].get("type") == "text_delta":
             self._text += body["delta"]["text"]
             self._watch.grown(self._text)
+        elif kind == "content_block_start" and body["content_block"].get("type") == "tool_use":
+            self._uses[body["index"]] = {**body["content_block"], "input": ""}
+        elif kind == "content_block_delta" and body["delta"].get("type") == "input_json_delta":
+            self._uses[body["index"]]["input"] += body["delta"]["partial_json"]
         elif kind == "message_delta":
             self._body |= body["delta"]
 
     def result(self) -> Any:
-        return self._read({**self._body, "content": [{"type": "text", "text": self._text}]})
+        uses = [use for _, use in sorted(self._uses.items())]
+        return self._read({**self._body, "content": [{"type": "text", "text": self._text}, *uses]})
 
 
 # -- the SDK ---------------------------------------------------------------------------------------------------------

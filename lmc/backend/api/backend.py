@@ -310,6 +310,8 @@ class ApiBackend(ABC):
                 if not able.raw_text and role != "assistant":
                     where = "between messages" if role is None else f"in {role} messages"
                     raise UnsupportedOpError(f"answers {where}", able.name, "write lmc.assistant(lmc.gen(…))", loc=segment.loc)
+                if isinstance(segment, Gen) and segment.tools and role != "assistant":
+                    raise UnsupportedOpError("gen(tools=…) outside of an assistant's message", able.name, "write lmc.assistant(lmc.gen(…, tools=…))", loc=segment.loc)
                 self.check(segment)
         return role
 

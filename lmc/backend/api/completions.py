@@ -30,7 +30,7 @@ from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import Place
 from lmc.backend.api.spread import beginning, key_of
 from lmc.backend.api.streams import Pieces, Watch
-from lmc.backend.api.tokens import spelled
+from lmc.backend.api.tokens import spelled, warn_of_spellings
 from lmc.backend.base import Beyond, Capabilities, Output, Prices
 from lmc.backend.engine.choices import decide
 from lmc.chat import ChatTemplate
@@ -54,12 +54,14 @@ class Server:
     constraint  kinds of constraints, by the path in the body where their source goes
     continues   goes on with a last assistant message instead of answering it
     defaults    its own defaults may differ from OpenAI's, so that every parameter is sent
+    same        takes n > 1 where all n answers are the same, at temperature 0; else one is asked for
     """
 
     params: Mapping[str, str] = field(default_factory=dict[str, str])
     constraint: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     continues: bool = False
     defaults: bool = True
+    same: bool = True
 
 
 _COMMON = {"top_k": "top_k", "min_p": "min_p", "min_new_tokens": "min_tokens", "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos"}
@@ -76,8 +78,13 @@ SERVERS: Mapping[str, Server] = {
             "structural_tag": ("structured_outputs", "structural_tag"),
         },
         continues=True,
+        same=False,
     ),
-    "sglang": Server({**_COMMON, "stop_regex": "stop_regex"}, {"regex": ("regex",), "json_schema": ("json_schema",), "ebnf": ("ebnf",)}, continues=True),
+    "sglang": Server(
+        {**_COMMON, "stop_regex": "stop_regex"},
+        {"regex": ("regex",), "json_schema": ("json_schema",), "ebnf": ("ebnf",), "structural_tag": ("response_format",)},
+        continues=True,
+    ),
 }
 
 _MAX_STOPS = 4
@@ -88,11 +95,13 @@ class Completions(ApiBackend):
     """A model behind a server that speaks OpenAI's API; subclasses say how its requests travel.
 
     chat    messages, or text
+    root    path of the API under the server's URL
     server  what it takes, by its name in SERVERS
     select  how `select` asks; None: by logprobs where the server takes text, else by a constrained answer
     """
 
     lookahead = True  # there is nothing to compute ahead that would be cheap to go on from
+    root = ""
 
     def __init__(
         self,
@@ -165,6 +174,9 @@ class Completions(ApiBackend):
     async def generate(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
         if ask.params.max_new_tokens == 0 and beyond is None:
             return Reply((Sample("", {"type": "length", "length": 0}),) * ask.params.n)
+        if ask.params.n > 1 and ask.params.temperature == 0 and not self.server.same:
+            reply = await self.generate(place, replace(ask, params=replace(ask.params, n=1)), beyond, feed, tally)
+            return replace(reply, samples=reply.samples * ask.params.n)
         while True:
             known = frozenset(self._cannot)  # others may learn while this is on its way
             try:
@@ -181,21 +193,22 @@ class Completions(ApiBackend):
         return replace(replies[0], samples=tuple(reply.samples[0] for reply in replies))
 
     async def _asked(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
-        prompt, expected, meta = self._prompt(place, beyond)
+        chat = self.by_messages(place, ask)
+        prompt, expected, meta = self._prompt(place, beyond, chat)
         sent_stops, headers = self._sent_stops(ask, beyond), self.headers(place)
         cache = {"prompt_cache_key": key_of(beginning(place))} if self._own == "openai" else {}
 
         def request() -> Request:
-            body = {"model": self.model, **prompt, **cache, **self._sampling(ask, beyond, len(expected.encode())), **self._constrained(ask.constraint), **self._extra}
+            body = {"model": self.model, **prompt, **cache, **self._sampling(ask, beyond, len(expected.encode()), chat), **self._constrained(ask.constraint, chat), **self._extra}
             if ask.tools:
                 body["tools"] = [{"type": "function", "function": tool} for tool in json.loads(ask.tools)]
             if sent_stops:
                 body["stop"] = list(sent_stops)
-            return Request("/chat/completions" if self.chat else "/completions", body, headers)
+            return Request(self.root + ("/chat/completions" if chat else "/completions"), body, headers)
 
         def read(body: Body) -> Reply:
             self._check_model(body)
-            samples = tuple(self._sample(choice, ask) for choice in choices_of(body, ask.params.n))
+            samples = tuple(self._sample(choice, ask, chat) for choice in choices_of(body, ask.params.n))
             return Reply(samples, str(body.get("id", "")), str(body.get("model", "")), expected, sent_stops, meta)
 
         if feed is None or ask.params.n > 1 or ask.params.stop_regex or sent_stops != self._stops(ask):  # what is cut off here was not to be seen
@@ -206,13 +219,19 @@ class Completions(ApiBackend):
             return replace(plain_request, body={**plain_request.body, "stream": True, "stream_options": {"include_usage": True}})
 
         watch = Watch(feed)
-        return await self.client.stream(streaming, usage_of, lambda: Pieces(self.chat, watch, read), tally)
+        return await self.client.stream(streaming, usage_of, lambda: Pieces(chat, watch, read), tally)
 
-    def _prompt(self, place: Place, beyond: Beyond | None) -> tuple[Body, str, Mapping[str, Any]]:
+    def by_messages(self, place: Place, ask: Gen | Select) -> bool:
+        """Whether this is asked as a conversation, not as text."""
+        return self.chat
+
+    def _prompt(self, place: Place, beyond: Beyond | None, chat: bool) -> tuple[Body, str, Mapping[str, Any]]:
         """The prompt's part of the body, the text that the answer has to begin with, and what is to be said of it."""
-        if not self.chat:
+        if not chat:
             return {"prompt": self.prompt(place)}, "", {}
-        found = conversation(place.pieces(), self.name)
+        pieces = list(place.pieces())
+        warn_of_spellings(pieces, self.name)
+        found = conversation(pieces, self.name, self.chat_template)
         if not found.begun:
             return {"messages": list(found.closed)}, "", {}
         if self.server.continues:
@@ -236,10 +255,10 @@ class Completions(ApiBackend):
             return ()
         return (self._stops(ask) if beyond is None else beyond.stop)[:_MAX_STOPS]
 
-    def _sampling(self, ask: Gen, beyond: Beyond | None, prefix: int) -> Body:
+    def _sampling(self, ask: Gen, beyond: Beyond | None, prefix: int, chat: bool) -> Body:
         params = ask.params
         limit = params.max_new_tokens + (0 if beyond is None else beyond.tokens + prefix)
-        newer = self.chat and self._own == "openai"
+        newer = chat and self._own == "openai"
         body: Body = {"max_completion_tokens" if newer != ("max_tokens" in self._cannot) else "max_tokens": limit}
         for name, default in _OPENAI_DEFAULTS.items():
             value = getattr(params, name)
@@ -250,18 +269,14 @@ class Completions(ApiBackend):
         if params.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
         if params.return_logprob or (beyond is not None and "logprobs" not in self._cannot):
-            body |= self._logprobs(params)
+            body |= _logprobs(params, chat)
         for name, key in self.server.params.items():
             value = getattr(params, name)
             if value != getattr(SamplingParams(), name):
                 body[key] = list(value) if isinstance(value, tuple) else value
         return body
 
-    def _logprobs(self, params: SamplingParams) -> Body:
-        wanted = params.top_logprobs_num or 0
-        return {"logprobs": True, **({"top_logprobs": wanted} if wanted else {})} if self.chat else {"logprobs": wanted}
-
-    def _constrained(self, constraint: Constraint | None) -> Body:
+    def _constrained(self, constraint: Constraint | None, chat: bool) -> Body:
         if constraint is None:
             return {}
         source: Any = json.loads(constraint.source) if constraint.kind in ("json_schema", "structural_tag") else constraint.source
@@ -272,14 +287,14 @@ class Completions(ApiBackend):
             if self._own == "sglang" and constraint.kind == "json_schema":
                 return {"response_format": response_format(source, False)}
             return body
-        if constraint.kind == "json_schema" and self.chat and "response_format" not in self._cannot:
+        if constraint.kind == "json_schema" and chat and "response_format" not in self._cannot:
             return {"response_format": response_format(source, strict(source))}
         return {}
 
     # -- what comes back
 
-    def _sample(self, choice: Body, ask: Gen) -> Sample:
-        if self.chat:
+    def _sample(self, choice: Body, ask: Gen, chat: bool) -> Sample:
+        if chat:
             message = choice.get("message")
             if not isinstance(message, dict):
                 raise Malformed("the answer has no message")
@@ -377,6 +392,11 @@ class Completions(ApiBackend):
         if "regex" in self.server.constraint:
             return Constraint("regex", "(" + "|".join(map(re.escape, choices)) + ")")
         return choice_schema(choices) if self.chat else None
+
+
+def _logprobs(params: SamplingParams, chat: bool) -> Body:
+    wanted = params.top_logprobs_num or 0
+    return {"logprobs": True, **({"top_logprobs": wanted} if wanted else {})} if chat else {"logprobs": wanted}
 
 
 _SHOWN = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmc.chat import RoleTemplate
+from lmc.chat import ChatTemplate, RoleTemplate
 from lmc.errors import ParameterError, ProgramError, UnsupportedOpError
-from lmc.prompt import Image, Mark, Part, Special
+from lmc.prompt import Image, Mark, Part, Special, plain
 from lmc.tools import with_calls
 
 Message = dict[str, Any]
@@ -38,29 +38,48 @@ class Conversation:
         return [*self.closed, *([{"role": self.role, "content": self.begun}] if self.begun else [])]
 
 
-def conversation(pieces: Iterable[Part | Image], target: str) -> Conversation:
-    """Raises UnsupportedOpError for what is no part of a message: text between messages, special tokens."""
+def conversation(pieces: Iterable[Part | Image], target: str, template: ChatTemplate = MESSAGES) -> Conversation:
+    """The messages of a prompt; `template` has written what stands between them.
+
+    Raises UnsupportedOpError for what is no part of a message: other text between messages, special tokens.
+    """
     closed: list[Message] = []
     role: str | None = None
+    last: str | None = None  # role of the message before
     content: list[str | Image] = []
+    between: list[Part] = []
     for piece in pieces:
         if isinstance(piece, Mark):
             if piece.edge == "begin":
+                _check_between(between, (*_ending(template, last), *template.begin(piece.role, last)), target)
                 role, content = piece.role, []
             else:
                 closed.append({"role": piece.role, "content": _content(content)})
-                role, content = None, []
-        elif isinstance(piece, Special):
+                role, last, content, between = None, piece.role, [], []
+        elif isinstance(piece, Special) and (role is not None or template is MESSAGES):
             raise UnsupportedOpError(f"special tokens ({piece.spelling})", target, "messages are text; write roles with lmc.user(…) and the like")
-        elif role is None:
-            if not isinstance(piece, str) or piece.strip():
-                raise outside(target)
+        elif role is not None:
+            content.append(piece)  # type: ignore[arg-type]  # no Special: the case above
+        elif isinstance(piece, Image):
+            raise outside(target)
         else:
-            content.append(piece)
+            between.append(piece)
+    if role is None:
+        _check_between(between, _ending(template, last), target)
     begun = _content(content)
     if not isinstance(begun, str):
         raise UnsupportedOpError("a gen behind an image in one message", target, "close the message first")
     return Conversation(tuple(with_calls(closed)), role, begun)
+
+
+def _ending(template: ChatTemplate, role: str | None) -> tuple[Part, ...]:
+    return () if role is None else template.end(role)
+
+
+def _check_between(found: Sequence[Part], written: Sequence[Part], target: str) -> None:
+    """That nothing but white space is between messages beside what the template writes there."""
+    if plain(found).strip() != plain(written).strip():
+        raise outside(target)
 
 
 def outside(target: str) -> UnsupportedOpError:

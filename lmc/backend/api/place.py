@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lmc.prompt import Image, Part, SamplingParams
+from lmc.prompt import Image, Mark, Part, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,11 @@ class Place:
             yield from node.parts
             if node.answer is not None:
                 yield node.answer
+
+    @property
+    def has_results(self) -> bool:
+        """Whether results of tools are among its messages."""
+        return any(isinstance(part, Mark) and part.role == "tool" for node in self.path() for part in node.parts)
 
     def since_answer(self) -> tuple[Place | None, tuple[Part | Image, ...]]:
         """The last answer (None: there is none) and the literal parts behind it."""

@@ -14,7 +14,8 @@ from lmc.backend.api.wire import HttpWire, http_errors, http_library, parsed
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.config import log
-from lmc.errors import BackendError, ModelLoadError, ParameterError
+from lmc.errors import BackendError, ModelLoadError, ParameterError, ProgramError
+from lmc.prompt import Part
 
 
 def urls_of(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -57,6 +58,40 @@ def wires(urls: Sequence[str], root: str, headers: Mapping[str, str], patience: 
     return make
 
 
+@dataclass(frozen=True)
+class WithResults:
+    """A model's template in whose conversations results of tools may stand: the server writes those, by the whole of its template.
+
+    Pieces of a template often cannot: results are written into the user's next message, or their calls into the one before.
+    """
+
+    pieces: ChatTemplate
+
+    @property
+    def name(self) -> str:
+        return self.pieces.name
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return self.pieces.stop
+
+    def begin(self, role: str, previous: str | None) -> tuple[Part, ...]:
+        try:
+            return self.pieces.begin(role, previous)
+        except ProgramError:
+            if "tool" not in (role, previous):
+                raise
+            return () if role == "tool" else self.pieces.begin(role, "user")
+
+    def end(self, role: str) -> tuple[Part, ...]:
+        try:
+            return self.pieces.end(role)
+        except ProgramError:
+            if role != "tool":
+                raise
+            return ()
+
+
 @dataclass(slots=True)
 class Prompts:
     """How prompts are written for a server: as ids where its tokenizer is known and it takes them, else as text.
@@ -83,7 +118,7 @@ class Prompts:
         else:
             words = tokenizer
         chosen = get_chat_template(template) if isinstance(template, str) else template or own or known_as(path or model)
-        return cls(Tokens(words) if words is not None else None, chosen, why)
+        return cls(Tokens(words) if words is not None else None, WithResults(chosen), why)
 
     def as_text(self, why: str, target: str) -> None:
         """From now on: the server does not take ids."""

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmc.backend.api.backend import ApiBackend, Feed, Reply, Sample
+from lmc.backend.api.backend import Feed, Reply, Sample
 from lmc.backend.api.bodies import Listed, cost_of, shared
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Request, Tally
+from lmc.backend.api.completions import Completions
 from lmc.backend.api.place import Place
 from lmc.backend.api.remote import Prompts, asked, headers_of, urls_of, wires
 from lmc.backend.api.streams import Watch
@@ -28,7 +29,7 @@ _PARAMS = (
 _MAX_SEED = 1 << 31
 
 
-class SGLang(ApiBackend):
+class SGLang(Completions):
     """A client of an SGLang server.
 
     url            of the server, or of several with the same model; `http://host:port`
@@ -36,7 +37,11 @@ class SGLang(ApiBackend):
                    With it prompts are token ids: data is never taken for a special token, and answers are never encoded again
     chat_template  in place of the model's own
     verify         accepted for SGLang's programs; True only
+
+    What has to do with tools is asked as messages, by OpenAI's API, which the server writes by its template; all else by `/generate`.
     """
+
+    root = "/v1"
 
     def __init__(
         self,
@@ -58,27 +63,38 @@ class SGLang(ApiBackend):
             raise UnsupportedOpError(f"RuntimeEndpoint(verify={verify!r})", "lmc", "set SSL_CERT_FILE for another certificate authority")
         urls, headers = urls_of(base_url), headers_of(api_key)
         info = asked(urls[0], ("/model_info", "/get_model_info"), headers, "SGLang")
-        self.model = str(info.get("model_path", "model"))
-        self._prompts = Prompts.of(self.model, info.get("tokenizer_path") or self.model, tokenizer, chat_template or chat_template_name)
-        self._cannot: set[str] = set()
+        model = str(info.get("model_path", "model"))
+        self._prompts = Prompts.of(model, info.get("tokenizer_path") or model, tokenizer, chat_template or chat_template_name)
         patience = patience or Patience(retries=retries, timeout=timeout)
         super().__init__(
-            f"SGLang({self.model})", wires(urls, "", headers, patience, concurrency), template=self._prompts.template,
-            concurrency=concurrency, patience=patience, prices=prices, speculate=speculate,
+            f"SGLang({model})", model, wires(urls, "", headers, patience, concurrency), chat=False, template=self._prompts.template,
+            server="sglang", served_as="*", concurrency=concurrency, patience=patience, prices=prices, speculate=speculate,
         )  # fmt: skip
 
     @property
     def capabilities(self) -> Capabilities:
         kinds = frozenset({"regex", "json_schema", "ebnf", "lark", "structural_tag"})
-        return Capabilities(self.name, kinds, select=True, logprobs=True, n=True, streams=True, prices=self._prices)
+        return Capabilities(self.name, kinds, select=True, logprobs=True, n=True, streams=True, tools=True, prices=self._prices)
 
     def server_info(self) -> dict[str, Any]:
         return {**super().server_info(), "model": self.model, "prompts": self._prompts.said}
 
     def check(self, ask: Gen | Select) -> None:
         """Everything can be asked; a Lark grammar must be one that can be written as EBNF."""
-        if isinstance(ask, Gen) and ask.constraint is not None:
+        if isinstance(ask, Gen) and ask.tools:
+            super().check(ask)
+        elif isinstance(ask, Gen) and ask.constraint is not None:
             _constrained(ask.constraint)
+
+    def enforces(self, constraint: Constraint) -> bool:
+        return True
+
+    def by_messages(self, place: Place, ask: Gen | Select) -> bool:
+        """Tools are written into prompts, and calls read from answers, by the server: it does so for messages alone."""
+        return place.has_results or (isinstance(ask, Gen) and bool(ask.tools))
+
+    def headers(self, place: Place) -> Mapping[str, str]:
+        return self._prompts.headers(place)
 
     async def prepare(self) -> None:
         """Routers in front of servers may refuse ids."""
@@ -96,7 +112,9 @@ class SGLang(ApiBackend):
             log("backend", f"{self.name}: whether it takes ids is not known: {error}")
 
     async def warm(self, place: Place, hints: Hints) -> None:
-        body = {**self._prompt(place), "sampling_params": {"max_new_tokens": 0, "temperature": 0}}
+        if place.has_results:
+            return  # what the server makes of it is not known here
+        body = {**self._written(place), "sampling_params": {"max_new_tokens": 0, "temperature": 0}}
         try:
             await self.client.call(lambda: Request("/generate", body, self._prompts.headers(place)), _usage, _items, Tally())
         except (Fault, LmcError) as error:  # nobody needs it: what is asked next will fail by itself if the server is gone
@@ -105,19 +123,23 @@ class SGLang(ApiBackend):
     # -- gen
 
     async def generate(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+        if self.by_messages(place, ask):
+            if ask.constraint is not None and ask.constraint.kind == "lark":
+                ask = replace(ask, constraint=Constraint("ebnf", ebnf_of("lark", ask.constraint.source)))
+            return await super().generate(place, ask, beyond, feed, tally)
         while True:
             known = frozenset(self._cannot)  # others may learn while this is on its way
             try:
-                return await self._asked(place, ask, beyond, feed, tally)
+                return await self._generated(place, ask, beyond, feed, tally)
             except Fault as fault:
                 if fault.status not in (400, 422) or "sampling_seed" in known or "sampling_seed" not in fault.message:
                     raise
                 self._cannot.add("sampling_seed")
                 log("backend", f"{self.name} takes no seeds: {fault.message}")
 
-    async def _asked(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+    async def _generated(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
         stops = self._stops(ask) if beyond is None else beyond.stop
-        body = {**self._prompt(place), "sampling_params": self._sampling(ask, beyond, stops)}
+        body = {**self._written(place), "sampling_params": self._sampled(ask, beyond, stops)}
         if ask.params.return_logprob or beyond is not None:
             params = ask.params
             body |= {"return_logprob": True, "return_text_in_logprobs": params.return_text_in_logprobs or beyond is not None}
@@ -129,7 +151,7 @@ class SGLang(ApiBackend):
             items = _items(body)
             if len(items) != ask.params.n:
                 raise Malformed(f"{len(items)} answers for n={ask.params.n}")
-            return Reply(tuple(map(self._sample, items)), str(items[0]["meta_info"].get("id", "")), self.model, stops=stops)
+            return Reply(tuple(map(self._item, items)), str(items[0]["meta_info"].get("id", "")), self.model, stops=stops)
 
         if feed is None:
             return await self.client.call(lambda: Request("/generate", body, headers), _usage, read, tally)
@@ -137,11 +159,11 @@ class SGLang(ApiBackend):
         watch = Watch(feed)
         return await self.client.stream(lambda: Request("/generate", streamed, headers), _usage, lambda: _Growing(watch, read), tally)
 
-    def _prompt(self, place: Place) -> Body:
+    def _written(self, place: Place) -> Body:
         prompt = self._prompts.write(place, self.name)
         return {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
 
-    def _sampling(self, ask: Gen, beyond: Beyond | None, stops: Sequence[str]) -> Body:
+    def _sampled(self, ask: Gen, beyond: Beyond | None, stops: Sequence[str]) -> Body:
         params, default = ask.params, SamplingParams()
         body: Body = {"temperature": params.temperature}
         for name in _PARAMS:
@@ -158,7 +180,7 @@ class SGLang(ApiBackend):
             body["sampling_seed"] = ask.seed % _MAX_SEED
         return {**body, **(_constrained(ask.constraint) if ask.constraint is not None else {})}
 
-    def _sample(self, item: Body) -> Sample:
+    def _item(self, item: Body) -> Sample:
         meta: Body = item["meta_info"]
         finish: Any = meta.get("finish_reason")
         if not isinstance(finish, dict):
@@ -175,6 +197,8 @@ class SGLang(ApiBackend):
 
     async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
         """All choices in one request; those log-probabilities count whose tokens are not the prompt's."""
+        if self.by_messages(place, ask):
+            return await self.choose_by_answer(place, ask, tally)
         unconditional = ask.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
         conditional = await self._rows([place, *[place.literal((c,)) for c in ask.choices]], tally)
         own = [row[shared(conditional[0], row) :] for row in conditional[1:]]

@@ -117,8 +117,13 @@ _warned: set[str] = set()
 def spelled(place: Place, target: str) -> str:
     """The whole prompt as text, special tokens by their spelling: a server may take data that spells one for the token."""
     pieces = [piece for piece in place.pieces() if not isinstance(piece, Image)]
+    warn_of_spellings(pieces, target)
+    return plain(pieces)
+
+
+def warn_of_spellings(pieces: Sequence[Part | Image], target: str) -> None:
+    """Once for each special token of the template that text spells: a server that is given text may take it for the token."""
     for special in {piece.spelling for piece in pieces if isinstance(piece, Special)}:
         if special not in _warned and any(special in piece for piece in pieces if isinstance(piece, str)):
             _warned.add(special)
             warnings.warn(f"text contains {special}, which {target}, being given text, takes for the token of its chat template", stacklevel=2)
-    return plain(pieces)

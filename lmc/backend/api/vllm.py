@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lmc.backend.api.bodies import Listed, choices_of, cost_of, shared, usage_of
@@ -10,13 +11,13 @@ from lmc.backend.api.client import Body, Fault, Malformed, Patience, Request, Ta
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.place import Place
 from lmc.backend.api.remote import Prompts, asked, headers_of, urls_of, wires
-from lmc.backend.base import Hints, Output, Prices
+from lmc.backend.base import Capabilities, Hints, Output, Prices
 from lmc.backend.engine.choices import decide
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import BackendError, LmcError
-from lmc.prompt import ChoicesMethod, Select
+from lmc.prompt import ChoicesMethod, Gen, Select
 
 
 class VLLM(Completions):
@@ -27,6 +28,8 @@ class VLLM(Completions):
     tokenizer      a directory, a .gguf file or a vocabulary; None: the server's model path, if it is one on this machine.
                    With it prompts are token ids: data is never taken for a special token, and answers are never encoded again
     chat_template  in place of the model's own
+
+    What has to do with tools is asked as messages, which the server writes by the template it was started with; all else as tokens or text.
     """
 
     lookahead = False  # it has a prefix cache: what comes next is cheap to ask
@@ -64,6 +67,14 @@ class VLLM(Completions):
     def server_info(self) -> dict[str, Any]:
         return {**super().server_info(), "model": self.model, "prompts": self._prompts.said, "max_context": self._max_context}
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, tools=True)
+
+    def by_messages(self, place: Place, ask: Gen | Select) -> bool:
+        """Tools are written into prompts, and calls read from answers, by the server: it does so for messages alone."""
+        return place.has_results or (isinstance(ask, Gen) and bool(ask.tools))
+
     async def prepare(self) -> None:
         """Routers in front of servers may refuse ids."""
         tokens = self._prompts.tokens
@@ -82,6 +93,8 @@ class VLLM(Completions):
             self._extra.setdefault("return_token_ids", True)
 
     async def warm(self, place: Place, hints: Hints) -> None:
+        if place.has_results:
+            return  # what the server makes of it is not known here
         body = {"model": self.model, "prompt": self.prompt(place), "max_tokens": 1}
         try:
             await self.client.call(lambda: Request("/completions", body, self.headers(place)), usage_of, lambda body: None, Tally())
@@ -103,6 +116,8 @@ class VLLM(Completions):
     async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
         """By the prompts' log-probabilities where prompts are ids; else as any server that scores text."""
         tokens = self._prompts.tokens
+        if self.by_messages(place, ask):
+            return await self.choose_by_answer(place, ask, tally)
         if tokens is None:
             return await super().choose(place, ask, tally)
         unconditional = ask.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
