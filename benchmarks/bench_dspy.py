@@ -93,14 +93,12 @@ class Row:
 @contextmanager
 def served(engine: Any) -> Iterator[str]:
     """The engine behind `lmc serve` on a thread; its URL."""
-    import uvicorn
-
     from lmc.serve.app import create_app
-    from lmc.serve.main import listen
+    from lmc.serve.main import Server, listen
     from lmc.serve.settings import Settings
 
     where = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(create_app(engine, Settings(("model",))), lifespan="on", log_level="error", access_log=False))
+    server = Server(create_app(engine, Settings(("model",))))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [where]}, daemon=True)
     thread.start()
     while not server.started:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -111,6 +112,43 @@ class Output:
         return self.metas[0] if len(self.metas) == 1 else list(self.metas)
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Log-probabilities of consecutive tokens of an answer, as its meta info lists them.
+
+    tokens  [log-probability, id, text] of each
+    tops    the likeliest tokens at each place, in the same form; () where nobody asked for them
+    """
+
+    tokens: tuple[Any, ...] = ()
+    tops: tuple[Any, ...] = ()
+
+    @staticmethod
+    def of(meta: Mapping[str, Any]) -> Scored:
+        """Those of a complete answer; none where nobody asked for any."""
+        return Scored(tuple(meta.get("output_token_logprobs") or ()), tuple(meta.get("output_top_logprobs") or ()))
+
+    @staticmethod
+    def joined(parts: Sequence[Scored]) -> Scored:
+        return Scored(tuple(chain(*[part.tokens for part in parts])), tuple(chain(*[part.tops for part in parts])))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def cut(self, start: int, end: int | None = None) -> Scored:
+        """Those of the tokens from `start` on, up to `end`."""
+        return Scored(self.tokens[start:end], self.tops[start:end])
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """As meta info."""
+        tops = {"output_top_logprobs": list(self.tops)} if self.tops else {}
+        return {"output_token_logprobs": list(self.tokens), **tops} if self.tokens else {}
+
+
+UNSCORED = Scored()
+
+
 class TakeOver(Exception):
     """Raised by a step of a compiled run: the interpreter has to go on with the run from here. The message says why."""
 
@@ -129,7 +167,7 @@ class Result:
     began, ended  when it was asked for, and when the answer was there, by `time.perf_counter()`
     """
 
-    __slots__ = ("_callbacks", "_deltas", "_error", "_output", "began", "ended")
+    __slots__ = ("_callbacks", "_deltas", "_error", "_output", "_scored", "began", "ended")
 
     def __init__(self) -> None:
         self.began = perf_counter()
@@ -138,14 +176,18 @@ class Result:
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Result], None]] | None = None
         self._deltas: list[str] | None = None
+        self._scored: list[Scored] | None = None
 
     # backend side
 
-    def feed(self, delta: str) -> None:
-        """More text of the first item."""
+    def feed(self, delta: str, scored: Scored = UNSCORED) -> None:
+        """More text of the first item. `scored`: its tokens, where log-probabilities were asked for and the backend knows them
+        while the answer grows; what it does not give is in the meta info at the end."""
         with _lock:
             if self._deltas is None:
-                self._deltas = []
+                self._deltas, self._scored = [], []
+            assert self._scored is not None
+            self._scored.append(scored)
             self._deltas.append(delta)
             watchers = list(self._callbacks or ())
         for notify in watchers:
@@ -192,6 +234,10 @@ class Result:
     def deltas(self) -> Sequence[str]:
         """Text deltas of the first item so far; a backend that does not stream gives none."""
         return self._deltas or ()
+
+    def scored(self, start: int = 0, end: int | None = None) -> Scored:
+        """Log-probabilities of the tokens of `deltas[start:end]`: of those whose text ends there."""
+        return Scored.joined((self._scored or ())[start:end])
 
     def on_change(self, notify: Callable[[Result], None]) -> None:
         """Calls `notify(self)` after each delta and at the end; at once if already done."""

@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmc.backend.base import Capabilities, Counters, Handle, Hints, Output, Result, check_supported
+from lmc.backend.base import Capabilities, Counters, Handle, Hints, Output, Result, Scored, check_supported
 from lmc.backend.engine.asks import ROOT, Asker, Finished, Place
 from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.encoding import Vocabulary
@@ -480,11 +480,11 @@ def _bounded(ask: Gen, most: int | None) -> Gen:
     return replace(ask, params=replace(p, max_new_tokens=most))
 
 
-def _feeder(ref: weakref.ref[_Step]) -> Callable[[str], None]:
-    def feed(delta: str) -> None:
+def _feeder(ref: weakref.ref[_Step]) -> Callable[[str, Scored], None]:
+    def feed(delta: str, scored: Scored) -> None:
         step = ref()
         if step is not None:
-            step.tell("feed", delta)
+            step.tell("feed", delta, scored)
 
     return feed
 

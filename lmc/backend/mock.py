@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lmc.backend.base import Capabilities, Counters, Hints, Output, Result, check_supported
+from lmc.backend.base import Capabilities, Counters, Hints, Output, Result, Scored, check_supported
 from lmc.backend.mock_answers import (
     Answers,
     Ask,
@@ -331,9 +331,16 @@ class Mock:
         """Streams the first text in three deltas, the last of which comes with the answer."""
         now, text = time.monotonic(), output.texts[0]
         third = len(text) // 3
+        scored = Scored.of(output.metas[0])
+
+        def show(start: int, end: int) -> None:
+            if not result.done:
+                tokens = scored.cut(len(tokens_of(text[:start])), len(tokens_of(text[:end])))
+                result.feed(text[start:end], tokens)
+
         if third:
-            self._timer.at(now + delay / 3, lambda: None if result.done else result.feed(text[:third]))
-            self._timer.at(now + delay * 2 / 3, lambda: None if result.done else result.feed(text[third : 2 * third]))
+            self._timer.at(now + delay / 3, lambda: show(0, third))
+            self._timer.at(now + delay * 2 / 3, lambda: show(third, 2 * third))
 
         def arrive() -> None:
             if handle.error is None:

@@ -202,9 +202,11 @@ class _Cursor:
         return shown, False
 
     def meta(self) -> Any:
-        """The meta info of the variable that is shown, as far as it is known."""
+        """The meta info of the variable that is shown, as far as it is known: of an answer that grows, log-probabilities."""
         answer = self._variable.answer if isinstance(self._variable, Taken) else self._variable
-        return answer.output().meta if isinstance(answer, Result) and answer.done else {}
+        if not isinstance(answer, Result):
+            return {}
+        return answer.output().meta if answer.done else answer.scored(0, self._deltas).meta
 
     def _find(self, ended: bool) -> bool:
         state, name = self._state, self._name

@@ -7,9 +7,11 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
-from lmc.backend.base import Output
+from lmc.backend.base import UNSCORED, Output, Scored
+from lmc.serve.asking import Grown
 from lmc.serve.tools import Call, Family
 
 Json = dict[str, Any]
@@ -34,16 +36,17 @@ class Stamp:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def object(self, choices: list[Json], usage: Json | None = None, *, chunk: bool = False) -> Json:
-        chat = self.kind == "chat.completion"
-        made = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{self.id}",
-            "object": f"{self.kind}.chunk" if chunk and chat else self.kind,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        }
-        return made if usage is None and chunk else {**made, "usage": usage}
+    def object(self, choices: list[Json], usage: Json) -> Json:
+        return {**self._head(self.kind), "choices": choices, "usage": usage}
+
+    def chunk(self, choices: list[Json], **usage: Json | None) -> Json:
+        """A piece of a stream. `usage`: of a stream that ends with it, None in the pieces before."""
+        kind = "chat.completion.chunk" if self.kind == "chat.completion" else self.kind
+        return {**self._head(kind), "choices": choices, **usage}
+
+    def _head(self, kind: str) -> Json:
+        prefix = "chatcmpl" if self.kind == "chat.completion" else "cmpl"
+        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
 
 def usage_of(outputs: Sequence[Output], n: int) -> Json:
@@ -67,17 +70,26 @@ def finish_of(meta: Mapping[str, Any]) -> Json:
     return {"finish_reason": "stop", "stop_reason": reason.get("matched")}
 
 
+def scored_of(output: Output, scored: Scored | None = None) -> Scored:
+    """Log-probabilities of a whole answer, or `scored` of its end, without the token that ended it: that is no part of its text."""
+    scored = Scored.of(output.metas[0]) if scored is None else scored
+    matched = output.metas[0]["finish_reason"].get("matched")
+    ended = isinstance(matched, int) and len(scored) and scored.tokens[-1][1] == matched
+    return scored.cut(0, -1) if ended else scored
+
+
 # -- chat --------------------------------------------------------------------------------------------------------------
 
 
 def chat_choice(index: int, output: Output, family: Family | None, token_bytes: TokenBytes | None) -> Json:
+    """`token_bytes`: for log-probabilities; None where nobody asked for them."""
     content, calls = (output.text, []) if family is None else family.split(output.text)
     message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     finish = finish_of(output.metas[0])
     if calls:
         message["tool_calls"] = [_tool_call(call) for call in calls]
         finish = {"finish_reason": "tool_calls"}
-    logprobs = None if token_bytes is None else chat_logprobs(output.metas[0], token_bytes)
+    logprobs = None if token_bytes is None else chat_logprobs(scored_of(output), token_bytes)
     return {"index": index, "message": message, "logprobs": logprobs, **finish}
 
 
@@ -87,48 +99,53 @@ def _tool_call(call: Call) -> Json:
 
 
 class ChatDeltas:
-    """One answer as the deltas of a stream. What may become a tool call is held until the answer is complete."""
+    """One answer as the deltas of a stream. What may become a tool call is held until the answer is complete, and the
+    log-probabilities of its tokens with it."""
 
-    def __init__(self, index: int, family: Family | None) -> None:
-        self._index, self._family = index, family
-        self._text, self._sent = "", 0
+    def __init__(self, index: int, family: Family | None, token_bytes: TokenBytes | None) -> None:
+        self._index, self._family, self._token_bytes = index, family, token_bytes
+        self._text, self._sent, self._scored = "", 0, UNSCORED
 
     def opening(self) -> Json:
         return self._choice({"role": "assistant", "content": ""})
 
-    def more(self, text: str) -> list[Json]:
-        self._text += text
+    def more(self, grown: Grown) -> list[Json]:
+        self._text += grown.text
+        self._scored = Scored.joined((self._scored, grown.scored))
+        if grown.output is not None:
+            return self._end(grown.output)
         return self._upto(len(self._text) if self._family is None else self._family.settled(self._text))
 
-    def end(self, output: Output, token_bytes: TokenBytes | None) -> list[Json]:
+    def _end(self, output: Output) -> list[Json]:
+        self._scored = scored_of(output, self._scored)
         content, calls = (self._text, []) if self._family is None else self._family.split(self._text)
         chunks = self._upto(len(content))
+        self._sent = len(self._text)
         finish = finish_of(output.metas[0])
         if calls:
             deltas = [{"index": i, **_tool_call(call)} for i, call in enumerate(calls)]
             chunks.append(self._choice({"tool_calls": deltas}))
             finish = {"finish_reason": "tool_calls"}
-        last = {**self._choice({}), **finish}
-        if token_bytes is not None:
-            last["logprobs"] = chat_logprobs(output.metas[0], token_bytes)
-        return [*chunks, last]
+        return [*chunks, {**self._choice({}), **finish}]
 
     def _upto(self, length: int) -> list[Json]:
         new, self._sent = self._text[self._sent : length], max(self._sent, length)
         return [self._choice({"content": new})] if new else []
 
     def _choice(self, delta: Json) -> Json:
-        return {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
+        logprobs = None
+        if len(self._scored) and self._token_bytes is not None and self._sent == len(self._text):
+            logprobs, self._scored = chat_logprobs(self._scored, self._token_bytes), UNSCORED
+        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
-def chat_logprobs(meta: Mapping[str, Any], token_bytes: TokenBytes) -> Json:
+def chat_logprobs(scored: Scored, token_bytes: TokenBytes) -> Json:
     def shown(entry: Sequence[Any]) -> Json:
         logprob, token, text = entry
         return {"token": text, "logprob": logprob, "bytes": token_bytes(token, text)}
 
-    tokens = meta["output_token_logprobs"]
-    tops = meta.get("output_top_logprobs") or [[] for _ in tokens]
-    content = [{**shown(t), "top_logprobs": [shown(x) for x in top]} for t, top in zip(tokens, tops, strict=True)]
+    tops = scored.tops or [()] * len(scored)
+    content = [{**shown(t), "top_logprobs": [shown(x) for x in top]} for t, top in zip(scored.tokens, tops, strict=True)]
     return {"content": content, "refusal": None}
 
 
@@ -138,26 +155,37 @@ def chat_logprobs(meta: Mapping[str, Any], token_bytes: TokenBytes) -> Json:
 def completion_choice(index: int, output: Output, prompt: str | None, *, logprobs: bool) -> Json:
     """`prompt`: what is echoed before the answer, if anything is."""
     text = output.text if prompt is None else prompt + output.text
-    scored = completion_logprobs(output.metas[0], echo=prompt is not None) if logprobs else None
+    echoed = UNSCORED if prompt is None else _of_prompt(output.metas[0])
+    scored = completion_logprobs(Scored.joined((echoed, scored_of(output)))) if logprobs else None
     return {"index": index, "text": text, "logprobs": scored, **finish_of(output.metas[0])}
 
 
-def completion_chunk(index: int, text: str, output: Output | None, *, logprobs: bool) -> Json:
-    last = {"finish_reason": None} if output is None else finish_of(output.metas[0])
-    scored = completion_logprobs(output.metas[0], echo=False) if logprobs and output is not None else None
-    return {"index": index, "text": text, "logprobs": scored, **last}
+def _of_prompt(meta: Mapping[str, Any]) -> Scored:
+    return Scored(tuple(meta.get("input_token_logprobs") or ()), tuple(meta.get("input_top_logprobs") or ()))
 
 
-def completion_logprobs(meta: Mapping[str, Any], *, echo: bool) -> Json:
-    tokens = [*(meta["input_token_logprobs"] if echo else ()), *meta["output_token_logprobs"]]
-    tops = [*(meta.get("input_top_logprobs", ()) if echo else ()), *meta.get("output_top_logprobs", ())]
-    offsets, at = list[int](), 0
-    for _, _, text in tokens:
-        offsets.append(at)
-        at += len(text)
+class CompletionPieces:
+    """One answer as the pieces of a stream."""
+
+    def __init__(self, index: int, *, logprobs: bool) -> None:
+        self._index, self._logprobs, self._offset = index, logprobs, 0
+
+    def more(self, grown: Grown) -> Json:
+        last = {"finish_reason": None} if grown.output is None else finish_of(grown.output.metas[0])
+        scored = None
+        if self._logprobs:
+            tokens = grown.scored if grown.output is None else scored_of(grown.output, grown.scored)
+            scored = completion_logprobs(tokens, self._offset)
+            self._offset += sum(len(text) for _, _, text in tokens.tokens)
+        return {"index": self._index, "text": grown.text, "logprobs": scored, **last}
+
+
+def completion_logprobs(scored: Scored, offset: int = 0) -> Json:
+    """`offset`: of the first token in the text."""
+    lengths = [len(text) for _, _, text in scored.tokens]
     return {
-        "tokens": [text for _, _, text in tokens],
-        "token_logprobs": [logprob for logprob, _, _ in tokens],
-        "top_logprobs": [None if top is None else {text: lp for lp, _, text in top} for top in tops] or None,
-        "text_offset": offsets,
+        "tokens": [text for _, _, text in scored.tokens],
+        "token_logprobs": [logprob for logprob, _, _ in scored.tokens],
+        "top_logprobs": [None if top is None else {text: lp for lp, _, text in top} for top in scored.tops] or None,
+        "text_offset": list(accumulate(lengths, initial=offset))[:-1],
     }

@@ -87,7 +87,7 @@ def create_app(backend: Backend, settings: Settings, programs: Sequence[Function
 
     app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error}, lifespan=lifespan)
     app.router.redirect_slashes = False
-    app.state.metrics = metrics
+    app.state.metrics, app.state.entrance = metrics, entrance
     return app
 
 

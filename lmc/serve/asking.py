@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
-from lmc.backend.base import Backend, Handle, Hints, Output, Result
+from lmc.backend.base import Backend, Handle, Hints, Output, Result, Scored
 from lmc.prompt import Constraint, Gen, Part, SamplingParams, Text, derive_seed
 
 _tickets = itertools.count()
@@ -32,6 +32,17 @@ class Ask:
     n: int = 1
     seed: int | None = None
     salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What an answer has more: text, the log-probabilities of the tokens that end in it (if they were asked for), and the whole
+    of it once it is complete."""
+
+    index: int
+    text: str
+    scored: Scored
+    output: Output | None
 
 
 class Generation:
@@ -66,24 +77,14 @@ class Generation:
                 break
         return [result.output() for result in self.results]
 
-    async def follow(self) -> AsyncIterator[tuple[int, str, Output | None]]:
-        """(answer, more of its text, the whole of it once it is complete), as they grow."""
-        shown = [_Shown() for _ in self.results]
+    async def follow(self) -> AsyncIterator[Grown]:
+        """What the answers have more, as they grow."""
+        shown = [_Shown(i, result) for i, result in enumerate(self.results)]
         async for _ in self._changes():
-            for i, (result, seen) in enumerate(zip(self.results, shown, strict=True)):
-                if seen.over:
-                    continue
-                done = result.done  # asked first: deltas come before the end
-                text = "".join(result.deltas[seen.deltas :])
-                seen.deltas, seen.length = len(result.deltas), seen.length + len(text)
-                if done:
-                    if result.error is not None:
-                        raise result.error
-                    output, seen.over = result.output(), True
-                    yield i, text + output.text[seen.length :], output
-                elif text:
-                    yield i, text, None
-            if all(seen.over for seen in shown):
+            for each in shown:
+                if not each.over and (grown := each.news()) is not None:
+                    yield grown
+            if all(each.over for each in shown):
                 return
 
     async def _changes(self) -> AsyncIterator[None]:
@@ -110,9 +111,24 @@ class Generation:
 class _Shown:
     """What of an answer was given out."""
 
-    def __init__(self) -> None:
-        self.deltas = self.length = 0
+    def __init__(self, index: int, result: Result) -> None:
+        self._index, self._result = index, result
+        self._deltas = self._length = self._tokens = 0
         self.over = False
+
+    def news(self) -> Grown | None:
+        result, done = self._result, self._result.done  # asked first: deltas come before the end
+        start, self._deltas = self._deltas, len(result.deltas)
+        text, scored = "".join(result.deltas[start : self._deltas]), result.scored(start, self._deltas)
+        self._length += len(text)
+        self._tokens += len(scored)
+        if not done:
+            return Grown(self._index, text, scored, None) if text else None
+        if result.error is not None:
+            raise result.error
+        output, self.over = result.output(), True
+        rest = Scored.of(output.metas[0]).cut(self._tokens)
+        return Grown(self._index, text + output.text[self._length :], Scored.joined((scored, rest)), output)
 
 
 def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:

@@ -12,7 +12,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from starlette.types import Message, Receive, Scope, Send
@@ -55,6 +55,7 @@ class Events:
     cancel: Callable[[], None] = lambda: None
 
 
+T = TypeVar("T")
 Endpoint = Callable[[Call], Awaitable[Reply | Events]]
 
 
@@ -64,10 +65,27 @@ class ClientGone(Exception):
 
 @dataclass
 class Entrance:
-    """How many requests are inside."""
+    """How many requests are inside, and whether more may come. `inside` have arrived completely or are on their way."""
 
     most: int
     inside: int = 0
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def close(self) -> None:
+        """The server is told to stop: who has not sent a whole request by now is turned away. On the server's loop."""
+        self.closed.set()
+
+    async def before_it_closes(self, waiting: Awaitable[T]) -> T:
+        """What comes, unless the entrance closes first: then ApiError."""
+        task, closed = asyncio.ensure_future(waiting), asyncio.ensure_future(self.closed.wait())
+        try:
+            await asyncio.wait((task, closed), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ApiError(503, "the server is shutting down", headers={"Connection": "close"})
+            return await task
+        finally:
+            task.cancel()
+            closed.cancel()
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -119,7 +137,7 @@ class Gate:
         if not self.counted:
             return await sender.send(await self.endpoint(_call(scope, b"")))
         with self.entrance.admitted():
-            body = await self._body(scope, receive)
+            body = await self.entrance.before_it_closes(self._body(scope, receive))
             await _unless_gone(receive, self._work(_call(scope, body), sender))
 
     async def _work(self, call: Call, sender: _Sender) -> None:

@@ -14,11 +14,11 @@ from lmc.prompt import Part, Special, plain
 from lmc.serve.answering import (
     DONE,
     ChatDeltas,
+    CompletionPieces,
     Stamp,
     TokenBytes,
     chat_choice,
     completion_choice,
-    completion_chunk,
     event,
     usage_of,
 )
@@ -80,17 +80,11 @@ class OpenAIApi:
     async def _completion_events(
         self, stamp: Stamp, request: CompletionRequest, generation: Generation, arrived: float
     ) -> AsyncGenerator[bytes, None]:
-        outputs: dict[int, Any] = {}
-        scored = request.logprobs is not None
-        async for i, text, output in generation.follow():
+        pieces = [CompletionPieces(i, logprobs=request.logprobs is not None) for i in range(len(generation.results))]
+        async for grown in generation.follow():
             arrived = self._first_token(arrived)
-            if output is not None:
-                outputs[i] = output
-            yield event(stamp.object([completion_chunk(i, text, output, logprobs=scored)], chunk=True))
-        usage = self._counted([outputs[i] for i in sorted(outputs)], request)
-        if request.wants_usage:
-            yield event(stamp.object([], usage, chunk=True))
-        yield DONE
+            yield event(stamp.chunk([pieces[grown.index].more(grown)], **request.unknown_usage))
+        yield self._end(stamp, request, generation)
 
     # -- chat ----------------------------------------------------------------------------------------------------------
 
@@ -126,22 +120,14 @@ class OpenAIApi:
         token_bytes: TokenBytes | None,
         arrived: float,
     ) -> AsyncGenerator[bytes, None]:
-        answers = [ChatDeltas(i, family) for i in range(request.choices)]
-        outputs: dict[int, Any] = {}
+        answers = [ChatDeltas(i, family, token_bytes) for i in range(request.choices)]
         for answer in answers:
-            yield event(stamp.object([answer.opening()], chunk=True))
-        async for i, text, output in generation.follow():
+            yield event(stamp.chunk([answer.opening()], **request.unknown_usage))
+        async for grown in generation.follow():
             arrived = self._first_token(arrived)
-            choices = answers[i].more(text)
-            if output is not None:
-                outputs[i] = output
-                choices += answers[i].end(output, token_bytes)
-            for choice in choices:
-                yield event(stamp.object([choice], chunk=True))
-        usage = self._counted([outputs[i] for i in sorted(outputs)], request)
-        if request.wants_usage:
-            yield event(stamp.object([], usage, chunk=True))
-        yield DONE
+            for choice in answers[grown.index].more(grown):
+                yield event(stamp.chunk([choice], **request.unknown_usage))
+        yield self._end(stamp, request, generation)
 
     # -- what both need ------------------------------------------------------------------------------------------------
 
@@ -160,6 +146,11 @@ class OpenAIApi:
     def _check_choices(self, asked: int) -> None:
         if asked > self._settings.max_choices:
             raise bad(f"{asked} answers in one request; at most {self._settings.max_choices} may be asked for", "n")
+
+    def _end(self, stamp: Stamp, request: Sampled, generation: Generation) -> bytes:
+        """The end of a stream."""
+        usage = self._counted([result.output() for result in generation.results], request)
+        return (event(stamp.chunk([], usage=usage)) if request.wants_usage else b"") + DONE
 
     def _counted(self, outputs: list[Any], request: Sampled) -> dict[str, Any]:
         usage = usage_of(outputs, request.choices)

@@ -177,6 +177,11 @@ class Sampled(Body):
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def unknown_usage(self) -> dict[str, None]:
+        """What the pieces of a stream that ends with its usage say of it before."""
+        return {"usage": None} if self.wants_usage else {}
+
     def limit(self) -> int | None:
         """Tokens that the request allows, if it says."""
         return self.max_tokens

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import lmc
+from lmc.backend.base import Output, Scored
 from lmc.backend.mock import Mock
 from lmc.errors import BackendError
 from tests.backend.gated import Gated
@@ -201,6 +202,31 @@ def test_an_async_consumer_sees_the_same(program: Any) -> None:
             expected = asyncio.run(pieces(program.run(q="Why?", backend=mock(), seed=3, stream=True), name))
             assert "".join(text for text, _ in found) == "".join(text for text, _ in expected)
             assert found[-1][1].get("completion_tokens") == expected[-1][1].get("completion_tokens")
+
+
+def test_log_probabilities_come_with_the_text_of_their_tokens() -> None:
+    @lmc.function
+    def scored(s, q):
+        s += q + lmc.gen("a", max_tokens=30, return_logprob=True, return_text_in_logprobs=True, top_logprobs_num=2)
+
+    async def work(run: Any) -> None:
+        MOCKS.append(Mock(latency=60))
+        state = run(q="Why?", backend=MOCKS[-1], stream=True)
+        while not MOCKS[-1]._pending:
+            await asyncio.sleep(0.001)
+        (handle,) = MOCKS[-1]._pending
+        (answer,) = handle.results
+        pairs = state.text_async_iter("a", return_meta_data=True)
+        tokens = [[-0.5, i, text] for i, text in enumerate(["So", " it", " is", "."])]
+        answer.feed("So it", Scored(tuple(tokens[:2])))
+        assert await anext(pairs) == ("So it", {"output_token_logprobs": tokens[:2]})
+        answer.feed(" i")
+        assert await anext(pairs) == (" i", {"output_token_logprobs": tokens[:2]}), "half a token has none yet"
+        answer.finish(Output(("So it is.",), ({"output_token_logprobs": tokens, "completion_tokens": 4},)))
+        assert await anext(pairs) == ("s.", {"output_token_logprobs": tokens, "completion_tokens": 4})
+
+    asyncio.run(work(lmc.compile(scored)))
+    asyncio.run(work(scored.run))
 
 
 def test_a_stream_is_compiled_and_streams_while_it_runs() -> None:

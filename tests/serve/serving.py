@@ -106,13 +106,11 @@ async def until(ready: Callable[[], Any], seconds: float = 10.0) -> None:
 @contextmanager
 def on_a_port(backend: Any = None, programs: Any = (), **limits: Any):
     """A server on a thread; its URL."""
-    import uvicorn
-
-    from lmc.serve.main import listen
+    from lmc.serve.main import Server, listen
 
     app = create_app(lmc.Mock() if backend is None else backend, settings(**limits), programs)
     where = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_level="error", access_log=False))
+    server = Server(app, drain=10)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [where]}, daemon=True)
     thread.start()
     try:

@@ -8,11 +8,14 @@ import shutil
 import subprocess
 import time
 
+import pydantic
 import pytest
 
 import lmc
 from tests.serve.serving import on_a_port
 from tests.serve.test_programs import PROGRAMS
+from tests.serve.test_tools import CALLED, WEATHER
+from tests.serve.test_tools import backend as tool_model
 
 pytestmark = pytest.mark.api
 
@@ -25,27 +28,106 @@ def url():
         yield url
 
 
-def test_the_official_client(url):
+@pytest.fixture
+def client(url):
     openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        chat = client.chat.completions.create(model="mock", messages=MESSAGES, n=2, seed=1, logprobs=True, top_logprobs=1)
-        assert len(chat.choices) == 2
-        assert chat.choices[0].logprobs.content[0].token
-        chat = client.chat.completions.create(model="mock", messages=MESSAGES, seed=1)
-        pieces = client.chat.completions.create(model="mock", messages=MESSAGES, seed=1, stream=True, stream_options={"include_usage": True})
-        *chunks, last = list(pieces)
-        assert "".join(c.choices[0].delta.content or "" for c in chunks) == chat.choices[0].message.content
-        assert last.usage.prompt_tokens == chat.usage.prompt_tokens
-        done = client.completions.create(model="mock", prompt=["a", "b"], max_tokens=5, extra_body={"regex": "[ab]{5}"})
-        assert {c.text.strip("ab") for c in done.choices} == {""}
-        shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {}, "additionalProperties": False}}}
-        assert client.chat.completions.create(model="mock", messages=MESSAGES, response_format=shape).choices[0].message.content == "{}"
-        assert [m.id for m in client.models.list()] == ["mock"]
-        with pytest.raises(openai.BadRequestError) as refused:
-            client.chat.completions.create(model="mock", messages=MESSAGES, temperature=9)
-        assert refused.value.param == "temperature"
-        with pytest.raises(openai.NotFoundError):
-            client.completions.create(model="other", prompt="x")
+        yield client
+
+
+def test_the_official_clients_chat(client):
+    ask = client.chat.completions.create
+    chat = ask(model="mock", messages=MESSAGES, n=2, seed=1, logprobs=True, top_logprobs=1)
+    assert len(chat.choices) == 2
+    for choice in chat.choices:
+        assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+        assert all(len(token.top_logprobs) == 1 for token in choice.logprobs.content)
+    one = ask(model="mock", messages=MESSAGES, seed=1)
+    assert one.choices[0].message.content == ask(model="mock", messages=MESSAGES, seed=1).choices[0].message.content
+    assert one.choices[0].message.content != ask(model="mock", messages=MESSAGES, seed=2).choices[0].message.content
+    assert ask(model="mock", messages=MESSAGES, max_completion_tokens=3).usage.completion_tokens == 3
+    whole = ask(model="mock", messages=MESSAGES, seed=1)
+    stop = whole.choices[0].message.content[4:6]
+    cut = ask(model="mock", messages=MESSAGES, seed=1, stop=["never", stop])
+    assert cut.choices[0].finish_reason == "stop"
+    assert stop not in cut.choices[0].message.content
+
+
+def test_the_official_clients_streams(client):
+    ask = client.chat.completions.create
+    options = {"model": "mock", "messages": MESSAGES, "n": 2, "seed": 1, "logprobs": True}
+    whole = ask(**options)
+    *chunks, last = list(ask(**options, stream=True, stream_options={"include_usage": True}))
+    for index, choice in enumerate(whole.choices):
+        own = [c.choices[0] for c in chunks if c.choices[0].index == index]
+        assert "".join(piece.delta.content or "" for piece in own) == choice.message.content
+        assert [token for piece in own if piece.logprobs for token in piece.logprobs.content] == choice.logprobs.content
+        assert [piece.finish_reason for piece in own if piece.finish_reason] == [choice.finish_reason]
+    assert all(chunk.usage is None for chunk in chunks)
+    assert (last.choices, last.usage.prompt_tokens) == ([], whole.usage.prompt_tokens)
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+    with client.chat.completions.stream(**options) as events:  # the SDK puts the pieces together
+        final = events.get_final_completion()
+    for ours, theirs in zip(whole.choices, final.choices, strict=True):
+        assert theirs.message.content == ours.message.content
+        assert theirs.logprobs.content == ours.logprobs.content
+
+
+def test_the_official_clients_completions(client):
+    done = client.completions.create(model="mock", prompt=["a", "b"], max_tokens=5, extra_body={"regex": "[ab]{5}"})
+    assert {c.text.strip("ab") for c in done.choices} == {""}
+    options = {"model": "mock", "prompt": "a", "seed": 4, "logprobs": 1}
+    whole = client.completions.create(**options).choices[0]
+    pieces = [chunk.choices[0] for chunk in client.completions.create(**options, stream=True)]
+    assert "".join(piece.text for piece in pieces) == whole.text
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        assert [x for piece in pieces for x in getattr(piece.logprobs, name)] == getattr(whole.logprobs, name)
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+def test_the_official_clients_structured_outputs(client):
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {}, "additionalProperties": False}}}
+    assert client.chat.completions.create(model="mock", messages=MESSAGES, response_format=shape).choices[0].message.content == "{}"
+    found = client.chat.completions.create(model="mock", messages=MESSAGES, response_format={"type": "json_object"}).choices[0].message.content
+    assert isinstance(json.loads(found), dict)
+    parsed = client.chat.completions.parse(model="mock", messages=MESSAGES, response_format=Person)
+    assert isinstance(parsed.choices[0].message.parsed, Person)
+
+
+def test_the_official_clients_tools():
+    openai = pytest.importorskip("openai")
+    mock = tool_model([CALLED, CALLED, "Cold."])
+    with on_a_port(mock) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        first = client.chat.completions.create(model="mock", messages=MESSAGES, tools=[WEATHER], tool_choice="auto").choices[0]
+        assert first.finish_reason == "tool_calls"
+        (call,) = first.message.tool_calls
+        assert json.loads(call.function.arguments) == {"city": "Oslo"}
+        with client.chat.completions.stream(model="mock", messages=MESSAGES, tools=[WEATHER]) as events:
+            streamed = events.get_final_completion().choices[0]
+        assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
+        turns = [*MESSAGES, first.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "-3"}]
+        assert client.chat.completions.create(model="mock", messages=turns, tools=[WEATHER]).choices[0].message.content == "Cold."
+    assert "-3" in mock.call_log[-1].prompt_text
+
+
+def test_the_official_clients_errors(client):
+    openai = pytest.importorskip("openai")
+    assert [m.id for m in client.models.list()] == ["mock"]
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="mock", messages=MESSAGES, temperature=9)
+    assert refused.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="x")
+    with (
+        on_a_port(api_keys=frozenset({"right"})) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as wrong,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        wrong.models.list()
 
 
 def test_the_official_client_on_an_event_loop(url):
@@ -59,6 +141,27 @@ def test_the_official_client_on_an_event_loop(url):
             assert "".join([c.choices[0].text async for c in stream]) == texts[3]
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("chat", [True, False], ids=["chat", "text"])
+def test_our_own_client(url, chat):
+    """A program over the server as over any API, with log-probabilities of an answer that is streamed."""
+    pytest.importorskip("openai")
+
+    @lmc.function
+    def ask(s):
+        gen = lmc.gen("a", max_tokens=12, return_logprob=True, return_text_in_logprobs=True)
+        s += lmc.user("Hello") + lmc.assistant(gen) if chat else "Hello" + gen
+
+    backend = lmc.OpenAI("mock", base_url=f"{url}/v1", api_key="none", is_chat_model=chat)
+    try:
+        whole, streamed = ask.run(backend=backend, temperature=0), ask.run(backend=backend, temperature=0, stream=True)
+        assert "".join(streamed.text_iter("a")) == whole["a"]
+        tokens = whole.get_meta_info("a")["output_token_logprobs"]
+        assert "".join(text for _, _, text in tokens) == whole["a"]
+        assert streamed.get_meta_info("a")["output_token_logprobs"] == tokens
+    finally:
+        backend.close()
 
 
 def test_a_stream_that_is_closed_early_is_cancelled(url):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -129,12 +130,45 @@ def test_log_probabilities():
     assert scored["top_logprobs"][0] is None
 
 
-def test_log_probabilities_of_a_stream_come_with_its_last_chunk():
-    chunks = [c for c in events(chat(logprobs=True, stream=True, max_tokens=4).text) if c != "[DONE]"]
-    scored = [c["choices"][0]["logprobs"] for c in chunks]
-    assert scored[:-1] == [None] * (len(chunks) - 1)
-    text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
-    assert "".join(t["token"] for t in scored[-1]["content"]) == text
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_a_streams_chunks_have_the_log_probabilities_of_their_own_text(kind):
+    ask, scored = (chat, {"logprobs": True, "top_logprobs": 2}) if kind == "chat" else (complete, {"logprobs": 2})
+    mock = lmc.Mock(latency=0.1)
+    fields = {**scored, "n": 2, "seed": 3, "max_tokens": 30, "stop": ["zz"]}
+    whole = ask(mock, **fields).json()["choices"]
+    found: list[list[Any]] = [[], []]
+    carrying = 0
+    for chunk in events(ask(mock, **fields, stream=True).text)[:-1]:
+        (choice,) = chunk["choices"]
+        text = choice["delta"].get("content", "") if kind == "chat" else choice["text"]
+        tokens = listed(choice["logprobs"])
+        assert "".join(token for token, *_ in tokens) == text
+        found[choice["index"]] += tokens
+        carrying += bool(tokens)
+    assert found == [listed(choice["logprobs"]) for choice in whole], "nothing is lost, doubled or out of order"
+    assert carrying > 3, "they came in pieces"
+
+
+def listed(logprobs: Any) -> list[Any]:
+    """(token, log-probability, alternatives[, offset in the text]) in either API's form."""
+    if logprobs is None:
+        return []
+    if "content" in logprobs:
+        return [(t["token"], t["logprob"], t["top_logprobs"]) for t in logprobs["content"]]
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return list(zip(*(logprobs[name] or [] for name in names), strict=True))
+
+
+def test_a_stream_that_ends_with_its_usage_says_so_from_the_start():
+    """As OpenAI's: null until the last chunk, which has no choices; the same numbers as the whole answer, stop strings included."""
+    mock = lmc.Mock(["one two STOP three"] * 3, latency=0.05)
+    whole = chat(mock, stop=["STOP"]).json()
+    assert whole["choices"][0]["message"]["content"] == "one two "
+    *chunks, last, _ = events(chat(mock, stop=["STOP"], stream=True, stream_options={"include_usage": True}).text)
+    assert [c["usage"] for c in chunks] == [None] * len(chunks)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == len("one two ")
+    assert all("usage" not in c for c in events(chat(mock, stop=["STOP"], stream=True).text)[:-1])
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -63,6 +64,36 @@ def test_running_requests_finish_when_it_is_told_to_stop(tmp_path):
         asking.join(20)
         assert found[0].status_code == 200
         assert found[0].json()["return_value"]
+        assert process.wait(20) == 0
+
+
+def test_who_has_not_sent_a_whole_request_does_not_hold_the_end_up(tmp_path):
+    """A stream goes on to its end; half a body, half a head and an idle connection are let go at once, long before the 30 s
+    that they may take otherwise."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    marker = tmp_path / "begun"
+    with served(f"{tmp_path}/program.py:slow") as (url, process), ExitStack() as open_:
+        host, port = url.removeprefix("http://").split(":")
+        half_body, half_head, idle = (open_.enter_context(socket.create_connection((host, int(port)), timeout=20)) for _ in range(3))
+        half_body.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+        half_head.sendall(b"POST /v1/completions HTTP/1.1\r\n")
+        idle.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200 OK" in idle.recv(1 << 16)
+        found: list[str] = []
+
+        def ask():
+            found.append(httpx.post(f"{url}/programs/slow/stream", json={"marker": str(marker)}, timeout=20).text)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while not marker.exists():
+            assert asking.is_alive()
+        process.send_signal(signal.SIGTERM)
+        answer = half_body.makefile("rb").read()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"shutting down" in answer
+        asking.join(20)
+        assert "event: done" in found[0]
         assert process.wait(20) == 0
 
 

@@ -126,6 +126,41 @@ def test_scores_of_a_prompt(engine):
     talk(engine, work)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 12},
+        {"max_tokens": 40, "stop": [" anchor", "The ans"]},
+        {"max_tokens": 60, "regex": r" The answer to this question is: (Paris|Rome), certainly\. [a-z ]{4,9}!"},
+    ],
+    ids=["free", "stops", "forced"],
+)
+def test_a_streams_chunks_have_the_log_probabilities_of_their_own_text(engine, fields):
+    """Forced tokens are scored a pass after their text is known, and text that a stop string may cut is held back."""
+
+    async def work(client, app):
+        body = {"prompt": "The capital of France is", "temperature": 0, "logprobs": 2, **fields}
+        whole = (await client.post("/v1/completions", json=body)).json()
+        (choice,) = whole["choices"]
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        text = (await client.post("/v1/completions", json={**body, **options})).text
+        *chunks, end = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        pieces = [chunk["choices"][0] for chunk in chunks]
+        assert "".join(piece["text"] for piece in pieces) == choice["text"]
+        for name in ("tokens", "text_offset"):
+            assert [x for piece in pieces for x in piece["logprobs"][name]] == choice["logprobs"][name]
+        scores = [x for piece in pieces for x in piece["logprobs"]["token_logprobs"]]
+        assert scores == pytest.approx(choice["logprobs"]["token_logprobs"], abs=0.1)
+        for piece in pieces[:-1]:  # the last may have those of the stop string
+            ends = piece["logprobs"]["text_offset"][-1] + len(piece["logprobs"]["tokens"][-1]) if piece["logprobs"]["tokens"] else 0
+            assert ends <= len(choice["text"])
+        assert sum(bool(piece["logprobs"]["tokens"]) for piece in pieces) > 2
+        assert choice["finish_reason"] == ("stop" if len(fields) > 1 else "length")
+        assert end["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+
+    talk(engine, work)
+
+
 def test_the_event_loop_is_free_while_the_engine_works(engine):
     """Sixteen long answers at once: in the meantime the loop comes back, and others are answered, many times."""
 

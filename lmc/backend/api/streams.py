@@ -30,7 +30,7 @@ class Pieces:
         self._chat, self._watch, self._read = chat, watch, read
         self._text, self._choice = "", Body()
         self._body: Body = {}
-        self._tokens: list[Any] = []
+        self._scored: dict[str, list[Any]] = {}  # log-probabilities: in either API's form, lists by their names
         self._calls: dict[int, Body] = {}
 
     def add(self, body: Body) -> None:
@@ -41,8 +41,9 @@ class Pieces:
                 raise Malformed("a piece of the answer has no text")
             self._choice |= {k: v for k, v in choice.items() if k in ("finish_reason", "stop_reason", "matched_stop") and v is not None}
             logprobs: Any = choice.get("logprobs")
-            if isinstance(logprobs, dict):
-                self._tokens += logprobs.get("content") or ()
+            for name, listed in logprobs.items() if isinstance(logprobs, dict) else ():
+                if isinstance(listed, list):
+                    self._scored.setdefault(name, []).extend(listed)
             for piece in delta.get("tool_calls") or ():
                 self._called(piece)
             text: Any = delta.get("content" if self._chat else "text")
@@ -61,6 +62,6 @@ class Pieces:
     def result(self) -> Any:
         if "finish_reason" not in self._choice:
             raise Fault("the stream ended before the answer did")
-        choice = {**self._choice, "index": 0, **({"logprobs": {"content": self._tokens}} if self._tokens else {})}
+        choice = {**self._choice, "index": 0, **({"logprobs": self._scored} if self._scored else {})}
         choice |= {"message": {"content": self._text, "tool_calls": [call for _, call in sorted(self._calls.items())]}} if self._chat else {"text": self._text}
         return self._read({**self._body, "choices": [choice]})

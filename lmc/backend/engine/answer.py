@@ -1,6 +1,7 @@
 """An answer as it grows: tokens become text, and the text ends at a stop string, a stop token, a length or a constraint.
 
-Three lengths: what is *fed* to streams ≤ what is *safe* (no stop string can still cut it) ≤ the text so far.
+Three lengths: what is *fed* to streams ≤ what is *safe* (no stop string can still cut it, and the log-probabilities of its
+tokens are known if somebody wants them) ≤ the text so far.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from lmc.prompt import Constraint, Part, SamplingParams
 
 if TYPE_CHECKING:
     from lmc.backend.engine.constraint import Matcher
+    from lmc.backend.engine.request import TokenLogprob
     from lmc.backend.engine.tokenizer import Detokenizer
+
+
+OnText = Callable[[str, "Sequence[TokenLogprob]"], None]
 
 
 class Words(Protocol):
@@ -47,6 +52,9 @@ class Answer:
 
     stop_ids    tokens that end the answer and are no part of it (EOS, the template's, the user's)
     constraint  what `matcher` follows, and `loc` where it was asked for: for errors
+    on_text     gets more text, and the log-probabilities of the tokens that end in it
+    scores      log-probabilities of the tokens as far as they are known; those of forced tokens come later than the tokens.
+                None where nobody asked for them
     """
 
     def __init__(
@@ -59,7 +67,8 @@ class Answer:
         matcher: Matcher | None = None,
         constraint: Constraint | None = None,
         loc: Loc | None = None,
-        on_text: Callable[[str], None] | None = None,
+        on_text: OnText | None = None,
+        scores: Sequence[TokenLogprob] | None = None,
     ) -> None:
         self.stop_ids, self.matcher = stop_ids, matcher
         self._constraint, self._loc = constraint, loc
@@ -73,7 +82,8 @@ class Answer:
         self._regexes = tuple(re.compile(r) for r in params.stop_regex)
         self._longest = max(map(len, self._stops), default=0)
         self._on_text = on_text
-        self._fed = 0
+        self._fed = self._fed_tokens = 0
+        self._scores = scores
 
     def push(self, token: int) -> Ending | None:
         """One more token; the ending if it was the last."""
@@ -159,6 +169,26 @@ class Answer:
         return len(text)
 
     def _feed(self, upto: int) -> None:
-        if self._on_text is not None and upto > self._fed:
-            self._on_text(self.text[self._fed : upto])
-            self._fed = upto
+        if self._on_text is None:
+            return
+        if self._scores is not None:
+            upto = min(upto, self._scored_upto())
+        if upto > self._fed:
+            scores = self._take_scores(upto)
+            delta, self._fed = self.text[self._fed : upto], upto
+            self._on_text(delta, scores)
+
+    def _scored_upto(self) -> int:
+        """Length of the text whose tokens have their log-probabilities."""
+        assert self._scores is not None
+        known = len(self._scores)
+        return len(self.text) if known >= len(self._ends) else self._ends[known - 1] if known else 0
+
+    def _take_scores(self, upto: int) -> Sequence[TokenLogprob]:
+        """Of the tokens that end in the text before `upto` and were not fed yet."""
+        if self._scores is None:
+            return ()
+        start = self._fed_tokens
+        while self._fed_tokens < len(self._ends) and self._ends[self._fed_tokens] <= upto:
+            self._fed_tokens += 1
+        return self._scores[start : self._fed_tokens]

@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lmc.backend.base import Output, Usage
-from lmc.backend.engine.answer import Answer
+from lmc.backend.base import UNSCORED, Output, Scored, Usage
+from lmc.backend.engine.answer import Answer, OnText
 from lmc.backend.engine.choice_trie import Branch
 from lmc.backend.engine.choices import Decision, decide
 from lmc.backend.engine.constraint import Compiler
 from lmc.backend.engine.encoding import NO_IDS, Encoder, Vocabulary, template_stops
 from lmc.backend.engine.radix_cache import common_prefix
-from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.request import Kind, Request, TokenLogprob
 from lmc.chat import ChatTemplate
 from lmc.errors import ConstraintError, Loc, ParameterError, PromptTooLongError
 from lmc.prompt import ChoicesMethod, Gen, Given, Part, SamplingParams, Segment, Select
@@ -86,14 +86,20 @@ class Asker:
     # -- gen ---------------------------------------------------------------------------------------------------
 
     def gen(
-        self, ask: Gen, place: Place, order: Order, on_text: Callable[[str], None], on_done: OnDone
+        self, ask: Gen, place: Place, order: Order, on_text: Callable[[str, Scored], None], on_done: OnDone
     ) -> list[Request]:
-        """`n` requests over one prompt; `on_text` gets the growing text of the first."""
+        """`n` requests over one prompt; `on_text` gets the growing text of the first, with its log-probabilities if they are
+        wanted."""
         ids = self.ids(place)
         prompt = self._nonempty(ids)
         self._check_length(len(prompt), ask.loc)
         params = replace(ask.params, max_new_tokens=min(ask.params.max_new_tokens, self.limit - len(prompt)))
         sampling = _Sampling(self, place, ids, len(prompt), params.n, on_done)
+        scores: list[list[TokenLogprob]] = [[] for _ in range(params.n)]
+
+        def feed(delta: str, tokens: Sequence[TokenLogprob]) -> None:
+            on_text(delta, self._scored(tokens, params) if tokens else UNSCORED)
+
         return [
             Request(
                 Kind.GENERATE,
@@ -101,7 +107,8 @@ class Asker:
                 on_done=sampling.listener(item),
                 params=params,
                 seed=_sample_seed(ask.seed, self.seed, item),
-                answer=self._answer(ask, params, on_text if item == 0 else None),
+                answer=self._answer(ask, params, feed if item == 0 else None, scores[item]),
+                logprobs=scores[item],
                 score_from=_scored_from(params) if item == 0 else None,
                 priority=order,
                 gen=(ask.loc, ask.params.max_new_tokens),
@@ -109,7 +116,7 @@ class Asker:
             for item in range(params.n)
         ]
 
-    def _answer(self, ask: Gen, params: SamplingParams, on_text: Callable[[str], None] | None) -> Answer:
+    def _answer(self, ask: Gen, params: SamplingParams, on_text: OnText | None, scores: Sequence[TokenLogprob]) -> Answer:
         stops = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stops |= self.stop_ids
@@ -126,6 +133,7 @@ class Asker:
             constraint=ask.constraint,
             loc=ask.loc,
             on_text=on_text,
+            scores=scores if params.return_logprob else None,
         )
 
     def meta(self, req: Request) -> dict[str, Any]:
@@ -144,18 +152,28 @@ class Asker:
 
     def _logprobs(self, req: Request) -> dict[str, Any]:
         """Lists of [log-probability, id, text]; the text where it was asked for, the first prompt token without any."""
-        shown = self.shown if req.params.return_text_in_logprobs else lambda _: None
+        shown = self._shower(req.params)
         start = _scored_from(req.params)
         prompt = req.prompt.tolist()
         known = [] if start is None else [(prompt[p], req.prompt_logprobs.get(p)) for p in range(start, len(prompt))]
+        answer = self._scored(req.logprobs, req.params)
         found: dict[str, Any] = {
             "input_token_logprobs": [[t.logprob if t else None, token, shown(token)] for token, t in known],
-            "output_token_logprobs": [[t.logprob, t.token, shown(t.token)] for t in req.logprobs],
+            "output_token_logprobs": list(answer.tokens),
         }
         if req.params.top_logprobs_num:
             found["input_top_logprobs"] = [[[lp, i, shown(i)] for lp, i in t.top] if t else None for _, t in known]
-            found["output_top_logprobs"] = [[[lp, i, shown(i)] for lp, i in t.top] for t in req.logprobs]
+            found["output_top_logprobs"] = list(answer.tops)
         return found
+
+    def _scored(self, tokens: Sequence[TokenLogprob], params: SamplingParams) -> Scored:
+        """Tokens of an answer as meta info lists them."""
+        shown = self._shower(params)
+        tops = [[[lp, i, shown(i)] for lp, i in t.top] for t in tokens] if params.top_logprobs_num else ()
+        return Scored(tuple([t.logprob, t.token, shown(t.token)] for t in tokens), tuple(tops))
+
+    def _shower(self, params: SamplingParams) -> Callable[[int], str | None]:
+        return self.shown if params.return_text_in_logprobs else lambda _: None
 
     def shown(self, token: int) -> str:
         if token not in self._shown:

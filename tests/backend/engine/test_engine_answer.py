@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.backend.engine.answer import Answer
+from lmc.backend.engine.request import TokenLogprob
 from lmc.prompt import SamplingParams
 from tests.backend.engine_fakes import EOS, FIRST_MERGE, MERGES, FakeWords
 
@@ -22,7 +23,9 @@ def token(data: bytes) -> int:
 def run(tokens, *, stop_ids=(EOS,), **params):
     """The ending, and the deltas that were streamed before it."""
     fed: list[str] = []
-    answer = Answer(WORDS, SamplingParams(**{"max_new_tokens": 1000} | params), frozenset(stop_ids), on_text=fed.append)
+    answer = Answer(
+        WORDS, SamplingParams(**{"max_new_tokens": 1000} | params), frozenset(stop_ids), on_text=lambda delta, _: fed.append(delta)
+    )
     for i, t in enumerate(tokens):
         ending = answer.push(t)
         if ending is not None:
@@ -131,3 +134,21 @@ def test_every_split_of_a_stop_over_bytes():
         tokens = [t for p in [*pieces, word] for t in p.encode()]
         ending, _ = run(tokens, stop=("END",))
         assert ending is not None and ending.text == "x"
+
+
+def test_a_stream_has_each_tokens_log_probability_with_its_text():
+    """Also where a stop string may begin inside of a token, a character has several tokens, and scores come late."""
+    late, fed = [token(b"EN"), token(b"D")], []  # forced: their scores come with the next pass
+    tokens = [token(b"x"), *"世".encode(), token(b"E"), token(b"y"), *late, token(b"z"), EOS]
+    scores: list[TokenLogprob] = []
+    answer = Answer(
+        WORDS, SamplingParams(max_new_tokens=99, stop=("Ez",)), frozenset([EOS]), scores=scores,
+        on_text=lambda delta, tokens: fed.append((delta, [t.token for t in tokens])),
+    )  # fmt: skip
+    for i, t in enumerate(tokens):
+        if t not in late:
+            scores += [TokenLogprob(each, -1.0) for each in tokens[len(scores) : i + 1]]
+        ending = answer.push(t)
+    assert ending is not None
+    assert ending.text == "x世EyENDz"
+    assert fed == [("x", [token(b"x")]), ("世", list("世".encode())), ("Ey", [*b"Ey"]), ("ENDz", [*late, *b"z"])]

@@ -1,0 +1,237 @@
+"""Requests that nobody should send, to a server with a port: each gets its 4xx, holds nobody up and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from contextlib import contextmanager, suppress
+
+import httpx
+import pytest
+
+import lmc
+from tests.serve.serving import HELLO, events, on_a_port
+from tests.serve.test_programs import PROGRAMS
+
+pytestmark = pytest.mark.api
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def url():
+    with on_a_port(lmc.Mock(latency=0.001), PROGRAMS, max_body=1 << 20) as url:
+        yield url
+        assert httpx.get(f"{url}/health", timeout=10).status_code == 200, "and it is still there"
+        inside = httpx.get(f"{url}/metrics", timeout=10).text
+        assert "lmc_requests_in_flight 1.0" in inside, "this one"
+
+
+@contextmanager
+def raw(url: str):
+    """A connection."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as made:
+        yield made
+
+
+def head(path: str, length: int, *more: str) -> bytes:
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {length}", *more, "", ""]).encode()
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """What comes until the server closes."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while data := connection.recv(1 << 16):
+            found += data
+    return found
+
+
+def status_of(connection: socket.socket) -> int | None:
+    """Of the answer, if there is one before the connection breaks. The server may go on reading, so that the client sees it."""
+    with suppress(ConnectionResetError):
+        line = connection.makefile("rb").readline()
+        return int(line.split()[1]) if line else None
+    return None
+
+
+BODIES = {
+    "nothing": (b"", 400),
+    "no JSON": (b"{{{{", 400),
+    "no UTF-8": (b'{"prompt": "\xff\xfe"}', 400),
+    "a NUL": (b'{"prompt": "\x00"}', 400),
+    "half a character": (rb'{"prompt": "\udc00"}', 400),
+    "very deep": (b"[" * 100_000, 400),
+    "a long number": (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", 400),
+    "infinity": (b'{"prompt": "x", "temperature": 1e999}', 400),
+    "NaN": (b'{"prompt": "x", "temperature": NaN}', 400),
+    "a list": (b'[{"prompt": "x"}]', 400),
+    "null": (b"null", 400),
+    "twice": (b'{"prompt": "x"}{"prompt": "x"}', 400),
+    "no prompt": (b"{}", 400),
+    "prompt null": (b'{"prompt": null}', 400),
+    "prompt number": (b'{"prompt": 5}', 400),
+    "no prompts": (b'{"prompt": []}', 400),
+    "nested prompts": (b'{"prompt": [[[1]]]}', 400),
+    "mixed prompts": (b'{"prompt": ["a", 1]}', 400),
+    "negative ids": (b'{"prompt": [-1]}', 400),
+    "n 0": (b'{"prompt": "x", "n": 0}', 400),
+    "n -1": (b'{"prompt": "x", "n": -1}', 400),
+    "n 1.5": (b'{"prompt": "x", "n": 1.5}', 400),
+    "n true": (b'{"prompt": "x", "n": true}', 400),
+    "many answers": (b'{"prompt": ["x", "y"], "n": 100}', 400),
+    "negative max_tokens": (b'{"prompt": "x", "max_tokens": -5}', 400),
+    "huge max_tokens": (b'{"prompt": "x", "max_tokens": 99999999999999999999}', 400),
+    "text for a number": (b'{"prompt": "x", "max_tokens": "5"}', 400),
+    "negative temperature": (b'{"prompt": "x", "temperature": -0.1}', 400),
+    "top_p 0": (b'{"prompt": "x", "top_p": 0}', 400),
+    "top_p 2": (b'{"prompt": "x", "top_p": 2}', 400),
+    "top_k -2": (b'{"prompt": "x", "top_k": -2}', 400),
+    "min_tokens beyond": (b'{"prompt": "x", "min_tokens": 50, "max_tokens": 5}', 400),
+    "logprobs 99": (b'{"prompt": "x", "logprobs": 99}', 400),
+    "stop of numbers": (b'{"prompt": "x", "stop": [1]}', 400),
+    "bad stop regex": (b'{"prompt": "x", "stop_regex": "("}', 400),
+    "bias of words": (b'{"prompt": "x", "logit_bias": {"word": 1}}', 400),
+    "strange bias": (b'{"prompt": "x", "logit_bias": {"5": 1e9}}', 400),
+    "unknown model": (b'{"model": "gpt-9", "prompt": "x"}', 404),
+    "a model's path": (b'{"model": "../../etc/passwd", "prompt": "x"}', 404),
+    "an empty prompt": (b'{"prompt": ""}', 200),
+    "no tokens": (b'{"prompt": "x", "max_tokens": 0}', 200),
+    "an empty stop": (b'{"prompt": "x", "stop": ""}', 200),
+    "unicode": ('{"prompt": "\u202e🙂 e\u0301 \u4e16 <|im_end|>"}'.encode(), 200),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*ordinary text")
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_is_answered_with_its_status(url, name):
+    body, status = BODIES[name]
+    response = httpx.post(url + COMPLETIONS, content=body, timeout=20)
+    assert response.status_code == status, response.text
+    if status != 200:
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+        assert error["message"]
+        assert "Traceback" not in response.text
+        assert "/lmc/" not in response.text
+
+
+def test_an_empty_conversation_is_an_answer_or_a_400(url):
+    for messages in ([{"role": "user", "content": ""}], [{"role": "assistant", "content": ""}], [{"role": "system", "content": "x"}]):
+        assert httpx.post(url + CHAT, json={"messages": messages}, timeout=20).status_code == 200
+    assert httpx.post(url + CHAT, json={"messages": []}, timeout=20).status_code == 400
+
+
+def test_paths_lead_nowhere_else(url):
+    paths = ("/../../etc/passwd", "/v1/models/../../../etc/passwd", "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "//etc/passwd", "/programs/../health%00", "/%ff")
+    for path in paths:
+        with raw(url) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            answer = rest_of(connection)
+        assert b" 404 " in answer.partition(b"\r\n")[0], (path, answer)
+        assert b"root:" not in answer
+
+
+def test_what_is_no_http_is_refused(url):
+    for sent in (b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 200_000 + b"\r\n\r\n"):
+        with raw(url) as connection:
+            with suppress(ConnectionError):
+                connection.sendall(sent)
+            if not sent.endswith(b"\n\r\n") and not sent.endswith(b"\r\n\r\n"):
+                connection.shutdown(socket.SHUT_WR)
+            answer = rest_of(connection)
+        assert answer == b"" or b" 400 " in answer.partition(b"\r\n")[0]
+
+
+def test_a_huge_body_is_refused_before_it_is_read(url):
+    with raw(url) as connection:
+        connection.sendall(head(CHAT, 1 << 40))
+        assert status_of(connection) == 413
+
+
+def test_a_huge_body_without_a_length_is_refused_on_the_way(url):
+    with raw(url) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with suppress(ConnectionError):
+            for _ in range(400):
+                connection.sendall(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+        assert status_of(connection) in (413, None)
+
+
+def test_a_body_that_comes_byte_by_byte_is_read_or_given_up():
+    body = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
+    with on_a_port(body_timeout=5.0) as url, raw(url) as connection:
+        connection.sendall(head(COMPLETIONS, len(body), "Connection: close"))
+        for byte in body:
+            connection.sendall(bytes([byte]))
+        assert status_of(connection) == 200
+    with on_a_port(body_timeout=0.2) as url, raw(url) as connection:
+        connection.sendall(head(COMPLETIONS, len(body)) + body[:-1])
+        assert status_of(connection) == 408
+
+
+def test_a_head_that_never_ends_is_given_up(monkeypatch):
+    from lmc.serve import main
+
+    monkeypatch.setattr(main, "_PATIENCE", 1)
+    with on_a_port(lmc.Mock(latency=2.0)) as url, raw(url) as silent, raw(url) as begun, raw(url) as patient:
+        begun.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        patient.sendall(head(COMPLETIONS, 15) + b'{"prompt": "x"}')
+        assert rest_of(silent) == rest_of(begun) == b""
+        assert status_of(patient) == 200, "an answer may take longer"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/programs/greet", "/programs/greet/stream"])
+def test_a_connection_that_breaks_cancels_what_was_asked(path, stream):
+    mock = lmc.Mock(latency=lambda ask: 60)
+    body = {"prompt": "x", "n": 3, "stream": stream} if path == COMPLETIONS else {**HELLO, "stream": stream} if path == CHAT else {"name": "x"}
+    data = json.dumps(body).encode()
+    with on_a_port(mock, PROGRAMS) as url:
+        with raw(url) as connection:
+            connection.sendall(head(path, len(data)) + data)
+            _until(lambda: mock._pending)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # a reset, not a goodbye
+        _until(lambda: not mock._pending)
+        _until(lambda: "lmc_requests_in_flight 1.0" in httpx.get(f"{url}/metrics", timeout=10).text)
+
+
+def _until(ready, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_two_hundred_requests_at_once_are_all_answered_with_their_own():
+    mock = lmc.Mock(latency=lambda ask: 0.05)
+
+    async def work(url):
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60) as client:
+            bodies = [{"prompt": f"number {i}", "regex": f"{i}", "stream": i % 2 == 0} for i in range(200)]
+            return await asyncio.gather(*[client.post(COMPLETIONS, json=body) for body in bodies])
+
+    with on_a_port(mock) as url:
+        found = asyncio.run(work(url))
+    for i, response in enumerate(found):
+        assert response.status_code == 200
+        answers = events(response.text)[:-1] if i % 2 == 0 else [response.json()]
+        assert "".join(answer["choices"][0]["text"] for answer in answers) == str(i)
+    assert len(mock.call_log) == 200
+
+
+def test_what_is_too_much_at_once_is_refused_and_nobody_else():
+    async def work(url):
+        async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_connections=None), timeout=60) as client:
+            return await asyncio.gather(*[client.post(COMPLETIONS, json={"prompt": "x"}) for _ in range(100)])
+
+    with on_a_port(lmc.Mock(latency=0.5), max_requests=20) as url:
+        statuses = [response.status_code for response in asyncio.run(work(url))]
+        assert set(statuses) == {200, 429}
+        assert statuses.count(200) >= 20
+        assert httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=20).status_code == 200
