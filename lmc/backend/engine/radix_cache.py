@@ -1,8 +1,8 @@
 """The radix tree: token sequences whose KV is in the pool, shared by all requests (RadixAttention, arXiv 2312.07104).
 
 An edge carries a run of token ids and, in the same order, the slots of their KV. The tree owns its slots.
-`lock` keeps a node and all its ancestors from eviction; what is unlocked is evicted leaf first, least recently
-used first. A node object always keeps its *end*: when an edge is split, the new object is the upper part, so that
+`lock` keeps a node and all its ancestors from eviction; what is unlocked is evicted from the ends of leaves, least
+recently used first; `touch` is for what is known to be used next. A node object always keeps its *end*: when an edge is split, the new object is the upper part, so that
 whoever holds a node holds the same prefix for as long as it is locked.
 
 Namespaces have nothing in common: each is a tree of its own, for as long as it has tokens or somebody holds its root.
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _BASE = 0x9E3779B97F4A7C15 | 1  # odd: invertible modulo 2**64
+_AT_ONCE = 64  # tokens of a leaf that are evicted together
 _GHOSTS = 4_000_000  # remembered evicted tokens before the memory is dropped
 
 
@@ -165,9 +166,13 @@ class RadixCache:
                     self._offer(node)
             node = parent
 
+    def touch(self, node: Node) -> None:
+        """As if the prefix that ends at `node` had just been used."""
+        node.last_use = next(self._clock)
+
     def evict(self, want: int) -> np.ndarray:
-        """Removes unlocked leaves, least recently used first, until `want` tokens are freed or none is left;
-        returns the slots, which are the caller's now."""
+        """Removes ends of unlocked leaves, least recently used first, until `want` tokens are freed or none is left;
+        returns the slots, which are the caller's now. Of a long leaf no more goes than is wanted, or a few."""
         freed: list[np.ndarray] = []
         count = 0
         while count < want and self._leaves:
@@ -177,6 +182,9 @@ class RadixCache:
             if node.last_use != stamp:
                 self._offer(node)
                 continue
+            rest = len(node.ids) - max(want - count, _AT_ONCE)
+            if rest > 0:
+                self._split(node, rest)  # which is a leaf as soon as its end is gone
             count += len(node.ids)
             freed.append(self._remove(node))
         return _joined(freed)

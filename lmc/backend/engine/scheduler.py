@@ -162,6 +162,7 @@ class Scheduler:
         self._planned: dict[Request, int] = {}  # of this pass: how much of its head a request will have computed
         self._followers: dict[Request, int] = {}  # of this pass: how much of its head others compute
         self._stuck = False  # nothing that waits fits until something changes
+        self._kept_in = 0  # the last pass in which something was evicted
 
     # -- in and out --------------------------------------------------------------------------------------------
 
@@ -348,8 +349,17 @@ class Scheduler:
 
     def _alloc(self, n: int) -> np.ndarray:
         if self.pool.free_count < n:
+            self._keep_for_waiting()
             self.pool.free(self.tree.evict(n - self.pool.free_count))
         return self.pool.alloc(n)
+
+    def _keep_for_waiting(self) -> None:
+        """What requests wait for is used next: it is evicted last, that of the first to be admitted at the very last."""
+        if self._kept_in == self._clock:
+            return
+        self._kept_in = self._clock
+        for req in sorted(islice(self.waiting, _LOOKED_AT), key=self._rank, reverse=True):
+            self.tree.touch(self._cached(req))
 
     # -- promises ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,117 @@
+"""Eviction by what is known of the next use: pins stay, what requests wait for goes last, and of the rest the least recently
+used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import lmc
+from lmc.backend.engine.radix_cache import RadixCache
+from lmc.backend.engine.scheduler import Scheduler
+from lmc.prompt import Gen, SamplingParams, Text
+from tests.backend.engine_fakes import FakeWords, backend, stepped
+
+WORDS = FakeWords()
+
+
+@pytest.fixture(params=["next use", "recency"])
+def by_next_use(request, monkeypatch) -> bool:
+    if request.param == "recency":
+        monkeypatch.setattr(Scheduler, "_keep_for_waiting", lambda self: None)
+    return request.param == "next use"
+
+
+def gen(most: int) -> Gen:
+    return Gen(SamplingParams(max_new_tokens=most, temperature=0.0))
+
+
+def run(core) -> None:
+    while core.turn():
+        pass
+
+
+def answer(engine, core, text: str) -> None:
+    handle = engine.submit(None, [Text((text,)), gen(1)])
+    run(core)
+    assert handle.results[0].done
+
+
+def test_a_prefix_that_is_waited_for_is_evicted_last(by_next_use):
+    """The oldest prefix in the cache is the one that waits behind a long answer."""
+    engine, core = stepped(150, max_batch=1)
+    for text in ("a" * 40, "b" * 40):
+        answer(engine, core, text)
+    long = engine.submit(None, [Text(("c" * 10,)), gen(100)])
+    core.turn()
+    waits = engine.submit(None, [Text(("a" * 40 + "e",)), gen(1)])
+    run(core)
+    cached = waits.results[0].output().meta["cached_tokens"]
+    assert cached == (40 if by_next_use else 0)
+    assert long.results[0].done
+
+
+def test_the_first_to_be_admitted_keeps_its_prefix_longest(by_next_use):
+    engine, core = stepped(150, max_batch=1)
+    for text in ("a" * 40, "b" * 39):
+        answer(engine, core, text)
+    long = engine.submit(None, [Text(("c" * 10,)), gen(100)])
+    core.turn()
+    handles = [engine.submit(None, [Text((text,)), gen(1)]) for text in ("b" * 39 + "e", "a" * 40 + "e")]
+    run(core)
+    found = [handle.results[0].output().meta["cached_tokens"] for handle in handles]
+    assert found == ([0, 40] if by_next_use else [39, 0])
+    assert long.results[0].done
+
+
+@lmc.function
+def qa(s, question):
+    s += "A long beginning, which all questions to this program have in common. " + question + lmc.gen("answer", max_tokens=4)
+
+
+def test_a_program_computes_its_beginning_once_while_others_fill_the_pool():
+    """The plan pins it between runs; the interpreter has no plan, so there the least recently used goes, which is that."""
+    computed = []
+    for one in (lmc.compile(qa), qa.run):
+        engine, _ = backend(300)
+        with engine:
+            for i in range(6):
+                one(f"Number {i}?", backend=engine).sync()
+                for other in "fgh":
+                    engine.submit(None, [Text((f"{i}" + other * 99,)), gen(1)]).results[0].output()
+            engine.check()
+            computed.append(engine.counters().prefilled_tokens)
+    planned, least_recently_used = computed
+    assert least_recently_used - planned >= 5 * 60, "the beginning, in each run but the first"
+
+
+def test_pins_outlive_what_was_used_later_and_go_when_they_are_released():
+    engine, core = stepped(200, chunk=64)
+    pin = engine.prefill(None, [Text(("p" * 60,))])
+    run(core)
+
+    def fill() -> None:
+        for i in range(6):
+            answer(engine, core, f"{i}" + "f" * 60)
+
+    def cached() -> int:
+        return engine._scheduler.tree.match(np.array(WORDS.encode(("p" * 60,)), np.int32)).end
+
+    held = cached()
+    assert held > 50
+    fill()
+    assert cached() == held and engine.stats()["pinned"] == 1
+    engine.release(pin)
+    fill()
+    assert cached() == 0
+    engine.check()
+
+
+def test_of_a_long_leaf_only_what_is_wanted_goes():
+    tree = RadixCache()
+    tree.insert(tree.root, np.arange(1000, dtype=np.int32), np.arange(1000))
+    assert tree.evict(3).tolist() == list(range(936, 1000))
+    assert tree.evict(200).tolist() == list(range(736, 936))
+    assert tree.match(np.arange(1000, dtype=np.int32)).end == 736
+    tree.check()
+    assert len(tree.evict(5000)) == 736 and tree.size == 0
