@@ -17,6 +17,9 @@ step     what constraints add to one greedy step of 64 sequences on the CPU, by 
          less the median time of `Sampler.sample` on the same logits for the same requests without constraints (below zero
          where looking at few allowed tokens took less time than looking at all). xgrammar: the time of its own filling,
          masking and accepting
+first    the same for a batch of different answers of one regex from their beginning, nothing built but the start's row, a tenth
+steps    of the best tokens refused. Between two steps foresight (a thread of its own) has `--pass-ms` of processor time,
+         less than a pass of the small model takes on a CPU; what it has not built by then, the step builds and is charged with
 """
 
 from __future__ import annotations
@@ -27,9 +30,12 @@ import json
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,7 +44,9 @@ from benchmarks.bench_forcing import CHARACTER, FORMS
 from benchmarks.bench_programs import where
 from lmc.backend.engine.automaton import AutomatonMatcher
 from lmc.backend.engine.constraint import normalise_regex
+from lmc.backend.engine.foresight import Ahead, Foresight
 from lmc.backend.engine.tokenizer import Tokenizer, from_gguf
+from lmc.backend.mock_samples import sample_regex
 from lmc.fsm.dfa import compile_regex
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.tokens import TokenAutomaton
@@ -318,48 +326,59 @@ class Step:
     max: float
 
 
+class _Greedy:
+    """The sampler on greedy requests, and what it reads of them."""
+
+    def __init__(self, vocabulary: Vocabulary, batch: int, rng: np.random.Generator) -> None:
+        import torch
+
+        from lmc.backend.engine.sampler import Sampler
+
+        self.eos, self.batch, self.rng, self.size = frozenset(vocabulary.eos), batch, rng, vocabulary.size
+        self.sampler = Sampler(vocabulary.size)
+        self.logits = torch.from_numpy(rng.standard_normal((batch, vocabulary.size), np.float32))
+
+    def request(self, matcher: AutomatonMatcher | None) -> Any:
+        from lmc.backend.engine.request import Kind, Request
+        from lmc.prompt import SamplingParams
+
+        req = Request(Kind.GENERATE, np.zeros(1, np.int32), lambda _: None, SamplingParams(temperature=0.0))
+        req.answer = SimpleNamespace(stop_ids=self.eos, sampled=0, matcher=matcher)  # pyright: ignore
+        return req
+
+    def seconds(self, matchers: Sequence[AutomatonMatcher | None], best: Sequence[int]) -> float:
+        """Of a step of these answers, whose best tokens are `best`."""
+        own = self.logits[: len(matchers)].clone()
+        own[range(len(best)), best] = 50.0
+        requests = [self.request(matcher) for matcher in matchers]
+        began = time.thread_time()
+        self.sampler.sample(own, range(len(matchers)), requests)
+        return time.thread_time() - began
+
+    def best(self, matcher: AutomatonMatcher, token: int, refused: float) -> int:
+        """The answer's own token, or one that its constraint refuses; asks nothing that builds a row."""
+        while self.rng.random() < refused:
+            other = int(self.rng.integers(self.size))
+            if not matcher.allows(other):
+                return other
+        return token
+
+
 def steps(vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int, refused: float) -> Iterator[Step]:
-    """64 answers of all regexes at once, each at another place; rows' best tokens are the answers' own or refused."""
+    """The written answers of all regexes at once, each at another place, rows and runs built."""
     import torch
     import xgrammar
-
-    from lmc.backend.engine.request import Kind, Request
-    from lmc.backend.engine.sampler import Sampler
-    from lmc.prompt import SamplingParams
 
     rng = np.random.default_rng(0)
     cases = [(regex, encode(text)) for regex, texts in CASES.values() for text in texts]
     ours, theirs = Ours(vocabulary, encode), XGrammar(vocabulary, encode)
     starts = {regex: (ours.compile(regex), theirs.compile(regex)) for regex, _ in cases}
-    logits = torch.from_numpy(rng.standard_normal((batch, vocabulary.size), np.float32))
-    row = np.zeros(vocabulary.words, np.int32)
-
-    class FakeAnswer:
-        """What the sampler reads of an answer."""
-
-        stop_ids = frozenset(vocabulary.eos)
-        sampled = 0
-
-        def __init__(self, matcher: AutomatonMatcher | None) -> None:
-            self.matcher = matcher
-
-    def seconds(requests: Sequence[Request]) -> float:
-        own = logits.clone()
-        began = time.thread_time()
-        sampler.sample(own, rows, requests)
-        return time.thread_time() - began
-
-    def request(matcher: AutomatonMatcher | None) -> Request:
-        req = Request(Kind.GENERATE, np.zeros(1, np.int32), lambda _: None, SamplingParams(temperature=0.0))
-        req.answer = FakeAnswer(matcher)  # pyright: ignore[reportAttributeAccessIssue]
-        return req
-
+    greedy = _Greedy(vocabulary, batch, rng)
     times: dict[str, list[float]] = {"lmc": [], "xgrammar": []}
-    unconstrained: list[float] = []
-    places: list[tuple[Request, Any, list[int], int]] = []
+    without: list[float] = []
+    places: list[tuple[AutomatonMatcher, Any, list[int], int]] = []
     bits = xgrammar.allocate_token_bitmask(batch, vocabulary.size)
-    sampler, rows, free = Sampler(vocabulary.size), list(range(batch)), [request(None) for _ in range(batch)]
-    for regex, answer in cases:  # rows and forced runs are made once a constraint: that is in the figures of `mask`
+    for regex, answer in cases:  # rows and forced runs are made once a constraint: `first_steps` has them
         matcher = starts[regex][0]().matcher  # pyright: ignore
         for token in answer:
             _ = matcher.bits, matcher.forced()
@@ -367,37 +386,91 @@ def steps(vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int
     for step in range(-5, 100):
         while len(places) < batch:
             regex, answer = cases[int(rng.integers(len(cases)))]
-            mine, other = starts[regex][0](), starts[regex][1]()
-            places.append((request(mine.matcher), other.matcher, answer, 0))  # pyright: ignore
-        tokens: list[int] = []
-        for i, (req, _, answer, at) in enumerate(places):
-            matcher = req.answer.matcher  # pyright: ignore[reportOptionalMemberAccess]
-            row[:] = matcher.bits.view(np.int32)  # pyright: ignore[reportOptionalMemberAccess]
-            ids = np.flatnonzero(~np.unpackbits(row.view(np.uint8), count=vocabulary.size, bitorder="little").view(bool))
-            token = int(rng.choice(ids)) if rng.random() < refused else answer[at]
-            logits[i, token] = 50.0
-            tokens.append(token)
-        sampled, without = (seconds(requests) for requests in ([req for req, _, _, _ in places], free))
+            places.append((starts[regex][0]().matcher, starts[regex][1]().matcher, answer, 0))  # pyright: ignore
+        best = [greedy.best(matcher, answer[at], refused) for matcher, _, answer, at in places]
+        sampled, free = greedy.seconds([p[0] for p in places], best), greedy.seconds([None] * batch, best)
         began = time.thread_time()
-        for req, _, answer, at in places:
-            req.answer.matcher.accept(answer[at])  # pyright: ignore[reportOptionalMemberAccess]
-            req.answer.matcher.forced()  # pyright: ignore[reportOptionalMemberAccess]
+        for matcher, _, answer, at in places:
+            matcher.accept(answer[at])
+            matcher.forced()
         mid = time.thread_time()
         for i, (_, other, _, _) in enumerate(places):
             other.fill_next_token_bitmask(bits, i)
-        xgrammar.apply_token_bitmask_inplace(logits, bits)
+        xgrammar.apply_token_bitmask_inplace(greedy.logits, bits)
         for _, other, answer, at in places:
             other.accept_token(answer[at])
         end = time.thread_time()
         if step >= 0:
             times["lmc"].append((mid - began + sampled) * 1e6)
-            unconstrained.append(without * 1e6)
+            without.append(free * 1e6)
             times["xgrammar"].append((end - mid) * 1e6)
-        logits.copy_(torch.from_numpy(rng.standard_normal((1, vocabulary.size), np.float32)).expand_as(logits))
+        fresh = torch.from_numpy(rng.standard_normal((1, vocabulary.size), np.float32))
+        greedy.logits.copy_(fresh.expand_as(greedy.logits))
         places = [(r, m, answer, at + 1) for r, m, answer, at in places if at + 1 < len(answer)]
-    times["lmc"] = [t - statistics.median(unconstrained) for t in times["lmc"]]
+    times["lmc"] = [t - statistics.median(without) for t in times["lmc"]]
     for name, found in times.items():
         yield Step(name, batch, refused, *_figures(found))
+
+
+def first_steps(
+    case: str, vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int, refused: float, pass_ms: float, reps: int
+) -> Step:
+    """A batch of different answers of one regex from their beginning, nothing built but the start's row. Between the steps
+    foresight has `pass_ms` of processor time, as it would while the model computes. The same `reps` times, each with nothing
+    built; of each step the least counts, for other work on the machine slows this down too."""
+    walks = [_first_walk(case, vocabulary, encode, batch, refused, pass_ms) for _ in range(reps)]
+    return Step("lmc", batch, refused, *_figures([min(times) for times in zip(*walks, strict=True)]))
+
+
+def _first_walk(
+    case: str, vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int, refused: float, pass_ms: float
+) -> list[float]:
+    rng = np.random.default_rng(1)
+    regex = CASES[case][0]
+    foresight = Foresight()
+    automaton = TokenAutomaton(compile_regex(regex), vocabulary)
+    forced = ForcedTokens(automaton, encode)
+    answers = [encode(sample_regex(regex, bytes([i]))) for i in range(batch)]
+    greedy, ahead = _Greedy(vocabulary, batch, rng), Ahead(automaton, forced)
+    automaton.mask(forced.run(automaton.start).state)
+    left = {AutomatonMatcher(automaton, forced, partial(foresight.want, ahead)): deque(answer) for answer in answers}
+    times: list[float] = []
+
+    def go_on(matcher: AutomatonMatcher) -> Sequence[int]:
+        run = () if matcher.done else matcher.forced()
+        for token in run:
+            matcher.accept(token)
+        return run
+
+    def check(matcher: AutomatonMatcher, run: Sequence[int]) -> None:
+        assert list(run) == [left[matcher].popleft() for _ in run], "forced tokens are not the canonical ones"
+
+    for matcher in left:
+        check(matcher, go_on(matcher))
+    while live := [matcher for matcher, answer in left.items() if answer]:
+        _while_a_pass_runs(foresight, pass_ms / 1e3)
+        tokens = [left[matcher].popleft() for matcher in live]
+        best = [greedy.best(matcher, token, refused) for matcher, token in zip(live, tokens)]
+        with_, without = greedy.seconds(live, best), greedy.seconds([None] * len(live), best)
+        began = time.thread_time()
+        runs: list[Sequence[int]] = []
+        for matcher, token in zip(live, tokens):
+            matcher.accept(token)
+            runs.append(go_on(matcher))
+        times.append((time.thread_time() - began + with_ - without) * 1e6)
+        for matcher, run in zip(live, runs):
+            check(matcher, run)
+    foresight.close()
+    return times
+
+
+def _while_a_pass_runs(foresight: Foresight, seconds: float) -> None:
+    """Lets it work until it is done or has had so much processor time."""
+    thread = foresight.thread
+    clock = time.pthread_getcpuclockid(thread.ident) if thread is not None and thread.ident is not None else None
+    until = time.clock_gettime(clock) + seconds if clock is not None else 0.0
+    while clock is not None and not foresight.idle and time.clock_gettime(clock) < until:
+        time.sleep(0.0005)
 
 
 # -- table -------------------------------------------------------------------------------------------------------------
@@ -420,6 +493,7 @@ HEAD = (
     f"{'':14} {'':14} {'compile':>9} {'mask, first walk (µs)':>27} {'again (µs)':>27} {'forced':>8}\n"
     f"{'regex':14} {'library':14} {'ms':>9} {'median':>9}{'p99':>9}{'max':>9} {'median':>9}{'p99':>9}{'max':>9} {'tokens':>8}"
 )
+FIRST = f"\n{'first steps':15} {'batch':>6} {'refused':>8} {'median µs':>10} {'p99':>8} {'max':>8}"
 STEPS = f"\n{'step of a batch':15} {'batch':>6} {'refused':>8} {'median µs':>10} {'p99':>8} {'max':>8}"
 
 
@@ -436,6 +510,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--libraries", help=f"separated by commas, of: {', '.join(LIBRARIES)}")
     parser.add_argument("--reps", type=int, default=3, help="compilations of each")
     parser.add_argument("--batch", type=int, default=64, help="sequences of the step")
+    parser.add_argument("--pass-ms", type=float, default=10.0, help="processor time between first steps")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args(argv)
     cases = options.cases.split(",") if options.cases else list(CASES)
@@ -461,8 +536,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for s in steps(vocabulary, encode, options.batch, refused):
             batches.append(s)
             print(f"{s.library:15} {s.batch:6} {s.refused:8.0%} {s.median:10.0f} {s.p99:8.0f} {s.max:8.0f}", flush=True)
+    print(FIRST)
+    firsts: dict[str, Step] = {}
+    for case in cases:
+        firsts[case] = s = first_steps(case, vocabulary, encode, options.batch, 0.1, options.pass_ms, options.reps)
+        print(f"{case:15} {s.batch:6} {s.refused:8.0%} {s.median:10.0f} {s.p99:8.0f} {s.max:8.0f}", flush=True)
     if options.json:
-        data = {"about": about, "rows": [asdict(r) for r in rows], "steps": [asdict(s) for s in batches]}
+        data = {"about": about, "first steps": {case: asdict(s) for case, s in firsts.items()}, "rows": [asdict(r) for r in rows], "steps": [asdict(s) for s in batches]}
         options.json.write_text(json.dumps(data, indent=1))
     return 0
 

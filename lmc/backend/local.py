@@ -558,6 +558,7 @@ class Engine(LocalBackend):
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
         from lmc.backend.engine.automaton import ConstraintCompiler
         from lmc.backend.engine.constraint import XGrammarCompiler
+        from lmc.backend.engine.foresight import Foresight
         from lmc.backend.engine.kv_pool import KVPool
         from lmc.backend.engine.models.loader import load
         from lmc.fsm.store import default_store
@@ -580,6 +581,7 @@ class Engine(LocalBackend):
                 grammar=lambda: XGrammarCompiler(*of, encode=encode),
                 encode=encode,
                 store=default_store(),
+                foresight=Foresight(),
             ),
             max_tokens=slots,
             max_context=config.max_context,

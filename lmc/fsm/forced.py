@@ -23,7 +23,7 @@ the two and the same tokens behind it (`behind`). Else the model samples on unde
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +41,7 @@ _FEW = 32  # legal texts that are all encoded
 _TRIED = 64  # tokens tried at a boundary before it is taken for unstable
 _LARGE = 2000  # states from which on looking for the ends takes longer than a step may
 _TAIL = 8  # tokens that are looked back at
+_BEHIND = 2 * LONG  # bytes of an ending that are encoded to see where sampled and forced text meet
 _KEPT = 4096  # seams, and endings, that are remembered
 
 Tail = tuple[int, ...]
@@ -49,10 +50,11 @@ Tail = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ForcedRun:
-    """Tokens that are certain from a state on, and the state behind them."""
+    """Tokens that are certain from a state on, the state behind them, and those behind each of them."""
 
     tokens: tuple[int, ...]
     state: int
+    path: tuple[int, ...] = ()
 
 
 class ForcedTokens:
@@ -67,6 +69,7 @@ class ForcedTokens:
         self.automaton, self.encode = automaton, encode
         self.seams = Seams(automaton.vocabulary, encode)
         self._runs: dict[int, ForcedRun] = {}
+        self._texts: dict[int, list[bytes]] = {}  # by state: what `behind` compares with
         self._endings = _Endings(automaton.dfa)
 
     def run(self, state: int) -> ForcedRun:
@@ -74,9 +77,10 @@ class ForcedTokens:
         and inside a character."""
         run = self._runs.get(state)
         if run is None:
-            tokens = self._certain(state)
-            text = self.automaton.vocabulary.text(tokens)
-            run = self._runs[state] = ForcedRun(tokens, self.automaton.dfa.step(state, text))
+            tokens, path = self._certain(state), [state]
+            for token in tokens:
+                path.append(self.automaton.next(path[-1], token))
+            run = self._runs[state] = ForcedRun(tokens, path[-1], tuple(path[1:]))
         return run
 
     def behind(self, tail: Tail, state: int) -> tuple[int, ...]:
@@ -86,11 +90,24 @@ class ForcedTokens:
             return run
         return self.seams.agreed(tail, state, run, lambda: self._legal(state))
 
+    def prepare(self, state: int) -> ForcedRun:
+        """`run`, and what `behind` needs besides, before somebody asks for it. From any thread."""
+        run = self.run(state)
+        if run.tokens:
+            self._legal(state)
+        return run
+
     def _legal(self, state: int) -> list[bytes]:
-        """Legal texts from `state`: one if what is forced is longer than a token can reach, else one of each kind."""
-        text = self._forced_text(state)
-        endings = self._endings.of_each_kind(self.automaton.dfa.step(state, text))
-        return [text + ending for ending in (endings if len(text) < LONG else endings[:1])]
+        """How legal texts from `state` begin: one if no token can reach from before over all that is forced, else one of each
+        kind; as far behind that as tells how it is cut."""
+        texts = self._texts.get(state)
+        if texts is None:
+            text = self._forced_text(state)
+            endings = self._endings.of_each_kind(self.automaton.dfa.step(state, text))
+            several = len(text) < LONG and self.automaton.vocabulary.has_inside(text)
+            begun = (_whole_characters(ending[:_BEHIND]) for ending in (endings if several else endings[:1]))
+            texts = self._texts[state] = [text + ending for ending in begun]
+        return texts
 
     def _forced_text(self, state: int) -> bytes:
         return _whole_characters(self.automaton.dfa.forced(state)[0])
@@ -137,6 +154,11 @@ class ForcedTokens:
         return len(tokens) > _TRIED
 
 
+def no_tokens() -> deque[int]:
+    """For the last tokens of a text, as many as `Seams.tail` looks at."""
+    return deque(maxlen=_TAIL)
+
+
 class Seams:
     """Where sampled tokens and the forced text behind them meet. For one thread."""
 
@@ -145,9 +167,13 @@ class Seams:
         self._tokens, self._joins = vocabulary.tokens, vocabulary.joins
         self._known: OrderedDict[tuple[Tail, object], tuple[int, ...]] = OrderedDict()
 
-    def grown(self, tail: Tail, token: int) -> Tail:
-        """The tail after one more token."""
-        return (*tail[1 - _TAIL :], token) if self.may_join(tail, token) else (token,)
+    def tail(self, recent: Sequence[int]) -> Tail:
+        """The tail of a text whose last tokens are `recent`."""
+        tail = tuple(recent)[-_TAIL:]
+        begin = max(0, len(tail) - 1)
+        while begin and self.may_join(tail[:begin], tail[begin]):
+            begin -= 1
+        return tail[begin:]
 
     def may_join(self, tail: Tail, token: int) -> bool:
         """Whether some token could reach over the border between a tail and a token."""
@@ -163,13 +189,19 @@ class Seams:
         for run and texts."""
         known = self._known.get((tail, place))
         if known is None:
-            before = self.vocabulary.text(tail)
-            cuts = [cut for text in legal() if (cut := self.cut(before, text)) is not None]
-            known = _common_prefix([run, *cuts]) if cuts else ()
-            self._known[tail, place] = known
+            known = self._known[tail, place] = self._common(self.vocabulary.text(tail), run, legal())
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         return known
+
+    def _common(self, before: bytes, run: tuple[int, ...], texts: Iterable[bytes]) -> tuple[int, ...]:
+        spelled = False
+        for text in texts:
+            if (cut := self.cut(before, text)) is not None:
+                run, spelled = _common_prefix([run, cut]), True
+                if not run:
+                    break  # mostly the first text says so
+        return run if spelled else ()
 
     def cut(self, before: bytes, text: bytes) -> tuple[int, ...] | None:
         """The tokens of `text` in the encoding of both together, none if one of them reaches over the border; None for what
@@ -257,8 +289,8 @@ class _Endings:
                 out.append(byte)
         if len(self._known) >= _KEPT:
             self._known.clear()
-        self._known[state] = bytes(out)
-        return self._known[state]
+        found = self._known[state] = bytes(out)
+        return found
 
     def _step(self, state: int) -> tuple[int, int]:
         """One byte nearer to the end; a plain letter where possible, for not every tokenizer has every control."""

@@ -7,7 +7,8 @@ all sequences of the constraint; states that differ only in a count that no sing
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,6 +37,8 @@ FEW = 4096  # allowed tokens that are worth listing: looking at so many takes no
 
 
 _CLOSING = 64  # masks kept as numbers to add, 4 bytes a token each
+_FLAGS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(bool)
+_CLOSED = np.where(_FLAGS, np.float32(0), np.float32(-np.inf))  # [256, 8]: what a byte of a mask adds to eight logits
 
 
 class TokenAutomaton:
@@ -68,6 +71,7 @@ class TokenAutomaton:
         self._restored = len(tables.rows)
         self._closing: dict[int, np.ndarray] = {}  # by id of the mask
         self._rows: dict[tuple[int, tuple[int, ...]], _Row] = {}  # by window and other ids: all tokens
+        self._walking: dict[int, Future[np.ndarray]] = {}  # by window: rows of `_short` that a thread is at
 
     def next(self, state: int, token: int) -> int:
         """The state behind a token, DEAD if it is not allowed. EOS stays where it is."""
@@ -90,15 +94,16 @@ class TokenAutomaton:
         Read-only and shared. Raises ConstraintError if no token of the vocabulary goes on from here.
         """
         row = self._masks.get(state)
-        if row is None:
-            with self._lock:
-                row = self._masks.get(state)
-                if row is None:
-                    row, few = self._row(state)
-                    if few is not None:
-                        self.few[state] = few
-                    self._masks[state] = row
-        return row
+        return self._made(state, lambda: self.vocabulary.trie.walk(self.dfa, state)) if row is None else row
+
+    def build(self, state: int) -> np.ndarray:
+        """Makes the mask of a state before somebody asks for it; int64: the states that beginnings of its tokens lead to, those
+        that most of them lead to first. Raises ConstraintError as `mask` does."""
+        walked = self.vocabulary.trie.walk(self.dfa, state)
+        self._made(state, lambda: walked)
+        often = np.bincount(walked + 1, minlength=1)[1:]  # without DEAD
+        reached = np.flatnonzero(often)
+        return reached[np.argsort(-often[reached], kind="stable")]
 
     def closing(self, state: int) -> np.ndarray:
         """The mask to be added to logits: float32 [words * 32], 0 where allowed, -inf elsewhere. Read-only and shared.
@@ -108,8 +113,7 @@ class TokenAutomaton:
         row = self.mask(state)
         found = self._closing.get(id(row))  # rows live as long as this does
         if found is None:
-            flags = np.unpackbits(row.view(np.uint8), bitorder="little").view(bool)
-            found = np.where(flags, np.float32(0), np.float32(-np.inf))
+            found = _CLOSED.take(row.view(np.uint8), axis=0).reshape(-1)
             found.flags.writeable = False
             with self._lock:
                 if len(self._closing) >= _CLOSING:
@@ -145,27 +149,53 @@ class TokenAutomaton:
             few += sum(closing.nbytes for closing in self._closing.values())
         return self.dfa.nbytes + sum(rows.values()) + few
 
-    def _row(self, state: int) -> _Row:
+    def _made(self, state: int, walk: Callable[[], np.ndarray]) -> np.ndarray:
+        """The mask of a state that has none yet; `walk` is asked for the states behind the trie's nodes if its window has no
+        row. No lock is held meanwhile: who needs another row does not wait for this one."""
         vocabulary, window = self.vocabulary, int(self.dfa.window[state])
         others = tuple(vocabulary.long_allowed(self.dfa, state))
         if self.is_final(state):
             others += vocabulary.eos
-        if (row := self._rows.get((window, others))) is not None:
-            return row
-        if window not in self._short:
-            allowed = vocabulary.allowed(self.dfa, state)
-            self._short[window] = np.packbits(allowed, bitorder="little").view("<u4")
-        row = self._short[window]
-        if others:
-            row = row | _bits(np.array(others), vocabulary.words)
-        if not row.any():
-            raise ConstraintError(
-                f"the model's vocabulary has no token that begins with {_bytes_of(self.dfa, state)}, which alone may "
-                f"follow here; allow other characters"
-            )
-        row.flags.writeable = False
-        made = self._rows[window, others] = _Row(row, _few(row))
-        return made
+        made = self._rows.get((window, others))
+        if made is None:
+            row = self._walked(window, walk)
+            if others:
+                row = row | _bits(np.array(others), vocabulary.words)
+            if not row.any():
+                raise ConstraintError(
+                    f"the model's vocabulary has no token that begins with {_bytes_of(self.dfa, state)}, which alone may "
+                    f"follow here; allow other characters"
+                )
+            row.flags.writeable = False
+            made = _Row(row, _few(row))
+        with self._lock:
+            made = self._rows.setdefault((window, others), made)  # states with equal masks have the same array
+            if made.few is not None:
+                self.few[state] = made.few
+            return self._masks.setdefault(state, made.bits)
+
+    def _walked(self, window: int, walk: Callable[[], np.ndarray]) -> np.ndarray:
+        """The row of a window, made by one thread: others that want the same wait."""
+        with self._lock:
+            if (row := self._short.get(window)) is not None:
+                return row
+            making = self._walking.get(window)
+            if mine := making is None:
+                making = self._walking[window] = Future()
+        if not mine:
+            return making.result()
+        try:
+            row = np.packbits(self.vocabulary.flags(walk()), bitorder="little").view("<u4")
+        except BaseException as error:  # whoever waits for it has it too
+            with self._lock:
+                del self._walking[window]
+            making.set_exception(error)
+            raise
+        with self._lock:
+            self._short[window] = row
+            del self._walking[window]
+        making.set_result(row)
+        return row
 
 
 class _Row(NamedTuple):

@@ -72,6 +72,17 @@ class Vocabulary:
         found[(text[:-1] << 8 | text[1:])[within[:-1]]] = 1
         return found.tobytes()
 
+    def has_inside(self, text: bytes) -> bool:
+        """Whether some token has `text`, which is UTF-8, behind its first byte: could reach over the whole of it from before."""
+        at = self._joined.find(text, 1)
+        while at > 0 and self._joined[at - 1] == 0xFF:
+            at = self._joined.find(text, at + 1)
+        return at > 0
+
+    @cached_property
+    def _joined(self) -> bytes:
+        return b"\xff".join(self.tokens)  # a byte that UTF-8 does not have
+
     @cached_property
     def digest(self) -> str:
         """Equal for vocabularies whose automata are equal."""
@@ -102,7 +113,11 @@ class Vocabulary:
 
     def allowed(self, dfa: ByteDFA, state: int) -> np.ndarray:
         """bool [words * 32]: the tokens of up to LONG bytes that are legal from `state`."""
-        return (self.trie.walk(dfa, state) >= 0)[self._nodes]
+        return self.flags(self.trie.walk(dfa, state))
+
+    def flags(self, behind: np.ndarray) -> np.ndarray:
+        """bool [words * 32]: the tokens of up to LONG bytes whose node in `behind`, of the trie, is legal."""
+        return (behind >= 0)[self._nodes]
 
     def long_allowed(self, dfa: ByteDFA, state: int) -> list[int]:
         """The tokens above LONG bytes that are legal from `state`."""

@@ -101,11 +101,12 @@ def walked(f: ForcedTokens, rng: random.Random, most: int = 60) -> int:
         assert run == f.run(state).tokens[: len(run)]
         refused += len(run) < len(f.run(state).tokens)
         if run:
-            for legal in f._legal(state):
-                cut = f.seams.cut(text, legal)
+            forced_text = f._forced_text(state)
+            for ending in f._endings.of_each_kind(dfa.step(state, forced_text)):
+                cut = f.seams.cut(text, legal := forced_text + ending)
                 assert cut is None or cut[: len(run)] == run, (text, legal)
         for token in run or [any_token(f, state, rng)]:
-            state, tail, text = f.automaton.next(state, token), f.seams.grown(tail, token), text + tokens[token]
+            state, tail, text = f.automaton.next(state, token), f.seams.tail((*tail, token)), text + tokens[token]
         if f.automaton.is_done(state) or (f.automaton.is_final(state) and rng.random() < 0.2):
             break
     assert dfa.step(0, text) == state
@@ -144,11 +145,11 @@ def test_behind_half_a_word_nothing_is_certain():
     vocabulary, encode = merging("in", "is", "te", "min", "minis", "ter", "minister")
     f = ForcedTokens(TokenAutomaton(compile_regex('(minister|auror)", "wand'), vocabulary), encode)
     spelled = [vocabulary.tokens.index(t) for t in (b"m", b"in")]
-    state, tail = f.automaton.dfa.step(0, b"min"), f.seams.grown(f.seams.grown((), spelled[0]), spelled[1])
+    state, tail = f.automaton.dfa.step(0, b"min"), f.seams.tail(spelled[:2])
     assert f.run(state).tokens and tail == tuple(spelled) and f.behind(tail, state) == ()
     rest = encode("ister")
     for token in rest:
-        tail = f.seams.grown(tail, token)
+        tail = f.seams.tail((*tail, token))
     state = f.automaton.dfa.step(state, b"ister")
     assert f.behind(tail, state) == f.run(state).tokens == tuple(encode('", "wand'))  # no token reaches over the r
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from lmc.backend.engine.constraint import Compiler, ConstraintInfo, Matcher
+from lmc.backend.engine.foresight import Ahead, Foresight
 from lmc.backend.engine.once import Once
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.dfa import DEAD
-from lmc.fsm.forced import Encode, ForcedTokens, Tail
+from lmc.fsm.forced import Encode, ForcedTokens, no_tokens
 from lmc.fsm.sources import automaton_of
 from lmc.fsm.store import Store
 from lmc.fsm.tokens import TokenAutomaton
@@ -35,6 +36,7 @@ class ConstraintCompiler:
     grammar  makes the compiler of everything that is not an automaton, when it is first needed
     encode   ids of plain text in the middle of a sequence; None forces nothing: every token is sampled
     store    where compiled automata are kept between processes
+    foresight   builds what answers will need next; without it all is built when it is first needed
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class ConstraintCompiler:
         grammar: Callable[[], Compiler],
         encode: Encode | None = None,
         store: Store | None = None,
+        foresight: Foresight | None = None,
     ) -> None:
+        self._foresight = foresight
         self._vocabulary_parts = tokens, frozenset(special_ids), eos, vocab_size
         self._make_grammar, self._encode, self._store = grammar, encode, store
         self._grammar: Compiler | None = None
@@ -60,7 +64,9 @@ class ConstraintCompiler:
 
     def matcher(self, constraint: Constraint) -> Matcher:
         compiled = self._automaton(constraint, None)
-        return self._other().matcher(constraint) if compiled is None else AutomatonMatcher(*compiled)
+        if compiled is None:
+            return self._other().matcher(constraint)
+        return AutomatonMatcher(compiled.automaton, compiled.forced, self._want(compiled))
 
     def _other(self) -> Compiler:
         with self._lock:
@@ -85,7 +91,13 @@ class ConstraintCompiler:
         start = automaton.start if forced is None else forced.run(automaton.start).state
         if not automaton.is_done(start):
             automaton.mask(start)  # every answer begins there: now, and not in a step that others wait for
-        return _Compiled(automaton, forced)
+        compiled = _Compiled(automaton, forced, Ahead(automaton, forced))
+        if (want := self._want(compiled)) is not None:
+            want(start)
+        return compiled
+
+    def _want(self, compiled: _Compiled) -> Callable[[int], None] | None:
+        return partial(self._foresight.want, compiled.ahead) if self._foresight is not None else None
 
     def _restored(self, constraint: Constraint) -> TokenAutomaton | None:
         tables = self._store.load(_key(constraint), self.vocabulary) if self._store is not None else None
@@ -111,6 +123,8 @@ class ConstraintCompiler:
 
     def close(self) -> None:
         """Stores the rows that were built since their automata were stored; the compiler can still be used."""
+        if self._foresight is not None:
+            self._foresight.close()
         for constraint, compiled in self._automata.items():
             self._keep(constraint, compiled)
 
@@ -149,20 +163,30 @@ class _Compiled(NamedTuple):
 
     automaton: TokenAutomaton
     forced: ForcedTokens | None
+    ahead: Ahead
 
 
 def _weight(compiled: _Compiled | None) -> int:
     return 1024 if compiled is None else compiled.automaton.nbytes + 1024
 
 
-class AutomatonMatcher:
-    """One answer's state in a token automaton. Without `forced` every token is sampled."""
+_Move = tuple[int, int, int]  # a state, a token, and the state behind it
+_NO_MOVE: _Move = (-1, -1, DEAD)
 
-    def __init__(self, automaton: TokenAutomaton, forced: ForcedTokens | None = None) -> None:
-        self._automaton, self._forced = automaton, forced
+
+class AutomatonMatcher:
+    """One answer's state in a token automaton. Without `forced` every token is sampled.
+
+    want   told of each state, behind all that is forced, in which the answer waits for a token
+    """
+
+    def __init__(
+        self, automaton: TokenAutomaton, forced: ForcedTokens | None = None, want: Callable[[int], None] | None = None
+    ) -> None:
+        self._automaton, self._forced, self._want = automaton, forced, want
         self.state = automaton.start
-        self._tail: Tail = ()
-        self._looked = (-1, -1, DEAD)  # state, token, and where that leads: who asks whether it may come accepts it next
+        self._recent = no_tokens()
+        self._known: list[_Move] = []  # what is probably accepted next, the first of them last
 
     @property
     def bits(self) -> np.ndarray:
@@ -178,21 +202,29 @@ class AutomatonMatcher:
 
     def allows(self, token: int) -> bool:
         following = self._automaton.next(self.state, token)
-        self._looked = self.state, token, following
+        self._known = [(self.state, token, following)]  # who asks whether it may come accepts it next
         return following != DEAD
 
     def accept(self, token: int) -> None:
-        state, looked, following = self._looked
-        if state != self.state or looked != token:
+        before, known, following = self._known.pop() if self._known else _NO_MOVE
+        if before != self.state or known != token:
+            self._known.clear()
             following = self._automaton.next(self.state, token)
         if following == DEAD:
             raise RuntimeError(f"token {token} is outside the constraint although its mask allowed it")
         self.state = following
-        if self._forced is not None:
-            self._tail = self._forced.seams.grown(self._tail, token)
+        self._recent.append(token)
 
     def forced(self) -> Sequence[int]:
-        return () if self._forced is None else self._forced.behind(self._tail, self.state)
+        state, tokens = self.state, ()
+        if self._forced is not None and (run := self._forced.run(state)).tokens:
+            tokens = self._forced.behind(self._forced.seams.tail(self._recent), state)
+            path = run.path[: len(tokens)]
+            self._known = list(zip((state, *path), tokens, path))[::-1]
+            state = path[-1] if path else state
+        if self._want is not None:
+            self._want(state)
+        return tokens
 
     @property
     def complete(self) -> bool:

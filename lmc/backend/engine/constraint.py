@@ -19,7 +19,7 @@ import numpy as np
 from lmc.backend.engine.once import Once
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.charset import Ranges
-from lmc.fsm.forced import Encode, Tail
+from lmc.fsm.forced import Encode, no_tokens
 from lmc.fsm.jumps import Jumps
 from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, asks_for_unicode, parse
 from lmc.fsm.sources import ebnf_of
@@ -213,7 +213,7 @@ class _XGrammarMatcher:
         import torch
 
         self._matcher, self._jumps = matcher, jumps
-        self._tail: Tail = ()
+        self._recent = no_tokens()
         self._eos_words = eos_words
         self._row = torch.zeros((1, len(eos_words)), dtype=torch.int32)  # the mask at the present position
         self.bits = self._row.numpy().view(np.uint32)[0]
@@ -231,8 +231,7 @@ class _XGrammarMatcher:
     def accept(self, token: int) -> None:
         if not self._matcher.accept_token(token):
             raise RuntimeError(f"token {token} is outside the constraint although its mask allowed it")
-        if self._jumps is not None:
-            self._tail = self._jumps.seams.grown(self._tail, token)
+        self._recent.append(token)
         self._refill()
 
     def forced(self) -> Sequence[int]:
@@ -242,7 +241,7 @@ class _XGrammarMatcher:
             text = self._matcher.find_jump_forward_string()
         except UnicodeDecodeError:  # the forced bytes begin or end inside a character; xgrammar has them as text only
             return ()
-        return self._jumps.behind(self._tail, text)
+        return self._jumps.behind(self._jumps.seams.tail(self._recent), text)
 
 
 # -- regexes: Python's dialect in, xgrammar's out ----------------------------------------------------------------

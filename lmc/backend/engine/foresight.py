@@ -1,0 +1,135 @@
+"""Foresight: what answers will need next of their constraints is built while the model computes.
+
+    answers stand in   s            rows of s            needed at the next sample
+                       │ any token
+                       ▼
+                       t            forced runs of t     needed right behind it
+                       │ forced
+                       ▼
+                       u            rows of u            needed one pass later; and so once more, when nothing is urgent
+
+So a step finds what it needs, and what it does not find it builds itself: results never depend on this thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from lmc.errors import ConstraintError
+from lmc.fsm.forced import ForcedTokens
+from lmc.fsm.tokens import TokenAutomaton
+
+log = logging.getLogger("lmc.engine")
+
+_LINGERS = 1.0  # seconds that the thread waits for more
+_MOST = 4096  # states of one constraint that are looked ahead of
+_RUNS, _ROWS = 256, 32  # states behind one that are: where something is forced, and where nothing is
+
+
+@dataclass(eq=False)
+class Ahead:
+    """One constraint, and its states that were or will be looked at."""
+
+    automaton: TokenAutomaton
+    forced: ForcedTokens | None
+    urgent: set[int] = field(default_factory=set)
+    later: set[int] = field(default_factory=set)
+
+
+class Foresight:
+    """One thread for all constraints of an engine; it ends by itself when there is nothing to do. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._urgent: deque[tuple[Ahead, int]] = deque()  # states that answers are in
+        self._later: deque[tuple[Ahead, int]] = deque()  # states that they may be in behind one token more
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._working = False  # on what is in neither queue any more
+
+    def want(self, ahead: Ahead, state: int) -> None:
+        """An answer is in `state`, behind all that is forced, and waits for its next token."""
+        if state in ahead.urgent or len(ahead.urgent) >= _MOST:
+            return
+        ahead.urgent.add(state)
+        self._urgent.append((ahead, state))
+        if not self._working:  # else it looks again before it sleeps
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="lmc-foresight", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def settle(self) -> None:
+        """Waits until all that was wanted is built."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.idle)
+
+    def close(self) -> None:
+        """Drops what is not begun, and waits for what is. `want` can be called again."""
+        with self._changed:
+            self._urgent.clear()
+            self._later.clear()
+        self.settle()
+
+    @property
+    def thread(self) -> threading.Thread | None:
+        """The one that builds, if there is one now: its processor time is not the engine's."""
+        return self._thread
+
+    @property
+    def idle(self) -> bool:
+        """All that was wanted is built."""
+        return self._is_empty and not self._working
+
+    @property
+    def _is_empty(self) -> bool:
+        return not self._urgent and not self._later
+
+    def _run(self) -> None:
+        try:
+            while (work := self._next()) is not None:
+                self._build(*work)
+        except Exception:
+            log.exception("building ahead failed; what answers need of their constraints is built when they need it")
+            with self._changed:
+                self._urgent.clear()
+                self._later.clear()
+                self._working, self._thread = False, None
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[Ahead, int, bool] | None:
+        """What to build, and whether an answer waits for it; None when it is time to end."""
+        with self._changed:
+            self._working = False
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: not self._is_empty, _LINGERS):
+                self._thread = None
+                return None
+            self._working = True
+            if self._urgent:
+                return *self._urgent.popleft(), True
+            return *self._later.popleft(), False
+
+    def _build(self, ahead: Ahead, state: int, urgent: bool) -> None:
+        automaton = ahead.automaton
+        if automaton.is_done(state):
+            return
+        try:
+            behind = automaton.build(state)
+        except ConstraintError:
+            return  # who needs that row asks again, and reports it
+        forcing = automaton.dfa.singular[behind]
+        for target in (*behind[forcing][:_RUNS].tolist(), *behind[~forcing][:_ROWS].tolist()):
+            if ahead.forced is not None:
+                target = ahead.forced.prepare(target).state
+                time.sleep(0)  # lets the engine's thread in, between what may take a millisecond each
+            if urgent and target not in ahead.later:
+                ahead.later.add(target)
+                self._later.append((ahead, target))

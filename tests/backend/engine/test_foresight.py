@@ -1,0 +1,126 @@
+"""Foresight: what answers need next is there before they ask, and answers are the same without it."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from lmc.backend.engine.automaton import AutomatonMatcher
+from lmc.backend.engine.foresight import Ahead, Foresight
+from lmc.fsm.dfa import compile_regex
+from lmc.fsm.forced import ForcedTokens
+from lmc.fsm.tokens import TokenAutomaton
+from lmc.fsm.trie import Trie
+from lmc.fsm.vocabulary import Vocabulary
+from tests.fsm.small_vocabulary import small
+
+FORM = r'\{"name": "[a-z ]{1,20}", "grade": "[ABCD]", "order(Id|Name)": "\w{1,9}"\}'
+
+
+def begun(regex: str) -> Ahead:
+    vocabulary, encode = small()
+    automaton = TokenAutomaton(compile_regex(regex), vocabulary)
+    return Ahead(automaton, ForcedTokens(automaton, encode))
+
+
+def followed(ahead: Ahead, seed: int, foresight: Foresight | None) -> list[int]:
+    """The tokens of an answer at random; with foresight, nothing may be built while the answer asks."""
+    want = (lambda state: foresight.want(ahead, state)) if foresight is not None else None
+    matcher = AutomatonMatcher(ahead.automaton, ahead.forced, want)
+    tokens, rng = list(matcher.forced()), random.Random(seed)
+    for token in tokens:
+        matcher.accept(token)
+    while not matcher.done:
+        if foresight is not None:
+            foresight.settle()
+            assert ahead.forced is not None and matcher.state in ahead.automaton._masks
+        bits = matcher.bits
+        legal = [i for i in range(len(ahead.automaton.vocabulary.tokens)) if bits[i // 32] >> (i % 32) & 1]
+        token = rng.choice(legal)
+        if token in ahead.automaton.vocabulary.eos:
+            break
+        matcher.accept(token)
+        assert foresight is None or matcher.done or matcher.state in ahead.forced._runs
+        run = () if matcher.done else matcher.forced()
+        for forced in run:
+            matcher.accept(forced)
+        tokens += [token, *run]
+    return tokens
+
+
+def test_what_answers_need_is_built_before_they_ask_and_they_say_the_same():
+    with_, without, foresight = begun(FORM), begun(FORM), Foresight()
+    for seed in range(8):
+        assert followed(with_, seed, foresight) == followed(without, seed, None)
+    foresight.close()
+
+
+def test_it_ends_by_itself_and_starts_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lmc.backend.engine.foresight._LINGERS", 0.0)
+    foresight, ahead = Foresight(), begun("[ab]{1,9}")
+    foresight.want(ahead, 0)
+    while (thread := foresight.thread) is not None:
+        thread.join(timeout=30)
+    assert 0 in ahead.automaton._masks
+    state = ahead.automaton.dfa.step(0, b"aaaa")
+    foresight.want(ahead, state)
+    foresight.settle()
+    assert state in ahead.automaton._masks
+    foresight.close()
+
+
+def test_closing_drops_what_is_not_begun():
+    foresight = Foresight()
+    for n in range(50):
+        foresight.want(begun(f"[a-z]{{1,{n + 1}}}"), 0)
+    foresight.close()
+    assert foresight.idle
+
+
+def test_a_row_that_the_vocabulary_cannot_begin_is_the_answers_error():
+    automaton = TokenAutomaton(compile_regex("abc"), Vocabulary([b"</s>", b"a", b"ab", b"xbc"], [0]))
+    foresight = Foresight()
+    foresight.want(Ahead(automaton, None), automaton.next(0, 1))
+    foresight.want(Ahead(automaton, None), 0)
+    foresight.settle()
+    assert list(automaton._masks) == [0]
+    foresight.close()
+
+
+def test_a_failure_is_logged_and_answers_go_on(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    foresight, ahead = Foresight(), begun("[ab]{1,9}")
+    with monkeypatch.context() as broken:
+        broken.setattr(TokenAutomaton, "build", lambda *_: 1 / 0)
+        foresight.want(ahead, 0)
+        foresight.settle()
+    assert "building ahead failed" in caplog.text and foresight.thread is None
+    foresight.want(ahead, 1)
+    foresight.settle()
+    assert 1 in ahead.automaton._masks
+    foresight.close()
+
+
+def test_many_threads_walk_for_each_row_once(monkeypatch: pytest.MonkeyPatch):
+    walked: list[int] = []
+    walk, together = Trie.walk, threading.Barrier(6)
+
+    def counted(self, dfa, state):
+        walked.append(int(dfa.window[state]))
+        return walk(self, dfa, state)
+
+    monkeypatch.setattr(Trie, "walk", counted)
+    automaton = begun(FORM).automaton
+
+    def all_rows() -> None:
+        together.wait(timeout=30)
+        for state in range(automaton.dfa.states):
+            automaton.mask(state)
+
+    threads = [threading.Thread(target=all_rows) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(walked) == len(set(walked)) == automaton.rows_built
