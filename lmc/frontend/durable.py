@@ -276,8 +276,8 @@ class RunJournal:
 
     async def wait(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
         """What an awaitable of host code gives: the known result, or what it gives now. `call` has made it, or a stand-in for it."""
-        if getattr(awaitable, "cr_code", None) is hostops.anext_step.__code__:
-            return await awaitable  # iterating is done again
+        if getattr(awaitable, "cr_code", None) in (hostops.anext_step.__code__, hostops.turns.__code__):
+            return await awaitable  # iterating is done again, and so is what only waits
         self._go_on()
         inner = _inner(awaitable)
         name = f"await {inner.kind if isinstance(inner, Again) else _name(inner)}"

@@ -10,20 +10,21 @@ that must not happen twice are recorded under it, so the interpreter can go on w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
 import sys
 import types
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lmc.errors import JournalError
 from lmc.frontend import aio, hostops, reach
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Shape, targets
-from lmc.frontend.instrument import CannotInstrument, is_instrumented
+from lmc.frontend.instrument import CannotInstrument, awaits, instrument, is_instrumented
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.managers import Managed, is_own_manager
 from lmc.frontend.own import NOT_OWN, Own, default_containers
@@ -49,6 +50,9 @@ DEFINED = -2
 
 BUILT = -3
 """As the second part of a key: the container that a builtin made for the program, after what it called of the program."""
+
+GATHERED = 2
+"""As the second part of a key: the list of what tasks of the program's own gave."""
 
 
 def inner_key(key: Key, index: int) -> Key:
@@ -197,6 +201,14 @@ class Mode:
         return value
 
     # async code: what these give is awaited, iterated or entered
+
+    def call_awaited(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """As `call`, of what is awaited at once."""
+        return self.call(fn, *args, **kwargs)
+
+    def callm_awaited(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """As `callm`, of what is awaited at once."""
+        return self.callm(owner, name, *args, **kwargs)
 
     def awaited(self, value: Any) -> Any:
         return value
@@ -472,6 +484,7 @@ class ReplayMode(CountingMode):
         done = [tick for tick, which, _ in record if which != DEFINED]
         self.first = min(done, default=0)  # up to here nothing foreign had run
         self.until = max(done, default=0) if changed is None else changed  # up to here its objects were the same
+        self.last = max((tick for tick, _, _ in record), default=0)  # of the hook calls that are in the record
         self.lazy: dict[int, Any] = {}  # iterators that the program made
         self.journal: RunJournal | None = None
         self.stream = ""  # of the run
@@ -690,22 +703,25 @@ class ReplayMode(CountingMode):
         return self._host_call(fn, args, kwargs) if self.journal is None else self._journaled(self.journal, fn, args, kwargs)
 
     def _host_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        token = active.set(None)  # hooks in functions that host code calls are not the program's own
-        try:
+        with _beyond():  # hooks in functions that host code calls are not the program's own
             return fn(*args, **kwargs)
-        finally:
-            active.reset(token)
 
     def _journaled(self, journal: RunJournal, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of host code, from the journal if it is there."""
+        """A call of host code, from the journal if it is there. Raises JournalError where it was handed the program's own coroutines then."""
+        made: list[bool] = []
 
         def call() -> tuple[bool, Any]:
+            made.append(True)
             try:
                 return True, self._host_call(fn, args, kwargs)
             except BaseException as error:  # handed on
                 return False, error
 
         ok, value = journal.call(self.stream, fn, args, kwargs, call, caller_loc())
+        if not made and reach.holds((args, kwargs), is_own_coroutine):
+            raise JournalError(
+                f"{getattr(fn, '__qualname__', fn)}() was handed tasks of the program's own, and what they did to states is something "
+                "which a journal cannot hold, so the run cannot be taken up behind it", loc=caller_loc())  # fmt: skip
         if not ok:
             raise value
         return value
@@ -756,16 +772,33 @@ class ReplayMode(CountingMode):
             return self._continue_steady(tick, which, value, self.tree.steady[id(value)][1])
         return value
 
+    def callm_awaited(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(owner, types.ModuleType):
+            return self.call_awaited(self.getattr(owner, name), *args, **kwargs)
+        return self.callm(owner, name, *args, **kwargs)
+
+    def call_awaited(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if self.last > self.tick or self.journal is not None:  # the graph ran them too; else they are tasks like any other
+            found = aio.gathering(fn, args, kwargs, waits_for_answers)
+            if found is not None:
+                return found
+        return self.call(fn, *args, **kwargs)
+
     def awaited(self, value: Any) -> Any:
         """What the program awaits. Hooks in what host code runs meanwhile are not the program's own."""
-        is_ours = isinstance(value, types.CoroutineType) and (is_instrumented(value.cr_code) or value.cr_code.co_filename.startswith(PACKAGE))
-        if is_ours or isinstance(value, aio.Ready):
+        if isinstance(value, aio.Gathering):
+            return self._gathered(value, (self.tick, GATHERED, 0))
+        if is_own_coroutine(value) or isinstance(value, aio.Ready):
             return value
         if self.journal is not None:
             value = self.journal.wait(self.stream, value, caller_loc())
         if self.limits is not None and inspect.isawaitable(value):
             value = self.limits.wait(value, caller_loc())
         return _as_host(value) if isinstance(value, types.CoroutineType) else value
+
+    async def _gathered(self, gathering: aio.Gathering, key: Key) -> Any:
+        results = await gathering.in_order(lambda: self.journal is None and self.count >= self.last, _beyond)
+        return self._answer(key) if key in self.record else results
 
     def aiter(self, value: Any, shape: Shape | None = None) -> Any:
         tick = self.tick
@@ -816,6 +849,7 @@ class ReplayMode(CountingMode):
 
 def _unordered(name: str, args: tuple[Any, ...]) -> tuple[HostFunction, tuple[Any, ...]] | None:
     """The unordered host function that a hook call calls, and its arguments."""
+    name = name.removesuffix("_awaited")
     if name == "callm":
         owner, attribute, *rest = args
         fn = inspect.getattr_static(owner, attribute, None)
@@ -842,16 +876,44 @@ def _alike(a: Any, b: Any) -> bool:
     return (hostops.is_immutable(a) or type(a) is set or dataclasses.is_dataclass(a)) and bool(a == b)
 
 
+def is_own_coroutine(x: Any) -> bool:
+    """Whether something is a coroutine of the program's own functions, or of programs."""
+    return isinstance(x, types.CoroutineType) and (is_instrumented(x.cr_code) or x.cr_code.co_filename.startswith(PACKAGE))
+
+
+def waits_for_answers(x: Any) -> bool:
+    """Whether something is a coroutine of the program's own, or of an async program, that waits for nothing but answers."""
+    if not isinstance(x, types.CoroutineType) or inspect.getcoroutinestate(x) != inspect.CORO_CREATED:
+        return False
+    if x.cr_code is _SUB_PROGRAM:
+        program = inspect.getcoroutinelocals(x)["fn"].func
+        try:
+            return isinstance(program, types.FunctionType) and not awaits(instrument(program, hooks).__code__)
+        except CannotInstrument:
+            return False
+    return is_instrumented(x.cr_code) and not awaits(x.cr_code)
+
+
+_SUB_PROGRAM = CountingMode.sub_program_async.__code__
+
+
 def _is_own_generator(x: Any) -> bool:
     return isinstance(x, types.AsyncGeneratorType) and is_instrumented(x.ag_code)
 
 
-async def _as_host(awaitable: Awaitable[Any]) -> Any:
+@contextlib.contextmanager
+def _beyond() -> Generator[None]:
+    """Hooks in here are not the replay's."""
     token = active.set(None)
     try:
-        return await awaitable
+        yield
     finally:
         active.reset(token)
+
+
+async def _as_host(awaitable: Awaitable[Any]) -> Any:
+    with _beyond():
+        return await awaitable
 
 
 _AWAITED = frozenset({"awaited", "getitem_ready", "callm_ready"})

@@ -9,6 +9,7 @@ A graph names an operation as `@py.add`; tracer and executor find the function h
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import collections.abc
 import functools
@@ -157,6 +158,15 @@ def _itself(awaitable: Any) -> Any:
     return awaitable
 
 
+async def turns(tasks: int) -> None:
+    """Gives the event loop the turns that it has while so many tasks are gathered that wait for nothing."""
+
+    async def nothing() -> None:
+        pass
+
+    await asyncio.gather(*[nothing() for _ in range(tasks)])
+
+
 async def anext_step(iterator: Any) -> tuple[bool, Any]:
     """(True, the next item of an async iterator), or (False, None) at the end."""
     try:
@@ -272,7 +282,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "py.format": _format, "py.iter": iter, "py.next": _next, "py.unpack": _unpack, "py.call": _call, "py.call_method": _call_method, "py.read_list": _read_list,
     "py.tuple": lambda *items: items, "py.list": lambda *items: list(items), "py.set": lambda *items: set(items), "py.dict": _dict,
     "py.as_tuple": _as_tuple, "py.argsort": _argsort, "py.argmin": _argmin, "py.argmax": _argmax, "py.text": _text,
-    "py.mapping": dict, "py.choices": _choices, "py.named": _named, "py.await": _itself, "py.aiter": aiter, "py.anext": anext_step,
+    "py.mapping": dict, "py.choices": _choices, "py.named": _named, "py.await": _itself, "py.aiter": aiter, "py.anext": anext_step, "py.turns": turns,
     "py.match_sequence": match_sequence, "py.match_mapping": match_mapping,
     "py.match_class": match_class,
 }  # fmt: skip

@@ -528,7 +528,10 @@ class _Rewrite(ast.NodeTransformer):
         return node
 
     def visit_Await(self, node: ast.Await) -> ast.expr:
-        node.value = self.hook("awaited", self.visit(node.value), at=node.value)
+        value = self.visit(node.value)
+        if isinstance(value, ast.Call) and isinstance(hook := value.func, ast.Attribute) and hook.attr in ("call", "callm"):
+            hook.attr += "_awaited"  # a hook that knows that what the call gives is awaited at once
+        node.value = self.hook("awaited", value, at=node.value)
         return node
 
     def awaited(self, value: ast.expr, at: ast.AST) -> ast.expr:
@@ -1042,6 +1045,16 @@ def is_instrumented(fn: types.FunctionType | types.CodeType) -> bool:
     """Whether a function's code went through here, by itself or inside of another function."""
     code = fn if isinstance(fn, types.CodeType) else fn.__code__
     return HOOKS_NAME in code.co_freevars or code in _around
+
+
+def awaits(code: types.CodeType) -> bool:
+    """Whether instrumented code may wait for anything but answers, that of its inner functions included."""
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return not _AWAITING.isdisjoint(code.co_names) or any(map(awaits, inner))
+
+
+_AWAITING = frozenset({"awaited", "aiter", "aenter"})
+"""Hooks of what may wait."""
 
 
 def stays(code: types.CodeType, name: str) -> bool:

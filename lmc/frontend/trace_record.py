@@ -106,6 +106,8 @@ class Recorder(CountingMode):
         self.loose: weakref.ref[Any] | None = None  # what stands for such a one, until the next hook call runs it
         self.iterated = False  # whether the hook call before this one began to go through such a one
         self.coroutines: list[Any] = []  # made by the program's own async functions
+        self.tasks: dict[int, Site] = {}  # where the program gathers its own, by the identity of the gathering
+        self.in_task = False  # what is traced is a task of the program's own
 
     def is_dead(self) -> bool:
         return self.dead is not None
@@ -244,6 +246,8 @@ class Recorder(CountingMode):
 
     def decide(self, value: Value, expected: Any = UNKNOWN) -> Any:
         """The concrete answer for a value on this path; stops the trace where it is neither known yet nor `expected`."""
+        if self.in_task:
+            raise TraceEscape("branches on an answer in a task, which would make the tasks after it wait")
         node = self.node
         if self.at < len(node.ops):
             raise self.diverged(node.ops[self.at])
@@ -656,6 +660,8 @@ class Recorder(CountingMode):
                 raise TraceEscape("an effect outside of the program's own code")
             elif key is None:  # a replay does it again, so its operands must be what they were
                 fn, operands = self.own(_on_immutable), (fn, *operands)
+            if kind == "effect" and self.in_task:
+                raise TraceEscape("does something in a task that can be seen outside, or has a context of its own")
             self.foreign += 1
             self.effects += kind == "effect"
             if within or self.managers:

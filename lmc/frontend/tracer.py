@@ -10,6 +10,7 @@ needs a concrete answer, the decisions given for the path so far are used; at th
 
 from __future__ import annotations
 
+import asyncio
 import collections.abc
 import enum
 import inspect
@@ -22,9 +23,9 @@ from typing import Any, cast
 from lmc.backend.base import TakeOver
 from lmc.config import log
 from lmc.frontend import hostops, reach
-from lmc.frontend.aio import Ready
+from lmc.frontend.aio import Gathering, Ready, gathering
 from lmc.frontend.arguments import Parameters
-from lmc.frontend.hooks import Key, hooks, inner_key, program_frame
+from lmc.frontend.hooks import GATHERED, Key, hooks, inner_key, program_frame, waits_for_answers
 from lmc.frontend.hostops import Known, Shape, native
 from lmc.frontend.instrument import guarding, instrument
 from lmc.frontend.interpreter import ACTIVE, Function
@@ -318,8 +319,7 @@ class TraceMode(CallMode):
         """
         if type(x) not in (list, dict, set):
             return self.fresh(x)
-        code, at = (frame := program_frame()).f_code, frame.f_lasti
-        site = (code.co_filename, code.co_name, code.co_firstlineno, at)
+        site = site_of(program_frame())
         items = tuple(itertools.chain.from_iterable(x.items())) if isinstance(x, dict) else tuple(x)
         if site not in self.tree.sites or reach.holds_language(items):
             self.sites[id(x)] = site
@@ -468,7 +468,46 @@ class TraceMode(CallMode):
 
     # -- async code
 
+    def callm_awaited(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(owner, types.ModuleType):
+            return self.call_awaited(self.getattr(owner, name), *args, **kwargs)
+        return self.callm(owner, name, *args, **kwargs)
+
+    def call_awaited(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        # where the program may handle what it raises, each answer is a decision: nothing would be asked before the one before it is there
+        if fn is not asyncio.gather or self.is_tried() or (site := site_of(program_frame())) in self.tree.sites:
+            return self.call(fn, *args, **kwargs)
+        found = gathering(fn, args, kwargs, waits_for_answers)
+        if found is None:
+            return self.call(fn, *args, **kwargs)
+        self.tasks[id(found)] = site
+        return found
+
+    def _gathered(self, gathering: Gathering) -> Any:
+        """What the program's own tasks give, each traced in its turn; then what runs beside the program has the turns it has.
+
+        If one does what a task cannot do here, the next trace leaves before it, so that they run beside each other.
+        """
+        outer, self.in_task = self.in_task, True
+        try:
+            results = [_driven(coroutine) for coroutine in gathering.coroutines]
+        except TraceEscape:
+            self.tree.wanted |= {self.tasks[id(gathering)]}
+            raise
+        except Diverged:
+            raise
+        except Exception as error:
+            self.tree.wanted |= {self.tasks[id(gathering)]}
+            raise TraceEscape("raises in a task") from error
+        finally:
+            self.in_task = outer
+        if self.foreign:
+            self.host(self.operation("py.turns"), [len(results)], Known(total=True), "effect", key=(self.tick, 1, 0), inline=False, awaits=True)
+        return self.contained(results, GATHERED)
+
     def awaited(self, value: Any) -> Any:
+        if isinstance(value, Gathering):
+            return Ready(self._gathered(value))
         if isinstance(value, types.CoroutineType | Ready):  # of the program's own async functions
             return value
         return Ready(self.host(self.operation("py.await"), [self.operand(value)], Known(), "effect", inline=False, awaits=True))
@@ -692,6 +731,12 @@ def trace(tree: Tree, program: Function, arguments: inspect.BoundArguments, path
         mode.close()
         ACTIVE.reset(state_token)
         active.reset(token)
+
+
+def site_of(frame: types.FrameType) -> tuple[str, str, int, int]:
+    """Where a frame is, the same in every trace."""
+    code = frame.f_code
+    return code.co_filename, code.co_name, code.co_firstlineno, frame.f_lasti
 
 
 def _driven(coroutine: Coroutine[Any, Any, Any]) -> Any:

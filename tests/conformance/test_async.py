@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import gc
+import json
 import sys
 import threading
 import time
@@ -261,6 +262,102 @@ async def cancels_what_has_not_begun(s: Any, q: str) -> Any:
     s += type(outcome).__name__
 
 
+async def judges(s: Any, name: str) -> str:
+    s += f"judge {name}:" + lmc.gen("v", max_tokens=4)
+    return s["v"].strip().upper()
+
+
+async def branches(s: Any, n: int) -> str:
+    s += f"{n}" + lmc.gen("v", max_tokens=4)
+    loaded = json.loads(f"[{n}]")
+    if "a" in s["v"]:
+        s += " more" + lmc.gen("w", max_tokens=3)
+        effect("more", n, s["w"])
+    return f"{s['v']}{loaded}"
+
+
+async def counts(s: Any, seen: list[str]) -> int:
+    s += lmc.gen("n", max_tokens=3)
+    seen.append(s["n"])
+    return len(json.loads(f"[{len(seen)}, 2]"))
+
+
+async def nothing_to_ask(q: str) -> None:
+    pass
+
+
+@case(replays=0)
+async def gathers_helpers_that_only_ask(s: Any, q: str) -> Any:
+    s += q
+    forks = s.fork(3)
+    verdicts = await asyncio.gather(*[judges(f, str(i)) for i, f in enumerate(forks)])
+    first, second = await asyncio.gather(judges(s, "a"), judges(s, verdicts[0]))
+    s += " ".join(verdicts) + first + second
+    verdicts.append("own")
+    return verdicts, await search(q)
+
+
+@case(replays=0)
+async def gathers_helpers_between_tools(s: Any, q: str) -> Any:
+    """The task of a tool goes on while the helpers are gathered, and what is done after them comes after its turns."""
+    s += await search(q)
+    seen: list[str] = []
+
+    async def asks(text: str) -> str:
+        nonlocal s
+        s += text + lmc.gen("t", max_tokens=3)
+        return s["t"]
+
+    task = asyncio.create_task(steps("beside"))
+    found = await asyncio.gather(asks("x"), counts(s, seen), asks("y"), return_exceptions=True)
+    effect("after", len(found))
+    s += await task + await search(s["t"])
+    return found, seen
+
+
+@lmc.function
+async def inner_asks(s: Any, tip: str) -> Any:
+    s += "tip " + tip + lmc.gen("x", max_tokens=5)
+    return s["x"]
+
+
+@case(replays=0)
+async def gathers_sub_programs(s: Any, q: str) -> Any:
+    children = await asyncio.gather(*[inner_asks.arun(tip=q + str(i)) for i in range(3)])
+    s += "|".join(c["x"] for c in children) + lmc.gen("z", max_tokens=2)
+    return [c.ret_value for c in children]
+
+
+@case()
+async def leaves_after_gathering(s: Any, q: str) -> Any:
+    """The interpreter goes on after, and within, what was gathered: nothing is done twice."""
+    s += q + await search(q)
+    seen: list[str] = []
+    found = await asyncio.gather(*[counts(f, seen) for f in s.fork(2)])
+    effect("gathered", found)
+    leave(q)
+    found += await asyncio.gather(*[counts(f, seen) for f in s.fork(2)])
+    return found, seen, await search("end")
+
+
+@case(leaves="reaches the language")
+async def fails_while_gathering(s: Any, q: str) -> Any:
+    async def fails(f: Any, i: int) -> Any:
+        f += f"{i}" + lmc.gen("n", max_tokens=3)
+        loaded = json.loads(f"[{i}]")
+        loaded.append({"a": len, "b": int}[q](f["n"] + "x"))
+        return loaded
+
+    forks = s.fork(3)
+    both = await asyncio.gather(fails(forks[0], 1), judges(forks[1], "1"), return_exceptions=True)
+    s += str(both[1])
+    try:
+        return await asyncio.gather(judges(forks[0], "2"), fails(forks[1], 2), fails(forks[2], 3)), len(both)
+    except ValueError as error:
+        s += f"{error}"[:12] + "".join(f.text() for f in forks)
+    return await asyncio.gather(fails(s, 4))
+
+
 # -- programs: what the interpreter goes on with ---------------------------------------------------------------------------
 
 
@@ -298,6 +395,57 @@ async def gather_of_helpers(s: Any, q: str) -> Any:
     s += q
     forks = s.fork(3)
     return await asyncio.gather(*[turn(f, str(i)) for i, f in enumerate(forks)])
+
+
+async def notes(s: Any, q: str) -> str:
+    s += lmc.gen("a", max_tokens=3)
+    effect("note", s["a"])
+    TENANT.set(q)
+    return TENANT.get()
+
+
+@case(leaves="reaches the language")
+async def gather_of_helpers_with_effects(s: Any, q: str) -> Any:
+    """They come in the tasks' order, and context variables are each task's own."""
+    s += q + await search(q)
+    found = await asyncio.gather(*[notes(f, q + str(i)) for i, f in enumerate(s.fork(2))])
+    return found, TENANT.get(), await search("x")
+
+
+@case(leaves="reaches the language")
+async def gathers_at_first(s: Any, q: str) -> Any:
+    found = await asyncio.gather(counts(s, []), notes(s, q), counts(s, []))
+    return found, TENANT.get(), await search("x")
+
+
+@case(leaves="reaches the language")
+async def gather_of_helpers_that_branch(s: Any, q: str) -> Any:
+    s += q
+    found = await asyncio.gather(*[branches(f, i) for i, f in enumerate(s.fork(4))])
+    return found, await search("x")
+
+
+@case(leaves="reaches the language")
+async def gathers_inside_of_try(s: Any, q: str) -> Any:
+    s += q
+    try:
+        return await asyncio.gather(*[branches(f, i) for i, f in enumerate(s.fork(3))])
+    except ValueError:
+        return await search("x")
+
+
+@case(leaves="reaches the language")
+async def gathers_and_awaits_later(s: Any, q: str) -> Any:
+    s += q + await search(q)
+    later = asyncio.gather(judges(s, "a"), judges(s, "b"))
+    s += "before"
+    return await search(s.text()), await later
+
+
+@case(leaves="reaches the language")
+async def gathers_helpers_and_tools(s: Any, q: str) -> Any:
+    s += q
+    return await asyncio.gather(judges(s, q), search(q), nothing_to_ask(q))
 
 
 @case(leaves="reaches the language")
@@ -492,6 +640,26 @@ def test_gathered_tools_run_at_the_same_time() -> None:
     assert fast.stats.replays == 0
     fast.batch([{"q": "x"}] * 3)
     assert most == 15
+
+
+def test_what_gathered_helpers_ask_is_asked_at_once() -> None:
+    @lmc.function
+    async def program(s: Any, q: str) -> Any:
+        await search(q)
+        return await asyncio.gather(*[judges(f, str(i)) for i, f in enumerate(s.fork(3))])
+
+    @lmc.function
+    async def left(s: Any, q: str) -> Any:
+        await search(q)
+        return await asyncio.gather(*[branches(f, i) for i, f in enumerate(s.fork(3))])
+
+    for one, replays in ((program, 0), (left, 1)):
+        fast = lmc.compile(one, backend=(backend := Gated(3)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", lmc.CaptureWarning)
+            assert len(fast(q="x").ret_value) == 3
+        assert fast.stats.replays == replays
+        backend.close()
 
 
 @pytest.mark.parametrize("program", [two_searches, blocking, inner_sync], ids=lambda p: p.name)

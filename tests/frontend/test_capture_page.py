@@ -214,7 +214,16 @@ async def iterates_later(s, q):
     s += "".join(texts)
 
 
-@row("tasks that use a state, as in `asyncio.gather(helper(f1), helper(f2))`")
+@row("`await asyncio.gather(ask(f1), ask(f2))` of helpers that ask and compute, or of programs")
+async def gathers_what_asks(s, q):
+    async def ask(f):
+        f += q + gen("v", max_tokens=3)
+        return f["v"].strip()
+
+    s += " ".join(await asyncio.gather(*[ask(f) for f in s.fork(2)]))
+
+
+@row("tasks that use a state and await tools, branch on answers or have effects; `create_task`, `TaskGroup` of those")
 async def gathers_states(s, q):
     s += q
     return await asyncio.gather(*[turn_later(f) for f in s.fork(2)])
