@@ -29,9 +29,9 @@ def free_memory(device: torch.device) -> int:
     return 4 * _GIB
 
 
-def check_fits(path: Path, weights: int, stored: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuses weights of `weights` bytes, `stored` bytes an element, that have no room as `dtype` on `device`."""
-    need, free = weights * dtype.itemsize // stored, free_memory(device)
+def check_fits(path: Path, need: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuses weights that take `need` bytes as `dtype` and have no room on `device`."""
+    free = free_memory(device)
     if need > free:
         smaller = "" if dtype.itemsize <= 2 else 'dtype="bfloat16" needs half; or '
         raise ModelLoadError(

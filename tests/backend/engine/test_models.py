@@ -333,6 +333,18 @@ def test_the_embedded_model_missing_tells_the_command(monkeypatch):
         load("smollm2")
 
 
+def test_a_gguf_that_has_no_room_without_quantization_is_refused_before_it_is_read(monkeypatch, tmp_path):
+    free = 300_000_000  # room for three times the file, and for its weights as float16
+    monkeypatch.setattr("lmc.backend.engine.memory.free_memory", lambda device: free)
+    refused = r'the weights need 0\.5 GiB as float32, and cpu has 0\.3 GiB free; dtype="bfloat16" needs half'
+    with pytest.raises(ModelLoadError, match=refused):  # by the size of the copy, if there is one
+        load("smollm2", dtype="float32")
+    monkeypatch.setattr(cache, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(loader.gguf.GgufFile, "tensor", lambda *_: pytest.fail("a tensor was read"))
+    with pytest.raises(ModelLoadError, match=refused):
+        load("smollm2", dtype="float32")
+
+
 # -- the cache -------------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ pytestmark = pytest.mark.model
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from lmc.backend.engine.models import transformers_model  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.backend.engine.models.transformers_model import TransformersModel  # noqa: E402
 from lmc.backend.local import Engine  # noqa: E402
@@ -174,6 +176,13 @@ def test_weights_without_room_are_refused_before_they_are_read(family, tmp_path,
     monkeypatch.setattr("lmc.backend.engine.memory.free_memory", lambda device: 1000)
     with pytest.raises(ModelLoadError, match=r'as float32, and cpu has 0\.0 GiB free; dtype="bfloat16" needs half'):
         load(where, dtype="float32")
+
+
+def test_a_context_that_longrope_cuts_is_said(caplog):
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+    config = SimpleNamespace(max_position_embeddings=131072, rope_parameters=rope, name_or_path="phi", model_type="phi3")
+    assert transformers_model._max_context(config) == 4096
+    assert "phi: prompts and answers may have 4096 tokens together, not 131072" in caplog.text
 
 
 def test_a_window_in_some_layers_only_is_left_to_transformers(tmp_path):

@@ -56,6 +56,14 @@ class Entry:
     source: Path
     family: str  # file names that begin so are copies of the same source in the same layout
 
+    @property
+    def size(self) -> int:
+        """Bytes of the copy; 0 without one."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
     def load(self) -> Converted | None:
         """The copy, or None when there is none; a damaged one is reported in one line and treated as absent."""
         from safetensors import SafetensorError

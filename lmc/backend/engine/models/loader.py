@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,8 +80,15 @@ class _Layout:
         return str(self.matrices).removeprefix("torch.") + (" packed" if self.pack_half else "")
 
     def dtype_of(self, name: str, tensor: Tensor) -> torch.dtype:
-        matrix = name == "head" or name.endswith(".weight")
-        return self.matrices if matrix and (not self.pack_half or fits_half(tensor)) else self.activations
+        return self.matrices if _is_matrix(name) and (not self.pack_half or fits_half(tensor)) else self.activations
+
+    def size(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """Bytes of weights of these shapes."""
+        return sum(prod(s) * (self.matrices if _is_matrix(n) else self.activations).itemsize for n, s in shapes.items())
+
+
+def _is_matrix(name: str) -> bool:
+    return name == "head" or name.endswith(".weight")
 
 
 @dataclass(frozen=True)
@@ -297,6 +305,8 @@ def _ends(file: gguf.GgufFile, config: ModelConfig) -> dict[str, Tensor]:
 def _read_gguf(path: Path, layout: _Layout, parse_special: bool, *, name: str) -> _Source:
     """The converted copy when there is one, else the file, whose conversion is then kept."""
     place = cache.entry(path, layout.name.replace(" ", "-"))
+    if place and place.size:
+        _check_converted(path, place.size, layout)
     found = place.load() if place else None
     if found is None:
         found = _convert(gguf.read(path), layout)
@@ -314,8 +324,17 @@ def _read_gguf(path: Path, layout: _Layout, parse_special: bool, *, name: str) -
     )
 
 
+def _check_converted(path: Path, size: int, layout: _Layout) -> None:
+    """Refuses weights of `size` bytes, as they are without quantization, before any is read; they go through the host's memory."""
+    import torch
+
+    for device in dict.fromkeys((layout.device, torch.device("cpu"))):
+        check_fits(path, size, layout.matrices, device)
+
+
 def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
     config = gguf_config(file)
+    _check_converted(file.path, layout.size(llama.shapes(config)), layout)
     tokens = tokenizers.from_gguf(file.metadata, str(file.path))
     return cache.Converted(
         config,
@@ -451,7 +470,7 @@ def _check_room(path: Path, raw: Mapping[str, Any], layout: _Layout) -> None:
     """Refuses weights that memory has no room for, before any of them is read."""
     stored = 4 if str(raw.get("dtype", raw.get("torch_dtype"))) in ("float32", "None") else 2
     size = sum(shard.stat().st_size for shard in _shards(path) if shard.is_file())  # what is missing is told later
-    check_fits(path, size, stored, layout.matrices, layout.device)
+    check_fits(path, size * layout.matrices.itemsize // stored, layout.matrices, layout.device)
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -327,7 +327,10 @@ def _max_context(config: Any) -> int:
     short = int(rope.get("original_max_position_embeddings") or most)
     if rope.get("rope_type") != "longrope" or short >= most:
         return most
-    log.info("the context is %d of %d tokens: beyond, longrope turns earlier tokens anew", short, most)
+    log.warning(
+        "%s: prompts and answers may have %d tokens together, not %d: beyond that its RoPE (longrope) turns every token anew, so that "
+        "nothing computed before could be used", getattr(config, "name_or_path", "") or config.model_type, short, most,
+    )  # fmt: skip
     return short
 
 
