@@ -77,6 +77,22 @@ def encoder() -> Callable[[Any], bytes]:
     return encode
 
 
+_BETWEEN = "\x1e"
+_BETWEEN_TEXT = b',"\\u001e"'
+
+
+def encoded_each(items: list[Any], encode: Callable[[Any], bytes]) -> list[bytes]:
+    """`encode` of each item, by one call for all: many small ones take twice as long. Something that no item contains stands between them."""
+    if len(items) < 2:
+        return list(map(encode, items))
+    several = [_BETWEEN] * (2 * len(items))
+    several[::2] = items
+    pieces = encode(several).split(_BETWEEN_TEXT)
+    if len(pieces) != len(items) + 1:  # an item contains it
+        return list(map(encode, items))
+    return [piece[1:] for piece in pieces[:-1]]
+
+
 def is_json(x: Any) -> bool:
     """Whether a value comes back from JSON as it is."""
     cls = type(x)

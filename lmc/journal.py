@@ -15,10 +15,11 @@ import gc
 import os
 import threading
 import zlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any, BinaryIO
 
 from lmc import codec
@@ -27,11 +28,11 @@ from lmc.errors import JournalError
 VERSION = 2
 MAGIC = "lmc-journal"
 GROUP = 0.02
-"""Seconds that records wait for others to be written with, unless somebody waits for them."""
+"""Seconds that records wait for others to be written and synced with, unless somebody waits for them."""
 
 Record = list[Any]
 Late = tuple[Any, ...]
-"""What makes a record when it is written: something with a method `record`, and its arguments."""
+"""What makes a record when it is written: something with a method `record`, and its arguments; `record` gives None where there is none."""
 Place = tuple[str, str, int, int]
 """Of an effect: the stream of its run, what is called, a check of its arguments, and which of such calls it is."""
 Ask = tuple[str, int]
@@ -282,16 +283,16 @@ def _failure(record: Record) -> tuple[str, str]:
 
 
 class Journal:
-    """A journal that runs write to. `add` from any thread; a thread of its own writes what came together, and syncs it.
+    """A journal that runs write to. `put` from any thread; a thread of its own encodes, writes and syncs what came together.
 
-    encode  what `put` takes
+    encode  one record as bytes
     """
 
     def __init__(self, path: Path, file: BinaryIO, contents: Contents) -> None:
         self.path, self.contents = path, contents
         self.encode = codec.encoder()
         self._file = file
-        self._records: list[bytes | Late] = []  # that are not written; only the writing thread takes from it
+        self._records: list[tuple[int, Sequence[Any]] | Late] = []  # that are not written; only the writing thread takes from it
         self._waiting: list[threading.Event] = []  # for all that was there before them
         self._some, self._urgent = threading.Event(), threading.Event()
         self._closing = False
@@ -359,8 +360,8 @@ class Journal:
             known.append(names)
         return known.index(names)
 
-    def put(self, record: bytes | Late) -> None:
-        """A record of a run: the run's number, a space, and data as `encode` gives it; or what makes it.
+    def put(self, record: tuple[int, Sequence[Any]] | Late) -> None:
+        """A record of a run: the run's number, and data as JSON has it, which nobody changes any more; or what makes both.
 
         Never waits and never raises for the file: a disk that is full is said by `sync` and `close`.
         """
@@ -368,11 +369,16 @@ class Journal:
         if not self._some.is_set():
             self._some.set()
 
+    def hurry(self) -> None:
+        """What was put is written now, so that it is there if this process ends; the disk has it a moment later."""
+        self._urgent.set()
+        self._some.set()
+
     def sync(self) -> None:
         """Waits until all that was put is on the disk. Raises JournalError if it cannot be."""
         written = threading.Event()
         self._waiting.append(written)
-        self._hurry()
+        self.hurry()
         while not written.wait(1) and self._thread.is_alive():
             pass
         self._check()
@@ -380,45 +386,54 @@ class Journal:
     def close(self) -> None:
         """Writes what was put and closes the file. Raises JournalError if it cannot be written."""
         self._closing = True
-        self._hurry()
+        self.hurry()
         self._thread.join()
         self._file.close()
         self._check()
-
-    def _hurry(self) -> None:
-        self._urgent.set()
-        self._some.set()
 
     def _check(self) -> None:
         if self._error is not None:
             raise JournalError(f"journal={str(self.path)!r}: {getattr(self._error, 'strerror', None) or self._error}; the run cannot go on without its journal")
 
     def _work(self) -> None:
-        closing = False
+        closing, due = False, 0.0  # when the disk must have what was written; 0: it has
         while not closing:
-            self._some.wait()
-            self._urgent.wait(GROUP)
+            if not self._some.wait(max(0.0, due - monotonic()) if due else None):
+                due = self._trying(self._sync)
+                continue
+            due = due or monotonic() + GROUP
+            self._urgent.wait(max(0.0, due - monotonic()))
             self._some.clear()  # before taking anything: what comes now is seen now or rings again
             self._urgent.clear()
             closing = self._closing
             waiting = _taken(self._waiting)
-            try:
-                self._write_group(_taken(self._records))
-            except Exception as error:  # said to whoever waits or closes
-                self._error = error
+            self._trying(self._write_group, _taken(self._records))
+            if waiting or closing or monotonic() >= due:
+                due = self._trying(self._sync)
             for written in waiting:
                 written.set()
 
-    def _write_group(self, taken: list[bytes | Late]) -> None:
-        if self._error is not None:
-            return
-        made = [x if isinstance(x, bytes) else x[0].record(*x[1:]) for x in taken]
+    def _trying(self, work: Callable[..., None], *args: Any) -> float:
+        """Does what may fail, unless something has failed before; that is said to whoever waits or closes. Always 0."""
+        try:
+            if self._error is None:
+                work(*args)
+        except Exception as error:
+            self._error = error
+        return 0.0
+
+    def _sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def _write_group(self, taken: list[tuple[int, Sequence[Any]] | Late]) -> None:
+        made: list[tuple[int, Sequence[Any]] | None] = [x if x[0].__class__ is int else x[0].record(*x[1:]) for x in taken]  # type: ignore
+        written = [x for x in made if x is not None]
+        encoded = codec.encoded_each([data for _, data in written], self.encode)
         names, self._new_names = self._new_names, []
-        records = [*names, *[r for r in made if r is not None]]
+        records = [*names, *[b"%d %s" % (run, text) for (run, _), text in zip(written, encoded, strict=True)]]
         if records:
             payload = b"\t".join(records)
             _write(self._file, b"%s %s\n" % (_checksum(payload), payload))
-            os.fsync(self._file.fileno())
 
 
 def _taken(items: list[Any]) -> list[Any]:

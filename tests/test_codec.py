@@ -143,3 +143,11 @@ def test_restore_keeps_the_containers() -> None:
     target: dict[str, Any] = {"a": inner, "b": 2}
     codec.restore(target, {"a": [1, 2], "c": [3]})
     assert target == {"a": [1, 2], "c": [3]} and target["a"] is inner
+
+
+@pytest.mark.parametrize("encode", [codec.encoder(), codec.to_bytes])
+def test_many_at_once_are_encoded_as_one_by_one(encode: Any) -> None:
+    apart = "\x1e"
+    several = [["a", 1.5, {"x": None}], ("b", 'quote", "\\u001e"', "ü\n\t"), [], [[1], [apart + apart, "," + apart]], ["\ud800"], [float("inf")]]
+    for items in (several, [*several, [apart]], [*several, {apart: apart}], several[:1], []):
+        assert codec.encoded_each(items, encode) == [encode(item) for item in items]

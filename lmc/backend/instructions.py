@@ -358,7 +358,7 @@ class Ask(Instruction):
     def _sent(self, run: Run, before: Prompt, ask: Any) -> Prompt:
         if run.journal is None:
             return before.submit(run.backend, ask, self.visit.hints(run))
-        places = [(run.stream + stream, ordinal) for stream, ordinal in self.keys]
+        places = [(run.stream + stream, ordinal) for stream, ordinal in self.keys] if run.stream else self.keys
         # of a group, some may be known: then the others must not wait for them
         hints = Hints(False, (run.item, *self.visit.order)) if run.journal.resumed else self.visit.hints(run)
         return run.journal.ask(before, ask, places, lambda: before.submit(run.backend, ask, hints))

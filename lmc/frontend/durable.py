@@ -91,9 +91,9 @@ class RunJournal:
             self._known = self.journal.contents.known(self.item)
         return self._known
 
-    def add(self, record: Record) -> None:
-        """Writes a record of data as JSON has it."""
-        self.journal.put(b"%d %s" % (self.item, self.journal.encode(record)))
+    def add(self, record: Sequence[Any]) -> None:
+        """Writes a record of data as JSON has it, which nobody changes any more."""
+        self.journal.put((self.item, record))
 
     # -- what the model is asked
 
@@ -151,7 +151,7 @@ class RunJournal:
         except (codec.BadData, ValueError, TypeError, IndexError) as error:
             raise JournalError(f"journal={str(self.journal.path)!r}: an answer that no lmc wrote: {error}") from None
 
-    def record(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], result: Result) -> bytes | None:
+    def record(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], result: Result) -> tuple[int, Sequence[Any]] | None:
         """The record of an answer; None if it is not there yet, and then it comes later, or not to be had. In the journal's thread.
 
         Not where it is asked, because many one after another take half the time.
@@ -163,7 +163,7 @@ class RunJournal:
             result.on_change(lambda r: self.journal.put((self, before, ask, places, r)) if r.done else None)
             return None
         record = self._record(result, places, digest)
-        return None if record is None else b"%d %s" % (self.item, self.journal.encode(record))
+        return None if record is None else (self.item, record)
 
     def _record(self, result: Result, places: Sequence[Ask], digest: int) -> Sequence[Any] | None:
         stream, ordinal = places[0]
@@ -193,7 +193,23 @@ class RunJournal:
 
     def _digest(self, before: Prompt, ask: Gen | Select) -> tuple[Result | None, int]:
         """The last answer that a prompt has, and a check of what was asked of the whole prompt, however it was cut."""
-        last, digest = self._section(before)
+        texts: list[bytes] = []
+        node: Prompt | None = before
+        while node is not None and node.result is None:
+            parts: Any = node.parts
+            if parts.__class__ is Fixed:
+                texts.append(parts.spelled)
+            elif parts:
+                shown = parts[0] if len(parts) == 1 and parts[0].__class__ is str else _shown(parts)
+                texts.append(shown.encode("utf-8", "surrogatepass"))
+            node = node.parent
+        last = None if node is None else node.result
+        digest = 0 if last is None else self._digests.get(last)
+        if digest is None:  # an answer of some other run
+            assert last is not None
+            digest = crc32(last.output().text.encode("utf-8", "surrogatepass"))
+        for text in reversed(texts):
+            digest = crc32(text, digest)
         if ask.__class__ is Select:
             digest = crc32("\0".join((*ask.choices, ask.method)).encode("utf-8", "surrogatepass"), digest)  # type: ignore[union-attr]
         else:
@@ -201,29 +217,6 @@ class RunJournal:
             if ask.tools:  # type: ignore[union-attr]
                 digest = crc32(ask.tools.encode(), digest)  # type: ignore[union-attr]
         return last, crc32(b"%d" % ask.seed, digest) if ask.seed else digest
-
-    def _section(self, prompt: Prompt) -> tuple[Result | None, int]:
-        """The last answer that a prompt has, and the check of the prompt."""
-        texts: list[bytes] = []
-        node: Prompt | None = prompt
-        while node is not None and node.result is None:
-            parts = node.parts
-            if parts.__class__ is Fixed:
-                texts.append(parts.spelled)  # type: ignore[union-attr]
-            elif parts:
-                several: Any = parts
-                texts.append("".join([  # in line, as every ask goes through its parts
-                    p if p.__class__ is str else p.spelling if p.__class__ is Special else "" if p.__class__ is Mark else _shown_part(p)
-                    for p in several
-                ]).encode("utf-8", "surrogatepass"))  # fmt: skip
-            node = node.parent
-        last = None if node is None else node.result
-        digest = 0 if last is None else self._digests.get(last)
-        if digest is None:  # an answer of some other run
-            assert last is not None
-            digest = crc32(last.output().text.encode("utf-8", "surrogatepass"))
-        texts.reverse()
-        return last, crc32(b"".join(texts), digest)
 
     # -- what is called
 
@@ -378,6 +371,7 @@ class RunJournal:
                 _warn(f"{name}() gave a {type(value).__name__}, and a journal cannot hold {what}: a run that is cut off behind it cannot be taken up. Let it "
                       "give data, or mark it @lmc.host(idempotent=True) if it may be called again", loc)  # fmt: skip
         self.add(["r", number, *record])
+        self.journal.hurry()  # until it is written, nobody would know
 
     # -- the run
 
@@ -396,11 +390,12 @@ class RunJournal:
         """The run is over; gives the error that it ended with. Waits for what it asked."""
         if error is None:
             for result in self._asked:
-                result.wait()
+                if not result.done:
+                    result.wait()
         self._asked.clear()
         error = self.broken or error
         if self.known.end is None or error is not None:
-            self.add(["e", [[type(e).__name__, str(e)] for e in _causes(error)]])
+            self.add(_WELL if error is None else ["e", [[type(e).__name__, str(e)] for e in _causes(error)]])
         self._known = None  # read again if somebody goes on with the state
         return error
 
@@ -535,6 +530,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 _NOTHING: Mapping[Any, Any] = {}
 _NOTHING_KNOWN = Known()
+_WELL = "e", ()
 _USAGE = attrgetter(*[f.name for f in fields(Usage)])
 
 
@@ -549,6 +545,11 @@ def output_of(record: Record, names: Sequence[tuple[str, ...]]) -> Output:
 @lru_cache(maxsize=4096)
 def _asked(params: SamplingParams, constraint: Any) -> int:
     return crc32(repr((params, constraint)).encode("utf-8", "surrogatepass"))
+
+
+def _shown(parts: Sequence[Any]) -> str:
+    """Parts of a prompt as text to check."""
+    return "".join([p if p.__class__ is str else p.spelling if p.__class__ is Special else "" if p.__class__ is Mark else _shown_part(p) for p in parts])
 
 
 def _shown_part(part: Any) -> str:
@@ -764,19 +765,31 @@ def journaled(
 def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
     """The runs of a call: new ones are written down, those of an earlier call must have the same arguments."""
     for number, arguments in zip(numbers, bound, strict=True):
-        arguments.apply_defaults()
-        data = {name: x if type(x) is str else _data_or_class(x) for name, x in list(arguments.arguments.items())[1:]}
-        record = journal.encode(["b", data, None])
-        if len(record) > LARGEST:
-            record = journal.encode(["b", None, hashlib.blake2b(codec.to_bytes(data), digest_size=12).hexdigest()])
+        if len(arguments.arguments) < len(arguments.signature.parameters):
+            arguments.apply_defaults()
+        given = dict(arguments.arguments)
+        del given[next(iter(given))]  # the state
         known = journal.contents.records.get(number)
         if known is None:
-            journal.put(b"%d %s" % (number, record))
-        elif known[0] != record and codec.to_bytes(codec.from_bytes(known[0])) != codec.to_bytes(codec.from_bytes(record)):  # spelled otherwise
+            journal.put((number, _beginning(journal, given)))
+            continue
+        record = journal.encode(_beginning(journal, given))
+        if known[0] != record and codec.to_bytes(codec.from_bytes(known[0])) != codec.to_bytes(codec.from_bytes(record)):  # spelled otherwise
             of = f"item {number}" if journal.contents.header["kind"] == "batch" else "the run"
             raise JournalError(
                 f"journal={str(journal.path)!r} is of other arguments: those of {of} are not what they were. Give the call what it was given "
                 "before, or a journal of its own", loc=caller_loc())
+
+
+def _beginning(journal: Journal, given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The record of a run's arguments, or of their digest if they are too large."""
+    data = {name: x if x.__class__ is str else _data_or_class(x) for name, x in given.items()}
+    if all(x.__class__ is str for x in data.values()) and sum(map(len, data.values())) < LARGEST // 8:  # JSON has 6 bytes for a character at most
+        return "b", data, None
+    record = "b", data, None
+    if len(journal.encode(record)) <= LARGEST:
+        return record
+    return "b", None, hashlib.blake2b(codec.to_bytes(data), digest_size=12).hexdigest()
 
 
 def check_capturable(function: Function) -> Callable[..., Any]:
