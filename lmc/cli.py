@@ -50,7 +50,7 @@ app = typer.Typer(
 # -- options that several commands share ---------------------------------------------------------------------------
 
 Target = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False,
-                                       help="The program; :FUNCTION may be left out when the file has one.")]
+                                       help="The program; :FUNCTION may be left out when the file has one. Or FILE.lmcp, a saved program.")]
 Arguments = Annotated[list[str] | None, typer.Option(
     "--arg", "-a", metavar="NAME=VALUE", show_default=False,
     help="An argument of the program; repeatable. Text, or JSON where the parameter is declared as int, list, …")]
@@ -106,11 +106,14 @@ def run(
       lmc run examples/classify.py:classify --input examples/data/reviews.jsonl --output labels.jsonl
       lmc run examples/classify.py:classify --input examples/data/reviews.jsonl --output labels.jsonl --resume
       lmc run my.py:program --backend path/to/model.gguf --arg text=hello
+      lmc run judge.lmcp --arg essay=hello              (of program.save)
       lmc run examples/judge.py:judge --backend mock --arg essay=hello      (no model: shows the program's shape)
     """
     _one_source(arg, input_file)
     if resume and (output is None or input_file is None):
         raise UsageError("--resume continues a run from its --input and --output; give both")
+    if interpret and target.endswith(".lmcp"):
+        raise UsageError(f"{target} is a saved program, which has no source to interpret; leave --interpret out, or give FILE.py:FUNCTION")
     program = userfiles.load_program(target)
     options = _sampling(temperature, max_tokens, seed)
     userfiles.check_output(output, input_file)
@@ -221,11 +224,11 @@ def _states(program: Any, items: Mapping[int, dict[str, Any]], options: dict[str
     Items go by their numbers in the input, so that with a seed a resumed run gives what an undisturbed one gives.
     Compiled runs come as they end, interpreted ones in order.
     """
-    import lmc
+    from lmc.jit import program_of
 
     if interpret:
         return enumerate(program.run_some(items, backend=backend, **options))
-    return lmc.compile(program, backend=backend).as_completed(list(items.values()), numbers=tuple(items), **options)
+    return program_of(program, backend).as_completed(list(items.values()), numbers=tuple(items), **options)
 
 
 class _Background:
@@ -550,7 +553,7 @@ def _write(text: str, output: Path | None) -> None:
 @app.command()
 def serve(
     targets: Annotated[list[str] | None, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False,
-                                                        help="Programs to publish beside OpenAI's API, each under its name.")] = None,
+                                                        help="Programs to publish beside OpenAI's API, each under its name; also FILE.lmcp.")] = None,
     backend: ModelName = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Another than loopback is open to the network: use --api-keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,

@@ -50,7 +50,7 @@ from lmc.ir.core import Value as IRValue
 from lmc.measured import Ledger
 from lmc.passes.manager import PassManager, Planned, Target, pipeline_for, print_pipeline, run_pipeline
 from lmc.prompt import suggestion
-from lmc.saved import SavedFile, encoded, write
+from lmc.saved import SavedFile, SavedFunction, encoded, write
 
 MAX_TREES = 8
 """Trace trees of one program for one list of argument types; further states of the outside run in the interpreter."""
@@ -168,8 +168,15 @@ def load(path: str | os.PathLike[str], *, backend: Backend | None = None) -> Pro
     not there or has another source now. Paths that were not saved need the program's own source, which is looked up in the same way.
     Raises ProgramError for a file that is none, is damaged or has another format.
     """
-    saved = SavedFile.read(Path(path))
-    program = Program(saved.function, backend=backend, outputs=saved.outputs, opt=saved.opt, aggressive=saved.aggressive)
+    return program_of(SavedFile.read(Path(path)).function, backend)
+
+
+def program_of(fn: Function, backend: Backend | None = None) -> Program:
+    """`compile(fn)`; of the function of a file, the program that was saved."""
+    if not isinstance(fn, SavedFunction):
+        return Program(fn, backend=backend)
+    saved = fn.file
+    program = Program(fn, backend=backend, outputs=saved.outputs, opt=saved.opt, aggressive=saved.aggressive)
     program._use(saved)  # pyright: ignore[reportPrivateUsage]
     return program
 

@@ -469,12 +469,7 @@ class SavedFunction(Function):
         self._prefix = None
         self.bound = {_text(name): codec.decode(x) for name, x in data["bound"]}
         state = inspect.Parameter(data["state"][0], inspect._ParameterKind(data["state"][1]))  # pyright: ignore[reportPrivateUsage]
-        own = [_parameter(*p) for p in data["parameters"]]
-        self.signature = inspect.Signature([state, *own])
-        self.params = tuple(p.name for p in own)
-        self.defaults = {p.name: p.default for p in own if p.default is not p.empty}
-        self._named = frozenset(p.name for p in own if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
-        self._open = any(p.kind is p.VAR_KEYWORD for p in own)
+        self._takes(inspect.Signature([state, *[_parameter(*p) for p in data["parameters"]]]))
 
     @property
     def func(self) -> Callable[..., Any]:  # type: ignore[override]

@@ -32,7 +32,9 @@ class UsageError(LmcError):
 
 
 def load_program(target: str) -> Any:
-    """The lmc function that `FILE.py:fn` names; `:fn` may be left out when the file has one program."""
+    """The lmc function that `FILE.py:fn` names (`:fn` may be left out when the file has one program), or that of a saved program, `FILE.lmcp`."""
+    if target.endswith(".lmcp"):
+        return _saved(Path(target))
     path, _, name = target.partition(":") if not target.endswith(".py") else (target, "", "")
     programs = _programs(import_file(Path(path)))
     if not programs:
@@ -47,6 +49,20 @@ def load_program(target: str) -> Any:
         hint = f"did you mean {path}:{near[0]}?" if near else f"there: {', '.join(programs)}"
         raise UsageError(f"{path} has no program {name!r}; {hint}")
     return programs[name]
+
+
+def _saved(path: Path) -> Any:
+    from lmc.saved import SavedFile  # it knows programs, which are imported only where they are needed
+
+    function = SavedFile.read(path).function
+    sys.path.insert(0, str(path.resolve().parent))  # its modules may be beside it
+    return function
+
+
+def _is_saved(program: Any) -> bool:
+    from lmc.saved import SavedFunction
+
+    return isinstance(program, SavedFunction)
 
 
 def import_file(path: Path) -> ModuleType:
@@ -77,7 +93,7 @@ def _programs(module: ModuleType) -> dict[str, Any]:
 def parameters(program: Any) -> dict[str, inspect.Parameter]:
     """The program's parameters after the state, by name."""
     try:
-        signature = inspect.signature(program.func, eval_str=True)
+        signature = program.signature if _is_saved(program) else inspect.signature(program.func, eval_str=True)
     except NameError:  # an annotation that only a type checker can resolve
         signature = inspect.signature(program.func)
     return {p.name: p for p in list(signature.parameters.values())[1:]}
@@ -128,8 +144,7 @@ def _unknown_argument(program: Any, name: str, known: Mapping[str, Any]) -> str:
 
 
 def _place(program: Any) -> str:
-    code = program.func.__code__
-    return f"{os.path.relpath(code.co_filename)}:{code.co_firstlineno}"
+    return f"{os.path.relpath(program.loc.file)}:{program.loc.line}"
 
 
 def _value(program: Any, parameter: inspect.Parameter | None, text: str) -> Any:
@@ -231,8 +246,7 @@ class Digests:
 
 def digests(program: Any, items: Items, options: Mapping[str, Any], backend: str) -> Digests:
     """Digests of every item's arguments, and of program (file name and function), backend and sampling options."""
-    code = program.func.__code__
-    what = [Path(code.co_filename).name, program.name, backend, dict(options)]
+    what = [Path(program.loc.file).name, program.name, backend, dict(options)]
     return Digests(tuple(_digest(a) for a in items.arguments), _digest(what), items.places)
 
 

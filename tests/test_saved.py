@@ -306,6 +306,28 @@ def test_dump_ir_of_a_file(tmp_path: Path, user: Any, capsys: pytest.CaptureFixt
     assert "graph @program(" in capsys.readouterr().out
 
 
+def test_run_of_a_file(tmp_path: Path, user: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from lmc import cli
+
+    def ran(*args: str) -> str:
+        cli.app(["run", str(tmp_path / "p.lmcp"), "--backend", "mock", *args], standalone_mode=False)
+        return capsys.readouterr().out
+
+    module = user(SOURCE)
+    saved_at(tmp_path / "p.lmcp", module)
+    program, name = lmc.compile(module.program, backend=lmc.Mock()), module.__name__
+    there = {(q, times): program(q=q, times=times, seed=1).ret_value[0] for q in ("a", "long") for times in (1, 2)}
+    user("")
+    assert there["a", 1] in ran("--arg", "q=a", "--arg", "times=1", "--seed", "1") and name in sys.modules  # a path that is not in the file
+    (tmp_path / "items").write_text('{"q": "a"}\n{"q": "long", "times": 1}\n')
+    lines = sorted(map(json.loads, ran("--input", str(tmp_path / "items"), "--seed", "1").splitlines()), key=lambda line: line["index"])
+    assert [line["text"] for line in lines] == [s.text() for s in program.batch([{"q": "a"}, {"q": "long", "times": 1}], seed=1)]
+    with pytest.raises(lmc.cli.UsageError, match="has no parameter 'p'; its parameters are q: str, times: int = 2"):
+        ran("--arg", "p=a")
+    with pytest.raises(lmc.cli.UsageError, match="no source to interpret"):
+        ran("--arg", "q=a", "--interpret")
+
+
 # -- files that are none ----------------------------------------------------------------------------------------------------------
 
 

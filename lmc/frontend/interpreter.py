@@ -266,8 +266,8 @@ class Function:
         self.name: str = getattr(func, "__name__", type(func).__name__)
         code = getattr(func, "__code__", None)
         self.loc = Loc(code.co_filename, code.co_firstlineno) if code is not None else None
-        self.signature = inspect.signature(func)
-        parameters = list(self.signature.parameters.values())
+        signature = inspect.signature(func)
+        parameters = list(signature.parameters.values())
         if not parameters or parameters[0].kind not in (
             parameters[0].POSITIONAL_ONLY,
             parameters[0].POSITIONAL_OR_KEYWORD,
@@ -275,14 +275,20 @@ class Function:
             raise ProgramError(
                 f"{self.name}() needs a first parameter for the state, as in def {self.name}(s, …)", loc=self.loc
             )
+        self._takes(signature)
+        self.is_async = aio.is_async(func)
+        """Whether it is `async def`: run it by `run` where no event loop is running, else by `await … .arun(…)`."""
+
+    def _takes(self, signature: inspect.Signature) -> None:
+        """Sets what follows from the parameters, the state's included."""
+        self.signature = signature
+        parameters = list(signature.parameters.values())
         self.params: tuple[str, ...] = tuple(p.name for p in parameters[1:])
         self.defaults: Mapping[str, Any] = {p.name: p.default for p in parameters[1:] if p.default is not p.empty}
         self._named = frozenset(p.name for p in parameters[1:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
         self._open = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self._first = parameters[0].name
         self._plain = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters[1:])
-        self.is_async = aio.is_async(func)
-        """Whether it is `async def`: run it by `run` where no event loop is running, else by `await … .arun(…)`."""
 
     @property
     def digest(self) -> str:

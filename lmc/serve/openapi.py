@@ -116,7 +116,7 @@ _MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": {"typ
 
 
 def _of_program(program: Published) -> Json:
-    summary, _, rest = (inspect.getdoc(program.function.func) or f"Runs {program.name}.").partition("\n")
+    summary, _, rest = (inspect.getdoc(program.function) or f"Runs {program.name}.").partition("\n")
     at = f"/programs/{program.name}"
 
     def post(what: str, result: Json | None, body: type[BaseModel], **how: Any) -> Json:

@@ -25,7 +25,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from lmc.backend.base import Backend, Result
 from lmc.errors import LmcError, ProgramError
 from lmc.frontend.interpreter import Function
-from lmc.jit import Program
+from lmc.jit import program_of
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, as_api_error, bad, of_validation, parsed
 from lmc.serve.gate import Call, Events, Reply
@@ -75,7 +75,7 @@ class Published:
 
     def __init__(self, function: Function, backend: Backend, loop: ProgramLoop, pool: Executor) -> None:
         self.name, self.function, self._loop, self._pool = function.name, function, loop, pool
-        self._program = Program(function, backend=backend)
+        self._program = program_of(function, backend)
         self.arguments = arguments_model(function)
         several: Any = list.__class_getitem__(self.arguments)
         self.items: Any = create_model(f"{self.name}_items", __config__=_STRICT, items=(several, Field(min_length=1, max_length=_MOST_ITEMS)))
@@ -136,8 +136,7 @@ class Published:
 
     def _place(self, error: BaseException) -> str:
         """`judge.py:17: `, of the program's file; nothing where the error came from elsewhere. Folders stay ours."""
-        code = getattr(self.function.func, "__code__", None)  # a partial has none
-        file = "" if code is None else code.co_filename
+        file = "" if self.function.loc is None else self.function.loc.file  # a partial has none
         lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
         if isinstance(error, LmcError) and error.loc is not None:
             file, lines = error.loc.file, [error.loc.line]

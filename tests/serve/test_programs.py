@@ -15,6 +15,7 @@ from pydantic import Field
 
 import lmc
 from lmc.serve.programs import arguments_model
+from lmc.userfiles import load_program
 from tests.serve.serving import ByHand, events, post, running, talk, until
 
 pytestmark = pytest.mark.api
@@ -78,6 +79,16 @@ def test_a_run():
     assert record["text"] == state.text()
     assert record["variables"] == {"greeting": state["greeting"], "rest": state["rest"]}
     assert record["usage"]["calls"] == 3
+
+
+def test_a_saved_program(tmp_path: Path):
+    program = lmc.compile(anything)
+    program(text="a", x=1, backend=lmc.Mock())
+    program.save(tmp_path / "p.lmcp")
+    loaded, body = load_program(str(tmp_path / "p.lmcp")), {"text": "b", "y": 2}
+    there, here = (post("/programs/anything?seed=1", body, programs=[p]).json() for p in (anything, loaded))
+    assert there == here and there["return_value"] == ["y"]
+    assert post("/programs/anything", {}, programs=[loaded]).status_code == post("/programs/anything", {}, programs=[anything]).status_code == 400
 
 
 def test_arguments_are_checked_before_anything_runs():
