@@ -26,10 +26,11 @@ from lmc.backend.api.bodies import (
     usage_of,
 )
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Request, Tally, Wire
+from lmc.backend.api.firsts import Firsts
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import Place
 from lmc.backend.api.spread import beginning, key_of
-from lmc.backend.api.streams import Pieces, Watch
+from lmc.backend.api.streams import UNWATCHED, Pieces, Watch
 from lmc.backend.api.tokens import spelled, warn_of_spellings
 from lmc.backend.base import Beyond, Capabilities, Output, Prices
 from lmc.backend.engine.choices import decide
@@ -98,6 +99,7 @@ class Completions(ApiBackend):
     root    path of the API under the server's URL
     server  what it takes, by its name in SERVERS
     select  how `select` asks; None: by logprobs where the server takes text, else by a constrained answer
+    wait_for_cache  whether requests that begin alike wait for the first of them; None: where the server is OpenAI's
     """
 
     lookahead = True  # there is nothing to compute ahead that would be cheap to go on from
@@ -120,6 +122,7 @@ class Completions(ApiBackend):
         patience: Patience | None = None,
         speculate: bool = True,
         attempts: int = 4,
+        wait_for_cache: bool | None = None,
     ) -> None:
         if server not in SERVERS:
             raise ParameterError(f"server={server!r}: one of {', '.join(SERVERS)}")
@@ -131,6 +134,7 @@ class Completions(ApiBackend):
         self._select = select or ("constrained" if chat else "logprobs")
         self._served_as, self._extra = served_as, dict(extra_body or {})
         self._cannot: set[str] = set()  # parameters that the model has refused
+        self._firsts = Firsts() if chat and (server == "openai" if wait_for_cache is None else wait_for_cache) else None
         super().__init__(
             name, wire, template=MESSAGES if chat else template, concurrency=concurrency, patience=patience, prices=prices,
             speculate=speculate, attempts=attempts,
@@ -151,6 +155,9 @@ class Completions(ApiBackend):
             lookahead=self.lookahead,
             prices=self._prices,
         )
+
+    def server_info(self) -> dict[str, Any]:
+        return {**super().server_info(), **({"held": self._firsts.held} if self._firsts is not None else {})}
 
     # -- what cannot be asked
 
@@ -211,15 +218,33 @@ class Completions(ApiBackend):
             samples = tuple(self._sample(choice, ask, chat) for choice in choices_of(body, ask.params.n))
             return Reply(samples, str(body.get("id", "")), str(body.get("model", "")), expected, sent_stops, meta)
 
-        if feed is None or ask.params.n > 1 or ask.params.stop_regex or sent_stops != self._stops(ask):  # what is cut off here was not to be seen
+        shown = feed is not None and ask.params.n == 1 and not ask.params.stop_regex and sent_stops == self._stops(ask)  # what is cut off here was not to be seen
+        if self._firsts is None:
+            return await self._sent(request, read, Watch(feed) if feed is not None and shown else None, chat, tally)
+        async with self._firsts.turn(json.dumps([ask.tools, prompt.get("messages")], ensure_ascii=False)) as turn:
+            watch = Watch(feed) if feed is not None and shown else UNWATCHED if turn.first and ask.params.n == 1 else None
+            reply = await self._sent(request, read, watch, chat, tally, turn.begun)
+            turn.begun()
+            return reply
+
+    async def _sent(
+        self,
+        request: Callable[[], Request],
+        read: Callable[[Body], Reply],
+        watch: Watch | None,
+        chat: bool,
+        tally: Tally,
+        begun: Callable[[], None] = lambda: None,
+    ) -> Reply:
+        """An answer at once, or as a stream for whoever watches; `begun` is called when it begins to come."""
+        if watch is None or "stream" in self._cannot:
             return await self.client.call(request, usage_of, read, tally)
 
         def streaming() -> Request:
             plain_request = request()
             return replace(plain_request, body={**plain_request.body, "stream": True, "stream_options": {"include_usage": True}})
 
-        watch = Watch(feed)
-        return await self.client.stream(streaming, usage_of, lambda: Pieces(chat, watch, read), tally)
+        return await self.client.stream(streaming, usage_of, lambda: Pieces(chat, watch, read, begun), tally)
 
     def by_messages(self, place: Place, ask: Gen | Select) -> bool:
         """Whether this is asked as a conversation, not as text."""
@@ -401,5 +426,5 @@ def _logprobs(params: SamplingParams, chat: bool) -> Body:
 
 _SHOWN = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _OPENAI_DEFAULTS: Mapping[str, Any] = {"n": 1, "temperature": 1.0, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-_OPTIONAL = ("max_tokens", "max_completion_tokens", "stop", "logprobs", "seed", "n", "response_format")
+_OPTIONAL = ("max_tokens", "max_completion_tokens", "stop", "logprobs", "seed", "n", "response_format", "stream")
 """Parameters that can be done without: by another name, by looking for stops here, by asking once more, …"""

@@ -33,6 +33,8 @@ class OpenAI(Completions):
     server         "openai", "compatible", "vllm" or "sglang": which parameters it takes beyond OpenAI's; None: by the URL
     api            "chat" or "responses": how messages are asked; None: chat, and responses once the server says that the model needs them
     select         how `select` asks: "logprobs" of the choices (text only), "decisions", or "constrained"; None: by the server
+    wait_for_cache requests whose prompts have their first 1,024 tokens or more in common wait until the first of them begins to be answered, so
+                   that they find it in the server's cache; None: where the server is "openai"
     prices         for a million tokens: `lmc.Prices(prompt, completion, cached)`
     served_as      the model's name as answers have it, if it is not the model's own; "*": any
 
@@ -52,6 +54,7 @@ class OpenAI(Completions):
         server: str | None = None,
         api: Literal["chat", "responses"] | None = None,
         select: Literal["logprobs", "decisions", "constrained"] | None = None,
+        wait_for_cache: bool | None = None,
         prices: Prices | None = None,
         concurrency: int = 64,
         retries: int = 6,
@@ -86,6 +89,7 @@ class OpenAI(Completions):
             patience=patience,
             speculate=speculate,
             attempts=attempts,
+            wait_for_cache=wait_for_cache,
         )
 
 

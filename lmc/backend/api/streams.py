@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lmc.backend.api.backend import Feed
@@ -23,17 +24,34 @@ class Watch:
             self._feed(delta)
 
 
+class Unwatched(Watch):
+    """Nobody reads it: an attempt may go on with another answer."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda delta: None)
+
+    def grown(self, text: str) -> None:
+        """Nothing is shown."""
+
+
+UNWATCHED = Unwatched()
+
+
 class Pieces:
     """Puts the chunks of a stream together to the body that the same request would have brought at once."""
 
-    def __init__(self, chat: bool, watch: Watch, read: Any) -> None:
-        self._chat, self._watch, self._read = chat, watch, read
+    def __init__(self, chat: bool, watch: Watch, read: Any, begun: Callable[[], None] = lambda: None) -> None:
+        self._chat, self._watch, self._read, self._begun = chat, watch, read, begun
         self._text, self._choice = "", Body()
         self._body: Body = {}
         self._scored: dict[str, list[Any]] = {}  # log-probabilities: in either API's form, lists by their names
+        self._ids: list[int] = []
         self._calls: dict[int, Body] = {}
+        self._said = dict[str, str]()  # beside the answer: a refusal, the reasoning
 
     def add(self, body: Body) -> None:
+        if body.get("choices"):
+            self._begun()
         self._body |= {k: v for k, v in body.items() if k in ("id", "model") and v}
         for choice in body.get("choices") or ():
             delta: Any = choice.get("delta") if self._chat else choice
@@ -44,8 +62,12 @@ class Pieces:
             for name, listed in logprobs.items() if isinstance(logprobs, dict) else ():
                 if isinstance(listed, list):
                     self._scored.setdefault(name, []).extend(listed)
+            self._ids += choice.get("token_ids") or ()
             for piece in delta.get("tool_calls") or ():
                 self._called(piece)
+            for beside in _BESIDE:
+                if self._chat and delta.get(beside):
+                    self._said[beside] = self._said.get(beside, "") + delta[beside]
             text: Any = delta.get("content" if self._chat else "text")
             if text:
                 self._text += text
@@ -62,6 +84,9 @@ class Pieces:
     def result(self) -> Any:
         if "finish_reason" not in self._choice:
             raise Fault("the stream ended before the answer did")
-        choice = {**self._choice, "index": 0, **({"logprobs": self._scored} if self._scored else {})}
-        choice |= {"message": {"content": self._text, "tool_calls": [call for _, call in sorted(self._calls.items())]}} if self._chat else {"text": self._text}
+        choice = {**self._choice, "index": 0, **({"logprobs": self._scored} if self._scored else {}), **({"token_ids": self._ids} if self._ids else {})}
+        choice |= {"message": {**self._said, "content": self._text, "tool_calls": [call for _, call in sorted(self._calls.items())]}} if self._chat else {"text": self._text}
         return self._read({**self._body, "choices": [choice]})
+
+
+_BESIDE = ("refusal", "reasoning_content")

@@ -1,0 +1,123 @@
+"""Prompt caches: of requests that begin alike the first goes ahead; the others follow when the server has read what they share.
+
+A server that caches prompts can use one only when it has read it, so siblings that go out together each pay for all of it:
+
+    first     ─► sent ───► begins to answer ───► …       reads the prefix
+    siblings     held ─────────┴─► sent ───► …           find it cached
+
+Prompts are compared by blocks: one is held while the longest beginning of it that is known is on its way. Whoever is ahead
+waits for nobody, so nothing waits in a circle; when it fails or is cancelled, the next one is the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+
+BLOCK = 4096
+"""Bytes that are compared together: about 1,024 tokens of English, the least that OpenAI caches."""
+
+_BLOCKS = 256  # of one prompt that are looked at
+_LIFE = 300.0  # seconds after which a beginning that nobody asks for counts as forgotten: servers say five to ten minutes
+_LONGEST = 30.0  # seconds that a request is held at most
+_KNOWN = 1 << 14  # beginnings that are remembered
+
+
+class Turn:
+    """A request that may go. `first`: others may be held because of it until it has `begun` to be answered."""
+
+    __slots__ = ("_firsts", "_future", "_keys")
+
+    def __init__(self, firsts: Firsts, keys: Sequence[bytes]) -> None:
+        self._firsts, self._keys = firsts, tuple(keys)
+        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def first(self) -> bool:
+        return bool(self._keys)
+
+    def begun(self) -> None:
+        """The server has read the prompt."""
+        self._firsts.known(self._keys)
+        self.over()
+
+    def over(self) -> None:
+        """Nobody is held because of it any more."""
+        self._firsts.left(self._keys, self._future)
+        self._keys = ()
+        if not self._future.done():
+            self._future.set_result(None)
+
+
+class Firsts:
+    """Who goes ahead. Belongs to one event loop. `held`: requests that were held so far."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self._known: OrderedDict[bytes, float] = OrderedDict()  # beginnings that a server has read, and until when that counts
+        self._ahead: dict[bytes, asyncio.Future[None]] = {}  # beginnings that are on their way
+
+    @asynccontextmanager
+    async def turn(self, prompt: str) -> AsyncIterator[Turn]:
+        """Waits until a request with this prompt may go."""
+        keys = _beginnings(prompt)
+        clock = asyncio.get_running_loop().time
+        until, waited = clock() + _LONGEST, False
+        while (ahead := self._before(keys)) is not None and clock() < until:
+            waited = True
+            await asyncio.wait([ahead], timeout=until - clock())
+        self.held += waited
+        turn = self._begin(keys)
+        try:
+            yield turn
+        finally:
+            turn.over()
+
+    def known(self, keys: Sequence[bytes]) -> None:
+        until = asyncio.get_running_loop().time() + _LIFE
+        for key in keys:
+            self._known[key] = until
+            self._known.move_to_end(key)
+        while len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+
+    def left(self, keys: Sequence[bytes], future: asyncio.Future[None]) -> None:
+        for key in keys:
+            if self._ahead.get(key) is future:
+                del self._ahead[key]
+
+    def _before(self, keys: Sequence[bytes]) -> asyncio.Future[None] | None:
+        """What to wait for: the request that has the longest beginning of these on its way, unless a longer one is known."""
+        for key in reversed(keys):
+            if key in self._ahead:
+                return self._ahead[key]
+            if self._is_known(key):
+                return None
+        return None
+
+    def _begin(self, keys: Sequence[bytes]) -> Turn:
+        new = [key for key in keys if not self._is_known(key) and key not in self._ahead]
+        self.known([key for key in keys if self._is_known(key)])  # asked for again
+        turn = Turn(self, new)
+        self._ahead |= dict.fromkeys(new, turn._future)
+        return turn
+
+    def _is_known(self, key: bytes) -> bool:
+        until = self._known.get(key)
+        return until is not None and until > asyncio.get_running_loop().time()
+
+
+def _beginnings(prompt: str) -> list[bytes]:
+    """A key for each whole number of blocks that a prompt begins with; equal keys, equal beginnings."""
+    if len(prompt) * 4 < BLOCK:
+        return []
+    data = prompt.encode("utf-8", "surrogatepass")
+    found: list[bytes] = []
+    sofar = blake2b(digest_size=16)
+    for at in range(0, min(len(data) // BLOCK, _BLOCKS) * BLOCK, BLOCK):
+        sofar.update(data[at : at + BLOCK])
+        found.append(sofar.digest())
+    return found

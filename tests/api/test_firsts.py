@@ -1,0 +1,215 @@
+"""Prompt caches of an API: what is held back until the first of its kind is answered, and what that saves; never a wait in a circle."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from itertools import takewhile
+
+import pytest
+
+import lmc
+from lmc.backend.api.firsts import BLOCK, Firsts
+from tests.api.conftest import QUICK
+from tests.api.http import Answer, Body, Planted, Server
+from tests.api.openai_server import OpenAIModel
+from tests.api.text_model import TextModel
+from tests.conformance.harness import differences, run
+
+pytestmark = pytest.mark.api
+
+LONG = "All that they share. " * 300  # 6,300 characters, which are this model's tokens
+
+
+class Caching(OpenAIModel):
+    """OpenAI's prompt cache: what was read when a request arrives costs less, from 1,024 tokens on, by 128 of them."""
+
+    def __init__(self, model: TextModel, **options) -> None:
+        super().__init__(model, **options)
+        self._read: set[str] = set()  # beginnings
+        self._cached: dict[int, int] = {}
+        self.plant = lambda n: Planted("delay", seconds=0.02)
+
+    def arrives(self, n: int, path: str, body: Body) -> Planted | None:
+        known = takewhile(self._read.__contains__, self._beginnings(body))
+        self._cached[id(body)] = max(map(len, known), default=0)
+        return self.plant(n)  # a delay: others arrive before this is read
+
+    def _beginnings(self, body: Body) -> list[str]:
+        prompt = self._written(body)
+        return [prompt[:n] for n in range(1024, len(prompt) + 1, 128)]
+
+    def handle(self, path: str, body: Body) -> Answer:
+        answer = super().handle(path, body)
+        self._read |= {*self._beginnings(body)}
+        cached = {"prompt_tokens_details": {"cached_tokens": self._cached.pop(id(body))}}
+        for part in (answer.body, *(answer.events or ())):
+            if part.get("usage"):
+                part["usage"] |= cached
+        return answer
+
+
+@pytest.fixture
+def caching(opened):
+    def make(model: TextModel, *, stand_in=None, **options) -> tuple[lmc.OpenAI, Server, Caching]:
+        stand_in = Caching(model, **(stand_in or {}))
+        server = opened(Server(stand_in.handle, plant=stand_in.arrives))
+        return opened(lmc.OpenAI("m", base_url=f"{server.url}/v1", **{"server": "openai", "patience": QUICK, **options})), server, stand_in
+
+    return make
+
+
+@lmc.function
+def siblings(s, text, size=6):
+    s += lmc.system(text)
+    forks = s.fork(size)
+    for i, f in enumerate(forks):
+        f += lmc.user(f"View {i}?") + lmc.assistant(lmc.gen("view", max_tokens=9))
+    return [f["view"] for f in forks]
+
+
+def saved(backend) -> int:
+    return backend.spent().usage.cached_tokens
+
+
+@pytest.mark.parametrize("call", (siblings.run, lmc.compile(siblings)), ids=("interpreted", "compiled"))
+def test_siblings_find_cached_what_the_first_of_them_has_read(caching, call):
+    backend, server, _ = caching(TextModel())
+    state = call(text=LONG, backend=backend, temperature=0)
+    assert backend.server_info()["held"] == 5 and len(server.seen) == 6 == state.usage.calls
+    assert saved(backend) >= 5 * 6144 and state.usage.cached_tokens == saved(backend)
+    assert [s.body.get("stream", False) for s in server.seen] == [True] + [False] * 5, "the others follow its first words"
+    plain, _, _ = caching(TextModel(), wait_for_cache=False)
+    assert call(text=LONG, backend=plain, temperature=0).ret_value == state.ret_value
+    assert saved(plain) == 0 and "held" not in plain.server_info()
+
+
+def test_what_is_known_is_not_waited_for(caching):
+    backend, _, _ = caching(TextModel())
+    fast = lmc.compile(siblings)
+    fast.batch([{"text": LONG, "size": 1}] * 8, backend=backend)
+    assert backend.server_info()["held"] == 7
+    fast.batch([{"text": LONG, "size": 3}] * 8, backend=backend)
+    assert backend.server_info()["held"] == 7
+
+
+def test_short_prompts_and_other_servers_are_not_held(caching, openai):
+    backend, server, _ = caching(TextModel())
+    siblings(text="short", backend=backend)
+    assert backend.server_info()["held"] == 0 and not any(s.body.get("stream") for s in server.seen)
+    compatible, _ = openai(TextModel())
+    assert "held" not in compatible.server_info()
+
+
+def test_a_longer_beginning_is_waited_for_anew(caching):
+    @lmc.function
+    def nested(s):
+        s += lmc.system(LONG)
+        outer = s.fork(2)
+        for i, f in enumerate(outer):
+            f += lmc.user(f"{i} " + "More that some share. " * 300)
+            inner = f.fork(3)
+            for k, g in enumerate(inner):
+                g += lmc.user(f"{k}") + lmc.assistant(lmc.gen("a", max_tokens=4))
+            f["all"] = [g["a"] for g in inner]
+        return [f["all"] for f in outer]
+
+    backend, server, _ = caching(TextModel())
+    state = lmc.compile(nested)(backend=backend, temperature=0)
+    assert backend.server_info()["held"] == 5 and len(server.seen) == 6
+    assert saved(backend) >= 1 * 6144 + 4 * 12288, "one reads the beginning of all, two that of their kind"
+    assert state.ret_value == nested(backend=backend, temperature=0).ret_value
+
+
+@pytest.mark.parametrize("kind", ("status", "reset", "half-stream", "garbage"))
+def test_when_the_first_fails_another_is_it(caching, kind):
+    backend, server, stand_in = caching(TextModel(), retries=0, patience=None)
+    stand_in.plant = lambda n: Planted(kind, 400) if n < 2 else Planted("delay", seconds=0.02)
+    group: list[object] = []
+
+    @lmc.function
+    def each(s):
+        s += lmc.system(LONG)
+        for i, f in enumerate(s.fork(5)):
+            f += lmc.user(f"{i}") + lmc.assistant(lmc.gen("a", max_tokens=4))
+            group.append(f)
+
+    each(backend=backend, temperature=0)
+    failed = [f for f in group if f.error() is not None]
+    assert len(failed) == (1 if kind == "half-stream" else 2), "a stream that broke off had begun: the others are not asked as streams"
+    assert all(isinstance(f.error(), lmc.BackendError) for f in failed) and len(server.seen) == 5
+    assert saved(backend) >= (0 if kind == "half-stream" else 2 * 6144)
+
+
+def test_a_first_that_is_given_up_holds_nobody(caching):
+    backend, _, stand_in = caching(TextModel())
+    stand_in.plant = lambda n: Planted("delay", seconds=60 if n == 0 else 0.01)
+    arrived = threading.Event()
+    stand_in.plant, planted = (lambda n: (arrived.set(), planted(n))[1]), stand_in.plant
+    state = lmc.compile(siblings).stream(LONG, size=1, backend=backend)
+    assert arrived.wait(30)
+    others = lmc.compile(siblings).stream(LONG, size=3, backend=backend, temperature=0)
+    del state
+    assert len(others.ret_value) == 3
+
+
+def test_one_request_at_a_time_ends_too(caching):
+    backend, server, _ = caching(TextModel(), concurrency=1)
+    states = lmc.compile(siblings).batch([{"text": LONG + str(i % 2)} for i in range(4)], backend=backend, temperature=0)
+    assert len({str(s.ret_value) for s in states}) == 2 and len(server.seen) == 24
+
+
+def test_a_model_that_does_not_stream_is_asked_without(caching):
+    backend, server, _ = caching(TextModel(), stand_in={"refuses": ("stream",)})
+    assert len(siblings(text=LONG, backend=backend, temperature=0).ret_value) == 6
+    assert sum(bool(s.body.get("stream")) for s in server.seen) == 1 and saved(backend) >= 5 * 6144
+
+
+def test_effects_and_streams_keep_their_order(caching):
+    said: list[str] = []
+
+    @lmc.function
+    def program(s):
+        s += lmc.system(LONG)
+        forks = s.fork(4)
+        for i, f in enumerate(forks):
+            f += lmc.user(f"{i}") + lmc.assistant(lmc.gen("a", max_tokens=4))
+        for f in forks:
+            said.append(f["a"])
+            s += lmc.user(f["a"])
+        s += lmc.assistant(lmc.gen("end", max_tokens=9))
+
+    model = TextModel()
+    backend, _, _ = caching(model)
+    expected = run(program.run, {}, lambda: tuple(said), {"backend": model.mock(backend.chat_template), "temperature": 0})
+    for call in (program.run, lmc.compile(program)):
+        said.clear()
+        seen = run(call, {}, lambda: tuple(said), {"backend": backend, "temperature": 0})
+        seen.metas = expected.metas
+        assert seen == expected, differences(seen, expected)
+
+
+def test_nothing_is_left_of_what_was_held():
+    """Requests in any order, of beginnings within each other, some of which fail: all get their turn, and none stays ahead."""
+
+    async def scenario() -> None:
+        firsts = Firsts()
+        ended: list[int] = []
+
+        async def one(i: int) -> None:
+            prompt = "".join("abc"[(i * 7 + k) % (k + 1) % 3] * BLOCK for k in range(i % 4)) + str(i)
+            async with firsts.turn(prompt) as turn:
+                await asyncio.sleep(0)
+                if i % 5:
+                    turn.begun()
+                await asyncio.sleep(0)
+                ended.append(i)
+                if i % 3 == 0:
+                    raise RuntimeError
+
+        tasks = [asyncio.create_task(one(i)) for i in range(60)]
+        tasks[13].cancel()
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        assert len(ended) >= 59 and not firsts._ahead
+
+    asyncio.run(scenario())
