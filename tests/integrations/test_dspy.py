@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
@@ -15,6 +19,8 @@ import lmc
 
 dspy = pytest.importorskip("dspy", minversion="3.4")
 pytestmark = [pytest.mark.api, pytest.mark.filterwarnings("error::DeprecationWarning:lmc")]
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -285,20 +291,140 @@ def test_nothing_that_dspy_deprecates_is_used():
         dspy.ChainOfThought("q -> a: int")(q="x")
 
 
-@pytest.mark.model
-def test_on_the_small_model():
-    engine = lmc.Engine("smollm2", max_tokens=12000)
+def test_streams_on_an_event_loop():
+    using(latency=0.03, temperature=0)
+    listeners = [dspy.streaming.StreamListener(signature_field_name=name) for name in ("a", "b")]
+
+    async def work():
+        return [piece async for piece in dspy.streamify(dspy.Predict("q -> a, b"), stream_listeners=listeners)(q="x")]
+
+    *pieces, last = asyncio.run(work())
+    for name in ("a", "b"):
+        own = [p.chunk for p in pieces if isinstance(p, dspy.streaming.StreamResponse) and p.signature_field_name == name]
+        assert "".join(own).strip() == last[name]
+
+
+def test_a_stream_that_is_left_is_cancelled():
+    mock = lmc.Mock(latency=60)
+    request = dspy.lm15.Request("lmc/mock", (dspy.lm15.Message.user("Hi"),), config=dspy.lm15.Config())
+    stream = lmc.dspy.Engine(mock).stream(request)
+    assert next(stream).type == "start"
+    assert mock._pending
+    stream.close()
+    assert not mock._pending
+
+    async def left():
+        waiting = asyncio.ensure_future(lmc.dspy.AsyncEngine(mock).complete(request))
+        while not mock._pending:
+            await asyncio.sleep(0.001)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(left())
+    assert not mock._pending
+    mock.close()
+
+
+def test_module_batches_usage_per_prediction_and_asyncify():
+    using(temperature=1.0, latency=0.01)
+    program = dspy.ChainOfThought("q -> a: int")
+    with dspy.context(track_usage=True):
+        (usage,) = program(q="x").get_lm_usage().values()
+        assert usage["total_tokens"] > usage["completion_tokens"] > 0
+    examples = [dspy.Example(q=f"q{i}").with_inputs("q") for i in range(6)]
+    assert all(isinstance(p.a, int) for p in program.batch(examples, num_threads=3, disable_progress_bar=True))
+    assert isinstance(asyncio.run(dspy.asyncify(program)(q="y")).a, int)
+
+
+def test_a_whole_program_saves_and_loads(tmp_path):
+    using(temperature=0)
+    program = dspy.ChainOfThought("q -> a: int")
+    program.set_lm(dspy.settings.lm)
+    before = program(q="x").a
+    program.save(tmp_path / "whole", save_program=True)
+    lmc.set_default_backend(lmc.Mock())
     try:
-        dspy.configure(lm=lmc.dspy.LM(engine, temperature=0, max_tokens=12), adapter=lmc.dspy.Adapter())
-        dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
-        data = [dspy.Example(text=t).with_inputs("text") for t in ("I love it.", "It broke at once.", "Awful!")]
-        program = dspy.ChainOfThought("text -> mood: Literal['good', 'bad'], stars: int, words: list[str]")
-        before = engine.counters()
-        scored = dspy.Evaluate(devset=data, metric=lambda e, p, trace=None: p.mood in ("good", "bad"), num_threads=4, display_progress=False)
-        assert scored(program).score == 100.0
-        spent = engine.counters() - before
-        assert spent.cached_tokens > spent.prompt_tokens / 2, "the instructions are computed once"
-        assert isinstance(dspy.ReAct("question -> answer", tools=[lambda city: "cold"], max_iters=1)(question="Is Oslo cold?").answer, str)
-        engine.check()
+        dspy.configure(lm=None)
+        assert dspy.load(tmp_path / "whole", allow_pickle=True)(q="x").a == before
     finally:
-        engine.close()
+        lmc.set_default_backend(None)
+
+
+def test_litellm_is_not_imported():
+    code = """
+import sys, dspy, lmc
+dspy.configure(lm=lmc.dspy.LM(lmc.Mock()), adapter=lmc.dspy.Adapter())
+assert isinstance(dspy.Predict("q -> a: int")(q="x").a, int)
+dspy.configure(adapter=dspy.JSONAdapter())
+assert isinstance(dspy.Predict("q -> a: int")(q="x").a, int)
+assert "litellm" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def engine():
+    made = lmc.Engine("smollm2", max_tokens=12000)
+    yield made
+    made.check()
+    made.close()
+
+
+@pytest.fixture
+def small(engine):
+    """The small model as DSPy's LM."""
+    dspy.configure(lm=lmc.dspy.LM(engine, temperature=0, max_tokens=8), adapter=lmc.dspy.Adapter())
+    dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
+    return engine
+
+
+@pytest.mark.model
+def test_modules_on_the_small_model(small):
+    data = [dspy.Example(text=t).with_inputs("text") for t in ("I love it.", "It broke at once.", "Awful!")]
+    program = dspy.ChainOfThought("text -> mood: Literal['good', 'bad'], stars: int, words: list[str]")
+    before = small.counters()
+    scored = dspy.Evaluate(devset=data, metric=lambda e, p, trace=None: p.mood in ("good", "bad"), num_threads=4, display_progress=False)
+    assert scored(program).score == 100.0
+    spent = small.counters() - before
+    assert spent.cached_tokens > spent.prompt_tokens / 2, "the instructions are computed once"
+    assert isinstance(dspy.ReAct("question -> answer", tools=[lambda city: "cold"], max_iters=1)(question="Is Oslo cold?").answer, str)
+    many = dspy.Parallel(num_threads=4, disable_progress_bar=True)([(dspy.Predict("text -> stars: int"), example) for example in data])
+    assert all(isinstance(p.stars, int) for p in many)
+
+
+@pytest.mark.model
+def test_bootstrap_on_the_small_model(small):
+    data = [dspy.Example(text=t, mood="good").with_inputs("text") for t in ("I love it.", "Nice and warm.")]
+    optimizer = dspy.BootstrapFewShot(metric=lambda e, p, trace=None: p.mood in ("good", "bad"), max_bootstrapped_demos=2, max_labeled_demos=0)
+    better = optimizer.compile(dspy.ChainOfThought("text -> mood: Literal['good', 'bad']"), trainset=data)
+    assert len(better.predictors()[0].demos) == 2
+    assert better(text="It broke.").mood in ("good", "bad")
+
+
+@pytest.mark.model
+def test_n_streams_and_async_calls_on_the_small_model(small, tmp_path):
+    before = small.counters()
+    found = dspy.Predict("text -> stars: int", n=3, temperature=1.0)(text="I love it.")
+    spent = small.counters() - before
+    assert len(found.completions.stars) == 3
+    assert spent.groups == 1
+    usage = dspy.settings.lm.history[-1]["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
+
+    program = dspy.Predict("text -> mood: Literal['good', 'bad'], why")
+    whole = program(text="I love it.")
+    listener = dspy.streaming.StreamListener(signature_field_name="why")
+    *pieces, last = list(dspy.streamify(program, stream_listeners=[listener], async_streaming=False)(text="I love it."))
+    assert last.why == whole.why
+    assert "".join(p.chunk for p in pieces if isinstance(p, dspy.streaming.StreamResponse)).strip() == whole.why.strip()
+
+    async def work():
+        return await asyncio.gather(*[program.acall(text=t) for t in ("I love it.", "It broke.", "Fine.")])
+
+    assert asyncio.run(work())[0].mood == whole.mood
+
+    program.save(tmp_path / "program.json")
+    loaded = dspy.Predict("text -> mood: Literal['good', 'bad'], why")
+    loaded.load(tmp_path / "program.json")
+    assert loaded(text="I love it.").mood == whole.mood

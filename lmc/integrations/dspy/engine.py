@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -110,6 +111,10 @@ class _Run:
         return ("" if first else "\n\n") + HEADER.format(each.name) + "\n"
 
     @property
+    def model(self) -> str:
+        return self._request.model
+
+    @property
     def results(self) -> Sequence[Result]:
         assert self._handle is not None
         return self._handle.results
@@ -172,7 +177,7 @@ class _Run:
     def response(self) -> Any:
         return lm15.Response(
             id=f"lmc-{secrets.token_hex(8)}",
-            model=self._request.model,
+            model=self.model,
             message=lm15.Message.assistant([lm15.TextPart(self.text + self.closing())]),
             finish_reason=self.finish_reason,
             usage=self.usage,
@@ -297,6 +302,16 @@ class OnBackend:
     def load_state(cls, state: dict[str, Any]) -> Any:
         return cls()
 
+    @contextmanager
+    def _asked(self, request: Any) -> Iterator[_Run]:
+        """The request on its way; what is not complete at the end is cancelled. Raises dspy.lm15's errors."""
+        with _as_dspy():
+            run = self._begin(request)
+            try:
+                yield run
+            finally:
+                run.cancel()
+
     def _begin(self, request: Any) -> _Run:
         asked = _several.get()
         if asked is not None and asked.request is None:
@@ -320,35 +335,22 @@ class Engine(OnBackend):
 
     def complete(self, request: Any) -> Any:
         """The response to a `dspy.lm15.Request`. Raises dspy.lm15's errors."""
-        with _as_dspy():
-            run = self._begin(request)
-            try:
-                while (result := run.pending) is not None:
-                    run.take(result.output())
-                return run.response()
-            finally:
-                run.cancel()
+        with self._asked(request) as run:
+            while (result := run.pending) is not None:
+                run.take(result.output())
+            return run.response()
 
     def stream(self, request: Any) -> Iterator[Any]:
         """The response as it grows, headers of fields included."""
-        with _as_dspy():
-            run = self._begin(request)
-            try:
-                yield lm15.StreamStartEvent(model=request.model)
-                while (result := run.pending) is not None:
-                    opening, shown = run.opening(), 0
-                    if opening:
-                        yield _delta(opening)
-                    for piece in result.stream():
-                        shown += len(piece)
-                        yield _delta(piece)
-                    if rest := run.take(result.output())[shown:]:
-                        yield _delta(rest)
-                if run.closing():
-                    yield _delta(run.closing())
-                yield lm15.StreamEndEvent(finish_reason=run.finish_reason, usage=run.usage)
-            finally:
-                run.cancel()
+        changed = threading.Event()
+        with self._asked(request) as run:
+            growth = _Growth(run, changed.set)
+            while True:
+                changed.clear()
+                yield from growth.events()
+                if growth.over:
+                    return
+                changed.wait()
 
     def close(self) -> None:
         """The backend is borrowed and stays open."""
@@ -358,37 +360,67 @@ class AsyncEngine(OnBackend):
     """The same for `acall`: holds neither the event loop nor a thread while it waits."""
 
     async def complete(self, request: Any) -> Any:
-        with _as_dspy():
-            run = self._begin(request)
-            try:
-                while (result := run.pending) is not None:
-                    run.take(await _answer(result))
-                return run.response()
-            finally:
-                run.cancel()
+        with self._asked(request) as run:
+            while (result := run.pending) is not None:
+                run.take(await _answer(result))
+            return run.response()
 
     async def stream(self, request: Any) -> AsyncIterator[Any]:
-        with _as_dspy():
-            run = self._begin(request)
-            try:
-                yield lm15.StreamStartEvent(model=request.model)
-                while (result := run.pending) is not None:
-                    opening, shown = run.opening(), 0
-                    if opening:
-                        yield _delta(opening)
-                    async for piece in _pieces(result):
-                        shown += len(piece)
-                        yield _delta(piece)
-                    if rest := run.take(result.output())[shown:]:
-                        yield _delta(rest)
-                if run.closing():
-                    yield _delta(run.closing())
-                yield lm15.StreamEndEvent(finish_reason=run.finish_reason, usage=run.usage)
-            finally:
-                run.cancel()
+        changed = asyncio.Event()
+        with self._asked(request) as run:
+            growth = _Growth(run, _on_loop(changed.set))
+            while True:
+                changed.clear()
+                for event in growth.events():
+                    yield event
+                if growth.over:
+                    return
+                await changed.wait()
 
     async def aclose(self) -> None:
         """The backend is borrowed and stays open."""
+
+
+class _Growth:
+    """A response as DSPy's events, as far as it is there. Never waits: `notify` is called when there is more."""
+
+    def __init__(self, run: _Run, notify: Callable[[], None]) -> None:
+        self._run, self._notify = run, notify
+        self._started = self.over = False
+        self._shown: Result | None = None  # the answer that is being shown
+        self._deltas = self._length = 0  # of it, shown
+
+    def events(self) -> Iterator[Any]:
+        """What has come since the last time."""
+        run = self._run
+        if not self._started:
+            self._started = True
+            yield lm15.StreamStartEvent(model=run.model)
+        while (result := run.pending) is not None:
+            if result is not self._shown:
+                yield from self._begin(result)
+            done = result.done  # asked first: deltas come before the end
+            yield from self._grown(result)
+            if not done:
+                return
+            if rest := run.take(result.output())[self._length :]:
+                yield _delta(rest)
+        if run.closing():
+            yield _delta(run.closing())
+        yield lm15.StreamEndEvent(finish_reason=run.finish_reason, usage=run.usage)
+        self.over = True
+
+    def _begin(self, result: Result) -> Iterator[Any]:
+        self._shown, self._deltas, self._length = result, 0, 0
+        result.on_change(lambda _: self._notify())
+        if opening := self._run.opening():
+            yield _delta(opening)
+
+    def _grown(self, result: Result) -> Iterator[Any]:
+        while self._deltas < len(result.deltas):
+            piece = result.deltas[self._deltas]
+            self._deltas, self._length = self._deltas + 1, self._length + len(piece)
+            yield _delta(piece)
 
 
 def _delta(text: str) -> Any:
@@ -396,33 +428,19 @@ def _delta(text: str) -> Any:
 
 
 async def _answer(result: Result) -> Output:
-    async for _ in _changes(result):
-        if result.done:
-            break
+    done = asyncio.Event()
+    notify = _on_loop(done.set)
+    result.on_change(lambda answer: notify() if answer.done else None)
+    await done.wait()
     return result.output()
 
 
-async def _pieces(result: Result) -> AsyncIterator[str]:
-    seen = 0
-    async for _ in _changes(result):
-        done = result.done
-        deltas = result.deltas[seen:]
-        seen += len(deltas)
-        for piece in deltas:
-            yield piece
-        if done:
-            return
+def _on_loop(call: Callable[[], object]) -> Callable[[], None]:
+    """`call` on the running event loop, from any thread."""
+    loop = asyncio.get_running_loop()
 
-
-async def _changes(result: Result) -> AsyncIterator[None]:
-    loop, changed = asyncio.get_running_loop(), asyncio.Event()
-
-    def notify(_: Result) -> None:  # on the backend's thread
+    def soon() -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(changed.set)
+            loop.call_soon_threadsafe(call)
 
-    result.on_change(notify)
-    while True:
-        changed.clear()
-        yield
-        await changed.wait()
+    return soon
