@@ -33,14 +33,27 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(*command: str):
-    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT,
-                               env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})  # fmt: skip
+def process(*command: str, log: Path):
+    """A process whose output goes to `log`."""
+    with log.open("w") as out:
+        started = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT,
+                                   env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})  # fmt: skip
     try:
         yield started
     finally:
         started.kill()
         started.wait(20)
+
+
+def url_in(log: Path, of: subprocess.Popen[bytes], seconds: float = 180.0) -> str:
+    """Where a worker says that it listens."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert of.poll() is None, f"the process ended with {of.returncode}: {log.read_text()}"
+        if said := re.search(r" at (http://127\.0\.0\.1:\d+)\n", log.read_text()):
+            return said[1]
+        time.sleep(0.1)
+    raise AssertionError(f"a worker does not begin: {log.read_text()}")
 
 
 def wait_for(url: str, of: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
@@ -62,58 +75,24 @@ def count(url: str, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(name + r"[ {]", line))
 
 
-@pytest.fixture
-def cluster():
-    """Two workers and a router; their URLs and processes."""
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory):
+    """Two workers and a router; their URLs and processes. Only the last test may harm them."""
+    logs = tmp_path_factory.mktemp("logs")
     with ExitStack() as stack:
-        ports = [free_port(), free_port(), free_port()]
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
-        workers = [
-            stack.enter_context(process(sys.executable, "-m", "lmc", "serve", "--backend", "smollm2", "--port", str(port)))
-            for port in ports[:2]
-        ]
-        for url, worker in zip(urls, workers, strict=False):
-            wait_for(f"{url}/health", worker)
+        command = [sys.executable, "-m", "lmc", "serve", "--backend", "smollm2", "--port", "0"]
+        workers = [stack.enter_context(process(*command, log=logs / f"worker-{i}")) for i in range(2)]  # load at the same time
+        urls = [url_in(logs / f"worker-{i}", worker) for i, worker in enumerate(workers)]
         router = Path(sys.executable).with_name("vllm-router")
+        port = free_port()
         command = [str(router) if router.exists() else str(shutil.which("vllm-router"))]
-        command += ["--host", "127.0.0.1", "--port", str(ports[2]), "--worker-urls", *urls[:2], "--policy", "cache_aware"]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", *urls, "--policy", "cache_aware"]
         command += ["--balance-abs-threshold", "2", "--balance-rel-threshold", "1.1", "--prometheus-port", str(free_port())]
-        front = stack.enter_context(process(*command))
+        front = stack.enter_context(process(*command, log=logs / "router"))
+        urls.append(f"http://127.0.0.1:{port}")
         wait_for(f"{urls[2]}/health", front)
         wait_for(f"{urls[2]}/v1/models", front)
         yield urls, workers
-
-
-@lmc.function
-def label(s, item: int, turns: int):
-    s += f"Items and their colours, one a line.\nitem 0: red\nitem {item}:"
-    s += lmc.gen("colour", regex=rf" item {item} is (red|green|blue), (light|dark)( and (warm|cold)){{{turns}}}\.", max_tokens=120)
-    return s["colour"]
-
-
-def test_a_worker_that_is_killed_loses_nothing_and_doubles_nothing(cluster):
-    urls, workers = cluster
-    backend = lmc.OpenAI("smollm2", is_chat_model=False, chat_template="chatml", base_url=f"{urls[2]}/v1", api_key="none", server="vllm")
-    answers: dict[int, list[str]] = collections.defaultdict(list)
-    killed = False
-    try:
-        program = lmc.compile(label, backend=backend)
-        items = [{"item": i, "turns": 2 * i} for i in range(1, ITEMS + 1)]  # of many lengths: some end long before the others
-        for index, state in program.as_completed(items, temperature=0, errors="return"):
-            assert state.error() is None, state.error()
-            answers[index].append(state.ret_value)
-            if not killed and len(answers) >= 3:
-                busy = max((0, 1), key=lambda i: count(urls[i], "lmc_requests_in_flight"))
-                assert count(urls[busy], "lmc_requests_in_flight") > 1, "it is at work"
-                workers[busy].kill()
-                killed = True
-    finally:
-        backend.close()
-    assert killed
-    assert sorted(answers) == list(range(ITEMS))
-    assert all(len(found) == 1 for found in answers.values()), "each item has one answer"
-    for index, (text,) in answers.items():
-        assert text.startswith(f" item {index + 1} is "), "and it is its own"
 
 
 def test_without_a_failure_every_request_is_computed_once(cluster):
@@ -130,3 +109,40 @@ def test_without_a_failure_every_request_is_computed_once(cluster):
     per_worker = [count(url, r'lmc_requests_total\{endpoint="completions",status="200"\}') for url in urls[:2]]
     assert sum(per_worker) == ITEMS
     assert min(per_worker) > 0, "both work"
+
+
+@lmc.function
+def label(s, item: int, turns: int):
+    s += f"Items and their colours, one a line.\nitem 0: red\nitem {item}:"
+    s += lmc.gen("colour", regex=rf" item {item} is (red|green|blue), (light|dark)( and (warm|cold)){{{turns}}}\.", max_tokens=120)
+    NOTED.append(item)
+    return s["colour"]
+
+
+NOTED: list[int] = []  # an effect of each run
+
+
+def test_a_worker_that_is_killed_loses_nothing_and_doubles_nothing(cluster):
+    urls, workers = cluster
+    backend = lmc.OpenAI("smollm2", is_chat_model=False, chat_template="chatml", base_url=f"{urls[2]}/v1", api_key="none", server="vllm")
+    answers: dict[int, list[str]] = collections.defaultdict(list)
+    killed = False
+    try:
+        program = lmc.compile(label, backend=backend)
+        items = [{"item": i, "turns": i} for i in range(1, ITEMS + 1)]  # of many lengths: some end long before the others
+        for index, state in program.as_completed(items, temperature=0, errors="return"):
+            assert state.error() is None, state.error()
+            answers[index].append(state.ret_value)
+            if not killed and len(answers) >= 3:
+                busy = max((0, 1), key=lambda i: count(urls[i], "lmc_requests_in_flight"))
+                assert count(urls[busy], "lmc_requests_in_flight") > 1, "it is at work"
+                workers[busy].kill()
+                killed = True
+    finally:
+        backend.close()
+    assert killed
+    assert sorted(answers) == list(range(ITEMS))
+    assert all(len(found) == 1 for found in answers.values()), "each item has one answer"
+    assert sorted(NOTED) == list(range(1, ITEMS + 1)), "and its effects happened once"
+    for index, (text,) in answers.items():
+        assert text.startswith(f" item {index + 1} is "), "and it is its own"
