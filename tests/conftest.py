@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,16 @@ def pytest_configure() -> None:
     """A shell's background job ignores SIGINT and its children would inherit that: tests that press Ctrl-C need it back."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m TIER` does not read files that say of all their tests that they are of others: what those import takes seconds."""
+    asked = config.option.markexpr
+    if asked not in TIERS or collection_path.suffix != ".py":
+        return None
+    said = re.search(r"^pytestmark = .*", collection_path.read_text("utf-8"), re.MULTILINE)
+    tiers = set(re.findall(r"pytest\.mark\.(\w+)", said[0])).intersection(TIERS) if said else set()
+    return True if tiers and asked not in tiers else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

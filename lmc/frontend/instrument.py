@@ -14,7 +14,6 @@ import __future__
 
 import ast
 import contextlib
-import copy
 import dis
 import inspect
 import itertools
@@ -241,7 +240,7 @@ class _Rewrite(ast.NodeTransformer):
         """`__lmc__.name(args)` at the place of `at`."""
         target = ast.Attribute(ast.Name(HOOKS_NAME, ast.Load()), name, ast.Load())
         call = ast.Call(target, list(args), keywords or [])
-        ast.fix_missing_locations(ast.copy_location(call, at))
+        _placed(call, at)
         target.end_lineno, target.end_col_offset = target.lineno, target.col_offset  # or the call would count as on its last line
         return call
 
@@ -979,7 +978,7 @@ _cache: dict[tuple[str, types.CodeType], types.CodeType | CannotInstrument] = {}
 
 def _rewrite(fn: types.FunctionType) -> types.CodeType:
     found = _find(fn)
-    node = copy.deepcopy(found.node)
+    node = _copied(found.node)
     rewrite = _Rewrite(fn, found.class_name)
     for args in [node.args]:
         args.defaults = [ast.copy_location(ast.Constant(None), d) for d in args.defaults]  # the real ones are in fn
@@ -1080,6 +1079,25 @@ def rebinds(code: types.CodeType, name: str) -> bool:
 def _stores(code: types.CodeType, name: str) -> list[int]:
     """Where code stores or deletes a variable that is shared with inner functions."""
     return [i.offset for i in dis.get_instructions(code) if i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval == name]
+
+
+def _copied(node: Any) -> Any:
+    """A syntax tree of its own. What has no place, such as `Load()`, is the same everywhere and stays so."""
+    if isinstance(node, list):
+        return [_copied(x) for x in node]
+    if not isinstance(node, ast.AST) or not node._fields:
+        return node
+    new = node.__class__.__new__(node.__class__)
+    vars(new).update({name: _copied(value) for name, value in vars(node).items()})
+    return new
+
+
+def _placed(node: ast.AST, at: ast.AST) -> None:
+    """Gives a new node, and what is new below it, the place of `at`."""
+    ast.copy_location(node, at)
+    for child in ast.iter_child_nodes(node):
+        if "lineno" in child._attributes and not hasattr(child, "lineno"):
+            _placed(child, at)
 
 
 def _without_type_params(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:

@@ -209,10 +209,12 @@ def _parse_pass(item: str) -> Pass:
     cls = registry().get(name)
     if match is None or cls is None:
         raise ParameterError(f"there is no pass {name!r}; there are {', '.join(sorted(registry()))}")
+    if not match[2]:
+        return cls()
     known = {f.name: f for f in fields(cls)}  # pyright: ignore[reportArgumentType]
     hints = get_type_hints(cls)
     options: dict[str, Any] = {}
-    for option in _split(match[2] or ""):
+    for option in _split(match[2]):
         key, equals, value = (part.strip() for part in option.partition("="))
         if key not in known or not equals:
             raise ParameterError(f"pass {name} has no option {key!r}; it has {', '.join(known) or 'none'}")
