@@ -206,7 +206,7 @@ def bench_select(words: tokenizers.Tokenizer, n: int, reps: int) -> list[Row]:
     )
 
 
-_TREE = ("match", "insert", "slots_to", "lock", "unlock", "evict", "evicted_before")
+_TREE = ("match", "insert", "write_slots", "lock", "lengthen", "unlock", "evict", "evicted_before")
 
 
 def _behind_a_prompt(

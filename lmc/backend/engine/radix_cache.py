@@ -14,7 +14,7 @@ import heapq
 import itertools
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,12 +40,15 @@ class Node:
     def end(self) -> int:
         return self.start + len(self.ids)
 
+    def goes_on(self, token: int) -> bool:
+        """Whether a longer prefix than this one is known by the token behind it; also once this one is gone."""
+        return token in self.children or (self.parent is None and len(self.ids) > 0)
+
     def __repr__(self) -> str:
         return f"Node([{self.start}:{self.end}) locks={self.locks} children={len(self.children)})"
 
 
-@dataclass(frozen=True, slots=True)
-class Inserted:
+class Inserted(NamedTuple):
     """`node` ends where the inserted run ends; the first `present` tokens were there already, at slots `slots`."""
 
     node: Node
@@ -61,7 +64,6 @@ class RadixCache:
         self.root = self._root("")
         self.size = 0
         self.evictable = 0
-        self.version = 0  # changes whenever a sequence comes or goes; what was matched before is what would be matched again
         self._clock = itertools.count(1)
         self._leaves: list[tuple[int, int, Node]] = []  # heap of (last use, tie, leaf); entries may be stale
         self._ties = itertools.count()
@@ -104,6 +106,12 @@ class RadixCache:
         parts = [n.slots for n in self._path(node)]
         return np.concatenate(parts[::-1]) if len(parts) > 1 else parts[0] if parts else np.empty(0, np.int64)
 
+    def write_slots(self, node: Node, out: np.ndarray) -> None:
+        """The same into `out[: node.end]`."""
+        while (parent := node.parent) is not None:
+            out[node.start : node.start + len(node.slots)] = node.slots
+            node = parent
+
     # -- growth ------------------------------------------------------------------------------------------------
 
     def insert(self, node: Node, ids: np.ndarray, slots: np.ndarray) -> Inserted:
@@ -117,8 +125,7 @@ class RadixCache:
             child = node.children.get(int(ids[at]))
             if child is None:
                 present = at
-                node = self._attach(node, ids[at:].copy(), slots[at:].copy())
-                node.last_use = now
+                node = self._attach(node, ids[at:].copy(), slots[at:].copy(), now)
                 return Inserted(node, present, _joined(found))
             child.last_use = now
             common = common_prefix(child.ids, ids[at:])
@@ -126,10 +133,10 @@ class RadixCache:
             found.append(node.slots)
         return Inserted(node, end - begin, _joined(found))
 
-    def _attach(self, parent: Node, ids: np.ndarray, slots: np.ndarray) -> Node:
+    def _attach(self, parent: Node, ids: np.ndarray, slots: np.ndarray, now: int) -> Node:
         child = Node(parent, ids, slots, parent.end)
+        child.last_use = now
         parent.children[int(ids[0])] = child
-        self.version += 1
         self.size += len(ids)
         self.evictable += len(ids)
         self._offer(child)
@@ -170,6 +177,16 @@ class RadixCache:
         """As if the prefix that ends at `node` had just been used."""
         node.last_use = next(self._clock)
 
+    def lengthen(self, held: Node, node: Node) -> None:
+        """A lock on `held` becomes one on `node`, which goes on from it."""
+        while node is not held:
+            parent = node.parent
+            assert parent is not None, "a lock can only be moved down"
+            if node.locks == 0:
+                self.evictable -= len(node.ids)
+            node.locks += 1
+            node = parent
+
     def evict(self, want: int) -> np.ndarray:
         """Removes ends of unlocked leaves, least recently used first, until `want` tokens are freed or none is left;
         returns the slots, which are the caller's now. Of a long leaf no more goes than is wanted, or a few."""
@@ -197,7 +214,6 @@ class RadixCache:
         self._ghosts.update(self._hashes(leaf))
         del parent.children[int(leaf.ids[0])]
         leaf.parent = None
-        self.version += 1
         self.size -= len(leaf.ids)
         self.evictable -= len(leaf.ids)
         if not parent.children and not parent.locks:
@@ -310,5 +326,8 @@ def _powers(n: int) -> np.ndarray:
     return _POWERS[:n]
 
 
+_NO_SLOTS = np.empty(0, np.int64)
+
+
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    return np.concatenate(parts) if parts else _NO_SLOTS

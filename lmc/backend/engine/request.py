@@ -117,7 +117,7 @@ class Request:
     hit_len: int = 0  # prompt tokens that were cached at admission
     node: Node | None = None
     found: Node | None = None  # while it waits: where its longest cached prefix ended when it was last looked for,
-    found_in: int = -1  # and the tree's version then
+    found_next: int = -1  # and the token behind it; -1: no more may come from the cache
     reserved: int = 0
     since: int = 0  # the pass number when it began to wait
     preempted: int = 0  # times

@@ -522,10 +522,12 @@ class Scheduler:
 
     def _cached(self, req: Request) -> Node:
         """Where the longest cached prefix of a waiting request's head ends."""
-        if req.found is None or req.found_in != self.tree.version:
-            req.found = self.tree.match(req.ids[: req.head_len], req.match_limit, req.namespace, req.found)
-            req.found_in = self.tree.version
-        return req.found
+        found = req.found
+        if found is None or found.goes_on(req.found_next):
+            limit = req.match_limit
+            found = req.found = self.tree.match(req.ids, limit, req.namespace, found)
+            req.found_next = int(req.ids[found.end]) if found.end < limit else -1
+        return found
 
     def _start(self, req: Request) -> _Start:
         """How much of a head is cached or computed in this pass, and by whom."""
@@ -559,7 +561,7 @@ class Scheduler:
             self._followers[req] = at
             req.slots[:at] = leader.slots[:at]
         else:
-            req.slots[:at] = self.tree.slots_to(node)
+            self.tree.write_slots(node, req.slots)
         self._count_prompt(req, min(at, req.prompt_len))
         if req.kind is Kind.PREFILL and not req.in_head:
             self._complete_prefill(req)
@@ -635,10 +637,9 @@ class Scheduler:
         assert req.node is not None
         node = self.tree.match(req.ids[: req.head_len], at, req.namespace, req.node)
         assert node.end == at, f"request {req.order} follows {at} tokens, of which {node.end} are there"
-        self.tree.lock(node)
-        self.tree.unlock(req.node)
+        self.tree.lengthen(req.node, node)
         req.node, req.cached_len = node, at
-        req.slots[:at] = self.tree.slots_to(node)
+        self.tree.write_slots(node, req.slots)
 
     def keep_branch(self, req: Request, index: int) -> None:
         """The winner of a SCORE: KV of its rows, as far as it is still there, goes to the tree below the prompt."""
@@ -671,10 +672,10 @@ class Scheduler:
         assert req.node is not None
         a = req.cached_len
         done = self.tree.insert(req.node, req.ids[a:upto], req.slots[a:upto])
-        self.pool.free(req.slots[a : a + done.present])  # computed twice: use the tree's
-        req.slots[a : a + done.present] = done.slots
-        self.tree.lock(done.node)
-        self.tree.unlock(req.node)
+        if done.present:  # computed twice: use the tree's
+            self.pool.free(req.slots[a : a + done.present])
+            req.slots[a : a + done.present] = done.slots
+        self.tree.lengthen(req.node, done.node)
         req.node, req.cached_len = done.node, upto
         new = upto - a - done.present
         return new - self.tree.evicted_before(done.node, new)
