@@ -7,11 +7,16 @@ import importlib.util
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 TIERS = ("unit", "model", "gpu", "api")
+
+if sys.dont_write_bytecode:  # the tests themselves, and the processes that dozens of them start: compiled once
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 if not os.path.exists("/dev/nvidiactl"):  # Triton reads this once, when it is imported: its kernels then run on a CPU
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -15,7 +15,7 @@ from typing import Any
 
 import lmc
 from lmc.backend.mock import Mock
-from lmc.jit import Program
+from lmc.jit import Program, Traced
 
 EFFECTS: list[Any] = []
 """What the programs' tools did, in order. Tools append here; nothing else does."""
@@ -183,10 +183,15 @@ def _compiled(
     program: Any, items: Sequence[dict[str, Any]], reference: Sequence[Seen], logs: Sequence[Counter[Any]], backend: Callable[[], Mock],
     reset: Callable[[], None], outside: Callable[[], Any], opts: Sequence[int], options: dict[str, Any],
 ) -> dict[int, Program]:  # fmt: skip
-    """Every item gives in compiled calls what the interpreter gave; the compiled programs by their level."""
+    """Every item gives in compiled calls what the interpreter gave; the compiled programs by their level.
+
+    A level is of the passes alone, so the lower one begins with the latest trees of the higher one; random programs (search.py) trace for each.
+    """
     compiled: dict[int, Program] = {}
-    for opt in opts:
+    traced: dict[Any, list[Traced]] = {}
+    for opt in sorted(opts, reverse=True):
         fast = compiled[opt] = lmc.compile(program, opt=opt)
+        fast._trees = {key: [Traced(one.tree, one.arguments) for one in trees[:1]] for key, trees in traced.items()}
         for _ in range(2):  # the second time on the trees that the first one grew
             for item, expected, log in zip(items, reference, logs, strict=True):
                 reset()
@@ -197,6 +202,7 @@ def _compiled(
                     assert asked(mock) == log, f"other calls for {item}"
                 elif expected.error is None:
                     assert not asked(mock) - log, f"calls added for {item}: {asked(mock) - log}"
+        traced = fast._trees
     return compiled
 
 
