@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -32,6 +32,7 @@ from lmc.fsm.json_text import (
     lengths,
     number,
     one_of,
+    optional,
     repeat,
     seq,
     string,
@@ -48,16 +49,19 @@ _NOTES = frozenset(
 )
 _OF_TYPE: Mapping[str, str] = {
     **dict.fromkeys("properties required additionalProperties patternProperties propertyNames minProperties "
-                    "maxProperties unevaluatedProperties".split(), "object"),
-    **dict.fromkeys("items prefixItems additionalItems minItems maxItems uniqueItems unevaluatedItems".split(), "array"),
+                    "maxProperties unevaluatedProperties dependentRequired dependentSchemas dependencies".split(), "object"),
+    **dict.fromkeys("items prefixItems additionalItems minItems maxItems uniqueItems unevaluatedItems contains "
+                    "minContains maxContains".split(), "array"),
     **dict.fromkeys("minLength maxLength pattern format".split(), "string"),
     **dict.fromkeys("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split(), "number"),
 }  # fmt: skip
-_OTHERS = frozenset("type enum const anyOf oneOf allOf $ref nullable".split())
+_OTHERS = frozenset("type enum const anyOf oneOf allOf not if then else $ref nullable".split())
 KEYWORDS = frozenset({*_NOTES, *_OF_TYPE, *_OTHERS, OPTIONS})
 _MOST_SHAPES = 256
 _MOST_UNIQUE = 8  # values of an array of unique items: one state for each set of them
+_MOST_COUNTED = 4096  # states of an array whose items are counted
 _MOST_DIGITS = 300  # of a number; doubles have no more
+_DECIMALS = parse(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,6})?")  # where some numbers are excluded: doubles tell these apart
 _JSON_NUMBER = int | float | Decimal
 
 
@@ -200,6 +204,9 @@ class _Shape:
     arrays: tuple[_ArrayRule, ...] = ()
     items: tuple[int, int | None] = (0, None)  # number of items
     unique: bool = False
+    excluded: tuple[Any, ...] = ()  # values that it is not
+    absent: frozenset[str] = frozenset()  # properties that are not there
+    contains: tuple[tuple[_Place, int, int | None], ...] = ()  # how many items are of a schema
 
     def with_(self, other: _Shape) -> _Shape | None:
         """Both; None if nothing can be both."""
@@ -209,16 +216,20 @@ class _Shape:
             values = other.values
         elif other.values is not None:
             values = tuple(v for v in values if any(_same(v, w) for w in other.values))
-        if not types or values == ():
+        excluded, absent = self.excluded + other.excluded, self.absent | other.absent
+        if values is not None and excluded:
+            values = tuple(v for v in values if not any(_same(v, w) for w in excluded))
+        required = tuple(dict.fromkeys(self.required + other.required))
+        if not types or values == () or not absent.isdisjoint(required):
             return None
         bounds = self.bounds.both(other.bounds)
         if bounds is None:
             raise _wrong(self.pointer, f"and {other.pointer or '/'}: two steps multipleOf of which neither divides the other cannot be combined")
         return _Shape(
             self.pointer, types, values, bounds, _range(self.length, other.length), self.texts + other.texts,
-            self.objects + other.objects, tuple(dict.fromkeys(self.required + other.required)), self.names + other.names,
+            self.objects + other.objects, required, self.names + other.names,
             _range(self.size, other.size), self.arrays + other.arrays, _range(self.items, other.items),
-            self.unique or other.unique,
+            self.unique or other.unique, excluded, absent, self.contains + other.contains,
         )  # fmt: skip
 
 
@@ -261,10 +272,14 @@ _built = lru_cache(maxsize=256)(build)
 
 
 class _Compiler:
-    """Compiles one schema; `rules` are the schemas that lead back to themselves."""
+    """Compiles one schema; `rules` are the schemas that lead back to themselves.
 
-    def __init__(self, root: Any, layout: _Layout) -> None:
-        self.root, self.layout = root, layout
+    wide   shapes have at least the values that JSON Schema says, to tell what is surely not of a schema; else at most those, and
+           less where it would write what nobody means: other types than the keywords speak of, other properties
+    """
+
+    def __init__(self, root: Any, layout: _Layout, wide: bool = False) -> None:
+        self.root, self.layout, self.wide = root, layout, wide
         self.rules: dict[str, Node] = {}
         self.made: dict[tuple[str, ...], Node] = {}
         self.open: dict[tuple[str, ...], bool] = {}  # being compiled; True: named from inside
@@ -319,12 +334,132 @@ class _Compiler:
             if keyword not in schema:
                 continue
             arms = [self.of_place(place.at(keyword, i), refs) for i in range(len(self.list_of(place, keyword)))]
-            if keyword == "oneOf":
+            if keyword == "oneOf" and not self.wide:
                 self.check_apart(place, found, arms)
             and_([s for arm in arms for s in arm])
+        if not self.wide:
+            for arms in self.conditions(place, refs):
+                and_(arms)
         if schema.get("nullable") is True:
             found.append(_Shape(place.pointer, types=frozenset(("null",))))
         return tuple(found)
+
+    def conditions(self, place: _Place, refs: tuple[str, ...]) -> Iterator[Sequence[_Shape]]:
+        """The keywords that say what must hold if something else does or does not; all of them hold."""
+        schema = place.schema
+        if "not" in schema:
+            yield self.negated(place.at("not"), refs)
+        if "if" in schema:
+            yield [
+                s
+                for holds, then in ((self.of_place, "then"), (self.negated, "else"))
+                for a in holds(place.at("if"), refs)
+                for b in (self.of_place(place.at(then), refs) if then in schema else (_Shape(place.pointer),))
+                if (s := a.with_(b)) is not None
+            ]
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+            for name in self.dependent(place, keyword):
+                there, at = _Shape(place.pointer, required=(name,)), place.at(keyword, name)
+                if isinstance(at.schema, list):
+                    more: Sequence[_Shape] = [_Shape(place.pointer, required=self.names_of(at))]
+                else:
+                    more = self.of_place(at, refs)
+                with_it = [s for m in more if (s := there.with_(m)) is not None]
+                yield [_Shape(place.pointer, absent=frozenset((name,))), *with_it]
+
+    def dependent(self, place: _Place, keyword: str) -> Mapping[str, Any]:
+        found = place.schema.get(keyword, {})
+        if not isinstance(found, dict):
+            raise _wrong(f"{place.pointer}/{keyword}", "must be an object")
+        for name, value in found.items():
+            if isinstance(value, list) != (keyword == "dependentRequired") and keyword != "dependencies":
+                what = "a list of names" if keyword == "dependentRequired" else "a schema"
+                raise _wrong(f"{place.pointer}/{keyword}/{name}", f"must be {what}")
+        return found
+
+    # -- what a schema excludes --
+
+    def negated(self, place: _Place, refs: tuple[str, ...]) -> tuple[_Shape, ...]:
+        """The ways in which a schema does not hold: one keyword after the other."""
+        schema = place.schema
+        if isinstance(schema, bool):
+            return () if schema else (_Shape(place.pointer),)
+        if not isinstance(schema, dict):
+            raise _wrong(place.pointer, f"must be a schema, not {json.dumps(schema, default=str)}")
+        if place.pointer in refs:
+            raise _wrong(place.pointer, "refers to itself with nothing between")
+        found: list[_Shape] = []
+        for keyword in schema:
+            self.check_keyword(place, keyword)
+            if keyword in _NOTES:
+                continue
+            if keyword not in _NEGATED or (keyword == "contains" and {"minContains", "maxContains"} & set(schema)):
+                raise _wrong(place.pointer, f"has the keyword {keyword!r}, of which the opposite cannot be enforced (in not, if, maxContains); leave it out")
+            found += _NEGATED[keyword](self, place, (*refs, place.pointer))
+        return tuple(found)
+
+    def not_types(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+        said = self.types(place)
+        rest = frozenset(TYPES) - said - ({"number"} if "integer" in said else set())  # no way to write fractions only
+        return [_Shape(place.pointer, types=rest)] if rest else []
+
+    def not_values(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+        return [_Shape(place.pointer, excluded=self.values(place) or ())] if self.values(place) else []
+
+    def not_bounds(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+        numbers, schema = frozenset(("number", "integer")), place.schema
+        sides = [Bounds(high=self.bound(place, k), open_high=k == "minimum") for k in ("minimum", "exclusiveMinimum") if k in schema]
+        sides += [Bounds(low=self.bound(place, k), open_low=k == "maximum") for k in ("maximum", "exclusiveMaximum") if k in schema]
+        return [_Shape(place.pointer, types=numbers, bounds=side) for side in sides]
+
+    def not_counts(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+        for kind, field, low, high in _COUNTED:
+            least, most = self.counts(place, low, high)
+            for outside in ([(0, least - 1)] if least else []) + ([(most + 1, None)] if most is not None else []):
+                yield replace(_Shape(place.pointer, types=frozenset((kind,))), **{field: outside})
+
+    def not_pattern(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+        rest = without(ANY_TEXT, self.pattern(place.schema["pattern"], f"{place.pointer}/pattern"))
+        return [_Shape(place.pointer, types=frozenset(("string",)), texts=(rest,))] if rest != NOTHING else []
+
+    def not_required(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+        objects = frozenset(("object",))
+        return [_Shape(place.pointer, types=objects, absent=frozenset((name,))) for name in self.required(place)]
+
+    def not_dependent(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+        for name in self.dependent(place, "dependentRequired"):
+            for other in self.names_of(place.at("dependentRequired", name)):
+                if other != name:
+                    yield _Shape(place.pointer, types=frozenset(("object",)), required=(name,), absent=frozenset((other,)))
+
+    def not_properties(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+        [rule] = self.object_rules(place)
+        for name, at in rule.properties.items():
+            fails = _ObjectRule({name: _not(at)}, (), None)
+            yield _Shape(place.pointer, types=frozenset(("object",)), required=(name,), objects=(fails,))
+
+    def not_contains(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+        return [_Shape(place.pointer, types=frozenset(("array",)), contains=((place.at("contains"), 0, 0),))]
+
+    def not_any(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+        found = [_Shape(place.pointer)]
+        for i in range(len(self.list_of(place, "anyOf"))):
+            arms = self.negated(place.at("anyOf", i), refs)
+            found = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
+            if len(found) > _MOST_SHAPES:
+                raise _wrong(place.pointer, f"has more than {_MOST_SHAPES} ways not to hold; use fewer")
+        return found
+
+    def not_all(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+        return [s for i in range(len(self.list_of(place, "allOf"))) for s in self.negated(place.at("allOf", i), refs)]
+
+    def not_not(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+        return self.of_place(place.at("not"), refs)
+
+    def not_ref(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+        return self.negated(self.target(place), refs)
+
+    # -- keywords --
 
     def check_keyword(self, place: _Place, keyword: str) -> None:
         if keyword not in KEYWORDS or (keyword == OPTIONS and place.pointer):
@@ -375,7 +510,16 @@ class _Compiler:
             arrays=self.array_rules(place),
             items=self.counts(place, "minItems", "maxItems"),
             unique=self.flag(place, "uniqueItems"),
+            contains=self.contained(place),
         )
+
+    def contained(self, place: _Place) -> tuple[tuple[_Place, int, int | None], ...]:
+        least, most = self.counts(place, "minContains", "maxContains")
+        if "minContains" not in place.schema:
+            least = 1
+        if "contains" not in place.schema or self.wide or (least == 0 and most is None):
+            return ()
+        return ((place.at("contains"), least, most),)
 
     def types(self, place: _Place) -> frozenset[str]:
         """Those that `type` says or, without it, those that the other keywords speak of."""
@@ -383,7 +527,7 @@ class _Compiler:
         if given is None:
             spoken = {_OF_TYPE[k] for k in place.schema if k in _OF_TYPE}
             given = [*spoken, "integer"] if "number" in spoken else list(spoken)
-            return frozenset(given or TYPES)
+            return frozenset(TYPES if self.wide else given or TYPES)
         names = given if isinstance(given, list) else [given]
         for name in names:
             if not isinstance(name, str) or name not in TYPES:
@@ -424,7 +568,7 @@ class _Compiler:
         found: list[Node] = []
         if "pattern" in place.schema:
             found.append(self.pattern(place.schema["pattern"], f"{place.pointer}/pattern"))
-        if "format" in place.schema:
+        if "format" in place.schema and not self.wide:  # ours are plain parts of the formats
             name = place.schema["format"]
             if name not in json_formats.FORMATS:
                 raise _wrong(f"{place.pointer}/format", f"is {name!r}, which cannot be enforced; there are {', '.join(json_formats.FORMATS)}")
@@ -458,9 +602,12 @@ class _Compiler:
         return (_ObjectRule(properties, patterns, others),)
 
     def required(self, place: _Place) -> tuple[str, ...]:
-        found = place.schema.get("required", [])
+        return self.names_of(place.at("required")) if "required" in place.schema else ()
+
+    def names_of(self, place: _Place) -> tuple[str, ...]:
+        found = place.schema
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-            raise _wrong(f"{place.pointer}/required", "must be a list of names")
+            raise _wrong(place.pointer, "must be a list of names")
         return tuple(found)
 
     def array_rules(self, place: _Place) -> tuple[_ArrayRule, ...]:
@@ -485,18 +632,23 @@ class _Compiler:
     # -- oneOf --
 
     def check_apart(self, place: _Place, base: Sequence[_Shape], arms: Sequence[Sequence[_Shape]]) -> None:
-        """Refuses arms of oneOf that might hold together."""
+        """Refuses arms of oneOf that might hold together: what is written of one must surely not be of another."""
         within = [[s for a, b in itertools.product(base, arm) if (s := a.with_(b)) is not None] for arm in arms]
-        for i, j in itertools.combinations(range(len(arms)), 2):
-            if not all(self.apart(a, b, 3) for a, b in itertools.product(within[i], within[j])):
-                raise _wrong(f"{place.pointer}/oneOf", f"{i} and {j} may hold together; make them exclusive (a const in each), or use anyOf")
+        wide = [self.widely.of_place(place.at("oneOf", i), ()) for i in range(len(arms))]
+        for i, j in itertools.permutations(range(len(arms)), 2):
+            if not all(self.apart(a, b, 3) for a, b in itertools.product(within[i], wide[j])):
+                raise _wrong(f"{place.pointer}/oneOf", f"{min(i, j)} and {max(i, j)} may hold together; make them exclusive (a type and a const in each), or use anyOf")
+
+    @cached_property
+    def widely(self) -> _Compiler:
+        return self if self.wide else _Compiler(self.root, self.layout, wide=True)
 
     def apart(self, a: _Shape, b: _Shape, depth: int) -> bool:
-        """Surely nothing is of both shapes."""
+        """Surely nothing is of `a` and of `b`, which is a wide shape."""
         if a.values is not None:
-            return not any(self.admits(b, v) for v in a.values if self.admits(a, v))
+            return not any(self.widely.admits(b, v) for v in a.values if self.admits(a, v))
         if b.values is not None:
-            return self.apart(b, a, depth)
+            return not any(self.admits(a, v) for v in b.values if self.widely.admits(b, v))
         return all(self.apart_as(kind, a, b, depth) for kind in a.types & b.types)
 
     def apart_as(self, kind: str, a: _Shape, b: _Shape, depth: int) -> bool:
@@ -505,26 +657,28 @@ class _Compiler:
         if kind == "string":
             return both(self.language(a), self.language(b)) == NOTHING
         if kind == "object":
-            return depth > 0 and (self.needs_apart(a, b, depth) or any(self.needs_absent(x, y) for x, y in ((a, b), (b, a))))
+            return depth > 0 and (self.needs_apart(a, b, depth) or self.needs_absent(a, b) or self.needs_absent(b, a))
         if kind == "array":
             return any(x.items[1] is not None and y.items[0] > x.items[1] for x, y in ((a, b), (b, a)))
         return False
 
     def needs_apart(self, a: _Shape, b: _Shape, depth: int) -> bool:
         return any(
-            all(self.apart(x, y, depth - 1) for x in self.shapes(_rules_of(a, n)) for y in self.shapes(_rules_of(b, n)))
+            all(self.apart(x, y, depth - 1) for x in self.shapes(_rules_of(a, n)) for y in self.widely.shapes(_rules_of(b, n)))
             for n in a.required
             if n in b.required
         )
 
     def needs_absent(self, a: _Shape, b: _Shape) -> bool:
         """`a` needs a property that `b` excludes."""
-        return any(not self.shapes(_rules_of(b, n)) for n in a.required)
+        return any(n in b.absent or not self.widely.shapes(_rules_of(b, n)) for n in a.required)
 
     def admits(self, shape: _Shape, value: Any) -> bool:
         """A value is of a shape; what is not said is allowed."""
         kind = _type_of(value)
         if kind not in shape.types or (shape.values is not None and not any(_same(value, v) for v in shape.values)):
+            return False
+        if any(_same(value, v) for v in shape.excluded):
             return False
         if kind in ("integer", "number"):
             return shape.bounds.contains(Decimal(value))
@@ -535,14 +689,21 @@ class _Compiler:
                 _counted(shape.items, len(value))
                 and all(self.admit(_items_of(shape, i), v) for i, v in enumerate(value))
                 and not (shape.unique and any(_same(x, y) for x, y in itertools.combinations(value, 2)))
+                and all(self.has_so_many(value, *contains) for contains in shape.contains)
             )
         if kind == "object":
             return (
                 _counted(shape.size, len(value))
                 and all(name in value for name in shape.required)
+                and shape.absent.isdisjoint(value)
                 and all(self.admit(_rules_of(shape, n), v) and self.admit(shape.names, n) for n, v in value.items())
             )
         return True
+
+    def has_so_many(self, items: Sequence[Any], place: _Place, least: int, most: int | None) -> bool:
+        """Surely so many of the items are of a schema."""
+        sure = sum(self.admit((place,), item) for item in items)
+        return least <= sure and (most is None or len(items) - sum(self.admit((_not(place),), item) for item in items) <= most)
 
     def admit(self, places: _All, value: Any) -> bool:
         return any(self.admits(s, value) for s in self.shapes(places))
@@ -580,6 +741,9 @@ class _Compiler:
         if shape.values is not None:
             return one_of([self.value(v) for v in shape.values if self.admits(shape, v)])
         kinds = [k for k in TYPES if k in shape.types and not (k == "integer" and "number" in shape.types)]
+        for v in shape.excluded:
+            if (kind := _type_of(v)) in shape.types and kind in ("array", "object"):
+                raise _wrong(shape.pointer, f"excludes an {kind}, which cannot be enforced; say of what other type the value is")
         try:
             return one_of([_OF_TYPES[kind](self, shape) for kind in kinds])
         except TooLarge:
@@ -605,8 +769,20 @@ class _Compiler:
     def member(self, key: Node, value: Node) -> Node:
         return seq(key, self.layout.key, value)
 
+    def number(self, shape: _Shape) -> Node:
+        excluded = [v for v in shape.excluded if _type_of(v) in ("integer", "number")]
+        if not excluded:
+            return number(shape.bounds)
+        return _less(_DECIMALS if shape.bounds.free else number(shape.bounds), [_decimals(v) for v in excluded])
+
+    def integer(self, shape: _Shape) -> Node:
+        return _less(integer(shape.bounds), [text(str(int(v))) for v in shape.excluded if _type_of(v) == "integer"])
+
+    def one_among(self, shape: _Shape, values: Sequence[Any]) -> Node:
+        return one_of([self.value(v) for v in values if not any(_same(v, w) for w in shape.excluded)])
+
     def string(self, shape: _Shape) -> Node:
-        if not shape.texts and shape.length == (0, None):
+        if not shape.texts and shape.length == (0, None) and not any(isinstance(v, str) for v in shape.excluded):
             return free_string()
         return string_of(self.language(shape))
 
@@ -616,17 +792,18 @@ class _Compiler:
         found = ANY_TEXT if implied else repeat(ANY, *shape.length) if _possible(shape.length) else NOTHING
         for language in shape.texts:
             found = language if found == ANY_TEXT else both(found, language)
-        return found
+        return _less(found, [text(v) if v else EMPTY for v in shape.excluded if isinstance(v, str)])
 
     def object(self, shape: _Shape) -> Node:
         names = list(dict.fromkeys([*(n for rule in shape.objects for n in rule.properties), *shape.required]))
         values = {n: self.node(_rules_of(shape, n)) for n in names}
         if shape.names:
             values = {n: v if self.admit(shape.names, n) else NOTHING for n, v in values.items()}
+        values |= dict.fromkeys(shape.absent & values.keys(), NOTHING)
         if any(values[n] == NOTHING for n in shape.required):
             return NOTHING
         fixed = [(self.member(string(n), v), n in shape.required) for n, v in values.items() if v != NOTHING]
-        others = self.others(shape, names)
+        others = self.others(shape, [*names, *sorted(shape.absent)])
         if not _possible(shape.size):
             return NOTHING
         return self.members(fixed, others, shape)
@@ -714,6 +891,8 @@ class _Compiler:
         low, high = shape.items
         if not _possible(shape.items):
             return NOTHING
+        if shape.contains:
+            return self.counted_items(shape)
         if shape.unique and (high is None or high > 1):
             return self.unique_items(shape)
         known = max((len(r.first) for r in shape.arrays), default=0)
@@ -731,6 +910,37 @@ class _Compiler:
             self.bracketed("[]", EMPTY) if low == 0 else NOTHING,
             self.bracketed("[]", inner) if inner != NOTHING else NOTHING,
         ])  # fmt: skip
+
+    def counted_items(self, shape: _Shape) -> Node:
+        """Items of which so many are of some schemas. A state: how many items there are, and how many of them each schema has."""
+        if shape.unique:
+            raise _wrong(shape.pointer, "has contains beside uniqueItems; use one of them")
+        low, high = shape.items
+        known = max((len(r.first) for r in shape.arrays), default=0)
+        if shape.arrays and all(r.rest is None for r in shape.arrays):
+            high = known if high is None else min(high, known)
+        last = max(known, low, 1) if high is None else high  # behind it, items are like each other
+        start: tuple[int, tuple[int, ...]] = (0, (0,) * len(shape.contains))
+        numbers: dict[tuple[int, tuple[int, ...]], int] = {start: 0}
+        order, edges = [start], list[tuple[int, Node, int]]()
+        for items, counts in order:
+            if high is not None and items >= high:
+                continue
+            for found, after in _counts_behind(shape, counts):
+                item = self.node((*_items_of(shape, items), *found))
+                if item == NOTHING:
+                    continue
+                to = min(items + 1, last), after
+                if to not in numbers:
+                    numbers[to] = len(order)
+                    order.append(to)
+                edges.append((numbers[items, counts], seq(self.layout.item, item) if items else item, numbers[to]))
+            if len(order) > _MOST_COUNTED:
+                raise _wrong(shape.pointer, "counts too many items; use a smaller maxItems, minContains or maxContains")
+        enough = {state for state in order if all(n >= least for n, (_, least, _) in zip(state[1], shape.contains))}
+        final = frozenset(numbers[state] for state in enough if state[0] >= max(low, 1))
+        empty = self.bracketed("[]", EMPTY) if low == 0 and start in enough else NOTHING
+        return one_of([empty, self.bracketed("[]", Graph(tuple(edges), final)) if final else NOTHING])
 
     def unique_items(self, shape: _Shape) -> Node:
         """Items of a few values, none twice: one state for each set of values."""
@@ -763,15 +973,75 @@ _OF_TYPES: Mapping[str, Callable[[_Compiler, _Shape], Node]] = {
     "object": _Compiler.object,
     "array": _Compiler.array,
     "string": _Compiler.string,
-    "number": lambda _, shape: number(shape.bounds),
-    "integer": lambda _, shape: integer(shape.bounds),
-    "boolean": lambda _, shape: one_of([text("true"), text("false")]),
-    "null": lambda _, shape: text("null"),
+    "number": _Compiler.number,
+    "integer": _Compiler.integer,
+    "boolean": lambda self, shape: self.one_among(shape, (True, False)),
+    "null": lambda self, shape: self.one_among(shape, (None,)),
 }
+
+_COUNTED = (
+    ("string", "length", "minLength", "maxLength"),
+    ("array", "items", "minItems", "maxItems"),
+    ("object", "size", "minProperties", "maxProperties"),
+)
+_Negation = Callable[[_Compiler, _Place, tuple[str, ...]], Iterable[_Shape]]
+
+
+def _one_by_one(keyword: str, negation: _Negation) -> _Negation:
+    """Of a rule that looks at several keywords: at this one alone."""
+    return lambda self, place, refs: negation(self, replace(place, schema={keyword: place.schema[keyword]}), refs)
+
+
+_NEGATED: Mapping[str, _Negation] = {
+    "type": _Compiler.not_types,
+    "pattern": _Compiler.not_pattern,
+    "required": _Compiler.not_required,
+    "dependentRequired": _Compiler.not_dependent,
+    "contains": _Compiler.not_contains,
+    "anyOf": _Compiler.not_any,
+    "allOf": _Compiler.not_all,
+    "not": _Compiler.not_not,
+    "$ref": _Compiler.not_ref,
+    **{k: _one_by_one(k, _Compiler.not_values) for k in ("enum", "const")},
+    **{k: _one_by_one(k, _Compiler.not_properties) for k in ("properties",)},
+    **{k: _one_by_one(k, _Compiler.not_bounds) for k in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")},
+    **{k: _one_by_one(k, _Compiler.not_counts) for _, _, low, high in _COUNTED for k in (low, high)},
+}  # what makes each keyword fail; of the others (formats, of which ours are parts; items; …) that cannot be written
+
+
+def _not(place: _Place) -> _Place:
+    return _Place({"not": place.schema}, f"{place.pointer}/(not)")
+
+
+def _less(language: Node, texts: Sequence[Node]) -> Node:
+    return without(language, one_of(texts)) if texts and language != NOTHING else language
+
+
+def _decimals(value: int | float | Decimal) -> Node:
+    """A number as digits, with any zeros behind."""
+    whole, _, part = format(Decimal(value).normalize(), "f").partition(".")
+    zeros = repeat(text("0"), 0, None)
+    sign = optional(text("-")) if Decimal(value) == 0 else EMPTY
+    if part:
+        return seq(text(whole), text("."), text(part), zeros)
+    return seq(sign, text(whole), optional(seq(text("."), zeros)))
 
 
 def _unique(shape: _Shape) -> ConstraintError:
     return _wrong(f"{shape.pointer}/uniqueItems", f"can only be enforced for items out of an enum of at most {_MOST_UNIQUE} values")
+
+
+def _counts_behind(shape: _Shape, counts: tuple[int, ...]) -> Iterator[tuple[_All, tuple[int, ...]]]:
+    """What one more item may be, and how many there are of each schema behind it. Without an upper bound an item that is of the
+    schema need not count, and no more are counted than are needed."""
+    for chosen in itertools.product((True, False), repeat=len(counts)):
+        after = tuple(
+            n + yes if most is not None else min(n + yes, least)
+            for n, yes, (_, least, most) in zip(counts, chosen, shape.contains)
+        )
+        if all(most is None or n <= most for n, (_, _, most) in zip(after, shape.contains)):
+            said = zip(chosen, shape.contains)
+            yield tuple(place if yes else _not(place) for yes, (place, _, most) in said if yes or most is not None), after
 
 
 def _rules_of(shape: _Shape, name: str) -> _All:

@@ -1,3 +1,4 @@
+import itertools
 import json
 import random
 import re
@@ -179,6 +180,63 @@ def test_texts_are_what_python_writes():
     schema = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 9}, "x": {"enum": [[1, {"k": "é\n"}]]}}}
     value = {"s": 'q"\\\n\té', "x": [1, {"k": "é\n"}]}
     assert automaton(schema).accepts(json.dumps(value, ensure_ascii=False).encode())
+
+
+# -- what follows from what ----------------------------------------------------------------------------------------
+
+_ONE_TWO = {"enum": [1, 2]}
+_KINDS = {  # a schema, all its values, and what may be said besides
+    "object": (
+        {"type": "object", "properties": {"a": _ONE_TWO, "b": _ONE_TWO}, "additionalProperties": False},
+        [{**a, **b} for a in ({}, {"a": 1}, {"a": 2}) for b in ({}, {"b": 1}, {"b": 2})],
+        [{"required": ["a"]}, {"required": ["b"]}, {"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 2}}},
+         {"minProperties": 1}, {"maxProperties": 1}, {"dependentRequired": {"a": ["b"]}}, {"type": "object"}, {"type": "array"}, True, False],
+    ),
+    "array": (
+        {"type": "array", "items": _ONE_TWO, "maxItems": 3},
+        [list(x) for n in range(4) for x in itertools.product((1, 2), repeat=n)],
+        [{"minItems": 1}, {"maxItems": 1}, {"minItems": 2, "maxItems": 2}, {"contains": {"const": 1}}, {"type": ["array", "null"]}],
+    ),
+    "integer": (
+        {"type": "integer", "minimum": 0, "maximum": 7},
+        list(range(8)),
+        [{"minimum": 3}, {"exclusiveMaximum": 5}, {"maximum": 2}, {"const": 4}, {"enum": [1, 6]}, {"minimum": 2, "maximum": 5}, {"type": "string"}],
+    ),
+    "string": (
+        {"type": "string", "pattern": "^[ab]{0,2}$"},
+        ["", "a", "b", "aa", "ab", "ba", "bb"],
+        [{"minLength": 1}, {"maxLength": 1}, {"pattern": "a"}, {"pattern": "^b"}, {"const": "ab"}, {"enum": ["", "bb"]}],
+    ),
+}  # fmt: skip
+
+
+@st.composite
+def conditions(draw, plain, depth=2):
+    """A schema of the keywords that say what must not be, and what follows from what."""
+    if depth == 0 or draw(st.integers(0, 3)) == 0:
+        return draw(st.sampled_from(plain))
+    inner = conditions(plain, depth - 1)
+    kind = draw(st.sampled_from(["not", "if", "anyOf", "allOf"]))
+    if kind == "not":
+        return {"not": draw(inner)}
+    if kind == "if":
+        return {"if": draw(inner)} | {k: draw(inner) for k in ("then", "else") if draw(st.booleans())}
+    return {kind: [draw(inner), draw(inner)]}
+
+
+@search(60, 600)
+@given(st.sampled_from(sorted(_KINDS)), st.data())
+def test_what_follows_from_what_holds_for_exactly_the_values_that_it_should(kind, data):
+    base, values, plain = _KINDS[kind]
+    schema = {**base, "allOf": [data.draw(conditions(plain))]}
+    valid = validator(schema)
+    try:
+        dfa = automaton_of("json_schema", json.dumps(schema))
+    except ConstraintError as error:
+        assert "of which the opposite" in error.message or not any(map(valid.is_valid, values))
+        return
+    assert dfa is not None
+    assert [v for v in values if dfa.accepts(json.dumps(v).encode()) != valid.is_valid(v)] == []
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------
