@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from lmc.fsm.minimise import DEAD
+from lmc.fsm.minimise import DEAD, numbered
 
 FAR = -(1 << 30)  # in a row: the byte is not legal
 LONG = 16  # characters, and bytes of a token, that windows look ahead
@@ -172,18 +172,25 @@ def windows(table: np.ndarray) -> np.ndarray:
     are taken as one. In `[a-z]{1,200}` all but the last LONG states are equal.
     """
     states = len(table)
-    random = np.random.default_rng(0)
-    weights = random.integers(1, 1 << 63, size=max(table.shape[1], states + 1), dtype=np.uint64) | np.uint64(1)
+    weights = _random(max(table.shape[1], states + 1)) | np.uint64(1)
     table = table[:, np.append(True, (table[:, 1:] != table[:, :-1]).any(axis=0))[: table.shape[1]]]
     block = np.zeros(states + 1, np.int64)
     block[-1] = 1  # DEAD
     blocks = 1
     for _ in range(LONG):
         signature = (weights[block[table]] * weights[: table.shape[1]]).sum(axis=1)
-        _, block[:-1] = np.unique(signature, return_inverse=True)
+        _, block[:-1] = numbered(signature)
         found = int(block[:-1].max()) + 1
         block[-1] = found
         if found == blocks:
             break
         blocks = found
     return block[:-1]
+
+
+def _random(count: int) -> np.ndarray:
+    """uint64 [count], the same every time: splitmix64. (numpy.random takes longer to import than compiling takes.)"""
+    x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(31))

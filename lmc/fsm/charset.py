@@ -64,12 +64,18 @@ def ascii_class(letter: str) -> Ranges:
 @lru_cache
 def unicode_class(letter: str) -> Ranges:
     """`\\d`, `\\s` or `\\w` as this Python's Unicode tables have it; asked of `re` itself, once."""
-    return tuple((m.start(), m.end() - 1) for m in re.finditer(rf"\{letter}+", _every_character()))
+    return tuple((m.start(), m.end() - 1) for m in re.finditer(rf"\{letter}+", _characters()))
+
+
+_PLANES = 4  # the first ones: no class has a character beyond (asserted in the tests, for every Python's tables)
 
 
 @lru_cache(1)
-def _every_character() -> str:
-    return np.arange(MAX_CHAR + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+def _characters() -> str:
+    """Those of the first planes; NUL, which is of no class, in the place of surrogates."""
+    codes = np.arange(_PLANES << 16, dtype="<u4")
+    codes[SURROGATES[0] : SURROGATES[1] + 1] = 0
+    return codes.tobytes().decode("utf-32-le")
 
 
 # -- case ----------------------------------------------------------------------------------------------------------
@@ -100,4 +106,7 @@ def fold_unicode(ranges: Iterable[tuple[int, int]]) -> Ranges:
 @lru_cache(1)
 def _cased() -> str:
     """All characters that folding can touch. None lies beyond the second plane."""
-    return "".join(c for c in map(chr, range(0x20000)) if c.lower() != c or c.upper() != c)
+    every = _characters()[:0x20000]
+    blocks = [every[at : at + 256] for at in range(0, len(every), 256)]
+    touched = [block for block in blocks if block.lower() != block or block.upper() != block]
+    return "".join(c for c in "".join(touched) if c.lower() != c or c.upper() != c)

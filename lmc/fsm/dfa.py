@@ -15,7 +15,7 @@ import numpy as np
 from lmc.errors import ConstraintError
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.charset import Ranges, merged
-from lmc.fsm.minimise import DEAD, live, minimised
+from lmc.fsm.minimise import DEAD, distinct, live, minimised
 from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parse, shown
 from lmc.fsm.spread import TooLarge, spread
 
@@ -96,7 +96,7 @@ class Alphabet:
         signatures = np.ascontiguousarray(np.packbits(inside[:, used], axis=0).T)
         names: dict[bytes, int] = {}
         classes = np.array([names.setdefault(s.tobytes(), len(names)) for s in signatures], np.int64)
-        members = {s: tuple(np.unique(classes[row[used]]).tolist()) for s, row in zip(sets, inside)}
+        members = {s: tuple(distinct(classes[row[used]]).tolist()) for s, row in zip(sets, inside)}
         return Alphabet(lows[used], highs[used], classes, members)
 
 

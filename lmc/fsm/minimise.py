@@ -10,6 +10,25 @@ DEAD = -1
 _MANY = 8192  # states from which on arrays are quicker than lists, even at a chain
 
 
+def distinct(values: np.ndarray) -> np.ndarray:
+    """Ascending, each once. (numpy's `unique` imports numpy.ma when it is first called: longer than compiling takes.)"""
+    ordered = np.sort(values, axis=None)
+    return ordered[_differs_from_before(ordered)]
+
+
+def numbered(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Equal values have equal numbers, from 0 up in ascending order: (where each number comes first, int64 numbers)."""
+    order = np.argsort(values, kind="stable")
+    new = _differs_from_before(values[order])
+    numbers = np.empty(len(values), np.int64)
+    numbers[order] = np.cumsum(new) - 1
+    return order[new], numbers
+
+
+def _differs_from_before(ordered: np.ndarray) -> np.ndarray:
+    return np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+
+
 def live(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Without the states from which no end can be reached. All are reachable as they come."""
     sources, columns = np.nonzero(table >= 0)
@@ -48,13 +67,13 @@ def _to_the_end_of_many(sources: np.ndarray, targets: np.ndarray, final: np.ndar
         distance[here] = at
         many = counts[here]
         found = before[np.arange(many.sum()) + np.repeat(begins[here] - np.cumsum(many) + many, many)]
-        here = np.unique(found[distance[found] < 0])
+        here = distinct(found[distance[found] < 0])
         at += 1
     return distance
 
 
 def _predecessors(sources: np.ndarray, targets: np.ndarray, states: int) -> list[list[int]]:
-    pairs = np.unique(targets.astype(np.int64) * states + sources)
+    pairs = distinct(targets.astype(np.int64) * states + sources)
     before: list[list[int]] = [[] for _ in range(states)]
     for t, s in zip((pairs // states).tolist(), (pairs % states).tolist()):
         before[t].append(s)
@@ -64,8 +83,8 @@ def _predecessors(sources: np.ndarray, targets: np.ndarray, states: int) -> list
 def minimised(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """One state for each set of states with the same language."""
     blocks = _refined(table, final)
-    names, first, block = np.unique(blocks, return_index=True, return_inverse=True)
-    if len(names) == len(final):
+    first, block = numbered(blocks)
+    if len(first) == len(final):
         return table, final
     order = np.argsort(np.argsort(first))  # blocks in order of their first state, so that the start stays 0
     number = np.append(order[block], DEAD).astype(np.int32)
@@ -85,8 +104,8 @@ def _refined(table: np.ndarray, final: np.ndarray) -> np.ndarray:
     targets = table[sources, columns]
     before = _predecessors(sources, targets, n)
     shortest, longest = to_the_end(sources, targets, final), _longest(table, before)
-    _, initial = np.unique(np.stack([final, shortest, longest], axis=1), axis=0, return_inverse=True)
-    names = np.append(initial.reshape(-1), -1).astype(np.int64)  # the last: where DEAD (-1) points to
+    _, initial = numbered(((longest + 1) * (n + 1) + shortest) * 2 + final)
+    names = np.append(initial, -1)  # the last: where DEAD (-1) points to
     members: dict[int, set[int]] = defaultdict(set)
     for state, name in enumerate(names[:-1].tolist()):
         members[name].add(state)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
 from lmc.errors import ConstraintError
-from lmc.fsm.charset import complement, fold_unicode, merged, unicode_class
+from lmc.fsm.charset import _PLANES, MAX_CHAR, _cased, complement, fold_unicode, merged, unicode_class
 from lmc.fsm.regex import EMPTY, Chars, Concat, Repeat, Union, parse
 
 REFUSED = {
@@ -71,6 +73,19 @@ def test_classes_are_ascii_unless_the_pattern_asks():
     assert parse(r"\w") == parse(r"(?u:(?a:\w))")
     assert parse(r"(?u)\d") == Chars(unicode_class("d")) == parse(r"(?u:\d)") != parse(r"\d")
     assert parse(r"(?u:\d)\d") == Concat((parse(r"(?u)\d"), parse(r"\d"))) == parse(r"(?s)(?u:\d)\d")  # of a group, not of all
+
+
+def test_no_class_has_a_character_beyond_the_planes_that_are_looked_at():
+    beyond = "".join(map(chr, range(_PLANES << 16, MAX_CHAR + 1)))
+    assert re.search(r"[\w\s]", beyond) is None  # a digit is a \w
+    every = [chr(code) for code in range(0x20000)]
+    assert _cased() == "".join(c for c in every if c.lower() != c or c.upper() != c)
+
+
+def test_compiling_imports_nothing_that_takes_longer():
+    heavy = "{'numpy.ma', 'numpy.random'}"
+    code = rf"import sys; from lmc.fsm.dfa import compile_regex; compile_regex(r'(?iu)[\w\s]{{1,9}}é'); print({heavy} & {{*sys.modules}})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 @pytest.mark.parametrize("ranges", [[], [(0, 0x10FFFF)], [(5, 9), (10, 12), (7, 8)], [(0, 3), (9, 9)]])
