@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import signal
 import subprocess
 import sys
-import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,8 @@ from hypothesis import strategies as st
 import lmc
 from lmc import journal
 from lmc.errors import InDoubtEffect, JournalError, ParameterError
+from tests.killing import survives
+from tests.searching import TIMES
 
 CALLS: list[Any] = []
 
@@ -153,70 +152,60 @@ def test_a_batch_cut_at_random_points(tmp_path: Path) -> None:
             assert len(CALLS) + len(done) == len(calls) and asked + len(mock.call_log) == whole
 
 
-_KILLED = """
-import os, sys, threading, time, lmc
-
-def slow(q):
-    with open(sys.argv[2], "a") as file:
-        file.write(f"call {q}\\n")
-    time.sleep(0.003)
-    return q.upper()
-
 @lmc.function
-def program(s, q):
-    s += q + lmc.gen("a", max_tokens=6)
-    s += look(s["a"]) + lmc.gen("b", max_tokens=6)
-    s += look(s["b"] + q) + lmc.gen("c", max_tokens=6)
-    return s["c"]
-
-look = lmc.host(slow, idempotent=True)
-backend = lmc.Mock(latency=0.002)
-states = lmc.compile(program).batch([{"q": f"q{i}"} for i in range(60)], backend=backend, seed=5, journal=sys.argv[1])
-print(len(backend.call_log), "\\x00".join(s.text() for s in states))
-"""
+def part(s: Any, of: str) -> Any:
+    s += of + lmc.gen("p", max_tokens=3)
+    return look_up(s["p"])
 
 
 @lmc.function
-def killed(s: Any, q: str) -> Any:
-    s += q + lmc.gen("a", max_tokens=6)
-    s += s["a"].upper() + lmc.gen("b", max_tokens=6)
-    s += (s["b"] + q).upper() + lmc.gen("c", max_tokens=6)
+def mixed(s: Any, q: str) -> Any:
+    s += lmc.system("Be brief.") + lmc.user(q) + lmc.assistant(lmc.gen("some", max_tokens=3, n=2, temperature=1.0))
+    inner = part(of=s["some"][1])
+    s += lmc.user(lmc.select("which", choices=["a", "b"])) + lmc.gen("number", dtype=int, max_tokens=3, return_logprob=True, top_logprobs_num=2)
+    try:
+        look_up("7")
+    except LookupError as error:
+        s += str(error)
+    with s.copy() as other:
+        other += lmc.gen("aside", max_tokens=2, regex="[a-c]+")
+        note(other["aside"], seen_by := [])
+    forks = s.fork(2)
+    forks += lambda i: f"{i}" + lmc.gen("f", max_tokens=2)
+    forks.join()
+    return inner.ret_value, seen_by, s["f"], s.get_meta_info("number")["finish_reason"]
 
 
-def _run_killed(tmp_path: Path, directory: Path, after: float | None) -> str | None:
-    env = {**os.environ, "PYTHONPATH": str(Path(lmc.__file__).parent.parent)}
-    script = tmp_path / "program.py"
-    script.write_text(textwrap.dedent(_KILLED))
-    process = subprocess.Popen([sys.executable, str(script), str(directory), str(tmp_path / "calls")], env=env, stdout=subprocess.PIPE, text=True)
-    if after is None:
-        return process.communicate(timeout=60)[0]
-    end = time.monotonic() + 30
-    file = directory / "journal"
-    while process.poll() is None and time.monotonic() < end and (not file.exists() or file.stat().st_size < after):
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
-    return None
+def test_cut_behind_any_record(tmp_path: Path) -> None:
+    """Every kind of answer, and runs in runs, in every execution."""
+    program = lmc.compile(mixed)
+    expected = seen(mixed.run("e", backend=lmc.Mock(), seed=3))
+    calls, runs = list(CALLS), [mixed.run, program]
+    for n, way in enumerate(runs):
+        path = tmp_path / str(n)
+        assert seen(way("e", backend=lmc.Mock(), seed=3, journal=path)) == expected
+        whole = path.read_bytes().split(b"\n")
+        for lines in range(1, len(whole)):
+            path.write_bytes(b"\n".join(whole[:lines]) + b"\n")
+            effects = journal.read(path).runs[0].effects.values() if lines > 1 else []
+            CALLS.clear()
+            try:
+                assert seen(runs[1 - n]("e", backend=lmc.Mock(), journal=path)) == expected
+                assert len(CALLS) + len(effects) == len(calls) and calls[len(effects) :] == CALLS
+            except InDoubtEffect:
+                assert sum(e.outcome is None for e in effects) == 1 and not CALLS
 
 
 def test_killed_processes(tmp_path: Path) -> None:
-    """kill -9 at several points of one batch, one after another; the run that finishes it gives what an undisturbed one gives."""
-    directory, before = tmp_path / "journals", 0
-    for size in (10_000, 25_000):
-        _run_killed(tmp_path, directory, size)
-        there = len(ask_places(directory))
-        assert there >= before
-        before = there
-    calls = journal.read(directory)
-    done = sum(e.outcome is not None for run in calls.runs.values() for e in run.effects.values())
-    assert 0 < before < 180 and done
-    made = (tmp_path / "calls").read_text().count("call ")
-    last = _run_killed(tmp_path, directory, None)
-    assert last is not None
-    asked, _, text = last.partition(" ")
-    assert text.rstrip("\n") == "\0".join(s.text() for s in killed.run_batch([{"q": f"q{i}"} for i in range(60)], backend=lmc.Mock(), seed=5))
-    assert int(asked) == 180 - before  # what has an answer is not asked again
-    assert (tmp_path / "calls").read_text().count("call ") - made == 120 - done  # what has a result is not called again
+    """kill -9 in the middle of a batch; the run that finishes it gives what an undisturbed one gives. Often, and of more programs: below."""
+    survives(tmp_path, 20, 1, seed=7)
+
+
+@pytest.mark.search
+@pytest.mark.skipif(not TIMES, reason="a search: LMC_SEARCH=1")
+def test_processes_killed_often(tmp_path: Path) -> None:
+    for n in range(TIMES):
+        survives(tmp_path / str(n), 200, 50, seed=n)
 
 
 # -- effects ---------------------------------------------------------------------------------------------------------
@@ -362,6 +351,88 @@ def test_async_batches(tmp_path: Path) -> None:
         assert not CALLS and not mock.call_log
 
 
+def test_a_task_of_an_earlier_run_that_is_cancelled(tmp_path: Path) -> None:
+    @lmc.function
+    async def program(s: Any, q: str) -> Any:
+        s += q + lmc.gen("a", max_tokens=3)
+        task = asyncio.create_task(fetch(s["a"]))
+        task.cancel()
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        s += type(outcome).__name__
+
+    for n in range(3):  # as often as one likes
+        assert program.run("q", backend=lmc.Mock(), seed=1, journal=tmp_path / "j").text().endswith("CancelledError"), n
+
+
+def marks(f: Any) -> None:
+    f.marked = getattr(f, "marked", 0) + 1
+
+
+def adds(objects: list[Any]) -> None:
+    objects.append(object())
+
+
+def test_what_tools_do_to_functions_of_the_program_is_done_again(tmp_path: Path) -> None:
+    @lmc.function
+    def program(s: Any) -> Any:
+        def own() -> None: ...
+
+        marks(own)
+        s += lmc.gen("a", max_tokens=2)
+        marks(own)
+        return own.marked
+
+    for way in (program.run, lmc.compile(program), program.run):
+        assert way(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == 2
+
+
+def test_what_tools_do_to_objects_that_are_not_data_is_missed_by_nobody(tmp_path: Path) -> None:
+    @lmc.function
+    def program(s: Any) -> Any:
+        objects: list[Any] = []
+        adds(objects)
+        s += lmc.gen("a", max_tokens=2)
+        return len(objects)
+
+    with pytest.warns(lmc.CaptureWarning, match="what it did to a list"):
+        assert program.run(backend=lmc.Mock(), journal=tmp_path / "j").ret_value == 1
+    with pytest.raises(JournalError, match="idempotent=True"):
+        program.run(backend=lmc.Mock(), journal=tmp_path / "j")
+
+
+@pytest.mark.parametrize("way", range(3))
+def test_a_full_disk(way: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is called whose intent the disk does not have, whatever the program catches; with room again, the run goes on."""
+
+    @lmc.function
+    def program(s: Any) -> Any:
+        paid = []
+        for i in range(3):
+            s += lmc.gen("a", max_tokens=3)
+            try:
+                paid.append(charge(f"{i}" + s["a"]))
+            except Exception:
+                s += "failed"
+        return paid
+
+    run, path = [program.run, lmc.compile(program), lambda **o: asyncio.run(lmc.compile(program).acall(**o))][way], tmp_path / "j"
+    expected, real = run(backend=lmc.Mock(), seed=1).ret_value, journal._write
+
+    def write(file: Any, data: bytes) -> None:
+        if b'"i",0,' in data:
+            real(file, data[:20])
+            raise OSError(28, "No space left on device")
+        real(file, data)
+
+    CALLS.clear()
+    monkeypatch.setattr(journal, "_write", write)
+    with pytest.raises(JournalError, match=r"No space left on device; the run cannot go on"):
+        run(backend=lmc.Mock(), seed=1, journal=path)
+    assert not CALLS
+    monkeypatch.setattr(journal, "_write", real)
+    assert run(backend=lmc.Mock(), journal=path).ret_value == expected and len(CALLS) == 3
+
+
 def test_a_request_that_failed_is_asked_again(tmp_path: Path) -> None:
     program, path = lmc.compile(agent), tmp_path / "j"
     with pytest.raises(lmc.BackendError):
@@ -446,6 +517,13 @@ def test_a_journal_in_use_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(JournalError, match="in use by another run"):
         program.run(backend=lmc.Mock(), journal=path)
+    script = "import sys\nfrom pathlib import Path\nfrom lmc.journal import Journal\nj = Journal.open(Path(sys.argv[1]), {'seed': 1}, int)\nprint('open', flush=True)\nsys.stdin.read()"
+    env = {**os.environ, "PYTHONPATH": str(Path(lmc.__file__).parent.parent)}
+    other = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "k")], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout is not None and other.stdout.readline() == b"open\n"
+    with pytest.raises(JournalError, match="in use by another run"):
+        small.run("q", backend=lmc.Mock(), journal=tmp_path / "k")
+    other.communicate(timeout=60)
 
 
 def test_a_changed_byte_is_refused_and_a_cut_is_not(tmp_path: Path) -> None:

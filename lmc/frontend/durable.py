@@ -22,11 +22,12 @@ import threading
 import tokenize
 import types
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import lru_cache
-from operator import attrgetter
+from operator import attrgetter, is_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -237,11 +238,19 @@ class RunJournal:
                 return outcome
             if known.outcome is None and not _is_idempotent(fn):
                 return False, self._in_doubt(known, loc)
-        self.journal.sync()
+        self._sync()
         with self._working():
             outcome = call()
         self._write_outcome(number, fn, name, args, reached, outcome, loc)
         return outcome
+
+    def _sync(self) -> None:
+        """The disk has what was written; if it cannot, the run is over, whatever the program makes of that."""
+        try:
+            self.journal.sync()
+        except JournalError as error:
+            self.broken = self.broken or error
+            raise
 
     def _begin(
         self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool
@@ -283,7 +292,7 @@ class RunJournal:
             if not ok:
                 raise value
             return value
-        await asyncio.get_running_loop().run_in_executor(None, self.journal.sync)
+        await asyncio.get_running_loop().run_in_executor(None, self._sync)
         outcome: tuple[bool, Any]
         try:
             with self._working():
@@ -414,12 +423,7 @@ class Again:
 
     def __getattr__(self, name: str) -> Any:
         """A method, whose call is in the journal too."""
-
-        def method(*_: Any, **__: Any) -> Any:
-            raise JournalError(f"{self.kind}.{name}() is called on what an earlier run awaited, which is not there any more")
-
-        method.__name__, method.__qualname__, method.__module__ = name, f"{self.kind}.{name}", "asyncio"  # not lmc's
-        return method
+        return _Method(f"{self.kind}.{name}")
 
     def __await__(self) -> Generator[Any, None, Any]:
         ok, value = self._call()
@@ -430,6 +434,17 @@ class Again:
     def drop(self) -> None:
         for x in self._args:
             _drop(x)
+
+
+class _Method:
+    """Of what `Again` stands for. No function, so that nobody takes it for one of the program's."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+        self.__module__ = "asyncio"
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise JournalError(f"{self.__qualname__}() is called on what an earlier run awaited, which is not there any more")
 
 
 class _Reached:
@@ -443,7 +458,8 @@ class _Reached:
         self.hidden = next((f"the class {x.__qualname__}" for x in values if isinstance(x, type) and "<locals>" in x.__qualname__), None)
         self.values = [x for x in values if codec.can_change(x)]
         self.variables: list[types.CellType] = []
-        functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType) and x.__closure__]
+        functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType)]
+        self.values += [x.__dict__ for x in functions if "<locals>" in x.__qualname__]  # attributes of the program's own
         while functions:
             for cell in functions.pop().__closure__ or ():
                 if any(cell is c for c in self.variables) or (content := _content(cell)) is _EMPTY:
@@ -460,8 +476,12 @@ class _Reached:
         """What is not what it was: [number, content as data]. Raises NotData."""
         if self.hidden is not None:
             raise codec.NotData(f"what it may have done to {self.hidden}")
-        now = self._snapshots()
-        return [[i, after] for i, (before, after) in enumerate(zip(self._before, now, strict=True)) if before != after]
+        found = [(i, after) for i, (before, after) in enumerate(zip(self._before, self._snapshots(), strict=True)) if not _same(before, after)]
+        for index, after in found:
+            if isinstance(after, _Held):
+                where = self.values[index] if index < len(self.values) else _content(self.variables[index - len(self.values)])
+                raise codec.NotData(f"what it did to a {type(where).__name__}")
+        return [[i, after] for i, after in found]
 
     def restore(self, contents: list[tuple[int, Any]]) -> None:
         for index, content in contents:
@@ -485,11 +505,24 @@ def _content(cell: types.CellType) -> Any:
         return _EMPTY
 
 
+class _Held:
+    """What is not data, and what it holds: of a change to it is known only that there was one."""
+
+    def __init__(self, x: Any) -> None:
+        self.x, self.items = x, [*x, *(x.values() if isinstance(x, dict) else ())] if isinstance(x, list | dict | deque) else []
+
+
 def _snapshot(x: Any) -> Any:
     try:
         return codec.encode(x)
     except codec.NotData:
-        return None
+        return _Held(x)
+
+
+def _same(before: Any, after: Any) -> bool:
+    if isinstance(before, _Held) and isinstance(after, _Held):
+        return before.x is after.x and len(before.items) == len(after.items) and all(map(is_, before.items, after.items))
+    return not isinstance(before, _Held) and not isinstance(after, _Held) and before == after
 
 
 def _drop(awaitable: Any) -> None:
@@ -608,7 +641,7 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
         return None
     if _is_builtin_tool(fn, owner) and not _calls_something(args, kwargs):
         return None
-    if fn is functools.partial:
+    if fn in (functools.partial, functools.wraps, functools.update_wrapper):
         return None
     if getattr(fn, "__module__", None) == "builtins" and getattr(fn, "__name__", "") not in _OUTSIDE and not _calls_something(args, kwargs):
         return None
@@ -666,7 +699,12 @@ def _data_or_class(x: Any) -> Any:
     try:
         return codec.encode(x) if type(x) not in (set, frozenset) else sorted(map(repr, x))  # the order of a set is the process's
     except codec.NotData:
-        return {codec.TAG: ["object", type(x).__qualname__]}
+        return {codec.TAG: ["object", _kind(x)]}
+
+
+def _kind(x: Any) -> str:
+    """The class of an object, also of one that something else stands for."""
+    return x.kind if isinstance(x, Again) else type(x).__qualname__
 
 
 def _in_loop() -> bool:
@@ -693,9 +731,9 @@ def _short(x: Any) -> str:
 def _repr(x: Any) -> str:
     """Never that of an object of the host, whose `__repr__` could do anything."""
     try:
-        return repr(x) if type(x) in (list, tuple, dict, set) and codec.encode(x) is not None else f"<{type(x).__name__}>"
+        return repr(x) if type(x) in (list, tuple, dict, set) and codec.encode(x) is not None else f"<{_kind(x)}>"
     except codec.NotData:
-        return f"<{type(x).__name__}>"
+        return f"<{_kind(x)}>"
 
 
 _warned: set[tuple[str, str]] = set()

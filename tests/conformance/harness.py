@@ -229,11 +229,24 @@ def loads(
             assert expected.error or not asked(mock) - log, f"saved and loaded, {item}: calls added: {asked(mock) - log}"
 
 
+OTHERWISE_WITH_A_JOURNAL = {
+    "tasks_take_turns_where_the_program_awaits": "a task whose call waits for the disk lets the others go first",
+    "class_that_is_registered": "what the `__init_subclass__` of an outside class does is done again",
+    "length_that_is_asked_for": "Python calls `__len__` by itself, and what that does is done again",
+    "tracebacks": "a traceback that a program prints names the hooks",
+    "sorted_in_place_by_a_tool_then_left": "what a key of `sort` calls is several calls, or one where the run leaves its graph",
+    "kept_by_enumerate": "a generator that a loop has left ends a little later",
+}
+"""Programs that durability.md excepts."""
+
+
 def resumes(
     program: Any, item: dict[str, Any], expected: Seen, *, backend: Callable[[], Mock], reset: Callable[[], None], outside: Callable[[], Any],
     opts: Sequence[int], options: dict[str, Any],
 ) -> None:  # fmt: skip
     """Asserts that a run with a journal is the one without, and that a run taken up again from a whole journal is too, asking and calling nothing."""
+    if program.name in OTHERWISE_WITH_A_JOURNAL:
+        return
     reset()
     before = copy.deepcopy(outside())
     hows = [program.run, *[lmc.compile(program, opt=opt) for opt in opts]]
