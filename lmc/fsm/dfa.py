@@ -118,20 +118,20 @@ def _sets(tree: Node) -> Iterable[Chars]:
 # -- tree to NFA ---------------------------------------------------------------------------------------------------
 
 
-def _is_nullable(tree: Node) -> bool:
+def is_nullable(tree: Node) -> bool:
     """Whether the empty text is in its language."""
     if isinstance(tree, Concat):
-        return all(map(_is_nullable, tree.parts))
+        return all(map(is_nullable, tree.parts))
     if isinstance(tree, Union):
-        return any(map(_is_nullable, tree.arms))
+        return any(map(is_nullable, tree.arms))
     if isinstance(tree, Repeat):
-        return tree.low == 0 or _is_nullable(tree.body)
+        return tree.low == 0 or is_nullable(tree.body)
     return isinstance(tree, Graph) and 0 in tree.final
 
 
 def _nonempty(tree: Node) -> Node:
     """Its language without the empty text where that is as simple a tree; else itself."""
-    if not _is_nullable(tree):
+    if not is_nullable(tree):
         return tree
     if isinstance(tree, Repeat):
         return Repeat(_nonempty(tree.body), 1, tree.high)
@@ -202,7 +202,7 @@ class _NFA:
         if (
             id(tree) not in self.turns
         ):  # (x?){m,n} is x{0,n}: from every turn there would be free ways to all later ones
-            often = tree.high is not None and tree.high > 8 and _is_nullable(tree.body)
+            often = tree.high is not None and tree.high > 8 and is_nullable(tree.body)
             self.turns[id(tree)] = (_nonempty(tree.body), False) if often else (tree.body, True)
         body, needed = self.turns[id(tree)]
         low = tree.low if needed else 0

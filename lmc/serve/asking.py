@@ -14,6 +14,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from lmc.backend.base import Backend, Handle, Hints, Output, Result, Scored
+from lmc.fsm.search import searcher
 from lmc.prompt import Constraint, Gen, Part, SamplingParams, Text, derive_seed
 
 _tickets = itertools.count()
@@ -135,6 +136,8 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
     handles: list[Handle] = []
     try:
         for ask in asks:
+            for pattern in ask.params.stop_regex:
+                searcher(pattern)  # refuses those that only backtracking can search for: it may never end
             seed = secrets.randbits(63) if ask.seed is None else ask.seed
             ticket = next(_tickets)
             for i in range(ask.n):

@@ -94,6 +94,7 @@ BODIES = {
     "logprobs 99": (b'{"prompt": "x", "logprobs": 99}', 400),
     "stop of numbers": (b'{"prompt": "x", "stop": [1]}', 400),
     "bad stop regex": (b'{"prompt": "x", "stop_regex": "("}', 400),
+    "a stop regex that needs backtracking": (rb'{"prompt": "x", "stop_regex": "(a)\\1"}', 400),
     "bias of words": (b'{"prompt": "x", "logit_bias": {"word": 1}}', 400),
     "strange bias": (b'{"prompt": "x", "logit_bias": {"5": 1e9}}', 400),
     "unknown model": (b'{"model": "gpt-9", "prompt": "x"}', 404),

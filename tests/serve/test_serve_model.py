@@ -78,6 +78,15 @@ def test_a_regex_that_forces_a_million_characters_holds_nobody_up(engine):
     talk(engine, work)
 
 
+def test_a_stop_regex_that_takes_backtracking_for_ever_holds_nobody_up(engine):
+    async def work(client, app):
+        body = {"prompt": "x", "regex": "a{60}", "stop_regex": "(a+)+b", "max_tokens": 60}
+        answer = (await client.post("/v1/completions", json=body)).json()
+        assert answer["choices"][0]["text"] == "a" * 60
+
+    talk(engine, work)
+
+
 def test_constraints(engine):
     async def work(client, app):
         async def text(**fields):

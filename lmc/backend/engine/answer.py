@@ -6,13 +6,13 @@ tokens are known if somebody wants them) ≤ the text so far.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.regex import shown
+from lmc.fsm.search import finder
 from lmc.prompt import Constraint, Part, SamplingParams
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Answer:
         self._words, self._params = words, params
         self._detok = words.detokenizer()
         self._stops = tuple(dict.fromkeys((*params.stop, *stop_strings)))
-        self._regexes = tuple(re.compile(r) for r in params.stop_regex)
+        self._regexes = tuple((pattern, finder(pattern)) for pattern in params.stop_regex)
         self._longest = max(map(len, self._stops), default=0)
         self._on_text = on_text
         self._fed = self._fed_tokens = 0
@@ -133,10 +133,10 @@ class Answer:
             at = self.text.find(stop, start)
             if at >= 0 and stop:
                 found.append((at, stop))
-        for regex in self._regexes:
-            match = regex.search(self.text)
-            if match and match[0]:
-                found.append((match.start(), regex.pattern))
+        for pattern, start_in in self._regexes:
+            at = start_in(self.text)
+            if at is not None:
+                found.append((at, pattern))
         return min(found, key=lambda f: f[0]) if found else None
 
     def _cut(self, at: int, matched: str) -> Ending:

@@ -20,6 +20,7 @@ from lmc.backend.engine.radix_cache import common_prefix
 from lmc.backend.engine.request import Kind, Request, TokenLogprob
 from lmc.chat import ChatTemplate
 from lmc.errors import ConstraintError, Loc, ParameterError, PromptTooLongError
+from lmc.fsm.search import finder
 from lmc.prompt import ChoicesMethod, Gen, Given, Part, SamplingParams, Segment, Select
 
 Order = tuple[int, ...]
@@ -403,5 +404,6 @@ def _validate_params(p: SamplingParams, vocab_size: int, loc: Loc | None) -> Non
     for pattern in p.stop_regex:
         try:
             re.compile(pattern)
+            finder(pattern)  # made here, where nobody else waits for it
         except re.error as error:
             raise ConstraintError(f"stop_regex {pattern!r} is invalid: {error}", loc=loc) from None

@@ -1,0 +1,103 @@
+"""Where a regex first matches in a text that grows, in time that is linear in the text whatever the pattern.
+
+`re` backtracks: `(a+)+b` takes it twice as long with every further `a`. What strangers send is not searched for like that.
+
+    contains   .* pattern .*           read forwards, a piece at a time: whether there is a match by now
+    before     .* pattern, reversed    read backwards: every place where a match begins, the first of them last
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from lmc.errors import ConstraintError
+from lmc.fsm.bytedfa import ByteDFA
+from lmc.fsm.dfa import build, is_nullable
+from lmc.fsm.regex import ANY, Concat, Node, Repeat, Union, parse, shown
+from lmc.fsm.spread import TooLarge
+
+
+@dataclass(frozen=True, slots=True)
+class Searcher:
+    """A pattern's two automata; shared by all who look for it."""
+
+    contains: ByteDFA
+    before: ByteDFA
+
+    def read(self, state: int, text: str) -> int:
+        """The state of `contains` after more text; begin with 0."""
+        return self.contains.step(state, text.encode("utf-8", "replace"))
+
+    def found(self, state: int) -> bool:
+        """Whether what was read has a match."""
+        return bool(self.contains.final[state])
+
+    def start(self, text: str) -> int | None:
+        """Where the first match begins; None if there is none."""
+        state, first = 0, None
+        for at in range(len(text) - 1, -1, -1):
+            state = self.before.step(state, text[at].encode("utf-8", "replace"))
+            if self.before.final[state]:
+                first = at
+        return first
+
+
+@lru_cache(maxsize=256)
+def searcher(pattern: str) -> Searcher:
+    """Of a pattern in Python's dialect, Unicode classes included. Raises ConstraintError for what is not regular, for anchors,
+    for what matches the empty text, and for what needs too large an automaton."""
+    tree = parse(f"(?u)(?:{pattern})")
+    if is_nullable(tree):
+        raise ConstraintError(f"regex {shown(pattern)} matches the empty text, which is everywhere")
+    within = parse(f"(?u)(?s:.*)(?:{pattern})(?s:.*)")  # refuses anchors, which are not at an end here
+    try:
+        return Searcher(build(within), build(Concat((Repeat(ANY, 0, None), _reversed(tree)))))
+    except TooLarge:
+        raise ConstraintError(f"regex {shown(pattern)} needs too large an automaton; use smaller repeats") from None
+
+
+def finder(pattern: str) -> Callable[[str], int | None]:
+    """A function that is given a text again each time it has grown, and says where its first match (that is not empty) begins.
+    Patterns that automata cannot search for are left to `re`."""
+    found = _searcher_of(pattern)
+    if found is None:
+        return _Backtracking(re.compile(pattern)).start
+    return _Growing(found).start
+
+
+@lru_cache(maxsize=256)
+def _searcher_of(pattern: str) -> Searcher | None:
+    try:
+        return searcher(pattern)
+    except ConstraintError:
+        return None
+
+
+class _Growing:
+    def __init__(self, of: Searcher) -> None:
+        self._of, self._state, self._read = of, 0, 0
+
+    def start(self, text: str) -> int | None:
+        self._state, self._read = self._of.read(self._state, text[self._read :]), len(text)
+        return self._of.start(text) if self._of.found(self._state) else None
+
+
+class _Backtracking:
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+
+    def start(self, text: str) -> int | None:
+        match = self._pattern.search(text)
+        return match.start() if match and match[0] else None
+
+
+def _reversed(tree: Node) -> Node:
+    """Of the texts of `tree`, read backwards."""
+    if isinstance(tree, Concat):
+        return Concat(tuple(map(_reversed, reversed(tree.parts))))
+    if isinstance(tree, Union):
+        return Union(tuple(map(_reversed, tree.arms)))
+    return Repeat(_reversed(tree.body), tree.low, tree.high) if isinstance(tree, Repeat) else tree
