@@ -337,21 +337,20 @@ class TraceMode(CallMode):
         return self.simple("py.set", *items)
 
     def build_dict(self, items: list[Any]) -> Any:
-        if any(isinstance(i, Value) or (isinstance(i, tuple) and reach.holds_value(i[0])) for i in items):
-            if any(not isinstance(i, tuple) for i in items):
-                raise TraceEscape("merges a traced mapping into a dict")
-            if self.wants(items):
+        pairs = [pair for item in items for pair in self._pairs(item)]
+        if any(reach.holds_value(key) for key, _ in pairs):
+            if self.wants(pairs):
                 raise TraceEscape("puts a container that it made under a traced key")
-            return self.simple("py.dict", *itertools.chain.from_iterable(items))
-        built: dict[Any, Any] = {}
-        for item in items:
-            if isinstance(item, tuple):
-                built[item[0]] = item[1]
-            elif self.is_plain(item) or self.steady(item):
-                built = {**built, **item}  # raises for what is no mapping
-            else:
-                raise TraceEscape("merges a mapping of the host into a dict")
-        return self.contained(built)
+            return self.simple("py.dict", *itertools.chain.from_iterable(pairs))
+        return self.contained(native(dict, pairs))
+
+    def _pairs(self, item: Any) -> Iterable[tuple[Any, Any]]:
+        """A part of a dict display: a pair, or the pairs of a mapping (`dstar` has made a dict of a traced one)."""
+        if isinstance(item, tuple):
+            return [item]
+        if self.is_plain(item) or self.steady(item):
+            return {**item}.items()  # raises for what is no mapping
+        raise TraceEscape("merges a mapping of the host into a dict")
 
     def iter(self, value: Any, shape: Shape | None = None) -> Iterable[Any]:
         items = self.items(value)
