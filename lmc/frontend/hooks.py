@@ -33,6 +33,7 @@ from lmc.frontend.raising import caused
 from lmc.frontend.state import State, StateGroup
 from lmc.frontend.tree import Tree
 from lmc.frontend.values import TraceEscape, Value, active
+from lmc.prompt import RUN_SAMPLING
 
 if TYPE_CHECKING:
     from lmc.frontend.durable import RunJournal
@@ -371,13 +372,19 @@ class CountingMode(Own, Mode):
             ACTIVE.reset(token)
         return state
 
+    def sampling_as(self, emitter: Any, given: dict[str, Any]) -> Any:
+        """What the states of a sub-program write to that is called with sampling defaults of its own."""
+        return emitter.sampling_as(given)
+
     def _sub_program(
         self, fn: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[State, inspect.BoundArguments, Callable[..., Any]]:
         caller = ACTIVE.get()
         assert caller is not None, "a counted run has an active state"
-        bound = fn.arguments(args, kwargs)
-        state = State(caller.emitter, stream=f"{caller.stream}/c{caller.calls}", name=fn.name)
+        arguments, given = fn.split(kwargs)
+        bound = fn.arguments(args, arguments)
+        emitter = self.sampling_as(caller.emitter, given) if given else caller.emitter
+        state = State(emitter, stream=f"{caller.stream}/c{caller.calls}", name=fn.name)
         caller.calls += 1
         caller.asked.append(state.asked)
         twin = reach.traced_twin(fn.func, (state,), {}, hooks)
@@ -656,7 +663,7 @@ class ReplayMode(CountingMode):
         return owner
 
     def call(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(fn, Function) and not fn.is_async and not fn.split(kwargs)[1]:
+        if isinstance(fn, Function) and not fn.is_async and only_sampling(fn, kwargs):
             return self.sub_program(fn, args, kwargs)
         result = self.own_builtin(fn, args, kwargs)
         if result is not NOT_OWN:
@@ -729,7 +736,7 @@ class ReplayMode(CountingMode):
     def callm(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(owner, Function) and name == "run":
             return self.call(owner, *args, **kwargs)
-        if isinstance(owner, Function) and name == "arun" and owner.is_async and not owner.split(kwargs)[1]:
+        if isinstance(owner, Function) and name == "arun" and owner.is_async and only_sampling(owner, kwargs):
             return self.sub_program_async(owner, args, kwargs)
         return self.call(self.getattr(owner, name), *args, **kwargs)
 
@@ -874,6 +881,17 @@ def _alike(a: Any, b: Any) -> bool:
     if type(a) is dict:
         return _alike(list(a.items()), list(b.items()))
     return (hostops.is_immutable(a) or type(a) is set or dataclasses.is_dataclass(a)) and bool(a == b)
+
+
+def only_sampling(fn: Function, kwargs: dict[str, Any]) -> bool:
+    """Whether the options that a sub-program is called with, if any, are defaults of its gens that can be said gen by gen.
+
+    Not so the numbers of tokens, which are compared with each other at the call, and `n`, which makes lists of answers.
+    """
+    return all(name in _SAMPLING and hostops.is_immutable(value) for name, value in fn.split(kwargs)[1].items())
+
+
+_SAMPLING = frozenset(RUN_SAMPLING) - {"max_new_tokens", "min_new_tokens", "n"}
 
 
 def is_own_coroutine(x: Any) -> bool:

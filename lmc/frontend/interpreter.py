@@ -117,6 +117,13 @@ class LiveEmitter:
         self._asked: list[weakref.ref[Prompt]] = []  # weak, so that what nobody can read any more is freed
         self._cancelled = False
 
+    def sampling_as(self, given: Mapping[str, Any]) -> LiveEmitter:
+        """The same for a sub-program that is called with sampling defaults of its own."""
+        return LiveEmitter(self._run_as(given))
+
+    def _run_as(self, given: Mapping[str, Any]) -> Run:
+        return self.run._replace(defaults=Options.of(given).defaults(self.run.defaults))
+
     def cancel(self) -> None:
         """Stops what was asked and is not answered yet, and refuses to ask more: reading raises CancelledError."""
         self._cancelled = True

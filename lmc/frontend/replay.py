@@ -38,6 +38,11 @@ class ReplayEmitter(LiveEmitter):
         self._answers = answers
         self.used: set[tuple[str, int]] = set()
 
+    def sampling_as(self, given: Mapping[str, Any]) -> ReplayEmitter:
+        other = ReplayEmitter(self._run_as(given), self._answers)
+        other.used = self.used
+        return other
+
     def gen(self, ctx: Prompt, expr: GenExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
         run = self.run
         ask = make_gen(run.defaults, expr.given, Origin(run.seed, run.item, stream, ordinal), expr.name, expr.loc)

@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from lmc.frontend import hostops, reach
-from lmc.frontend.hooks import BUILT, CHOICES, hooks
+from lmc.frontend.hooks import BUILT, CHOICES, hooks, only_sampling
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native
 from lmc.frontend.instrument import cleaning, is_instrumented
@@ -154,7 +154,7 @@ class CallMode(OutsideMode):
         if isinstance(fn, type) and issubclass(fn, BaseException):
             return self.make_error(fn, args, kwargs)
         if isinstance(fn, Function):
-            if fn.split(kwargs)[1]:
+            if not only_sampling(fn, kwargs):
                 raise TraceEscape(f"calls the program {fn.name} with options of its own")
             return self.sub_program(fn, args, kwargs)
         if reach.is_own(fn) or reach.is_language(fn) or reach.is_language(getattr(fn, "__self__", None)):
@@ -275,7 +275,7 @@ class CallMode(OutsideMode):
             raise TraceEscape(f"calls {name} of a context manager it made")
         if isinstance(owner, Function) and name == "run":
             return self.calls(owner, args, kwargs)
-        if isinstance(owner, Function) and name == "arun" and not owner.split(kwargs)[1]:
+        if isinstance(owner, Function) and name == "arun" and only_sampling(owner, kwargs):
             self.coroutines.append(coroutine := self.sub_program_async(owner, args, kwargs))
             return coroutine
         if reach.is_language(owner):

@@ -391,6 +391,8 @@ class Recorder(CountingMode):
         """A fork or a sub-program's state that the program returns."""
         if state.scopes:
             raise TraceEscape("returns a state with an open scope")
+        if getattr(state.emitter, "sampling", None):
+            raise TraceEscape("returns a state of a program that it called with options of its own")
         about = tuple(state.variables), state.stream, state.ordinal, state.forks, state.calls, state.role, state.previous, state.name
         held = itertools.chain.from_iterable(map(self.held, state.variables.values()))
         operands = self.own(Returned), self.constant(about), state.ctx.ir, self.result_operand(state, state.ret_value), *held

@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lmc.errors import Loc
+from lmc.errors import LmcError, Loc
 from lmc.frontend.emitter import taken
+from lmc.frontend.options import Options
 from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.values import TraceEscape, Value
 from lmc.ir.core import Attr, Operand, Type
@@ -81,11 +83,25 @@ def _extra(more: list[str], fewer: list[str]) -> str:
     return next(name for name in more if more.count(name) > fewer.count(name))
 
 
+def _named(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that are given: None is as good as nothing."""
+    return {name: value for name, value in given.items() if value is not None}
+
+
 class TraceEmitter:
     """What a traced state writes to: the graph."""
 
-    def __init__(self, trace: Recorder) -> None:
-        self.trace = trace
+    def __init__(self, trace: Recorder, sampling: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """`sampling`: defaults of its gens, over those of the run."""
+        self.trace, self.sampling = trace, sampling
+
+    def sampling_as(self, given: Mapping[str, Any]) -> TraceEmitter:
+        """The same for a sub-program that is called with sampling defaults of its own."""
+        try:
+            Options.of(given)
+        except LmcError as error:
+            raise TraceEscape(f"calls a program with an option that is refused: {error.message}") from None
+        return TraceEmitter(self.trace, {**self.sampling, **_named(given)})
 
     def _ctx(self, kind: str, operands: Sequence[Operand], **attrs: Attr) -> Ctx:
         return self.trace.keep(Ctx(self.trace.emit(kind, operands, attrs, ("ctx",))[0]))
@@ -113,7 +129,7 @@ class TraceEmitter:
         attrs: dict[str, Attr] = {"name": expr.name, "stream": stream, "ordinal": ordinal}
         operands: list[Operand] = [ctx.ir]
         params: list[str] = []
-        for key, given in expr.given.items():
+        for key, given in {**self.sampling, **_named(expr.given)}.items() if self.sampling else expr.given.items():
             given = self.trace.parameter(given)
             attr = self.trace.attribute(given)
             if attr is NOT_AN_ATTRIBUTE:

@@ -188,7 +188,7 @@ def inner_sync(s: Any, tip: str) -> Any:
 
 @case(replays=0)
 async def sub_programs(s: Any, q: str) -> Any:
-    child = await inner.arun(tip=q)
+    child = await inner.arun(tip=q, temperature=0.4)
     other = inner_sync(tip=q)
     s += child["x"] + other["x"]
     return child.ret_value, other.ret_value

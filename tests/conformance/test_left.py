@@ -14,19 +14,19 @@ from typing import Any, Literal
 import pytest
 
 import lmc
-from tests.conformance.harness import Case, case, cases, effect, scripted
+from tests.conformance.harness import Case, case, cases, effect, leave, scripted
 
 JSON = '{"a": [1, {"b": "x"}], "c": {"d": [true, null, "y"]}}'
 
 
-@case(leaves=".*")
+@case(leaves="shows a state as text")
 def text_of_a_state(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=3)
     shown = f"{s}"
     return shown == str(s) == repr(s), s["a"] in shown, "%s" % (s,) == shown, "{}".format(s) == shown
 
 
-@case(leaves=".*")
+@case(leaves="shows a state as text")
 def states_that_are_printed(s: Any, q: str) -> Any:
     forks = s.fork(2)
     for i, f in enumerate(forks):
@@ -35,7 +35,7 @@ def states_that_are_printed(s: Any, q: str) -> Any:
     return s
 
 
-@case(leaves=".*")
+@case(leaves="__init_subclass__ runs code")
 def subclasses_that_register(s: Any, q: str) -> Any:
     kinds: dict[str, Any] = {}
 
@@ -67,7 +67,7 @@ class Scored:
         return self.score < other.score
 
 
-@case(leaves=".*")
+@case(leaves="hands a Scored")
 def ordered_by_their_own(s: Any, q: str) -> Any:
     found = []
     for i, f in enumerate(s.fork(3)):
@@ -82,7 +82,7 @@ def ordered_by_their_own(s: Any, q: str) -> Any:
     return [x.score for x in best], [x.score for x in heapq.nsmallest(2, found)]
 
 
-@case(leaves=".*", backend=scripted(labels=['["x"]', '["y"]'] * 9, one=["p", "q"] * 9))
+@case(replays=2, leaves="", backend=scripted(labels=['["x"]', '["y"]'] * 9, one=["p", "q"] * 9))
 def types_written_inside(s: Any, q: str) -> Any:
     options = ["p", "q"]
     s += q + lmc.gen("labels", dtype=list[Literal["x", "y"]])
@@ -90,7 +90,7 @@ def types_written_inside(s: Any, q: str) -> Any:
     return json.loads(s["labels"]), s["one"]
 
 
-@case(leaves=".*")
+@case(leaves="hands a StateGroup")
 def deques_of_states(s: Any, q: str) -> Any:
     todo = collections.deque(s.fork(3))
     done = []
@@ -104,7 +104,7 @@ def deques_of_states(s: Any, q: str) -> Any:
     return done, s.text()
 
 
-@case(leaves=".*")
+@case(leaves="hands a State")
 def heaps_of_states(s: Any, q: str) -> Any:
     heap: list[Any] = []
     for i, f in enumerate(s.fork(3)):
@@ -116,7 +116,7 @@ def heaps_of_states(s: Any, q: str) -> Any:
     return score, i, len(heap)
 
 
-@case(leaves=".*")
+@case(leaves="hands a StateGroup")
 def chains_of_states(s: Any, q: str) -> Any:
     first, second = s.fork(2), s.fork(1)
     out = []
@@ -163,7 +163,7 @@ def merges_and_changes(s: Any, q: str) -> Any:
     return d, e, rows, e["rows"] is rows
 
 
-@case(leaves=".*")
+@case(leaves="hands a State")
 def dicts_by_answers(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=3) + lmc.gen("b", max_tokens=3)
     d = {"k": [1], "x": 2}
@@ -190,7 +190,7 @@ def walk_with(s: Any, x: Any, depth: int = 0) -> int:
     return 1
 
 
-@case(leaves=".*", backend=scripted(j=[JSON] * 9))
+@case(replays=2, leaves="", backend=scripted(j=[JSON] * 9))
 def walks_over_json(s: Any, q: str) -> Any:
     s += q + lmc.gen("j", max_tokens=60)
     parsed = json.loads(s["j"])
@@ -217,7 +217,50 @@ def child(s: Any, tip: str) -> Any:
     return s["x"]
 
 
-@case(leaves=".*")
+@lmc.function
+def parent(s: Any, tip: str, temperature: float = 0.5) -> Any:
+    s += "parent" + lmc.gen("y", max_tokens=3, top_p=None)
+    inner = child(tip=tip, stop="e", top_p=0.7)
+    f = s.fork(1)[0]
+    f += lmc.gen("z", max_tokens=3, top_k=4, temperature=0.1) + lmc.gen("i", dtype=int) + lmc.select("c", ["u", "v"])
+    return inner["x"] + f["z"], temperature
+
+
+@case(replays=0, leaves="")
+def children_with_sampling(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=2)
+    one = parent.run(tip=s["a"], top_k=7, stop=("q", "z"), temperature=0.25)
+    two = parent(q, frequency_penalty=0.5, ignore_eos=True)
+    three = child(tip="t", temperature=0, stop=None)
+    one += lmc.gen("more", max_tokens=3)
+    s += two["y"] + three["x"] + one["more"] + lmc.gen("z", max_tokens=2)
+    return one.ret_value, two.ret_value, three.text()
+
+
+@case(leaves="")
+def leaves_behind_sampling(s: Any, q: str) -> Any:
+    one = parent.run(tip=q, top_k=7, stop="q")
+    effect("one", one.ret_value)
+    leave(q)
+    two = parent.run(tip=q, top_k=5)
+    s += one["y"] + two["y"]
+    effect("two", two.ret_value)
+
+
+@case(leaves="options of its own|option that is refused")
+def children_with_sampling_that_is_left(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=2)
+    effect("before", s["a"])
+    try:
+        child(tip="x", temperature=-1)
+    except lmc.ParameterError as error:
+        s += error.message[:20]
+    counted = child(tip="y", max_new_tokens=2, n=2, temperature=len(s["a"]) / 10)
+    effect("after", counted["x"])
+    return child(tip="z", top_p=0.5)
+
+
+@case(leaves="options of its own")
 def children_with_options(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=2)
     one = child.run(tip=s["a"], temperature=0.3, max_new_tokens=2)
@@ -228,7 +271,7 @@ def children_with_options(s: Any, q: str) -> Any:
     return one.ret_value, two.text()
 
 
-@case(leaves=".*")
+@case(leaves="outside of the program's own code")
 def batches_inside(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=2)
     states = child.run_batch([{"tip": s["a"]}, {"tip": "b"}], temperature=0)
@@ -241,7 +284,7 @@ def batches_inside(s: Any, q: str) -> Any:
 FAST = lmc.compile(child)
 
 
-@case(leaves=".*")
+@case(leaves="outside of the program's own code")
 def compiled_inside(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=2)
     states = FAST.batch([{"tip": s["a"]}, {"tip": "b"}], seed=3)
@@ -270,7 +313,7 @@ class Session:
         return f"<{self.name}:{q}>"
 
 
-@case(leaves=".*")
+@case(leaves="enters an async manager")
 async def sessions(s: Any, q: str) -> Any:
     async with Session("outer") as one, Session(q) as two:
         s += await one.get(q) + lmc.gen("a", max_tokens=3)
@@ -281,7 +324,7 @@ async def sessions(s: Any, q: str) -> Any:
     return s["b"]
 
 
-@case(leaves=".*")
+@case(leaves="enters an async manager")
 async def early_out_of_sessions(s: Any, q: str) -> Any:
     for i in range(3):
         async with Session(f"{q}{i}") as one:
@@ -300,7 +343,7 @@ async def turn(s: Any, name: str) -> AsyncIterator[str]:
         effect("left", name)
 
 
-@case(leaves=".*")
+@case(leaves="hands a State")
 async def managers_of_the_program(s: Any, q: str) -> Any:
     async with turn(s, q) as t:
         s += t + lmc.gen("a", max_tokens=3)
@@ -312,7 +355,7 @@ async def managers_of_the_program(s: Any, q: str) -> Any:
     return s["a"]
 
 
-@case(leaves=".*")
+@case(leaves="enters an async manager")
 async def locks(s: Any, q: str) -> Any:
     lock, room = asyncio.Lock(), asyncio.Semaphore(2)
     s += q
@@ -323,7 +366,7 @@ async def locks(s: Any, q: str) -> Any:
     return lock.locked()
 
 
-@case(leaves=".*")
+@case(leaves="reaches the language")
 async def tasks_of_states(s: Any, q: str) -> Any:
     s += q
 

@@ -94,10 +94,16 @@ def child(s, tip):
     s += tip + gen("x", max_tokens=2)
 
 
-@row("calls of other programs")
+@row("calls of other programs, also with `temperature`, `top_p`, `stop` and the like")
 def sub_program(s, q):
-    a, b = child(tip=q), child(tip=q + "!")
+    a, b = child(tip=q), child(tip=q + "!", temperature=0.2)
     s += a["x"] + b["x"]
+
+
+@row("those with `seed`, `n`, `max_new_tokens`, `backend`, `budget`; `run_batch` and compiled programs inside of a program")
+def sub_program_of_its_own(s, q):
+    s += child(tip=q, seed=3)["x"] + gen("y", max_tokens=2)
+    s += "".join(c["x"] for c in child.run_batch([{"tip": q}]))
 
 
 @dataclasses.dataclass
