@@ -190,7 +190,7 @@ def walk_with(s: Any, x: Any, depth: int = 0) -> int:
     return 1
 
 
-@case(replays=2, leaves="", backend=scripted(j=[JSON] * 9))
+@case(leaves="", backend=scripted(j=[JSON] * 9))
 def walks_over_json(s: Any, q: str) -> Any:
     s += q + lmc.gen("j", max_tokens=60)
     parsed = json.loads(s["j"])
