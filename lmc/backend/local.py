@@ -344,7 +344,8 @@ class LocalBackend:
             return self._fail(step, parent.error)
         before = parent.after if parent is not None else ROOT
         try:
-            self._ask(step, Place(before.closed, (*before.run, *step.parts)))
+            cached = before.cached if parent is not None and parent.namespace == step.namespace else None
+            self._ask(step, Place(before.closed, (*before.run, *step.parts), cached))
         except Exception as error:
             self._fail(step, error)
             raise

@@ -4,9 +4,10 @@ that goes on from it. What can be refused is refused here, before the engine see
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -23,15 +24,26 @@ from lmc.errors import ConstraintError, Loc, ParameterError, PromptTooLongError
 from lmc.fsm.search import finder
 from lmc.prompt import ChoicesMethod, Gen, Given, Part, SamplingParams, Segment, Select
 
+if TYPE_CHECKING:
+    from lmc.backend.engine.radix_cache import Node
+
 Order = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a prompt: ids that never change again, then an open run of literal parts, encoded as one."""
+    """A place in a prompt: ids that never change again, then an open run of literal parts, encoded as one.
+
+    cached  where the KV of its closed ids, or of the first of them, was left in the tree
+    """
 
     closed: np.ndarray  # [n] int32
     run: tuple[Part, ...] = ()
+    cached: weakref.ref[Node] | None = None
+
+    @property
+    def node(self) -> Node | None:
+        return self.cached() if self.cached is not None else None
 
 
 ROOT = Place(NO_IDS)
@@ -112,6 +124,7 @@ class Asker:
                 logprobs=scores[item],
                 score_from=_scored_from(params) if item == 0 else None,
                 priority=order,
+                behind=place.node,
                 gen=(ask.loc, ask.params.max_new_tokens),
             )
             for item in range(params.n)
@@ -208,6 +221,7 @@ class Asker:
             branches=tuple(branches),
             choose=scoring.choose,
             priority=order,
+            behind=place.node,
         )
 
     # -- answers that are known --------------------------------------------------------------------------------
@@ -226,7 +240,9 @@ class Asker:
         prompt = self.ids(place)
         self._check_length(len(prompt), None)
         stable = prompt[: len(prompt) - self.encoder.unstable(place.run)]
-        return Request(Kind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare) if len(stable) else None
+        if not len(stable):
+            return None
+        return Request(Kind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare, behind=place.node)
 
     # -- refusals ----------------------------------------------------------------------------------------------
 
@@ -303,7 +319,8 @@ class _Sampling:
         if self._asker.seam == "text":
             return Place(self._place.closed, (*self._place.run, first.ending.text))
         answer = np.asarray(first.ending.ids, np.int32)
-        return Place(np.concatenate((self._ids, answer)))
+        begun = len(self._ids) == self._prompt_len  # not by a token that a model needs to start from
+        return Place(np.concatenate((self._ids, answer)), cached=first.kept if begun else None)
 
 
 class _Scoring:
@@ -345,7 +362,7 @@ class _Scoring:
         if self._asker.seam == "text":
             text = self._asker.words.decode(ids.tolist(), with_specials=True)
             return self._on_done(Finished(output, Place(NO_IDS, (text,))))
-        self._on_done(Finished(output, Place(ids)))
+        self._on_done(Finished(output, Place(ids, cached=None if self._padding else req.kept)))
 
     def _meta(self, req: Request, decision: Decision) -> dict[str, Any]:
         conditional, unconditional = self._rows

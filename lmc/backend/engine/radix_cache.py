@@ -84,10 +84,11 @@ class RadixCache:
     ) -> Node:
         """The node where the longest cached prefix of `ids[:limit]` ends; splits the edge it ends inside. `after`: where a
         shorter prefix of the same sequence ended some time ago, to go on from if it is still there."""
-        if after is None or after.parent is None:
+        limit = len(ids) if limit is None else limit
+        if after is None or after.parent is None or after.end > limit:
             after = self._root(namespace) if namespace else self.root
         node, now = after, next(self._clock)
-        limit = len(ids) if limit is None else limit
+        node.last_use = now
         end = node.end
         while end < limit:
             child = node.children.get(int(ids[end]))
@@ -214,6 +215,7 @@ class RadixCache:
         self._ghosts.update(self._hashes(leaf))
         del parent.children[int(leaf.ids[0])]
         leaf.parent = None
+        parent.last_use = max(parent.last_use, leaf.last_use)  # who uses the end uses the beginning
         self.size -= len(leaf.ids)
         self.evictable -= len(leaf.ids)
         if not parent.children and not parent.locks:
@@ -229,6 +231,11 @@ class RadixCache:
         freed = self.evict(self.size)
         self._ghosts.clear()
         return freed
+
+    def give_up(self) -> None:
+        """Ends the tree, whoever holds what of it: a node that is gone is not gone on from."""
+        for node in list(self.nodes()):
+            node.parent = None
 
     # -- what was here once ------------------------------------------------------------------------------------
 

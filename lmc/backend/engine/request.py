@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -116,6 +117,8 @@ class Request:
     device_len: int = 0
     hit_len: int = 0  # prompt tokens that were cached at admission
     node: Node | None = None
+    behind: Node | None = None  # until it is admitted: where a prefix of it was left in the tree
+    kept: weakref.ref[Node] | None = None  # where what it left in the tree ended
     found: Node | None = None  # while it waits: where its longest cached prefix ended when it was last looked for,
     found_next: int = -1  # and the token behind it; -1: no more may come from the cache
     reserved: int = 0

@@ -18,6 +18,7 @@ Pure bookkeeping on token ids and slots: no model, no text, no threads.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -144,11 +145,13 @@ class Scheduler:
         self._clock = 0
         self.pins: dict[Request, Node] = {}
         self.lengths = Lengths()
+        self.tree = RadixCache()
         self.reset(num_slots)
 
     def reset(self, num_slots: int | None = None) -> None:
         """Forgets everything, as after a failed pass: requests, pins, cached KV."""
         self.pool = SlotAllocator(num_slots or self.pool.num_slots)
+        self.tree.give_up()
         self.tree = RadixCache()
         self.completed: list[Request] = []  # PREFILLs that ended; the engine takes them from here
         self.waiting: deque[Request] = deque()
@@ -205,6 +208,8 @@ class Scheduler:
         self.pool.free(req.row_slots[req.held_rows])
         req.row_slots[:] = -1
         self.tree.unlock(req.node)
+        if req.kept is None and req.cached_len <= keep:  # and not cut before tokens that were forced, or computed again
+            req.kept = weakref.ref(req.node)
         req.node = None
         self.committed -= req.reserved
         req.reserved = 0
@@ -408,6 +413,7 @@ class Scheduler:
         req.computed = max(req.computed, req.device_len)
         self._leave(req, req.device_len)
         req.head_len, req.device_len, req.cached_len = req.wanted_len, 0, 0
+        req.behind, req.kept = req.kept and req.kept(), None
         req.preempted += 1
         req.group = None
         self.tally.preemptions += 1
@@ -525,7 +531,7 @@ class Scheduler:
         found = req.found
         if found is None or found.goes_on(req.found_next):
             limit = req.match_limit
-            found = req.found = self.tree.match(req.ids, limit, req.namespace, found)
+            found = req.found = self.tree.match(req.ids, limit, req.namespace, found or req.behind)
             req.found_next = int(req.ids[found.end]) if found.end < limit else -1
         return found
 
@@ -554,7 +560,8 @@ class Scheduler:
             self.tree.unlock(node)
             return _Verdict.NO_ROOM
         self._reserve(req, need)
-        req.node, req.cached_len, req.device_len, req.found = node, node.end, at, None
+        req.node, req.cached_len, req.device_len = node, node.end, at
+        req.found = req.behind = None
         self._enter(req)
         if at > node.end:
             assert leader is not None
@@ -655,6 +662,7 @@ class Scheduler:
         done = self.tree.insert(req.node, branch.ids[: len(rows)], slots)
         self.pool.free(slots[: done.present])
         req.row_slots[rows] = -1
+        req.kept = weakref.ref(done.node)
 
     def drop_choices(self, req: Request) -> None:
         """Frees rows of choices that were scored while others have to wait for the next pass, but for those that the

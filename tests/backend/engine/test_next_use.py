@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import lmc
-from lmc.backend.engine.radix_cache import RadixCache
+from lmc.backend.engine.radix_cache import RadixCache, common_prefix
 from lmc.backend.engine.scheduler import Scheduler
-from lmc.prompt import Gen, SamplingParams, Text
-from tests.backend.engine_fakes import FakeWords, backend, stepped
+from lmc.prompt import Constraint, Gen, SamplingParams, Text
+from tests.backend.engine_fakes import FakeWords, automata, backend, reference_ids, stepped
 
 WORDS = FakeWords()
 
@@ -104,6 +104,63 @@ def test_pins_outlive_what_was_used_later_and_go_when_they_are_released():
     engine.release(pin)
     fill()
     assert cached() == 0
+    engine.check()
+
+
+def test_a_long_conversation_looks_up_only_what_is_new(monkeypatch):
+    """A turn goes on from where the one before it left its KV, not from the root."""
+    compared = [0]
+
+    def counted(a, b):
+        compared[0] += 1
+        return common_prefix(a, b)
+
+    monkeypatch.setattr("lmc.backend.engine.radix_cache.common_prefix", counted)
+    engine, core = stepped(2000)
+    asks = [part for i in range(40) for part in (Text((f"turn {i}: ",)), gen(3))]
+    handle = engine.submit(None, asks)
+    run(core)
+    meta = handle.results[-1].output().meta
+    assert meta["cached_tokens"] == meta["prompt_tokens"] - len("turn 39: ") - 1  # nobody needed the KV of the last token
+    assert compared[0] <= 40
+    engine.check()
+
+
+def say(core, prompt: str, answer: str) -> None:
+    core.runner.say(WORDS.encode((prompt,)), WORDS.encode((answer,)))
+
+
+@pytest.mark.parametrize("regex", [None, "the cats and dogs and the cat(s|!)"])
+def test_what_goes_on_behind_a_cut_is_not_what_was_cut(regex):
+    """The KV of an answer may reach beyond its cut: where it was preempted, or forced."""
+    engine, core = stepped(2000, compiler=automata(WORDS))
+    say(core, "go", "dddd dedede")
+    constraint = Constraint("regex", regex) if regex else None
+    params = SamplingParams(200, stop=("dede", "cats and"), temperature=0.0, return_logprob=True)
+    handle = engine.submit(None, [Text(("go",)), Gen(params, constraint), Text((" on",)), gen(5)])
+    for _ in range(7):
+        core.turn()
+        if not regex and core.scheduler.running:
+            core.scheduler._preempt(next(iter(core.scheduler.running)))
+    run(core)
+    first, second = (result.output() for result in handle.results)
+    assert first.text == ("the " if regex else "dddd ")
+    prompt = WORDS.encode(("go",)) + list(first.ids) + WORDS.encode((" on",))
+    assert list(second.ids) == reference_ids(prompt, 5)
+    engine.check()
+
+
+def test_after_a_failed_pass_nothing_goes_on_from_what_was_cached_before():
+    engine, core = stepped(2000)
+    first = engine.submit(None, [Text(("a long beginning ",)), gen(4)])
+    run(core)
+    core._fail_all(RuntimeError("the device is gone"))  # as the loop's thread does
+    core.runner.slots[:] = -1
+    second = engine.submit(first, [Text((" and more ",)), gen(4)])
+    run(core)
+    prompt = WORDS.encode(("a long beginning ",)) + list(first.results[0].output().ids) + WORDS.encode((" and more ",))
+    assert list(second.results[0].output().ids) == reference_ids(prompt, 4)
+    assert second.results[0].output().meta["cached_tokens"] == 0
     engine.check()
 
 
