@@ -26,6 +26,11 @@ def examples(few: int, many: int) -> settings:
     )  # fmt: skip
 
 
+def apart(test: Any) -> Any:
+    """Marks a test that runs in `make conformance` alone: it takes seconds, and what it holds up is other tests' power to find faults."""
+    return pytest.mark.search(pytest.mark.skipif(not TIMES, reason="runs in make conformance")(test))
+
+
 def search(few: int, many: int) -> Callable[[Any], Any]:
     """Marks a hypothesis test as a random search, of that many examples."""
     return lambda test: pytest.mark.search(examples(few, many)(test))

@@ -20,9 +20,9 @@ def decides(s: Any, q: str) -> None:
 
 def test_paths_that_never_repeat_are_traced_on_credit_only() -> None:
     fast = lmc.compile(decides, backend=Mock())
-    fast.batch([{"q": f"item {i}"} for i in range(150)])
+    fast.batch([{"q": f"item {i}"} for i in range(100)])
     few = fast.stats.traces
-    fast.batch([{"q": f"item {i}"} for i in range(150, 450)])
+    fast.batch([{"q": f"item {i}"} for i in range(100, 300)])
     assert few <= 3 * FIRST
     assert fast.stats.traces - few <= FIRST  # twice as many items more, and hardly any trace
 

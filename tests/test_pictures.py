@@ -15,7 +15,7 @@ from lmc.fsm.compress import compress
 from lmc.fsm.dfa import compile_regex
 from tests.browser import CHROMIUM, MISSING, Browser, browser, pixels
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+pytestmark = [pytest.mark.api, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 
 NASTY = "</script><img src=x onerror=alert(1)>\"'`${x}"
 SIZES = {5: (0, 0), 20: (3, 2), 64: (5, 5), 500: (25, 9)}

@@ -170,7 +170,7 @@ names = st.sampled_from(
 )
 
 
-@search(50, 400)
+@search(17, 400)
 @given(st.dictionaries(names, values, max_size=5))
 def test_resolve_never_changes_its_input_and_raises_only_our_errors(asked: dict[str, Any]) -> None:
     before, run = copy.deepcopy(asked), copy.copy(RUN)

@@ -20,6 +20,7 @@ from lmc import saved
 from lmc.ir.text import print_graph
 from tests.conformance import test_semantics as semantics
 from tests.saving import results
+from tests.searching import apart
 
 ROOT = Path(__file__).parent.parent
 SMALL = workloads.Size(0.02)
@@ -44,6 +45,7 @@ def in_another_process(jobs: list[Any], directory: Path) -> list[Any]:
     return json.loads((directory / "results").read_text())
 
 
+@apart
 @pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
 def test_round_trips(tmp_path: Path) -> None:
     jobs: list[Any] = []

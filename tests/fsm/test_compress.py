@@ -57,7 +57,7 @@ def test_chains_may_end_inside_a_character():
     assert text == "世界".encode() + b"\xe5"
 
 
-@search(30, 200)
+@search(10, 200)
 @given(regexes)
 def test_the_language_stays(pattern):
     dfa, rng, tree = compile_regex(pattern), random.Random(pattern), parse(pattern)
@@ -68,7 +68,7 @@ def test_the_language_stays(pattern):
             assert fsm.accepts(text.encode()) == dfa.accepts(text.encode()), text
 
 
-@search(20, 200)
+@search(7, 200)
 @given(regexes)
 def test_every_chain_is_maximal(pattern):
     dfa = compile_regex(pattern)

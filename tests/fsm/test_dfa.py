@@ -78,7 +78,7 @@ def test_the_language_is_that_of_fullmatch(pattern):
     check_words_of_the_automaton(pattern, 10)
 
 
-@search(60, 400)
+@search(20, 400)
 @given(regexes)
 def test_any_regex_has_the_language_of_fullmatch_and_a_minimal_automaton(pattern):
     check_language(pattern, 6)

@@ -65,7 +65,7 @@ def test_without_enumerating_runs_are_not_longer_than_the_definition_allows(patt
         assert run == most[: len(run)], state
 
 
-@search(30, 200)
+@search(10, 200)
 @given(
     st.lists(st.text("ab:\"", min_size=1, max_size=3), min_size=1, max_size=3),
     st.lists(st.text("ab:\"", min_size=2, max_size=3), min_size=1, max_size=5, unique=True),
@@ -78,7 +78,7 @@ def test_runs_are_those_of_the_definition_on_any_small_vocabulary(words, merges)
         assert f.run(state).tokens == by_definition(f, state)
 
 
-@search(40, 200)
+@search(14, 200)
 @given(st.sampled_from(["order", '"', 'the"', ' "', "  ", "yes", '{"', "世"]), regexes)
 def test_no_legal_text_contradicts_a_run(head, rest):
     pattern = "".join(f"[{c}]" for c in head) + rest
@@ -127,7 +127,7 @@ def test_runs_behind_any_cut_are_those_of_every_canonical_encoding(pattern):
         walked(f, rng)
 
 
-@search(10, 100)
+@search(4, 100)
 @given(
     st.lists(st.text("ab:\"", min_size=1, max_size=4), min_size=1, max_size=3),
     st.lists(st.text("ab:\"", min_size=2, max_size=3), min_size=1, max_size=5, unique=True),

@@ -224,7 +224,7 @@ def conditions(draw, plain, depth=2):
     return {kind: [draw(inner), draw(inner)]}
 
 
-@search(60, 600)
+@search(20, 600)
 @given(st.sampled_from(sorted(_KINDS)), st.data())
 def test_what_follows_from_what_holds_for_exactly_the_values_that_it_should(kind, data):
     base, values, plain = _KINDS[kind]
@@ -261,7 +261,7 @@ def near(b: Bounds, rng: random.Random) -> Decimal:
     return at + Decimal(rng.randint(-(10 ** rng.randint(1, 7)), 10 ** rng.randint(1, 7))) / 100
 
 
-@search(20, 200)
+@search(7, 200)
 @given(bounds(), st.randoms(use_true_random=False))
 def test_integers_within_bounds(b, rng):
     tree = integer(b)
@@ -271,7 +271,7 @@ def test_integers_within_bounds(b, rng):
         assert (dfa is not None and dfa.accepts(str(int(x)).encode())) == b.contains(x), x
 
 
-@search(15, 150)
+@search(5, 150)
 @given(bounds(), st.randoms(use_true_random=False))
 def test_numbers_within_bounds(b, rng):
     tree = number(b)

@@ -118,7 +118,7 @@ def test_an_answer_in_a_prompt_is_put_where_its_text_goes_and_not_by_all_that_go
     assert sum(map(len, answers_put(graph).values())) == 9
 
 
-@search(8, 60)
+@search(3, 60)
 @given(graphs())
 def test_every_graph_is_in_a_topological_order(graph: Graph) -> None:
     seen: set[Value] = set(graph.params)
@@ -128,7 +128,7 @@ def test_every_graph_is_in_a_topological_order(graph: Graph) -> None:
     assert len(def_use(graph)) == len(list[Op](graph.ops()))
 
 
-@search(8, 60)
+@search(3, 60)
 @given(graphs())
 def test_dominance_is_the_path(graph: Graph) -> None:
     above = dominance(graph)

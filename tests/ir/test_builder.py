@@ -82,7 +82,7 @@ def test_what_is_built_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
         reset()
 
 
-@search(8, 60)
+@search(3, 60)
 @given(graphs())
 def test_a_rewrite_that_changes_nothing_gives_the_same_object(graph: Graph) -> None:
     assert rewrite(graph, lambda op, _: None) is graph

@@ -38,7 +38,7 @@ def forked(width: int, depth: int) -> Graph:
     return b.build()
 
 
-@search(8, 60)
+@search(3, 60)
 @given(graphs())
 def test_boxes_of_any_graph_are_apart_and_hold_each_prompt_once(graph: Graph) -> None:
     drawn = picture(graph)

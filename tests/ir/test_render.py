@@ -57,7 +57,7 @@ def test_dot_quotes_what_dot_would_read() -> None:
     assert re.fullmatch(r"[\w\s{}\[\]=,;>.-]*", bare)
 
 
-@search(6, 40)
+@search(3, 40)
 @given(graphs())
 def test_any_graph_renders(graph: Graph) -> None:
     data = json.loads(to_json(graph))

@@ -39,7 +39,7 @@ def test_parse_inverts_print(stage: str) -> None:
     seen: set[str] = set()
 
     @given(graphs(stage))
-    @examples(20, 100)
+    @examples(7, 100)
     def check(graph: Graph) -> None:
         text = print_graph(graph)
         parsed = parse(text)
@@ -57,14 +57,14 @@ def test_print_inverts_parse() -> None:
     assert print_graph(graph) == JUDGE
 
 
-@search(15, 100)
+@search(5, 100)
 @given(attr_values)
 def test_attributes_survive(value: object) -> None:
     graph = _with(Op("fsm", (), (), {"a": value, "b_2": (value,)}))  # pyright: ignore[reportArgumentType]
     assert repr(parse(print_graph(graph))) == repr(graph)
 
 
-@search(15, 100)
+@search(5, 100)
 @given(st.text())
 def test_any_name_survives(name: str) -> None:
     v, label = Value("v" + name, "ctx"), "l" + name

@@ -134,7 +134,7 @@ def test_roles_are_for_traced_graphs() -> None:
         verify(graph, "planned")
 
 
-@search(8, 60)
+@search(3, 60)
 @given(graphs(), graphs("planned"))
 def test_generated_graphs_are_valid(traced: Graph, planned: Graph) -> None:
     verify(traced, "traced")

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import islice, product
 
 import pytest
-from jinja2 import Environment
+from jinja2 import Environment, Template
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models
@@ -76,15 +76,19 @@ def tokenizer(family: str) -> Tokenizer:
     return Tokenizer(raw, eos_token_ids=(eos,), bos_token_id=bos)
 
 
-def rendered(family: str, messages: list[tuple[str, str]]) -> str:
-    """The whole conversation by Jinja; raises TemplateError when the template refuses it."""
-
+@cache
+def whole_template(family: str) -> Template:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
     env = Environment(trim_blocks=True, lstrip_blocks=True)
     env.globals["raise_exception"] = refuse
-    return env.from_string(FAMILIES[family]).render(
+    return env.from_string(FAMILIES[family])
+
+
+def rendered(family: str, messages: list[tuple[str, str]]) -> str:
+    """The whole conversation by Jinja; raises TemplateError when the template refuses it."""
+    return whole_template(family).render(
         messages=[{"role": role, "content": content} for role, content in messages],
         add_generation_prompt=True,
         bos_token=BOS.get(family, "<s>"),
@@ -178,14 +182,13 @@ TRAPS = {
 @pytest.mark.parametrize("trap", TRAPS)
 def test_what_cannot_be_cut_is_never_written_wrong(trap: str) -> None:
     template = cut(TRAPS[trap], tokenizer("chatml"), name=trap)
-    env = Environment(trim_blocks=True, lstrip_blocks=True)
     for roles in islice(product(["user", "assistant", "system"], repeat=4), 81):
         messages = [(role, f"Text {i}") for i, role in enumerate(roles)]
         try:
             pieces = lowered(template, messages)
         except ProgramError:
             continue
-        whole = env.from_string(TRAPS[trap]).render(messages=[{"role": r, "content": c} for r, c in messages])
+        whole = _whole(TRAPS[trap]).render(messages=[{"role": r, "content": c} for r, c in messages])
         assert pieces == whole
 
 
@@ -193,6 +196,7 @@ CONTENTS = ["Text", "", "<&?\"'", "{{ x }}{% y %}", "é日本🙂", "/fast ##1",
 
 
 _cut = cache(lambda source: cut(source, tokenizer("chatml"), name="trap"))
+_whole = cache(lambda source: Environment(trim_blocks=True, lstrip_blocks=True).from_string(source))
 
 
 @pytest.mark.parametrize("trap", [*TRAPS, "none"])
@@ -207,8 +211,7 @@ def test_long_conversations_and_odd_contents_are_never_written_wrong(trap: str, 
         except ProgramError:
             assert trap != "none"
             continue
-        whole = Environment(trim_blocks=True, lstrip_blocks=True).from_string(source).render(
-            messages=[{"role": r, "content": c} for r, c in messages])  # fmt: skip
+        whole = _whole(source).render(messages=[{"role": r, "content": c} for r, c in messages])
         assert pieces == whole
 
 

@@ -17,6 +17,7 @@ from lmc.passes.manager import parse_pipeline
 from tests.ir.graphs import graphs
 from tests.passes.shrink import shrunk
 from tests.passes.test_properties import keeps_meaning, slow
+from tests.searching import apart
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def shows(graph: Graph, pipeline: str) -> bool:
     return False
 
 
+@apart
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_a_pass_is_found_and_shrunk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = FAULTS[name]

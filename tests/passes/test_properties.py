@@ -18,9 +18,9 @@ from lmc.passes.manager import Pass, PassContext, PassManager, Target, interface
 from tests.ir.graphs import graphs
 from tests.passes.evaluate import evaluate
 from tests.passes.shrink import shrunk
-from tests.searching import examples
+from tests.searching import apart, examples
 
-slow = examples(8, 60)
+slow = examples(3, 60)
 PIPELINES = [
     "canonicalize",
     "cse",
@@ -193,6 +193,7 @@ def broken_by(bug: str, graph: Graph) -> bool:
     return False
 
 
+@apart
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found_and_shrunk(bug: str) -> None:
     """On random graphs by the property above; what is left of them is a handful of ops that show the bug."""

@@ -75,7 +75,7 @@ def expected(prompt: str, choices: list[str], method: ChoicesMethod) -> list[lis
     return rows
 
 
-@settings(examples(30, 300), deadline=None)
+@settings(examples(10, 300), deadline=None)
 @given(
     st.lists(st.text("ab cd", min_size=1, max_size=9), min_size=1, max_size=6),
     st.sampled_from(list(ChoicesMethod)),

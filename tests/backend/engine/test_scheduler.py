@@ -533,6 +533,6 @@ class AnythingAhead(Anything):
     runs = FakeAheadRunner
 
 
-Anything.TestCase.settings = AnythingAhead.TestCase.settings = settings(examples(12, 60), stateful_step_count=30)
+Anything.TestCase.settings = AnythingAhead.TestCase.settings = settings(examples(4, 60), stateful_step_count=30)
 TestAnything = pytest.mark.search(Anything.TestCase)
 TestAnythingAhead = pytest.mark.search(AnythingAhead.TestCase)
