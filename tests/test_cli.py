@@ -235,7 +235,7 @@ def test_dump_fsm_draws_a_schema(lmc_cli, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("{}", "it recurs or is too large"), ('{"not": {}}', "keyword 'not'"), (None, "cannot read"), ("", "json_schema is not JSON")],
+    [("{}", "it recurs or is too large"), ('{"type": "string", "maxLen": 3}', "keyword 'maxLen'"), (None, "cannot read"), ("", "json_schema is not JSON")],
 )
 def test_dump_fsm_of_a_schema_that_has_no_automaton(lmc_cli, tmp_path, text, says):
     file = tmp_path / "answer.json"
