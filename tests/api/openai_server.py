@@ -19,7 +19,7 @@ from tests.api.text_model import TextModel
 
 _CHAT = {
     "model", "messages", "max_tokens", "max_completion_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "top_logprobs",
-    "frequency_penalty", "presence_penalty", "logit_bias", "response_format", "stream", "stream_options", "prompt_cache_key", "tools",
+    "frequency_penalty", "presence_penalty", "logit_bias", "response_format", "stream", "stream_options", "prompt_cache_key", "tools", "tool_choice",
 }  # fmt: skip
 _RESPONSES = {"model", "input", "max_output_tokens", "temperature", "top_p", "stream", "store", "text", "tools", "prompt_cache_key", "reasoning"}
 _TEXT = {
@@ -79,7 +79,7 @@ class OpenAIModel:
                 before += char
             return {"content": found} if body.get("logprobs") else None
 
-        wrong = _out_of_place(body["messages"])
+        wrong = _out_of_place(body["messages"]) or ("When using `tool_choice`, `tools` must be set." if "tool_choice" in body and not body.get("tools") else "")
         if wrong:
             return _refusal(400, wrong, "messages")
         choices = [

@@ -170,6 +170,12 @@ def test_what_goes_over(openai):
     assert summed["content"] == "3" and state.messages()[:4] == server.seen[1].body["messages"]
 
 
+def test_a_choice_of_tools_goes_with_tools_alone(openai):
+    backend, server = openai(OneMind(lambda prompt: "Fine." if "well known" in prompt else script(prompt)), extra_body={"tool_choice": "auto"})
+    thoughtful("tea", backend=backend, temperature=0).text()
+    assert [("tool_choice" in s.body) == ("tools" in s.body) for s in server.seen] == [True] * len(server.seen)
+
+
 def test_models_of_text_have_no_tools(openai):
     backend, server = openai(TextModel(), False)
     with pytest.raises(lmc.UnsupportedOpError, match=r"gen\(tools=…\)"):

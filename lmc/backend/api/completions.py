@@ -203,10 +203,11 @@ class Completions(ApiBackend):
         chat = self.by_messages(place, ask)
         prompt, expected, meta = self._prompt(place, beyond, chat)
         sent_stops, headers = self._sent_stops(ask, beyond), self.headers(place)
+        extra = self._extra if ask.tools else {k: v for k, v in self._extra.items() if k not in _OF_TOOLS}
         cache = {"prompt_cache_key": key_of(beginning(place))} if self._own == "openai" else {}
 
         def request() -> Request:
-            body = {"model": self.model, **prompt, **cache, **self._sampling(ask, beyond, len(expected.encode()), chat), **self._constrained(ask.constraint, chat), **self._extra}
+            body = {"model": self.model, **prompt, **cache, **self._sampling(ask, beyond, len(expected.encode()), chat), **self._constrained(ask.constraint, chat), **extra}
             if ask.tools:
                 body["tools"] = [{"type": "function", "function": tool} for tool in json.loads(ask.tools)]
             if sent_stops:
@@ -424,6 +425,7 @@ def _logprobs(params: SamplingParams, chat: bool) -> Body:
     return {"logprobs": True, **({"top_logprobs": wanted} if wanted else {})} if chat else {"logprobs": wanted}
 
 
+_OF_TOOLS = ("tool_choice", "parallel_tool_calls")  # what servers refuse in requests without tools
 _SHOWN = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _OPENAI_DEFAULTS: Mapping[str, Any] = {"n": 1, "temperature": 1.0, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 _OPTIONAL = ("max_tokens", "max_completion_tokens", "stop", "logprobs", "seed", "n", "response_format", "stream")
