@@ -10,6 +10,7 @@ that must not happen twice are recorded under it, so the interpreter can go on w
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import inspect
@@ -54,6 +55,10 @@ BUILT = -3
 
 GATHERED = 2
 """As the second part of a key: the list of what tasks of the program's own gave."""
+
+
+OWNED = -4
+"""As the second part of a key: a list that reading a state made."""
 
 
 def inner_key(key: Key, index: int) -> Key:
@@ -289,6 +294,11 @@ def program_frame() -> types.FrameType:
     return frame
 
 
+def member_of(owner: Any, name: str) -> Any:
+    """What the class of an object has under a name, not bound to it; None if there is nothing."""
+    return next((base.__dict__[name] for base in type(owner).__mro__ if name in base.__dict__), None)
+
+
 def outside_key(owner: Any, name: str) -> tuple[str, int, str]:
     """What names a global, closure variable or attribute in the guards of a tree."""
     return "outside", id(owner), name
@@ -301,6 +311,7 @@ class CountingMode(Own, Mode):
         self.cells: dict[int, tuple[types.CodeType, dict[str, types.CellType]]] = {}
         self.instances: dict[int, Any] = {}  # of the program's own classes that reach the language
         self.definitions: dict[int, tuple[weakref.ref[Any], int]] = {}  # functions and classes that the program made, and in which hook call
+        self.owned: collections.Counter[int] = collections.Counter()  # lists that reading a state made, by hook call
         self.count = 0
         self.tick = 0  # number of the hook call being worked on; 0 outside of any
         self.main = False  # whether the next host operation is that hook call's own result
@@ -326,6 +337,11 @@ class CountingMode(Own, Mode):
         """Whether nothing of the program happens any more."""
         return False
 
+    def owned_key(self) -> Key:
+        """For the next list that reading a state makes in this hook call."""
+        self.owned[self.tick] += 1
+        return self.tick, OWNED, self.owned[self.tick]
+
     def knows_cells(self, code: types.CodeType, cells: dict[str, types.CellType]) -> None:
         """`code` is of a traced function alone, whose outside variables are in `cells`."""
         self.cells[id(code)] = (code, cells)
@@ -343,6 +359,13 @@ class CountingMode(Own, Mode):
     def items_of_group(self, a: Any, b: Any) -> Any:
         """`b` in `forks += b`: a function that gives each fork its item is called like one of the program's own."""
         return self.callback(b) if isinstance(a, StateGroup) and callable(b) and not isinstance(b, Expr | Value | list | tuple) else b
+
+    def computed(self, owner: Any, name: str) -> Any:
+        """What a property of an outside object gives whose code reaches the language."""
+        fget = member.fget if isinstance(member := member_of(owner, name), property) else None
+        if fget is None or reach.is_language(owner) or reach.traced_twin(fget, (owner,), {}, hooks) is None:
+            return NOT_OWN
+        return self.called(fget, owner)
 
     def callback(self, fn: Any) -> Callable[..., Any]:
         """A function that a builtin calls on the program's behalf: each call counts like one of the program's own."""
@@ -530,6 +553,11 @@ class ReplayMode(CountingMode):
                 return self.ahead.pop(index)
         return None
 
+    def owned_list(self, made: Any) -> Any:
+        """A list that reading a state made, or the one that the run made there."""
+        key = self.owned_key()
+        return self._answer(key) if key in self.record else made
+
     def _answer(self, key: Key) -> Any:
         done, value = self.record[key]
         if not done:
@@ -579,6 +607,9 @@ class ReplayMode(CountingMode):
 
     def getattr(self, owner: Any, name: str) -> Any:
         value = self.own_attribute(owner, name)
+        if value is not NOT_OWN:
+            return value
+        value = self.computed(owner, name)
         if value is not NOT_OWN:
             return value
         value, cls = getattr(owner, name), self.class_with_data(owner, name)
@@ -635,7 +666,7 @@ class ReplayMode(CountingMode):
         return not self.truth(a)
 
     def star(self, value: Any, *callee: Any) -> Iterable[Any]:
-        return hostops.starred(value if self.tells_of_length(value) else self.own_items(value), callee)
+        return hostops.starred(value if self.tells_of_length(value) else self._recorded_iter(1, self.own_items(value)), callee)
 
     def own_items(self, value: Any) -> Iterable[Any]:
         items = self.own_iter(value)
@@ -684,12 +715,14 @@ class ReplayMode(CountingMode):
             if isinstance(fn, type):
                 self.created(result, args, kwargs)
             return result
-        if _hashable(fn) and (fn in _ITERATES or fn in reach.HIGHER_ORDER):
+        if hostops.is_definition(fn) and (fn in _ITERATES or fn in reach.HIGHER_ORDER):
             args = tuple(map(self.star if fn in _LISTS else self.own_items, args))
         args = tuple([self._recorded_iter(n + 1, a) for n, a in enumerate(args)])
+        if fn is iter and len(args) == 2:
+            return iter(self.callback(args[0]), args[1])
         if self.tick < self.first and (hostops.pure_function(fn) is not None or isinstance(getattr(fn, "__self__", None), str)):
             args = tuple([self._as_begun(a) for a in args])
-        if _hashable(fn) and fn in _ITERATES:
+        if hostops.is_definition(fn) and fn in _ITERATES:
             return self.made(fn(*args, **kwargs))
         if _calls_back(fn):
             args, kwargs = reach.with_callables(fn, args, kwargs, self.callback)
@@ -955,11 +988,7 @@ _ITERATES: frozenset[Any] = frozenset({
 })  # fmt: skip
 
 
-def _hashable(fn: Any) -> bool:
-    return type(fn).__hash__ is not None
-
-
 def _calls_back(fn: Any) -> bool:
     if getattr(fn, "__name__", "") == "sort" and isinstance(getattr(fn, "__self__", None), list):
         return True
-    return _hashable(fn) and fn in reach.HIGHER_ORDER
+    return hostops.is_definition(fn) and fn in reach.HIGHER_ORDER

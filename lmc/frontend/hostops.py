@@ -14,6 +14,7 @@ import collections
 import collections.abc
 import functools
 import inspect
+import itertools
 import json
 import math
 import operator
@@ -22,7 +23,7 @@ import string
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,7 @@ def _unpack(value: Iterable[Any], shape: Shape) -> tuple[Any, ...]:
     before, after = targets(shape)
     if not is_iterable(value):
         raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object")
-    items = list(value)
+    items = [x for x in itertools.islice(value, before + 1 if after < 0 else None)]  # noqa: C416 - `list` asks for a length, Python here does not
     if after < 0:
         if len(items) < before:
             raise ValueError(f"not enough values to unpack (expected {before}, got {len(items)})")
@@ -277,7 +278,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "py.imatmul": operator.imatmul, "py.neg": operator.neg, "py.pos": operator.pos, "py.invert": operator.invert,
     "py.not": operator.not_, "py.bool": bool, "py.eq": operator.eq, "py.ne": operator.ne, "py.lt": operator.lt, "py.le": operator.le,
     "py.gt": operator.gt, "py.ge": operator.ge, "py.is": operator.is_, "py.is_not": operator.is_not,
-    "py.in": lambda a, b: a in b, "py.not_in": lambda a, b: a not in b, "py.getitem": operator.getitem, "py.enter": _enter, "py.exit": _exit, "py.setitem": _setitem,
+    "py.in": lambda a, b: a in b, "py.not_in": lambda a, b: a not in b, "py.in_set": lambda a, items: a in set(items),
+    "py.in_keys": lambda a, keys: a in dict.fromkeys(keys), "py.getitem": operator.getitem, "py.enter": _enter, "py.exit": _exit, "py.setitem": _setitem,
     "py.delitem": _delitem, "py.getattr": getattr, "py.setattr": setattr, "py.delattr": delattr, "py.slice": slice,
     "py.format": _format, "py.iter": iter, "py.next": _next, "py.unpack": _unpack, "py.call": _call, "py.call_method": _call_method, "py.read_list": _read_list,
     "py.tuple": lambda *items: items, "py.list": lambda *items: list(items), "py.set": lambda *items: set(items), "py.dict": _dict,
@@ -386,7 +388,7 @@ def operation(name: str, types: list[str]) -> Known:
             return _BOOL_TOTAL
         case "py.in" | "py.not_in", ["str", "str"]:
             return _BOOL_TOTAL
-        case "py.eq" | "py.ne" | "py.lt" | "py.le" | "py.gt" | "py.ge" | "py.in" | "py.not_in" | "py.bool" | "py.not", _:
+        case "py.eq" | "py.ne" | "py.lt" | "py.le" | "py.gt" | "py.ge" | "py.in" | "py.not_in" | "py.in_set" | "py.in_keys" | "py.bool" | "py.not", _:
             return Known("bool")
         case "py.getitem", ["str", _]:
             return _STR
@@ -424,14 +426,37 @@ _PURE: dict[Any, Known] = {
 }  # fmt: skip
 
 
+_OF_TEXT: dict[Any, tuple[int, str]] = {re.sub: (2, "string"), re.split: (1, "string"), re.escape: (0, "pattern")}
+"""Functions that give text for text and bytes for bytes: where they are handed it, by place or by name."""
+
+
+def of_text(fn: Any, known: Known, args: Sequence[Any], kwargs: Mapping[str, Any], is_text: Callable[[Any], bool]) -> Known:
+    """`known`, or less where that holds for text alone, or for patterns without groups (`re.split` gives None for one that did not match)."""
+    if not is_definition(fn) or fn not in _OF_TEXT:
+        return known
+    place, name = _OF_TEXT[fn]
+    given = args[place] if place < len(args) else kwargs.get(name)
+    if not is_text(given) or (fn is re.split and not _has_no_groups(args[0] if args else kwargs.get("pattern"))):
+        return Known(fresh=known.fresh)
+    return known
+
+
+def _has_no_groups(pattern: Any) -> bool:
+    if isinstance(pattern, re.Pattern):
+        return pattern.groups == 0
+    return type(pattern) is str and "(" not in pattern
+
+
+def is_definition(fn: Any) -> bool:
+    """Whether something is a function or class, which no code of the host hashes."""
+    return type(fn) is type or isinstance(fn, types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType)
+
+
 def pure_function(fn: Any) -> Known | None:
     """What is known of a library function that only reads its arguments, or None."""
     if isinstance(fn, types.FunctionType) and fn.__module__ == "statistics":  # by its name: importing it here would cost every program
         return Known(fresh=fn.__name__ in ("multimode", "quantiles")) if fn is getattr(sys.modules.get("statistics"), fn.__name__, None) else None
-    try:
-        return _PURE.get(fn)
-    except TypeError:  # unhashable callable
-        return None
+    return _PURE.get(fn) if is_definition(fn) else None
 
 
 _SAID: dict[Any, Type] = {str: "str", int: "int", float: "float", bool: "bool", "str": "str", "int": "int", "float": "float", "bool": "bool"}
@@ -453,12 +478,21 @@ _RETURNS_ANOTHER = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYN
 _AT_ONCE: set[Any] = {re.sub, re.subn, sorted, max, min, list.sort, functools.reduce, json.dumps, json.loads}
 
 
+READ_ALONE: frozenset[int] = frozenset(map(id, (
+    *[OPERATIONS[f"py.{name}"] for name in (
+        "iter", "next", "getitem", "in", "not_in", "eq", "ne", "lt", "le", "gt", "ge", "bool", "not", "is", "is_not", "add", "mul", "format", "text", "unpack",
+        "as_tuple", "match_sequence", "choices", "read_list")],
+    len, list, tuple, set, frozenset, sorted, sum, min, max, any, all, str, repr, str.join, json.dumps, isinstance, type, print,
+)))  # fmt: skip
+"""By identity: functions that neither change nor keep a list that they are handed, nor give it to anybody."""
+
+
 def calls_at_once(fn: Any) -> bool:
     """Whether a function calls what it is handed before it returns, and keeps nothing of it."""
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, re.Pattern | list):
         return getattr(fn, "__name__", "") in ("sub", "subn", "sort")
-    return type(fn).__hash__ is not None and fn in _AT_ONCE
+    return is_definition(fn) and fn in _AT_ONCE
 
 
 def is_type_form(x: object) -> bool:

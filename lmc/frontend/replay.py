@@ -71,11 +71,30 @@ class ReplayEmitter(LiveEmitter):
         self.used.add(key)
         return prompt, after.result
 
+    # lists that the program may have changed since the run made them
+
+    def read(self, answer: Result) -> str | list[str]:
+        return _owned(super().read(answer))
+
+    def read_part(self, answer: Result, take: Callable[[str], str]) -> str | list[str]:
+        return _owned(super().read_part(answer, take))
+
+    def meta(self, answer: Result) -> Any:
+        return _owned(super().meta(answer))
+
+    def messages(self, ctx: Prompt) -> list[dict[str, str]]:
+        return _owned(super().messages(ctx))
+
     def forget(self) -> None:
         """Cancels what was asked ahead and is not wanted after all."""
         for key, (_, _, prompt) in self._answers.items():
             if key not in self.used and prompt.handle is not None and prompt.result is not None and not prompt.result.done:
                 prompt.handle.cancel()
+
+
+def _owned(made: Any) -> Any:
+    mode = active.get()
+    return mode.owned_list(made) if type(made) is list and isinstance(mode, ReplayMode) else made
 
 
 _LISTS = ("stop", "stop_token_ids", "stop_regex", "logit_bias")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import itertools
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from lmc.frontend import reach
+from lmc.frontend import hostops, reach
 from lmc.frontend.hooks import hooks
 from lmc.frontend.hostops import Known, native
 from lmc.frontend.own import NOT_OWN
@@ -60,11 +60,19 @@ def _extreme(name: str, builtin: Any) -> Callable[[TraceMode, _Args, _Kwargs], A
         if len(args) == 1 and isinstance(args[0], Value) and _is_the_hosts(kwargs):
             t.main = True
             return t.effect(builtin, args, kwargs)
-        items = list(t.items(args[0])) if len(args) == 1 else list(args)
+        if not args or (len(args) > 1 and "default" in kwargs) or not kwargs.keys() <= {"key", "default"}:
+            return native(builtin, *args, **kwargs)  # Python says what is wrong
+        key = _key(t, kwargs)
+        items: list[Any] = []
+        keys: list[Any] = []
+        for x in t.items(args[0]) if len(args) == 1 else args:  # Python compares each key before it makes the next one
+            effects = t.effects
+            items.append(x)
+            keys.append(key(x))
+            if t.effects != effects and len(items) > 1 and not _comparable(t, keys):
+                t.simple(name, tuple(keys))
         if not items:
             return native(builtin, [], **{k: v for k, v in kwargs.items() if k == "default"})
-        key = _key(t, kwargs)
-        keys = [key(x) for x in items]
         if len(items) == 1:
             return items[0]
         if not reach.holds_value(keys) and t.is_constant(tuple(keys)):
@@ -76,6 +84,12 @@ def _extreme(name: str, builtin: Any) -> Callable[[TraceMode, _Args, _Kwargs], A
         return items[t.decide(best)]
 
     return handler
+
+
+def _comparable(t: TraceMode, keys: Iterable[Any]) -> bool:
+    """Whether comparing keys cannot raise: all of them are text, or all are numbers."""
+    types_ = set(map(t.type_of, keys))
+    return types_ == {"str"} or types_ <= {"int", "float", "bool"}
 
 
 def _sorted(t: TraceMode, args: _Args, kwargs: _Kwargs) -> list[Any]:
@@ -121,6 +135,10 @@ def _sum(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
         t.main = True
         return t.known_call(sum, Known(), args, kwargs)
     total = start[0] if start else kwargs.get("start", 0)
+    if t.type_of(total) == "str" or isinstance(total, bytes | bytearray):
+        return native(sum, (), "" if isinstance(total, Value) else total)  # Python says what to write instead
+    if type(items) in (list, tuple) and t.is_plain(items) and all(isinstance(x, Value | int | float) for x in (total, *items)):
+        return t.known_call(sum, Known(), (tuple(items), total), {})
     for x in t.items(items):
         total = t.binop("+", total, x)
     return total
@@ -139,7 +157,11 @@ def _filter(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
 
 
 def _enumerate(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
-    return enumerate(t.items(args[0]), *args[1:], **kwargs)
+    items, *more = args
+    start = more[0] if more else kwargs.get("start", 0)
+    if not isinstance(start, Value) or start.type != "int":
+        return native(enumerate, t.items(items), t.concrete(start))
+    return ((t.binop("+", start, i), x) for i, x in enumerate(t.items(items)))
 
 
 def _zip(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
@@ -182,13 +204,21 @@ def _dict(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
         return t.known_call(dict, Known(fresh=True), args, kwargs)
     source = args[0] if args else {}
     pairs = list(source.items()) if isinstance(source, dict) else [tuple(p) for p in t.items(source)]
+    if any(len(pair) != 2 for pair in pairs):
+        return native(dict, pairs)  # Python says which
     return t.build_dict([*pairs, *kwargs.items()])
 
 
 def _iter(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     if len(args) == 2:
-        return iter(t.callback(args[0]), args[1])
+        return _until(t, t.callback(args[0]), args[1])
     return iter(t.items(args[0]))
+
+
+def _until(t: TraceMode, call: Callable[[], Any], sentinel: Any) -> Iterator[Any]:
+    """What `iter` gives of a function: its results up to one that equals `sentinel`."""
+    while not t.truth(t.compare("==", sentinel, x := call())):
+        yield x
 
 
 def _next(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
@@ -274,10 +304,15 @@ def _reduce(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     fn, items, *start = args
     call = t.callback(fn)
     iterator = iter(t.items(items, 1))
-    total = start[0] if start else native(next, iterator)
+    total = start[0] if start else next(iterator, _NONE)
+    if total is _NONE:
+        return native(functools.reduce, fn, ())  # Python says that there is nothing
     for x in iterator:
         total = call(total, x)
     return total
+
+
+_NONE = object()
 
 
 def _lazily(fn: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
@@ -328,7 +363,4 @@ MAIN = frozenset({isinstance, hasattr, print, getattr, setattr, delattr})  # the
 
 
 def handler_of(fn: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any] | None:
-    try:
-        return _HANDLERS.get(fn)
-    except TypeError:
-        return None
+    return _HANDLERS.get(fn) if hostops.is_definition(fn) else None

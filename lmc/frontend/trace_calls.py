@@ -79,6 +79,22 @@ class CallMode(OutsideMode):
     def by_identity(self, x: Any) -> bool:
         return isinstance(x, type | types.FunctionType | types.ModuleType | types.BuiltinFunctionType | HostFunction) or is_enum_member(x) or hostops.is_type_form(x)
 
+    def is_key(self, x: Any) -> bool:
+        """Whether Python may look for an object in a container while tracing: no traced value, and no code of the host hashes or compares it."""
+        return not reach.holds_value(x) and not reach.holds(x, self._is_hashed_by_code)
+
+    def _is_hashed_by_code(self, x: Any) -> bool:
+        cls = type(x)
+        by_code = isinstance(cls.__hash__, types.FunctionType) or isinstance(cls.__eq__, types.FunctionType)
+        return by_code and not (type(x) is Value or id(x) in self.local or is_enum_member(x) or reach.is_language(x) or hostops.is_type_form(x))
+
+    def key(self, container: Any, x: Any) -> Any:
+        """A key to look for in a container of the program, made concrete."""
+        if reach.holds(x, self._is_hashed_by_code):
+            self.wants(container)
+            raise TraceEscape(f"looks in a {type(container).__name__} that it made for an object that code of the host compares")
+        return self.concrete(x)
+
     def fresh(self, x: Any) -> Any:
         """Registers a container or iterator that the program just got as its own."""
         if (type(x) in (list, dict, set) or is_lazy(x)) and id(x) not in self.lent:
@@ -258,6 +274,7 @@ class CallMode(OutsideMode):
         types_ = [self.type_of(a) for a in everything]
         operands = [self.operand(a) for a in everything]
         pure = "any" not in types_
+        known = hostops.of_text(fn, known, args, kwargs, lambda x: self.type_of(x) == "str")
         if fn in (str, repr, format) or (fn is len and pure):
             known = Known(known.type, total=types_[0] in ("str", "float", "bool") and len(types_) == 1)
         return self.host(self.callee(fn), operands, known, "pure" if pure and not known.fresh else "ordered", kwargs=tuple(kwargs))
@@ -306,8 +323,12 @@ class CallMode(OutsideMode):
             args = tuple([tuple(a) if type(a) is list and id(a) in self.local else a for a in args])
         self.no_containers(f".{name}", args, kwargs)
         operands = [owner.ir, name, *self.handed(_method_of(owner.kind, name), (*args, *kwargs.values()))]
-        return self.host(
+        still_text = owner.items == "str" and (name in _READ_OR_DROP or (name in ("append", "insert") and types_[-1] == "str"))
+        result = self.host(
             self.operation("py.call_method"), operands, Known(), "ordered" if known else "effect", kwargs=tuple(kwargs), inline=known)
+        if still_text:
+            self.holds_text(owner)
+        return result
 
     def text_method(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], types_: list[str]) -> Any:
         """A method of str on operands some of which are traced."""
@@ -360,7 +381,7 @@ class CallMode(OutsideMode):
                 case ("append" | "insert" | "clear" | "copy" | "reverse" | "pop", _):
                     if name in ("insert", "pop"):
                         args = (*map(self.concrete, args[:1]), *args[1:])
-                    result = native(getattr(owner, name), *args)
+                    result = native(getattr(owner, name), *args, **kwargs)
                     return self.fresh(result) if name == "copy" else result
                 case _:
                     pass
@@ -369,7 +390,7 @@ class CallMode(OutsideMode):
                 self.wants(owner)
                 raise TraceEscape("updates a dict it made from host data")
             if name in ("get", "pop", "setdefault") and args:
-                args = (self.concrete(args[0]), *args[1:])
+                args = (self.key(owner, args[0]), *args[1:])
             result = native(native(getattr, owner, name), *args, **kwargs)
             return result if name in ("get", "pop", "setdefault") else self.fresh(result)
         if not reach.holds_value((owner, args)):
@@ -430,6 +451,10 @@ _PLAIN = frozenset({"__init__", "__setattr__", "__delattr__"})
 
 
 _BUILT_IN = frozenset({list, dict, set, tuple, functools.partial})
+
+
+_READ_OR_DROP = frozenset("clear copy count index pop remove reverse sort".split())
+"""Methods of lists that put nothing into them."""
 
 
 _KEEP_NOTHING = frozenset("extend update union intersection difference issubset issuperset".split())

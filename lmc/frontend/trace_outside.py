@@ -24,6 +24,7 @@ from lmc.frontend.primitives import caller_loc
 from lmc.frontend.trace_record import NO_KEY, Recorder
 from lmc.frontend.tree import Guard
 from lmc.frontend.values import TraceEscape, Value
+from lmc.ir.core import exact
 
 MISSING = object()
 DICT_VIEWS = tuple(map(type, ({}.keys(), {}.values(), {}.items(), iter([]), iter(()), iter(""), iter({}), reversed([]))))
@@ -209,12 +210,12 @@ def is_lazy(x: Any) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal, with equal types at every depth (1, 1.0 and True are three values)."""
+    """Equal, with equal types at every depth (1, 1.0 and True are three values, 0.0 and -0.0 two)."""
     if type(a) is not type(b):
         return False
     if type(a) is tuple:
         return len(a) == len(b) and all(map(same, a, b))
-    return a == b
+    return a == b if type(a) is str else exact(a) == exact(b)
 
 
 def _described(x: Any) -> str:

@@ -36,7 +36,7 @@ from lmc.frontend.state import Gathered, Scoped, State, StateGroup, Stored
 from lmc.frontend.trace_state import NOT_AN_ATTRIBUTE, Answer
 from lmc.frontend.tree import Decision, Escape, Node, Return, Site, Switch, Tree, answer_of, decision_of
 from lmc.frontend.values import TraceEscape, Value
-from lmc.ir.core import Attr, Op, Operand, Symbol, Type
+from lmc.ir.core import Attr, Op, Operand, Symbol, Type, exact
 from lmc.ir.core import Value as IRValue
 
 UNKNOWN = object()
@@ -85,6 +85,7 @@ class Recorder(CountingMode):
         self.effects = 0  # how many of them are calls of it
         self.checked = 0  # as of how many effects the objects of the outside are known to be those that the trace saw
         self.local: dict[int, Any] = self.instances  # containers, iterators and instances that the program itself made
+        self.texts: dict[IRValue, Value] = {}  # lists of the run that hold nothing but text, as far as nobody else has them
         self.lent: dict[int, Any] = {}  # containers of the outside that the program stored in a state
         self.prompts: dict[IRValue, Op] = {}  # what made each prompt of the path
         self.sites: dict[int, Site] = {}  # where the program made a container
@@ -174,6 +175,8 @@ class Recorder(CountingMode):
         """The next op on the path: the recorded one, which must be the same, or a new one."""
         if self.dead is not None:
             raise self.dead  # a context manager of the language ends its role or scope
+        if self.texts and kind == "host.call":
+            self._hands_on(operands)
         self.ops += 1
         if self.ops > MAX_OPS:
             raise TraceEscape(f"the path has more than {MAX_OPS} operations")
@@ -195,6 +198,20 @@ class Recorder(CountingMode):
         self._extends(node.ops[-1])
         self.tree.size += 1
         return results
+
+    def holds_text(self, value: Value) -> None:
+        """A list of the run holds nothing but text, until something else is put into it or somebody else has it."""
+        value.items = "str"
+        self.texts[value.ir] = value
+
+    def _hands_on(self, operands: Sequence[Operand]) -> None:
+        """Before a host call: what may change or keep a list of text that it is handed may put anything into it, now or later."""
+        fn, *args = operands
+        if isinstance(fn, Symbol) and id(self.tree.symbols[fn.name]) in hostops.READ_ALONE:
+            return
+        for arg in args:
+            if isinstance(arg, IRValue) and (value := self.texts.pop(arg, None)) is not None:
+                value.items = None
 
     def _extends(self, op: Op) -> None:
         if op.results and op.results[0].type == "ctx":
@@ -566,7 +583,7 @@ class Recorder(CountingMode):
         defaults = (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values())
         if not all(hostops.is_immutable(x) or _is_definition(x) for x in defaults) and (self.wants(defaults) or fn.__kwdefaults__):
             raise TraceEscape(f"hands {fn.__qualname__}, whose defaults are objects of this run, to host code")
-        key = ("code", id(fn.__code__), *[("id", id(x)) if _is_definition(x) else (type(x), x) for x in defaults if not reach.holds_value(x)])
+        key = ("code", id(fn.__code__), *[("id", id(x)) if _is_definition(x) else (type(x), exact(x)) for x in defaults if not reach.holds_value(x)])
         template = self.tree.symbol(key, symbol_name(fn.__qualname__), fn)
         if self.at_once and not contents and not reach.holds_value(defaults):
             return template  # nobody can tell it from another one
@@ -680,7 +697,11 @@ class Recorder(CountingMode):
             (ir,) = self.emit("host.call", (fn, *operands), attrs, (known.type,), (hint,))
         else:
             ir = self.attempt("host.call", (fn, *operands), attrs, known.type, hint)
-        return self.value(ir, immutable=kind == "pure" and not known.fresh, items=known.items)
+        made = self.value(ir, immutable=kind == "pure" and not known.fresh, items=known.items)
+        if known.items == "str" and known.fresh:
+            made.kind = list
+            self.holds_text(made)
+        return made
 
     def simple(self, name: str, *args: Any, key: Key | None = None) -> Value:
         """One of Python's own operations."""
@@ -784,7 +805,7 @@ def _runs(generator: Any, hook: str, args: tuple[Any, ...]) -> bool:
 def _same_in_every_trace(x: Any) -> object:
     """What equal objects of different traces have in common: what they are, or else which one."""
     if isinstance(x, slice):
-        return "slice", x.start, x.stop, x.step  # not hashable
+        return "slice", *map(exact, (x.start, x.stop, x.step))  # not hashable
     if isinstance(x, operator.itemgetter | operator.attrgetter | operator.methodcaller) and hostops.is_immutable(x.__reduce__()[1]):
         return type(x), repr(x)
     if isinstance(x, types.MethodType):  # a method, such as `date.fromisoformat`: Python makes one each time
@@ -793,7 +814,7 @@ def _same_in_every_trace(x: Any) -> object:
         return types.BuiltinMethodType, x.__name__, id(x.__self__)
     if hostops.is_type_form(x) and not _holds_objects(x):
         return type(x), repr(x), x  # equal unions may name their members in another order
-    return (type(x), x) if hostops.is_immutable(x) else ("id", id(x))
+    return (type(x), exact(x)) if hostops.is_immutable(x) else ("id", id(x))
 
 
 def _holds_objects(x: Any) -> bool:
@@ -913,7 +934,8 @@ def held_of(value: Any, meta: Any) -> Any:
 
 
 _ON_ANY = {
-    "py.bool": Known("bool"), "py.not": Known("bool"), "py.in": Known("bool"), "py.not_in": Known("bool"), "py.format": Known("str"),
+    "py.bool": Known("bool"), "py.not": Known("bool"), "py.in": Known("bool"), "py.not_in": Known("bool"), "py.in_set": Known("bool"),
+    "py.in_keys": Known("bool"), "py.format": Known("str"),
     "py.text": Known("str"), "py.is": Known("bool", total=True), "py.is_not": Known("bool", total=True), "py.argmin": Known("int"),
     "py.argmax": Known("int"),
 }  # fmt: skip

@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmc.errors import LmcError, Loc
 from lmc.frontend.emitter import taken
+from lmc.frontend.hostops import Known
 from lmc.frontend.options import Options
 from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.values import TraceEscape, Value
@@ -188,21 +190,27 @@ class TraceEmitter:
     def read_part(self, answer: Answer, take: Callable[[str], str]) -> Value:
         if answer.ir.type == "str":
             return self.trace.value(self._taken(self.read(answer).ir, take))
-        operands = self.trace.own(taken), self.read(answer).ir, self.trace.own(take)
-        attrs: dict[str, Attr] = {"ordered": True, "inline": True, "total": True}  # a list of its own, made again by a replay
-        return self.trace.value(self.trace.emit("host.call", operands, attrs, ("any",))[0], items="str")
+        return self._owned(taken, self._read_once(answer).ir, self.trace.own(take))
 
     def read(self, answer: Answer) -> Value:
+        value = self._read_once(answer)
+        return value if answer.ir.type == "str" else self._owned(list, value.ir)
+
+    def _read_once(self, answer: Answer) -> Value:
         if answer.read_value is None:
             ir = self.trace.attempt("read", (answer.ir,), {}, answer.ir.type, answer.ir.name)
             answer.read_value = self.trace.value(ir, domain=answer.domain)
         return answer.read_value
 
+    def _owned(self, make: Callable[..., Any], *operands: Operand) -> Value:
+        """A list that each reading makes anew. The program may change it, so a replay finds the one of the run."""
+        return self.trace.host(self.trace.own(make), operands, Known(fresh=True), "ordered", key=self.trace.owned_key())
+
     def meta(self, answer: Answer) -> Value:
         if answer.read_meta is None:
             ir = self.trace.attempt("read", (answer.meta,), {}, "any", "meta")
             answer.read_meta = self.trace.value(ir)
-        return answer.read_meta
+        return answer.read_meta if answer.ir.type == "str" else self._owned(list, answer.read_meta.ir)
 
     def text(self, ctx: Ctx, since: Ctx | None = None) -> Value:
         if since is None:
@@ -210,7 +218,7 @@ class TraceEmitter:
         return self.trace.value(self.trace.attempt("ctx.slice", (ctx.ir, since.ir), {}, "str"))
 
     def messages(self, ctx: Ctx) -> Value:
-        return self.trace.value(self.trace.attempt("ctx.messages", (ctx.ir,), {}, "any"))
+        return self._owned(copy.deepcopy, self.trace.attempt("ctx.messages", (ctx.ir,), {}, "any"))
 
     def wait(self, ctx: Ctx) -> None:
         self.trace.emit("ctx.text", (ctx.ir,), {}, ("str",))

@@ -25,7 +25,7 @@ from lmc.config import log
 from lmc.frontend import hostops, reach
 from lmc.frontend.aio import Gathering, Ready, gathering
 from lmc.frontend.arguments import Parameters
-from lmc.frontend.hooks import GATHERED, Key, hooks, inner_key, program_frame, waits_for_answers
+from lmc.frontend.hooks import GATHERED, Key, hooks, inner_key, member_of, program_frame, waits_for_answers
 from lmc.frontend.hostops import Known, Shape, native
 from lmc.frontend.instrument import guarding, instrument
 from lmc.frontend.interpreter import ACTIVE, Function
@@ -81,7 +81,10 @@ class TraceMode(CallMode):
                 return native(getattr, owner, name)
             native(getattr, owner, name)
             return self.attribute_of(owner, name)
-        if is_method(type(owner), name) and name not in getattr(owner, "__dict__", {}):
+        computed = self.computed(owner, name)
+        if computed is not NOT_OWN:
+            return computed
+        if is_method(type(owner), name) and not isinstance(member_of(owner, name), property) and name not in getattr(owner, "__dict__", {}):
             return getattr(owner, name)
         return self.host(self.operation("py.getattr"), [self.operand(owner), name], Known(), "ordered", hint=name)
 
@@ -131,7 +134,7 @@ class TraceMode(CallMode):
         if item is not NOT_OWN:
             return item
         if self.is_plain(owner) and not self.is_own_instance(owner):
-            if not reach.holds_value(key):
+            if self.is_key(key):
                 found = native(operator.getitem, owner, key)
                 return self.fresh(found) if type(key) is slice else found
             if reach.holds_language(owner) or any(callable(x) and type(x) is not Value for x in (owner.values() if isinstance(owner, dict) else owner)):
@@ -148,7 +151,7 @@ class TraceMode(CallMode):
         elif self.own_method(owner, "__setitem__", key, value) is not NOT_OWN:
             return
         elif self.is_plain(owner) and not self.is_own_instance(owner):
-            if reach.holds_value(key):
+            if not self.is_key(key):
                 self.wants(owner)
                 raise TraceEscape("stores under a traced key in a container that it made")
             native(operator.setitem, owner, key, value)
@@ -159,7 +162,7 @@ class TraceMode(CallMode):
         if self.own_method(owner, "__delitem__", key) is not NOT_OWN:
             return
         if self.is_plain(owner) and not self.is_own_instance(owner):
-            native(operator.delitem, owner, self.concrete(key))
+            native(operator.delitem, owner, self.key(owner, key))
         else:
             self.mutate("py.delitem", owner, key)
 
@@ -224,7 +227,7 @@ class TraceMode(CallMode):
             if is_lazy(b) and id(b) in self.local:
                 if not isinstance(b, DICT_VIEWS):
                     raise TraceEscape("looks for something in an iterator")
-                b = tuple(b)
+                b = self.fresh(dict.fromkeys(b)) if isinstance(b, collections.abc.KeysView) else tuple(b)
             elif self.steady(b) and not reach.holds_value(a) and self.is_constant(a):
                 return native(hostops.OPERATIONS[name], a, b)
         if not symbolic and self.is_constant(a) and self.is_constant(b):
@@ -233,7 +236,10 @@ class TraceMode(CallMode):
             return native(hostops.OPERATIONS[name], a, b)
         if reach.is_language(a) or reach.is_language(b):
             raise TraceEscape("compares a state with a traced value")
-        if id(b) in self.local and isinstance(b, list | set | dict) and op in ("in", "not in"):
+        if id(b) in self.local and isinstance(b, set | dict) and op in ("in", "not in"):
+            found = self.simple("py.in_set" if isinstance(b, set) else "py.in_keys", a, tuple(b))
+            return found if op == "in" else self.simple("py.not", found)
+        if id(b) in self.local and isinstance(b, list) and op in ("in", "not in"):
             b = tuple(b)
         return self.simple(name, a, b)
 
@@ -332,13 +338,13 @@ class TraceMode(CallMode):
         return made
 
     def build_set(self, items: list[Any]) -> Any:
-        if not reach.holds_value(items):
+        if all(map(self.is_key, items)):
             return self.contained(native(set, items))
         return self.simple("py.set", *items)
 
     def build_dict(self, items: list[Any]) -> Any:
         pairs = [pair for item in items for pair in self._pairs(item)]
-        if any(reach.holds_value(key) for key, _ in pairs):
+        if not all(self.is_key(key) for key, _ in pairs):
             if self.wants(pairs):
                 raise TraceEscape("puts a container that it made under a traced key")
             return self.simple("py.dict", *itertools.chain.from_iterable(pairs))
@@ -369,14 +375,14 @@ class TraceMode(CallMode):
         """Iterates anything, one decision per step or per length where the value is traced. `which` numbers the argument."""
         value = self.as_plain(value)
         if isinstance(value, Value):
-            return self._text_items(value) if value.type == "str" else self._host_items(value.ir, value.items, which)
+            return self._text_items(value) if value.type == "str" else self._host_items(value.ir, value, which)
         if self.is_own_instance(value) and not is_lazy(value):
             items = self.own_iter(value)
             if items is not NOT_OWN:
                 return self.items(self.fresh(items), which)
             raise TraceEscape(f"iterates a {type(value).__name__}, which runs code of its class")
         if self.is_plain(value) or isinstance(value, type):
-            return cast(Iterable[Any], value)
+            return cast(Iterable[Any], value if hostops.is_iterable(value) else native(iter, value))  # Python says that it is not
         if self.steady(value):
             return self.steady_items(value, which)
         return self._host_items(self.operand(value), None, which)
@@ -392,18 +398,18 @@ class TraceMode(CallMode):
         for i in range(length):
             yield self.simple("py.getitem", value, i)
 
-    def _host_items(self, operand: Operand, items: str | None, which: int) -> Iterator[Any]:
+    def _host_items(self, operand: Operand, source: Value | None, which: int) -> Iterator[Any]:
         tick = self.tick
         iterator = self.host(self.operation("py.iter"), [operand], Known(), "ordered", key=(tick, which + 1, 0))
-        return self._host_steps(iterator, items, tick, which)
+        return self._host_steps(iterator, source, tick, which)
 
-    def _host_steps(self, iterator: Value, items: str | None, tick: int, which: int) -> Iterator[Any]:
-        kind: Type = "str" if items == "str" else "any"
+    def _host_steps(self, iterator: Value, source: Value | None, tick: int, which: int) -> Iterator[Any]:
         for index in itertools.count(1):
             step = self.host(self.operation("py.next"), [iterator.ir], Known(), "ordered", key=(tick, which + 1, index))
             more = self.host(self.operation("py.getitem"), [step.ir, 0], Known("bool", total=True), "pure")
             if not self.decide(more):
                 return
+            kind: Type = "str" if source is not None and source.items == "str" else "any"  # the body may put something else into it
             item = self.host(self.operation("py.getitem"), [step.ir, 1], Known(kind, total=True), "pure")
             item.immutable = kind == "str"
             yield item
@@ -445,7 +451,8 @@ class TraceMode(CallMode):
     def star(self, value: Any, *callee: Any) -> Iterable[Any]:
         if isinstance(value, Value):
             return self.spread(self.simple("py.as_tuple", value), value)
-        return self.all_items(hostops.starred(value, callee))
+        value = hostops.starred(value, callee)
+        return self.all_items(value) if hostops.is_iterable(value) else value  # Python says where it stands
 
     def spread(self, items: Value, source: Value) -> list[Value]:
         """The items of a traced tuple, one arm of the trace tree per length; `source` is what they came from."""

@@ -54,11 +54,13 @@ Case = Literal_ | Symbol | _Default
 
 
 def exact(x: object) -> object:
-    """A hashable key under which literals are equal only if they print equal: 1, True and 1.0 differ, 0.0 and -0.0 too."""
+    """A hashable key under which immutable objects are equal only if they print equal: 1, True and 1.0 differ, 0.0 and -0.0 too."""
     if isinstance(x, tuple):
         return tuple(exact(i) for i in x)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if isinstance(x, float):
-        return float, repr(x)
+    if isinstance(x, (float, complex, range)):
+        return type(x), repr(x)
+    if isinstance(x, frozenset):
+        return frozenset, frozenset(exact(i) for i in x)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     return (type(x), x) if isinstance(x, (bool, int)) else x
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import functools
+import json
 import operator
+import re
 import string
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from lmc import gen
+from lmc import gen, user
 
 from .harness import Case, case, cases, effect, leave, scripted
 
@@ -86,6 +89,288 @@ def getters_that_the_program_makes(s, q):
     s += upper(s["x"]) + "".join(ends(s["x"])) + operator.attrgetter("real.imag")(len(s["x"])).__str__()
     if pairs[0][0] == "b":
         s += gen("more")
+
+
+class Alike:
+    """Equals everything, under a hash of its own."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 12345
+
+
+def alike(x: str) -> Alike:
+    effect("alike", x)
+    return Alike()
+
+
+def spoil(xs: list[Any]) -> None:
+    effect("spoil", xs)
+    xs.append(7)
+    xs.insert(0, None)
+
+
+@case(replays=0)
+def constants_that_are_equal_and_print_differently(s, q):
+    s += q + gen("x", max_tokens=2)
+    for one in ((1, 2), (True, 2), (1.0, 2), (0.0,), (-0.0,), ((1,),), ((True,),), range(0, 3, 2), range(0, 4, 2), frozenset({1}), frozenset({True})):
+        effect("one", repr(one))
+        s += str(size([one])) + f"{(one, s['x'])}"
+    n = len(s["x"])
+    return (1, q), (True, q), n * 1, n * 1.0, n * True, n * -0.0, repr({(1,): q}), repr({(True,): q})
+
+
+@case(ITEMS[:2], batch=False)
+def lists_of_text_with_something_else(s, q):
+    s += q + gen("x", max_tokens=4)
+    one, two, three = s["x"].split(), s["x"].split(), list(s["x"])
+    one.append(3)
+    one.insert(0, None)
+    spoil(two)
+    three[0] = 1
+    also = one
+    also += [2.5]
+    for row in (one, two, [*three, 1]):
+        for w in row:
+            s += f"[{w}]{isinstance(w, str)}{w is None}{w == 7}{type(w).__name__}"
+    held = {"k": s["x"].split()}
+    for w in held["k"]:
+        s += f"{w}{isinstance(w, int)}"
+        if len(held["k"]) < 4:
+            held["k"].append(len(held["k"]))
+    return one, two, three, held
+
+
+@case(ITEMS, replays=0)
+def lists_of_text_stay_lists_of_text(s, q):
+    s += q + gen("x", max_tokens=4)
+    words = s["x"].split()
+    words.append(q)
+    words.insert(0, "first")
+    words.sort()
+    words.reverse()
+    return [w.upper() for w in words], words.pop(), "-".join(words), len(words)
+
+
+@case(ITEMS, replays=0)
+def what_re_gives_is_not_always_text(s, q):
+    s += q + gen("x", max_tokens=4)
+    for w in re.split("(a)|(e)", s["x"]):
+        s += f"[{w}]{w is None}{isinstance(w, str)}"
+    raw = s["x"].encode()
+    return re.sub(b"a", b"o", raw), re.escape(raw), [isinstance(p, bytes) for p in re.split(b" ", raw)], f"{re.sub(b'a', b'', raw)}", re.split(" ", s["x"])
+
+
+@case(replays=0)
+def sets_and_dicts_look_by_hash(s, q):
+    s += q + gen("x", max_tokens=2)
+    row, other = json.loads(json.dumps([s["x"]])), alike(q)
+    for look in (lambda: row in {"a", "b"}, lambda: row not in {"a"}, lambda: row in {"a": 1}, lambda: row in {"a": 1}.keys()):
+        try:
+            s += str(look())
+        except TypeError as error:
+            s += str(error)
+    return other in {"a", "b"}, other in {"a": 1}, other in ["a"], other not in {"a": 1}, s["x"] in {"a", s.text()}
+
+
+@case(replays=0)
+def builtins_that_refuse(s, q):
+    s += q + gen("x", max_tokens=2)
+    a = [s["x"], "b"]
+    refused = [
+        lambda: sum(a, ""), lambda: dict([("a", s["x"], 3)]), lambda: a.pop(index=0), lambda: max(a, "b", default=3), lambda: max(5), lambda: max(),
+        lambda: max([]), lambda: functools.reduce(lambda x, y: x + y + s["x"], []), lambda: list(zip(a, 5)), lambda: min([*a, None]), lambda: set(5),
+    ]  # fmt: skip
+    for refuse in refused:
+        try:
+            s += str(refuse())
+        except (TypeError, ValueError) as error:
+            s += f"{type(error).__name__}: {error}"
+    return a
+
+
+@case(replays=0)
+def sums_and_numbers_from_a_start(s, q):
+    s += q + gen("x", max_tokens=2)
+    n, nothing = len(s["x"]), []
+    return sum([n, 0.5, True]), sum([[n], [q]], []), sum((n, n), n), sum([], nothing) is nothing, list(enumerate("ab", n)), list(enumerate([q], start=n))
+
+
+@case(ITEMS)
+def maxima_call_tools_in_between(s, q):
+    s += q + gen("x", max_tokens=4)
+    s += max((weight(w) for w in (s["x"], "n", q)), key=lambda w: (size([w]), w))
+    leave(s)
+
+
+@case(ITEMS)
+def maxima_that_cannot_be_compared(s, q):
+    s += q + gen("x", max_tokens=4)
+    try:
+        max((0, 1, 2), key=lambda i: [weight(s["x"]), 1, size([i])][: i + 1][-1])
+    except TypeError as error:
+        s += str(error)
+    leave(s)
+
+
+@case(ITEMS, replays=0)
+def called_until_it_gives_something(s, q):
+    asked = 0
+
+    def ask():
+        nonlocal asked
+        asked += 1
+        s.__iadd__(q + gen("x", max_tokens=1))
+        return s["x"][:1] if asked < 4 else "end"
+
+    s += "".join(x for x in iter(ask, "end")) + str(list(iter(lambda: s["x"], s["x"])))
+
+
+@case(ITEMS)
+def called_until_it_gives_something_then_left(s, q):
+    asked = []
+
+    def ask():
+        asked.append(weight(q))
+        s.__iadd__(q + gen("x", max_tokens=1))
+        return s["x"][:1] if len(asked) < 3 else "end"
+
+    for x in iter(ask, "end"):
+        s += x + weight(x)
+    leave(s)
+
+
+class Meter:
+    """An object of the outside that is another one whenever somebody looks, and a key by code of its own."""
+
+    n = 0
+
+    @property
+    def now(self) -> int:
+        self.n += 1
+        effect("now", self.n)
+        return self.n
+
+    @property
+    def ask(self) -> Any:
+        return f"{self.n}" + gen("y", max_tokens=self.n % 2 + 1)
+
+    def tick(self) -> int:
+        self.n += 1
+        return self.n
+
+    def __iter__(self) -> Any:
+        effect("iter", self.n)
+        while True:
+            self.n += 1
+            yield self.n
+
+    def __hash__(self) -> int:
+        effect("hash")
+        return 5
+
+    def __eq__(self, other: object) -> bool:
+        effect("eq")
+        return isinstance(other, Meter)
+
+    def __call__(self, x: str) -> str:
+        effect("call", x)
+        return x + str(self.tick())
+
+
+class Ticks:
+    """Gives what it gives once."""
+
+    def __iter__(self) -> Any:
+        effect("ticks")
+        return (str(METER.tick()) for _ in range(3))
+
+
+METER, TICKS = Meter(), Ticks()
+
+
+def new_meter() -> None:
+    METER.n = 0
+
+
+OUTSIDE: dict[str, Any] = {"reset": new_meter, "outside": lambda: METER.n, "batch": False}  # items of a batch would share it
+
+
+@case(replays=0, **OUTSIDE)
+def properties_of_the_outside(s, q):
+    effect("first")
+    METER.now
+    s += q + METER.ask + gen("x", max_tokens=2)
+    n = METER.tick()
+    s += METER.ask + METER(s["x"])
+    effect("last", METER.now)
+    return n, METER.now, s["y"]
+
+
+@case(**OUTSIDE)
+def properties_of_the_outside_then_left(s, q):
+    s += q + str(METER.now) + METER.ask
+    s += str(METER.tick()) + METER.ask
+    leave(s)
+    s += str(METER.now) + METER.ask
+
+
+@case(replays=0, **OUTSIDE)
+def keys_with_code(s, q):
+    d = {METER: q}
+    effect("made")
+    s += q + gen("x", max_tokens=2)
+    d[METER] = s["x"]
+    effect("stored")
+    s += d[METER] + str(len({METER, METER}))
+    return METER in d, d.get(METER), len({q: 1, METER: 2})
+
+
+@case(**OUTSIDE)
+def stars_of_the_outside_then_left(s, q):
+    s += q + gen("x", max_tokens=2)
+    found = [*TICKS]
+    leave(s)
+    return found
+
+
+@case(**OUTSIDE)
+def unpacking_takes_no_more_than_it_needs(s, q):
+    s += q + gen("x", max_tokens=2)
+    try:
+        a, b = METER
+    except ValueError as error:
+        s += str(error)
+    return METER.n
+
+
+@case(replays=0)
+def lists_that_reading_makes(s, q):
+    s += user(q) + gen("x", max_tokens=2, n=2, temperature=0.9)
+    a, b = s.fork(2)
+    a["x"].append("a")
+    b["x"].append("b")
+    s["x"].reverse()
+    metas, messages = s.get_meta_info("x"), s.messages()
+    metas.append({})
+    messages.append("more")
+    messages[0]["role"] = "other"
+    s += f"{len(s.get_meta_info('x'))} {s.messages()} {s['x'] is s.get_var('x')}"
+    return a["x"], b["x"], s["x"], metas, messages
+
+
+@case()
+def lists_that_reading_makes_then_left(s, q):
+    s += user(q) + gen("x", max_tokens=2, n=2, temperature=0.9)
+    found, messages = s["x"], s.messages()
+    found.append(q)
+    messages.append(q)
+    messages[0]["role"] = "other"
+    leave(s)
+    s["x"].append("later")
+    return found, messages, s.messages(), found is s["x"]
 
 
 CASES = cases(globals())
