@@ -26,18 +26,40 @@ def reset() -> None:
     TABLE.clear()
     TABLE.update({"x": "first", "y": "second"})
     SEEN.clear()
-    counted.calls = 0
+    counted.calls = METER.n = 0
     Settings.level = 1
     Settings.note = None
 
 
 def look() -> Any:
-    return LIMIT, MODE, list(STEPS), dict(TABLE), list(SEEN), counted.calls, Settings.level, Settings.note
+    return LIMIT, MODE, list(STEPS), dict(TABLE), list(SEEN), counted.calls, Settings.level, Settings.note, METER.n
 
 
 class Settings:
     level = 1
     note: Any = None
+
+
+class Meter:
+    """Is read through code of its own."""
+
+    n = 0
+
+    @property
+    def now(self) -> int:
+        effect("now", self.n)
+        return self.n
+
+    def tick(self) -> int:
+        effect("tick", self.n)
+        self.n += 1
+        return self.n
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{self.tick()}" for _ in range(2))
+
+
+METER = Meter()
 
 
 def set_limit(n: int) -> None:

@@ -224,6 +224,10 @@ COLLECT = [
     "D = dict(zip(['d', {t}], [1, v]))", "L = sorted([{t}, {u}, 'm'], key=len, reverse=flag)", "L = [max({t}, {u}, key=len), min([{t}, 'b'])]", "L = list({{{t}, 'k'}}); L.sort()", "D = {{k: v for k, v in sorted(D.items(), key=str)[:2]}}",
     "L = [*many({t})]", "L = [a for a in many(v) if a]", "xs.append({t})", "xs[0] = {t}", "L = xs[:2]", "L = list(xs)", "w = xs.pop() if len(xs) > 1 else w", "L = list(reversed({t}.split()))", "L[:1] = [{t}, n]",
     "L = [i + j for i in {t}[:2] for j in 'xy' if i != 'a']", "w, *L = [{t}, *L][:3]; w = str(w)[-9:]", "L = re.findall('[a-h]', {t})", "L = [m.group() for m in re.finditer('.e', {t})]", "D = {{{t}: [v]}}; D[{t}].append(n); D = {{'z': str(D)}}",
+    "L = {t}.split(); L.append(n); L = [(a, isinstance(a, str)) for a in L][:4]", "L = list({t}[:3]); L[:1] = [None, n]; w = ''.join(f'{{a}}' for a in L)", "L = {t}.split(); L.insert(0, {u}); w = max(a.title() for a in L)",
+    "L = [a is None or a for a in re.split('(a)|(e)', {t})][:5]", "w = str([(1, v), (True, v), (1.0, w), {{(0.0,): n}}, {{(-0.0,): n}}])[-19:]", "a = iter({t}); L = list(iter(lambda: next(a, 'a'), 'a'))[:4]",
+    "L = sorted(set({t}) & {{*'abc'}}); w = str({u} in {{'a', 'k', v}})", "D = {{(n, True): {t}, (n, 1.0): w}}; D = {{str(a): D[a] for a in D}}", "n = sum([n, len({t}), True]) % 7; L = sum([[v], L[:1]], [])",
+    "L = list(enumerate({t}[:2], n))",
 ]  # fmt: skip
 CALL = [
     "v = tool({t}, q)", "effect('e', {t}, n, q)", "effect('e', q)", "effect('e', q)", "effect('f', q)", "L = words({t}, q)", "v = TOOLS['{tool}']({t}, q)", "v = child(tip={t}).ret_value", "w = shout({t}, q)", "v = flaky({t}, q) if 'a' not in {t} else v",
@@ -233,12 +237,15 @@ CALL = [
     "L = [tool(a, q) for a in {t}.split()[:2]]", "D = bag({t}, q)", "L = [k for k in bag({t}, q)]", "for k, a in lookup({t}, q).items(): v = a[-7:]", "L = sorted(lookup({t}, q))", "v = functools.reduce(lambda a, b: tool(a + b, q)[-4:], {t}[:2], 'r')",
     "L = list(map(lambda a: shout(a, q), {t}.split()[:2]))", "v = functools.partial(tool, {t})(q)", "n = outer({t})", "v = (tool if {c} else shout)({t}, q)", "v = tool({t}, q) if {c} else shout({u}, q)",
     "{c} and effect('then', q)", "v = {t} and tool({t}, q) or shout({u}, q)", "guarded({t}, q, lambda a: a.upper())", "a, b = words({t} + ' b c', q)[:2]; v = a",
+    "v = tool((1, 2), q) + tool((True, 2), q) + tool((1.0, {t}), q)[-5:]", "v = max((tool(a, q) for a in {t}.split()[:2] or 'e'), key=lambda a: shout(a, q))", "L = {t}.split(); fill({u}, L, q); L = [(a, a is None) for a in L][:3]",
+    "L = {t}.split(); n = size(L, q) % 7; L.append(n); w = str([isinstance(a, str) for a in L])[-9:]",
 ]  # fmt: skip
 LANGUAGE = [
     "v = inner({t})", "w = (lambda t: inner(t) + '!')({t})", "v = say({s}, {t})", "w = say({s}, {t}, name='y')", "v = dig({s}, {t})", "node = Node({s}, 'x'); v = node.go({t}); n = len(node.seen)",
     "L = [Node({s}, 'x').go(a) for a in {t}.split()[:2]]", "v = wrapped(say)({s}, {t})", "n = scored({s}, {t})", "L = [*lazy(2)]", "for z in lazy(3): v = z; n += 1", "v = functools.partial(say, {s})({t})",
     "p = {s}.var_scope('k'); p.__enter__(); {s} += {t}; p.__exit__(None, None, None)", "{s} += lmc.special('<|im_end|>')", "w = ''.join([say({s}, a) for a in xs[:2]])[-9:]",
     "v = next(lazy(2), 'none')", "v = {{'s': say}}['s']({s}, {t})", "v = {s}.fork(1)[0]['x']",
+    "{s} += lmc.gen('m', n=2, max_tokens=2, temperature=0.7); {s}['m'].append(n); L = {s}['m']; w = str(L is {s}['m'])", "a = {s}.messages(); a.append(n); w = str({s}.messages())[-9:]; L = a[-1:]",
 ]  # fmt: skip
 DEFINED = [
     "n = Box().add({t}) % 7", "Box.n += 1; n = Box.n % 7", "Box.seen.append({t}); w = str(Box.most())[-7:]", "Box.first += 'm'; v = Box.first[-5:]", "Box.seen.append({t}); L = Box.seen", "w = getattr(Box, 'last', 'none')",
@@ -251,6 +258,7 @@ OUTSIDE = [
     "w = str(next(outside.IDS))", "n += keep(L + [{t}])", "keep(L)", "G.append({t})", "n = (n + len(G)) % 7", "global N; N += 1", "w = str(N)", "w = str(outside.LIMIT)", "v = ' '.join(STEPS)[:9]", "outside.drop('one') if 'one' in STEPS else 0",
     "w = 'deep' if outside.LIMIT > 3 else w", "outside.set_mode('b')", "w = outside.MODE", "TABLE['x'] = {t}", "w = TABLE['x']", "n = len(TABLE)", "outside.Settings.note = {t}", "w = str(outside.Settings.note)",
     "L = [a for a in STEPS]", "n = len(STEPS)", "G.extend(L[:1])", "w = str(G)[-9:]", "L = G", "D = TABLE", "keep(G)", "outside.relay(lambda a: effect('cb', a), {t})",
+    "w = str(outside.METER.now)", "n = (n + outside.METER.tick()) % 7; w = str(outside.METER.now)", "L = [*outside.METER][:2]", "a, *L = outside.METER", "D = {{str(outside.METER.now): {t}}}",
 ]  # fmt: skip
 LEAVE = ["n += hash(v) * 0", "n += hash({t}) * 0", "n += eval('0')", "w = max(w, key=str)", "n += id(v) * 0", "exec('0')"]
 ITERABLES = [
@@ -258,7 +266,7 @@ ITERABLES = [
     "reversed(xs)", "[a for a in {t}.split() if a][:2]", "(a for a in xs)", "{t}.partition('a')", "iter([{t}])", "re.findall('[a-h]', {t})[:3]", "itertools.islice(itertools.count(), 2)", "set({t}[:1])",
 ]  # fmt: skip
 PAIRS = ["enumerate({t}.split()[:2])", "zip({t}, xs)", "list(D.items())[:2]", "[({t}, 1), ({u}, n)]", "enumerate(xs, 1)", "zip(L, 'ab')"]
-RAISERS = ["v = flaky({t}, q)", "n = int({t})", "raise ValueError({t})", "w = L[{n}]", "w = D[{t}]", "json.loads({t})", "pass", "loud({t}, q)", "assert {c}, {t}", "v = {t}[{n}]", "a, b = {t}.split()", "n = 1 // {n}", "v = {s}['nothing']"]
+RAISERS = ["w = str({t}.split() in {{'a', 'k'}})", "w = str(D.get({t}.split()))", "w = sum([{t}], '')", "v = flaky({t}, q)", "n = int({t})", "raise ValueError({t})", "w = L[{n}]", "w = D[{t}]", "json.loads({t})", "pass", "loud({t}, q)", "assert {c}, {t}", "v = {t}[{n}]", "a, b = {t}.split()", "n = 1 // {n}", "v = {s}['nothing']"]
 CATCHES = ["(ValueError, IndexError) as error", "Exception as error", "ValueError as error", "KeyError as error", "(LookupError, AssertionError, ArithmeticError) as error"]
 PATTERNS = [
     ("{t}", ["'k' | 'a'", "str(a)", "_"]), ("{t}.split()", ["[a, *b]", "[]"]), ("({t}, n)", ["('a', 1)", "(str(a), int(b)) if b", "_"]), ("L", ["[a]", "[a, b]", "[a, *_] if a", "_"]), ("D", ["{'d': a}", "{**rest} if rest"]),
