@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.base import Result
-from lmc.frontend.emitter import Scoped, Taken
+from lmc.frontend.emitter import Scoped, Stored, Taken
 from lmc.frontend.values import TraceEscape
 from lmc.prompt import Excerpt, Given, Image, Mark, Piece, Prompt, plain
 
@@ -220,6 +220,8 @@ class _Cursor:
         else:
             return False
         self._found = True
+        if isinstance(self._variable, Stored) and _is_as_answered(self._variable):  # the program has read it, sooner or later than this
+            self._variable = self._variable.source
         if isinstance(self._variable, Result):
             self._watch(self._variable)
         elif isinstance(self._variable, Taken):
@@ -304,6 +306,12 @@ def _visible(part: Piece) -> str:
 def _check(state: State) -> None:
     if not isinstance(state.ctx, Prompt):
         raise TraceEscape("a stream of text inside the program")
+
+
+def _is_as_answered(held: Stored) -> bool:
+    """Whether a list under a name is what the model answered, as it was."""
+    source = held.source
+    return isinstance(held.value, list) and isinstance(source, Result) and source.done and source.output().value == held.value
 
 
 def text_iter(state: State, name: str | None) -> Iterator[str]:

@@ -185,6 +185,8 @@ def test_a_compiled_stream_is_the_interpreters(program: Any) -> None:
                 watched, own = (run(q="Why?", backend=mock(), seed=3, stream=True) for run in (fast, program.run))
                 assert "".join(watched.text_iter(name)) == "".join(own.text_iter(name))
                 watched.sync(), own.sync()
+                if name == "a" and program is tools:  # whoever comes late sees what the others saw
+                    assert "".join(watched.text_iter(name)) == "".join(own.text_iter(name)) == own["a"][0]
 
 
 @pytest.mark.parametrize("program", [scoped, agent, escapes_late], ids=lambda p: p.name)
