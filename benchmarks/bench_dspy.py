@@ -7,8 +7,8 @@ engine    lmc.dspy.LM(engine) with DSPy's default adapter
 template  lmc.dspy.LM(engine) with lmc.dspy.Adapter()
 
 Each way runs the same examples on eight threads with dspy.Parallel at temperature 0, after a flush of the engine's cache and without DSPy's
-own cache. *requests* are DSPy's, those it sends again because an answer did not parse included; *computed* are prompt tokens that were not
-cached; *failed* are examples whose answer never parsed.
+own cache. *requests* are DSPy's, those it sends again because an answer did not parse included; *unparsed* are answers
+that did not parse, *failed* examples without any answer that did; *computed* are prompt tokens that were not cached.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class Row:
     way: str
     examples: int
     requests: int
+    unparsed: int
     failed: int
     prompt_tokens: int
     computed_tokens: int
@@ -111,9 +112,21 @@ def served(engine: Any) -> Iterator[str]:
         where.close()
 
 
+class Unparsed(dspy.utils.BaseCallback):
+    """Answers that an adapter could not parse."""
+
+    def __init__(self) -> None:
+        self.found: list[BaseException] = []  # by many threads
+
+    def on_adapter_parse_end(self, call_id: str, outputs: dict[str, Any] | None, exception: BaseException | None = None) -> None:
+        if exception is not None:
+            self.found.append(exception)
+
+
 def measure(engine: Any, name: str, way: str, lm: Any, adapter: Any, n: int) -> Row:
     engine.flush_cache()
-    dspy.configure(lm=lm, adapter=adapter)
+    unparsed = Unparsed()
+    dspy.configure(lm=lm, adapter=adapter, callbacks=[unparsed])
     module = MODULES[name]()
     messages = [f"{TEXTS[i % len(TEXTS)]} (Ticket {i})" for i in range(n)]
     before, lm.history = engine.counters(), []
@@ -122,16 +135,16 @@ def measure(engine: Any, name: str, way: str, lm: Any, adapter: Any, n: int) -> 
     _, failed, _ = parallel([(module, {"message": message}) for message in messages])
     spent = engine.counters() - before
     return Row(
-        name, way, n, len(lm.history), len(failed), spent.prompt_tokens, spent.prefilled_tokens, spent.generated_tokens, spent.passes,
+        name, way, n, len(lm.history), len(unparsed.found), len(failed), spent.prompt_tokens, spent.prefilled_tokens, spent.generated_tokens, spent.passes,
         time.perf_counter() - wall, time.process_time() - cpu,
     )  # fmt: skip
 
 
 def table(rows: list[Row]) -> str:
-    head = "| module | way | examples | requests | failed | prompt tokens | computed | generated | passes | wall s | cpu s |"
-    lines = [head, "|---" * 11 + "|"]
+    head = "| module | way | examples | requests | unparsed | failed | prompt tokens | computed | generated | passes | wall s | cpu s |"
+    lines = [head, "|---" * 12 + "|"]
     for r in rows:
-        cells = (r.module, r.way, r.examples, r.requests, r.failed, r.prompt_tokens, r.computed_tokens, r.generated_tokens, r.passes)
+        cells = (r.module, r.way, r.examples, r.requests, r.unparsed, r.failed, r.prompt_tokens, r.computed_tokens, r.generated_tokens, r.passes)
         lines.append("| " + " | ".join(map(str, cells)) + f" | {r.wall_seconds:.1f} | {r.cpu_seconds:.1f} |")
     return "\n".join(lines)
 

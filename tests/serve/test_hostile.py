@@ -25,8 +25,7 @@ def url():
     with on_a_port(lmc.Mock(latency=0.001), PROGRAMS, max_body=1 << 20) as url:
         yield url
         assert httpx.get(f"{url}/health", timeout=10).status_code == 200, "and it is still there"
-        inside = httpx.get(f"{url}/metrics", timeout=10).text
-        assert "lmc_requests_in_flight 1.0" in inside, "this one"
+        _until(lambda: "lmc_requests_in_flight 1.0" in httpx.get(f"{url}/metrics", timeout=10).text)  # this one
 
 
 @contextmanager

@@ -97,6 +97,15 @@ def test_who_has_not_sent_a_whole_request_does_not_hold_the_end_up(tmp_path):
         assert process.wait(20) == 0
 
 
+def test_only_this_machine_is_listened_to_unless_told_otherwise():
+    from lmc.serve.main import is_loopback
+
+    with served() as (url, _):
+        assert is_loopback(url.removeprefix("http://").rpartition(":")[0])
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "localhost", "::1")))
+    assert not any(map(is_loopback, ("0.0.0.0", "192.168.1.4", "::", "example.org")))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
