@@ -694,7 +694,7 @@ class ReplayMode(CountingMode):
         return owner
 
     def call(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(fn, Function) and not fn.is_async and only_sampling(fn, kwargs):
+        if isinstance(fn, Function) and not fn.is_async and only_sampling(fn, kwargs) and self._sees_into(fn):
             return self.sub_program(fn, args, kwargs)
         result = self.own_builtin(fn, args, kwargs)
         if result is not NOT_OWN:
@@ -742,6 +742,15 @@ class ReplayMode(CountingMode):
             return fn(*args, **kwargs)  # runs the program's own generators
         return self._host_call(fn, args, kwargs) if self.journal is None else self._journaled(self.journal, fn, args, kwargs)
 
+    def _sees_into(self, fn: Function) -> bool:
+        """Whether a sub-program is run with hooks. One without source is run as it is: nothing after it is in the record; a journal needs hooks."""
+        if self.journal is not None:
+            return True
+        try:
+            return reach.traced_twin(fn.func, (ACTIVE.get(),), {}, hooks) is not None
+        except CannotInstrument:
+            return False
+
     def _host_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with _beyond():  # hooks in functions that host code calls are not the program's own
             return fn(*args, **kwargs)
@@ -769,7 +778,7 @@ class ReplayMode(CountingMode):
     def callm(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(owner, Function) and name == "run":
             return self.call(owner, *args, **kwargs)
-        if isinstance(owner, Function) and name == "arun" and owner.is_async and only_sampling(owner, kwargs):
+        if isinstance(owner, Function) and name == "arun" and owner.is_async and only_sampling(owner, kwargs) and self._sees_into(owner):
             return self.sub_program_async(owner, args, kwargs)
         return self.call(self.getattr(owner, name), *args, **kwargs)
 

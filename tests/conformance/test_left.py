@@ -282,6 +282,35 @@ def batches_inside(s: Any, q: str) -> Any:
 
 
 FAST = lmc.compile(child)
+MADE: dict[str, Any] = {"lmc": lmc}
+exec("def made(s, tip):\n    s += tip + lmc.gen('x', max_tokens=3)\nasync def later(s, tip):\n    s += tip + lmc.gen('x', max_tokens=3)", MADE)
+made, later = lmc.function(MADE["made"]), lmc.function(MADE["later"])
+
+
+class Callable:
+    __name__ = "callable"
+
+    def __call__(self, s: Any, tip: str) -> None:
+        s += tip + lmc.gen("x", max_tokens=2)
+
+
+called = lmc.function(Callable())
+
+
+@case(leaves="no readable source")
+def children_without_source(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=2)
+    effect("before", s["a"])
+    s += made(tip=q, top_p=0.5)["x"] + called.run(tip=s["a"])["x"]
+    effect("after")
+
+
+@case(leaves="no readable source")
+async def async_children_without_source(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=2)
+    effect("before", s["a"])
+    s += (await later.arun(tip=q))["x"] + made(tip=s["a"])["x"]
+    effect("after")
 
 
 @case(leaves="outside of the program's own code")
