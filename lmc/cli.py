@@ -379,6 +379,8 @@ def replay(
         _write(steps.to_html(stories, f"{path}"), html)
         return
     typer.echo(steps.to_json(stories) if as_json else steps.to_text(stories))
+    if target is None and not as_json:
+        _say(f"prompts, names and lines of what was asked: lmc replay {path} FILE.py:{stories[0].program if stories else 'FUNCTION'}")
 
 
 # -- lmc dump-ir, lmc opt ------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
@@ -49,13 +50,27 @@ class Step:
 
 @dataclass
 class Story:
-    """The steps of one run, and how it ended."""
+    """The steps of one run, and how it ended. `given`: its arguments, for people."""
 
     program: str
     backend: str
     item: int
     steps: list[Step]
     end: str
+    given: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"run {self.item} of {self.program}({self.given}) on {self.backend}: {self.end}"
+
+    @property
+    def totals(self) -> str:
+        """How much was asked and called."""
+        tokens = [step.tokens for step in self.steps if step.tokens is not None]
+        calls = sum(step.kind == "effect" for step in self.steps)
+        now = sum(step.source == "now" for step in self.steps)
+        return (f"{_several(len(self.steps) - calls, 'answer')} ({sum(t[0] for t in tokens)} tokens of prompts, {sum(t[1] for t in tokens)} of answers), "
+                f"{_several(calls, 'call')} of host code{f'; {now} of these steps now' if now else ''}")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,7 +130,15 @@ def _listed(contents: Contents, item: int) -> Story:
         else:
             steps.append(_answered(number, f"{entry[1]}#{entry[2]}", durable.output_of(entry, contents.names)))
     end = "cut off" if known.end is None else "finished" if not known.end else ": ".join(known.end[0])
-    return Story(str(contents.header.get("program")), str(contents.header.get("backend")), item, steps, end)
+    return Story(str(contents.header.get("program")), str(contents.header.get("backend")), item, steps, end, _given(known.arguments))
+
+
+def _given(arguments: Any) -> str:
+    """The arguments of a run, as far as they are data."""
+    try:
+        return durable.shown_call((), {str(name): codec.decode(x) for name, x in arguments.items()}) if isinstance(arguments, dict) else "…"
+    except codec.BadData:
+        return "…"
 
 
 def _answered(number: int, name: str, output: Output) -> Step:
@@ -209,7 +232,7 @@ class View(durable.RunJournal):
             self.steps.append(Step(len(self.steps), "effect", name, _line(loc), shown, "called", source="now"))
             return number, None
         if known is None:
-            self._missing(f"calls {name}({shown})", loc)
+            self._missing(f"calls {name}({shown})", loc, "" if self.change is None else "; --run-effects makes such calls")
         assert known is not None
         self.steps.append(Step(len(self.steps), "effect", name, _line(loc), shown, _outcome(known)))
         if known.outcome is None:
@@ -224,8 +247,8 @@ class View(durable.RunJournal):
         step = next(s for s in reversed(self.steps) if s.kind == "effect" and s.name == name and s.source == "now")
         step.result = f"{value!r:.500}" if ok else f"raised {type(value).__name__}: {value}"
 
-    def _missing(self, what: str, loc: Loc | None) -> Prompt:
-        raise self._stop(f"{what}, which is not in the journal", loc)
+    def _missing(self, what: str, loc: Loc | None, instead: str = "") -> Prompt:
+        raise self._stop(f"{what}, which is not in the journal{instead}", loc)
 
     def _stop(self, what: str, loc: Loc | None) -> JournalError:
         error = JournalError(what, loc=loc)
@@ -270,7 +293,7 @@ def _replayed(contents: Contents, path: Path, program: Function, backend: Backen
         state.sync()
         end = f"returned {state.ret_value!r:.500}" if state.ret_value is not None else end
     except (Exception, asyncio.CancelledError) as error:
-        end = f"{type(view.broken or error).__name__}: {view.broken or error}"
+        end = f"{type(view.broken or error).__name__}: {str(view.broken or error).partition(chr(10))[0]}"
     for step, result in view.answers:
         result.wait()
         if result.error is not None:
@@ -278,7 +301,7 @@ def _replayed(contents: Contents, path: Path, program: Function, backend: Backen
         else:
             output = result.output()
             step.result, step.tokens = "\n".join(output.texts), (output.usage.prompt_tokens, output.usage.completion_tokens)
-    return Story(program.name, backend.capabilities.name, item, view.steps, end)
+    return Story(program.name, backend.capabilities.name, item, view.steps, end, _given(known.arguments))
 
 
 # -- for people and programs -----------------------------------------------------------------------------------------
@@ -291,16 +314,29 @@ def to_json(stories: Sequence[Story]) -> str:
 def to_text(stories: Sequence[Story]) -> str:
     lines: list[str] = []
     for story in stories:
-        lines.append(f"run {story.item} of {story.program} on {story.backend}: {story.end}")
+        lines += [story.title, f"      {story.totals}"]
         for step in story.steps:
             tokens = "" if step.tokens is None else f"  [{step.tokens[0]}+{step.tokens[1]} tokens]"
             source = "" if step.source == "journal" else f"  ({step.source})"
             call = f"{step.name}({step.prompt})" if step.kind == "effect" else f"{step.kind} {step.name}"
-            lines.append(f"{step.number:4}  {step.line or '-'}  {call}{tokens}{source}")
+            lines.append(f"{step.number:4}  {_near(step.line) or '-'}  {call}{tokens}{source}")
             if step.kind != "effect" and step.prompt:
                 lines += [f"        | {line}" for line in step.prompt.splitlines()]
             lines += [f"        > {line}" for line in (step.result.splitlines() or [""])]
     return "\n".join(lines)
+
+
+def _near(line: str) -> str:
+    """A file and line, from here if that is shorter."""
+    file, colon, number = line.rpartition(":")
+    try:
+        return min(line, os.path.relpath(file) + colon + number, key=len) if file else line
+    except ValueError:  # another drive
+        return line
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def to_html(stories: Sequence[Story], title: str) -> str:
@@ -308,14 +344,14 @@ def to_html(stories: Sequence[Story], title: str) -> str:
     parts: list[str] = []
     for story in stories:
         rows = "".join(
-            f"<tr class={step.kind}><td class=n>{step.number}<td>{escape(step.line)}<td>{escape(step.kind)}<td>{escape(step.name)}"
+            f"<tr class={step.kind}><td class=n>{step.number}<td>{escape(_near(step.line))}<td>{escape(step.kind)}<td>{escape(step.name)}"
             f"<td><pre>{escape(step.prompt)}</pre><td><pre>{escape(step.result)}</pre>"
             f"<td class=n>{'' if step.tokens is None else f'{step.tokens[0]}+{step.tokens[1]}'}<td>{escape(step.source)}"
             for step in story.steps
         )
         parts.append(
-            f"<details{' open' if len(stories) == 1 else ''}><summary>run {story.item} of {escape(story.program)} on {escape(story.backend)}: "
-            f"{escape(story.end)}</summary><table><tr><th>step<th>line<th>kind<th>name<th>prompt, or arguments<th>answer, or result<th>tokens"
+            f"<details{' open' if len(stories) == 1 else ''}><summary>{escape(story.title)}</summary><p>{escape(story.totals)}</p><table>"
+            f"<tr><th>step<th>line<th>kind<th>name<th>prompt, or arguments<th>answer, or result<th>tokens"
             f"<th>from{rows}</table></details>")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '

@@ -12,6 +12,7 @@ import lmc
 from lmc import steps
 from lmc.errors import JournalError
 from lmc.steps import WhatIf
+from lmc.userfiles import load_program
 
 CALLS: list[Any] = []
 
@@ -56,6 +57,8 @@ def test_steps_of_the_file_alone(path: Path) -> None:
     assert [s.kind for s in story.steps] == ["ask", "effect", "ask", "ask", "effect", "ask", "ask"] and story.end == "finished"
     assert story.steps[1].name == "search" and story.steps[1].prompt == "'<b>'" and story.steps[1].result == "raised LookupError: <b>"
     assert story.steps[0].result == " search" and story.steps[0].tokens == (9, 0)
+    assert story.title == "run 0 of agent(q='<b>') on mock: finished" and story.totals.endswith("of answers), 2 calls of host code")
+    assert steps.to_text([story]).splitlines()[0] == story.title and json.loads(steps.to_json([story]))["given"] == "q='<b>'"
 
 
 def test_steps_by_the_program(path: Path) -> None:
@@ -78,7 +81,7 @@ def test_what_if(path: Path) -> None:
     mock = lmc.Mock(lambda prompt, ask: " search" if ask.name == "action" else "other")
     (story,) = steps.replayed(path, agent, mock, change=WhatIf(2))
     assert next(s.result for s in story.steps if s.name == "thought") == "other" and len(mock.call_log) > 2
-    assert "calls search('<b>'), which is not in the journal" in story.end and not CALLS  # the third time
+    assert "calls search('<b>'), which is not in the journal; --run-effects makes such calls" in story.end and not CALLS  # the third time
     (story,) = steps.replayed(path, agent, mock, change=WhatIf(2, effects=True))
     assert len(CALLS) == 2 and story.steps[-2].result == "raised LookupError: <b>" and story.end == "returned ' search'"
     (story,) = steps.replayed(path, agent, lmc.Mock(), change=WhatIf(0, "x"))
@@ -103,3 +106,27 @@ def test_what_cannot_be_replayed(path: Path, tmp_path: Path) -> None:
     (story,) = steps.replayed(cut, agent, lmc.Mock())
     assert "JournalError" in story.end
     assert steps.listed(cut)[0].end == "cut off"
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmc import cli
+
+    def ran(*args: Any) -> tuple[str, str]:
+        cli.app(["replay", *map(str, args)], standalone_mode=False)
+        return capsys.readouterr()
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "user.py").write_text("import lmc\n@lmc.function\ndef small(s, q):\n    s += q + lmc.gen('a', max_tokens=2) + lmc.gen('b', max_tokens=2)\n")
+    small = load_program("user.py")
+    small.run("x", backend=lmc.Mock(), seed=1, journal="j")
+    out, err = ran("j")
+    assert "ask #0" in out and "lmc replay j FILE.py:small" in err
+    assert "   0  user.py:4  gen a" in ran("j", "user.py:small")[0]
+    assert "(changed)" in (out := ran("j", "user.py:small", "--from", 0, "--answer", "zz")[0]) and "> zz" in out and "(now)" in out
+    assert json.loads(ran("j", "user.py", "--json")[0])["steps"][1]["name"] == "b"
+    ran("j", "user.py", "--html", "page.html")
+    assert "run 0 of small" in (tmp_path / "page.html").read_text()
+    lmc.compile(small).save("p.lmcp")
+    assert "gen a" in ran("j", "p.lmcp")[0]
+    with pytest.raises(cli.UsageError, match="takes its program"):
+        ran("j", "--from", 1)
