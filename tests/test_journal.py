@@ -368,6 +368,10 @@ def marks(f: Any) -> None:
     f.marked = getattr(f, "marked", 0) + 1
 
 
+def through(add: Any, x: Any) -> None:
+    add(x)
+
+
 def adds(objects: list[Any]) -> None:
     objects.append(object())
 
@@ -380,17 +384,22 @@ def test_what_tools_do_to_functions_of_the_program_is_done_again(tmp_path: Path)
         marks(own)
         s += lmc.gen("a", max_tokens=2)
         marks(own)
-        return own.marked
+        kept: list[str] = []
+        through(kept.append, "x")
+        return own.marked, kept, eval("1 + 1", {}, {})
 
     for way in (program.run, lmc.compile(program), program.run):
-        assert way(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == 2
+        assert way(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == (2, ["x"], 2)
 
 
 def test_what_tools_do_to_objects_that_are_not_data_is_missed_by_nobody(tmp_path: Path) -> None:
     @lmc.function
     def program(s: Any) -> Any:
         objects: list[Any] = []
-        adds(objects)
+        try:
+            adds(objects)
+        except Exception:  # it cannot go on by catching that
+            s += "no"
         s += lmc.gen("a", max_tokens=2)
         return len(objects)
 

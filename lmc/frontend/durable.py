@@ -329,7 +329,7 @@ class RunJournal:
         if known.outcome[0] == "opaque":
             if _is_idempotent(fn):
                 return None
-            return False, JournalError(
+            return False, self._lost(
                 f"{known.name}() gave a {known.outcome[1]}, which a journal cannot hold, so the run cannot be taken up behind it. "
                 "Let it give data, or mark it @lmc.host(idempotent=True) if it may be called again")
         if known.outcome[0] == "awaitable":
@@ -343,8 +343,14 @@ class RunJournal:
         if kind == "argument":
             return True, args[data]
         if kind == "opaque":  # of something awaited
-            return False, JournalError(f"{name} gave a {data}, which a journal cannot hold, so the run cannot be taken up behind it")
+            return False, self._lost(f"{name} gave a {data}, which a journal cannot hold, so the run cannot be taken up behind it")
         return kind == "value", self._decoded(data)
+
+    def _lost(self, what: str) -> JournalError:
+        """What ends the run, whatever the program makes of it."""
+        error = JournalError(what)
+        self.broken = self.broken or error
+        return error
 
     def _decoded(self, data: Any) -> Any:
         try:
@@ -456,7 +462,8 @@ class _Reached:
     def __init__(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         values = [*args, *kwargs.values()]
         self.hidden = next((f"the class {x.__qualname__}" for x in values if isinstance(x, type) and "<locals>" in x.__qualname__), None)
-        self.values = [x for x in values if codec.can_change(x)]
+        owners = [x.__self__ for x in values if isinstance(x, types.BuiltinMethodType | types.MethodType)]
+        self.values = [x for x in (*values, *owners) if codec.can_change(x)]
         self.variables: list[types.CellType] = []
         functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType)]
         self.values += [x.__dict__ for x in functions if "<locals>" in x.__qualname__]  # attributes of the program's own
@@ -513,6 +520,8 @@ class _Held:
 
 
 def _snapshot(x: Any) -> Any:
+    if type(x) is dict and "__builtins__" in x:  # `eval` puts them there
+        x = {name: value for name, value in x.items() if name != "__builtins__"}
     try:
         return codec.encode(x)
     except codec.NotData:
