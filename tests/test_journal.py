@@ -409,6 +409,35 @@ def test_what_tools_do_to_objects_that_are_not_data_is_missed_by_nobody(tmp_path
         program.run(backend=lmc.Mock(), journal=tmp_path / "j")
 
 
+def first_of(table: dict[str, list[str]]) -> list[str]:
+    return table["rows"]
+
+
+def puts(table: dict[str, list[str]], rows: list[str]) -> None:
+    table["also"] = rows
+
+
+def test_containers_that_a_tool_gives_or_puts_into_others_stay_the_same(tmp_path: Path) -> None:
+    @lmc.function
+    def program(s: Any, shared: bool) -> Any:
+        rows: list[str] = []
+        table = {"rows": rows}
+        s += lmc.gen("a", max_tokens=2)
+        first_of(table).append(s["a"])
+        if shared:
+            puts(table, rows)
+        return rows, table
+
+    expected = program.run(shared=False, backend=lmc.Mock(), seed=1).ret_value
+    assert expected[0] and expected[0] is expected[1]["rows"]
+    for way in (program.run, lmc.compile(program), program.run):
+        assert way(shared=False, backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == expected
+    with pytest.warns(lmc.CaptureWarning, match="that it put a container of the program into another one"):
+        program.run(shared=True, backend=lmc.Mock(), seed=1, journal=tmp_path / "k")
+    with pytest.raises(JournalError, match="cannot be taken up"):
+        program.run(shared=True, backend=lmc.Mock(), seed=1, journal=tmp_path / "k")
+
+
 @pytest.mark.parametrize("way", range(3))
 def test_a_full_disk(way: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is called whose intent the disk does not have, whatever the program catches; with room again, the run goes on."""

@@ -27,7 +27,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import lru_cache
-from operator import attrgetter, is_
+from operator import attrgetter, getitem, is_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -342,6 +342,8 @@ class RunJournal:
             reached.restore([(index, self._decoded(content)) for index, content in changed[0]])
         if kind == "argument":
             return True, args[data]
+        if kind == "part" and reached is not None:
+            return True, functools.reduce(getitem, data[1:], reached.values[data[0]])
         if kind == "opaque":  # of something awaited
             return False, self._lost(f"{name} gave a {data}, which a journal cannot hold, so the run cannot be taken up behind it")
         return kind == "value", self._decoded(data)
@@ -374,6 +376,8 @@ class RunJournal:
         try:
             if index is not None:
                 record = ["argument", index]
+            elif ok and reached is not None and (part := reached.part(value)) is not None:
+                record = ["part", part]
             elif ok and inspect.isawaitable(value):
                 record = ["awaitable", type(value).__name__]
             else:
@@ -475,6 +479,13 @@ class _Reached:
                 if isinstance(content, types.FunctionType) and content.__closure__:
                     functions.append(content)
         self._before = self._snapshots()
+        self._held = [_containers(x) for x in self.values]
+
+    def part(self, value: Any) -> list[Any] | None:
+        """Where a container that a call gave is among what it was handed: [number, key, …]."""
+        if not codec.can_change(value):
+            return None
+        return next(([i, *path] for i, x in enumerate(self.values) if (path := _path(x, value)) is not None), None)
 
     def _snapshots(self) -> list[Any]:
         return [_snapshot(x) for x in (*self.values, *map(_content, self.variables))] if self.values or self.variables else []
@@ -488,6 +499,9 @@ class _Reached:
             if isinstance(after, _Held):
                 where = self.values[index] if index < len(self.values) else _content(self.variables[index - len(self.values)])
                 raise codec.NotData(f"what it did to a {type(where).__name__}")
+            new = _containers(self.values[index]) - self._held[index] if index < len(self.values) else set[int]()
+            if any(new & held for held in self._held) or '["=",' in codec.dumps(after):  # a copy would come back instead
+                raise codec.NotData("that it put a container of the program into another one")
         return [[i, after] for i, after in found]
 
     def restore(self, contents: list[tuple[int, Any]]) -> None:
@@ -510,6 +524,30 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return _EMPTY
+
+
+def _containers(x: Any) -> set[int]:
+    """A container and those in it, by identity."""
+    found: set[int] = set()
+    inside = [x]
+    while inside:
+        x = inside.pop()
+        if isinstance(x, list | dict | deque | set | tuple) and id(x) not in found:
+            if not isinstance(x, tuple):
+                found.add(id(x))
+            inside.extend(x.values() if isinstance(x, dict) else x)
+    return found
+
+
+def _path(x: Any, wanted: Any, depth: int = 8) -> list[Any] | None:
+    """The keys that lead from a list or dict to an object in it."""
+    if x is wanted:
+        return []
+    if depth and isinstance(x, list | dict | deque | tuple):
+        for key, item in x.items() if isinstance(x, dict) else enumerate(x):
+            if (isinstance(key, str | int) or key is None) and (path := _path(item, wanted, depth - 1)) is not None:
+                return [key, *path]
+    return None
 
 
 class _Held:

@@ -233,6 +233,7 @@ OTHERWISE_WITH_A_JOURNAL = {
     "tasks_take_turns_where_the_program_awaits": "a task whose call waits for the disk lets the others go first",
     "class_that_is_registered": "what the `__init_subclass__` of an outside class does is done again",
     "length_that_is_asked_for": "Python calls `__len__` by itself, and what that does is done again",
+    "called_by_python": "so are other methods",
     "tracebacks": "a traceback that a program prints names the hooks",
     "sorted_in_place_by_a_tool_then_left": "what a key of `sort` calls is several calls, or one where the run leaves its graph",
     "closure_with_defaults": "what a key of `sorted` calls is one call or several",

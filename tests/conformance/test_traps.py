@@ -295,12 +295,12 @@ def test_methods_that_python_calls(use: str):
     fn = USES[use]
 
     @lmc.function
-    def program(s: Any, q: str) -> Any:
+    def called_by_python(s: Any, q: str) -> Any:
         s += q + lmc.gen("x", max_tokens=3)
         box = Box(s, s["x"])
         return repr(fn(box)) if use != "max" else fn(box)
 
-    conform(program, [{"q": "a"}], leaves=LEFT.get(use))
+    conform(called_by_python, [{"q": "a"}], leaves=LEFT.get(use))
 
 
 def test_methods_that_python_calls_on_constants():
