@@ -226,7 +226,7 @@ class _Cursor:
             self._watch(self._variable)
         elif isinstance(self._variable, Taken):
             self._watch(self._variable.answer, self._variable.take)
-        elif hasattr(self._variable, "since"):
+        elif isinstance(self._variable, Scoped):
             self._since = self._last = self._variable.since
         else:
             self._queue.append(Prompt(None, (str(state[name]),)))
@@ -310,8 +310,8 @@ def _check(state: State) -> None:
 
 def _is_as_answered(held: Stored) -> bool:
     """Whether a list under a name is what the model answered, as it was."""
-    source = held.source
-    return isinstance(held.value, list) and isinstance(source, Result) and source.done and source.output().value == held.value
+    value, source = held.value, held.source
+    return type(value) is list and isinstance(source, Result) and source.done and source.output().value == value
 
 
 def text_iter(state: State, name: str | None) -> Iterator[str]:

@@ -28,7 +28,7 @@ from .harness import EFFECTS, Seen, asked, observe, run
 from .programs import compiled, source
 
 ITEMS: list[dict[str, Any]] = [{"q": "a", "xs": ["u"]}, {"q": "bee gee", "xs": ["oh", "a b"], "flag": True}, {"q": "c", "xs": ["u"]}]
-HANG = 20
+HANG = 120
 """Seconds after which a program is taken to hang."""
 
 
