@@ -922,7 +922,8 @@ class _Compiler:
         last = max(known, low, 1) if high is None else high  # behind it, items are like each other
         start: tuple[int, tuple[int, ...]] = (0, (0,) * len(shape.contains))
         numbers: dict[tuple[int, tuple[int, ...]], int] = {start: 0}
-        order, edges = [start], list[tuple[int, Node, int]]()
+        order: list[tuple[int, tuple[int, ...]]] = [start]
+        edges: list[tuple[int, Node, int]] = []
         for items, counts in order:
             if high is not None and items >= high:
                 continue

@@ -30,7 +30,8 @@ def ask(engine, prompt="Answer: ", **constraint):
 
 NAMES = ["person", "sentiment", "tool call", "character", "invoice", "enum with escapes", "patternProperties and named", "a tuple",
          "uniqueItems between", "oneOf with a discriminator", "allOf of patterns", "date-time", "cents", "as pydantic writes it",
-         "keys with one beginning", "compact", "a tree, cut", "lengths", "uuid", "ipv4"]  # fmt: skip
+         "keys with one beginning", "compact", "a tree, cut", "lengths", "uuid", "ipv4", "if a kind then", "if then else", "dependentSchemas",
+         "contains in a bounded array", "maxContains", "not an enum", "not of a property"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
