@@ -14,18 +14,35 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
 from lmc.errors import ConstraintError
 from lmc.fsm import json_formats
 from lmc.fsm.algebra import both, without
-from lmc.fsm.dfa import TooLarge, build
+from lmc.fsm.dfa import TooLarge
 from lmc.fsm.grammar import Grammar
+from lmc.fsm.json_shapes import (
+    JSON_NUMBER,
+    TYPES,
+    All,
+    ArrayRule,
+    ObjectRule,
+    Place,
+    Shape,
+    counts_behind,
+    has_text,
+    is_within,
+    items_of,
+    opposite,
+    rules_of,
+    same,
+    type_of,
+    wrong,
+)
 from lmc.fsm.json_text import (
     ANY_TEXT,
-    FREE,
     Bounds,
     free_string,
     integer,
@@ -41,7 +58,6 @@ from lmc.fsm.json_text import (
 )
 from lmc.fsm.regex import ANY, EMPTY, NOTHING, Graph, Node, Ref, parse
 
-TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 OPTIONS = "x-lmc"  # a keyword at the root: how instances are written
 _NOTES = frozenset(
     "title description default examples example $schema $id $comment $defs definitions deprecated readOnly writeOnly "
@@ -62,7 +78,6 @@ _MOST_UNIQUE = 8  # values of an array of unique items: one state for each set o
 _MOST_COUNTED = 4096  # states of an array whose items are counted
 _MOST_DIGITS = 300  # of a number; doubles have no more
 _DECIMALS = parse(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,6})?")  # where some numbers are excluded: doubles tell these apart
-_JSON_NUMBER = int | float | Decimal
 
 
 def compile_schema(source: str) -> tuple[Grammar, int | None]:
@@ -113,162 +128,30 @@ class _Layout:
         given = root.get(OPTIONS, {}) if isinstance(root, dict) else {}
         at = f"/{OPTIONS}"
         if not isinstance(given, dict) or set(given) - {"whitespace", "separators", "depth"}:
-            raise _wrong(at, f"takes whitespace, separators and depth, not {json.dumps(given, default=str)}")
+            raise wrong(at, f"takes whitespace, separators and depth, not {json.dumps(given, default=str)}")
         separators = given.get("separators", [", ", ": "])
         if (
             not isinstance(separators, list)
             or len(separators) != 2
             or not all(isinstance(s, str) and s.strip(" \n\t\r") == mark for s, mark in zip(separators, ",:"))
         ):
-            raise _wrong(f"{at}/separators", 'is like [", ", ": "]: the comma and the colon, with white space around them')
+            raise wrong(f"{at}/separators", 'is like [", ", ": "]: the comma and the colon, with white space around them')
         kind, depth = given.get("whitespace", "fixed"), given.get("depth")
         if kind not in ("fixed", "flexible"):
-            raise _wrong(f"{at}/whitespace", '"fixed" or "flexible"')
+            raise wrong(f"{at}/whitespace", '"fixed" or "flexible"')
         if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
-            raise _wrong(f"{at}/depth", "takes a whole number from 1 up")
+            raise wrong(f"{at}/depth", "takes a whole number from 1 up")
         if kind == "fixed":
             return _Layout(text(separators[0]), text(separators[1]), EMPTY, depth)
         if "separators" in given:
-            raise _wrong(f"{at}/separators", 'goes with "whitespace": "fixed"')
+            raise wrong(f"{at}/separators", 'goes with "whitespace": "fixed"')
         gap = parse(r"[ \n\t]*")
         return _Layout(seq(gap, text(","), gap), seq(gap, text(":"), gap), gap, depth)
 
 
-def _wrong(pointer: str, what: str) -> ConstraintError:
-    return ConstraintError(f"json_schema: {pointer or '/'} {what}")
-
-
-# -- shapes: what a schema says, without the keywords that combine schemas -------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A schema and the JSON pointer to it."""
-
-    schema: Any
-    pointer: str
-
-    def at(self, *steps: str | int) -> _Place:
-        found, pointer = self.schema, self.pointer
-        for step in steps:
-            found = found[step]
-            pointer += "/" + str(step).replace("~", "~0").replace("/", "~1")
-        return _Place(found, pointer)
-
-
-_All = tuple[_Place, ...]  # schemas that hold together
-_TRUE: _All = ()
-
-
-@dataclass(frozen=True)
-class _ObjectRule:
-    """One schema's say about properties."""
-
-    properties: Mapping[str, _Place]
-    patterns: tuple[tuple[Node, _Place], ...]
-    others: _Place | None  # additionalProperties, if it is there
-
-    def of(self, name: str) -> _All:
-        found = [self.properties[name]] if name in self.properties else []
-        found += [place for language, place in self.patterns if _contains(language, name)]
-        return tuple(found) if found or self.others is None else (self.others,)
-
-
-@dataclass(frozen=True)
-class _ArrayRule:
-    """One schema's say about items; `rest` of those behind `first`, if it says something."""
-
-    first: tuple[_Place, ...]
-    rest: _Place | None
-
-    def of(self, index: int) -> _All:
-        if index < len(self.first):
-            return (self.first[index],)
-        return () if self.rest is None else (self.rest,)
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """Keywords without those that combine: every one must hold. `values`: enum and const, None if there is neither."""
-
-    pointer: str
-    types: frozenset[str] = frozenset(TYPES)
-    values: tuple[Any, ...] | None = None
-    bounds: Bounds = FREE
-    length: tuple[int, int | None] = (0, None)
-    texts: tuple[Node, ...] = ()  # patterns and formats: languages of characters
-    objects: tuple[_ObjectRule, ...] = ()
-    required: tuple[str, ...] = ()
-    names: _All = ()
-    size: tuple[int, int | None] = (0, None)  # number of properties
-    arrays: tuple[_ArrayRule, ...] = ()
-    items: tuple[int, int | None] = (0, None)  # number of items
-    unique: bool = False
-    excluded: tuple[Any, ...] = ()  # values that it is not
-    absent: frozenset[str] = frozenset()  # properties that are not there
-    contains: tuple[tuple[_Place, int, int | None], ...] = ()  # how many items are of a schema
-
-    def with_(self, other: _Shape) -> _Shape | None:
-        """Both; None if nothing can be both."""
-        types = self.types & other.types
-        values = self.values
-        if values is None:
-            values = other.values
-        elif other.values is not None:
-            values = tuple(v for v in values if any(_same(v, w) for w in other.values))
-        excluded, absent = self.excluded + other.excluded, self.absent | other.absent
-        if values is not None and excluded:
-            values = tuple(v for v in values if not any(_same(v, w) for w in excluded))
-        required = tuple(dict.fromkeys(self.required + other.required))
-        if not types or values == () or not absent.isdisjoint(required):
-            return None
-        bounds = self.bounds.both(other.bounds)
-        if bounds is None:
-            raise _wrong(self.pointer, f"and {other.pointer or '/'}: two steps multipleOf of which neither divides the other cannot be combined")
-        return _Shape(
-            self.pointer, types, values, bounds, _range(self.length, other.length), self.texts + other.texts,
-            self.objects + other.objects, required, self.names + other.names,
-            _range(self.size, other.size), self.arrays + other.arrays, _range(self.items, other.items),
-            self.unique or other.unique, excluded, absent, self.contains + other.contains,
-        )  # fmt: skip
-
-
-def _says_nothing(place: _Place) -> bool:
+def _says_nothing(place: Place) -> bool:
     schema = place.schema
     return schema is True or (isinstance(schema, dict) and not set(schema) - _NOTES - ({OPTIONS} if not place.pointer else set()))
-
-
-def _range(a: tuple[int, int | None], b: tuple[int, int | None]) -> tuple[int, int | None]:
-    highs = [x for x in (a[1], b[1]) if x is not None]
-    return max(a[0], b[0]), min(highs, default=None)
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Equal as JSON: true is not 1."""
-    if isinstance(a, bool) or isinstance(b, bool):
-        return a is b
-    if isinstance(a, _JSON_NUMBER) and isinstance(b, _JSON_NUMBER):
-        return a == b
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
-    return type(a) is type(b) and a == b
-
-
-def _type_of(value: Any) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, _JSON_NUMBER):
-        return "integer" if value == int(value) else "number"
-    return {str: "string", list: "array", dict: "object", type(None): "null"}[type(value)]
-
-
-def _contains(language: Node, value: str) -> bool:
-    return _built(language).accepts(value.encode("utf-8", "surrogatepass"))
-
-
-_built = lru_cache(maxsize=256)(build)
 
 
 class _Compiler:
@@ -283,47 +166,47 @@ class _Compiler:
         self.rules: dict[str, Node] = {}
         self.made: dict[tuple[str, ...], Node] = {}
         self.open: dict[tuple[str, ...], bool] = {}  # being compiled; True: named from inside
-        self.known: dict[tuple[str, ...], tuple[_Shape, ...]] = {}
+        self.known: dict[tuple[str, ...], tuple[Shape, ...]] = {}
 
     def grammar(self) -> Grammar:
-        start = self.node((_Place(self.root, ""),))
+        start = self.node((Place(self.root, ""),))
         if start == NOTHING:
-            raise _wrong("", "allows no value at all")
+            raise wrong("", "allows no value at all")
         return Grammar(start, self.rules)
 
     # -- schemas to shapes --
 
-    def shapes(self, places: _All, refs: tuple[str, ...] = ()) -> tuple[_Shape, ...]:
+    def shapes(self, places: All, refs: tuple[str, ...] = ()) -> tuple[Shape, ...]:
         """The ways in which all of `places` can hold."""
         key = tuple(p.pointer for p in places)
         if not refs and key in self.known:
             return self.known[key]
-        found: list[_Shape] = [_Shape(places[0].pointer if places else "")]
+        found: list[Shape] = [Shape(places[0].pointer if places else "")]
         for place in places:
             arms = self.of_place(place, refs)
             found = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
             if len(found) > _MOST_SHAPES:
-                raise _wrong(place.pointer, f"has more than {_MOST_SHAPES} ways through anyOf, oneOf and allOf; use fewer")
+                raise wrong(place.pointer, f"has more than {_MOST_SHAPES} ways through anyOf, oneOf and allOf; use fewer")
         if not refs:
             self.known[key] = tuple(found)
         return tuple(found)
 
-    def of_place(self, place: _Place, refs: tuple[str, ...]) -> tuple[_Shape, ...]:
+    def of_place(self, place: Place, refs: tuple[str, ...]) -> tuple[Shape, ...]:
         schema = place.schema
         if schema is True:
-            return (_Shape(place.pointer),)
+            return (Shape(place.pointer),)
         if schema is False:
             return ()
         if not isinstance(schema, dict):
-            raise _wrong(place.pointer, f"must be a schema, not {json.dumps(schema, default=str)}")
+            raise wrong(place.pointer, f"must be a schema, not {json.dumps(schema, default=str)}")
         if place.pointer in refs:
-            raise _wrong(place.pointer, "refers to itself with nothing between")
+            raise wrong(place.pointer, "refers to itself with nothing between")
         refs = (*refs, place.pointer)
         for keyword in schema:
             self.check_keyword(place, keyword)
-        found: list[_Shape] = [shape] if (shape := self.plain(place)) is not None else []
+        found: list[Shape] = [shape] if (shape := self.plain(place)) is not None else []
 
-        def and_(arms: Sequence[_Shape]) -> None:
+        def and_(arms: Sequence[Shape]) -> None:
             found[:] = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
 
         if "$ref" in schema:
@@ -341,10 +224,10 @@ class _Compiler:
             for arms in self.conditions(place, refs):
                 and_(arms)
         if schema.get("nullable") is True:
-            found.append(_Shape(place.pointer, types=frozenset(("null",))))
+            found.append(Shape(place.pointer, types=frozenset(("null",))))
         return tuple(found)
 
-    def conditions(self, place: _Place, refs: tuple[str, ...]) -> Iterator[Sequence[_Shape]]:
+    def conditions(self, place: Place, refs: tuple[str, ...]) -> Iterator[Sequence[Shape]]:
         """The keywords that say what must hold if something else does or does not; all of them hold."""
         schema = place.schema
         if "not" in schema:
@@ -354,140 +237,140 @@ class _Compiler:
                 s
                 for holds, then in ((self.of_place, "then"), (self.negated, "else"))
                 for a in holds(place.at("if"), refs)
-                for b in (self.of_place(place.at(then), refs) if then in schema else (_Shape(place.pointer),))
+                for b in (self.of_place(place.at(then), refs) if then in schema else (Shape(place.pointer),))
                 if (s := a.with_(b)) is not None
             ]
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             for name in self.dependent(place, keyword):
-                there, at = _Shape(place.pointer, required=(name,)), place.at(keyword, name)
+                there, at = Shape(place.pointer, required=(name,)), place.at(keyword, name)
                 if isinstance(at.schema, list):
-                    more: Sequence[_Shape] = [_Shape(place.pointer, required=self.names_of(at))]
+                    more: Sequence[Shape] = [Shape(place.pointer, required=self.names_of(at))]
                 else:
                     more = self.of_place(at, refs)
                 with_it = [s for m in more if (s := there.with_(m)) is not None]
-                yield [_Shape(place.pointer, absent=frozenset((name,))), *with_it]
+                yield [Shape(place.pointer, absent=frozenset((name,))), *with_it]
 
-    def dependent(self, place: _Place, keyword: str) -> Mapping[str, Any]:
+    def dependent(self, place: Place, keyword: str) -> Mapping[str, Any]:
         found = place.schema.get(keyword, {})
         if not isinstance(found, dict):
-            raise _wrong(f"{place.pointer}/{keyword}", "must be an object")
+            raise wrong(f"{place.pointer}/{keyword}", "must be an object")
         for name, value in found.items():
             if isinstance(value, list) != (keyword == "dependentRequired") and keyword != "dependencies":
                 what = "a list of names" if keyword == "dependentRequired" else "a schema"
-                raise _wrong(f"{place.pointer}/{keyword}/{name}", f"must be {what}")
+                raise wrong(f"{place.pointer}/{keyword}/{name}", f"must be {what}")
         return found
 
     # -- what a schema excludes --
 
-    def negated(self, place: _Place, refs: tuple[str, ...]) -> tuple[_Shape, ...]:
+    def negated(self, place: Place, refs: tuple[str, ...]) -> tuple[Shape, ...]:
         """The ways in which a schema does not hold: one keyword after the other."""
         schema = place.schema
         if isinstance(schema, bool):
-            return () if schema else (_Shape(place.pointer),)
+            return () if schema else (Shape(place.pointer),)
         if not isinstance(schema, dict):
-            raise _wrong(place.pointer, f"must be a schema, not {json.dumps(schema, default=str)}")
+            raise wrong(place.pointer, f"must be a schema, not {json.dumps(schema, default=str)}")
         if place.pointer in refs:
-            raise _wrong(place.pointer, "refers to itself with nothing between")
-        found: list[_Shape] = []
+            raise wrong(place.pointer, "refers to itself with nothing between")
+        found: list[Shape] = []
         for keyword in schema:
             self.check_keyword(place, keyword)
             if keyword in _NOTES:
                 continue
             if keyword not in _NEGATED or (keyword == "contains" and {"minContains", "maxContains"} & set(schema)):
-                raise _wrong(place.pointer, f"has the keyword {keyword!r}, of which the opposite cannot be enforced (in not, if, maxContains); leave it out")
+                raise wrong(place.pointer, f"has the keyword {keyword!r}, of which the opposite cannot be enforced (in not, if, maxContains); leave it out")
             found += _NEGATED[keyword](self, place, (*refs, place.pointer))
         return tuple(found)
 
-    def not_types(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+    def not_types(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
         said = self.types(place)
         rest = frozenset(TYPES) - said - ({"number"} if "integer" in said else set())  # no way to write fractions only
-        return [_Shape(place.pointer, types=rest)] if rest else []
+        return [Shape(place.pointer, types=rest)] if rest else []
 
-    def not_values(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
-        return [_Shape(place.pointer, excluded=self.values(place) or ())] if self.values(place) else []
+    def not_values(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+        return [Shape(place.pointer, excluded=self.values(place) or ())] if self.values(place) else []
 
-    def not_bounds(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+    def not_bounds(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
         numbers, schema = frozenset(("number", "integer")), place.schema
         sides = [Bounds(high=self.bound(place, k), open_high=k == "minimum") for k in ("minimum", "exclusiveMinimum") if k in schema]
         sides += [Bounds(low=self.bound(place, k), open_low=k == "maximum") for k in ("maximum", "exclusiveMaximum") if k in schema]
-        return [_Shape(place.pointer, types=numbers, bounds=side) for side in sides]
+        return [Shape(place.pointer, types=numbers, bounds=side) for side in sides]
 
-    def not_counts(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+    def not_counts(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
         for kind, field, low, high in _COUNTED:
             least, most = self.counts(place, low, high)
             for outside in ([(0, least - 1)] if least else []) + ([(most + 1, None)] if most is not None else []):
-                yield replace(_Shape(place.pointer, types=frozenset((kind,))), **{field: outside})
+                yield replace(Shape(place.pointer, types=frozenset((kind,))), **{field: outside})
 
-    def not_pattern(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+    def not_pattern(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
         rest = without(ANY_TEXT, self.pattern(place.schema["pattern"], f"{place.pointer}/pattern"))
-        return [_Shape(place.pointer, types=frozenset(("string",)), texts=(rest,))] if rest != NOTHING else []
+        return [Shape(place.pointer, types=frozenset(("string",)), texts=(rest,))] if rest != NOTHING else []
 
-    def not_required(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+    def not_required(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
         objects = frozenset(("object",))
-        return [_Shape(place.pointer, types=objects, absent=frozenset((name,))) for name in self.required(place)]
+        return [Shape(place.pointer, types=objects, absent=frozenset((name,))) for name in self.required(place)]
 
-    def not_dependent(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+    def not_dependent(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
         for name in self.dependent(place, "dependentRequired"):
             for other in self.names_of(place.at("dependentRequired", name)):
                 if other != name:
-                    yield _Shape(place.pointer, types=frozenset(("object",)), required=(name,), absent=frozenset((other,)))
+                    yield Shape(place.pointer, types=frozenset(("object",)), required=(name,), absent=frozenset((other,)))
 
-    def not_properties(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+    def not_properties(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
         [rule] = self.object_rules(place)
         for name, at in rule.properties.items():
-            fails = _ObjectRule({name: _not(at)}, (), None)
-            yield _Shape(place.pointer, types=frozenset(("object",)), required=(name,), objects=(fails,))
+            fails = ObjectRule({name: opposite(at)}, (), None)
+            yield Shape(place.pointer, types=frozenset(("object",)), required=(name,), objects=(fails,))
 
-    def not_contains(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
-        return [_Shape(place.pointer, types=frozenset(("array",)), contains=((place.at("contains"), 0, 0),))]
+    def not_contains(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+        return [Shape(place.pointer, types=frozenset(("array",)), contains=((place.at("contains"), 0, 0),))]
 
-    def not_any(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
-        found = [_Shape(place.pointer)]
+    def not_any(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+        found = [Shape(place.pointer)]
         for i in range(len(self.list_of(place, "anyOf"))):
             arms = self.negated(place.at("anyOf", i), refs)
             found = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
             if len(found) > _MOST_SHAPES:
-                raise _wrong(place.pointer, f"has more than {_MOST_SHAPES} ways not to hold; use fewer")
+                raise wrong(place.pointer, f"has more than {_MOST_SHAPES} ways not to hold; use fewer")
         return found
 
-    def not_all(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+    def not_all(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
         return [s for i in range(len(self.list_of(place, "allOf"))) for s in self.negated(place.at("allOf", i), refs)]
 
-    def not_not(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+    def not_not(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
         return self.of_place(place.at("not"), refs)
 
-    def not_ref(self, place: _Place, refs: tuple[str, ...]) -> Iterable[_Shape]:
+    def not_ref(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
         return self.negated(self.target(place), refs)
 
     # -- keywords --
 
-    def check_keyword(self, place: _Place, keyword: str) -> None:
+    def check_keyword(self, place: Place, keyword: str) -> None:
         if keyword not in KEYWORDS or (keyword == OPTIONS and place.pointer):
-            raise _wrong(place.pointer, f"has the keyword {keyword!r}, which cannot be enforced; leave it out and check the answer")
+            raise wrong(place.pointer, f"has the keyword {keyword!r}, which cannot be enforced; leave it out and check the answer")
 
-    def list_of(self, place: _Place, keyword: str) -> list[Any]:
+    def list_of(self, place: Place, keyword: str) -> list[Any]:
         found = place.schema.get(keyword, [])
         if not isinstance(found, list) or (keyword in place.schema and not found):
-            raise _wrong(f"{place.pointer}/{keyword}", "must be a list that is not empty")
+            raise wrong(f"{place.pointer}/{keyword}", "must be a list that is not empty")
         return found
 
-    def target(self, place: _Place) -> _Place:
+    def target(self, place: Place) -> Place:
         ref = place.schema["$ref"]
         if not isinstance(ref, str) or (ref != "#" and not ref.startswith("#/")):
-            raise _wrong(f"{place.pointer}/$ref", f"is {ref!r}; only references within the schema, like '#/$defs/x', can be followed")
-        found = _Place(self.root, "")
+            raise wrong(f"{place.pointer}/$ref", f"is {ref!r}; only references within the schema, like '#/$defs/x', can be followed")
+        found = Place(self.root, "")
         for step in ref[2:].split("/") if ref != "#" else ():
             step = unquote(step).replace("~1", "/").replace("~0", "~")
             try:
                 found = found.at(int(step) if isinstance(found.schema, list) else step)
             except (KeyError, IndexError, TypeError, ValueError):
-                raise _wrong(f"{place.pointer}/$ref", f"is {ref!r}, which leads nowhere") from None
+                raise wrong(f"{place.pointer}/$ref", f"is {ref!r}, which leads nowhere") from None
         return found
 
-    def plain(self, place: _Place) -> _Shape | None:
+    def plain(self, place: Place) -> Shape | None:
         """The keywords that combine nothing; None if they contradict each other."""
         schema = place.schema
-        shape = _Shape(place.pointer, types=self.types(place))
+        shape = Shape(place.pointer, types=self.types(place))
         values = self.values(place)
         if values is not None:
             shape = replace(shape, values=values)
@@ -495,7 +378,7 @@ class _Compiler:
         highs = [(self.bound(place, k), k != "maximum") for k in ("maximum", "exclusiveMaximum") if k in schema]
         bounds = Bounds(step=self.bound(place, "multipleOf") if "multipleOf" in schema else None)
         if bounds.step is not None and bounds.step <= 0:
-            raise _wrong(f"{place.pointer}/multipleOf", "must be greater than 0")
+            raise wrong(f"{place.pointer}/multipleOf", "must be greater than 0")
         for extra in [Bounds(low=x, open_low=o) for x, o in lows] + [Bounds(high=x, open_high=o) for x, o in highs]:
             bounds = bounds.both(extra) or bounds
         return replace(
@@ -513,7 +396,7 @@ class _Compiler:
             contains=self.contained(place),
         )
 
-    def contained(self, place: _Place) -> tuple[tuple[_Place, int, int | None], ...]:
+    def contained(self, place: Place) -> tuple[tuple[Place, int, int | None], ...]:
         least, most = self.counts(place, "minContains", "maxContains")
         if "minContains" not in place.schema:
             least = 1
@@ -521,7 +404,7 @@ class _Compiler:
             return ()
         return ((place.at("contains"), least, most),)
 
-    def types(self, place: _Place) -> frozenset[str]:
+    def types(self, place: Place) -> frozenset[str]:
         """Those that `type` says or, without it, those that the other keywords speak of."""
         given = place.schema.get("type")
         if given is None:
@@ -531,119 +414,119 @@ class _Compiler:
         names = given if isinstance(given, list) else [given]
         for name in names:
             if not isinstance(name, str) or name not in TYPES:
-                raise _wrong(f"{place.pointer}/type", f"is {name!r}; there are {', '.join(TYPES)}")
+                raise wrong(f"{place.pointer}/type", f"is {name!r}; there are {', '.join(TYPES)}")
         return frozenset([*names, "integer"] if "number" in names else names)
 
-    def values(self, place: _Place) -> tuple[Any, ...] | None:
+    def values(self, place: Place) -> tuple[Any, ...] | None:
         schema = place.schema
         found = tuple(self.list_of(place, "enum")) if "enum" in schema else None
         if "const" in schema:
             const = schema["const"]
-            found = (const,) if found is None or any(_same(const, v) for v in found) else ()
+            found = (const,) if found is None or any(same(const, v) for v in found) else ()
         return found
 
-    def bound(self, place: _Place, keyword: str) -> Decimal:
+    def bound(self, place: Place, keyword: str) -> Decimal:
         found = place.schema[keyword]
-        if isinstance(found, bool) or not isinstance(found, _JSON_NUMBER):
-            raise _wrong(f"{place.pointer}/{keyword}", f"must be a number, not {json.dumps(found, default=str)}")
+        if isinstance(found, bool) or not isinstance(found, JSON_NUMBER):
+            raise wrong(f"{place.pointer}/{keyword}", f"must be a number, not {json.dumps(found, default=str)}")
         if abs(Decimal(found).adjusted()) > 30:
-            raise _wrong(f"{place.pointer}/{keyword}", f"is {found}: bounds have at most 30 digits")
+            raise wrong(f"{place.pointer}/{keyword}", f"is {found}: bounds have at most 30 digits")
         return Decimal(found)
 
-    def counts(self, place: _Place, low: str, high: str) -> tuple[int, int | None]:
+    def counts(self, place: Place, low: str, high: str) -> tuple[int, int | None]:
         for keyword in (low, high):
             found = place.schema.get(keyword, 0)
-            if isinstance(found, bool) or not isinstance(found, _JSON_NUMBER) or found < 0 or found != int(found):
-                raise _wrong(f"{place.pointer}/{keyword}", f"must be a whole number, not {json.dumps(found, default=str)}")
+            if isinstance(found, bool) or not isinstance(found, JSON_NUMBER) or found < 0 or found != int(found):
+                raise wrong(f"{place.pointer}/{keyword}", f"must be a whole number, not {json.dumps(found, default=str)}")
         most = place.schema.get(high)
         return int(place.schema.get(low, 0)), None if most is None else int(most)
 
-    def flag(self, place: _Place, keyword: str) -> bool:
+    def flag(self, place: Place, keyword: str) -> bool:
         found = place.schema.get(keyword, False)
         if not isinstance(found, bool):
-            raise _wrong(f"{place.pointer}/{keyword}", "must be true or false")
+            raise wrong(f"{place.pointer}/{keyword}", "must be true or false")
         return found
 
-    def texts(self, place: _Place) -> tuple[Node, ...]:
+    def texts(self, place: Place) -> tuple[Node, ...]:
         found: list[Node] = []
         if "pattern" in place.schema:
             found.append(self.pattern(place.schema["pattern"], f"{place.pointer}/pattern"))
         if "format" in place.schema and not self.wide:  # ours are plain parts of the formats
             name = place.schema["format"]
             if name not in json_formats.FORMATS:
-                raise _wrong(f"{place.pointer}/format", f"is {name!r}, which cannot be enforced; there are {', '.join(json_formats.FORMATS)}")
+                raise wrong(f"{place.pointer}/format", f"is {name!r}, which cannot be enforced; there are {', '.join(json_formats.FORMATS)}")
             longest = place.schema.get("maxLength")
             found.append(json_formats.language(name, longest if isinstance(longest, int) else None))
         return tuple(found)
 
     def pattern(self, pattern: Any, pointer: str) -> Node:
         if not isinstance(pattern, str):
-            raise _wrong(pointer, "must be a regular expression")
+            raise wrong(pointer, "must be a regular expression")
         try:
             return parse(pattern, search=True)
         except ConstraintError as error:
-            raise _wrong(pointer, f"cannot be enforced: {error.message}") from None
+            raise wrong(pointer, f"cannot be enforced: {error.message}") from None
 
-    def object_rules(self, place: _Place) -> tuple[_ObjectRule, ...]:
+    def object_rules(self, place: Place) -> tuple[ObjectRule, ...]:
         schema = place.schema
         if schema.get("unevaluatedProperties", False) is not False:
-            raise _wrong(f"{place.pointer}/unevaluatedProperties", "cannot be enforced unless it is false")
+            raise wrong(f"{place.pointer}/unevaluatedProperties", "cannot be enforced unless it is false")
         if not {"properties", "patternProperties", "additionalProperties"} & set(schema):
             return ()
         for keyword in ("properties", "patternProperties"):
             if not isinstance(schema.get(keyword, {}), dict):
-                raise _wrong(f"{place.pointer}/{keyword}", "must be an object")
+                raise wrong(f"{place.pointer}/{keyword}", "must be an object")
         properties = {name: place.at("properties", name) for name in schema.get("properties", {})}
         patterns = tuple(
             (self.pattern(p, f"{place.pointer}/patternProperties/{p}"), place.at("patternProperties", p))
             for p in schema.get("patternProperties", {})
         )
         others = place.at("additionalProperties") if "additionalProperties" in schema else None
-        return (_ObjectRule(properties, patterns, others),)
+        return (ObjectRule(properties, patterns, others),)
 
-    def required(self, place: _Place) -> tuple[str, ...]:
+    def required(self, place: Place) -> tuple[str, ...]:
         return self.names_of(place.at("required")) if "required" in place.schema else ()
 
-    def names_of(self, place: _Place) -> tuple[str, ...]:
+    def names_of(self, place: Place) -> tuple[str, ...]:
         found = place.schema
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-            raise _wrong(place.pointer, "must be a list of names")
+            raise wrong(place.pointer, "must be a list of names")
         return tuple(found)
 
-    def array_rules(self, place: _Place) -> tuple[_ArrayRule, ...]:
+    def array_rules(self, place: Place) -> tuple[ArrayRule, ...]:
         schema = place.schema
         if schema.get("unevaluatedItems", False) is not False:
-            raise _wrong(f"{place.pointer}/unevaluatedItems", "cannot be enforced unless it is false")
+            raise wrong(f"{place.pointer}/unevaluatedItems", "cannot be enforced unless it is false")
         if not {"items", "prefixItems", "additionalItems"} & set(schema):
             return ()
         old = isinstance(schema.get("items"), list)  # as before 2020-12
         first, rest = ("items", "additionalItems") if old else ("prefixItems", "items")
         if "additionalItems" in schema and not old:
-            raise _wrong(f"{place.pointer}/additionalItems", "has a meaning beside a list of items only")
+            raise wrong(f"{place.pointer}/additionalItems", "has a meaning beside a list of items only")
         if old and "prefixItems" in schema:
-            raise _wrong(f"{place.pointer}/prefixItems", "and a list of items exclude each other")
+            raise wrong(f"{place.pointer}/prefixItems", "and a list of items exclude each other")
         count = len(self.list_of(place, first)) if first in schema else 0
         return (
-            _ArrayRule(
+            ArrayRule(
                 tuple(place.at(first, i) for i in range(count)), place.at(rest) if rest in schema else None
             ),
         )
 
     # -- oneOf --
 
-    def check_apart(self, place: _Place, base: Sequence[_Shape], arms: Sequence[Sequence[_Shape]]) -> None:
+    def check_apart(self, place: Place, base: Sequence[Shape], arms: Sequence[Sequence[Shape]]) -> None:
         """Refuses arms of oneOf that might hold together: what is written of one must surely not be of another."""
         within = [[s for a, b in itertools.product(base, arm) if (s := a.with_(b)) is not None] for arm in arms]
         wide = [self.widely.of_place(place.at("oneOf", i), ()) for i in range(len(arms))]
         for i, j in itertools.permutations(range(len(arms)), 2):
             if not all(self.apart(a, b, 3) for a, b in itertools.product(within[i], wide[j])):
-                raise _wrong(f"{place.pointer}/oneOf", f"{min(i, j)} and {max(i, j)} may hold together; make them exclusive (a type and a const in each), or use anyOf")
+                raise wrong(f"{place.pointer}/oneOf", f"{min(i, j)} and {max(i, j)} may hold together; make them exclusive (a type and a const in each), or use anyOf")
 
     @cached_property
     def widely(self) -> _Compiler:
         return self if self.wide else _Compiler(self.root, self.layout, wide=True)
 
-    def apart(self, a: _Shape, b: _Shape, depth: int) -> bool:
+    def apart(self, a: Shape, b: Shape, depth: int) -> bool:
         """Surely nothing is of `a` and of `b`, which is a wide shape."""
         if a.values is not None:
             return not any(self.widely.admits(b, v) for v in a.values if self.admits(a, v))
@@ -651,7 +534,7 @@ class _Compiler:
             return not any(self.admits(a, v) for v in b.values if self.widely.admits(b, v))
         return all(self.apart_as(kind, a, b, depth) for kind in a.types & b.types)
 
-    def apart_as(self, kind: str, a: _Shape, b: _Shape, depth: int) -> bool:
+    def apart_as(self, kind: str, a: Shape, b: Shape, depth: int) -> bool:
         if kind in ("integer", "number"):
             return a.bounds.apart(b.bounds)
         if kind == "string":
@@ -662,55 +545,55 @@ class _Compiler:
             return any(x.items[1] is not None and y.items[0] > x.items[1] for x, y in ((a, b), (b, a)))
         return False
 
-    def needs_apart(self, a: _Shape, b: _Shape, depth: int) -> bool:
+    def needs_apart(self, a: Shape, b: Shape, depth: int) -> bool:
         return any(
-            all(self.apart(x, y, depth - 1) for x in self.shapes(_rules_of(a, n)) for y in self.widely.shapes(_rules_of(b, n)))
+            all(self.apart(x, y, depth - 1) for x in self.shapes(rules_of(a, n)) for y in self.widely.shapes(rules_of(b, n)))
             for n in a.required
             if n in b.required
         )
 
-    def needs_absent(self, a: _Shape, b: _Shape) -> bool:
+    def needs_absent(self, a: Shape, b: Shape) -> bool:
         """`a` needs a property that `b` excludes."""
-        return any(n in b.absent or not self.widely.shapes(_rules_of(b, n)) for n in a.required)
+        return any(n in b.absent or not self.widely.shapes(rules_of(b, n)) for n in a.required)
 
-    def admits(self, shape: _Shape, value: Any) -> bool:
+    def admits(self, shape: Shape, value: Any) -> bool:
         """A value is of a shape; what is not said is allowed."""
-        kind = _type_of(value)
-        if kind not in shape.types or (shape.values is not None and not any(_same(value, v) for v in shape.values)):
+        kind = type_of(value)
+        if kind not in shape.types or (shape.values is not None and not any(same(value, v) for v in shape.values)):
             return False
-        if any(_same(value, v) for v in shape.excluded):
+        if any(same(value, v) for v in shape.excluded):
             return False
         if kind in ("integer", "number"):
             return shape.bounds.contains(Decimal(value))
         if kind == "string":
-            return _counted(shape.length, len(value)) and all(_contains(t, value) for t in shape.texts)
+            return is_within(shape.length, len(value)) and all(has_text(t, value) for t in shape.texts)
         if kind == "array":
             return (
-                _counted(shape.items, len(value))
-                and all(self.admit(_items_of(shape, i), v) for i, v in enumerate(value))
-                and not (shape.unique and any(_same(x, y) for x, y in itertools.combinations(value, 2)))
+                is_within(shape.items, len(value))
+                and all(self.admit(items_of(shape, i), v) for i, v in enumerate(value))
+                and not (shape.unique and any(same(x, y) for x, y in itertools.combinations(value, 2)))
                 and all(self.has_so_many(value, *contains) for contains in shape.contains)
             )
         if kind == "object":
             return (
-                _counted(shape.size, len(value))
+                is_within(shape.size, len(value))
                 and all(name in value for name in shape.required)
                 and shape.absent.isdisjoint(value)
-                and all(self.admit(_rules_of(shape, n), v) and self.admit(shape.names, n) for n, v in value.items())
+                and all(self.admit(rules_of(shape, n), v) and self.admit(shape.names, n) for n, v in value.items())
             )
         return True
 
-    def has_so_many(self, items: Sequence[Any], place: _Place, least: int, most: int | None) -> bool:
+    def has_so_many(self, items: Sequence[Any], place: Place, least: int, most: int | None) -> bool:
         """Surely so many of the items are of a schema."""
         sure = sum(self.admit((place,), item) for item in items)
-        return least <= sure and (most is None or len(items) - sum(self.admit((_not(place),), item) for item in items) <= most)
+        return least <= sure and (most is None or len(items) - sum(self.admit((opposite(place),), item) for item in items) <= most)
 
-    def admit(self, places: _All, value: Any) -> bool:
+    def admit(self, places: All, value: Any) -> bool:
         return any(self.admits(s, value) for s in self.shapes(places))
 
     # -- shapes to trees --
 
-    def node(self, places: _All) -> Node:
+    def node(self, places: All) -> Node:
         """The texts of the values for which all of `places` hold; a Ref where that leads back to itself."""
         places = tuple({p.pointer: p for p in map(self.followed, places) if not _says_nothing(p)}.values())
         key = tuple(p.pointer for p in places)
@@ -727,27 +610,27 @@ class _Compiler:
             self.made[key] = node
         return self.made[key]
 
-    def followed(self, place: _Place) -> _Place:
+    def followed(self, place: Place) -> Place:
         """Behind references that stand alone."""
         seen: set[str] = set()
         while isinstance(place.schema, dict) and "$ref" in place.schema and not set(place.schema) - {"$ref"} - _NOTES:
             if place.pointer in seen:
-                raise _wrong(place.pointer, "refers to itself with nothing between")
+                raise wrong(place.pointer, "refers to itself with nothing between")
             seen.add(place.pointer)
             place = self.target(place)
         return place
 
-    def of_shape(self, shape: _Shape) -> Node:
+    def of_shape(self, shape: Shape) -> Node:
         if shape.values is not None:
             return one_of([self.value(v) for v in shape.values if self.admits(shape, v)])
         kinds = [k for k in TYPES if k in shape.types and not (k == "integer" and "number" in shape.types)]
         for v in shape.excluded:
-            if (kind := _type_of(v)) in shape.types and kind in ("array", "object"):
-                raise _wrong(shape.pointer, f"excludes an {kind}, which cannot be enforced; say of what other type the value is")
+            if (kind := type_of(v)) in shape.types and kind in ("array", "object"):
+                raise wrong(shape.pointer, f"excludes an {kind}, which cannot be enforced; say of what other type the value is")
         try:
             return one_of([_OF_TYPES[kind](self, shape) for kind in kinds])
         except TooLarge:
-            raise _wrong(shape.pointer, "needs too large an automaton; use smaller lengths and simpler patterns") from None
+            raise wrong(shape.pointer, "needs too large an automaton; use smaller lengths and simpler patterns") from None
 
     def value(self, value: Any) -> Node:
         """The one text of a value."""
@@ -769,24 +652,24 @@ class _Compiler:
     def member(self, key: Node, value: Node) -> Node:
         return seq(key, self.layout.key, value)
 
-    def number(self, shape: _Shape) -> Node:
-        excluded = [v for v in shape.excluded if _type_of(v) in ("integer", "number")]
+    def number(self, shape: Shape) -> Node:
+        excluded = [v for v in shape.excluded if type_of(v) in ("integer", "number")]
         if not excluded:
             return number(shape.bounds)
         return _less(_DECIMALS if shape.bounds.free else number(shape.bounds), [_decimals(v) for v in excluded])
 
-    def integer(self, shape: _Shape) -> Node:
-        return _less(integer(shape.bounds), [text(str(int(v))) for v in shape.excluded if _type_of(v) == "integer"])
+    def integer(self, shape: Shape) -> Node:
+        return _less(integer(shape.bounds), [text(str(int(v))) for v in shape.excluded if type_of(v) == "integer"])
 
-    def one_among(self, shape: _Shape, values: Sequence[Any]) -> Node:
-        return one_of([self.value(v) for v in values if not any(_same(v, w) for w in shape.excluded)])
+    def one_among(self, shape: Shape, values: Sequence[Any]) -> Node:
+        return one_of([self.value(v) for v in values if not any(same(v, w) for w in shape.excluded)])
 
-    def string(self, shape: _Shape) -> Node:
+    def string(self, shape: Shape) -> Node:
         if not shape.texts and shape.length == (0, None) and not any(isinstance(v, str) for v in shape.excluded):
             return free_string()
         return string_of(self.language(shape))
 
-    def language(self, shape: _Shape) -> Node:
+    def language(self, shape: Shape) -> Node:
         """The characters of the strings of a shape."""
         implied = any(_within(lengths(language), shape.length) for language in shape.texts)
         found = ANY_TEXT if implied else repeat(ANY, *shape.length) if _possible(shape.length) else NOTHING
@@ -794,9 +677,9 @@ class _Compiler:
             found = language if found == ANY_TEXT else both(found, language)
         return _less(found, [text(v) if v else EMPTY for v in shape.excluded if isinstance(v, str)])
 
-    def object(self, shape: _Shape) -> Node:
+    def object(self, shape: Shape) -> Node:
         names = list(dict.fromkeys([*(n for rule in shape.objects for n in rule.properties), *shape.required]))
-        values = {n: self.node(_rules_of(shape, n)) for n in names}
+        values = {n: self.node(rules_of(shape, n)) for n in names}
         if shape.names:
             values = {n: v if self.admit(shape.names, n) else NOTHING for n, v in values.items()}
         values |= dict.fromkeys(shape.absent & values.keys(), NOTHING)
@@ -808,7 +691,7 @@ class _Compiler:
             return NOTHING
         return self.members(fixed, others, shape)
 
-    def others(self, shape: _Shape, names: Sequence[str]) -> Node:
+    def others(self, shape: Shape, names: Sequence[str]) -> Node:
         """Any one property that is not among `names`."""
         open_ = [r for r in shape.objects if r.others is not None]
         patterns = [p for rule in shape.objects for p in rule.patterns]
@@ -821,7 +704,7 @@ class _Compiler:
         if names and allowed != NOTHING:
             allowed = without(allowed, one_of([seq(text(n)) for n in names]))
         if len(patterns) > 4:
-            raise _wrong(shape.pointer, "has more than 4 patternProperties; use fewer")
+            raise wrong(shape.pointer, "has more than 4 patternProperties; use fewer")
         arms: list[Node] = []
         for chosen in itertools.product((True, False), repeat=len(patterns)):
             keys = allowed
@@ -830,7 +713,7 @@ class _Compiler:
                     keys = both(keys, language) if yes else without(keys, language)
             if keys == NOTHING or (not any(chosen) and not open_ and shape.objects):
                 continue  # nothing is said of such a name: as in `properties`, it is left out
-            places: list[_Place] = []
+            places: list[Place] = []
             for rule in shape.objects:
                 said = [p for (_, p), yes in zip(patterns, chosen) if yes and any(p is q for _, q in rule.patterns)]
                 places += said or ([rule.others] if rule.others is not None else [])
@@ -839,14 +722,14 @@ class _Compiler:
                 arms.append(self.member(free_string() if keys == ANY_TEXT else string_of(keys), value))
         return one_of(arms)
 
-    def name_language(self, shape: _Shape, place: _Place) -> Node:
+    def name_language(self, shape: Shape, place: Place) -> Node:
         if "string" not in shape.types:
             return NOTHING
         if shape.values is not None:
             return one_of([text(v) if v else EMPTY for v in shape.values if isinstance(v, str) and self.admits(shape, v)])
         return self.language(shape)
 
-    def members(self, fixed: Sequence[tuple[Node, bool]], others: Node, shape: _Shape) -> Node:
+    def members(self, fixed: Sequence[tuple[Node, bool]], others: Node, shape: Shape) -> Node:
         """Members in order, optional ones or not, then any others; with commas between them and brackets around.
 
         A state: how many of `fixed` are passed, whether a comma is due, how many members there are (as far as `size` asks).
@@ -887,7 +770,7 @@ class _Compiler:
         full = self.bracketed("{}", Graph(tuple(edges), frozenset(final))) if final else NOTHING
         return one_of([self.bracketed("{}", EMPTY) if empty else NOTHING, full])
 
-    def array(self, shape: _Shape) -> Node:
+    def array(self, shape: Shape) -> Node:
         low, high = shape.items
         if not _possible(shape.items):
             return NOTHING
@@ -896,10 +779,10 @@ class _Compiler:
         if shape.unique and (high is None or high > 1):
             return self.unique_items(shape)
         known = max((len(r.first) for r in shape.arrays), default=0)
-        first = [self.node(_items_of(shape, i)) for i in range(known if high is None else min(known, high))]
+        first = [self.node(items_of(shape, i)) for i in range(known if high is None else min(known, high))]
         bare = bool(shape.arrays) and all(r.rest is None for r in shape.arrays)
         full = high is not None and high <= len(first)
-        rest = NOTHING if bare or full else self.node(_items_of(shape, known))
+        rest = NOTHING if bare or full else self.node(items_of(shape, known))
         more = repeat(seq(self.layout.item, rest), max(low - max(len(first), 1), 0),
                       None if high is None else max(high - max(len(first), 1), 0))  # fmt: skip
         for i in range(len(first) - 1, 0, -1):  # from behind: what may follow the first i items
@@ -911,10 +794,10 @@ class _Compiler:
             self.bracketed("[]", inner) if inner != NOTHING else NOTHING,
         ])  # fmt: skip
 
-    def counted_items(self, shape: _Shape) -> Node:
+    def counted_items(self, shape: Shape) -> Node:
         """Items of which so many are of some schemas. A state: how many items there are, and how many of them each schema has."""
         if shape.unique:
-            raise _wrong(shape.pointer, "has contains beside uniqueItems; use one of them")
+            raise wrong(shape.pointer, "has contains beside uniqueItems; use one of them")
         low, high = shape.items
         known = max((len(r.first) for r in shape.arrays), default=0)
         if shape.arrays and all(r.rest is None for r in shape.arrays):
@@ -927,8 +810,8 @@ class _Compiler:
         for items, counts in order:
             if high is not None and items >= high:
                 continue
-            for found, after in _counts_behind(shape, counts):
-                item = self.node((*_items_of(shape, items), *found))
+            for found, after in counts_behind(shape, counts):
+                item = self.node((*items_of(shape, items), *found))
                 if item == NOTHING:
                     continue
                 to = min(items + 1, last), after
@@ -937,20 +820,20 @@ class _Compiler:
                     order.append(to)
                 edges.append((numbers[items, counts], seq(self.layout.item, item) if items else item, numbers[to]))
             if len(order) > _MOST_COUNTED:
-                raise _wrong(shape.pointer, "counts too many items; use a smaller maxItems, minContains or maxContains")
+                raise wrong(shape.pointer, "counts too many items; use a smaller maxItems, minContains or maxContains")
         enough = {state for state in order if all(n >= least for n, (_, least, _) in zip(state[1], shape.contains))}
         final = frozenset(numbers[state] for state in enough if state[0] >= max(low, 1))
         empty = self.bracketed("[]", EMPTY) if low == 0 and start in enough else NOTHING
         return one_of([empty, self.bracketed("[]", Graph(tuple(edges), final)) if final else NOTHING])
 
-    def unique_items(self, shape: _Shape) -> Node:
+    def unique_items(self, shape: Shape) -> Node:
         """Items of a few values, none twice: one state for each set of values."""
-        places = _items_of(shape, 0)
+        places = items_of(shape, 0)
         shapes = self.shapes(places) if shape.arrays and not any(r.first for r in shape.arrays) else ()
         values: list[Any] = []
         for s in shapes:
             given = s.values if s.values is not None else (True, False) if s.types == {"boolean"} else None
-            values += [v for v in given or () if self.admits(s, v) and not any(_same(v, w) for w in values)]
+            values += [v for v in given or () if self.admits(s, v) and not any(same(v, w) for w in values)]
             if given is None or len(values) > _MOST_UNIQUE:
                 raise _unique(shape)
         if not values:
@@ -970,7 +853,7 @@ class _Compiler:
         return one_of([self.bracketed("[]", EMPTY) if low == 0 else NOTHING, full])
 
 
-_OF_TYPES: Mapping[str, Callable[[_Compiler, _Shape], Node]] = {
+_OF_TYPES: Mapping[str, Callable[[_Compiler, Shape], Node]] = {
     "object": _Compiler.object,
     "array": _Compiler.array,
     "string": _Compiler.string,
@@ -985,7 +868,7 @@ _COUNTED = (
     ("array", "items", "minItems", "maxItems"),
     ("object", "size", "minProperties", "maxProperties"),
 )
-_Negation = Callable[[_Compiler, _Place, tuple[str, ...]], Iterable[_Shape]]
+_Negation = Callable[[_Compiler, Place, tuple[str, ...]], Iterable[Shape]]
 
 
 def _one_by_one(keyword: str, negation: _Negation) -> _Negation:
@@ -1010,10 +893,6 @@ _NEGATED: Mapping[str, _Negation] = {
 }  # what makes each keyword fail; of the others (formats, of which ours are parts; items; …) that cannot be written
 
 
-def _not(place: _Place) -> _Place:
-    return _Place({"not": place.schema}, f"{place.pointer}/(not)")
-
-
 def _less(language: Node, texts: Sequence[Node]) -> Node:
     return without(language, one_of(texts)) if texts and language != NOTHING else language
 
@@ -1028,33 +907,8 @@ def _decimals(value: int | float | Decimal) -> Node:
     return seq(sign, text(whole), optional(seq(text("."), zeros)))
 
 
-def _unique(shape: _Shape) -> ConstraintError:
-    return _wrong(f"{shape.pointer}/uniqueItems", f"can only be enforced for items out of an enum of at most {_MOST_UNIQUE} values")
-
-
-def _counts_behind(shape: _Shape, counts: tuple[int, ...]) -> Iterator[tuple[_All, tuple[int, ...]]]:
-    """What one more item may be, and how many there are of each schema behind it. Without an upper bound an item that is of the
-    schema need not count, and no more are counted than are needed."""
-    for chosen in itertools.product((True, False), repeat=len(counts)):
-        after = tuple(
-            n + yes if most is not None else min(n + yes, least)
-            for n, yes, (_, least, most) in zip(counts, chosen, shape.contains)
-        )
-        if all(most is None or n <= most for n, (_, _, most) in zip(after, shape.contains)):
-            said = zip(chosen, shape.contains)
-            yield tuple(place if yes else _not(place) for yes, (place, _, most) in said if yes or most is not None), after
-
-
-def _rules_of(shape: _Shape, name: str) -> _All:
-    return tuple(p for rule in shape.objects for p in rule.of(name))
-
-
-def _items_of(shape: _Shape, index: int) -> _All:
-    return tuple(p for rule in shape.arrays for p in rule.of(index))
-
-
-def _counted(limits: tuple[int, int | None], count: int) -> bool:
-    return limits[0] <= count and (limits[1] is None or count <= limits[1])
+def _unique(shape: Shape) -> ConstraintError:
+    return wrong(f"{shape.pointer}/uniqueItems", f"can only be enforced for items out of an enum of at most {_MOST_UNIQUE} values")
 
 
 def _within(lengths: tuple[int, int | None], limits: tuple[int, int | None]) -> bool:

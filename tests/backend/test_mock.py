@@ -281,8 +281,8 @@ def test_schema_answers_have_the_parts_asked_for() -> None:
 
 
 def test_what_a_schema_cannot_enforce_is_refused_by_name() -> None:
-    constraint = Constraint("json_schema", '{"type": "string", "not": {"const": "a"}}')
-    with pytest.raises(ConstraintError, match=r"prog.py:3: .*keyword 'not'"):
+    constraint = Constraint("json_schema", '{"type": "string", "maxLen": 3}')
+    with pytest.raises(ConstraintError, match=r"prog.py:3: .*keyword 'maxLen'"):
         Mock().submit(None, (gen(constraint=constraint),))
 
 

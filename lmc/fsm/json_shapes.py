@@ -1,0 +1,176 @@
+"""What a JSON schema says, as shapes: conjunctions of plain keywords, without those that combine schemas."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from lmc.errors import ConstraintError
+from lmc.fsm.dfa import build
+from lmc.fsm.json_text import FREE, Bounds
+from lmc.fsm.regex import Node
+
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+JSON_NUMBER = int | float | Decimal
+
+
+def wrong(pointer: str, what: str) -> ConstraintError:
+    return ConstraintError(f"json_schema: {pointer or '/'} {what}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A schema and the JSON pointer to it."""
+
+    schema: Any
+    pointer: str
+
+    def at(self, *steps: str | int) -> Place:
+        found, pointer = self.schema, self.pointer
+        for step in steps:
+            found = found[step]
+            pointer += "/" + str(step).replace("~", "~0").replace("/", "~1")
+        return Place(found, pointer)
+
+
+All = tuple[Place, ...]  # schemas that hold together
+_TRUE: All = ()
+
+
+@dataclass(frozen=True)
+class ObjectRule:
+    """One schema's say about properties."""
+
+    properties: Mapping[str, Place]
+    patterns: tuple[tuple[Node, Place], ...]
+    others: Place | None  # additionalProperties, if it is there
+
+    def of(self, name: str) -> All:
+        found = [self.properties[name]] if name in self.properties else []
+        found += [place for language, place in self.patterns if has_text(language, name)]
+        return tuple(found) if found or self.others is None else (self.others,)
+
+
+@dataclass(frozen=True)
+class ArrayRule:
+    """One schema's say about items; `rest` of those behind `first`, if it says something."""
+
+    first: tuple[Place, ...]
+    rest: Place | None
+
+    def of(self, index: int) -> All:
+        if index < len(self.first):
+            return (self.first[index],)
+        return () if self.rest is None else (self.rest,)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Keywords without those that combine: every one must hold. `values`: enum and const, None if there is neither."""
+
+    pointer: str
+    types: frozenset[str] = frozenset(TYPES)
+    values: tuple[Any, ...] | None = None
+    bounds: Bounds = FREE
+    length: tuple[int, int | None] = (0, None)
+    texts: tuple[Node, ...] = ()  # patterns and formats: languages of characters
+    objects: tuple[ObjectRule, ...] = ()
+    required: tuple[str, ...] = ()
+    names: All = ()
+    size: tuple[int, int | None] = (0, None)  # number of properties
+    arrays: tuple[ArrayRule, ...] = ()
+    items: tuple[int, int | None] = (0, None)  # number of items
+    unique: bool = False
+    excluded: tuple[Any, ...] = ()  # values that it is not
+    absent: frozenset[str] = frozenset()  # properties that are not there
+    contains: tuple[tuple[Place, int, int | None], ...] = ()  # how many items are of a schema
+
+    def with_(self, other: Shape) -> Shape | None:
+        """Both; None if nothing can be both."""
+        types = self.types & other.types
+        values = self.values
+        if values is None:
+            values = other.values
+        elif other.values is not None:
+            values = tuple(v for v in values if any(same(v, w) for w in other.values))
+        excluded, absent = self.excluded + other.excluded, self.absent | other.absent
+        if values is not None and excluded:
+            values = tuple(v for v in values if not any(same(v, w) for w in excluded))
+        required = tuple(dict.fromkeys(self.required + other.required))
+        if not types or values == () or not absent.isdisjoint(required):
+            return None
+        bounds = self.bounds.both(other.bounds)
+        if bounds is None:
+            raise wrong(self.pointer, f"and {other.pointer or '/'}: two steps multipleOf of which neither divides the other cannot be combined")
+        return Shape(
+            self.pointer, types, values, bounds, _range(self.length, other.length), self.texts + other.texts,
+            self.objects + other.objects, required, self.names + other.names,
+            _range(self.size, other.size), self.arrays + other.arrays, _range(self.items, other.items),
+            self.unique or other.unique, excluded, absent, self.contains + other.contains,
+        )  # fmt: skip
+
+
+def _range(a: tuple[int, int | None], b: tuple[int, int | None]) -> tuple[int, int | None]:
+    highs = [x for x in (a[1], b[1]) if x is not None]
+    return max(a[0], b[0]), min(highs, default=None)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal as JSON: true is not 1."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, JSON_NUMBER) and isinstance(b, JSON_NUMBER):
+        return a == b
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return type(a) is type(b) and a == b
+
+
+def type_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, JSON_NUMBER):
+        return "integer" if value == int(value) else "number"
+    return {str: "string", list: "array", dict: "object", type(None): "null"}[type(value)]
+
+
+def has_text(language: Node, value: str) -> bool:
+    return _built(language).accepts(value.encode("utf-8", "surrogatepass"))
+
+
+_built = lru_cache(maxsize=256)(build)
+
+
+def opposite(place: Place) -> Place:
+    return Place({"not": place.schema}, f"{place.pointer}/(not)")
+
+
+def counts_behind(shape: Shape, counts: tuple[int, ...]) -> Iterator[tuple[All, tuple[int, ...]]]:
+    """What one more item may be, and how many there are of each schema behind it. Without an upper bound an item that is of the
+    schema need not count, and no more are counted than are needed."""
+    for chosen in itertools.product((True, False), repeat=len(counts)):
+        after = tuple(
+            n + yes if most is not None else min(n + yes, least)
+            for n, yes, (_, least, most) in zip(counts, chosen, shape.contains)
+        )
+        if all(most is None or n <= most for n, (_, _, most) in zip(after, shape.contains)):
+            said = zip(chosen, shape.contains)
+            yield tuple(place if yes else opposite(place) for yes, (place, _, most) in said if yes or most is not None), after
+
+
+def rules_of(shape: Shape, name: str) -> All:
+    return tuple(p for rule in shape.objects for p in rule.of(name))
+
+
+def items_of(shape: Shape, index: int) -> All:
+    return tuple(p for rule in shape.arrays for p in rule.of(index))
+
+
+def is_within(limits: tuple[int, int | None], count: int) -> bool:
+    return limits[0] <= count and (limits[1] is None or count <= limits[1])
