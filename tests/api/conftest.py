@@ -16,7 +16,7 @@ from tests.api.http import Server
 from tests.api.openai_server import OpenAIModel
 from tests.api.text_model import TextModel
 
-QUICK = Patience(retries=8, timeout=5.0, first_delay=0.001, longest_delay=0.01)
+QUICK = Patience(retries=8, timeout=60.0, first_delay=0.001, longest_delay=0.01)
 
 
 @pytest.fixture

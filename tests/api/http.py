@@ -31,12 +31,14 @@ class Planted:
     kind   "status", "reset" (no answer, the connection is gone), "truncate" (half of a body), "garbage" (a body that is no JSON),
            "shape" (JSON without what was asked for), "model" (another model's answer), "delay" (late), "slow" (in small pieces),
            "half-stream" (a stream that breaks off)
+    until  ends a delay before its `seconds` are over
     """
 
     kind: str
     status: int = 500
     headers: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    until: Callable[[], bool] = lambda: False
     body: Body | None = None
 
 
@@ -138,7 +140,7 @@ class Server:
             return True
         if fault is not None and fault.kind == "delay":
             late = self._loop.time() + fault.seconds
-            while self._loop.time() < late:
+            while self._loop.time() < late and not fault.until():
                 await asyncio.sleep(min(fault.seconds, 0.005))
                 if reader.at_eof():
                     return False  # nobody waits any more

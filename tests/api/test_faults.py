@@ -84,7 +84,7 @@ def test_a_thousand_programs_under_faults(openai):
         assert sum(s.usage.prompt_tokens for s in states) == spent.usage.prompt_tokens
     backend.close()
     mock.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while server.open_connections and time.monotonic() < deadline:
         time.sleep(0.01)
     assert server.open_connections == 0 and threads() == []
@@ -112,10 +112,10 @@ def test_what_trying_again_cannot_change_is_not_tried_again(openai, status):
 
 
 def test_a_time_out_counts_as_unreported(openai):
-    backend, _ = openai(TextModel(), stand_in={"plant": lambda n, path, body: Planted("delay", seconds=3) if n == 0 else None}, patience=Patience(3, 0.5, 0.001, 0.01))
+    backend, _ = openai(TextModel(), stand_in={"plant": lambda n, path, body: Planted("delay", seconds=60) if n == 0 else None}, patience=Patience(8, 1.0, 0.001, 0.01))
     state = program.run(q="x", backend=backend, temperature=0)
-    assert state["c"] and backend.spent().unreported == 1
-    assert state.get_meta_info("a")["unreported_attempts"] == 1 and state.get_meta_info("a")["attempts"] == 2
+    assert state["c"] and backend.spent().unreported == backend.spent().retries >= 1, "on a busy machine other attempts may be late, too"
+    assert state.get_meta_info("a")["unreported_attempts"] == state.get_meta_info("a")["attempts"] - 1 >= 1
 
 
 def test_the_server_says_when(openai):
@@ -190,7 +190,7 @@ def test_a_dropped_backend_ends_its_thread():
         program.run(q="x", backend=backend, temperature=0).text()
         assert threads().count("lmc-OpenAI(m)") == 1
         del backend
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while threads() and time.monotonic() < deadline:
             gc.collect()
             time.sleep(0.01)

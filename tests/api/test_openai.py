@@ -303,10 +303,10 @@ def test_submitting_does_not_wait(openai):
 
 
 def test_forks_and_batches_go_out_together(openai):
-    at_once: list[int] = []
-    backend, server = openai(says("x"), stand_in={"plant": lambda n, path, body: at_once.append(server.open_connections) or Planted("delay", seconds=0.1)})
+    all_there = lambda: len(server.seen) == 20
+    backend, server = openai(says("x"), stand_in={"plant": lambda n, path, body: Planted("delay", seconds=60, until=all_there)})
     lmc.compile(ask).batch([{"q": str(i)} for i in range(20)], backend=backend)
-    assert len(server.seen) == 20 and max(at_once) == 20
+    assert all_there() and backend.spent().retries == 0, "the first was answered when the last was there"
 
 
 def test_concurrency_is_bounded(openai):
@@ -336,7 +336,7 @@ def test_a_dropped_state_ends_its_request(openai):
     assert backend._loop.tasks
     del handle
     gc.collect()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while backend._loop.tasks > 1 and time.monotonic() < deadline:
         time.sleep(0.005)
     assert backend._loop.tasks <= 1
@@ -354,7 +354,7 @@ def test_closing_leaves_nothing(openai):
         pending.results[0].output()
     with pytest.raises(lmc.BackendError, match="is closed"):
         backend.submit(None, _turn("b"))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while server.open_connections and time.monotonic() < deadline:
         time.sleep(0.01)
     assert server.open_connections == 0

@@ -143,7 +143,9 @@ def test_streams(remote):
 
 def test_several_servers(opened, request):
     model = TextModel()
-    servers = [opened(serve(SGLangModel(model), plant=lambda n, path, body: Planted("delay", seconds=0.01))) for _ in range(2)]
+    wanted = 0  # requests that are there before one is answered
+    enough = lambda: sum(len(s.seen) for s in servers) >= wanted
+    servers = [opened(serve(SGLangModel(model), plant=lambda n, path, body: Planted("delay", seconds=60, until=enough))) for _ in range(2)]
     backend = opened(lmc.SGLang([s.url for s in servers], tokenizer=WORDS, patience=QUICK))
 
     @lmc.function
@@ -154,6 +156,7 @@ def test_several_servers(opened, request):
     fast.batch([{"q": "ab"[i % 2] + "xyzw"} for i in range(8)], backend=backend, temperature=0)
     keys = [{s.headers.get("x-smg-routing-key") for s in server.seen if "x-smg-routing-key" in s.headers} for server in servers]
     assert not keys[0] & keys[1], "requests that begin alike go to one server"
+    wanted = 60 + sum(len(s.seen) for s in servers)
     fast.batch([{"q": "same "}] * 60, backend=backend)
     assert min(len(s.seen) for s in servers) > 10, "unless it is busier than the other"
 
