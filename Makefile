@@ -42,7 +42,7 @@ lint: $(VENV)/.dev  ## ruff, pyright, import contracts
 	$(VENV)/bin/lint-imports
 
 clients: $(VENV)-api/.ready  ## tests of the server and of DSPy, with schemathesis and a router; in an environment of its own, since litellm pins old packages
-	$(VENV)-api/bin/python -m pytest -q -m api tests/serve tests/integrations
+	$(VENV)-api/bin/python -m pytest -q -m api tests/serve tests/integrations tests/api/test_litellm.py
 
 bench: $(VENV)/.model  ## the program workloads on the mock; see benchmarks/README.md
 	$(PY) -m benchmarks.bench_programs --backend mock

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 import lmc
@@ -265,3 +267,34 @@ def test_both_arms_of_a_decision(openai):
     assert len(server.seen) == 8 and backend.spent().wasted == 0
     assert [s.ret_value for s in fast.batch(items, temperature=0, speculate="branches")] == expected
     assert len(server.seen) <= 8 + 12 and backend.spent().wasted == fast.stats.wasted == 4
+
+
+def test_equal_greedy_requests_are_one(openai):
+    @lmc.function
+    def program(s, q):
+        s += lmc.user(q)
+        for i, f in enumerate(s.fork(3)):
+            f += lmc.assistant(lmc.gen("a", max_tokens=9))
+            s[f"a{i}"] = f["a"]
+        return s["a0"], s["a1"], s["a2"]
+
+    model = TextModel()
+    backend, server = openai(model, True)
+    fast = lmc.compile(program, backend=backend)
+    assert fast("x", temperature=0).ret_value == (model.says("x")[:9],) * 3 and len(server.seen) == 1
+    assert len(set(fast("x", temperature=0.9).ret_value)) == 3, "samples are not"
+
+
+def test_programs_of_many_threads_do_not_mix(openai):
+    """One backend, one compiled program, two functions, many threads: each answer is of its own prompt, one call an item."""
+    model = TextModel(lambda prompt: writer(record((prompt.partition(".")[0].strip(), *VALUES[1:])))(prompt))
+    backend, server = openai(model, False, concurrency=8)
+    programs = [lmc.compile(extraction3), lmc.compile(extraction6)]
+
+    def one(i):
+        state = programs[i % 2](text=f"{i}. {TEXT}", backend=backend, temperature=0)
+        return state["Name"], state["Born"], state.usage.calls
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(24))) == [(f" {i}", " 1815", 1) for i in range(24)]
+    assert len(server.seen) == 24 and backend.spent().speculated == 12 * 2 + 12 * 5

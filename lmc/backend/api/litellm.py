@@ -91,6 +91,8 @@ def _plain(answer: Any) -> Body:
 
 def _fault(error: Exception) -> Fault:
     """What an error of LiteLLM's or of a client below it means."""
+    if "No module named" in str(error):  # it says that the connection failed
+        return Fault(f'{error}: LiteLLM lacks a package, for tools it is mcp: pip install "litellm[mcp]"'[:500], status=400)
     status = getattr(error, "status_code", None)
     response = getattr(error, "response", None)
     silent = isinstance(error, TimeoutError) or any(word in f"{type(error).__name__} {error}" for word in ("Timeout", "APIConnection", "Connection error"))

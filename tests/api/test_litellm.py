@@ -1,0 +1,78 @@
+"""lmc.LiteLLM on the real litellm, where it is installed: its client, its errors and its streams, in front of the stand-in of OpenAI's API.
+
+litellm pins old packages, so this runs in the environment of `make clients`; with a stand-in of litellm see test_others.py and test_tools.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import lmc
+from tests.api import openai_server
+from tests.api.conftest import QUICK
+from tests.api.http import Planted
+from tests.api.test_conformance import turns
+from tests.api.test_tools import agent, script
+from tests.api.text_model import TextModel
+from tests.conformance.harness import differences, run
+
+pytestmark = pytest.mark.api
+
+pytest.importorskip("litellm")
+
+
+@pytest.fixture
+def real(opened):
+    def make(model: TextModel, **stand_in):
+        server = opened(openai_server.serve(model, **{"continues": False, **stand_in}))
+        return opened(lmc.LiteLLM("openai/m", api_key="k", base_url=f"{server.url}/v1", patience=QUICK)), server
+
+    return make
+
+
+def test_it_gives_what_the_mock_gives(real):
+    model = TextModel()
+    backend, _ = real(model)
+    for q in ("x", "cats"):
+        expected = run(turns.run, {"q": q}, lambda: None, {"backend": model.mock(backend.chat_template), "temperature": 0})
+        for call in (turns.run, lmc.compile(turns)):
+            seen = run(call, {"q": q}, lambda: None, {"backend": backend, "temperature": 0})
+            seen.metas = expected.metas
+            assert seen == expected, differences(seen, expected)
+
+
+@lmc.function
+def one(s):
+    s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=40))
+
+
+def test_streams(real):
+    backend, server = real(TextModel(lambda prompt: "one two three four"))
+    pieces = list(one.run(backend=backend, stream=True, temperature=0).text_iter("a"))
+    assert "".join(pieces) == "one two three four" and len(pieces) > 2 and server.seen[0].body["stream"]
+
+
+def test_tools(real):
+    backend, server = real(TextModel(script))
+    try:
+        import mcp  # noqa: F401
+    except ImportError:
+        with pytest.raises(lmc.BackendError, match=r"test_tools.py:\d+: .*pip install .litellm\[mcp\]"):
+            agent("tea", backend=backend, temperature=0).text()
+        assert not server.seen and backend.spent().retries == 0
+        return
+    assert agent("tea", backend=backend, temperature=0).ret_value == "It is 7."
+    state = lmc.compile(agent, backend=backend).stream("tea", temperature=0)
+    assert "It is 7." in "".join(state.text_iter()) and any(s.body.get("stream") for s in server.seen)
+
+
+@pytest.mark.parametrize("kind", ("status", "reset", "truncate"))
+def test_faults(real, kind):
+    backend, server = real(TextModel(), plant=lambda n, path, body: Planted(kind) if n == 0 else None)
+    state = one(backend=backend, temperature=0)
+    assert state.text() and len(server.seen) == 2 and backend.spent().retries == 1
+    assert backend.spent().unreported == (kind != "status")
+    refusing, server = real(TextModel(), plant=lambda n, path, body: Planted("status", 401, body={"error": {"message": "no such key"}}))
+    with pytest.raises(lmc.BackendError, match=r"test_litellm.py:\d+: .*HTTP 401.*no such key"):
+        one(backend=refusing).text()
+    assert len(server.seen) == 1
