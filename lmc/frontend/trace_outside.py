@@ -27,7 +27,9 @@ from lmc.frontend.values import TraceEscape, Value
 from lmc.ir.core import exact
 
 MISSING = object()
-DICT_VIEWS = tuple(map(type, ({}.keys(), {}.values(), {}.items(), iter([]), iter(()), iter(""), iter({}), reversed([]))))
+DICT_VIEWS = tuple(map(type, ({}.keys(), {}.values(), {}.items())))
+_ITERATORS = tuple({type(iter(x)) for x in ([], (), "", b"", {}, {}.values(), {}.items(), set[Any](), range(0), range(1 << 70))}
+                   | {type(reversed(x)) for x in ([], (), "", range(0), {}, {}.values(), {}.items())})  # fmt: skip
 _STEADY_ITEMS = 256  # of an outside container that is read while tracing
 
 
@@ -206,7 +208,7 @@ def is_enum_member(x: Any) -> bool:
 
 def is_lazy(x: Any) -> bool:
     """Whether iterating an object uses it up, or shows what it was made from."""
-    return isinstance(x, (*LAZY, *DICT_VIEWS))
+    return isinstance(x, (*LAZY, *DICT_VIEWS, *_ITERATORS))
 
 
 def same(a: Any, b: Any) -> bool:

@@ -227,7 +227,7 @@ COLLECT = [
     "L = {t}.split(); L.append(n); L = [(a, isinstance(a, str)) for a in L][:4]", "L = list({t}[:3]); L[:1] = [None, n]; w = ''.join(f'{{a}}' for a in L)", "L = {t}.split(); L.insert(0, {u}); w = max(a.title() for a in L)",
     "L = [a is None or a for a in re.split('(a)|(e)', {t})][:5]", "w = str([(1, v), (True, v), (1.0, w), {{(0.0,): n}}, {{(-0.0,): n}}])[-19:]", "a = iter({t}); L = list(iter(lambda: next(a, 'a'), 'a'))[:4]",
     "L = sorted(set({t}) & {{*'abc'}}); w = str({u} in {{'a', 'k', v}})", "D = {{(n, True): {t}, (n, 1.0): w}}; D = {{str(a): D[a] for a in D}}", "n = sum([n, len({t}), True]) % 7; L = sum([[v], L[:1]], [])",
-    "L = list(enumerate({t}[:2], n))",
+    "L = list(enumerate({t}[:2], n))", "a = iter({{'a': {t}, 'b': n}}.items()); L = [next(a)]; L = [*L, *a]", "a = reversed({{'a': {t}, 'k': v}}); w = next(a); L = list(a)",
 ]  # fmt: skip
 CALL = [
     "v = tool({t}, q)", "effect('e', {t}, n, q)", "effect('e', q)", "effect('e', q)", "effect('f', q)", "L = words({t}, q)", "v = TOOLS['{tool}']({t}, q)", "v = child(tip={t}).ret_value", "w = shout({t}, q)", "v = flaky({t}, q) if 'a' not in {t} else v",

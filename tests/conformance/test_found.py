@@ -373,6 +373,34 @@ def lists_that_reading_makes_then_left(s, q):
     return found, messages, s.messages(), found is s["x"]
 
 
+@case(ITEMS, leaves="looks for something in an iterator")
+def iterators_that_the_program_makes(s, q):
+    s += q + gen("x", max_tokens=2)
+    d = {"a": s["x"], "b": q}
+    back, items, values, numbers = reversed(d), iter(d.items()), iter(d.values()), iter(range(3))
+    first = next(items), next(values), next(numbers), next(reversed(d.items())), next(iter({q}))
+    rest = iter([q, "b", "c"])
+    s += gen("y", max_tokens=1)
+    return list(back), list(items), [*values], list(numbers), first, "b" in rest, next(rest, "none")
+
+
+@case(ITEMS, leaves="has a __new__")
+def one_instance_of_a_class(s, q):
+    class One:
+        it: Any = None
+
+        def __new__(cls, *args):
+            if cls.it is None:
+                cls.it = super().__new__(cls)
+            return cls.it
+
+        def __init__(self, x):
+            self.x = x
+
+    s += q + gen("x", max_tokens=2)
+    return One(q) is One(s["x"]), One.it.x
+
+
 CASES = cases(globals())
 
 
