@@ -52,7 +52,7 @@ def followed(ahead: Ahead, seed: int, foresight: Foresight | None) -> list[int]:
 
 def test_what_answers_need_is_built_before_they_ask_and_they_say_the_same():
     with_, without, foresight = begun(FORM), begun(FORM), Foresight()
-    for seed in range(8):
+    for seed in range(4):
         assert followed(with_, seed, foresight) == followed(without, seed, None)
     foresight.close()
 
@@ -73,7 +73,7 @@ def test_it_ends_by_itself_and_starts_again(monkeypatch: pytest.MonkeyPatch):
 
 def test_closing_drops_what_is_not_begun():
     foresight = Foresight()
-    for n in range(50):
+    for n in range(9):
         foresight.want(begun(f"[a-z]{{1,{n + 1}}}"), 0)
     foresight.close()
     assert foresight.idle
