@@ -10,6 +10,7 @@ from benchmarks import bench_compile, bench_passes, bench_programs
 from benchmarks.pass_workloads import LATE_POOL
 from benchmarks.workloads import WORDS, Size, figures, host_overhead
 from tests.backend.gated import Gated
+from tests.searching import apart
 
 SMALL = Size(0.02)
 ALL = (*figures(SMALL), *host_overhead())
@@ -59,6 +60,7 @@ def test_prints_a_table_and_writes_json(tmp_path, capsys):
     assert [(row["workload"], row["mode"]) for row in rows] == [("judge", "interpreter"), ("judge", "compiled")]
 
 
+@apart
 def test_compiling_is_timed_step_by_step(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench_compile, "bench_import", lambda reps: [])  # starts processes
     out = tmp_path / "rows.json"
