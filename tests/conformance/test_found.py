@@ -401,6 +401,15 @@ def one_instance_of_a_class(s, q):
     return One(q) is One(s["x"]), One.it.x
 
 
+@case(ITEMS, replays=0)
+def numbers_that_are_none(s, q):
+    s += q + gen("x", max_tokens=1)
+    nan, n = float("nan"), len(s["x"])
+    if "a" in s["x"]:
+        s += str(nan * n)
+    return nan == n, n in [nan, n], str([nan, n]), max(n, 0.5), str(-0.0 * n)
+
+
 CASES = cases(globals())
 
 
