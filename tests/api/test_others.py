@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 import lmc
-from tests.api.conftest import QUICK
+from tests.api.conftest import QUICK, nothing_is_left
 from tests.api.http import Planted
 from tests.api.test_conformance import turns
 from tests.api.test_faults import planted
@@ -97,6 +97,7 @@ def test_faults_of_anthropic(anthropic):
     assert backend.spent().usage.prompt_tokens == sum(r["input_tokens"] for r in reported)
     faults = Counter(s.fault for s in server.seen)
     assert backend.spent().unreported >= faults["reset"] + faults["truncate"] + faults["garbage"] > 0
+    nothing_is_left(backend, server)
     broken, _ = anthropic(model, stand_in={"plant": lambda n, path, body: Planted("status", 529)})
     with pytest.raises(lmc.BackendError, match=r"test_others.py:\d+: Anthropic\(claude\): gen 'a' failed after 9 attempts: HTTP 529"):
         program.run(q="x", backend=broken).text()

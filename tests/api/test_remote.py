@@ -10,7 +10,7 @@ import pytest
 
 import lmc
 from lmc.backend.api.client import Patience
-from tests.api.conftest import QUICK
+from tests.api.conftest import QUICK, nothing_is_left
 from tests.api.http import Planted, Server
 from tests.api.sglang_server import WORDS, SGLangModel, TokenModel, VLLMModel, serve, shown
 from tests.api.test_conformance import ITEMS, plain_text, turns
@@ -196,6 +196,7 @@ def test_faults(remote):
     assert spent.usage.completion_tokens == sum(r["completion_tokens"] for r in reported)
     unseen = spent.attempts - len(server.seen)  # sent into a connection that the server had just closed
     assert spent.unreported == faults["reset"] + faults["truncate"] + faults["garbage"] + unseen > 0 <= unseen
+    nothing_is_left(backend, server)
 
 
 def test_what_is_not_there_is_named(opened):
