@@ -47,6 +47,8 @@ def _given(tool: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(said, Mapping) or not isinstance(said.get("name"), str) or not _NAME.fullmatch(said["name"]):
         raise ParameterError(f"gen(tools=…): {tool!r} has no name of letters, digits, _ and -")
     made = {"name": said["name"], "description": said.get("description") or "", "parameters": said.get("parameters") or _object({}, [])}
+    if isinstance(said.get("strict"), bool):
+        made["strict"] = said["strict"]
     try:
         json.dumps(made)
     except (TypeError, ValueError) as error:

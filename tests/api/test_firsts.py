@@ -189,6 +189,33 @@ def test_effects_and_streams_keep_their_order(caching):
         assert seen == expected, differences(seen, expected)
 
 
+def test_a_first_that_is_stuck_holds_nobody_for_long(monkeypatch):
+    """The one behind it goes after a while; when that one is answered, those who wait go too, and nobody waits any more."""
+    monkeypatch.setattr("lmc.backend.api.firsts._LONGEST", 0.05)
+
+    async def scenario() -> None:
+        firsts, went = Firsts(), asyncio.Event()
+
+        async def one(prompt: str) -> None:
+            async with firsts.turn(prompt) as turn:
+                turn.begun()
+
+        async with firsts.turn("a" * BLOCK * 3):
+            await one("a" * BLOCK * 2)  # after a while
+            assert firsts.held == 1
+            monkeypatch.setattr("lmc.backend.api.firsts._LONGEST", 60.0)
+            await one("a" * BLOCK * 2 + "b" * BLOCK)
+            assert firsts.held == 1, "what the other brought is known"
+            longer = asyncio.create_task(one("a" * BLOCK * 3))
+            longer.add_done_callback(lambda task: went.set())
+            await asyncio.sleep(0)
+            assert not went.is_set(), "what is the stuck one's alone is still waited for"
+        await asyncio.wait_for(went.wait(), 30)
+        assert firsts.held == 2 and not firsts._ahead
+
+    asyncio.run(scenario())
+
+
 def test_nothing_is_left_of_what_was_held():
     """Requests in any order, of beginnings within each other, some of which fail: all get their turn, and none stays ahead."""
 

@@ -176,6 +176,14 @@ def test_a_choice_of_tools_goes_with_tools_alone(openai):
     assert [("tool_choice" in s.body) == ("tools" in s.body) for s in server.seen] == [True] * len(server.seen)
 
 
+def test_vllm_is_told_that_tools_are_strict_where_it_must_call_one(vllm):
+    model = TextModel(lambda prompt: "Fine.")
+    for choice, strict in ((None, None), ("auto", None), ("required", True), ({"type": "function", "function": {"name": "add"}}, True)):
+        backend, _, server = vllm(model, **({"extra_body": {"tool_choice": choice}} if choice else {}))
+        agent("tea", backend=backend, temperature=0).text()
+        assert [tool["function"].get("strict") for tool in server.seen[-1].body["tools"]] == [strict, strict]
+
+
 def test_models_of_text_have_no_tools(openai):
     backend, server = openai(TextModel(), False)
     with pytest.raises(lmc.UnsupportedOpError, match=r"gen\(tools=…\)"):

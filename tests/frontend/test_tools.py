@@ -49,6 +49,11 @@ def test_a_function_as_a_schema():
     assert tool["parameters"]["properties"]["days"] == {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]}
 
 
+def test_a_tool_that_is_strict_stays_so():
+    told = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}, "required": [], "additionalProperties": False}, "strict": True}
+    assert json.loads(described([{"type": "function", "function": {"name": "f", "strict": True}}])) == [told]
+
+
 @pytest.mark.parametrize("tools, says", [
     (weather, "a list of functions"), ([3], "functions and dicts"), ([weather, weather], "two tools"), ([lambda x: x], "cannot call"),
     ([print], "by name"), ([{"description": "x"}], "no name"),

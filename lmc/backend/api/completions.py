@@ -209,7 +209,7 @@ class Completions(ApiBackend):
         def request() -> Request:
             body = {"model": self.model, **prompt, **cache, **self._sampling(ask, beyond, len(expected.encode()), chat), **self._constrained(ask.constraint, chat), **extra}
             if ask.tools:
-                body["tools"] = [{"type": "function", "function": tool} for tool in json.loads(ask.tools)]
+                body["tools"] = [{"type": "function", "function": self._told(tool)} for tool in json.loads(ask.tools)]
             if sent_stops:
                 body["stop"] = list(sent_stops)
             return Request(self.root + ("/chat/completions" if chat else "/completions"), body, headers)
@@ -227,6 +227,11 @@ class Completions(ApiBackend):
             reply = await self._sent(request, read, watch, chat, tally, turn.begun)
             turn.begun()
             return reply
+
+    def _told(self, tool: Body) -> Body:
+        """A tool as the server is told of it. vLLM keeps a call that it must make to the schema of a tool that is strict alone."""
+        forced = self._own == "vllm" and self._extra.get("tool_choice", "auto") not in ("auto", "none")
+        return {"strict": True, **tool} if forced else tool
 
     async def _sent(
         self,

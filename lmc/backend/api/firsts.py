@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 
@@ -22,34 +22,32 @@ BLOCK = 4096
 
 _BLOCKS = 256  # of one prompt that are looked at
 _LIFE = 300.0  # seconds after which a beginning that nobody asks for counts as forgotten: servers say five to ten minutes
-_LONGEST = 30.0  # seconds that a request is held at most
+_LONGEST = 10.0  # seconds that a request is held at most: prompts are read in less, but some models think before their first word
 _KNOWN = 1 << 14  # beginnings that are remembered
 
 
 class Turn:
     """A request that may go. `first`: others may be held because of it until it has `begun` to be answered."""
 
-    __slots__ = ("_firsts", "_future", "_keys")
+    __slots__ = ("_firsts", "_keys", "_own")
 
-    def __init__(self, firsts: Firsts, keys: Sequence[bytes]) -> None:
-        self._firsts, self._keys = firsts, tuple(keys)
-        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, firsts: Firsts, keys: Sequence[bytes], own: Mapping[bytes, asyncio.Future[None]]) -> None:
+        self._firsts, self._keys, self._own = firsts, tuple(keys), own  # own: those that it is the first with
 
     @property
     def first(self) -> bool:
-        return bool(self._keys)
+        return bool(self._own)
 
     def begun(self) -> None:
-        """The server has read the prompt."""
+        """The server has read the prompt. Whoever else is ahead with a part of it, and perhaps stuck, holds nobody any more."""
         self._firsts.known(self._keys)
+        self._keys = ()
         self.over()
 
     def over(self) -> None:
         """Nobody is held because of it any more."""
-        self._firsts.left(self._keys, self._future)
-        self._keys = ()
-        if not self._future.done():
-            self._future.set_result(None)
+        self._firsts.left(self._own)
+        self._own = {}
 
 
 class Firsts:
@@ -81,13 +79,16 @@ class Firsts:
         for key in keys:
             self._known[key] = until
             self._known.move_to_end(key)
+            if (ahead := self._ahead.pop(key, None)) is not None:
+                ahead.set_result(None)
         while len(self._known) > _KNOWN:
             self._known.popitem(last=False)
 
-    def left(self, keys: Sequence[bytes], future: asyncio.Future[None]) -> None:
-        for key in keys:
+    def left(self, own: Mapping[bytes, asyncio.Future[None]]) -> None:
+        for key, future in own.items():
             if self._ahead.get(key) is future:
                 del self._ahead[key]
+                future.set_result(None)
 
     def _before(self, keys: Sequence[bytes]) -> asyncio.Future[None] | None:
         """What to wait for: the request that has the longest beginning of these on its way, unless a longer one is known."""
@@ -99,11 +100,11 @@ class Firsts:
         return None
 
     def _begin(self, keys: Sequence[bytes]) -> Turn:
-        new = [key for key in keys if not self._is_known(key) and key not in self._ahead]
         self.known([key for key in keys if self._is_known(key)])  # asked for again
-        turn = Turn(self, new)
-        self._ahead |= dict.fromkeys(new, turn._future)
-        return turn
+        new = [key for key in keys if not self._is_known(key)]
+        own = {key: asyncio.get_running_loop().create_future() for key in new if key not in self._ahead}
+        self._ahead |= own
+        return Turn(self, new, own)
 
     def _is_known(self, key: bytes) -> bool:
         until = self._known.get(key)
