@@ -187,16 +187,16 @@ class EngineCore:
         )
 
     def stats(self) -> dict[str, Any]:
-        s = self.scheduler
+        s, waiting = self.scheduler, list(self.scheduler.waiting)  # copied at once: the loop goes on meanwhile
         return {
-            "waiting": len(s.waiting),
+            "waiting": len(waiting),
             "running": len(s.running),
             "pinned": len(s.pins),
             "slots": s.pool.num_slots,
             "free_slots": s.pool.free_count,
             "cached_tokens": s.tree.size,
             "split_groups": s.tally.split_groups,
-            "preempted": sum(req.preempted > 0 for req in s.waiting),
+            "preempted": sum(req.preempted > 0 for req in waiting),
             "recomputed_tokens": s.tally.recomputed_tokens,
             "evictable_tokens": s.tree.evictable,
             "device_seconds": self._device_seconds,

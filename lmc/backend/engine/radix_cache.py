@@ -2,8 +2,8 @@
 
 An edge carries a run of token ids and, in the same order, the slots of their KV. The tree owns its slots.
 `lock` keeps a node and all its ancestors from eviction; what is unlocked is evicted from the ends of leaves, least
-recently used first; `touch` is for what is known to be used next. A node object always keeps its *end*: when an edge is split, the new object is the upper part, so that
-whoever holds a node holds the same prefix for as long as it is locked.
+recently used first; `touch` is for what is known to be used next. A node object always keeps its *end*: when an edge is
+split, the new object is the upper part, so that whoever holds a node holds the same prefix for as long as it is locked.
 
 Namespaces have nothing in common: each is a tree of its own, for as long as it has tokens or somebody holds its root.
 """
@@ -26,13 +26,14 @@ _GHOSTS = 4_000_000  # remembered evicted tokens before the memory is dropped
 class Node:
     """One edge and its end. `start` is the depth where the edge begins; `end` where it ends, in tokens."""
 
-    __slots__ = ("__weakref__", "children", "hash", "ids", "last_use", "locks", "parent", "salt", "slots", "start")
+    __slots__ = ("__weakref__", "children", "hash", "ids", "last_use", "locks", "offered", "parent", "salt", "slots", "start")
 
     def __init__(self, parent: Node | None, ids: np.ndarray, slots: np.ndarray, start: int) -> None:
         self.parent, self.ids, self.slots, self.start = parent, ids, slots, start
         self.children: dict[int, Node] = {}
         self.locks = 0
         self.last_use = 0
+        self.offered = False  # is in the heap of leaves that may be evicted
         self.salt = parent.salt if parent is not None else 0  # of the namespace
         self.hash: int | None = None if parent is not None else 0  # of the prefix, once it was needed
 
@@ -65,7 +66,7 @@ class RadixCache:
         self.size = 0
         self.evictable = 0
         self._clock = itertools.count(1)
-        self._leaves: list[tuple[int, int, Node]] = []  # heap of (last use, tie, leaf); entries may be stale
+        self._leaves: list[tuple[int, int, Node]] = []  # heap of (last use, tie, leaf), a node once; entries may be stale
         self._ties = itertools.count()
         self._ghosts: set[int] = set()
 
@@ -195,6 +196,7 @@ class RadixCache:
         count = 0
         while count < want and self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
+            node.offered = False
             if node.locks or node.children or node.parent is None:
                 continue  # locked, grown or gone since it was offered
             if node.last_use != stamp:
@@ -223,7 +225,8 @@ class RadixCache:
         return leaf.slots
 
     def _offer(self, node: Node) -> None:
-        if not node.children and not node.locks and node.parent is not None:
+        if not node.children and not node.locks and not node.offered and node.parent is not None:
+            node.offered = True
             heapq.heappush(self._leaves, (node.last_use, next(self._ties), node))
 
     def clear(self) -> np.ndarray:
@@ -290,7 +293,10 @@ class RadixCache:
     def check(self) -> None:
         """Raises unless the counters and the links tell the truth."""
         size = evictable = 0
+        offered = [node for *_, node in self._leaves]
+        assert len(offered) == len(set(offered)), "a leaf is offered for eviction twice"
         for node in self.nodes():
+            assert node.locks or node.children or node.offered, f"never to be evicted: {node}"
             assert node.parent is not None and node.parent.end == node.start, f"broken link at {node}"
             assert node.parent.children[int(node.ids[0])] is node, f"child under a wrong key: {node}"
             assert len(node.ids) == len(node.slots) > 0, f"edge without tokens: {node}"

@@ -307,8 +307,7 @@ class Scheduler:
         trie, begun = req.trie, req.next_row
         while req.next_row < len(trie.ids):
             first = req.next_row
-            spare = self.pool.free_count + self.tree.evictable - self.committed + req.reserved
-            n = min(trie.run(first), room - (first - begun), spare)
+            n = min(trie.run(first), room - (first - begun), self._spare + req.reserved)
             if n <= 0:
                 break  # the next pass has room again
             slots = self._alloc(n)

@@ -159,6 +159,22 @@ def test_what_is_preempted_can_be_cancelled():
         assert engine.stats()["free_slots"] + engine.stats()["cached_tokens"] == 100
 
 
+def test_who_asks_for_figures_does_not_disturb_the_loop():
+    """From another thread, so that requests come while those that wait are counted."""
+    engine, core = stepped(100)
+    waiting = core.scheduler.waiting
+
+    class Coming:
+        @property
+        def preempted(self) -> int:
+            waiting.append(self)
+            return 1
+
+    waiting.extend((Coming(), Coming()))
+    figures = engine.stats()
+    assert (figures["waiting"], figures["preempted"], len(waiting)) == (2, 2, 4)
+
+
 def test_pins_give_way_before_the_only_answer_does():
     with promising_little():
         engine, core = stepped(100, max_context=100)
@@ -195,3 +211,44 @@ def test_lengths_are_those_of_the_same_gen_and_follow_it():
     for i in range(5000):
         lengths.learn(i, 1)
     assert lengths.expected("a") == lengths.expected("new") and len(lengths._seen) < 2000
+
+
+def on_the_small_model(slots: int):
+    """Texts and ids, tokens with their log-probabilities, streams, and counters of a mixed batch in a pool of so many tokens."""
+    from lmc.backend.local import Engine
+
+    form = r'\{"name": "[A-Z][a-z]{2,9}", "orderId": "[a-z]{1,9}"\}'
+    scored = {"return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+    asks = [
+        ("Once upon a time", gen(16)),
+        ("The capital of France is", gen(14, temperature=0.8, seed=7)),
+        ("A list of animals: cats,", gen(14, frequency_penalty=0.4, stop=("dogs, dogs",))),
+        ("A list of numbers: 1, 2,", gen(14, logprob_start_len=0, **scored)),
+        ("A customer as JSON: ", gen(30, regex=form, temperature=1.0, seed=11)),
+        ("An order as JSON: ", gen(30, regex=form, **scored)),
+    ]
+    with Engine("smollm2", dtype="float32", max_tokens=slots, chunk=32) as engine:
+        handles = [engine.submit(None, [Text((prompt,)), ask]) for prompt, ask in asks]
+        streams = ["".join(handle.results[0].stream()) for handle in handles]
+        outputs = [handle.results[0].output() for handle in handles]
+        engine.check()
+        logprobs = [
+            [pair for key in ("input_token_logprobs", "output_token_logprobs") for pair in output.metas[0].get(key, ())]
+            for output in outputs
+        ]
+        reasons = [[meta["finish_reason"] for meta in output.metas] for output in outputs]
+        return [(o.texts, o.ids) for o in outputs], reasons, logprobs, streams, engine.counters()
+
+
+@pytest.mark.model
+def test_nothing_that_the_small_model_says_changes():
+    with promising_little():
+        texts, reasons, logprobs, streams, counters = on_the_small_model(44)
+    expected = on_the_small_model(2000)
+    assert counters.preemptions > 1 and counters.forced_tokens > 10 and expected[-1].preemptions == 0
+    assert (texts, reasons, streams) == (expected[0], expected[1], expected[3])
+    assert streams == [said[0] for said, _ in texts]
+    for found, known in zip(logprobs, expected[2], strict=True):
+        assert [(token, text) for _, token, text in found] == [(token, text) for _, token, text in known]
+        assert [p for p, *_ in found] == pytest.approx([p for p, *_ in known], abs=1e-3)
+    assert sum(map(len, logprobs)) > 30

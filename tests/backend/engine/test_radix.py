@@ -80,6 +80,23 @@ def test_a_locked_prefix_stays_and_its_upper_half_after_a_split_too():
     tree.check()
 
 
+def test_what_is_used_again_and_again_is_offered_for_eviction_once():
+    tree, pool = RadixCache(), SlotAllocator(64)
+    long, short = put(tree, pool, ids(1, 2, 3)).node, put(tree, pool, ids(1, 2, 4)).node
+    for _ in range(100):
+        for node in (short, long):
+            tree.lock(node)
+            tree.unlock(node)
+        tree.touch(long)
+        tree.check()
+    assert len(tree._leaves) == 2
+    pool.free(tree.evict(1))
+    assert short.parent is None and long.parent is not None, "the least recently used goes first"
+    pool.free(tree.evict(64))
+    tree.check()
+    assert tree.size == 0 and pool.free_count == 64 and not tree._leaves
+
+
 def test_unlock_without_lock_is_an_error():
     tree, pool = RadixCache(), SlotAllocator(8)
     with pytest.raises(AssertionError, match="unlock without lock"):
