@@ -445,7 +445,7 @@ class EngineCore:
             self._done(req)
 
     def _cancel(self, req: Request) -> None:
-        if req in self._live:
+        if req in self._live and not req.done:  # a prefill in flight may be done and its listener not know it yet
             self._drop(req, CancelledError("the request was cancelled before its answer was complete"))
 
     def _drop(self, req: Request, error: BaseException) -> None:

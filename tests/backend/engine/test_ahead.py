@@ -175,3 +175,16 @@ def test_who_submits_gives_way_to_the_first_pass_and_not_to_small_ones():
         handles = [engine.submit(None, [Text(("s" * 40 + f"{i:03}",)), gen(1)]) for i in range(100)]
         assert all(h.results[0].output().text for h in handles)
     assert len(runner.passes) < 30  # the first ones are small; what is submitted meanwhile runs together
+
+
+def test_a_pin_is_released_while_its_prefill_is_in_flight():
+    """What others ask goes on, and nothing stays pinned."""
+    engine, core = stepped(512, runs=FakeAheadRunner)
+    pin = engine.prefill(None, [Text(("p" * 20,))])
+    assert core.turn()
+    engine.release(pin)
+    handle = engine.submit(None, [Text(("p" * 20 + "q",)), gen(3)])
+    while core.turn():
+        engine.check()
+    assert handle.results[0].output().meta["completion_tokens"] == 3
+    assert engine.stats()["pinned"] == 0
