@@ -32,6 +32,8 @@ class AnthropicModel:
                 return _refusal(400, "invalid_request_error", "final assistant content cannot end with trailing whitespace")
         if any(not stop.strip() for stop in body.get("stop_sequences", ())):
             return _refusal(400, "invalid_request_error", "stop_sequences: each stop sequence must contain non-whitespace")
+        if "tool_choice" in body and not body.get("tools"):
+            return _refusal(400, "invalid_request_error", "tool_choice may only be specified while providing tools")
         if wrong := _out_of_place(body):
             return _refusal(400, "invalid_request_error", wrong)
         prompt = body.get("system", "") + "".join(_text(m["content"]) for m in body["messages"])

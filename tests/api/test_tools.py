@@ -8,6 +8,8 @@ import re
 import pytest
 
 import lmc
+from lmc.backend.api.anthropic import _Pieces
+from lmc.backend.api.streams import UNWATCHED
 from tests.api.text_model import TextModel
 from tests.api.view import views
 from tests.conformance.harness import conform, differences, run
@@ -174,6 +176,28 @@ def test_a_choice_of_tools_goes_with_tools_alone(openai):
     backend, server = openai(OneMind(lambda prompt: "Fine." if "well known" in prompt else script(prompt)), extra_body={"tool_choice": "auto"})
     thoughtful("tea", backend=backend, temperature=0).text()
     assert [("tool_choice" in s.body) == ("tools" in s.body) for s in server.seen] == [True] * len(server.seen)
+
+
+def test_a_choice_of_anthropic_s_tools_goes_with_tools_alone(anthropic):
+    backend, _ = anthropic(OneMind(lambda prompt: "Fine." if "well known" in prompt else script(prompt)), extra_body={"tool_choice": {"type": "auto"}})
+    assert thoughtful("tea", backend=backend, temperature=0).ret_value[2:] == ("Fine.", 0)
+
+    @lmc.function
+    def plain(s):
+        s += lmc.user("tea") + lmc.assistant(lmc.gen("a", max_tokens=9))
+
+    assert plain(backend=backend, temperature=0)["a"]
+
+
+def test_what_anthropic_s_own_tools_say_in_a_stream_is_no_call():
+    pieces = _Pieces(UNWATCHED, lambda body: body["content"])
+    for event in (
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": "{}"}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "Fine."}},
+    ):
+        pieces.add(event)
+    assert pieces.result() == [{"type": "text", "text": "Fine."}]
 
 
 def test_vllm_is_told_that_tools_are_strict_where_it_must_call_one(vllm):

@@ -130,7 +130,8 @@ class Anthropic(ApiBackend):
 
     def _body(self, ask: Gen, beyond: Beyond | None, prefix: int, stops: Sequence[str]) -> Body:
         params, constraint = ask.params, ask.constraint
-        body: Body = {"model": self.model, "max_tokens": params.max_new_tokens + (0 if beyond is None else beyond.tokens + prefix), **self._extra}
+        extra = self._extra if ask.tools or "tools" in self._extra else {k: v for k, v in self._extra.items() if k != "tool_choice"}
+        body: Body = {"model": self.model, "max_tokens": params.max_new_tokens + (0 if beyond is None else beyond.tokens + prefix), **extra}
         for name, default in (("temperature", 1.0), ("top_p", 1.0), ("top_k", -1)):
             if getattr(params, name) != default:
                 body[name] = getattr(params, name)
@@ -257,7 +258,8 @@ class _Pieces:
         elif kind == "content_block_start" and body["content_block"].get("type") == "tool_use":
             self._uses[body["index"]] = {**body["content_block"], "input": ""}
         elif kind == "content_block_delta" and body["delta"].get("type") == "input_json_delta":
-            self._uses[body["index"]]["input"] += body["delta"]["partial_json"]
+            if body["index"] in self._uses:  # other blocks are the server's own tools
+                self._uses[body["index"]]["input"] += body["delta"]["partial_json"]
         elif kind == "message_delta":
             self._body |= body["delta"]
 
