@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import inspect
 import itertools
 import sys
@@ -395,6 +396,25 @@ class CountingMode(Own, Mode):
             ACTIVE.reset(token)
         return state
 
+    def twin(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+        """What to call instead of `fn` to trace through it; None for a host call. Whatever takes an instance of the program's own is traced through:
+        host code cannot be handed one."""
+        found = reach.traced_twin(fn, args, kwargs, hooks)
+        function = fn.__func__ if isinstance(fn, types.MethodType) else fn
+        if found is not None or not isinstance(function, types.FunctionType) or reach.is_own(function) or reach.from_library(function):
+            return found
+        if not any(map(self.is_instance, (getattr(fn, "__self__", None), *args, *kwargs.values()))):
+            return None
+        try:
+            twin = instrument(function, hooks)
+        except CannotInstrument:
+            return None
+        return twin if fn is function else functools.partial(twin, fn.__self__)
+
+    def is_instance(self, x: Any) -> bool:
+        """Whether something is an instance of a class of the program's own, which `created` was told of."""
+        return id(x) in self.instances and not isinstance(x, tuple) and not reach.from_library(type(x))
+
     def sampling_as(self, emitter: Any, given: dict[str, Any]) -> Any:
         """What the states of a sub-program write to that is called with sampling defaults of its own."""
         return emitter.sampling_as(given)
@@ -705,7 +725,7 @@ class ReplayMode(CountingMode):
                 owner[:] = result
                 return None
         try:
-            twin = reach.traced_twin(fn, args, kwargs, hooks)
+            twin = self.twin(fn, args, kwargs)
         except CannotInstrument as error:
             if self.journal is not None:
                 raise JournalError(f"a run that calls {getattr(fn, '__qualname__', fn)} cannot be journaled: {error}") from None

@@ -39,9 +39,11 @@ def _range(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     return native(range, *map(t.concrete, args))
 
 
-def _is_the_hosts(kwargs: _Kwargs) -> bool:
+def _is_the_hosts(t: TraceMode, kwargs: _Kwargs) -> bool:
     """Whether Python's own sorting may call the key: it has nothing to do with the language."""
     key = kwargs.get("key")
+    if isinstance(key, types.BuiltinMethodType) and id(key.__self__) in t.local:  # `max(set(names), key=names.count)`
+        return False
     if any(map(reach.holds_language, kwargs.values())) or (isinstance(key, types.FunctionType) and reach.names_language(key)):
         return False
     return isinstance(key, types.FunctionType) or reach.traced_twin(key, (), {}, hooks) is None
@@ -57,7 +59,7 @@ def _extreme(name: str, builtin: Any) -> Callable[[TraceMode, _Args, _Kwargs], A
         if len(args) == 1 and isinstance(args[0], Value) and not kwargs:
             t.main = True
             return t.known_call(builtin, Known(), args, kwargs)
-        if len(args) == 1 and isinstance(args[0], Value) and _is_the_hosts(kwargs):
+        if len(args) == 1 and isinstance(args[0], Value) and _is_the_hosts(t, kwargs):
             t.main = True
             return t.effect(builtin, args, kwargs)
         if not args or (len(args) > 1 and "default" in kwargs) or not kwargs.keys() <= {"key", "default"}:
@@ -115,7 +117,7 @@ def _sorted_call(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     if isinstance(args[0], Value) and kwargs.get("key") is None:
         t.main = True
         return t.known_call(sorted, Known(fresh=True, items=args[0].items), args, kwargs)
-    if isinstance(args[0], Value) and _is_the_hosts(kwargs):
+    if isinstance(args[0], Value) and _is_the_hosts(t, kwargs):
         t.main = True
         return t.effect(sorted, args, kwargs)
     return _sorted(t, args, kwargs)

@@ -184,7 +184,7 @@ class CallMode(OutsideMode):
             fn.__self__, types.ModuleType | type
         ):
             return self.methods(fn.__self__, fn.__name__, args, kwargs)
-        twin = reach.traced_twin(fn, args, kwargs, hooks)
+        twin = self.twin(fn, args, kwargs)
         if twin is not None:
             result = native(twin, *args, **kwargs)
             if isinstance(fn, type):

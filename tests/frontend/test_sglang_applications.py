@@ -120,6 +120,18 @@ def tree_of_thought(s, question, width=2):
     return best
 
 
+@kind({"question": "6 * 7?"}, {"question": "10 - 3?"})
+@sgl.function
+def majority_of_forks(s, question):
+    forks = s.fork(3)
+    for i, f in enumerate(forks):
+        f += "Again, " * i + question + sgl.gen("answer", temperature=0.9, max_tokens=4)
+    forks.join()
+    answers = s["answer"]
+    s += "So: " + max(sorted(set(answers)), key=answers.count) + sgl.gen("why", max_tokens=4)
+    return sorted(set(s["answer"]), key=s["answer"].index)
+
+
 def most_common(answers: list[str]) -> str:
     return collections.Counter(answers).most_common(1)[0][0]
 
@@ -381,6 +393,61 @@ def they_talk(s, names, rounds):
         s += f"{name}: " + sgl.gen("line", max_tokens=6, stop="\n") + "\n"
         line = s["line"]
     return line
+
+
+class Memory:
+    def __init__(self):
+        self.rows = []
+
+    def add(self, row):
+        effect("add", row)
+        self.rows.append(row)
+
+    def render(self):
+        return "\n".join(f"- {row}" for row in self.rows)
+
+
+class Inhabitant:
+    """Some of its methods reach the language, others do not, and all of them work on what they find in it."""
+
+    def __init__(self, name):
+        self.name, self.memory, self.said = name, Memory(), 0
+
+    @property
+    def persona(self):
+        return f"You are {self.name}, who has spoken {self.said} times."
+
+    def count(self, most=2):
+        self.said += 1
+        if self.said > most:
+            raise ValueError(f"{self.name} is tired")
+
+    @staticmethod
+    def first_word(text):
+        return (text.split() or [""])[0].lower()
+
+    def speak(self, s, about):
+        self.count()
+        s += sgl.user(f"{self.persona}\n{self.memory.render()}\n{about}?") + sgl.assistant(sgl.gen("line", max_tokens=8))
+        self.memory.add(self.first_word(s["line"]))
+
+
+def introduce(inhabitant, greeting="This is"):
+    return f"{greeting} {inhabitant.name} ({len(inhabitant.memory.rows)})."
+
+
+@kind({"topic": "the fair"}, {"topic": "the rain"})
+@sgl.function
+def inhabitants_with_memories(s, topic):
+    people = [Inhabitant("Isa"), Inhabitant("Tom")]
+    s += " ".join(introduce(p) for p in people)
+    for p in people * 2:
+        p.speak(s, topic)
+    try:
+        people[0].speak(s, topic)
+    except ValueError as error:
+        s += sgl.user(f"{error}. " + introduce(people[0], greeting=s["line"]))
+    return [(p.name, p.said, p.memory.rows) for p in people]
 
 
 # -- all of them -----------------------------------------------------------------------------------------------------
