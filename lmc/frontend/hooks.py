@@ -49,7 +49,7 @@ CHOICES = -1
 
 
 DEFINED = -2
-"""As the second part of a key: a function that the program made, once host code was handed it."""
+"""As the second part of a key: a function or class that the program made, once host code was handed it."""
 
 BUILT = -3
 """As the second part of a key: the container that a builtin made for the program, after what it called of the program."""
@@ -536,6 +536,7 @@ class ReplayMode(CountingMode):
         self.until = max(done, default=0) if changed is None else changed  # up to here its objects were the same
         self.last = max((tick for tick, _, _ in record), default=0)  # of the hook calls that are in the record
         self.lazy: dict[int, Any] = {}  # iterators that the program made
+        self.classes: dict[type, type] = {}  # of the program, by those that stand for them in the record
         self.journal: RunJournal | None = None
         self.stream = ""  # of the run
         self.limits: Limits | None = None  # of a run that has to end in time
@@ -580,6 +581,8 @@ class ReplayMode(CountingMode):
 
     def _answer(self, key: Key) -> Any:
         done, value = self.record[key]
+        if type(value) in self.classes:
+            value.__class__ = self.classes[type(value)]
         if not done:
             raise value
         return value
@@ -597,7 +600,11 @@ class ReplayMode(CountingMode):
 
     def defined(self, definition: Any) -> Any:
         key = (self.tick, DEFINED, 0)
-        return super().defined(self._answer(key) if key in self.record else definition)
+        known = self._answer(key) if key in self.record else definition
+        if known is not definition and isinstance(definition, type):
+            self.classes[known] = definition  # the program's own one: what it stores there is of this run alone
+            known = definition
+        return super().defined(known)
 
     # the outside as it was
 

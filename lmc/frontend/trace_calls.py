@@ -194,7 +194,7 @@ class CallMode(OutsideMode):
             if isinstance(result, types.GeneratorType):
                 return self.to_its_end(result) if result.gi_code in cleaning else self.fresh(result)
             return result
-        if isinstance(fn, type) and self.is_own_definition(fn) and is_instrumented(fn.__new__):
+        if isinstance(fn, type) and self.is_own_definition(fn) and isinstance(fn.__new__, types.FunctionType) and is_instrumented(fn.__new__):
             raise TraceEscape(f"makes a {fn.__name__}, whose class has a __new__")  # which may keep what is of this run in the class
         known = hostops.pure_function(fn)
         if known is not None:

@@ -547,7 +547,10 @@ class Recorder(CountingMode):
         for base in filter(self.is_own_definition, cls.__mro__):
             if id(base) in self.changed or any(self._is_of_the_run(member) for member in vars(base).values()):
                 raise TraceEscape(f"hands the class {base.__name__}, whose attributes are of this run, to host code")
-            self.given_away.add(id(base))
+            if id(base) not in self.given_away:
+                self.given_away.add(id(base))
+                attrs: dict[str, Attr] = {"ordered": True, "total": True, "inline": True, "ord": (self.definitions[id(base)][1], DEFINED, 0)}
+                self.emit("host.call", (self.own(_itself), self.constant(base)), attrs, ("any",))  # a replay knows its instances
 
     def _is_of_the_run(self, member: Any) -> bool:
         """Whether something that a class has is another in each run, or reaches such a thing."""
@@ -865,6 +868,11 @@ def cell_content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return _EMPTY  # not assigned yet
+
+
+def _itself(x: Any) -> Any:
+    """Run time: what is in the record under a key."""
+    return x
 
 
 def _closure(

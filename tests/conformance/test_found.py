@@ -410,6 +410,68 @@ def numbers_that_are_none(s, q):
     return nan == n, n in [nan, n], str([nan, n]), max(n, 0.5), str(-0.0 * n)
 
 
+@case(replays=0)
+def exceptions_of_the_programs_own_classes(s, q):
+    class Refused(Exception):
+        def __init__(self, why, times=2):
+            super().__init__(why)
+            self.times = times
+
+        def __str__(self):
+            return self.args[0] * self.times
+
+    s += q + gen("x", max_tokens=2)
+    try:
+        raise Refused(s["x"], times=3)
+    except (KeyError, Refused) as error:
+        s += str(error)
+
+
+@case()
+def exceptions_of_the_programs_own_classes_then_left(s, q):
+    class Refused(Exception):
+        count = 0
+
+        def __init__(self, why, times=2):
+            super().__init__(why)
+            self.times = times
+
+        def twice(self):
+            return self.args[0] * self.times
+
+    class Late(Refused, ValueError):
+        pass
+
+    def refuse(cls):
+        raise cls(s["x"])
+
+    s += q + gen("x", max_tokens=2)
+    for handled in (Refused, (KeyError, Late)):
+        try:
+            refuse(Late)
+        except handled as error:
+            s += error.twice()
+    kept = Refused(q)
+    leave(s)
+    Refused.count += 1
+    try:
+        raise kept
+    except Refused as error:
+        s += error.twice() + str(type(error) is Refused)
+    return Refused.count, isinstance(kept, Late), Late.count
+
+
+@case(leaves="attributes are of this run")
+def own_classes_of_builtin_types(s, q):
+    s += q + gen("x", max_tokens=2)
+
+    class Filled(dict):
+        def __missing__(self, key):
+            return f"<{key}{s['x']}>"
+
+    s += "{x}{other}".format_map(Filled({"x": q}))
+
+
 CASES = cases(globals())
 
 
