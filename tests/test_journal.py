@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -611,3 +612,97 @@ def styled(s: Any) -> Any:
     except Exception:  # a program that swallows everything is stopped all the same
         s += "never mind"
     charge("x")
+
+
+# -- the order in which things happen is that of a run without a journal
+
+
+def fail() -> None:
+    raise ValueError("no")
+
+
+def printed() -> str:
+    return traceback.format_exc()
+
+
+def called(*what: Any) -> None:
+    CALLS.append(what)
+
+
+async def works(name: str) -> None:
+    called("begins", name)
+    await asyncio.sleep(0)
+    called("ends", name)
+
+
+@lmc.function
+async def takes_turns(s: Any) -> None:
+    task = asyncio.create_task(works("task"))
+    await works("program")
+    await task
+
+
+def counted(s: Any) -> Any:
+    try:
+        s += lmc.gen("x", max_tokens=2)
+        yield s["x"]
+    finally:
+        called("ends")
+        s += "|"
+
+
+@lmc.function
+def leaves_loops(s: Any) -> None:
+    for _ in enumerate(counted(s)):
+        break
+    called("behind the loop")
+    s += str(any(x for x in counted(s)))
+    generators = [counted(s)]
+    called(next(generators[0]))
+    generators.clear()
+    called("cleared")
+
+
+@lmc.function
+def prints_tracebacks(s: Any) -> str:
+    def inner() -> None:
+        fail()
+
+    try:
+        inner()
+    except ValueError:
+        return printed()
+    return ""
+
+
+class Answers:
+    """Says when it is compared."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        called("eq")
+        return self is other
+
+    def __call__(self) -> str:
+        called("called")
+        return "x"
+
+
+ANSWERS = Answers()
+
+
+@lmc.function
+def calls_an_object(s: Any) -> None:
+    s += ANSWERS()
+
+
+@pytest.mark.parametrize("program", [takes_turns, leaves_loops, prints_tracebacks, calls_an_object], ids=lambda p: p.name)
+def test_a_journal_changes_nothing(program: Any, tmp_path: Path) -> None:
+    expected, calls = seen(program.run(backend=lmc.Mock(), seed=1)), CALLS[:]
+    CALLS.clear()
+    assert (seen(program.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")), CALLS) == (expected, calls)
+    CALLS.clear()
+    backend = lmc.Mock()
+    again = seen(program.run(backend=backend, seed=1, journal=tmp_path / "j"))
+    assert (again[:2], CALLS, backend.call_log) == (expected[:2], [], [])

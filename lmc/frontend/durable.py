@@ -292,7 +292,7 @@ class RunJournal:
             if not ok:
                 raise value
             return value
-        await asyncio.get_running_loop().run_in_executor(None, self._sync)
+        self._sync()  # holds the loop, or other tasks of the program would go first
         outcome: tuple[bool, Any]
         try:
             with self._working():
@@ -688,7 +688,7 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
         return None
     if _is_builtin_tool(fn, owner) and not _calls_something(args, kwargs):
         return None
-    if fn in (functools.partial, functools.wraps, functools.update_wrapper):
+    if any(fn is made for made in (functools.partial, functools.wraps, functools.update_wrapper)):  # `in` would ask an object's `__eq__`
         return None
     if getattr(fn, "__module__", None) == "builtins" and getattr(fn, "__name__", "") not in _OUTSIDE and not _calls_something(args, kwargs):
         return None

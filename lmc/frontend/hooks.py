@@ -23,7 +23,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lmc.errors import JournalError
-from lmc.frontend import aio, hostops, reach
+from lmc.frontend import aio, hostops, raising, reach
+from lmc.frontend.durable import foreign
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Shape, targets
 from lmc.frontend.instrument import CannotInstrument, awaits, instrument, is_instrumented
@@ -548,6 +549,8 @@ class ReplayMode(CountingMode):
         if key not in self.record:
             if self.count < self.first and name in _ONLY_READ:
                 args = tuple([self._as_begun(a) for a in args])
+            if self.journal is not None and (handled := sys.exc_info()[1]) is not None:
+                raising.without_hooks(handled)  # the program may print its traceback
             result, built = super().dispatch(name, args, kwargs), (key[0], BUILT, 0)
             return self._answer(built) if built in self.record else result
         self.count += 1
@@ -594,7 +597,7 @@ class ReplayMode(CountingMode):
         return items if after < 0 else (*items[:before], *items[before], *items[before + 1 :])
 
     def made(self, container: Any) -> Any:
-        if isinstance(container, LAZY):
+        if isinstance(container, LAZY) and (self.ahead or self.tick < self.last):  # who holds it longer puts off the end of a generator in it
             self.lazy[id(container)] = container
         return container
 
@@ -767,7 +770,11 @@ class ReplayMode(CountingMode):
                 args = tuple(map(self.star, args))
         if isinstance(getattr(fn, "__self__", None), LAZY) or any(isinstance(a, LAZY) for a in args):
             return fn(*args, **kwargs)  # runs the program's own generators
-        return self._host_call(fn, args, kwargs) if self.journal is None else self._journaled(self.journal, fn, args, kwargs)
+        if self.journal is None:
+            return self._host_call(fn, args, kwargs)
+        if self.tick >= self.last and type(getattr(fn, "__self__", None)) in _HOLD and foreign(fn, args, kwargs) is None:
+            return fn(*args, **kwargs)  # what it lets go of may be a generator of the program's, whose last lines are the program's own
+        return self._journaled(self.journal, fn, args, kwargs)
 
     def _sees_into(self, fn: Function) -> bool:
         """Whether a sub-program is run with hooks. One without source is run as it is: nothing after it is in the record; a journal needs hooks."""
@@ -1014,6 +1021,9 @@ LAZY = (
 
 _ONLY_READ = frozenset({"getitem", "binop", "compare", "truth", "not_", "concrete", "fstring", "star", "unpack", "dstar", "merged"})
 """Hooks that read an outside container and keep nothing of it."""
+
+_HOLD = frozenset({list, dict, set, collections.deque})
+"""Containers that change."""
 
 _LISTS: frozenset[Any] = frozenset({list, tuple, sorted})
 """Builtins that ask what they go through for its length."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import os
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -140,6 +141,28 @@ def located(error: BaseException, where: tuple[Place, ...]) -> None:
         frame, at = _stub(place)
         below = types.TracebackType(below, frame, at, place.line)
     error.__traceback__ = below
+
+
+_BETWEEN = frozenset(os.path.join(_OWN, "frontend", f"{name}.py") for name in ("hooks", "own", "durable", "managers"))
+"""Where the hooks are that stand between the program and what it calls."""
+
+
+def without_hooks(error: BaseException) -> None:
+    """Takes the hooks that a run with hooks goes through out of the tracebacks of an exception and of what it came from."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        left += one.__cause__, one.__context__
+        entries = list(_entries(one.__traceback__))
+        kept = [t for t in entries if t.tb_frame.f_code.co_filename not in _BETWEEN]
+        if len(kept) < len(entries):
+            for above, below in itertools.zip_longest(kept, kept[1:]):
+                above.tb_next = below
+            one.__traceback__ = kept[0] if kept else None
 
 
 _stubs: dict[Place, tuple[types.FrameType, int]] = {}

@@ -109,7 +109,7 @@ def an_argument_used_twice(s: Any, q: str) -> Any:
 SCRATCH = Path(tempfile.gettempdir()) / f"lmc-effects-{random.SystemRandom().randrange(10**9)}"
 
 
-@case(reset=lambda: (random.seed(1), SCRATCH.unlink(missing_ok=True)), outside=lambda: SCRATCH.read_text(), batch=False)
+@case(reset=lambda: (random.seed(1), SCRATCH.unlink(missing_ok=True)), outside=lambda: SCRATCH.exists() and SCRATCH.read_text(), batch=False)
 def time_random_and_files(s: Any, q: str) -> Any:
     first = random.random()
     with open(SCRATCH, "a") as file:

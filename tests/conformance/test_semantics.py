@@ -581,7 +581,7 @@ def containers_escape(s: Any, q: str) -> Any:
 
 
 def test_22_containers_that_escape():
-    conform(containers_escape, [{"q": "a"}, {"q": "b"}], reset=KEPT.clear, batch=False, replays=0)  # items would share the list
+    conform(containers_escape, [{"q": "a"}, {"q": "b"}], reset=KEPT.clear, outside=lambda: KEPT, batch=False, replays=0)  # items would share the list
 
 
 MODE = "a"
@@ -623,7 +623,7 @@ def queue_argument(s: Any, queue: list[str]) -> int:
 
 
 def test_23_outside_changes():
-    fast = conform(outside_changes, [{"q": "a"}], reset=_mode_a, replays=0)
+    fast = conform(outside_changes, [{"q": "a"}], reset=_mode_a, outside=lambda: MODE, replays=0)
     set_mode("c")
     assert fast(q="a", backend=Mock()).text().startswith("mode a") is False
     conform(queue_argument, [{"queue": ["u", "v", "w"]}, {"queue": []}, {"queue": ["z"]}])
