@@ -580,7 +580,7 @@ def serve(
       lmc serve --backend path/to/model --port 8001 --api-keys keys.txt
       lmc serve examples/judge.py:judge examples/classify.py:classify
     """
-    _check_installed("serve", "starlette", "uvicorn", "pydantic", "prometheus_client")
+    _check_installed("serve", "starlette", "uvicorn", "h11", "pydantic", "prometheus_client")
     from lmc.serve import main
     from lmc.serve.settings import Settings
 

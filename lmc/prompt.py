@@ -218,6 +218,15 @@ def _number(low: float, high: float = math.inf, *, above: bool = False) -> _Chec
     return check
 
 
+_COLDEST = 1e-5
+"""Temperatures below sample what 0 does; divided by them, logits are no numbers any more (vLLM and SGLang draw this line too)."""
+
+
+def _temperature(name: str, value: Any) -> float:
+    value = _number(0)(name, value)
+    return 0.0 if value < _COLDEST else value
+
+
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, (bool, int)):
         raise _wrong_type(name, value, "True or False")
@@ -271,7 +280,7 @@ _PARAMETERS: Mapping[str, tuple[str, _Check]] = {
     "stop": ("stop", _texts),
     "stop_token_ids": ("stop_token_ids", _token_ids),
     "stop_regex": ("stop_regex", _regexes),
-    "temperature": ("temperature", _number(0)),
+    "temperature": ("temperature", _temperature),
     "top_p": ("top_p", _number(0, 1, above=True)),
     "top_k": ("top_k", _integer(1, also=-1)),
     "min_p": ("min_p", _number(0, 1)),
@@ -399,6 +408,8 @@ def _json_text(kind: str, value: Any) -> str:
             json.loads(value)
         except ValueError as error:
             raise ConstraintError(f"{kind}=… is not valid JSON: {error}") from None
+        except RecursionError:
+            raise ConstraintError(f"{kind}=… is nested too deep") from None
         return value
     if hasattr(value, "model_json_schema"):  # a pydantic model
         value = value.model_json_schema()

@@ -274,3 +274,7 @@ def test_other_types_are_those_that_pydantic_has_a_schema_for():
 class Point:
     x: int
     y: int
+
+
+def test_a_temperature_too_small_to_divide_by_is_zero():
+    assert [sampling(SamplingParams(), {"temperature": t}).temperature for t in (5e-324, 1e-300, 9e-6, 1e-5)] == [0.0, 0.0, 0.0, 1e-5]

@@ -32,6 +32,8 @@ def compile_lark(source: str) -> Grammar:
         raise ConstraintError(f"lark: the grammar cannot be read: {str(error).strip()}") from None
     except OSError as error:
         raise ConstraintError(f"lark: an import cannot be read: {error}") from None
+    except RecursionError:
+        raise ConstraintError("lark: the grammar is nested too deep") from None
 
 
 def _loaded(source: str) -> Any:

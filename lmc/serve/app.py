@@ -25,7 +25,7 @@ from lmc.serve.openai_api import OpenAIApi
 from lmc.serve.programs import ProgramLoop, Published
 from lmc.serve.settings import Settings
 
-_THREADS = 8  # for what takes long before an answer is asked for: encoding prompts, compiling constraints
+_THREADS = 8  # for what takes long before an answer is asked for: as many encode prompts, as many compile constraints
 
 
 def create_app(backend: Backend, settings: Settings, programs: Sequence[Function] = ()) -> Starlette:
@@ -35,10 +35,10 @@ def create_app(backend: Backend, settings: Settings, programs: Sequence[Function
     no JSON can give.
     """
     metrics, entrance = Metrics(backend), Entrance(settings.max_requests)
-    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="lmc-serve")
+    pool, compiling = (ThreadPoolExecutor(_THREADS, thread_name_prefix=f"lmc-{name}") for name in ("serve", "compile"))
     loop = ProgramLoop()
     published = [Published(program, backend, loop, pool) for program in programs]
-    api = OpenAIApi(backend, settings, metrics, pool)
+    api = OpenAIApi(backend, settings, metrics, pool, compiling)
 
     async def health(call: Call) -> Reply:
         return Reply({"status": "ok", "version": lmc.__version__})
@@ -83,7 +83,8 @@ def create_app(backend: Backend, settings: Settings, programs: Sequence[Function
             for each in published:
                 each.close()
             loop.close()
-            pool.shutdown(wait=False, cancel_futures=True)
+            for each in (pool, compiling):
+                each.shutdown(wait=False, cancel_futures=True)
 
     app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error}, lifespan=lifespan)
     app.router.redirect_slashes = False

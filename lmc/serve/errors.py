@@ -44,6 +44,7 @@ class ApiError(Exception):
         kind: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
+        message = message.encode("utf-8", "replace").decode()  # a program's exception may quote half a character
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.kind = kind or _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from lmc.backend.base import Backend
-from lmc.prompt import Part, Special, plain
+from lmc.prompt import Constraint, Part, SamplingParams, Special, plain
 from lmc.serve.answering import (
     DONE,
     ChatDeltas,
@@ -37,8 +37,9 @@ _COMPLETION_TOKENS = 16  # OpenAI's default of `max_tokens` for completions
 class OpenAIApi:
     """Answers requests of OpenAI's API. Each method is one endpoint."""
 
-    def __init__(self, backend: Backend, settings: Settings, metrics: Metrics, pool: Executor) -> None:
-        self._backend, self._settings, self._metrics, self._pool = backend, settings, metrics, pool
+    def __init__(self, backend: Backend, settings: Settings, metrics: Metrics, pool: Executor, compiling: Executor) -> None:
+        """`compiling`: where requests with constraints wait for each other, so that the others on `pool` do not."""
+        self._backend, self._settings, self._metrics, self._pool, self._compiling = backend, settings, metrics, pool, compiling
         self._started = int(time.time())
 
     async def models(self, call: Call) -> Reply:
@@ -57,7 +58,7 @@ class OpenAIApi:
     async def completions(self, call: Call) -> Reply | Events:
         request = parsed(CompletionRequest, call.body)
         stamp = self._stamp(request, "text_completion")
-        params, constraint = request.asked_params(_COMPLETION_TOKENS), request.constraint()
+        params, constraint = await self._in_pool(_meaning, request, _COMPLETION_TOKENS)
         self._check_choices(len(request.prompts) * request.choices)
         prompts = [await self._in_pool(_parts_of, prompt, self._backend) for prompt in request.prompts]
         asks = [
@@ -65,7 +66,7 @@ class OpenAIApi:
             for i, parts in enumerate(prompts)
         ]
         arrived = time.perf_counter()
-        generation = await Generation.begin(self._backend, asks, self._pool)
+        generation = await self._begin(asks)
         scored = request.logprobs is not None
         if request.stream:
             return Events(self._completion_events(stamp, request, generation, arrived), generation.cancel)
@@ -92,7 +93,7 @@ class OpenAIApi:
         request = parsed(ChatRequest, call.body)
         stamp = self._stamp(request, "chat.completion")
         self._check_choices(request.choices)
-        params, constraint = request.asked_params(self._settings.max_tokens), request.constraint()
+        params, constraint = await self._in_pool(_meaning, request, self._settings.max_tokens)
         parts, family = await self._in_pool(prompt_of, request, self._backend)
         if family is not None and (called := tools_called(request)):
             if constraint is not None:
@@ -100,7 +101,7 @@ class OpenAIApi:
             constraint = family.required(called)
         ask = Ask(parts, params, constraint, request.choices, _item_seed(request.seed, 0), request.cache_salt or "")
         arrived = time.perf_counter()
-        generation = await Generation.begin(self._backend, [ask], self._pool)
+        generation = await self._begin([ask])
         token_bytes = self._token_bytes if request.logprobs else None
         if request.stream:
             return Events(self._chat_events(stamp, request, generation, family, token_bytes, arrived), generation.cancel)
@@ -169,8 +170,17 @@ class OpenAIApi:
         words = getattr(self._backend, "tokenizer", None)  # a token may be half a character
         return list(text.encode() if words is None else words.token_bytes(token))
 
+    async def _begin(self, asks: list[Ask]) -> Generation:
+        compiled = any(ask.constraint is not None or ask.params.stop_regex for ask in asks)
+        return await Generation.begin(self._backend, asks, self._compiling if compiled else self._pool)
+
     async def _in_pool(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+
+
+def _meaning(request: ChatRequest | CompletionRequest, most: int) -> tuple[SamplingParams, Constraint | None]:
+    """How answers are sampled, and their language: long regexes and schemas take a while to read."""
+    return request.asked_params(most), request.constraint()
 
 
 def _item_seed(seed: int | None, item: int) -> int | None:

@@ -150,7 +150,7 @@ class Sampled(Body):
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[TokenId] | None = None
-    stop_regex: str | list[str] | None = None
+    stop_regex: str | Annotated[list[str], Field(max_length=16)] | None = None  # each is an automaton
     repetition_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
     regex: str | None = None
     json_schema: dict[str, Any] | str | None = None

@@ -62,8 +62,17 @@ class ProgramLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="lmc-programs", daemon=True).start()
+                threading.Thread(target=self._forever, args=(self._loop,), name="lmc-programs", daemon=True).start()
             return self._loop
+
+    @staticmethod
+    def _forever(loop: asyncio.AbstractEventLoop) -> None:
+        """Until `close`. A program's SystemExit gets as far as here, and the loop has other programs to run."""
+        while True:
+            try:
+                return loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                log.warning("a program raised %s, which ends its run and not the server", type(error).__name__)
 
     def close(self) -> None:
         if self._loop is not None:
@@ -111,7 +120,10 @@ class Published:
 
     async def _records(self, items: Sequence[Mapping[str, Any]], options: Json) -> list[Json]:
         """On the programs' loop: one record an item; a failed one holds its exception as `error`."""
-        states = await self._program.abatch(items, errors="return", **options)
+        try:
+            states = await self._program.abatch(items, errors="return", **options)
+        except (SystemExit, KeyboardInterrupt) as error:  # would end whoever awaits this
+            raise self._told(error) from None
         return [self._record(i, state) for i, state in enumerate(states)]
 
     def _record(self, index: int, state: Any) -> Json:
@@ -121,8 +133,10 @@ class Published:
         record = record_of(index, state, {})
         record["return_value"] = record.pop("return")
         try:
-            return to_jsonable_python(record)
-        except PydanticSerializationError as unknown:
+            record = to_jsonable_python(record)
+            json.dumps(record, ensure_ascii=False, allow_nan=False).encode()  # NaN, half a character, what contains itself
+            return record
+        except (PydanticSerializationError, ValueError, RecursionError) as unknown:
             return {"index": index, "error": ApiError(500, f"{self.name} returned what JSON cannot write: {unknown}")}
 
     def _told(self, error: BaseException) -> ApiError:

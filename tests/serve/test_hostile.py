@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from contextlib import contextmanager, suppress
 
@@ -94,6 +95,9 @@ BODIES = {
     "stop of numbers": (b'{"prompt": "x", "stop": [1]}', 400),
     "bad stop regex": (b'{"prompt": "x", "stop_regex": "("}', 400),
     "a stop regex that needs backtracking": (rb'{"prompt": "x", "stop_regex": "(a)\\1"}', 400),
+    "many stop regexes": (json.dumps({"prompt": "x", "stop_regex": ["a"] * 17}).encode(), 400),
+    "a deep schema as text": (json.dumps({"prompt": "x", "json_schema": "[" * 100_000}).encode(), 400),
+    "a deep grammar": (json.dumps({"prompt": "x", "lark": "start: " + "(" * 2000 + '"a"' + ")" * 2000}).encode(), 400),
     "bias of words": (b'{"prompt": "x", "logit_bias": {"word": 1}}', 400),
     "strange bias": (b'{"prompt": "x", "logit_bias": {"5": 1e9}}', 400),
     "unknown model": (b'{"model": "gpt-9", "prompt": "x"}', 404),
@@ -223,6 +227,33 @@ def test_two_hundred_requests_at_once_are_all_answered_with_their_own():
         answers = events(response.text)[:-1] if i % 2 == 0 else [response.json()]
         assert "".join(answer["choices"][0]["text"] for answer in answers) == str(i)
     assert len(mock.call_log) == 200
+
+
+def test_constraints_that_take_long_to_compile_keep_nobody_else_waiting(monkeypatch):
+    release, submit = threading.Event(), lmc.Mock.submit
+
+    def submitted(self, parent, segments, hints=None):
+        if segments[-1].constraint is not None:
+            assert release.wait(30)
+        return submit(self, parent, segments, hints)
+
+    monkeypatch.setattr(lmc.Mock, "submit", submitted)
+
+    async def work(url):
+        async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_connections=None), timeout=30) as client:
+            slow = [asyncio.ensure_future(client.post(COMPLETIONS, json={"prompt": "x", "regex": f"{i}"})) for i in range(30)]
+            try:
+                async with asyncio.timeout(20):
+                    while "lmc_requests_in_flight 31.0" not in (await client.get("/metrics")).text:
+                        await asyncio.sleep(0.01)
+                assert (await client.post(COMPLETIONS, json={"prompt": "x"})).status_code == 200
+                assert not any(each.done() for each in slow)
+            finally:
+                release.set()
+            return [answer.json()["choices"][0]["text"] for answer in await asyncio.gather(*slow)]
+
+    with on_a_port() as url:
+        assert asyncio.run(work(url)) == [str(i) for i in range(30)]
 
 
 def test_what_is_too_much_at_once_is_refused_and_nobody_else():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
+import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,3 +244,52 @@ def test_what_json_cannot_give_is_said_when_the_server_starts():
 def test_bound_arguments_are_not_required():
     record = post("/programs/greet", {}, None, [greet.bind(name="Bo")]).json()
     assert "Greet Bo" in record["text"]
+
+
+def unwritable(kind: str):
+    if kind == "exit":
+        raise SystemExit(3)
+    if kind == "interrupt":
+        raise KeyboardInterrupt
+    if kind == "raise":
+        raise LookupError("half \udc00")
+    cyclic: list[Any] = []
+    cyclic.append(cyclic)
+    return {"nan": float("nan"), "half": "a\udc00", "cyclic": cyclic, "long": 10**5000, "bytes": b"\xff", "fine": 1}[kind]
+
+
+@lmc.function
+def strange(s, kind: str):
+    s += lmc.gen("out", max_tokens=2)
+    return unwritable(kind)
+
+
+KINDS = {"nan": "returned", "half": "returned", "cyclic": "returned", "long": "returned", "bytes": "returned", "raise": "half ?"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_json_cannot_write_is_an_error_of_its_item(kind, caplog):
+    caplog.set_level(logging.CRITICAL, "lmc.serve")  # pytest's workers cannot send half a character
+    whole = post("/programs/strange", {"kind": kind}, programs=[strange])
+    assert whole.status_code == 500
+    assert KINDS[kind] in whole.json()["error"]["message"]
+    stream = post("/programs/strange/stream", {"kind": kind}, programs=[strange])
+    assert KINDS[kind] in events(stream.text)[-1]["error"]["message"]
+    batch = post("/programs/strange/batch", {"items": [{"kind": kind}, {"kind": "fine"}]}, programs=[strange])
+    failed, fine = batch.json()["results"]
+    assert KINDS[kind] in failed["error"]["message"]
+    assert fine["return_value"] == 1
+
+
+@pytest.mark.parametrize("kind, name", [("exit", "SystemExit"), ("interrupt", "KeyboardInterrupt")])
+def test_a_program_that_exits_ends_its_run_and_not_the_server(kind, name):
+    async def work(client):
+        for path, body in (("", {"kind": kind}), ("/batch", {"items": [{"kind": kind}]}), ("/stream", {"kind": kind})):
+            answer = await client.post(f"/programs/strange{path}", json=body)
+            told = events(answer.text)[-1] if path == "/stream" else answer.json()
+            told = told["results"][0] if "results" in told else told
+            assert told["error"]["type"] == "program_error"
+            assert name in told["error"]["message"]
+        assert (await client.post("/programs/strange", json={"kind": "fine"})).json()["return_value"] == 1
+
+    talk(work, programs=[strange])
