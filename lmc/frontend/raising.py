@@ -46,7 +46,10 @@ def stand_in(cls: type[BaseException], value: Value) -> BaseException:
     if issubclass(cls, BaseExceptionGroup):
         raise TraceEscape("handles a group of exceptions")
     base = next(b for b in cls.__mro__ if isinstance(b.__dict__.get("__new__"), types.BuiltinFunctionType))
-    error: BaseException = base.__new__(cls)  # pyright: ignore[reportCallIssue]  # not the overload of a group
+    try:
+        error: BaseException = base.__new__(cls)  # pyright: ignore[reportCallIssue]  # not the overload of a group
+    except TypeError:  # a class of native code, such as Pydantic's
+        raise TraceEscape(f"handles a {cls.__name__}, which cannot be made without its arguments") from None
     _ARGS.__set__(error, (value,))
     return error
 

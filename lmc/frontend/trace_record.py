@@ -550,7 +550,7 @@ class Recorder(CountingMode):
             if id(base) not in self.given_away:
                 self.given_away.add(id(base))
                 attrs: dict[str, Attr] = {"ordered": True, "total": True, "inline": True, "ord": (self.definitions[id(base)][1], DEFINED, 0)}
-                self.emit("host.call", (self.own(_itself), self.constant(base)), attrs, ("any",))  # a replay knows its instances
+                self.emit("host.call", (self.own(itself), self.constant(base)), attrs, ("any",))  # a replay knows its instances
 
     def _is_of_the_run(self, member: Any) -> bool:
         """Whether something that a class has is another in each run, or reaches such a thing."""
@@ -870,8 +870,8 @@ def cell_content(cell: types.CellType) -> Any:
         return _EMPTY  # not assigned yet
 
 
-def _itself(x: Any) -> Any:
-    """Run time: what is in the record under a key."""
+def itself(x: Any) -> Any:
+    """Run time: an object of the outside, or one that every run shares, as a value."""
     return x
 
 

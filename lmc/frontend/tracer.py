@@ -37,7 +37,7 @@ from lmc.frontend.state import Emitter, State
 from lmc.frontend.streaming import Progress
 from lmc.frontend.trace_calls import CallMode, is_method
 from lmc.frontend.trace_outside import DICT_VIEWS, is_enum_member, is_lazy
-from lmc.frontend.trace_record import NO_KEY, SELF, UNKNOWN, Diverged, Returned, StopTrace, fault_of, held_of
+from lmc.frontend.trace_record import NO_KEY, SELF, UNKNOWN, Diverged, Returned, StopTrace, fault_of, held_of, itself
 from lmc.frontend.trace_state import Shows, TraceEmitter
 from lmc.frontend.tree import Decision, Tree
 from lmc.frontend.values import TraceEscape, Value, active
@@ -636,7 +636,7 @@ class TraceMode(CallMode):
             return native(caused, error, *cause) if cause else error  # Python says what it has to be
         value = content(error)
         if value is None:
-            ir = error.ir if isinstance(error, Value) else self.emit("host.call", (self.own(_itself), self.constant(error)), _PURE, ("any",))[0]
+            ir = error.ir if isinstance(error, Value) else self.emit("host.call", (self.own(itself), self.constant(error)), _PURE, ("any",))[0]
             value = self.value(ir)
             expected = error.made if isinstance(error, Value) and error.made else UNKNOWN
             cls = self.decide(self.host(self.constant(type), [ir], Known(total=True), "pure"), expected)
@@ -684,11 +684,6 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 _PURE: dict[str, Attr] = {"pure": True, "total": True}
-
-
-def _itself(x: Any) -> Any:
-    """Run time: an object of the outside as a value."""
-    return x
 
 
 # -- one trace -------------------------------------------------------------------------------------------------------------

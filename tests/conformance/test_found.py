@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError, field_validator
 
 from lmc import gen, user
 
@@ -470,6 +471,30 @@ def own_classes_of_builtin_types(s, q):
             return f"<{key}{s['x']}>"
 
     s += "{x}{other}".format_map(Filled({"x": q}))
+
+
+class City(BaseModel):
+    name: str
+    people: int
+    twins: list[str] = []
+
+    @field_validator("people")
+    @classmethod
+    def some(cls, people: int) -> int:
+        effect("checked", people)
+        return people
+
+
+@case([{"q": "5"}, {"q": "no"}], leaves="handles a ValidationError, which cannot be made without its arguments|^$")
+def models_that_refuse(s, q):
+    s += q + gen("x", max_tokens=2)
+    city = City(name=s["x"], people=2)
+    city.twins.append(q)
+    try:
+        s += City(name=s["x"], people=q).model_dump_json()
+    except ValidationError as error:
+        s += f"{error.error_count()} {error.errors()[0]['type']}"
+    return city.model_dump()
 
 
 CASES = cases(globals())
