@@ -42,6 +42,7 @@ _TRIED = 64  # tokens tried at a boundary before it is taken for unstable
 _LARGE = 2000  # states from which on looking for the ends takes longer than a step may
 _TAIL = 8  # tokens that are looked back at
 _BEHIND = 2 * LONG  # bytes of an ending that are encoded to see where sampled and forced text meet
+_OBJECT = 256  # bytes of a run or a text's objects, and its place in a dict
 _KEPT = 4096  # seams, and endings, that are remembered
 
 Tail = tuple[int, ...]
@@ -82,6 +83,12 @@ class ForcedTokens:
                 path.append(self.automaton.next(path[-1], token))
             run = self._runs[state] = ForcedRun(tokens, path[-1], tuple(path[1:]))
         return run
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the runs found so far and of the texts that tell about them, objects included. From any thread."""
+        runs = sum(_OBJECT + 16 * len(run.tokens) for run in list(self._runs.values()))
+        return runs + sum(_OBJECT + sum(map(len, texts)) for texts in list(self._texts.values()))
 
     def behind(self, tail: Tail, state: int) -> tuple[int, ...]:
         """As much of the run from `state` as is certain behind `tail`, however that was cut."""

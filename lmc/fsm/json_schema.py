@@ -22,7 +22,7 @@ from lmc.errors import ConstraintError
 from lmc.fsm import json_formats
 from lmc.fsm.algebra import both, without
 from lmc.fsm.dfa import TooLarge
-from lmc.fsm.grammar import Grammar
+from lmc.fsm.grammar import MAX_NODES, Grammar
 from lmc.fsm.json_shapes import (
     JSON_NUMBER,
     TYPES,
@@ -50,6 +50,7 @@ from lmc.fsm.json_text import (
     number,
     one_of,
     optional,
+    parts_of,
     repeat,
     seq,
     string,
@@ -74,6 +75,9 @@ _OF_TYPE: Mapping[str, str] = {
 _OTHERS = frozenset("type enum const anyOf oneOf allOf not if then else $ref nullable".split())
 KEYWORDS = frozenset({*_NOTES, *_OF_TYPE, *_OTHERS, OPTIONS})
 _MOST_SHAPES = 256
+_FEW_SHAPES = 8  # of more it is worth while to see which are possible
+_MOST_LOOKS = 30_000  # at schemas: a second or two
+_MOST_NODES = 2 * MAX_NODES  # of a tree, what is shared counted each time
 _MOST_UNIQUE = 8  # values of an array of unique items: one state for each set of them
 _MOST_COUNTED = 4096  # states of an array whose items are counted
 _MOST_DIGITS = 300  # of a number; doubles have no more
@@ -167,6 +171,9 @@ class _Compiler:
         self.made: dict[tuple[str, ...], Node] = {}
         self.open: dict[tuple[str, ...], bool] = {}  # being compiled; True: named from inside
         self.known: dict[tuple[str, ...], tuple[Shape, ...]] = {}
+        self.sizes: dict[int, tuple[Node, int]] = {}  # by id
+        self.looked = 0  # at schemas
+        self.deciding = False  # which shapes cannot be
 
     def grammar(self) -> Grammar:
         start = self.node((Place(self.root, ""),))
@@ -186,10 +193,17 @@ class _Compiler:
             arms = self.of_place(place, refs)
             found = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
             if len(found) > _MOST_SHAPES:
-                raise wrong(place.pointer, f"has more than {_MOST_SHAPES} ways through anyOf, oneOf and allOf; use fewer")
+                raise _too_many(place)
         if not refs:
             self.known[key] = tuple(found)
         return tuple(found)
+
+    def look(self, place: Place, refs: tuple[str, ...]) -> None:
+        if place.pointer in refs:
+            raise wrong(place.pointer, "refers to itself with nothing between")
+        self.looked += 1
+        if self.looked > _MOST_LOOKS:
+            raise wrong(place.pointer, "is one of too many schemas that combine others, each of them several times; use fewer $ref within anyOf, oneOf and allOf")
 
     def of_place(self, place: Place, refs: tuple[str, ...]) -> tuple[Shape, ...]:
         schema = place.schema
@@ -199,8 +213,7 @@ class _Compiler:
             return ()
         if not isinstance(schema, dict):
             raise wrong(place.pointer, f"must be a schema, not {json.dumps(schema, default=str)}")
-        if place.pointer in refs:
-            raise wrong(place.pointer, "refers to itself with nothing between")
+        self.look(place, refs)
         refs = (*refs, place.pointer)
         for keyword in schema:
             self.check_keyword(place, keyword)
@@ -208,6 +221,10 @@ class _Compiler:
 
         def and_(arms: Sequence[Shape]) -> None:
             found[:] = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
+            if len(found) > _FEW_SHAPES:
+                found[:] = self.possible(found)
+            if len(found) > _MOST_SHAPES:
+                raise _too_many(place)
 
         if "$ref" in schema:
             and_(self.of_place(self.target(place), refs))
@@ -226,6 +243,16 @@ class _Compiler:
         if schema.get("nullable") is True:
             found.append(Shape(place.pointer, types=frozenset(("null",))))
         return tuple(found)
+
+    def possible(self, found: Sequence[Shape]) -> Sequence[Shape]:
+        """Without those that need a property which cannot be: `kind` is not "a" and "b" at once."""
+        if self.deciding:  # about a property of a schema that is within itself
+            return found
+        self.deciding = True
+        try:
+            return [s for s in found if all(not (said := rules_of(s, n)) or self.shapes(said) for n in s.required)]
+        finally:
+            self.deciding = False
 
     def conditions(self, place: Place, refs: tuple[str, ...]) -> Iterator[Sequence[Shape]]:
         """The keywords that say what must hold if something else does or does not; all of them hold."""
@@ -269,8 +296,7 @@ class _Compiler:
             return () if schema else (Shape(place.pointer),)
         if not isinstance(schema, dict):
             raise wrong(place.pointer, f"must be a schema, not {json.dumps(schema, default=str)}")
-        if place.pointer in refs:
-            raise wrong(place.pointer, "refers to itself with nothing between")
+        self.look(place, refs)
         found: list[Shape] = []
         for keyword in schema:
             self.check_keyword(place, keyword)
@@ -604,11 +630,19 @@ class _Compiler:
         if key not in self.made:
             self.open[key] = False
             node = one_of([self.of_shape(shape) for shape in self.shapes(places)])
+            if self.size(node) > _MOST_NODES:  # parts that are shared, and shared again: all that looks at trees would take too long
+                raise wrong(places[0].pointer if places else "", "becomes too large when its references are written out; use fewer")
             if self.open.pop(key):
                 self.rules[name] = node
                 node = Ref(name)
             self.made[key] = node
         return self.made[key]
+
+    def size(self, node: Node) -> int:
+        """Nodes of a tree as it is written, what is shared counted each time."""
+        if id(node) not in self.sizes:
+            self.sizes[id(node)] = node, 1 + sum(map(self.size, parts_of(node)))
+        return self.sizes[id(node)][1]
 
     def followed(self, place: Place) -> Place:
         """Behind references that stand alone."""
@@ -622,7 +656,8 @@ class _Compiler:
 
     def of_shape(self, shape: Shape) -> Node:
         if shape.values is not None:
-            return one_of([self.value(v) for v in shape.values if self.admits(shape, v)])
+            rest = replace(shape, values=None)  # they are among themselves
+            return one_of([self.value(v) for v in shape.values if self.admits(rest, v)])
         kinds = [k for k in TYPES if k in shape.types and not (k == "integer" and "number" in shape.types)]
         for v in shape.excluded:
             if (kind := type_of(v)) in shape.types and kind in ("array", "object"):
@@ -736,6 +771,8 @@ class _Compiler:
         Of `others` one alone counts for the minimum, for their names may be equal.
         """
         low, high = shape.size
+        if others != NOTHING and low > len(fixed) + 1 and (high is None or high >= low):
+            raise wrong(shape.pointer, f"needs {low} properties, of which only {len(fixed)} are named: others may be equal, so that one counts; name them in properties")
         numbers: dict[tuple[int, bool | None, int, int], int] = {}
         edges: list[tuple[int, Node, int]] = []
         order: list[tuple[int, bool | None, int, int]] = []
@@ -750,6 +787,8 @@ class _Compiler:
         state(0, False, 0, 0)
         empty, final = False, set[int]()
         for at, due, count, sure in order:
+            if len(order) > _MOST_COUNTED * 8:
+                raise wrong(shape.pointer, "counts too many properties; use a smaller maxProperties")
             here = numbers[at, due, count, sure]
             room = high is None or count < high
             if due is None:  # the comma is written, if there is one
@@ -891,6 +930,10 @@ _NEGATED: Mapping[str, _Negation] = {
     **{k: _one_by_one(k, _Compiler.not_bounds) for k in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")},
     **{k: _one_by_one(k, _Compiler.not_counts) for _, _, low, high in _COUNTED for k in (low, high)},
 }  # what makes each keyword fail; of the others (formats, of which ours are parts; items; …) that cannot be written
+
+
+def _too_many(place: Place) -> ConstraintError:
+    return wrong(place.pointer, f"has more than {_MOST_SHAPES} ways through anyOf, oneOf and allOf; use fewer")
 
 
 def _less(language: Node, texts: Sequence[Node]) -> Node:

@@ -7,6 +7,7 @@ strings and free numbers are the exception: any spelling of them that RFC 8259 a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -49,6 +50,7 @@ def optional(body: Node) -> Node:
 # -- strings -------------------------------------------------------------------------------------------------------
 
 _SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+_HALVES = re.compile("[\ud800-\udfff]")  # of pairs, alone: UTF-8 has none
 _RAW: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, MAX_CHAR))
 _HEX = Chars(((48, 57), (65, 70), (97, 102)))
 
@@ -57,7 +59,7 @@ ANY_TEXT = Repeat(ANY, 0, None)
 
 def string(value: str) -> Node:
     """The one text of a string."""
-    return text(json.dumps(value, ensure_ascii=False))
+    return text(_HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False)))
 
 
 @lru_cache(1)
@@ -323,12 +325,16 @@ def refers(tree: Node) -> frozenset[str]:
     """The rules that a tree names."""
     if isinstance(tree, Ref):
         return frozenset((tree.rule,))
-    if isinstance(tree, Chars):
-        return frozenset()
-    parts = (
+    return frozenset().union(*map(refers, parts_of(tree)))
+
+
+def parts_of(tree: Node) -> tuple[Node, ...]:
+    """The trees right below."""
+    if isinstance(tree, Chars | Ref):
+        return ()
+    return (
         (tree.body,) if isinstance(tree, Repeat)
         else tuple(body for _, body, _ in tree.edges) if isinstance(tree, Graph)
         else tree.parts if isinstance(tree, Concat)
         else tree.arms
     )  # fmt: skip
-    return frozenset().union(*map(refers, parts))

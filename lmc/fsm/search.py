@@ -45,14 +45,25 @@ class Searcher:
         return first
 
 
+def _split(pattern: str) -> tuple[str, str]:
+    """A pattern's flags, which hold for all of it, and what is behind them. Classes are Unicode's unless it says `(?a)`."""
+    given = re.match(r"(?:\(\?[aimsux]+\))*", pattern)
+    assert given is not None
+    letters = set(given[0]) - set("(?)")
+    body = pattern[given.end() :] + ("\n" if "x" in letters else "")  # behind a comment that ends the pattern
+    return f"(?{''.join(sorted(letters if 'a' in letters else letters | {'u'}))})", body
+
+
 @lru_cache(maxsize=256)
 def searcher(pattern: str) -> Searcher:
     """Of a pattern in Python's dialect, Unicode classes included. Raises ConstraintError for what is not regular, for anchors,
     for what matches the empty text, and for what needs too large an automaton."""
-    tree = parse(f"(?u)(?:{pattern})")
+    flags, body = _split(pattern)
+    parse(pattern)  # by itself: nothing that only brackets would make right
+    tree = parse(f"{flags}(?:{body})")
     if is_nullable(tree):
         raise ConstraintError(f"regex {shown(pattern)} matches the empty text, which is everywhere")
-    within = parse(f"(?u)(?s:.*)(?:{pattern})(?s:.*)")  # refuses anchors, which are not at an end here
+    within = parse(f"{flags}(?s:.*)(?:{body})(?s:.*)")  # refuses anchors, which are not at an end here
     try:
         return Searcher(build(within), build(Concat((Repeat(ANY, 0, None), _reversed(tree)))))
     except TooLarge:

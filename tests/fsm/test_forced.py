@@ -263,3 +263,15 @@ def test_no_forced_run_behind_any_cut_is_outside_of_the_canonical_encoding():
         f, rng = forced_tokens(pattern, smollm2), random.Random(pattern)
         refused += sum(walked(f, rng) for _ in range(8))
     assert refused > 30
+
+
+def test_the_memory_of_runs_is_that_of_what_was_found():
+    vocabulary, encode = merging("on")
+    f = ForcedTokens(TokenAutomaton(compile_regex(ORDER), vocabulary), encode)
+    assert f.nbytes == 0
+    f.run(0)
+    once = f.nbytes
+    f.run(0)
+    assert f.nbytes == once > 0
+    f.prepare(0)
+    assert f.nbytes > once

@@ -13,6 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lmc.errors import ConstraintError
+from lmc.fsm import json_schema
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.dfa import build
 from lmc.fsm.forced import _Endings
@@ -151,6 +152,23 @@ def test_what_cannot_be_enforced_is_refused_by_name_and_place(name):
     with pytest.raises(ConstraintError, match=says):
         if automaton_of("json_schema", source) is None:
             ebnf_of("json_schema", source)
+
+
+@pytest.mark.parametrize(
+    ("both", "says"),
+    [
+        (lambda two: {"allOf": two}, "too many schemas that combine"),
+        (lambda two: {"type": "array", "prefixItems": two}, "becomes too large"),
+        (lambda two: {"type": "object", "properties": dict(zip("ab", two))}, "becomes too large"),
+        (lambda two: {"anyOf": two}, "too many schemas that combine|more than 256 ways"),
+    ],
+)
+def test_schemas_that_double_at_each_reference_are_refused_soon(both, says, monkeypatch):
+    monkeypatch.setattr(json_schema, "_MOST_LOOKS", 1000)
+    monkeypatch.setattr(json_schema, "_MOST_NODES", 5000)
+    steps = {f"a{i}": both([{"$ref": f"#/$defs/a{i + 1}"}] * 2) for i in range(60)}
+    with pytest.raises(ConstraintError, match=says):
+        compile_schema(json.dumps({"$defs": {**steps, "a60": {"type": "integer"}}, "$ref": "#/$defs/a0"}))
 
 
 @pytest.mark.parametrize("source", ["{oops", "[1]", '"x"', '{"minimum": NaN}'])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lmc.errors import ConstraintError
 from lmc.fsm.search import searcher
 
-PATTERNS = ("a", "ab|b", "[0-9]{2}", r"\w+\s", "(a|ab)c", "(?i:END)", "世+界", "[^a]b", "a.b", r"\n\n", "(aa|a)+b")
+PATTERNS = ("a", "ab|b", "[0-9]{2}", r"\w+\s", "(a|ab)c", "(?i:END)", "世+界", "[^a]b", "a.b", r"\n\n", "(aa|a)+b", "(?i)end", "(?x) a b # c", r"(?a)\w\s", "(?s)a.b", "(?x)(?i)E N")
 
 
 @settings(deadline=None)
@@ -35,7 +35,7 @@ def test_no_pattern_takes_it_long():
     assert time.process_time() - before < 5, "re would need 2**20000 steps"
 
 
-@pytest.mark.parametrize("pattern", ["a*", "", "^a", "a$", r"\bx", "(?=a)b", r"(a)\1", "("])
+@pytest.mark.parametrize("pattern", ["a*", "", "^a", "a$", r"\bx", "(?=a)b", r"(a)\1", "(", "a)(?:b"])
 def test_what_it_cannot_search_for_is_refused(pattern):
     with pytest.raises(ConstraintError):
         searcher(pattern)

@@ -142,14 +142,16 @@ class ConstraintCompiler:
             self._store.save(_key(constraint), self.vocabulary, tables)
 
     def info(self) -> ConstraintInfo:
-        automata = [compiled.automaton for _, compiled in self._automata.items() if compiled is not None]
+        found = [compiled for _, compiled in self._automata.items() if compiled is not None]
+        automata = [compiled.automaton for compiled in found]
+        runs = sum(compiled.forced.nbytes for compiled in found if compiled.forced is not None)
         vocabulary = self.vocabulary.nbytes if automata else 0
         others = self._grammar.info() if self._grammar is not None else ConstraintInfo()
         return ConstraintInfo(
             automata=len(automata),
             rows_built=sum(a.rows_built for a in automata),
             grammars=others.grammars,
-            bytes=others.bytes + vocabulary + sum(a.nbytes for a in automata),
+            bytes=others.bytes + vocabulary + sum(a.nbytes for a in automata) + runs,
         )
 
 
