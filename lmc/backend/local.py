@@ -582,7 +582,8 @@ class Engine(LocalBackend):
                 grammar=lambda: XGrammarCompiler(*of, encode=encode),
                 encode=encode,
                 store=default_store(),
-                foresight=Foresight(),
+                # beside a GPU its turns at the interpreter might hold launches up, which nobody has measured yet
+                foresight=Foresight() if loaded.device.type == "cpu" else None,
             ),
             max_tokens=slots,
             max_context=config.max_context,
