@@ -115,6 +115,7 @@ def on_a_port(backend: Any = None, programs: Any = (), **limits: Any):
     thread.start()
     try:
         while not server.started:
+            thread.join(0.005)
             assert thread.is_alive()
         yield f"http://127.0.0.1:{where.getsockname()[1]}"
     finally:
