@@ -348,9 +348,10 @@ class Journal:
         Looked at once for each combination of names and types: what has the same is taken to be alike.
         """
         key = (*meta, *map(type, meta.values()))
-        if key not in self._shapes:
-            self._shapes[key] = self.number_of(tuple(meta)) if codec.is_json(dict(meta)) else None
-        return self._shapes[key]
+        found = self._shapes.get(key, -1)
+        if found == -1:  # not looked at yet
+            found = self._shapes[key] = self.number_of(tuple(meta)) if codec.is_json(dict(meta)) else None
+        return found
 
     def number_of(self, names: tuple[str, ...]) -> int:
         """The number that stands for names in records. For the writing thread."""
