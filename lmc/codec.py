@@ -20,6 +20,7 @@ import fractions
 import json
 import pathlib
 import sys
+import types
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -177,6 +178,8 @@ class _Encoding:
         if isinstance(x, enum.Enum):
             return ["enum", where, x.name]
         if isinstance(x, BaseException):
+            if next(base for base in cls.__mro__ if isinstance(base.__dict__.get("__new__"), types.BuiltinFunctionType)).__module__ != "builtins":
+                raise NotData(f"a {cls.__name__}, which only its own library makes")
             own = {k: v for k, v in vars(x).items() if not k.startswith("__lmc")}
             args = x.__reduce__()[1] if isinstance(x, OSError) and type(x).__reduce__ is OSError.__reduce__ else x.args  # with file names
             return ["error", where, self.many(args, depth), [[k, self.value(v, depth + 1)] for k, v in own.items()], str(x)]

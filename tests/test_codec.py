@@ -151,3 +151,11 @@ def test_many_at_once_are_encoded_as_one_by_one(encode: Any) -> None:
     several = [["a", 1.5, {"x": None}], ("b", 'quote", "\\u001e"', "ü\n\t"), [], [[1], [apart + apart, "," + apart]], ["\ud800"], [float("inf")]]
     for items in (several, [*several, [apart]], [*several, {apart: apart}], several[:1], []):
         assert codec.encoded_each(items, encode) == [encode(item) for item in items]
+
+
+def test_an_exception_that_only_its_library_makes_is_not_data() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    with pytest.raises(pydantic.ValidationError) as caught:
+        pydantic.TypeAdapter(int).validate_python("x")
+    with pytest.raises(codec.NotData, match="ValidationError"):
+        codec.encode(caught.value)
