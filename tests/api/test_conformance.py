@@ -84,4 +84,4 @@ def test_random_programs_give_what_they_give_on_the_mock(openai, seed):
     program, reset, outside = compiled(source(seed))
     model = TextModel()
     backend, _ = openai(model, False, server="vllm")
-    agree_with_the_mock(program, ITEMS, backend, lambda: model.mock(backend.chat_template), reset, outside)
+    agree_with_the_mock(program, ITEMS, backend, lambda: model.mock(backend.chat_template), reset, outside, seed=7)

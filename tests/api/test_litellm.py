@@ -14,7 +14,7 @@ from tests.api.http import Planted
 from tests.api.test_conformance import turns
 from tests.api.test_tools import agent, script
 from tests.api.text_model import TextModel
-from tests.conformance.harness import differences, run
+from tests.api.view import agree_with_the_mock
 
 pytestmark = pytest.mark.api
 
@@ -33,12 +33,8 @@ def real(opened):
 def test_it_gives_what_the_mock_gives(real):
     model = TextModel()
     backend, _ = real(model)
-    for q in ("x", "cats"):
-        expected = run(turns.run, {"q": q}, lambda: None, {"backend": model.mock(backend.chat_template), "temperature": 0})
-        for call in (turns.run, lmc.compile(turns)):
-            seen = run(call, {"q": q}, lambda: None, {"backend": backend, "temperature": 0})
-            seen.metas = expected.metas
-            assert seen == expected, differences(seen, expected)
+    items = [{"q": q} for q in ("x", "cats")]
+    agree_with_the_mock(turns, items, backend, lambda: model.mock(backend.chat_template))
 
 
 @lmc.function

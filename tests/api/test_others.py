@@ -14,6 +14,7 @@ from tests.api.test_conformance import turns
 from tests.api.test_faults import planted
 from tests.api.test_speculation import FIELDS, VALUES, chat3, record, writer
 from tests.api.text_model import TextModel
+from tests.api.view import agree_with_the_mock
 from tests.conformance.harness import differences, run
 
 pytestmark = pytest.mark.api
@@ -25,12 +26,8 @@ pytest.importorskip("anthropic")
 def test_it_gives_what_the_mock_gives(request, which):
     model = TextModel()
     backend, _ = request.getfixturevalue(which)(model)
-    for q in ("x", "cats", "the sea"):
-        expected = run(turns.run, {"q": q}, lambda: None, {"backend": model.mock(backend.chat_template), "temperature": 0})
-        for call in (turns.run, lmc.compile(turns)):
-            seen = run(call, {"q": q}, lambda: None, {"backend": backend, "temperature": 0})
-            seen.metas = expected.metas
-            assert seen == expected, differences(seen, expected)
+    items = [{"q": q} for q in ("x", "cats", "the sea")]
+    agree_with_the_mock(turns, items, backend, lambda: model.mock(backend.chat_template))
 
 
 @pytest.mark.parametrize("which", ("anthropic", "litellm"))

@@ -49,11 +49,12 @@ def views(backend: Any, server: Server, *, log: bool = True) -> Callable[[], Any
 
 
 def agree_with_the_mock(
-    program: Any, items: Sequence[dict[str, Any]], backend: Any, mock: Callable[[], Any], reset: Callable[[], None], outside: Any
-) -> None:
-    """Interpreted and compiled runs on `backend` give what the interpreter gives on the mock, but for meta info."""
+    program: Any, items: Sequence[dict[str, Any]], backend: Any, mock: Callable[[], Any],
+    reset: Callable[[], None] = lambda: None, outside: Any = lambda: None, **options: Any,
+) -> None:  # fmt: skip
+    """Interpreted and compiled greedy runs on `backend` give what the interpreter gives on the mock, but for meta info."""
+    options = {"temperature": 0, **options}
     for item in items:
-        options: dict[str, Any] = {"temperature": 0, "seed": 7}
         reset()
         expected = run(program.run, item, outside, {**options, "backend": mock()})
         for call in (program.run, lmc.compile(program)):
