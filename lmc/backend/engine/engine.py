@@ -118,7 +118,7 @@ class EngineCore:
         """Waits while the device is given work: whoever computes beside that in Python would make it last, since threads
         take turns of milliseconds, and who lets go of the interpreter's lock for moments keeps it. Not on the loop's
         thread."""
-        if not self._launched.is_set() and not self.on_thread and not self._launched.wait(_MOMENT * 10):
+        if not self._launched.is_set() and not self.on_thread and not self._launched.wait(_MOMENT * 50):
             self._launched.set()
 
     def cancel(self, req: Request) -> None:
@@ -224,7 +224,7 @@ class EngineCore:
         """Gives what is on its way a moment to arrive: the asks that a prefill is for, in whose pass it costs none of its
         own, the rest of a group or of a batch. False when it is time to end."""
         s, until = self.scheduler, time.perf_counter() + _MOMENT
-        while s.only_waiting and self._flying is None and (self.more or s.expects_more):
+        while self._has_time and (self.more or s.expects_more):
             left = until - time.perf_counter()
             if left <= 0 or s.has_prompts(s.chunk):
                 break
@@ -232,11 +232,18 @@ class EngineCore:
                 return False
         return True
 
+    @property
+    def _has_time(self) -> bool:
+        """Whether the next pass may as well begin a moment later: nothing runs yet, or the device has a long pass to do."""
+        if self._flying is None:
+            return self.scheduler.only_waiting
+        return self._flying[0].rows >= self.scheduler.chunk // 2 and self.more
+
     def _take(self, *, wait: float | None, closing: bool = False) -> bool:
         """Runs what was posted, after waiting so many seconds (None: as long as it takes) for something to be; False
         when it is time to end."""
         try:
-            self._asleep = wait is None
+            self._asleep = wait is None or wait > 0
             action = self._inbox.get(timeout=wait) if wait is None or wait > 0 else self._inbox.get_nowait()
             self._asleep = False
             while True:
@@ -247,14 +254,15 @@ class EngineCore:
                 action = None  # drop what it holds before sleeping on the next
                 action = self._inbox.get_nowait()
         except Empty:
+            self._asleep = False
             return True
 
     def step(self) -> None:
         """One pass."""
         if self._flying is not None and (self.scheduler.is_short or not self._can_go_on(self._flying[0])):
             self._land()  # what is in flight cannot be preempted
-        if self._posted and isinstance(self._runner, AheadRunner) and self.scheduler.has_prompts(self.scheduler.chunk):
-            self._launched.clear()  # somebody submits; for a small pass nobody should stop: those who do would make it smaller
+        if (self._posted or self.more) and isinstance(self._runner, AheadRunner):
+            self._launched.clear()  # somebody submits
         try:
             work, flight = self._begin()
         finally:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from lmc.backend.base import Hints
 from lmc.errors import BackendError
 from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import (
@@ -188,3 +189,24 @@ def test_a_pin_is_released_while_its_prefill_is_in_flight():
         engine.check()
     assert handle.results[0].output().meta["completion_tokens"] == 3
     assert engine.stats()["pinned"] == 0
+
+
+def test_who_submits_gives_way_to_every_launch():
+    class Watching(FakeAheadRunner):
+        alone: list[bool] = []
+
+        def launch(self, work):
+            self.alone.append(not core._launched.is_set())
+            return super().launch(work)
+
+    engine, core = stepped(512, runs=Watching)
+    handles = [engine.submit(None, [Text(("a",)), gen(4)], Hints(more=True))]
+    core.turn()
+    core.turn()
+    handles.append(engine.submit(None, [Text(("b",)), gen(4)]))
+    while core.turn():
+        pass
+    assert [len(h.results[0].output().text) > 0 for h in handles] == [True, True]
+    assert Watching.alone[:3] == [True, True, True]  # more was announced, then something was posted
+    assert not any(Watching.alone[3:])
+    assert core._launched.is_set()
