@@ -175,15 +175,17 @@ class _Encoding:
         if isinstance(x, pathlib.PurePath) and cls.__module__.startswith("pathlib"):
             return ["path", cls.__name__, str(x)]
         where = _named(cls)
+        if isinstance(x, enum.Flag):
+            return ["flag", where, self.value(x.value, depth + 1)]  # a combination has no name of its own
         if isinstance(x, enum.Enum):
             return ["enum", where, x.name]
         if isinstance(x, BaseException):
             if next(base for base in cls.__mro__ if isinstance(base.__dict__.get("__new__"), types.BuiltinFunctionType)).__module__ != "builtins":
                 raise NotData(f"a {cls.__name__}, which only its own library makes")
-            own = {k: v for k, v in vars(x).items() if not k.startswith("__lmc")}
+            own = [[k, self.value(v, depth + 1)] for k, v in _held_by_error(x)]
             args = x.__reduce__()[1] if isinstance(x, OSError) and type(x).__reduce__ is OSError.__reduce__ else x.args  # with file names
-            return ["error", where, self.many(args, depth), [[k, self.value(v, depth + 1)] for k, v in own.items()], str(x)]
-        if isinstance(x, tuple) and hasattr(cls, "_fields"):
+            return ["error", where, self.many(args, depth), own, str(x), *self.cause(x, depth)]
+        if isinstance(x, tuple) and hasattr(cls, "_fields") and not getattr(x, "__dict__", None):
             return ["named", where, self.many(x, depth)]
         if dataclasses.is_dataclass(x) and cls.__mro__[1:] and all(c is object or dataclasses.is_dataclass(c) for c in cls.__mro__):
             names = [f.name for f in dataclasses.fields(x)]
@@ -195,6 +197,33 @@ class _Encoding:
             extra = getattr(x, "__pydantic_extra__", None)
             return ["model", where, held, sorted(getattr(x, "__pydantic_fields_set__", ())), self.value(extra, depth + 1)]
         raise NotData(f"a {cls.__name__}")
+
+
+    def cause(self, x: BaseException, depth: int) -> list[Any]:
+        """What an exception was raised from; what is not data is left out, as its traceback is."""
+        if x.__cause__ is None:
+            return []
+        apart = _Encoding()
+        apart.seen, apart.keep = dict(self.seen), self.keep
+        try:
+            found = apart.value(x.__cause__, depth + 1)
+        except NotData:
+            return []
+        self.seen = apart.seen
+        return [found]
+
+
+def _held_by_error(x: BaseException) -> list[tuple[str, Any]]:
+    """What an exception holds beside its arguments."""
+    held = {k: v for k, v in vars(x).items() if not k.startswith("__lmc")}
+    for cls in type(x).__mro__:
+        slots = _ALSO.get(cls, ()) if cls.__module__ == "builtins" else [k for k, v in vars(cls).items() if isinstance(v, types.MemberDescriptorType)]
+        held |= {k: getattr(x, k) for k in slots if getattr(x, k, None) is not None}
+    return list(held.items())
+
+
+_ALSO: Mapping[type, tuple[str, ...]] = {ImportError: ("name", "path"), NameError: ("name",), AttributeError: ("name",)}
+"""What Python's own exceptions hold that is not in their arguments."""
 
 
 def _named(cls: type) -> str:
@@ -231,6 +260,8 @@ def _default_dict(e: _Encoding, x: Any, depth: int) -> list[Any]:
 
 def _instant(e: _Encoding, x: Any, depth: int) -> list[Any]:
     zone = x.tzinfo
+    if type(zone).__module__ == "zoneinfo" and getattr(zone, "key", None) is not None:
+        return [type(x).__name__, x.replace(tzinfo=None).isoformat(), x.fold, None, zone.key]
     if zone is not None and type(zone) is not datetime.timezone:
         raise NotData(f"a {type(x).__name__} in the zone {zone!r}")
     name = None if zone is None else zone.tzname(None)
@@ -368,7 +399,15 @@ def _read_enum(d: _Decoding, where: str, name: str) -> Any:
     return member
 
 
-def _read_error(d: _Decoding, where: str, args: Any, own: Any, shown: str) -> BaseException:
+def _read_flag(d: _Decoding, where: str, value: int) -> Any:
+    cls = _class(where, lambda c: issubclass(c, enum.Flag))
+    if type(value) is not int:
+        raise BadData(f"{where} of {value!r}")
+    found = cls._value2member_map_.get(value)
+    return d.keeps(vars(enum.Flag)["_missing_"].__func__(cls, value) if found is None else found)  # the class's own may be code of a program
+
+
+def _read_error(d: _Decoding, where: str, args: Any, own: Any, shown: str, cause: Any = None) -> BaseException:
     cls = _class(where, lambda c: issubclass(c, BaseException))
     index = d.place()
     base: Any = next(c for c in cls.__mro__ if c.__module__ == "builtins")  # its constructor runs no code of a program
@@ -377,7 +416,13 @@ def _read_error(d: _Decoding, where: str, args: Any, own: Any, shown: str) -> Ba
     base.__init__(made, *values)
     d.seen[index] = made
     for name, value in own:
-        made.__dict__[name] = d.value(value)
+        holder = next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
+        if isinstance(holder, types.MemberDescriptorType):
+            holder.__set__(made, d.value(value))
+        else:
+            made.__dict__[name] = d.value(value)
+    if cause is not None:
+        made.__cause__ = d.value(cause)
     return made
 
 
@@ -417,6 +462,10 @@ def _read_instant(cls: Any) -> Callable[..., Any]:
         if offset is not None:
             apart = datetime.timedelta(seconds=offset)
             zone = datetime.UTC if not apart and name == "UTC" else datetime.timezone(apart)
+        elif name is not None:
+            from zoneinfo import ZoneInfo
+
+            zone = ZoneInfo(name)
         return cls.fromisoformat(text).replace(tzinfo=zone, fold=fold)
 
     return read
@@ -452,6 +501,7 @@ _READ: Mapping[str, Callable[..., Any]] = {
     "uuid": lambda d, text: uuid.UUID(text),
     "path": lambda d, name, text: d.keeps(_PATHS[name](text)),
     "enum": _read_enum,
+    "flag": _read_flag,
     "error": _read_error,
     "named": _read_named,
     "data": _read_data,

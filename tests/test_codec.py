@@ -8,6 +8,7 @@ import decimal
 import enum
 import pathlib
 import uuid
+import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any, NamedTuple
 
@@ -21,6 +22,24 @@ from lmc.codec import BadData, NotData, decode, encode, from_bytes, to_bytes
 
 class Color(enum.Enum):
     RED = 1
+
+
+class Rights(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        CALLED.append(value)
+        return super()._missing_(value)
+
+
+class Codes(enum.IntFlag):
+    ONE = 1
+
+
+class Slotted(ValueError):
+    __slots__ = ("code",)
 
 
 class Point(NamedTuple):
@@ -76,7 +95,8 @@ def _typed(x: Any) -> Any:
     datetime.datetime(2026, 2, 3, 4, 5, 6, 7, tzinfo=datetime.UTC), datetime.date(1, 2, 3), datetime.timedelta(1, 2, 3), datetime.time(1, 2),
     decimal.Decimal("1.10"), uuid.UUID(int=7), pathlib.PurePosixPath("/a/b"), Color.RED, Point(1, [2]), Page("a", ["b"]), deque([1], maxlen=2),
     OrderedDict([("b", 1), ("a", 2)]), Counter("aab"), defaultdict(list, {"a": [1]}), bytearray(b"x"), 1 + 2j, range(1, 9, 2), slice(1, None),
-    "\ud800", float("inf"), {"!": ["tuple", []]}, ...,
+    "\ud800", float("inf"), {"!": ["tuple", []]}, ..., Rights.READ | Rights.WRITE, Rights(0), Codes(12), [Rights.READ],
+    datetime.datetime(2025, 10, 26, 2, 30, fold=1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")),
 ])  # fmt: skip
 def test_objects_come_back(x: Any) -> None:
     back = there_and_back(x)
@@ -102,6 +122,25 @@ def test_no_constructor_runs() -> None:
     assert CALLED == []
     for error in (OSError(2, "no", "f"), KeyError("k"), ExceptionGroup("g", [ValueError(1)]), UnicodeDecodeError("utf-8", b"x", 0, 1, "r")):
         assert (str(there_and_back(error)), type(there_and_back(error))) == (str(error), type(error))
+
+
+def test_what_exceptions_hold_beside_their_arguments() -> None:
+    slotted = Slotted("s")
+    slotted.code, slotted.__cause__ = 7, KeyError("from")  # type: ignore[attr-defined]
+    back = there_and_back(slotted)
+    assert (back.code, repr(back.__cause__), vars(back)) == (7, "KeyError('from')", {})
+    slotted.__cause__ = LookupError(object())
+    assert there_and_back(slotted).__cause__ is None  # as its traceback
+    for error in (ImportError("i", name="n", path="p"), AttributeError("a", name="n"), NameError("n", name="n")):
+        back = there_and_back(error)
+        assert (str(back), back.name, getattr(back, "path", None)) == (str(error), error.name, getattr(error, "path", None))
+
+
+def test_a_combination_of_flags_runs_no_code() -> None:
+    data = encode(Rights.READ | Rights.WRITE)
+    del Rights._value2member_map_[3]  # as in another process
+    CALLED.clear()
+    assert repr(decode(data)) == "<Rights.READ|WRITE: 3>" and CALLED == []
 
 
 def test_what_is_not_data_is_refused() -> None:

@@ -154,6 +154,67 @@ def test_a_batch_cut_at_random_points(tmp_path: Path) -> None:
 
 
 @lmc.function
+def cheap(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=2) + lmc.select("b", choices=["x", "yé"])
+    return [charge(s["a"]), again(s["b"])]
+
+
+def again(x: str) -> str:
+    CALLS.append(("again", x))
+    return f"\ud800{x}"
+
+
+def _cheap_journal(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, bytes]:
+    """What `cheap` gives, and its journal."""
+    monkeypatch.setitem(globals(), "again", lmc.host(again, idempotent=True))
+    expected = seen(cheap.run("é", backend=lmc.Mock(), seed=1, journal=path))
+    return expected, path.read_bytes()
+
+
+def test_every_cut_is_read_as_that_behind_the_last_whole_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that cutting behind each line, below, is cutting at any byte."""
+    _, data = _cheap_journal(tmp_path / "j", monkeypatch)
+    first = data.index(b"\n") + 1
+    for size in range(len(data) + 1):
+        found = journal.parse(data[:size], "x")
+        whole = data.rfind(b"\n", 0, size) + 1
+        assert (found is None) == (size < first)
+        if found is not None:
+            at_line = journal.parse(data[:whole], "x")
+            assert at_line is not None and (found.size, found.dropped) == (whole, size - whole)
+            assert (found.records, found.names) == (at_line.records, at_line.names)
+
+
+def _resumed_from(data: bytes, sizes: list[int], expected: Any, path: Path) -> None:
+    """Runs that are taken up from a journal of each size give what is expected, and call nothing that has a result."""
+    program = lmc.compile(cheap)
+    ways = [program, cheap.run]
+    for n, size in enumerate(sizes):
+        path.write_bytes(data[:size])
+        effects = list(journal.read(path).runs[0].effects.values()) if data.count(b"\n", 0, size) > 1 else []
+        CALLS.clear()
+        try:
+            assert seen(ways[n % 2]("é", backend=lmc.Mock(), seed=1, journal=path)) == expected
+        except InDoubtEffect:
+            assert [e.name for e in effects if e.outcome is None] == ["charge"] and not CALLS
+        else:
+            assert [c[0] for c in CALLS] == ["charge", "again"][sum(e.outcome is not None for e in effects) :]
+
+
+def test_cut_behind_any_line_and_within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, data = _cheap_journal(tmp_path / "j", monkeypatch)
+    ends = [n + 1 for n, byte in enumerate(data) if byte == ord("\n")]
+    _resumed_from(data, [0, *(size for end in ends for size in (end - 1, end, end + 1) if size <= len(data))], expected, tmp_path / "rest")
+
+
+@pytest.mark.search
+@pytest.mark.skipif(not TIMES, reason="a search: LMC_SEARCH=1")
+def test_cut_at_literally_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, data = _cheap_journal(tmp_path / "j", monkeypatch)
+    _resumed_from(data, [size for size in range(len(data) + 1) for _ in range(2)], expected, tmp_path / "rest")
+
+
+@lmc.function
 def part(s: Any, of: str) -> Any:
     s += of + lmc.gen("p", max_tokens=3)
     return look_up(s["p"])
@@ -486,6 +547,46 @@ def test_budgets_count_what_is_known(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(lmc.BudgetExceeded, match="3 calls"):
             program("d", seed=3, journal=path, backend=lmc.Mock(), budget=lmc.Budget(calls=3))
+
+
+@lmc.function
+def leaves_behind_an_answer(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    n = id(s["a"]) * 0  # a compiled run leaves its graph here
+    s += charge(s["a"]) + lmc.gen("b", max_tokens=3)
+    return n, s["b"]
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_a_run_that_leaves_its_graph_behind_an_answer_of_its_journal(tmp_path: Path) -> None:
+    """What it asks further is asked of the whole prompt."""
+    expected = seen(leaves_behind_an_answer.run("q", backend=lmc.Mock(), seed=1))
+    down = lmc.Mock(fault=lambda ask, n: lmc.BackendError("down") if ask.name == "b" else None)
+    with pytest.raises(lmc.BackendError):
+        leaves_behind_an_answer.run("q", backend=down, seed=1, journal=tmp_path / "j")
+    mock = lmc.Mock()
+    assert seen(lmc.compile(leaves_behind_an_answer)("q", backend=mock, seed=1, journal=tmp_path / "j")) == expected
+    assert [call.name for call in mock.call_log] == ["b"]
+
+
+@lmc.function
+def keeps_functions(s: Any) -> Any:
+    table: dict[str, Any] = {"charge": charge}
+    tools = [charge]
+    s += lmc.gen("a", max_tokens=2)
+    table.setdefault("other", look_up)
+    tools.append(look_up)
+    tool = table.get(s["a"], charge)
+    return type(tool).__name__, callable(tool), isinstance(tool, str), tools.index(look_up), tool(s["a"]), tools.pop() is look_up
+
+
+def test_holding_functions_and_looking_at_them_is_no_effect(tmp_path: Path) -> None:
+    runs = [keeps_functions.run, lmc.compile(keeps_functions)]
+    for n, way in enumerate(runs):
+        expected = way(backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value
+        assert [e.name for e in journal.read(tmp_path / str(n)).runs[0].effects.values()] == ["charge"]
+        CALLS.clear()
+        assert runs[1 - n](backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value == expected and not CALLS
 
 
 # -- journals of something else --------------------------------------------------------------------------------------

@@ -662,7 +662,7 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
     if fn is hostops.OPERATIONS["py.call_method"]:
         owner, name, *rest = args
         if type(owner) in _OWN_DATA:
-            return None if not _calls_something(rest, kwargs) else (getattr(owner, name), (owner, *rest), kwargs)
+            return None if not _calls_back(name, rest, kwargs) else (getattr(owner, name), (owner, *rest), kwargs)
         if (fn := getattr(owner, name, None)) is None:
             return None  # raises
         args = tuple(rest)
@@ -677,7 +677,7 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
         return None
     owner = getattr(fn, "__self__", None)
     if type(owner) in _OWN_DATA and owner is not None:
-        return None if not _calls_something(args, kwargs) else (fn, (owner, *args), kwargs)
+        return None if not _calls_back(getattr(fn, "__name__", ""), args, kwargs) else (fn, (owner, *args), kwargs)
     if isinstance(owner, BaseException):
         return None
     if reach.is_own(fn) or reach.is_language(fn) or reach.is_language(owner) or _is_of_lmc(fn):
@@ -690,7 +690,8 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
         return None
     if any(fn is made for made in (functools.partial, functools.wraps, functools.update_wrapper)):  # `in` would ask an object's `__eq__`
         return None
-    if getattr(fn, "__module__", None) == "builtins" and getattr(fn, "__name__", "") not in _OUTSIDE and not _calls_something(args, kwargs):
+    name = getattr(fn, "__name__", "")
+    if getattr(fn, "__module__", None) == "builtins" and name not in _OUTSIDE and not _calls_back(name, args, kwargs):
         return None
     if _makes_coroutine(fn) or (hostops.pure_function(fn) is not None and not _calls_something(args, kwargs)):
         return None
@@ -700,6 +701,8 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
 _OWN_DATA = codec.DATA | {memoryview, type({}.keys()), type({}.values()), type({}.items()), re.Pattern, re.Match}
 _OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "__import__", "exit", "quit"})
 """Builtins that do something outside of the run, or may."""
+_CALL_BACK = frozenset({"sort", "sub", "subn", "sorted", "min", "max", "map", "filter", "iter"})
+"""Methods of data and builtins that call a function they are handed. The others hold it or look at it."""
 _OPERATIONS = frozenset(map(id, hostops.OPERATIONS.values()))
 
 
@@ -713,6 +716,10 @@ def _is_builtin_tool(fn: Any, owner: Any) -> bool:
 
 def _is_of_lmc(fn: Any) -> bool:
     return id(fn) in _OPERATIONS
+
+
+def _calls_back(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return name in _CALL_BACK and _calls_something(args, kwargs)
 
 
 def _calls_something(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

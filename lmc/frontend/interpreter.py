@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 from lmc.backend.base import Backend, Beyond, Hints, Result, Usage, check_supported
 from lmc.config import compiler, default_backend, settings
-from lmc.errors import ArgumentError, CancelledError, JournalError, LmcError, Loc, ParameterError, ProgramError
+from lmc.errors import ArgumentError, CancelledError, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.durable import RunJournal, journaled, source_digest
 from lmc.frontend.emitter import taken
@@ -475,7 +475,7 @@ class Function:
         if _run_of(state).journal is not None:
             from lmc.frontend.replay import areplay  # knows programs itself
 
-            with _running(state), self._whole():
+            with _running(state):
                 return await areplay(self, state, bound, {})
         limits = _run_of(state).limits
         if limits is not None and limits.timed:
@@ -507,19 +507,11 @@ class Function:
         with _running(state):
             state.ret_value = await self.func(state, *bound.args[1:], **bound.kwargs)
 
-    @contextlib.contextmanager
-    def _whole(self) -> Generator[None]:
-        """Where all of a program runs with hooks, so that its journal sees what it calls. Raises JournalError where it cannot."""
-        try:
-            yield
-        except TraceEscape as error:
-            raise JournalError(f"{self.described} cannot be journaled: {error}", loc=self.loc) from None
-
     def _call(self, state: State, bound: inspect.BoundArguments) -> None:
         if _run_of(state).journal is not None and not self.is_async:
             from lmc.frontend.replay import replay  # knows programs itself
 
-            with _running(state), self._whole():
+            with _running(state):
                 return replay(self, state, bound, {})
         if self.is_async:
             run = _run_of(state)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmc.backend.base import Result
+from lmc.errors import JournalError
 from lmc.frontend.hooks import Ahead, Key, Record, ReplayMode, hooks
 from lmc.frontend.hostops import is_immutable
 from lmc.frontend.instrument import instrument
@@ -20,7 +21,7 @@ from lmc.frontend.interpreter import ACTIVE, Function, LiveEmitter, Run
 from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.state import State
 from lmc.frontend.tree import Tree
-from lmc.frontend.values import active
+from lmc.frontend.values import TraceEscape, active
 from lmc.limits import decided
 from lmc.prompt import CONSTRAINT_KINDS, Excerpt, Gen, Origin, Prompt, Select, make_gen, make_select
 
@@ -64,7 +65,7 @@ class ReplayEmitter(LiveEmitter):
         if not _same_request(ask, asked, changeable) or _content(ctx) != _content(before):
             return None
         assert after.result is not None
-        prompt = Prompt(ctx, (), after.result, after.handle, ())
+        prompt = Prompt(ctx, (), after.result, after.handle, after.tail)  # what a journal answered is in the tail
         limits, counted = self.run.limits, any(self._answers[k][2].result is after.result for k in self.used)
         if limits is not None and not counted:  # one answer of equal asks counts once
             decided(lambda: limits.count(ask, ctx, lambda: prompt))
@@ -162,6 +163,10 @@ def _replaying(program: Function, state: State, mode: ReplayMode) -> Generator[C
     token, state_token = active.set(mode), ACTIVE.set(state)
     try:
         yield instrument(program.func, hooks)  # type: ignore[arg-type]  # a program that was traced is a plain function
+    except TraceEscape as error:
+        if mode.journal is None:
+            raise
+        raise JournalError(f"{program.described} cannot be journaled: {error}", loc=program.loc) from None
     finally:
         ACTIVE.reset(state_token)
         active.reset(token)
