@@ -572,7 +572,7 @@ def test_a_run_that_leaves_its_graph_behind_an_answer_of_its_journal(tmp_path: P
 @lmc.function
 def keeps_functions(s: Any) -> Any:
     table: dict[str, Any] = {"charge": charge}
-    tools = [charge]
+    tools: list[Any] = [charge]
     s += lmc.gen("a", max_tokens=2)
     table.setdefault("other", look_up)
     tools.append(look_up)
