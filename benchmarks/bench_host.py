@@ -4,6 +4,8 @@
     python -m benchmarks.bench_host --parts pass --batches 64,256 --json out.json
 
 pass    one decode pass by batch: scheduling, the books afterwards, and delivering tokens as text
+json    one pass of the JSON workload, 160 answers to one regex of eight fields: what its device waits for (delivering tokens,
+        scheduling), and what the host does beside it (the books, the text)
 gen     one answer of one token behind a shared prompt, from submission to its end; and the part of the radix tree in it
 select  one choice of four behind a shared prompt
 radix   single operations on the radix tree
@@ -30,16 +32,19 @@ import numpy as np
 
 from benchmarks.bench_programs import where
 from benchmarks.stepped import SteppedCore
-from benchmarks.workloads import text
+from benchmarks.workloads import CHARACTER, text
 from lmc.backend.engine import tokenizer as tokenizers
+from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.models import gguf
 from lmc.backend.engine.models.loader import embedded_path
 from lmc.backend.engine.radix_cache import RadixCache
+from lmc.backend.engine.request import Request
+from lmc.backend.engine.sampler import is_constrained
 from lmc.backend.engine.scheduler import Pass
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML
-from lmc.prompt import Gen, SamplingParams, Select, Text
+from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
 
 _POOL = 400_000  # slots
 
@@ -70,15 +75,27 @@ def row(part: str, case: str, what: str, found: Sequence[float], limit: float | 
 
 
 class NullRunner:
-    """Says the words of a text, whoever asks, on a device that needs no time."""
+    """Says the words of a text, whoever asks, or any token that a constraint allows, on a device that needs no time."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens, self._at = list(tokens), 0
+        self._allowed: dict[int, tuple[np.ndarray, list[int]]] = {}  # by id of the mask
+        self.spent = 0  # ns of processor time
 
     def run(self, work: Pass) -> PassOutput:
-        n, self._at = len(work.samples), self._at + 1
-        token = self._tokens[self._at % len(self._tokens)]
-        return PassOutput([token] * n, [None] * n, [-1.0] * len(work.scores), [()] * len(work.scores))
+        began, self._at = time.thread_time_ns(), self._at + 1
+        n, token = len(work.samples), self._tokens[self._at % len(self._tokens)]
+        tokens = [self._constrained(req, i) if is_constrained(req) else token for i, (_, req) in enumerate(work.samples)]
+        self.spent += time.thread_time_ns() - began
+        return PassOutput(tokens, [None] * n, [-1.0] * len(work.scores), [()] * len(work.scores))
+
+    def _constrained(self, req: Request, place: int) -> int:
+        assert req.answer is not None and req.answer.matcher is not None
+        bits = req.answer.matcher.bits
+        if id(bits) not in self._allowed:
+            self._allowed[id(bits)] = bits, np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
+        allowed = self._allowed[id(bits)][1]
+        return allowed[(7919 * place + 104729 * req.length) % len(allowed)]
 
     def launch(self, work: Pass) -> NullFlight:
         return NullFlight(self.run(work))
@@ -92,6 +109,10 @@ class NullFlight:
         return self.output, 0.0
 
 
+def _no_grammars() -> Any:
+    raise NotImplementedError("only automata are measured here")
+
+
 class Host:
     """An engine with everything but a model. Times parts of itself where it is asked to."""
 
@@ -102,7 +123,10 @@ class Host:
             vocabulary=words,
             chat_template=CHATML,
             runner=NullRunner(tokens),
-            compiler=None,
+            compiler=ConstraintCompiler(
+                words.byte_table, words.special_ids, words.eos_token_ids[0], words.vocab_size, grammar=_no_grammars,
+                encode=lambda text: words.encode((text,), at_start=False),
+            ),
             max_tokens=_POOL,
             max_context=8192,
             max_batch=max_batch,
@@ -110,6 +134,7 @@ class Host:
             core=SteppedCore,
         )
         self.core: Any = self.engine._core
+        self.runner: NullRunner = self.core._runner
         self.scheduler = self.core.scheduler
 
     def drain(self) -> int:
@@ -194,6 +219,38 @@ def bench_pass(words: tokenizers.Tokenizer, batches: Sequence[int], reps: int) -
         rows.append(row("pass", f"batch {batch}", "all", whole, _PASS_LIMITS.get(batch)))
         rows += [row("pass", f"batch {batch}", name, found) for name, found in parts.items()]
     return rows
+
+
+def bench_json(words: tokenizers.Tokenizer, reps: int) -> list[Row]:
+    host, n = Host(words), 160
+    ask = Gen(SamplingParams(max_new_tokens=192, temperature=0.0), Constraint("regex", CHARACTER))
+    whole: list[float] = []
+    parts: dict[str, list[float]] = {"schedule": [], "deliver": [], "commit": [], "_speak": []}
+    for rep in range(2 * reps + 1):
+        prompts = [text(Random(f"{rep} {i}"), 60) for i in range(n)]
+        handles = [host.engine.submit(None, [Text((prompt,)), ask]) for prompt in prompts]
+        while any(req.in_head for req in host.scheduler.running) or len(host.scheduler.running) < n:
+            host.core.turn()
+        passes, runner = host.core.counters().passes, host.runner.spent
+        if rep % 2 or rep == 0:  # the first builds what all later ones find
+            found = spent(host.drain)
+            passes = host.core.counters().passes - passes
+            whole += [(found - (host.runner.spent - runner) / 1e3) / passes] if rep else []
+        else:
+            with (
+                host.timed(host.scheduler, "schedule") as schedule,
+                host.timed(host.core, "_deliver") as deliver,
+                host.timed(host.scheduler, "commit") as commit,
+                host.timed(host.core, "_speak") as speak,
+            ):
+                host.drain()
+            passes = host.core.counters().passes - passes
+            for name, found in zip(parts, (schedule, deliver, commit, speak), strict=True):
+                parts[name].append(found[0] / passes)
+        assert all(handle.results[0].error is None for handle in handles)
+    waits = [a + b for a, b in zip(parts["schedule"], parts["deliver"], strict=True)]
+    rows = [row("json", f"batch {n}", "all", whole), row("json", f"batch {n}", "the device waits", waits)]
+    return rows + [row("json", f"batch {n}", name.strip("_"), found) for name, found in parts.items()]
 
 
 def bench_gen(words: tokenizers.Tokenizer, n: int, reps: int) -> list[Row]:
@@ -289,7 +346,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-PARTS = ("pass", "gen", "select", "radix")
+PARTS = ("pass", "json", "gen", "select", "radix")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -303,11 +360,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts = options.parts.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"unknown part {unknown.pop()!r}; there are {', '.join(PARTS)}")
-    words = tokenizers.from_gguf(gguf.read(embedded_path()).metadata, "smollm2")
+    words = tokenizers.from_gguf(gguf.read(embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
     rows: list[Row] = []
     for part in parts:
         if part == "pass":
             rows += bench_pass(words, [int(b) for b in options.batches.split(",")], options.reps)
+        elif part == "json":
+            rows += bench_json(words, options.reps)
         elif part == "radix":
             rows += bench_radix(options.reps)
         else:

@@ -178,15 +178,16 @@ class Seams:
         """The tail of a text whose last tokens are `recent`."""
         tail = tuple(recent)[-_TAIL:]
         begin = max(0, len(tail) - 1)
-        while begin and self.may_join(tail[:begin], tail[begin]):
+        while begin and self._meet(tail[begin - 1], tail[begin]):
             begin -= 1
         return tail[begin:]
 
     def may_join(self, tail: Tail, token: int) -> bool:
         """Whether some token could reach over the border between a tail and a token."""
-        if not tail:
-            return False
-        before, behind = self._tokens[tail[-1]], self._tokens[token]
+        return bool(tail) and self._meet(tail[-1], token)
+
+    def _meet(self, left: int, right: int) -> bool:
+        before, behind = self._tokens[left], self._tokens[right]
         return not (before and behind) or self._joins[before[-1] << 8 | behind[0]] == 1
 
     def agreed(

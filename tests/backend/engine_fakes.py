@@ -271,6 +271,9 @@ class FakeMatcher:
     def forced(self) -> tuple[int, ...]:
         return ()
 
+    def accept_forced(self, tokens) -> None:
+        assert not tokens
+
     @property
     def complete(self) -> bool:
         return self.count > 0

@@ -2,6 +2,9 @@
 
 Three lengths: what is *fed* to streams ≤ what is *safe* (no stop string can still cut it, and the log-probabilities of its
 tokens are known if somebody wants them) ≤ the text so far.
+
+Where no stop string or log-probability looks at the text while it grows, tokens alone say when it is over. Then their text is
+made by `speak`, which can wait until the device has its next pass.
 """
 
 from __future__ import annotations
@@ -84,6 +87,8 @@ class Answer:
         self._on_text = on_text
         self._fed = self._fed_tokens = 0
         self._scores = scores
+        self.late = not (self._stops or self._regexes or scores is not None)  # text may come behind its tokens
+        self._said = 0  # tokens whose text is known
 
     def push(self, token: int) -> Ending | None:
         """One more token; the ending if it was the last."""
@@ -93,22 +98,54 @@ class Answer:
         self._ids.append(token)
         if self.matcher is not None:
             self.matcher.accept(token)
+        return self._over() if self.late else self._heard()
+
+    def follow(self) -> tuple[Sequence[int], Ending | None]:
+        """Takes the tokens that come next whatever the model says: those that were taken, and the ending if it is over with the
+        last of them. Once after a sample."""
+        if self.matcher is None or not (tokens := self.matcher.forced()):
+            return (), None
+        whole = self.sampled + len(tokens) <= self._params.max_new_tokens and self.stop_ids.isdisjoint(tokens)
+        if not (self.late and whole):
+            for i, token in enumerate(tokens):
+                if (ending := self.push(token)) is not None:
+                    return tokens[: i + 1], ending
+            return tokens, None
+        self.sampled += len(tokens)
+        self._ids += tokens
+        self.matcher.accept_forced(tokens)
+        return tokens, self._over()
+
+    def _heard(self) -> Ending | None:
+        """The ending, if it is over with the last token, whose text is looked at."""
         before = len(self.text)
-        self.text += self._detok.push(token)
-        self._ends.append(len(self.text))
+        self._say()
         found = self._find_stop(before) if len(self.text) > before else None
         if found is not None:
             return self._cut(*found)
+        ending = self._over()
+        if ending is None:
+            self._feed(self._safe())
+        return ending
+
+    def _over(self) -> Ending | None:
         if self.matcher is not None and self.matcher.done:
             return self._end({"type": "stop", "matched": None})
         if self.sampled >= self._params.max_new_tokens:
             return self._end({"type": "length", "length": self.sampled})
-        self._feed(self._safe())
         return None
 
-    def forced(self) -> Sequence[int]:
-        """The tokens that come next whatever the model says; to be pushed one by one. Ask once after a sample."""
-        return () if self.matcher is None else self.matcher.forced()
+    def speak(self) -> None:
+        """Tells the text of the tokens so far to whoever waits for it."""
+        if self._on_text is not None and self._said < len(self._ids):
+            self._say()
+            self._feed(self._safe())
+
+    def _say(self) -> None:
+        for token in self._ids[self._said :]:
+            self.text += self._detok.push(token)
+            self._ends.append(len(self.text))
+        self._said = len(self._ids)
 
     def stuck(self) -> ConstraintError:
         """Why nothing can follow: the constraint lets no token come next, and the text is not complete."""
@@ -150,6 +187,7 @@ class Answer:
         return Ending(text, tuple(ids), keep, {"type": "stop", "matched": matched})
 
     def _end(self, reason: dict[str, Any]) -> Ending:
+        self._say()
         before = len(self.text)
         self.text += self._detok.flush()
         found = self._find_stop(before) if len(self.text) > before else None

@@ -188,7 +188,7 @@ class AutomatonMatcher:
         self._automaton, self._forced, self._want = automaton, forced, want
         self.state = automaton.start
         self._recent = no_tokens()
-        self._known: list[_Move] = []  # what is probably accepted next, the first of them last
+        self._known = _NO_MOVE  # what is probably accepted next
 
     @property
     def bits(self) -> np.ndarray:
@@ -204,13 +204,12 @@ class AutomatonMatcher:
 
     def allows(self, token: int) -> bool:
         following = self._automaton.next(self.state, token)
-        self._known = [(self.state, token, following)]  # who asks whether it may come accepts it next
+        self._known = self.state, token, following  # who asks whether it may come accepts it next
         return following != DEAD
 
     def accept(self, token: int) -> None:
-        before, known, following = self._known.pop() if self._known else _NO_MOVE
+        before, known, following = self._known
         if before != self.state or known != token:
-            self._known.clear()
             following = self._automaton.next(self.state, token)
         if following == DEAD:
             raise RuntimeError(f"token {token} is outside the constraint although its mask allowed it")
@@ -221,12 +220,15 @@ class AutomatonMatcher:
         state, tokens = self.state, ()
         if self._forced is not None and (run := self._forced.run(state)).tokens:
             tokens = self._forced.behind(self._forced.seams.tail(self._recent), state)
-            path = run.path[: len(tokens)]
-            self._known = list(zip((state, *path), tokens, path))[::-1]
-            state = path[-1] if path else state
+            state = run.path[len(tokens) - 1] if tokens else state
         if self._want is not None:
             self._want(state)
         return tokens
+
+    def accept_forced(self, tokens: Sequence[int]) -> None:
+        assert self._forced is not None
+        self.state = self._forced.run(self.state).path[len(tokens) - 1]
+        self._recent.extend(tokens)
 
     @property
     def complete(self) -> bool:

@@ -62,6 +62,10 @@ class Matcher(Protocol):
         """Tokens that come next whatever is sampled (fsm/forced.py); does not move. None behind a forced run."""
         ...
 
+    def accept_forced(self, tokens: Sequence[int]) -> None:
+        """Moves on by all that `forced` has just given."""
+        ...
+
     @property
     def complete(self) -> bool:
         """The text so far is in the language."""
@@ -233,6 +237,10 @@ class _XGrammarMatcher:
             raise RuntimeError(f"token {token} is outside the constraint although its mask allowed it")
         self._recent.append(token)
         self._refill()
+
+    def accept_forced(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.accept(token)
 
     def forced(self) -> Sequence[int]:
         if self._jumps is None or self.complete:

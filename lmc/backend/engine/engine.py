@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, runtime_checkable
@@ -87,6 +87,7 @@ class EngineCore:
         self._device_seconds = 0.0
         self._busy_seconds = 0.0
         self._flying: tuple[Pass, Flight] | None = None
+        self._untold: list[Request] = []  # whose answers may have text that was not told yet
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
         self.launch()
 
@@ -268,13 +269,15 @@ class EngineCore:
         finally:
             self._launched.set()
             self._posted = 0
+            self._speak()  # while the device computes
         if work is None:
-            return self._land() if self._flying is not None else self._finish_ready(())
+            self._land() if self._flying is not None else self._finish_ready(())
+            return self._speak()
         if flight is not None:
             self.scheduler.commit(work)
             self._land()
             self._flying = work, flight
-            return
+            return self._speak()
         began = time.perf_counter()
         output = self._runner.run(work)
         seconds = time.perf_counter() - began
@@ -283,6 +286,7 @@ class EngineCore:
         self.scheduler.commit(work)
         self._land()
         self._deliver(work, output)
+        self._speak()
 
     def _begin(self) -> tuple[Pass | None, Flight | None]:
         """The next pass, if there is one, and its flight, if it is one that need not be waited for."""
@@ -331,8 +335,7 @@ class EngineCore:
         )  # fmt: skip
 
     def _deliver(self, work: Pass, output: PassOutput) -> None:
-        touched = work.requests
-        for req in touched:
+        for req in work.requests:
             req.in_flight -= 1
         for req in {score.request for score in work.scores if score.at is None}:
             req.passes += 1
@@ -345,23 +348,40 @@ class EngineCore:
                 score.request.logprobs.append(TokenLogprob(score.token, value, top))
         sampled = zip(work.samples, work.places, output.tokens, output.logprobs, strict=True)
         for (_, req), place, token, logprob in sampled:
-            self._guarded(req, lambda r=req, at=place, t=token, p=logprob: self._push(r, at, t, p))
-        self._finish_ready(touched)
+            if req.done:
+                continue
+            try:
+                self._push(req, place, token, logprob)
+            except Exception as error:
+                self._drop(req, _as_backend_error(error))
+            else:
+                self._untold.append(req)
+        self._finish_ready(work.unsampled)
+
+    def _speak(self) -> None:
+        """Tells the text of what was delivered."""
+        untold, self._untold = self._untold, []
+        for req in untold:
+            if not req.done and req.answer is not None and req.answer.late:
+                self._guarded(req, req.answer.speak)
 
     def _push(self, req: Request, place: int, token: int, logprob: TokenLogprob | None) -> None:
-        assert req.answer is not None
+        answer = req.answer
+        assert answer is not None
         if token == STUCK:
-            raise req.answer.stuck()
+            raise answer.stuck()
         req.passes += 1
         req.learn(place, token)
         if logprob is not None:
             req.logprobs.append(logprob)
         self._generated += 1
-        req.ending = req.answer.push(token)
+        req.ending = answer.push(token)
         if req.ending is not None:
             return self._end(req)
+        if answer.matcher is None:
+            return
         req.ending = self._force(req)
-        if req.needs_no_model:
+        if req.ending is not None and req.needs_no_model:
             self._end(req)
 
     def _force(self, req: Request) -> Ending | None:
@@ -369,17 +389,15 @@ class EngineCore:
         assert req.answer is not None
         if req.params.logit_bias:
             return None  # who weighs single tokens cares how a text is cut into them
-        for token in req.answer.forced():
-            req.forced += 1
-            self._forced += 1
-            self._generated += 1
-            req.append(token)
-            ending = req.answer.push(token)
-            if ending is not None:
-                return ending
-        return None
+        tokens, ending = req.answer.follow()
+        if tokens:
+            req.forced += len(tokens)
+            self._forced += len(tokens)
+            self._generated += len(tokens)
+            req.extend(tokens)
+        return ending
 
-    def _finish_ready(self, requests: Sequence[Request]) -> None:
+    def _finish_ready(self, requests: Iterable[Request]) -> None:
         """Ends requests that sample nothing and have all they wanted."""
         prefilled, self.scheduler.completed = self.scheduler.completed, []
         for req in prefilled:
@@ -446,6 +464,8 @@ class EngineCore:
         """What the constraint forces from the start needs no pass of its own: it belongs to the head."""
         req.ending = self._force(req)
         req.head_len = req.wanted_len
+        if req.answer is not None and req.answer.late:
+            req.answer.speak()
 
     def _settle(self, req: Request) -> None:
         if req in self._live:
@@ -463,6 +483,7 @@ class EngineCore:
 
     def _fail_all(self, error: BaseException | None) -> None:
         """Fails every request and starts from an empty pool: after an exception nothing in it can be trusted."""
+        self._speak()
         failed, self._live, self._flying = list(self._live), {}, None
         self.scheduler.reset()
         for req in failed:

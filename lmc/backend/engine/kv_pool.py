@@ -36,12 +36,6 @@ class SlotAllocator:
         self._count -= n
         return self._stack[self._count : self._count + n][::-1].copy()
 
-    def take(self) -> int:
-        """One free slot."""
-        assert self._count, "KV pool exhausted"
-        self._count -= 1
-        return int(self._stack[self._count])
-
     def free(self, slots: np.ndarray) -> None:
         """Gives slots back; each must be owned by the caller."""
         n = len(slots)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -108,6 +108,10 @@ class Request:
     passes: int = 0
     forced: int = 0  # tokens of the answer that were not sampled
 
+    is_scored: bool = field(init=False)  # log-probabilities of tokens that are known before their rows are run are wanted
+    runs_free: bool = field(init=False)
+    """Its next sample needs nothing that the host learns from the last one, so it may be planned before that is known."""
+
     # progress
     ids: np.ndarray = field(init=False)
     slots: np.ndarray = field(init=False)
@@ -139,6 +143,9 @@ class Request:
         self.slots = np.zeros(self.kv_max, np.int64)
         self.trie = trie(self.branches) if self.branches else NO_CHOICES
         self.row_slots = np.full(len(self.trie.ids), -1, np.int64)
+        p, matcher = self.params, self.answer.matcher if self.answer is not None else None
+        self.is_scored = self.score_from is not None or (self.kind is Kind.GENERATE and p.return_logprob)
+        self.runs_free = matcher is None and not (p.frequency_penalty or p.presence_penalty or p.return_logprob)
         self.node_logprobs = [0.0] * self.trie.nodes
 
     @property
@@ -184,12 +191,9 @@ class Request:
     @property
     def first_scored(self) -> int:
         """From this position on, the log-probability of a token that is known before its row is run is wanted."""
-        if self.score_from is not None:
-            first = self.score_from
-        elif self.kind is Kind.GENERATE and self.params.return_logprob:
-            first = self.prompt_len
-        else:
+        if not self.is_scored:
             return len(self.ids)
+        first = self.prompt_len if self.score_from is None else self.score_from
         return max(first, self.computed + 1) if self.computed else first
 
     @property
@@ -235,13 +239,6 @@ class Request:
         return self.ending is not None and self.first_scored >= self.length
 
     @property
-    def runs_free(self) -> bool:
-        """Its next sample needs nothing that the host learns from the last one, so it may be planned before that is
-        known."""
-        p, matcher = self.params, self.answer.matcher if self.answer is not None else None
-        return matcher is None and not (p.frequency_penalty or p.presence_penalty or p.return_logprob)
-
-    @property
     def is_sampled_ahead(self) -> bool:
         """Whether the device can sample its next token from what the host knows before the pass."""
         return not self.params.return_logprob
@@ -250,12 +247,18 @@ class Request:
     def is_landing(self) -> bool:
         """All that can be said of it is in flight: its last token is being sampled, or the last of its rows is computed, or
         what comes next depends on the token that is being sampled."""
-        last = self.awaited and (self.length == len(self.ids) or not self.runs_free)
-        return self.in_flight > 0 and (self.extend_len == 0 or last)
+        if not self.in_flight:
+            return False
+        last = self.awaited and (not self.runs_free or self.length == len(self.ids))
+        return last or self.extend_len == 0
 
     def append(self, token: int) -> None:
         self.ids[self.length] = token
         self.length += 1
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.ids[self.length : self.length + len(tokens)] = tokens
+        self.length += len(tokens)
 
     def expect(self) -> int:
         """Keeps a place for the token that is being sampled; returns its position."""

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import islice
+from itertools import chain, islice
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +56,9 @@ class Rows(NamedTuple):
     branch: int | None = None  # the row of the choices' trie that it begins with; None: rows of the sequence itself
 
 
+_FIRST, _SECOND = itemgetter(0), itemgetter(1)
+
+
 class Score(NamedTuple):
     """Asks for the log-probability of `token` in logit row `row`: at position `at` of the sequence, or (`at` None) of
     a node of its choices' trie."""
@@ -83,9 +87,17 @@ class Pass:
     places: list[int] = field(default_factory=list)  # for each sample: its position in the request; set by `commit`
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> Iterable[Request]:
         """Whoever has a row or a sample in it; a twin has no rows of its own."""
-        return list(dict.fromkeys([*(s.request for s in self.spans), *(req for _, req in self.samples)]))
+        return dict.fromkeys(chain(map(_FIRST, self.spans), map(_SECOND, self.samples)))
+
+    @property
+    def unsampled(self) -> Iterable[Request]:
+        """Whoever has rows in it and no sample."""
+        if len(self.samples) == len(self.spans) and not self.first:
+            return ()  # of decoding requests each has a span, and no more than one sample
+        sampled = set(map(_SECOND, self.samples))
+        return [req for req in dict.fromkeys(map(_FIRST, self.spans)) if req not in sampled]
 
     def add(self, rows: Rows) -> int:
         """Returns the row where the span begins."""
@@ -250,15 +262,17 @@ class Scheduler:
         work = Pass()
         self._claims.clear()
         self._planned.clear()
-        room = self.chunk
-        for req in list(self.running):
-            if not req.in_head and req.kind is Kind.GENERATE and not req.is_landing:
-                room -= self._decode(work, req, room)
+        room, decoding, others = self.chunk, list[Request](), list[Request]()
+        for req in self.running:
+            if req.in_head or req.kind is not Kind.GENERATE:
+                others.append(req)
+            elif not req.is_landing:
+                decoding.append(req)
+        room -= self._decode(work, decoding, room)
         room -= min(len(work.samples), room, self.chunk // 2)  # a pass stays within `chunk` rows: products of matrices like it
-        for req in list(self.running):
-            if req.in_head or req.kind is Kind.SCORE:
-                assert req.node is not None
-                room -= self._advance(work, req, room, req.node)
+        for req in others:
+            assert req.node is not None
+            room -= self._advance(work, req, room, req.node)
         self._admit(work, room)
         for row, req in work.first:  # only now: twins may join a prompt that is in this very pass
             work.samples += [(row, req), *((row, twin) for twin in req.twins)]
@@ -268,20 +282,25 @@ class Scheduler:
         self.tally.rows += work.rows
         return work
 
-    def _decode(self, work: Pass, req: Request, room: int) -> int:
-        """The row of the sampled token, and as many as there is room for of the tokens forced behind it; returns how
-        many of those. The last one gives the next sample, unless the answer has ended and only waits for scores."""
-        known = req.extend_len
-        if known == 1 and req.first_scored >= req.length:
-            work.samples.append((self._extend_by_one(work, req), req))
-            return 0
-        n = min(known, 1 + max(0, room))
-        assert n > 0, "a decoding request has nothing to compute"
-        complete = n == known
-        row = self._extend(work, req, n) + n - 1
-        if complete and req.ending is None:
-            work.samples.append((row, req))
-        return n - 1
+    def _decode(self, work: Pass, decoding: Sequence[Request], room: int) -> int:
+        """The rows of sampled tokens, and as many as there is room for of the tokens forced behind them; returns how many of
+        those. The last row of each gives the next sample, unless the answer has ended and only waits for scores."""
+        counts: list[int] = []
+        for req in decoding:
+            known = req.extend_len
+            assert known > 0, "a decoding request has nothing to compute"
+            n = known if known == 1 else min(known, 1 + max(0, room))
+            room -= n - 1
+            counts.append(n)
+        slots = self._alloc(sum(counts))
+        self.committed -= len(slots)
+        taken = 0
+        for req, n in zip(decoding, counts, strict=True):
+            start = self._place(work, req, slots[taken : taken + n])
+            taken += n
+            if n == req.extend_len and req.ending is None:
+                work.samples.append((start + n - 1, req))
+        return taken - len(decoding)
 
     def _advance(self, work: Pass, req: Request, room: int, place: Place) -> int:
         """The next chunk of the head, behind `place`, and the branches once it is complete; returns the rows used."""
@@ -327,28 +346,22 @@ class Scheduler:
         """What is spare has the free rows of a pass that others run in anyway."""
         return min(room, FREE_ROWS - work.rows) if req.spare else room
 
-    def _extend_by_one(self, work: Pass, req: Request) -> int:
-        """As `_extend`, for the one row that most sequences have in most passes."""
-        assert req.reserved > 0 and req.ending is None
-        at = req.device_len
-        req.slots[at] = self.pool.take() if self.pool.free_count else self._alloc(1)[0]
-        req.reserved -= 1
-        self.committed -= 1
-        return work.add(Rows(req, req.ids[at : at + 1], at, req.slots[: at + 1]))
-
     def _extend(self, work: Pass, req: Request, n: int) -> int:
-        """Rows for the next `n` known tokens, in fresh slots; scores for those behind them that are known too."""
-        at = req.device_len
-        req.slots[at : at + n] = self._alloc(n)
-        req.reserved -= n
+        """Rows for the next `n` known tokens, in fresh slots; where they begin."""
         self.committed -= n
+        return self._place(work, req, self._alloc(n))
+
+    def _place(self, work: Pass, req: Request, slots: np.ndarray) -> int:
+        """Rows for the next known tokens, one a slot that it was promised; scores for those behind them that are known too."""
+        at, n = req.device_len, len(slots)
+        end = at + n
+        req.slots[at:end] = slots
+        req.reserved -= n
         assert req.reserved >= 0
-        start = work.add(Rows(req, req.ids[at : at + n], at, req.slots[: at + n]))
-        scored = req.first_scored
-        if scored >= req.length:
-            return start
-        for p in range(max(at, scored - 1), min(at + n, req.length - 1)):
-            work.scores.append(Score(start + p - at, int(req.ids[p + 1]), req, p + 1))
+        start = work.add(Rows(req, req.ids[at:end], at, req.slots[:end]))
+        if req.is_scored:
+            for p in range(max(at, req.first_scored - 1), min(end, req.length - 1)):
+                work.scores.append(Score(start + p - at, int(req.ids[p + 1]), req, p + 1))
         return start
 
     def _alloc(self, n: int) -> np.ndarray:
@@ -370,7 +383,7 @@ class Scheduler:
     @property
     def is_short(self) -> bool:
         """Whether the next pass may need more than there is, unless something ends before."""
-        return bool(self._open) and sum(lacks for req in self._open if (lacks := _lacks(req)) > 0) > self._spare
+        return bool(self._open) and sum(map(_lacks, self._short())) > self._spare
 
     @property
     def _spare(self) -> int:
@@ -386,7 +399,7 @@ class Scheduler:
 
     def _secure(self) -> None:
         """Promises what the next rows need, first to those that come first; the last give up theirs where there is no more."""
-        short = [req for req in self._open if _lacks(req) > 0]
+        short = self._short()
         if not short:
             return
         ahead = max(0, (self._spare - sum(map(_lacks, short))) // len(short))  # so that not each pass has to promise more
@@ -398,6 +411,10 @@ class Scheduler:
                     self._preempt(max(self._open, key=lambda r: r.seniority))
             if req in self._open:
                 self._promise_more(req, req.missing + min(_AHEAD, ahead))
+
+    def _short(self) -> list[Request]:
+        """Those that were promised less than their known tokens need."""
+        return [req for req in self._open if req.length > req.device_len + req.reserved]
 
     def _promise_more(self, req: Request, more: int) -> None:
         more = min(more, req.unpromised)
@@ -618,7 +635,8 @@ class Scheduler:
                 self.tally.prefilled_tokens += n
                 self.tally.unique_tokens += n
                 continue
-            self._settle(req)
+            if self._followers:
+                self._settle(req)
             was_head, before = req.in_head, req.device_len
             req.device_len += n
             self.tally.recomputed_tokens += max(0, min(req.device_len, req.computed) - before)

@@ -110,6 +110,19 @@ def test_a_constraint_lands_before_its_next_row_and_nothing_waits_for_a_lone_one
     assert core.runner.passes[1:6] == [2, 2, 2, 2, 1]  # together as long as both run
 
 
+def test_text_is_told_when_the_device_has_its_next_pass():
+    """Between a constrained answer's sample and its next row nothing is done that can wait."""
+    engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner)
+    told: list[int] = []  # passes launched when each piece of text was told
+    handle = engine.submit(None, [Text(("go ",)), gen(8, constraint="[a-z]{8}")])
+    handle.results[0].on_change(lambda result: told.append(core.runner.launched))
+    while core.turn():
+        pass
+    assert len(handle.results[0].output().text) == 8
+    n = core.runner.launched
+    assert n > 3 and told == [*range(2, n + 1), n, n], "each with the next pass on its way, but for the end"
+
+
 def test_prompts_are_read_while_a_constraint_is_looked_at():
     engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner, chunk=16)
     bound = engine.submit(None, [Text(("n: ",)), gen(3, constraint="[0-9]{3}")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 
 from lmc.backend.engine.answer import Answer
 from lmc.backend.engine.request import TokenLogprob
-from lmc.prompt import SamplingParams
-from tests.backend.engine_fakes import EOS, FIRST_MERGE, MERGES, FakeWords
+from lmc.prompt import Constraint, SamplingParams
+from tests.backend.engine_fakes import EOS, FIRST_MERGE, MERGES, FakeWords, automata, ids_of
 
 WORDS = FakeWords()
+COMPILER = automata(WORDS)
 
 
 def token(data: bytes) -> int:
@@ -28,6 +30,7 @@ def run(tokens, *, stop_ids=(EOS,), **params):
     )
     for i, t in enumerate(tokens):
         ending = answer.push(t)
+        answer.speak()
         if ending is not None:
             assert i == answer.sampled - 1
             assert "".join(fed) == ending.text
@@ -150,6 +153,39 @@ def test_a_stream_has_each_tokens_log_probability_with_its_text():
         if t not in late:
             scores += [TokenLogprob(each, -1.0) for each in tokens[len(scores) : i + 1]]
         ending = answer.push(t)
+        answer.speak()
     assert ending is not None
     assert ending.text == "x世EyENDz"
     assert fed == [("x", [token(b"x")]), ("世", list("世".encode())), ("Ey", [*b"Ey"]), ("ENDz", [*late, *b"z"])]
+
+
+@given(seed=st.integers(0, 2**32), n=st.integers(1, 40), regex=st.sampled_from(["(yes|no), [a-c]{1,9}", '\\{"name": "[a-z ]{1,9}", "ok": (true|false)\\}']))
+@settings(max_examples=40, deadline=None)
+def test_an_answer_whose_text_comes_later_is_the_same(seed, n, regex):
+    """Nobody looks at the text of the one while it grows; that of the other is looked at for a stop that never comes."""
+    rng, told = random.Random(seed), {True: "", False: ""}
+    made = {}
+    for late in told:
+
+        def tell(delta, _, late=late):
+            told[late] += delta
+
+        params = SamplingParams(max_new_tokens=n, stop=() if late else ("never",))
+        answer = Answer(WORDS, params, frozenset([EOS]), matcher=COMPILER.matcher(Constraint("regex", regex)), on_text=tell)
+        assert answer.late == late
+        made[late] = answer
+    late, heard = made[True], made[False]
+    endings = None, None
+    assert late.follow() == heard.follow()
+    while endings[0] is None:
+        token = rng.choice(ids_of(late.matcher.bits))
+        endings = late.push(token), heard.push(token)
+        assert endings[0] == endings[1]
+        if endings[0] is None:
+            (forced, end), also = late.follow(), heard.follow()
+            assert (tuple(forced), end) == (tuple(also[0]), also[1])
+            endings = end, also[1]
+        if rng.random() < 0.5:
+            late.speak()
+            assert told[True].startswith(told[False]), "the other may hold back what begins its stop"
+    assert endings[0] is not None and told[True] == told[False] == endings[0].text
