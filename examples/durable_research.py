@@ -3,7 +3,8 @@
     python examples/durable_research.py
 
 It starts itself as another process, kills that one with SIGKILL once some pages have been read, and finishes the run from its journal.
-`lmc replay JOURNAL examples/durable_research.py:research` shows the run step by step.
+`python examples/durable_research.py sleep.journal` keeps the journal (interrupt it and start it again), and
+`lmc replay sleep.journal examples/durable_research.py:research` shows the run step by step.
 """
 
 from __future__ import annotations
@@ -77,6 +78,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        run(Path(sys.argv[1]))
+        print(f"answer: {run(Path(sys.argv[1]))[0]}")
     else:
         main()

@@ -25,7 +25,7 @@ import typer
 
 from lmc import userfiles
 from lmc.config import config
-from lmc.errors import ConstraintError, LmcError, ModelLoadError, ParameterError
+from lmc.errors import ConstraintError, JournalError, LmcError, ModelLoadError, ParameterError
 from lmc.userfiles import UsageError
 
 app = typer.Typer(
@@ -359,9 +359,10 @@ def replay(
 
     \b
     Examples:
-      lmc replay runs/emma
-      lmc replay runs/emma examples/durable_research.py:research --html run.html
-      lmc replay runs/emma examples/durable_research.py:research --from 2 --answer "Jane Austen" --backend smollm2
+      python examples/durable_research.py sleep.journal        (writes one)
+      lmc replay sleep.journal
+      lmc replay sleep.journal examples/durable_research.py:research --html run.html
+      lmc replay sleep.journal examples/durable_research.py:research --from 10 --answer "koalas" --backend smollm2 --run-effects
     """
     from lmc import steps
 
@@ -369,18 +370,26 @@ def replay(
         raise UsageError("--from makes the run again, which takes its program: lmc replay JOURNAL FILE.py:FUNCTION --from STEP")
     if at is None and (answer is not None or effects):
         raise UsageError("--answer and --run-effects belong to --from STEP")
-    if target is None:
-        stories = steps.listed(path, item)
-    else:
-        program, change = userfiles.load_program(target), None if at is None else steps.WhatIf(at, answer, effects)
-        with closing(_backend(backend)) as model:
-            stories = steps.replayed(path, program, model, item, change)
+    with _as_usage():
+        if target is None:
+            stories = steps.listed(path, item)
+        else:
+            program, change = userfiles.load_program(target), None if at is None else steps.WhatIf(at, answer, effects)
+            with closing(_backend(backend)) as model:
+                stories = steps.replayed(path, program, model, item, change)
+    broken = [story.item for story in stories if not story.whole]
     if html is not None:
         _write(steps.to_html(stories, f"{path}"), html)
-        return
+        return _replayed_whole(broken)
     typer.echo(steps.to_json(stories) if as_json else steps.to_text(stories))
     if target is None and not as_json:
         _say(f"prompts, names and lines of what was asked: lmc replay {path} FILE.py:{stories[0].program if stories else 'FUNCTION'}")
+    _replayed_whole(broken)
+
+
+def _replayed_whole(broken: list[int]) -> None:
+    if broken:
+        raise RunFailed(f"run {', '.join(map(str, broken[:5]))} cannot be made again like this; its title says why")
 
 
 # -- lmc dump-ir, lmc opt ------------------------------------------------------------------------------------------
@@ -803,7 +812,7 @@ def _as_usage() -> Iterator[None]:
     """A value that was typed on the command line is the command's fault, not the program's."""
     try:
         yield
-    except (ParameterError, ConstraintError) as error:
+    except (ParameterError, ConstraintError, JournalError) as error:
         raise UsageError(error.message) from error
 
 

@@ -50,7 +50,12 @@ class Step:
 
 @dataclass
 class Story:
-    """The steps of one run, and how it ended. `given`: its arguments, for people."""
+    """The steps of one run, and how it ended.
+
+    given    its arguments, for people
+    whole    False where the program does something else than its journal, or a change cannot be made
+    written  who writes the prompts that are shown, if that is not the journal's backend: another chat template, other prompts
+    """
 
     program: str
     backend: str
@@ -58,6 +63,8 @@ class Story:
     steps: list[Step]
     end: str
     given: str = ""
+    whole: bool = True
+    written: str = ""
 
     @property
     def title(self) -> str:
@@ -70,7 +77,8 @@ class Story:
         calls = sum(step.kind == "effect" for step in self.steps)
         now = sum(step.source == "now" for step in self.steps)
         return (f"{_several(len(self.steps) - calls, 'answer')} ({sum(t[0] for t in tokens)} tokens of prompts, {sum(t[1] for t in tokens)} of answers), "
-                f"{_several(calls, 'call')} of host code{f'; {now} of these steps now' if now else ''}")  # fmt: skip
+                f"{_several(calls, 'call')} of host code{f'; {now} of these steps now' if now else ''}"
+                f"{f'; prompts as {self.written} writes them' if self.written else ''}")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -184,9 +192,11 @@ class _Shelf:
 class View(durable.RunJournal):
     """The journal of a run that is made again to be looked at: notes each step, and answers as `change` says."""
 
-    def __init__(self, shelf: _Shelf, item: int, change: WhatIf | None) -> None:
+    def __init__(self, shelf: _Shelf, item: int, change: WhatIf | None, *, elsewhere: bool) -> None:
         super().__init__(cast(Journal, shelf), item)
         self.change = change
+        self.elsewhere = elsewhere  # on a backend that is not the journal's
+        self.over = False  # the journal goes no further
         self.steps: list[Step] = []
         self.answers: list[tuple[Step, Result]] = []
         if change is not None:
@@ -212,6 +222,18 @@ class View(durable.RunJournal):
         self.answers.append((step, after.result))
         return after
 
+    def _find(self, places: Sequence[journal.Ask], digest: int) -> journal.Record | None:
+        """Elsewhere another template writes the prompts, so that what was asked is known by its place, if that has one answer."""
+        found = super()._find(places, digest)
+        if found is None and self.elsewhere:
+            there = [record for place in places for record in self.known.answers.get(place, {}).values()]
+            found = there[0] if len(there) == 1 else None
+        return found
+
+    def output(self, record: journal.Record) -> Output:
+        output = super().output(record)
+        return replace(output, ids=()) if self.elsewhere else output  # another model's tokens
+
     def _changed(self, before: Prompt, ask: Gen | Select, places: Sequence[journal.Ask], digest: int) -> Prompt:
         assert self.change is not None and self.change.answer is not None
         text = self.change.answer
@@ -228,6 +250,8 @@ class View(durable.RunJournal):
     ) -> tuple[int, Effect | None]:
         number, known = super()._begin(stream, name, args, kwargs, loc, ordered=ordered)
         shown = durable.shown_call(args, kwargs)
+        if self.change is not None and self.change.answer is not None and len(self.steps) == self.change.at:
+            raise self._stop(f"step {self.change.at} is a call of {name}; only what the model was asked can have another answer", loc)
         if self.change is not None and self.change.effects and len(self.steps) > self.change.at:
             self.steps.append(Step(len(self.steps), "effect", name, _line(loc), shown, "called", source="now"))
             return number, None
@@ -236,7 +260,7 @@ class View(durable.RunJournal):
         assert known is not None
         self.steps.append(Step(len(self.steps), "effect", name, _line(loc), shown, _outcome(known)))
         if known.outcome is None:
-            raise self._stop(f"{name}({shown}) was begun, and nobody knows whether it was done", loc)
+            raise self._end(f"{name}({shown}) was begun, and nobody knows whether it was done", loc)
         return number, known
 
     def _write_outcome(
@@ -248,7 +272,12 @@ class View(durable.RunJournal):
         step.result = f"{value!r:.500}" if ok else f"raised {type(value).__name__}: {value}"
 
     def _missing(self, what: str, loc: Loc | None, instead: str = "") -> Prompt:
-        raise self._stop(f"{what}, which is not in the journal{instead}", loc)
+        raise self._end(f"{what}, which is not in the journal{instead}", loc)
+
+    def _end(self, what: str, loc: Loc | None) -> JournalError:
+        """The journal goes no further, as that of a run that was killed or of a change."""
+        self.over = True
+        return self._stop(what, loc)
 
     def _stop(self, what: str, loc: Loc | None) -> JournalError:
         error = JournalError(what, loc=loc)
@@ -284,7 +313,8 @@ def _replayed(contents: Contents, path: Path, program: Function, backend: Backen
         defaults = replace(SamplingParams(), **sampling)
     except (codec.BadData, TypeError) as error:
         raise JournalError(f"{path}: the arguments of run {item} are not data: {error}") from None
-    view = View(_Shelf(path, contents), item, change)
+    recorded, ours = str(contents.header.get("backend")), backend.capabilities.name
+    view = View(_Shelf(path, contents), item, change, elsewhere=recorded != ours)
     state = State(LiveEmitter(Run(backend, defaults, contents.header["seed"], item, journal=view)), name=program.name)
     bound = program.signature.bind(None, **{k: v for k, v in given.items() if k in program.params})
     end = "finished"
@@ -293,7 +323,9 @@ def _replayed(contents: Contents, path: Path, program: Function, backend: Backen
         state.sync()
         end = f"returned {state.ret_value!r:.500}" if state.ret_value is not None else end
     except (Exception, asyncio.CancelledError) as error:
-        end = f"{type(view.broken or error).__name__}: {str(view.broken or error).partition(chr(10))[0]}"
+        end = f"{'stopped' if view.over else type(view.broken or error).__name__}: {str(view.broken or error).partition(chr(10))[0]}"
+    if change is not None and view.broken is None and change.at >= len(view.steps):
+        raise JournalError(f"{path}: run {item} has no step {change.at}; its {len(view.steps)} steps are counted from 0")
     for step, result in view.answers:
         result.wait()
         if result.error is not None:
@@ -301,7 +333,8 @@ def _replayed(contents: Contents, path: Path, program: Function, backend: Backen
         else:
             output = result.output()
             step.result, step.tokens = "\n".join(output.texts), (output.usage.prompt_tokens, output.usage.completion_tokens)
-    return Story(program.name, backend.capabilities.name, item, view.steps, end, _given(known.arguments))
+    on = recorded if change is None or recorded == ours else f"{recorded}, from step {change.at} on {ours}"
+    return Story(program.name, on, item, view.steps, end, _given(known.arguments), view.broken is None or view.over, ours if view.elsewhere else "")
 
 
 # -- for people and programs -----------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 import lmc
 from lmc import steps
+from lmc.backend.mock import CAPABILITIES
 from lmc.errors import JournalError
 from lmc.steps import WhatIf
 from lmc.userfiles import load_program
@@ -85,7 +88,38 @@ def test_what_if(path: Path) -> None:
     (story,) = steps.replayed(path, agent, mock, change=WhatIf(2, effects=True))
     assert len(CALLS) == 2 and story.steps[-2].result == "raised LookupError: <b>" and story.end == "returned ' search'"
     (story,) = steps.replayed(path, agent, lmc.Mock(), change=WhatIf(0, "x"))
-    assert "step 0 chooses one of [' search', ' finish'], not 'x'" in story.end
+    assert "step 0 chooses one of [' search', ' finish'], not 'x'" in story.end and not story.whole
+    (story,) = steps.replayed(path, agent, lmc.Mock(), change=WhatIf(1, "x"))
+    assert "step 1 is a call of search; only what the model was asked can have another answer" in story.end and not story.whole
+    with pytest.raises(JournalError, match="run 0 has no step 99; its 7 steps are counted from 0"):
+        steps.replayed(path, agent, lmc.Mock(), change=WhatIf(99))
+
+
+@lmc.function
+def dialogue(s: Any, q: str) -> Any:
+    for _ in range(2):
+        s += lmc.user(q) + lmc.assistant(lmc.gen("answer", max_tokens=4))
+        search(s["answer"])
+    return s["answer"]
+
+
+def test_another_backend_writes_other_prompts(tmp_path: Path) -> None:
+    """Chat templates differ, and so does the text of what was asked; what is shown is as the one writes it who is there."""
+    def llama() -> lmc.Mock:
+        return lmc.Mock(chat_template=lmc.get_chat_template("llama-3-instruct"), capabilities=replace(CAPABILITIES, name="other"))
+
+    first = lmc.compile(dialogue)("Who?", backend=llama(), seed=1, journal=tmp_path / "j")
+    CALLS.clear()
+    (story,) = steps.replayed(tmp_path / "j", dialogue, lmc.Mock())
+    assert story.end == f"returned {first.ret_value!r}" and story.whole and len(story.steps) == 4 and not CALLS
+    assert story.title.startswith("run 0 of dialogue(q='Who?') on other: ") and story.totals.endswith("; prompts as mock writes them")
+    assert story.steps[0].prompt.startswith("<|im_start|>user")
+    (story,) = steps.replayed(tmp_path / "j", dialogue, llama())
+    assert story.steps[0].prompt.startswith("<|begin_of_text|>") and not story.written
+    mock = lmc.Mock(answers={"answer": "now"})
+    (story,) = steps.replayed(tmp_path / "j", dialogue, mock, change=WhatIf(2, effects=True))
+    assert "on other, from step 2 on mock: returned 'now'" in story.title and [s.source for s in story.steps] == ["journal"] * 2 + ["now"] * 2
+    assert story.steps[0].result in mock.call_log[0].prompt_text
 
 
 def test_what_cannot_be_replayed(path: Path, tmp_path: Path) -> None:
@@ -102,9 +136,12 @@ def test_what_cannot_be_replayed(path: Path, tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="say which one"):
         steps.replayed(tmp_path / "batch", agent, lmc.Mock(), change=WhatIf(0))
     cut = tmp_path / "cut"
-    cut.write_bytes(b"\n".join(path.read_bytes().split(b"\n")[:3]) + b"\n")
-    (story,) = steps.replayed(cut, agent, lmc.Mock())
-    assert "JournalError" in story.end
+    lines = path.read_bytes().splitlines(keepends=True)
+    for count in range(2, len(lines)):  # what is in a line depends on time
+        cut.write_bytes(b"".join(lines[:count]))
+        (story,) = steps.replayed(cut, agent, lmc.Mock())
+        assert story.whole and re.search(r"stopped: .*(which is not in the journal|nobody knows whether it was done)|returned", story.end)
+    cut.write_bytes(b"".join(lines[:2]))
     assert steps.listed(cut)[0].end == "cut off"
 
 
@@ -130,3 +167,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "gen a" in ran("j", "p.lmcp")[0]
     with pytest.raises(cli.UsageError, match="takes its program"):
         ran("j", "--from", 1)
+    with pytest.raises(cli.UsageError, match="no run 7"):
+        ran("j", "--item", 7)
+    (tmp_path / "dep.py").write_text("import lmc\nWORD = 'a'\n@lmc.function\ndef dep(s, q):\n    s += q + WORD + lmc.gen('a', max_tokens=2)\n")
+    load_program("dep.py").run("x", backend=lmc.Mock(), journal="k")
+    (tmp_path / "dep.py").write_text((tmp_path / "dep.py").read_text().replace("'a'\n@", "'bb'\n@"))
+    with pytest.raises(cli.RunFailed, match="run 0 cannot be made again like this"):
+        ran("k", "dep.py")
+    assert "JournalError: " in capsys.readouterr().out

@@ -94,11 +94,11 @@ class _OfBackend:
 
 _HELD = {
     "waiting": "Requests that wait for room",
-    "preempted": "Of those the ones that had begun and were interrupted",
+    "preempted": "Waiting requests that had begun and were interrupted",
     "running": "Requests in the batch",
     "pinned": "Prefixes that are kept",
     "slots": "Tokens that the KV pool holds",
-    "free_slots": "Of those the free ones",
+    "free_slots": "Free slots of the KV pool",
     "cached_tokens": "Tokens in the radix tree",
-    "evictable_tokens": "Of those the ones nobody uses",
+    "evictable_tokens": "Cached tokens that nobody uses",
 }
