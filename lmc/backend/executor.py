@@ -130,9 +130,9 @@ class Execution:
 
     def start(self, run: Run, instruction: HostCall, args: list[Any]) -> bool:
         """Runs a host call on the pool."""
-        if run.context is None:
-            run.context = run.owner.context(run)
-        context = run.context.copy() if instruction.unordered else run.context  # no two calls may be in one at once
+        context = self._context(run)
+        if instruction.unordered:
+            context = context.copy()  # no two calls may be in one at once
         run.busy.add(instruction)
         run.inflight += 1
 
@@ -151,6 +151,12 @@ class Execution:
         else:
             self._before_with.append((run, work))
         return False
+
+    def _context(self, run: Run) -> Context:
+        """The context of what the run calls on other threads: it keeps the context variables that its calls set."""
+        if run.context is None:
+            run.context = run.owner.context(run)
+        return run.context
 
     def _thread(self, run: Run) -> HostThread:
         """The run's own thread: what it entered there, such as a lock, it leaves there, whatever other runs wait for."""
@@ -275,9 +281,11 @@ class Execution:
             self._start_replay(run)
 
     def _start_replay(self, run: Run) -> None:
+        context = self._context(run)
+
         def work() -> None:
             try:
-                self._replay(run)
+                context.run(self._replay, run)
             except BaseException as error:  # SystemExit and the like are raised to the caller
                 run.error = error
             self._events.put((run, None, None))

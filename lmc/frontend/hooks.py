@@ -549,7 +549,7 @@ class ReplayMode(CountingMode):
         if key not in self.record:
             if self.count < self.first and name in _ONLY_READ:
                 args = tuple([self._as_begun(a) for a in args])
-            if self.journal is not None and (handled := sys.exc_info()[1]) is not None:
+            if (handled := sys.exc_info()[1]) is not None:
                 raising.without_hooks(handled)  # the program may print its traceback
             result, built = super().dispatch(name, args, kwargs), (key[0], BUILT, 0)
             return self._answer(built) if built in self.record else result
@@ -586,6 +586,8 @@ class ReplayMode(CountingMode):
         done, value = self.record[key]
         if type(value) in self.classes:
             value.__class__ = self.classes[type(value)]
+        if isinstance(value, BaseException):
+            raising.unlocated(value)
         if not done:
             raise value
         return value

@@ -146,6 +146,14 @@ def located(error: BaseException, where: tuple[Place, ...]) -> None:
     error.__traceback__ = below
 
 
+def unlocated(error: BaseException) -> None:
+    """Takes out of a traceback what `located` put into it: the interpreter is about to go through these places itself."""
+    kept = [t for t in _entries(error.__traceback__) if not _is_stub(t)]
+    for above, below in itertools.zip_longest(kept, kept[1:]):
+        above.tb_next = below
+    error.__traceback__ = kept[0] if kept else None
+
+
 _BETWEEN = frozenset(os.path.join(_OWN, "frontend", f"{name}.py") for name in ("hooks", "own", "durable", "managers"))
 """Where the hooks are that stand between the program and what it calls."""
 

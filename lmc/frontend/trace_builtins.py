@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
 import itertools
 import types
@@ -265,6 +267,17 @@ def _wraps(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     return native(functools.wraps, *args, **kwargs)
 
 
+def _definer(fn: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
+    """What a class body makes of functions and constants: a part of the class, which Python or a decorator looks for there."""
+
+    def handler(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+        if any(isinstance(x, Value) for x in (*args, *[x for name, x in kwargs.items() if name != "default"])):
+            raise TraceEscape(f"calls {fn.__name__} with a traced value")
+        return native(fn, *args, **kwargs)
+
+    return handler
+
+
 def _id(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     raise TraceEscape("takes the identity of an object")
 
@@ -332,7 +345,7 @@ def _islice(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
 
 
 def _flattened(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
-    return itertools.chain.from_iterable(t.star(x) for x in t.items(args[0]))
+    return itertools.chain.from_iterable(steps(t, (t.star(x) for x in t.items(args[0]))))
 
 
 def _by_test(fn: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
@@ -341,7 +354,12 @@ def _by_test(fn: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
     def handler(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
         test, items = args
         call = t.callback(test)
-        return native(fn, lambda x: t.truth(call(x)), t.items(items, 1))
+
+        def passes(x: Any) -> bool:
+            with t.auxiliary():
+                return t.truth(call(x))
+
+        return native(fn, passes, t.items(items, 1))
 
     return handler
 
@@ -359,9 +377,20 @@ _HANDLERS: dict[Any, Callable[[TraceMode, _Args, _Kwargs], Any]] = {
     id: _id, type: _type, super: _super, print: _print, functools.reduce: _reduce, functools.wraps: _wraps,
     itertools.islice: _islice, itertools.chain: _lazily(itertools.chain), itertools.zip_longest: _lazily(itertools.zip_longest),
     itertools.pairwise: _lazily(itertools.pairwise), itertools.chain.from_iterable: _flattened, itertools.starmap: _starmap,
+    **{f: _definer(f) for f in (property, classmethod, staticmethod, functools.cached_property, functools.partialmethod, dataclasses.field, enum.auto)},
     itertools.product: _at_once(itertools.product), **{f: _by_test(f) for f in (itertools.takewhile, itertools.dropwhile, itertools.filterfalse)},
 }  # fmt: skip
 MAIN = frozenset({isinstance, hasattr, print, getattr, setattr, delattr})  # their one host operation is their result
+
+
+def steps(t: TraceMode, made: Iterator[Any]) -> Iterator[Any]:
+    """What a handler's generator gives. The hook call that goes through it, `join` maybe, has a result of its own."""
+    while True:
+        with t.auxiliary():
+            item = next(made, _NONE)
+        if item is _NONE:
+            return
+        yield item
 
 
 def handler_of(fn: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any] | None:

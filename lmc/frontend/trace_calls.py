@@ -29,7 +29,7 @@ from lmc.frontend.own import NOT_OWN
 from lmc.frontend.raising import content, is_constant
 from lmc.frontend.state import StateGroup
 from lmc.frontend.tools import line_of, result_message, tool_result
-from lmc.frontend.trace_builtins import MAIN, handler_of, sort_in_place
+from lmc.frontend.trace_builtins import MAIN, handler_of, sort_in_place, steps
 from lmc.frontend.trace_outside import OutsideMode, is_enum_member, is_lazy
 from lmc.frontend.values import TraceEscape, Value, active
 
@@ -157,6 +157,8 @@ class CallMode(OutsideMode):
                 return self.fresh(handler(self.whole, args, kwargs))
             with self.auxiliary():
                 result = handler(self.whole, args, kwargs)
+                if type(result) is types.GeneratorType:
+                    result = steps(self.whole, result)
                 return self.contained(result, BUILT) if fn in (list, dict, set, sorted) else self.fresh(result)
         if fn is functools.partial:
             made = self.local[id(made)] = native(functools.partial, *args, **kwargs)

@@ -119,6 +119,18 @@ class OutsideMode(Recorder):
         if isinstance(owner, type) and any(id(x) in self.given_away for x in owner.__mro__):
             raise TraceEscape(f"uses an attribute of {owner.__name__}, which host code was handed")
 
+    def defined(self, definition: Any) -> Any:
+        for member in vars(definition).values() if isinstance(definition, type) else ():
+            self.is_data(member)
+        return super().defined(definition)
+
+    def is_data(self, member: Any) -> None:
+        """Something becomes an attribute of a class of the program. What it gives to instances is itself, and not what its own code makes of it."""
+        if isinstance(member, Value) and member.type == "any" and member.kind is None:
+            binds = self.host(self.own(_binds), [member.ir], Known("bool", total=True), "pure")
+            if self.decide(binds, expected=False):
+                raise TraceEscape("makes something of the host that gives instances something else, a method or descriptor, part of a class")
+
     def changes_own(self, owner: Any) -> None:
         """The program is about to change an attribute of a function or class that it made."""
         self.still_own(owner)
@@ -189,6 +201,11 @@ class OutsideMode(Recorder):
 
 
 _FUNCTIONS = types.FunctionType, staticmethod, classmethod, property
+
+
+def _binds(x: Any) -> bool:
+    """Run time: whether an attribute of a class has a say in what instances get."""
+    return hasattr(type(x), "__get__") or hasattr(type(x), "__set_name__")
 
 
 def _runs_code(x: Any) -> bool:

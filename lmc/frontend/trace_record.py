@@ -485,6 +485,8 @@ class Recorder(CountingMode):
             return self.function_operand(x)
         if isinstance(x, type) and self.is_own_definition(x):
             self.class_handed(x)
+        if isinstance(x, types.MethodType) and isinstance(x.__self__, type) and self.is_own_definition(x.__self__):
+            self.class_handed(x.__self__)  # what it makes is of that class
         if isinstance(x, HostFunction):
             return self.marked(x)
         if is_generator_manager(x):

@@ -95,6 +95,8 @@ class TraceMode(CallMode):
             self.mutate("py.setattr", handed, name, value)
         elif self.is_own_definition(owner):
             self.changes_own(owner)
+            if isinstance(owner, type):
+                self.is_data(value)
             native(setattr, owner, name, value)
         elif self.is_plain(owner):
             native(setattr, owner, name, value)
@@ -275,7 +277,10 @@ class TraceMode(CallMode):
     def concrete(self, a: Any) -> Any:
         """A value made concrete: one arm of the trace tree per answer seen."""
         if isinstance(a, Value):
-            return self.decide(a)
+            answer = self.decide(a)
+            if not isinstance(answer, int) and hasattr(type(answer), "__index__"):
+                raise TraceEscape(f"counts by a {type(answer).__name__}, which runs code of its class")
+            return answer
         if content(a) is not None:
             raise TraceEscape("matches an exception")
         if type(a) is tuple and reach.holds_value(a):

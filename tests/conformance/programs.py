@@ -147,6 +147,17 @@ INNER = {
             cls.n += 2
             return max(cls.seen, default="none")
 ''',
+    "Rec": '''
+    @dataclasses.dataclass
+    class Rec:
+        text: str
+        rows: list = dataclasses.field(default_factory=list)
+        shown = property(lambda self: self.text[-5:] + str(len(self.rows)))
+
+        def add(self, t):
+            self.rows.append(t)
+            return self
+''',
     "tally": '''
     def tally(t):
         tally.calls += 1
@@ -162,7 +173,7 @@ INNER = {
 ''',
 }
 
-HEAD = "import functools, itertools, json, re\nfrom collections import Counter\nimport lmc\n\nG = []\nN = 0\n"
+HEAD = "import dataclasses, functools, itertools, json, re\nfrom collections import Counter\nimport lmc\n\nG = []\nN = 0\n"
 
 
 BEGIN = HEAD + "\n@lmc.function\ndef program(s, q, xs, flag=False):\n    v, w, n, L, D = q, 'w', 0, [], {}\n"
@@ -227,6 +238,8 @@ COLLECT = [
     "L = {t}.split(); L.append(n); L = [(a, isinstance(a, str)) for a in L][:4]", "L = list({t}[:3]); L[:1] = [None, n]; w = ''.join(f'{{a}}' for a in L)", "L = {t}.split(); L.insert(0, {u}); w = max(a.title() for a in L)",
     "L = [a is None or a for a in re.split('(a)|(e)', {t})][:5]", "w = str([(1, v), (True, v), (1.0, w), {{(0.0,): n}}, {{(-0.0,): n}}])[-19:]", "a = iter({t}); L = list(iter(lambda: next(a, 'a'), 'a'))[:4]",
     "L = sorted(set({t}) & {{*'abc'}}); w = str({u} in {{'a', 'k', v}})", "D = {{(n, True): {t}, (n, 1.0): w}}; D = {{str(a): D[a] for a in D}}", "n = sum([n, len({t}), True]) % 7; L = sum([[v], L[:1]], [])",
+    "L = [''.join(filter(str.isalpha, {t})), ''.join(map(str.title, {u}.split()))]; L.extend(filter(str.isspace, {t}))", "w = ''.join(itertools.takewhile(str.isalpha, {t})); n = len(w) % 7",
+    "L = [*Counter(filter(None, {t}.split())), ','.join(f'{{i}}{{a}}' for i, a in enumerate(filter(str.isalpha, {t}), n))][:3]",
     "L = list(enumerate({t}[:2], n))", "a = iter({{'a': {t}, 'b': n}}.items()); L = [next(a)]; L = [*L, *a]", "a = reversed({{'a': {t}, 'k': v}}); w = next(a); L = list(a)",
 ]  # fmt: skip
 CALL = [
@@ -250,6 +263,7 @@ LANGUAGE = [
 DEFINED = [
     "n = Box().add({t}) % 7", "Box.n += 1; n = Box.n % 7", "Box.seen.append({t}); w = str(Box.most())[-7:]", "Box.first += 'm'; v = Box.first[-5:]", "Box.seen.append({t}); L = Box.seen", "w = getattr(Box, 'last', 'none')",
     "box = Box(); box.n += 1; n = (box.n + Box.n) % 7", "Box.seen = [{t}]", "n = tally({t}) % 7", "w = getattr(tally, 'last', 'none')[-7:]", "tally.seen = [{t}]; tally.seen.append(n); L = tally.seen",
+    "a = Rec({t}).add({u}); w = a.shown[-7:]; L = a.rows", "a = Rec({t}, xs); a.add(n); a.text += 'm'; v = a.shown; n = len(Rec(v).rows)",
     "h = lambda t: t + str(h.n); h.n = n; h.n += 1; v = h({t})[-7:]", "a = Twice({s}); v = a.ask({t}); L = a.logs", "a = Twice({s}); n = a.log({t}); w = str(a.logs)[-9:]", "box = Box(); box.keep = xs; box.keep.append({t})",
     "i = 0; a = [{t}, {u}]; a[i], i = i, 1; L = a", "a = [1, 2, 3]; i = 2; i, a[i] = {n} % 3, {t}; L = a", "x = y = Twice({s}); x.next, x = n, {t}; w = x[-7:]; n = y.next", "i = 1; a = [0, 0]; a[i], i, a[i] = {t}, 0, n; L = a",
 ]  # fmt: skip
