@@ -90,12 +90,12 @@ class ForcedTokens:
         runs = sum(_OBJECT + 16 * len(run.tokens) for run in list(self._runs.values()))
         return runs + sum(_OBJECT + sum(map(len, texts)) for texts in list(self._texts.values()))
 
-    def behind(self, tail: Tail, state: int) -> tuple[int, ...]:
-        """As much of the run from `state` as is certain behind `tail`, however that was cut."""
+    def behind(self, recent: Sequence[int], state: int) -> tuple[int, ...]:
+        """As much of the run from `state` as is certain behind text whose last tokens are `recent`, however that was cut."""
         run = self.run(state).tokens
-        if not run or not self.seams.may_join(tail, run[0]):
+        if not run or not recent or not self.seams.may_join(recent[-1], run[0]):
             return run
-        return self.seams.agreed(tail, state, run, lambda: self._legal(state))
+        return self.seams.agreed(self.seams.tail(recent), state, run, lambda: self._legal(state))
 
     def prepare(self, state: int) -> ForcedRun:
         """`run`, and what `behind` needs besides, before somebody asks for it. From any thread."""
@@ -178,16 +178,13 @@ class Seams:
         """The tail of a text whose last tokens are `recent`."""
         tail = tuple(recent)[-_TAIL:]
         begin = max(0, len(tail) - 1)
-        while begin and self._meet(tail[begin - 1], tail[begin]):
+        while begin and self.may_join(tail[begin - 1], tail[begin]):
             begin -= 1
         return tail[begin:]
 
-    def may_join(self, tail: Tail, token: int) -> bool:
-        """Whether some token could reach over the border between a tail and a token."""
-        return bool(tail) and self._meet(tail[-1], token)
-
-    def _meet(self, left: int, right: int) -> bool:
-        before, behind = self._tokens[left], self._tokens[right]
+    def may_join(self, last: int, first: int) -> bool:
+        """Whether some token could reach over the border between a token and one behind it."""
+        before, behind = self._tokens[last], self._tokens[first]
         return not (before and behind) or self._joins[before[-1] << 8 | behind[0]] == 1
 
     def agreed(

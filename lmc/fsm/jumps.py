@@ -7,9 +7,10 @@ grammar's, so what is certain here is certain there.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from lmc.fsm.dfa import build
-from lmc.fsm.forced import Encode, ForcedTokens, Seams, Tail
+from lmc.fsm.forced import Encode, ForcedTokens, Seams
 from lmc.fsm.json_text import ANY_TEXT, seq, text
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
@@ -26,13 +27,14 @@ class Jumps:
         self.seams = Seams(vocabulary, encode)
         self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
 
-    def behind(self, tail: Tail, forced: str) -> tuple[int, ...]:
-        """As much of that as is certain behind `tail`, however that was cut; of a long text, what is in its beginning."""
+    def behind(self, recent: Sequence[int], forced: str) -> tuple[int, ...]:
+        """As much of that as is certain behind text whose last tokens are `recent`, however that was cut; of a long text, what
+        is in its beginning."""
         forced = forced[:_LONGEST]
         run = self.certain(forced)
-        if not run or not self.seams.may_join(tail, run[0]):
+        if not run or not recent or not self.seams.may_join(recent[-1], run[0]):
             return run
-        return self.seams.agreed(tail, forced, run, lambda: [forced.encode()])
+        return self.seams.agreed(self.seams.tail(recent), forced, run, lambda: [forced.encode()])
 
     def certain(self, forced: str) -> tuple[int, ...]:
         """The first tokens of every canonical text that begins with `forced`."""

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,17 +33,47 @@ class Tables:
 
 
 FEW = 4096  # allowed tokens that are worth listing: looking at so many takes no longer than looking at all
-
+FEW_REFUSED = 2048  # tokens that are closed more quickly one by one than by adding a mask
 
 _CLOSING = 64  # masks kept as numbers to add, 4 bytes a token each
 _FLAGS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(bool)
 _CLOSED = np.where(_FLAGS, np.float32(0), np.float32(-np.inf))  # [256, 8]: what a byte of a mask adds to eight logits
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """The tokens that are allowed next. Read-only and shared: states with equal rows have the same one.
+
+    bits      uint32 [words]: token i is bit i % 32 of word i // 32
+    few       ids in ascending order, where they are at most FEW
+    refused   the ids that are not allowed, where they are at most FEW_REFUSED
+    """
+
+    bits: np.ndarray
+    few: np.ndarray | None = None
+    refused: np.ndarray | None = None
+
+    @staticmethod
+    def of(bits: np.ndarray, size: int) -> Row:
+        """size: of the vocabulary; bits behind it are 0."""
+        allowed = np.unpackbits(bits.view(np.uint8), bitorder="little").view(bool)
+        count = int(np.count_nonzero(allowed))
+        few = np.flatnonzero(allowed) if count <= FEW else None
+        refused = np.flatnonzero(~allowed[:size]) if size - count <= FEW_REFUSED else None
+        for array in (bits, few, refused):
+            if array is not None:
+                array.flags.writeable = False
+        return Row(bits, few, refused)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in (self.bits, self.few, self.refused) if a is not None)
+
+
 class TokenAutomaton:
     """A byte automaton over a vocabulary. Thread-safe.
 
-    few   of states whose mask was made: the allowed tokens in ascending order, where they are at most FEW
+    known   of states whose row was made, that row
 
     Raises ConstraintError if the vocabulary lacks the bytes of every legal text.
     """
@@ -66,12 +95,11 @@ class TokenAutomaton:
         self._done = (self.dfa.final & (self.dfa.ways[self.dfa.rows[:-1] >> 8] == 0)).tobytes()  # quicker to read one by one
         self._final = self.dfa.final.tobytes()
         self._lock = threading.Lock()
-        self.few: dict[int, np.ndarray] = {}
-        self._masks: dict[int, np.ndarray] = {}  # by state; states with equal masks have the same array
+        self.known: dict[int, Row] = {}
         self._short: dict[int, np.ndarray] = dict(tables.rows)  # by window: the tokens of up to LONG bytes
         self._restored = len(tables.rows)
-        self._closing: dict[int, np.ndarray] = {}  # by id of the mask
-        self._rows: dict[tuple[int, tuple[int, ...]], _Row] = {}  # by window and other ids: all tokens
+        self._closing: dict[Row, np.ndarray] = {}
+        self._rows: dict[tuple[int, tuple[int, ...]], Row] = {}  # by window and other ids: all tokens
         self._walking: dict[int, Future[np.ndarray]] = {}  # by window: rows of `_short` that a thread is at
 
     def next(self, state: int, token: int) -> int:
@@ -89,17 +117,18 @@ class TokenAutomaton:
         """The text so far is in the language, and nothing may follow."""
         return self._done[state] != 0
 
-    def mask(self, state: int) -> np.ndarray:
-        """The allowed tokens, EOS where the text may end: uint32 [ceil(size / 32)], token i is bit i % 32 of word i // 32.
-
-        Read-only and shared. Raises ConstraintError if no token of the vocabulary goes on from here.
-        """
-        row = self._masks.get(state)
+    def row(self, state: int) -> Row:
+        """The allowed tokens, EOS where the text may end. Raises ConstraintError if no token of the vocabulary goes on from here."""
+        row = self.known.get(state)
         return self._made(state, lambda: self.vocabulary.trie.walk(self.dfa, state)) if row is None else row
 
+    def mask(self, state: int) -> np.ndarray:
+        """The bits of `row`."""
+        return self.row(state).bits
+
     def build(self, state: int) -> np.ndarray:
-        """Makes the mask of a state before somebody asks for it; int64: the states that beginnings of its tokens lead to, those
-        that most of them lead to first. Raises ConstraintError as `mask` does."""
+        """Makes the row of a state before somebody asks for it; int64: the states that beginnings of its tokens lead to, those
+        that most of them lead to first. Raises ConstraintError as `row` does."""
         walked = self.vocabulary.trie.walk(self.dfa, state)
         self._made(state, lambda: walked)
         often = np.bincount(walked + 1, minlength=1)[1:]  # without DEAD
@@ -107,19 +136,19 @@ class TokenAutomaton:
         return reached[np.argsort(-often[reached], kind="stable")]
 
     def closing(self, state: int) -> np.ndarray:
-        """The mask to be added to logits: float32 [words * 32], 0 where allowed, -inf elsewhere. Read-only and shared.
+        """The row to be added to logits: float32 [words * 32], 0 where allowed, -inf elsewhere. Read-only and shared.
 
-        Raises ConstraintError as `mask` does.
+        Raises ConstraintError as `row` does.
         """
-        row = self.mask(state)
-        found = self._closing.get(id(row))  # rows live as long as this does
+        row = self.row(state)
+        found = self._closing.get(row)
         if found is None:
-            found = _CLOSED.take(row.view(np.uint8), axis=0).reshape(-1)
+            found = _CLOSED.take(row.bits.view(np.uint8), axis=0).reshape(-1)
             found.flags.writeable = False
             with self._lock:
                 if len(self._closing) >= _CLOSING:
                     self._closing.clear()
-                self._closing[id(row)] = found
+                self._closing[row] = found
         return found
 
     def targets(self, state: int) -> np.ndarray:
@@ -145,13 +174,13 @@ class TokenAutomaton:
     def nbytes(self) -> int:
         """Memory of the tables so far; the vocabulary's is counted there."""
         with self._lock:
-            rows = {id(row): row.nbytes for row in [*self._short.values(), *(r.bits for r in self._rows.values())]}
-            few = sum(r.few.nbytes for r in self._rows.values() if r.few is not None)
-            few += sum(closing.nbytes for closing in self._closing.values())
-        return self.dfa.nbytes + sum(rows.values()) + few
+            bits = {id(bits): bits.nbytes for bits in [*self._short.values(), *(row.bits for row in self._rows.values())]}
+            lists = sum(row.nbytes - row.bits.nbytes for row in self._rows.values())
+            closing = sum(closing.nbytes for closing in self._closing.values())
+        return self.dfa.nbytes + sum(bits.values()) + lists + closing
 
-    def _made(self, state: int, walk: Callable[[], np.ndarray]) -> np.ndarray:
-        """The mask of a state that has none yet; `walk` is asked for the states behind the trie's nodes if its window has no
+    def _made(self, state: int, walk: Callable[[], np.ndarray]) -> Row:
+        """The row of a state that has none yet; `walk` is asked for the states behind the trie's nodes if its window has no
         row. No lock is held meanwhile: who needs another row does not wait for this one."""
         vocabulary, window = self.vocabulary, int(self.dfa.window[state])
         others = tuple(vocabulary.long_allowed(self.dfa, state))
@@ -159,21 +188,18 @@ class TokenAutomaton:
             others += vocabulary.eos
         made = self._rows.get((window, others))
         if made is None:
-            row = self._walked(window, walk)
+            bits = self._walked(window, walk)
             if others:
-                row = row | _bits(np.array(others), vocabulary.words)
-            if not row.any():
+                bits = bits | _bits(np.array(others), vocabulary.words)
+            if not bits.any():
                 raise ConstraintError(
                     f"the model's vocabulary has no token that begins with {_bytes_of(self.dfa, state)}, which alone may "
                     f"follow here; allow other characters"
                 )
-            row.flags.writeable = False
-            made = _Row(row, _few(row))
+            made = Row.of(bits, vocabulary.size)
         with self._lock:
-            made = self._rows.setdefault((window, others), made)  # states with equal masks have the same array
-            if made.few is not None:
-                self.few[state] = made.few
-            return self._masks.setdefault(state, made.bits)
+            made = self._rows.setdefault((window, others), made)  # states with equal rows have the same one
+            return self.known.setdefault(state, made)
 
     def _walked(self, window: int, walk: Callable[[], np.ndarray]) -> np.ndarray:
         """The row of a window, made by one thread: others that want the same wait."""
@@ -197,22 +223,6 @@ class TokenAutomaton:
             del self._walking[window]
         making.set_result(row)
         return row
-
-
-class _Row(NamedTuple):
-    """What states with equal masks share."""
-
-    bits: np.ndarray
-    few: np.ndarray | None
-
-
-def _few(row: np.ndarray) -> np.ndarray | None:
-    allowed = np.unpackbits(row.view(np.uint8), bitorder="little").view(bool)
-    if np.count_nonzero(allowed) > FEW:
-        return None
-    ids = np.flatnonzero(allowed)
-    ids.flags.writeable = False
-    return ids
 
 
 def _bits(ids: np.ndarray, words: int) -> np.ndarray:

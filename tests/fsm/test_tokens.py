@@ -12,7 +12,7 @@ from hypothesis import given
 from lmc.errors import ConstraintError
 from lmc.fsm.bytedfa import LONG
 from lmc.fsm.dfa import DEAD, compile_regex
-from lmc.fsm.tokens import FEW, TokenAutomaton
+from lmc.fsm.tokens import FEW, FEW_REFUSED, TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.patterns import ASCII, CHARACTER, HAND_WRITTEN, JUDGE, regexes
 from tests.fsm.small_vocabulary import EOS, SPECIAL, small, smollm2
@@ -111,23 +111,28 @@ def test_memory_is_counted():
     before = a.nbytes
     a.mask(0)
     assert a.mask(0).nbytes == a.vocabulary.words * 4
-    assert a.nbytes - before == a.mask(0).nbytes + a.few[0].nbytes
+    assert a.nbytes - before == a.known[0].nbytes
     a.mask(0)
-    assert a.nbytes - before == a.mask(0).nbytes + a.few[0].nbytes
+    assert a.nbytes - before == a.known[0].nbytes
 
 
-def test_few_allowed_tokens_are_listed_with_their_mask():
+def test_few_allowed_tokens_are_listed_with_their_row():
     a = automaton(r"(yes|no|[a-z ]{3,40})\d+")
-    assert not a.few
+    assert not a.known
     for state in range(a.dfa.states):
         ids = np.array(sorted(allowed(a.mask(state))))
-        assert np.array_equal(a.few[state], ids) if len(ids) <= FEW else state not in a.few
+        few = a.known[state].few
+        assert (few is not None and np.array_equal(few, ids)) if len(ids) <= FEW else few is None
 
 
-def test_many_allowed_tokens_are_not_listed():
-    words = [b"</s>", *(f"{i:x}".encode() for i in range(FEW + 2))]
-    a = automaton(r"[\w\s]*|.*", Vocabulary(words, [0]))
-    assert len(allowed(a.mask(0))) > FEW and not a.few
+def test_few_refused_tokens_are_listed_with_their_row():
+    words = [b"</s>", b"!", *(f"{i:x}".encode() for i in range(max(FEW, FEW_REFUSED) + 2)), b"?"]
+    a = automaton(r"\w+!?", Vocabulary(words, [0], size=len(words) + 40))
+    row = a.row(0)
+    assert len(allowed(row.bits)) > FEW and row.few is None
+    assert row.refused is not None and row.refused.tolist() == [0, 1, len(words) - 1, *range(len(words), len(words) + 40)]
+    half = automaton(r"[0-7]\w*!?", Vocabulary(words * 3, [0])).row(0)
+    assert half.few is None and half.refused is None
 
 
 def test_masks_cannot_be_written():
@@ -174,7 +179,7 @@ def test_many_threads_build_each_row_once():
     for t in threads:
         t.join()
     assert not errors
-    assert a.rows_built == len(a._short) <= len(a._masks)
+    assert a.rows_built == len(a._short) <= len(a.known)
 
 
 # -- against another implementation, on a real vocabulary -----------------------------------------------------------

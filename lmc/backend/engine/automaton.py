@@ -22,7 +22,7 @@ from lmc.fsm.dfa import DEAD
 from lmc.fsm.forced import Encode, ForcedTokens, no_tokens
 from lmc.fsm.sources import automaton_of
 from lmc.fsm.store import Store
-from lmc.fsm.tokens import TokenAutomaton
+from lmc.fsm.tokens import Row, TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
 
@@ -172,8 +172,7 @@ def _weight(compiled: _Compiled | None) -> int:
     return 1024 if compiled is None else compiled.automaton.nbytes + 1024
 
 
-_Move = tuple[int, int, int]  # a state, a token, and the state behind it
-_NO_MOVE: _Move = (-1, -1, DEAD)
+_NO_MOVE = (-1, -1, DEAD)  # a state, a token, and the state behind it
 
 
 class AutomatonMatcher:
@@ -187,7 +186,7 @@ class AutomatonMatcher:
     ) -> None:
         self._automaton, self._forced, self._want = automaton, forced, want
         self.state = automaton.start
-        self._recent = no_tokens()
+        self._recent, self.refused = no_tokens(), 0
         self._known = _NO_MOVE  # what is probably accepted next
 
     @property
@@ -195,8 +194,8 @@ class AutomatonMatcher:
         return self._automaton.mask(self.state)
 
     @property
-    def few(self) -> np.ndarray | None:
-        return self._automaton.few.get(self.state)
+    def row(self) -> Row | None:
+        return self._automaton.known.get(self.state)
 
     @property
     def closing(self) -> np.ndarray | None:
@@ -219,7 +218,7 @@ class AutomatonMatcher:
     def forced(self) -> Sequence[int]:
         state, tokens = self.state, ()
         if self._forced is not None and (run := self._forced.run(state)).tokens:
-            tokens = self._forced.behind(self._forced.seams.tail(self._recent), state)
+            tokens = self._forced.behind(self._recent, state)
             state = run.path[len(tokens) - 1] if tokens else state
         if self._want is not None:
             self._want(state)

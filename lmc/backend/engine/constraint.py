@@ -24,6 +24,7 @@ from lmc.fsm.jumps import Jumps
 from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, asks_for_unicode, parse
 from lmc.fsm.sources import ebnf_of
 from lmc.fsm.structural_tag import normalised
+from lmc.fsm.tokens import Row
 from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
 
@@ -40,9 +41,12 @@ class Matcher(Protocol):
         the next `accept`, and never written."""
         ...
 
+    refused: int
+    """How firmly the model was seen to want what is not allowed; kept here by whoever samples (masking.py)."""
+
     @property
-    def few(self) -> np.ndarray | None:
-        """The ids of `bits`, ascending, where they are few and at hand; None where listing them would cost. Read-only."""
+    def row(self) -> Row | None:
+        """`bits` and what else is known of them, where they are at hand; None where they would have to be made."""
         ...
 
     @property
@@ -211,13 +215,13 @@ class _XGrammarMatcher:
     complete prefix, and `[0-9]+` would be one digit for ever.
     """
 
-    few = closing = None
+    row = closing = None
 
     def __init__(self, matcher: Any, eos_words: np.ndarray, jumps: Jumps | None) -> None:
         import torch
 
         self._matcher, self._jumps = matcher, jumps
-        self._recent = no_tokens()
+        self._recent, self.refused = no_tokens(), 0
         self._eos_words = eos_words
         self._row = torch.zeros((1, len(eos_words)), dtype=torch.int32)  # the mask at the present position
         self.bits = self._row.numpy().view(np.uint32)[0]
@@ -249,7 +253,7 @@ class _XGrammarMatcher:
             text = self._matcher.find_jump_forward_string()
         except UnicodeDecodeError:  # the forced bytes begin or end inside a character; xgrammar has them as text only
             return ()
-        return self._jumps.behind(self._jumps.seams.tail(self._recent), text)
+        return self._jumps.behind(self._recent, text)
 
 
 # -- regexes: Python's dialect in, xgrammar's out ----------------------------------------------------------------

@@ -35,7 +35,7 @@ def followed(ahead: Ahead, seed: int, foresight: Foresight | None) -> list[int]:
     while not matcher.done:
         if foresight is not None:
             foresight.settle()
-            assert ahead.forced is not None and matcher.state in ahead.automaton._masks
+            assert ahead.forced is not None and matcher.state in ahead.automaton.known
         bits = matcher.bits
         legal = [i for i in range(len(ahead.automaton.vocabulary.tokens)) if bits[i // 32] >> (i % 32) & 1]
         token = rng.choice(legal)
@@ -63,11 +63,11 @@ def test_it_ends_by_itself_and_starts_again(monkeypatch: pytest.MonkeyPatch):
     foresight.want(ahead, 0)
     while (thread := foresight.thread) is not None:
         thread.join(timeout=30)
-    assert 0 in ahead.automaton._masks
+    assert 0 in ahead.automaton.known
     state = ahead.automaton.dfa.step(0, b"aaaa")
     foresight.want(ahead, state)
     foresight.settle()
-    assert state in ahead.automaton._masks
+    assert state in ahead.automaton.known
     foresight.close()
 
 
@@ -85,7 +85,7 @@ def test_a_row_that_the_vocabulary_cannot_begin_is_the_answers_error():
     foresight.want(Ahead(automaton, None), automaton.next(0, 1))
     foresight.want(Ahead(automaton, None), 0)
     foresight.settle()
-    assert list(automaton._masks) == [0]
+    assert list(automaton.known) == [0]
     foresight.close()
 
 
@@ -98,7 +98,7 @@ def test_a_failure_is_logged_and_answers_go_on(caplog: pytest.LogCaptureFixture,
     assert "building ahead failed" in caplog.text and foresight.thread is None
     foresight.want(ahead, 1)
     foresight.settle()
-    assert 1 in ahead.automaton._masks
+    assert 1 in ahead.automaton.known
     foresight.close()
 
 

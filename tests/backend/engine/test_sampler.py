@@ -11,6 +11,7 @@ import pytest
 from lmc.backend.engine.answer import Answer
 from lmc.backend.engine.request import STUCK, Kind, Request
 from lmc.errors import ConstraintError
+from lmc.fsm.tokens import Row
 from lmc.prompt import SamplingParams
 from tests.backend.engine_fakes import FakeWords
 
@@ -95,6 +96,19 @@ def test_truncation(sampler, params, kept):
     assert set(counts(sampler, p.log()[None], 500, temperature=1.0, **params)) == kept
 
 
+def test_rows_that_keep_more_than_the_best_are_looked_at_in_full(monkeypatch):
+    from lmc.backend.engine import sampler
+
+    values = torch.randn(6, 3000, generator=torch.Generator().manual_seed(2))
+    values[::2] *= 20  # few tokens have all the mass
+    params = [SamplingParams(temperature=1.0, top_p=p) for p in (0.5, 0.9, 0.99, 0.6, 1.0, 0.999)]
+    found = {}
+    for first in ((), (1024,), (2, 64, 1024)):
+        monkeypatch.setattr(sampler, "_FIRST", first)
+        found[first] = [sampler.draw_truncated(values, params, [u] * 6).tolist() for u in (0.01, 0.4, 0.7, 0.999)]
+    assert found[()] == found[1024,] == found[2, 64, 1024]
+
+
 def test_a_seed_gives_the_same_token_in_any_batch(sampler):
     values = torch.randn(8, V, generator=torch.Generator().manual_seed(1))
     alone = [pick(sampler, values[i : i + 1], request(seed=i, temperature=1.0)) for i in range(8)]
@@ -157,23 +171,27 @@ def test_scores_are_log_probabilities():
 
 
 class Bits:
-    """A matcher that allows some tokens; `few` and `closing` as the automaton has them once their mask was made."""
+    """A matcher that allows some tokens; `row` and `closing` as the automaton has them once the row was made."""
 
-    done = False
+    done, refused = False, 0
 
     def __init__(self, allowed: set[int], *, has: str = "bits") -> None:
         self.allowed = allowed
         flags = np.zeros(32, np.uint8)
         flags[list(allowed)] = 1
         self.bits = np.packbits(flags, bitorder="little").view("<u4")
-        self.few = np.array(sorted(allowed)) if has == "few" else None
+        self.row = {
+            "few": Row(self.bits, few=np.array(sorted(allowed))),
+            "refused": Row(self.bits, refused=np.flatnonzero(flags[:V] == 0)),
+            "closing": Row(self.bits),
+        }.get(has)
         self.closing = np.where(flags, 0, -np.inf).astype(np.float32) if has == "closing" else None
 
     def allows(self, token: int) -> bool:
         return token in self.allowed
 
 
-@pytest.mark.parametrize("has", ["few", "closing", "bits"])
+@pytest.mark.parametrize("has", ["few", "refused", "closing", "bits"])
 def test_greedy_rows_get_the_best_allowed_token_whatever_else_is_in_the_batch(sampler, has):
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -187,6 +205,7 @@ def test_greedy_rows_get_the_best_allowed_token_whatever_else_is_in_the_batch(sa
             req: Any = request(stop_ids=stops, min_new_tokens=3)
             if rng.random() < 0.7:
                 req.answer.matcher = Bits(legal | {0, 1, 2}, has=has)
+                req.answer.matcher.refused = int(rng.integers(4))
                 legal = req.answer.matcher.allowed - set(stops)
             else:
                 legal = set(range(V)) - set(stops)
@@ -202,9 +221,9 @@ def test_a_row_that_several_requests_share_is_read_by_each(sampler):
     assert pick(sampler, logits({9: 4.0, 8: 3.0, 7: 2.0, 6: 1.0}), *requests, rows=[0] * 4) == [3, 4, 6, 9]
 
 
-@pytest.mark.parametrize("has", ["few", "closing", "bits"])
+@pytest.mark.parametrize("has", ["few", "refused", "closing", "bits"])
 def test_drawn_rows_are_closed_but_for_what_is_allowed(has):
-    from lmc.backend.engine.sampler import mask
+    from lmc.backend.engine.masking import mask
 
     req: Any = request(stop_ids=(5,), min_new_tokens=3)
     req.answer.matcher = Bits({1, 5, 7}, has=has)
@@ -216,11 +235,46 @@ def test_drawn_rows_are_closed_but_for_what_is_allowed(has):
     assert mask(row, req) and {i for i, x in enumerate(row) if x > -torch.inf} == {1, 5, 7}
 
 
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}])
+def test_what_is_drawn_among_few_is_what_is_drawn_from_the_closed_row(sampler, params):
+    rng = np.random.default_rng(1)
+    for seed in range(100):
+        values = torch.from_numpy(rng.standard_normal((3, V)).astype(np.float32))
+        allowed = set(rng.choice(V, int(rng.integers(1, V)), replace=False).tolist())
+        found: list[list[int]] = []
+        for has in ("few", "refused", "closing", "bits"):
+            requests: list[Any] = [request(seed=seed, temperature=0.7, **params) for _ in range(3)]
+            requests[1].answer.matcher = Bits(allowed, has=has)
+            found.append(pick(sampler, values, *requests))
+        assert found[0][1] in allowed and found[1:] == found[:1] * 3
+
+
+def test_a_model_that_is_refused_again_and_again_is_asked_less_often():
+    class Counting(Bits):
+        asked = 0
+
+        def allows(self, token: int) -> bool:
+            self.asked += 1
+            return super().allows(token)
+
+    from lmc.backend.engine.sampler import Sampler
+
+    req: Any = request()
+    req.answer.matcher = matcher = Counting({1, 2}, has="closing")
+    for _ in range(32):
+        assert pick(Sampler(V), logits({3: 2.0, 4: 1.5, 1: 1.0}), req) == [1]
+    assert matcher.asked <= 12
+    asked = matcher.asked
+    for _ in range(32):  # and the model's own choice, when it is legal again, is soon found by itself
+        assert pick(Sampler(V), logits({2: 2.0, 4: 1.5}), req) == [2]
+    assert matcher.asked - asked >= 30 and matcher.refused == 0
+
+
 class Closed:
     """A constraint that lets nothing follow, as a mask or as an error of the vocabulary."""
 
     done = complete = False
-    few = closing = None
+    row, closing, refused = None, None, 0
 
     def __init__(self, raises: bool) -> None:
         self.raises = raises
