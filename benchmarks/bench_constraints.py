@@ -17,6 +17,9 @@ step     what constraints add to one greedy step of 64 sequences on the CPU, by 
          less the median time of `Sampler.sample` on the same logits for the same requests without constraints (below zero
          where looking at few allowed tokens took less time than looking at all). xgrammar: the time of its own filling,
          masking and accepting
+drawn    the same for rows that are sampled, with temperature 1, alone or beside top_p or top_k: a row of few allowed tokens is drawn
+steps    from these alone, any other is closed and drawn from as without constraints. Logits fall as in texts, with the logarithm of a
+         token's rank; without constraints such a step takes `free`
 first    the same for a batch of different answers of one regex from their beginning, nothing built but the start's row, a tenth
 steps    of the best tokens refused. Between two steps foresight (a thread of its own) has `--pass-ms` of processor time,
          less than a pass of the small model takes on a CPU; what it has not built by then, the step builds and is charged with
@@ -313,10 +316,18 @@ _BYTES: list[bytes] = []
 
 # -- a step of a batch -------------------------------------------------------------------------------------------------
 
+Params = dict[str, Any]
+GREEDY: Params = {"temperature": 0.0}
+DRAWN: dict[str, Params] = {
+    "temperature": {"temperature": 1.0},
+    "top_p=0.9": {"temperature": 1.0, "top_p": 0.9},
+    "top_k=50": {"temperature": 1.0, "top_k": 50},
+}
+
 
 @dataclass(frozen=True)
 class Step:
-    """What constraints add to a greedy step of a batch, in microseconds a step."""
+    """What constraints add to a step of a batch, in microseconds a step."""
 
     library: str
     batch: int
@@ -324,32 +335,44 @@ class Step:
     median: float
     p99: float
     max: float
+    free: float = 0.0  # median of the sampler's step without constraints
 
 
-class _Greedy:
-    """The sampler on greedy requests, and what it reads of them."""
+class _Batch:
+    """The sampler on requests of one kind, and what it reads of them."""
 
-    def __init__(self, vocabulary: Vocabulary, batch: int, rng: np.random.Generator) -> None:
+    def __init__(self, vocabulary: Vocabulary, batch: int, rng: np.random.Generator, params: Params = GREEDY) -> None:
         import torch
 
         from lmc.backend.engine.sampler import Sampler
 
         self.eos, self.batch, self.rng, self.size = frozenset(vocabulary.eos), batch, rng, vocabulary.size
-        self.sampler = Sampler(vocabulary.size)
-        self.logits = torch.from_numpy(rng.standard_normal((batch, vocabulary.size), np.float32))
+        self.sampler, self.params = Sampler(vocabulary.size), params
+        self.logits = torch.empty((batch, vocabulary.size))
+        self.renew()
+
+    def renew(self) -> None:
+        """Other logits, the same in each row."""
+        import torch
+
+        if self.params == GREEDY:
+            fresh = self.rng.standard_normal(self.size, np.float32)
+        else:
+            fresh = (-1.5 * np.log(1 + self.rng.permutation(self.size))).astype(np.float32)
+        self.logits.copy_(torch.from_numpy(fresh).expand_as(self.logits))
 
     def request(self, matcher: AutomatonMatcher | None) -> Any:
         from lmc.backend.engine.request import Kind, Request
         from lmc.prompt import SamplingParams
 
-        req = Request(Kind.GENERATE, np.zeros(1, np.int32), lambda _: None, SamplingParams(temperature=0.0))
+        req = Request(Kind.GENERATE, np.zeros(1, np.int32), lambda _: None, SamplingParams(**self.params))
         req.answer = SimpleNamespace(stop_ids=self.eos, sampled=0, matcher=matcher)  # pyright: ignore
         return req
 
     def seconds(self, matchers: Sequence[AutomatonMatcher | None], best: Sequence[int]) -> float:
         """Of a step of these answers, whose best tokens are `best`."""
         own = self.logits[: len(matchers)].clone()
-        own[range(len(best)), best] = 50.0
+        own[range(len(best)), best] = 50.0 if self.params == GREEDY else 1.0
         requests = [self.request(matcher) for matcher in matchers]
         began = time.thread_time()
         self.sampler.sample(own, range(len(matchers)), requests)
@@ -366,14 +389,13 @@ class _Greedy:
 
 def steps(vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int, refused: float) -> Iterator[Step]:
     """The written answers of all regexes at once, each at another place, rows and runs built."""
-    import torch
     import xgrammar
 
     rng = np.random.default_rng(0)
     cases = [(regex, encode(text)) for regex, texts in CASES.values() for text in texts]
     ours, theirs = Ours(vocabulary, encode), XGrammar(vocabulary, encode)
     starts = {regex: (ours.compile(regex), theirs.compile(regex)) for regex, _ in cases}
-    greedy = _Greedy(vocabulary, batch, rng)
+    greedy = _Batch(vocabulary, batch, rng)
     times: dict[str, list[float]] = {"lmc": [], "xgrammar": []}
     without: list[float] = []
     places: list[tuple[AutomatonMatcher, Any, list[int], int]] = []
@@ -404,12 +426,46 @@ def steps(vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int
             times["lmc"].append((mid - began + sampled) * 1e6)
             without.append(free * 1e6)
             times["xgrammar"].append((end - mid) * 1e6)
-        fresh = torch.from_numpy(rng.standard_normal((1, vocabulary.size), np.float32))
-        greedy.logits.copy_(fresh.expand_as(greedy.logits))
+        greedy.renew()
         places = [(r, m, answer, at + 1) for r, m, answer, at in places if at + 1 < len(answer)]
     times["lmc"] = [t - statistics.median(without) for t in times["lmc"]]
     for name, found in times.items():
-        yield Step(name, batch, refused, *_figures(found))
+        yield Step(name, batch, refused, *_figures(found), statistics.median(without))
+
+
+def drawn_steps(
+    vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int, refused: float, params: Params
+) -> Step:
+    """As `steps`, of lmc alone, with rows that are sampled."""
+    rng = np.random.default_rng(0)
+    cases = [(regex, encode(text)) for regex, texts in CASES.values() for text in texts]
+    ours, sampled = Ours(vocabulary, encode), _Batch(vocabulary, batch, rng, params)
+    starts = {regex: ours.compile(regex) for regex, _ in cases}
+    times: list[float] = []
+    without: list[float] = []
+    places: list[tuple[AutomatonMatcher, list[int], int]] = []
+    for regex, answer in cases:
+        matcher = starts[regex]().matcher  # pyright: ignore
+        for token in answer:
+            _ = matcher.bits, matcher.forced()
+            matcher.accept(token)
+    for step in range(-3, 30):
+        while len(places) < batch:
+            regex, answer = cases[int(rng.integers(len(cases)))]
+            places.append((starts[regex]().matcher, answer, 0))  # pyright: ignore
+        best = [sampled.best(matcher, answer[at], refused) for matcher, answer, at in places]
+        with_, free = sampled.seconds([p[0] for p in places], best), sampled.seconds([None] * batch, best)
+        began = time.thread_time()
+        for matcher, answer, at in places:
+            matcher.accept(answer[at])
+            matcher.forced()
+        if step >= 0:
+            times.append((time.thread_time() - began + with_) * 1e6)
+            without.append(free * 1e6)
+        sampled.renew()
+        places = [(matcher, answer, at + 1) for matcher, answer, at in places if at + 1 < len(answer)]
+    free = statistics.median(without)
+    return Step("lmc", batch, refused, *_figures([t - free for t in times]), free)
 
 
 def first_steps(
@@ -431,7 +487,7 @@ def _first_walk(
     automaton = TokenAutomaton(compile_regex(regex), vocabulary)
     forced = ForcedTokens(automaton, encode)
     answers = [encode(sample_regex(regex, bytes([i]))) for i in range(batch)]
-    greedy, ahead = _Greedy(vocabulary, batch, rng), Ahead(automaton, forced)
+    greedy, ahead = _Batch(vocabulary, batch, rng), Ahead(automaton, forced)
     automaton.mask(forced.run(automaton.start).state)
     left = {AutomatonMatcher(automaton, forced, partial(foresight.want, ahead)): deque(answer) for answer in answers}
     times: list[float] = []
@@ -494,6 +550,7 @@ HEAD = (
     f"{'regex':14} {'library':14} {'ms':>9} {'median':>9}{'p99':>9}{'max':>9} {'median':>9}{'p99':>9}{'max':>9} {'tokens':>8}"
 )
 FIRST = f"\n{'first steps':15} {'batch':>6} {'refused':>8} {'median µs':>10} {'p99':>8} {'max':>8}"
+DRAWS = f"\n{'drawn steps':15} {'batch':>6} {'refused':>8} {'median µs':>10} {'p99':>8} {'max':>8} {'free':>8}"
 STEPS = f"\n{'step of a batch':15} {'batch':>6} {'refused':>8} {'median µs':>10} {'p99':>8} {'max':>8}"
 
 
@@ -536,13 +593,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         for s in steps(vocabulary, encode, options.batch, refused):
             batches.append(s)
             print(f"{s.library:15} {s.batch:6} {s.refused:8.0%} {s.median:10.0f} {s.p99:8.0f} {s.max:8.0f}", flush=True)
+    print(DRAWS)
+    draws: dict[str, list[Step]] = {}
+    for name, params in DRAWN.items():
+        for refused in (0.0, 1.0):
+            s = drawn_steps(vocabulary, encode, options.batch, refused, params)
+            draws.setdefault(name, []).append(s)
+            print(f"{name:15} {s.batch:6} {s.refused:8.0%} {s.median:10.0f} {s.p99:8.0f} {s.max:8.0f} {s.free:8.0f}", flush=True)
     print(FIRST)
     firsts: dict[str, Step] = {}
     for case in cases:
         firsts[case] = s = first_steps(case, vocabulary, encode, options.batch, 0.1, options.pass_ms, options.reps)
         print(f"{case:15} {s.batch:6} {s.refused:8.0%} {s.median:10.0f} {s.p99:8.0f} {s.max:8.0f}", flush=True)
     if options.json:
-        data = {"about": about, "first steps": {case: asdict(s) for case, s in firsts.items()}, "rows": [asdict(r) for r in rows], "steps": [asdict(s) for s in batches]}
+        data = {
+            "about": about,
+            "rows": [asdict(r) for r in rows],
+            "steps": [asdict(s) for s in batches],
+            "drawn steps": {name: [asdict(s) for s in found] for name, found in draws.items()},
+            "first steps": {case: asdict(s) for case, s in firsts.items()},
+        }
         options.json.write_text(json.dumps(data, indent=1))
     return 0
 

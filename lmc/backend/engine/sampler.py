@@ -161,7 +161,7 @@ def draw(logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequen
     return _invert(_probabilities(logits, params), _column(numbers, logits))
 
 
-_FIRST = (1024, 8192)  # best tokens looked at before the whole vocabulary is sorted
+_FIRST = (64, 1024, 8192)  # best tokens looked at before the whole vocabulary is sorted; each look waits for the device
 
 
 def draw_truncated(logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> torch.Tensor:
@@ -176,10 +176,11 @@ def draw_truncated(logits: torch.Tensor, params: Sequence[SamplingParams], numbe
     ]
     enough = max(p.top_k if p.top_k > 0 else width for p in params)
     tokens, left = None, None  # rows of which more must be looked at; None: all
-    for looked_at in (*(n for n in _FIRST if n < width), width):
+    first = _FIRST[1:] if logits.is_cuda else _FIRST
+    for looked_at in (*(n for n in first if n < width), width):
         found, more = _among_best(probs, looked_at, *limits)
         tokens = found if tokens is None or left is None else tokens.index_copy(0, left, found)
-        if looked_at >= min(enough, width) or not bool(more.any()):  # to look, the device is waited for
+        if looked_at >= min(enough, width) or not bool(more.any()):
             break
         some = more.nonzero()[:, 0]
         probs, limits = probs[some], [limit[some] for limit in limits]
@@ -198,7 +199,7 @@ def _among_best(
     kept = (rank < top_k) & (before <= top_p) & (probs >= min_p * probs[:, :1])
     kept[:, 0] = True
     at = _invert(probs * kept, u)
-    return order.gather(1, at[:, None])[:, 0], kept[:, -1]
+    return order.gather(1, at[:, None])[:, 0], kept[:, -1] & (top_k[:, 0] > looked_at)
 
 
 def _probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
