@@ -494,8 +494,8 @@ def _first_walk(
 
     def go_on(matcher: AutomatonMatcher) -> Sequence[int]:
         run = () if matcher.done else matcher.forced()
-        for token in run:
-            matcher.accept(token)
+        if run:
+            matcher.accept_forced(run)
         return run
 
     def check(matcher: AutomatonMatcher, run: Sequence[int]) -> None:
