@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,23 @@ def test_an_idempotent_function_is_called_again(tmp_path: Path, monkeypatch: pyt
     assert str(program("q", backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value).startswith("paid") and not CALLS
 
 
+@lmc.function
+def waits(s: Any) -> Any:
+    began = time.time()
+    time.sleep(1e-3)
+    s += lmc.gen("a", max_tokens=2)
+    return random.sample([s["a"], s["a"]], 2), time.time() >= began
+
+
+def test_waiting_and_looking_at_the_clock_are_in_no_doubt(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    expected = waits.run(backend=lmc.Mock(), seed=1, journal=path).ret_value
+    lines = path.read_bytes().splitlines(keepends=True)
+    for whole in range(1, len(lines)):
+        path.write_bytes(b"".join(lines[:whole]))
+        assert lmc.compile(waits)(backend=lmc.Mock(), seed=1, journal=path).ret_value == expected
+
+
 def test_what_is_not_data_stops_the_run_that_is_taken_up(tmp_path: Path) -> None:
     @lmc.function
     def program(s: Any, q: str) -> Any:
@@ -424,6 +442,44 @@ def test_a_task_of_an_earlier_run_that_is_cancelled(tmp_path: Path) -> None:
 
     for n in range(3):  # as often as one likes
         assert program.run("q", backend=lmc.Mock(), seed=1, journal=tmp_path / "j").text().endswith("CancelledError"), n
+
+
+@lmc.host(idempotent=True)
+async def fetch_again(q: str) -> str:
+    return await fetch(q)
+
+
+@lmc.function
+async def begins_early(s: Any, tool: str, cancels: bool) -> Any:
+    task = asyncio.create_task({"fetch": fetch, "fetch_again": fetch_again}[tool]("q"))
+    if cancels:
+        task.cancel()
+    turns = asyncio.Semaphore(1)
+    async with turns:
+        s += "q" + lmc.gen("a", max_tokens=3)
+        s += s["a"]
+    try:
+        return await asyncio.wait_for(task, 60)
+    except asyncio.CancelledError:
+        return "cancelled"
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning", "ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("tool, cancels", [("fetch", False), ("fetch_again", False), ("fetch_again", True)])
+def test_a_task_that_was_begun_and_not_awaited_is_in_doubt(tool: str, cancels: bool, tmp_path: Path) -> None:
+    """It may have done something; one that is idempotent begins again, and is cancelled again."""
+    expected = begins_early.run(tool, cancels, backend=lmc.Mock(), seed=1).ret_value
+    for n, way in enumerate((begins_early.run, lmc.compile(begins_early))):
+        options: dict[str, Any] = {"seed": 1, "journal": tmp_path / str(n)}
+        with pytest.raises(lmc.BackendError):
+            way(tool, cancels, backend=lmc.Mock(fault=lambda ask, n: lmc.BackendError("down")), **options)
+        CALLS.clear()
+        if tool == "fetch":
+            with pytest.raises(InDoubtEffect, match="create_task"):
+                way(tool, cancels, backend=lmc.Mock(), **options)
+        else:
+            assert way(tool, cancels, backend=lmc.Mock(), **options).ret_value == expected
+        assert ([("fetch", "q")] if expected == "q!" and tool == "fetch_again" else []) == CALLS
 
 
 def marks(f: Any) -> None:

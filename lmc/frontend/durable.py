@@ -11,19 +11,23 @@ with which arguments for the how manieth time. So what one of them wrote, any ot
 from __future__ import annotations
 
 import asyncio
+import datetime
 import functools
 import hashlib
 import inspect
 import io
 import os
+import random
 import re
 import textwrap
 import threading
+import time
 import tokenize
 import types
+import uuid
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -234,7 +238,7 @@ class RunJournal:
         name, reached = _name(fn), _Reached(fn, args, kwargs)
         number, known = self._begin(stream, name, args, kwargs, loc, ordered=(not isinstance(fn, HostFunction) or fn.ordered) and not _in_loop())
         if known is not None:
-            if known.outcome is not None and (outcome := self._recalled(known, fn, args, reached, call)) is not None:
+            if known.outcome is not None and (outcome := self._recalled(known, fn, (*args, *kwargs.values()), reached, call, loc)) is not None:
                 return outcome
             if known.outcome is None and not _is_idempotent(fn):
                 return False, self._in_doubt(known, loc)
@@ -278,14 +282,14 @@ class RunJournal:
 
     async def wait(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
         """What an awaitable of host code gives: the known result, or what it gives now. `call` has made it, or a stand-in for it."""
-        if getattr(awaitable, "cr_code", None) in (hostops.anext_step.__code__, hostops.turns.__code__):
-            return await awaitable  # iterating is done again, and so is what only waits
+        if getattr(awaitable, "cr_code", None) in _AWAITED_AGAIN:
+            return await awaitable
         self._go_on()
         inner = _inner(awaitable)
         name = f"await {inner.kind if isinstance(inner, Again) else _name(inner)}"
         given = inspect.getcoroutinelocals(inner) if isinstance(inner, types.CoroutineType) else {}
         number, known = self._begin(stream, name, (), given, loc, ordered=False)  # tasks may await in any order
-        idempotent = id(inner) in self._idempotent or (isinstance(inner, Again) and _is_idempotent(inner.fn))
+        idempotent = inner.doubt is None if isinstance(inner, Again) else self._may_begin_again([inner]) or self._may_begin_again(given.values())
         if known is not None and (known.outcome is not None or not idempotent):
             _drop(awaitable)
             ok, value = (False, self._in_doubt(known, loc)) if known.outcome is None else self._known_result(known.outcome, known.name, (), None)
@@ -323,9 +327,18 @@ class RunJournal:
         if outcome[0] and isinstance(outcome[1], types.CoroutineType) and _is_idempotent(fn):
             self._idempotent[id(outcome[1])] = outcome[1]
 
-    def _recalled(self, known: Effect, fn: Any, args: Sequence[Any], reached: _Reached, call: Callable[[], Any]) -> tuple[bool, Any] | None:
-        """The result of a call that was made; None if it has to be made again."""
+    def _may_begin_again(self, given: Iterable[Any]) -> bool:
+        """Whether what awaits these does nothing but what is idempotent."""
+        awaited = [_inner(x) for x in given if inspect.isawaitable(x)]
+        return bool(awaited) and all(x.doubt is None if isinstance(x, Again) else id(x) in self._idempotent for x in awaited)
+
+    def _recalled(
+        self, known: Effect, fn: Any, args: Sequence[Any], reached: _Reached, call: Callable[[], Any], loc: Loc | None
+    ) -> tuple[bool, Any] | None:
+        """The result of a call that was made, with these arguments in all; None if it has to be made again."""
         assert known.outcome is not None
+        if isinstance(fn, _Method):
+            fn.of.called.add(fn.name)
         if known.outcome[0] == "opaque":
             if _is_idempotent(fn):
                 return None
@@ -333,7 +346,9 @@ class RunJournal:
                 f"{known.name}() gave a {known.outcome[1]}, which a journal cannot hold, so the run cannot be taken up behind it. "
                 "Let it give data, or mark it @lmc.host(idempotent=True) if it may be called again")
         if known.outcome[0] == "awaitable":
-            return True, Again(fn, call, args, known.outcome[1])
+            kind = known.outcome[1]
+            safe = kind == "coroutine" or _is_idempotent(fn) or self._may_begin_again(args)
+            return True, Again(call, args, kind, None if safe else lambda: self._in_doubt(known, loc))
         return self._known_result(known.outcome, known.name, args, reached)
 
     def _known_result(self, outcome: Record, name: str, args: Sequence[Any], reached: _Reached | None) -> tuple[bool, Any]:
@@ -426,35 +441,52 @@ class RunJournal:
 
 
 class Again:
-    """Stands for what a call gave to await, in a run that is taken up again: the call is made again if it is awaited after all."""
+    """Stands for what a call gave to await, in a run that is taken up again: the call is made again if it is awaited after all.
 
-    def __init__(self, fn: Any, call: Callable[[], tuple[bool, Any]], args: Sequence[Any], kind: str) -> None:
-        self.fn, self._call, self._args, self.kind = fn, call, args, kind
+    kind    its type's name
+    doubt   what is raised then: a task may have done something since it was begun. None where it may begin again
+    called  its methods that the journal has
+    """
+
+    def __init__(self, call: Callable[[], tuple[bool, Any]], args: Sequence[Any], kind: str, doubt: Callable[[], InDoubtEffect] | None) -> None:
+        self.kind, self.doubt, self.called = kind, doubt, set[str]()
+        self._call, self._args, self._made = call, args, list[Any]()
 
     def __getattr__(self, name: str) -> Any:
         """A method, whose call is in the journal too."""
-        return _Method(f"{self.kind}.{name}")
+        return _Method(self, name)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        ok, value = self._call()
-        if not ok:
-            raise value
-        return (yield from value.__await__())
+        return (yield from self.made().__await__())
+
+    def made(self) -> Any:
+        """What the call gives now. Raises InDoubtEffect where it may have done something before."""
+        if self.doubt is not None:
+            raise self.doubt()
+        if not self._made:
+            ok, value = self._call()
+            if not ok:
+                raise value
+            if "cancel" in self.called:
+                value.cancel()
+            self._made.append(value)
+        return self._made[0]
 
     def drop(self) -> None:
-        for x in self._args:
+        for x in (*self._args, *self._made):
             _drop(x)
 
 
 class _Method:
     """Of what `Again` stands for. No function, so that nobody takes it for one of the program's."""
 
-    def __init__(self, name: str) -> None:
-        self.__name__ = self.__qualname__ = name
+    def __init__(self, of: Again, name: str) -> None:
+        self.of, self.name = of, name
+        self.__name__ = self.__qualname__ = f"{of.kind}.{name}"
         self.__module__ = "asyncio"
 
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        raise JournalError(f"{self.__qualname__}() is called on what an earlier run awaited, which is not there any more")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.of.made(), self.name)(*args, **kwargs)
 
 
 class _Reached:
@@ -688,7 +720,7 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
         return None
     if _is_builtin_tool(fn, owner) and not _calls_something(args, kwargs):
         return None
-    if any(fn is made for made in (functools.partial, functools.wraps, functools.update_wrapper)):  # `in` would ask an object's `__eq__`
+    if any(fn is made for made in _MADE_AGAIN) or type(owner) in _TURNS:  # `in` would ask an object's `__eq__`
         return None
     name = getattr(fn, "__name__", "")
     if getattr(fn, "__module__", None) == "builtins" and name not in _OUTSIDE and not _calls_back(name, args, kwargs):
@@ -701,6 +733,19 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
 _OWN_DATA = codec.DATA | {memoryview, type({}.keys()), type({}.values()), type({}.items()), re.Pattern, re.Match}
 _OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "__import__", "exit", "quit"})
 """Builtins that do something outside of the run, or may."""
+_TURNS = frozenset({asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Timeout, type(threading.Lock()), type(threading.RLock()),
+                    threading.Semaphore, threading.BoundedSemaphore})  # fmt: skip
+"""What a run's own tasks and threads take turns by: entered and left again, it ends as it was."""
+_MADE_AGAIN = (functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at, asyncio.get_running_loop,
+               asyncio.get_event_loop, threading.Lock, threading.RLock, *_TURNS)  # fmt: skip
+_CHANGE_NOTHING = frozenset({
+    asyncio.sleep, *[getattr(time, n) for n in ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")],
+    datetime.date.today, datetime.datetime.now, *[getattr(datetime.datetime, n) for n in ("today", "utcnow")], uuid.uuid1, uuid.uuid4, os.getenv, os.getcwd, os.urandom,
+    *[getattr(random, n) for n in ("random", "randint", "randrange", "choice", "choices", "sample", "shuffle", "uniform", "gauss", "getrandbits")],
+})  # fmt: skip
+"""Functions of Python that only wait, look at the clock or draw lots: where nobody knows whether they were called, they are called again."""
+_AWAITED_AGAIN = frozenset({hostops.anext_step.__code__, hostops.turns.__code__, asyncio.Lock.acquire.__code__, asyncio.Semaphore.acquire.__code__})
+"""The code of coroutines that only iterate or wait."""
 _CALL_BACK = frozenset({"sort", "sub", "subn", "sorted", "min", "max", "map", "filter", "iter"})
 """Methods of data and builtins that call a function they are handed. The others hold it or look at it."""
 _OPERATIONS = frozenset(map(id, hostops.OPERATIONS.values()))
@@ -733,6 +778,8 @@ def _makes_coroutine(fn: Any) -> bool:
 
 
 def _is_idempotent(fn: Any) -> bool:
+    if isinstance(fn, types.FunctionType | types.BuiltinFunctionType | types.MethodType) and fn in _CHANGE_NOTHING:
+        return True
     fn = getattr(fn, "__func__", fn)
     return isinstance(fn, HostFunction) and fn.idempotent
 
