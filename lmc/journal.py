@@ -2,8 +2,8 @@
 
 A journal is lines of text. The first says what it is and of which program; each further one holds a group of records that
 were written together, behind a checksum, so that a file cut at any byte is read up to the last whole group. Records only
-add; their order is the order in which things became known. Each says in front of which run it is, so that a run's are
-parsed when it needs them. docs/durability.md is the format's description.
+add; their order is the order in which things became known. A group has the records of each run in one piece, which is
+parsed when the run needs it. docs/durability.md is the format's description.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -15,24 +15,24 @@ import gc
 import os
 import threading
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from lmc import codec
 from lmc.errors import JournalError
 
-VERSION = 2
+VERSION = 3
 MAGIC = "lmc-journal"
-GROUP = 0.02
+GROUP = 0.05
 """Seconds that records wait for others to be written and synced with, unless somebody waits for them."""
 
 Record = list[Any]
 Late = tuple[Any, ...]
-"""What makes a record when it is written: something with a method `record`, and its arguments; `record` gives None where there is none."""
+"""What a record is made of when it is written: the arguments of its run's `record`."""
 Place = tuple[str, str, int, int]
 """Of an effect: the stream of its run, what is called, a check of its arguments, and which of such calls it is."""
 Ask = tuple[str, int]
@@ -80,17 +80,26 @@ class Known:
     end: list[tuple[str, str]] | None = None
 
 
+class Writes(Protocol):
+    """A run that writes to a journal: its number, and what makes a record when it is written, or None where there is none."""
+
+    item: int
+
+    @property
+    def record(self) -> Callable[..., Record | None]: ...
+
+
 @dataclass(slots=True)
 class Contents:
-    """A journal that was read: its header, the records of its runs by number, the names that they share, and how many bytes are whole.
+    """A journal that was read: its header, the records of its runs by number, and how many bytes are whole.
 
-    records  as they are in the file: most runs of a large batch need theirs for a moment only
+    records  in pieces as they are in the file, the first of which says how the run begins: most runs of a large batch need
+             theirs for a moment only
     """
 
     name: str
     header: dict[str, Any]
     records: dict[int, list[bytes]] = field(default_factory=dict[int, list[bytes]])
-    names: list[tuple[str, ...]] = field(default_factory=list[tuple[str, ...]])
     size: int = 0
     dropped: int = 0
 
@@ -98,8 +107,9 @@ class Contents:
         """What is known of a run. Raises JournalError."""
         known = Known()
         try:
-            for record in codec.from_bytes(b"[%s]" % b",".join(self.records.get(item, ()))):
-                _TAKE[record[0]](known, record)
+            for _, *records in map(codec.from_bytes, self.records.get(item, ())):
+                for record in records:
+                    _TAKE[record[0]](known, record)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise JournalError(f"{self.name}: a record of run {item} that no lmc wrote: {type(error).__name__}: {error}") from None
         _forget_failures(known)
@@ -184,24 +194,12 @@ def _groups(contents: Contents, data: bytes) -> None:
     """Reads the groups behind the first line, up to the last whole one."""
     at, records = contents.size, contents.records
     while (end := data.find(b"\n", at)) >= 0 and (payload := _payload(data[at:end])) is not None:
-        for record in payload.split(b"\t"):
-            run, _, text = record.partition(b" ")
-            if run == b"-":
-                contents.names.append(_names(contents.name, text))
-                continue
+        for piece in payload.split(b"\t"):
             try:
-                records.setdefault(int(run), []).append(text)
+                records.setdefault(int(piece[1 : piece.index(b",")]), []).append(piece)
             except ValueError:
                 raise JournalError(f"{contents.name}: a record at byte {at} that no lmc wrote") from None
         at = contents.size = end + 1
-
-
-def _names(name: str, text: bytes) -> tuple[str, ...]:
-    try:
-        _, names = codec.from_bytes(text)
-        return tuple(map(str, names))
-    except (TypeError, ValueError) as error:
-        raise JournalError(f"{name}: a record that no lmc wrote: {error}") from None
 
 
 def _payload(line: bytes) -> bytes | None:
@@ -292,13 +290,13 @@ class Journal:
         self.path, self.contents = path, contents
         self.encode = codec.encoder()
         self._file = file
-        self._records: list[tuple[int, Sequence[Any]] | Late] = []  # that are not written; only the writing thread takes from it
+        self._begun: list[tuple[int, Record]] = []  # what is not written; only the writing thread takes from it
+        self._records: list[tuple[Writes, Record | Late]] = []
         self._waiting: list[threading.Event] = []  # for all that was there before them
         self._some, self._urgent = threading.Event(), threading.Event()
         self._closing = False
-        self._new_names: list[bytes] = []
         self._error: Exception | None = None
-        self._shapes: dict[tuple[Any, ...], int | None] = {}
+        self._types: dict[tuple[type, ...], bool] = {}
         self._thread = threading.Thread(target=self._work, name="lmc-journal", daemon=True)
         self._thread.start()
 
@@ -342,31 +340,25 @@ class Journal:
         """The seed of the runs."""
         return self.contents.header["seed"]
 
-    def shape(self, meta: Mapping[str, Any]) -> int | None:
-        """The number that stands for the names of meta info in records; None if its values are not as JSON has them. For the writing thread.
-
-        Looked at once for each combination of names and types: what has the same is taken to be alike.
-        """
-        key = (*meta, *map(type, meta.values()))
-        found = self._shapes.get(key, -1)
-        if found == -1:  # not looked at yet
-            found = self._shapes[key] = self.number_of(tuple(meta)) if codec.is_json(dict(meta)) else None
+    def is_json(self, meta: Mapping[str, Any]) -> bool:
+        """Whether meta info is as JSON has it: looked at once for each combination of types, what has the same is taken to be alike."""
+        types = tuple(map(type, meta.values()))
+        found = self._types.get(types)
+        if found is None:
+            found = self._types[types] = codec.is_json(dict(meta))
         return found
 
-    def number_of(self, names: tuple[str, ...]) -> int:
-        """The number that stands for names in records. For the writing thread."""
-        known = self.contents.names
-        if names not in known:
-            self._new_names.append(b"- " + self.encode(["k", names]))  # written before any record that uses it
-            known.append(names)
-        return known.index(names)
+    def begin(self, item: int, record: Record) -> None:
+        """How a run begins, before anything else of it."""
+        self._begun.append((item, record))
+        self._some.set()
 
-    def put(self, record: tuple[int, Sequence[Any]] | Late) -> None:
-        """A record of a run: the run's number, and data as JSON has it, which nobody changes any more; or what makes both.
+    def put(self, run: Writes, what: Record | Late) -> None:
+        """A record of a run, as data as JSON has it that nobody changes any more, or what makes it when it is written.
 
         Never waits and never raises for the file: a disk that is full is said by `sync` and `close`.
         """
-        self._records.append(record)
+        self._records.append((run, what))
         if not self._some.is_set():
             self._some.set()
 
@@ -408,7 +400,7 @@ class Journal:
             self._urgent.clear()
             closing = self._closing
             waiting = _taken(self._waiting)
-            self._trying(self._write_group, _taken(self._records))
+            self._trying(self._write_group)
             if waiting or closing or monotonic() >= due:
                 due = self._trying(self._sync)
             for written in waiting:
@@ -426,14 +418,21 @@ class Journal:
     def _sync(self) -> None:
         os.fsync(self._file.fileno())
 
-    def _write_group(self, taken: list[tuple[int, Sequence[Any]] | Late]) -> None:
-        made: list[tuple[int, Sequence[Any]] | None] = [x if x[0].__class__ is int else x[0].record(*x[1:]) for x in taken]  # type: ignore
-        written = [x for x in made if x is not None]
-        encoded = codec.encoded_each([data for _, data in written], self.encode)
-        names, self._new_names = self._new_names, []
-        records = [*names, *[b"%d %s" % (run, text) for (run, _), text in zip(written, encoded, strict=True)]]
-        if records:
-            payload = b"\t".join(records)
+    def _write_group(self) -> None:
+        taken = _taken(self._records)  # first: what is among them has begun
+        begun, runs = list(map(list, _taken(self._begun))), dict[int, list[Any]]()
+        for run, what in taken:
+            record = what if what.__class__ is list else run.record(*what)
+            if record is None:
+                continue
+            piece = runs.get(run.item)
+            if piece is None:
+                runs[run.item] = [run.item, record]
+            else:
+                piece.append(record)
+        pieces = [*begun, *runs.values()]
+        if pieces:
+            payload = codec.encoded(pieces, self.encode, b"\t")
             _write(self._file, b"%s %s\n" % (_checksum(payload), payload))
 
 

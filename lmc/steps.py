@@ -136,7 +136,7 @@ def _listed(contents: Contents, item: int) -> Story:
         elif entry[0] == "f":
             steps.append(Step(number, "ask", f"{entry[1]}#{entry[2]}", "", "", f"failed: {_failure(entry[4])}"))
         else:
-            steps.append(_answered(number, f"{entry[1]}#{entry[2]}", durable.output_of(entry, contents.names)))
+            steps.append(_answered(number, f"{entry[1]}#{entry[2]}", durable.output_of(entry)))
     end = "cut off" if known.end is None else "finished" if not known.end else ": ".join(known.end[0])
     return Story(str(contents.header.get("program")), str(contents.header.get("backend")), item, steps, end, _given(known.arguments))
 
@@ -182,7 +182,7 @@ class _Shelf:
     def __init__(self, path: Path, contents: Contents) -> None:
         self.path, self.contents, self.encode = path, contents, codec.encoder()
 
-    def put(self, record: Any) -> None:
+    def put(self, run: Any, what: Any) -> None:
         """Nothing is written."""
 
     def sync(self) -> None:

@@ -684,8 +684,8 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello\n")
     with pytest.raises(JournalError, match="not a journal of lmc"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "text")
-    (tmp_path / "new").write_text("lmc-journal 3 0 {}\n")
-    with pytest.raises(JournalError, match="format 3; this lmc reads format 2"):
+    (tmp_path / "new").write_text("lmc-journal 4 0 {}\n")
+    with pytest.raises(JournalError, match="format 4; this lmc reads format 3"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "new")
     with pytest.raises(JournalError, match="No such file"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "no" / "where")
@@ -738,7 +738,7 @@ def test_a_changed_byte_is_refused_and_a_cut_is_not(tmp_path: Path) -> None:
 @given(st.binary(max_size=60), st.lists(st.lists(st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2)), max_size=8), max_size=3))
 def test_any_bytes_are_a_journal_or_refused(noise: bytes, records: list[Any]) -> None:
     payload = journal.codec.to_bytes(records)
-    head = b"lmc-journal 2 " + journal._checksum(b"{}") + b" {}\n"
+    head = b"lmc-journal 3 " + journal._checksum(b"{}") + b" {}\n"
     for data in (noise, head + noise, head + journal._checksum(payload) + b" " + payload + b"\n", head[: len(noise)]):
         try:
             journal.parse(data, "x")

@@ -221,6 +221,11 @@ class Result:
         return self._error
 
     @property
+    def answer(self) -> Output | None:
+        """The answer; None if it is not there, or failed. Does not wait."""
+        return self._output
+
+    @property
     def usage(self) -> Usage | None:
         """What the answer cost; None if it is not there, or failed."""
         return None if self._output is None else self._output.usage

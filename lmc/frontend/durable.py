@@ -96,10 +96,6 @@ class RunJournal:
             self._known = self.journal.contents.known(self.item)
         return self._known
 
-    def add(self, record: Sequence[Any]) -> None:
-        """Writes a record of data as JSON has it, which nobody changes any more."""
-        self.journal.put((self.item, record))
-
     # -- what the model is asked
 
     def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt], *, other: bool = False) -> Prompt:
@@ -113,7 +109,7 @@ class RunJournal:
         if not self.resumed:
             after = send()
             self._asked.append(after.result)  # type: ignore[arg-type]  # an ask has one
-            self.journal.put((self, before, ask, places, after.result))
+            self.journal.put(self, (before, ask, places, after.result))
             return after
         parent, digest = self._digest(before, ask)
         found = self._find(places, digest)
@@ -127,7 +123,7 @@ class RunJournal:
         assert result is not None
         self._digests[result] = digest
         self._asked.append(result)
-        self.journal.put((self, before, ask, places, result))
+        self.journal.put(self, (before, ask, places, result))
         return after
 
     def _find(self, places: Sequence[Ask], digest: int) -> Record | None:
@@ -152,11 +148,11 @@ class RunJournal:
     def output(self, record: Record) -> Output:
         """The answer that a record holds."""
         try:
-            return output_of(record, self.journal.contents.names)
+            return output_of(record)
         except (codec.BadData, ValueError, TypeError, IndexError) as error:
             raise JournalError(f"journal={str(self.journal.path)!r}: an answer that no lmc wrote: {error}") from None
 
-    def record(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], result: Result) -> tuple[int, Sequence[Any]] | None:
+    def record(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], result: Result) -> Record | None:
         """The record of an answer; None if it is not there yet, and then it comes later, or not to be had. In the journal's thread.
 
         Not where it is asked, because many one after another take half the time.
@@ -164,37 +160,27 @@ class RunJournal:
         digest = self._digests.get(result)
         if digest is None:
             digest = self._digests[result] = self._digest(before, ask)[1]
-        if not result.done:
-            result.on_change(lambda r: self.journal.put((self, before, ask, places, r)) if r.done else None)
-            return None
-        record = self._record(result, places, digest)
-        return None if record is None else (self.item, record)
-
-    def _record(self, result: Result, places: Sequence[Ask], digest: int) -> Sequence[Any] | None:
-        stream, ordinal = places[0]
-        error = result.error
-        if error is not None:
+        output, stream, ordinal = result.answer, *places[0]
+        record: Record
+        if output is not None:
+            record = ["a", stream, ordinal, digest, output.texts, output.metas, _USAGE(output.usage), output.ids]
+            for meta in output.metas:
+                if not self.journal.is_json(meta):
+                    record[0], record[5] = "A", _encoded(output.metas)
+                    break
+        elif (error := result.error) is not None:
             if isinstance(error, CancelledError | RunTimeout | BudgetExceeded | JournalError):
                 return None  # what this run came to, not what the model said
             try:
-                data = codec.encode(error)
+                record = ["f", stream, ordinal, digest, codec.encode(error)]
             except codec.NotData:
                 return None  # asked again
-            return ["f", stream, ordinal, digest, data, *([places[1:]] if len(places) > 1 else ())]
-        output = result.output()
-        kind, metas = "a", []
-        for meta in output.metas:
-            shape = self.journal.shape(meta)
-            if shape is None:
-                kind = "A"
-            metas.append((shape, *meta.values()))
-        if kind == "A":
-            try:
-                metas = [[self.journal.number_of(tuple(meta)), *map(codec.encode, meta.values())] for meta in output.metas]
-            except codec.NotData as what:
-                raise JournalError(f"a journal cannot hold the meta info of an answer: {what}") from None
-        record = (kind, stream, ordinal, digest, output.texts, metas, _USAGE(output.usage), output.ids)
-        return (*record, places[1:]) if len(places) > 1 else record
+        else:
+            result.on_change(lambda r: self.journal.put(self, (before, ask, places, r)) if r.done else None)
+            return None
+        if len(places) > 1:
+            record.append(places[1:])
+        return record
 
     def _digest(self, before: Prompt, ask: Gen | Select) -> tuple[Result | None, int]:
         """The last answer that a prompt has, and a check of what was asked of the whole prompt, however it was cut."""
@@ -215,13 +201,8 @@ class RunJournal:
             digest = crc32(last.output().text.encode("utf-8", "surrogatepass"))
         for text in reversed(texts):
             digest = crc32(text, digest)
-        if ask.__class__ is Select:
-            digest = crc32("\0".join((*ask.choices, ask.method)).encode("utf-8", "surrogatepass"), digest)  # type: ignore[union-attr]
-        else:
-            digest ^= _asked(ask.params, ask.constraint)  # type: ignore[union-attr]
-            if ask.tools:  # type: ignore[union-attr]
-                digest = crc32(ask.tools.encode(), digest)  # type: ignore[union-attr]
-        return last, crc32(b"%d" % ask.seed, digest) if ask.seed else digest
+        asked = _chosen(ask.choices, ask.method) if isinstance(ask, Select) else _asked(ask.params, ask.constraint, ask.tools)
+        return last, digest ^ asked ^ (ask.seed & 0xFFFFFFFF)
 
     # -- what is called
 
@@ -277,7 +258,7 @@ class RunJournal:
             if instead is not None:
                 raise self._differs(f"calls {name}({shown}) where the run of its journal called {instead.name}({instead.shown})", loc)
             number, self._next = self._next, self._next + 1
-        self.add(["i", number, *place, shown, "" if loc is None else str(loc), int(ordered)])
+        self.journal.put(self, ["i", number, *place, shown, "" if loc is None else str(loc), int(ordered)])
         return number, None
 
     async def wait(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
@@ -404,7 +385,7 @@ class RunJournal:
             if not _is_idempotent(fn):
                 _warn(f"{name}() gave a {type(value).__name__}, and a journal cannot hold {what}: a run that is cut off behind it cannot be taken up. Let it "
                       "give data, or mark it @lmc.host(idempotent=True) if it may be called again", loc)  # fmt: skip
-        self.add(["r", number, *record])
+        self.journal.put(self, ["r", number, *record])
         self.journal.hurry()  # until it is written, nobody would know
 
     # -- the run
@@ -429,7 +410,7 @@ class RunJournal:
         self._asked.clear()
         error = self.broken or error
         if self.known.end is None or error is not None:
-            self.add(_WELL if error is None else ["e", [[type(e).__name__, str(e)] for e in _causes(error)]])
+            self.journal.put(self, _WELL if error is None else ["e", [[type(e).__name__, str(e)] for e in _causes(error)]])
         self._known = None  # read again if somebody goes on with the state
         return error
 
@@ -642,21 +623,34 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 _NOTHING: Mapping[Any, Any] = {}
 _NOTHING_KNOWN = Known()
-_WELL = "e", ()
+_WELL = ["e", ()]
 _USAGE = attrgetter(*[f.name for f in fields(Usage)])
 
 
-def output_of(record: Record, names: Sequence[tuple[str, ...]]) -> Output:
+def output_of(record: Record) -> Output:
     """The answer that a record of a journal holds."""
     texts, metas, usage, ids = record[4:8]
-    decoded = (lambda x: x) if record[0] == "a" else codec.decode
-    made = tuple([dict(zip(names[shape], map(decoded, values), strict=True)) for shape, *values in metas])
-    return Output(tuple(texts), made, Usage(*usage), tuple(ids))
+    if record[0] == "A":
+        metas = [{name: codec.decode(x) for name, x in meta} for meta in metas]
+    return Output(tuple(texts), tuple(metas), Usage(*usage), tuple(ids))
+
+
+def _encoded(metas: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Meta info that is not as JSON has it. Raises JournalError for what is no data."""
+    try:
+        return [[[name, codec.encode(x)] for name, x in meta.items()] for meta in metas]
+    except codec.NotData as what:
+        raise JournalError(f"a journal cannot hold the meta info of an answer: {what}") from None
 
 
 @lru_cache(maxsize=4096)
-def _asked(params: SamplingParams, constraint: Any) -> int:
-    return crc32(repr((params, constraint)).encode("utf-8", "surrogatepass"))
+def _asked(params: SamplingParams, constraint: Any, tools: str) -> int:
+    return crc32(repr((params, constraint, tools)).encode("utf-8", "surrogatepass"))
+
+
+@lru_cache(maxsize=4096)
+def _chosen(choices: tuple[str, ...], method: str) -> int:
+    return crc32("\0".join((*choices, method)).encode("utf-8", "surrogatepass"))
 
 
 def _shown(parts: Sequence[Any]) -> str:
@@ -910,25 +904,25 @@ def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: S
         del given[next(iter(given))]  # the state
         known = journal.contents.records.get(number)
         if known is None:
-            journal.put((number, _beginning(journal, given)))
+            journal.begin(number, _beginning(journal, given))
             continue
-        record = journal.encode(_beginning(journal, given))
-        if known[0] != record and codec.to_bytes(codec.from_bytes(known[0])) != codec.to_bytes(codec.from_bytes(record)):  # spelled otherwise
+        piece = journal.encode([number, _beginning(journal, given)])
+        if known[0] != piece and codec.to_bytes(codec.from_bytes(known[0])) != codec.to_bytes(codec.from_bytes(piece)):  # spelled otherwise
             of = f"item {number}" if journal.contents.header["kind"] == "batch" else "the run"
             raise JournalError(
                 f"journal={str(journal.path)!r} is of other arguments: those of {of} are not what they were. Give the call what it was given "
                 "before, or a journal of its own", loc=caller_loc())
 
 
-def _beginning(journal: Journal, given: Mapping[str, Any]) -> tuple[Any, ...]:
+def _beginning(journal: Journal, given: Mapping[str, Any]) -> Record:
     """The record of a run's arguments, or of their digest if they are too large."""
     data = {name: x if x.__class__ is str else _data_or_class(x) for name, x in given.items()}
     if all(x.__class__ is str for x in data.values()) and sum(map(len, data.values())) < LARGEST // 8:  # JSON has 6 bytes for a character at most
-        return "b", data, None
-    record = "b", data, None
+        return ["b", data, None]
+    record = ["b", data, None]
     if len(journal.encode(record)) <= LARGEST:
         return record
-    return "b", None, hashlib.blake2b(codec.to_bytes(data), digest_size=12).hexdigest()
+    return ["b", None, hashlib.blake2b(codec.to_bytes(data), digest_size=12).hexdigest()]
 
 
 def check_capturable(function: Function) -> Callable[..., Any]:
