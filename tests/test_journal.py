@@ -183,7 +183,7 @@ def test_every_cut_is_read_as_that_behind_the_last_whole_line(tmp_path: Path, mo
         if found is not None:
             at_line = journal.parse(data[:whole], "x")
             assert at_line is not None and (found.size, found.dropped) == (whole, size - whole)
-            assert (found.records, found.names) == (at_line.records, at_line.names)
+            assert found.records == at_line.records
 
 
 def _resumed_from(data: bytes, sizes: list[int], expected: Any, path: Path) -> None:
