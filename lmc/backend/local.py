@@ -13,6 +13,7 @@ Who keeps what alive:
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from lmc.backend.engine.chat_template import WholeTemplate
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.loader import LoadedModel
+
+
+log = logging.getLogger("lmc.engine")
 
 
 # -- handles -----------------------------------------------------------------------------------------------------
@@ -94,10 +98,14 @@ class _Step:
         self.backend.leave(self)
 
     def tell(self, act: str, *args: Any) -> None:
-        """Calls a method of the result, if anybody still holds it."""
+        """Calls a method of the result, if anybody still holds it. What those raise who listen to it is theirs: what waits for
+        this step goes on."""
         result = self.result() if self.result is not None else None
         if result is not None:
-            getattr(result, act)(*args)
+            try:
+                getattr(result, act)(*args)
+            except Exception:
+                log.exception("a listener of an answer of %s failed", self.backend.capabilities.name)
 
 
 class _LocalResult(Result):

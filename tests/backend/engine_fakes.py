@@ -16,7 +16,7 @@ from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.constraint import Compiler, ConstraintInfo
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import EngineCore, PassOutput
-from lmc.backend.engine.request import PENDING, STUCK, Request, TokenLogprob, Top
+from lmc.backend.engine.request import BROKEN, PENDING, STUCK, Request, TokenLogprob, Top
 from lmc.backend.engine.scheduler import Pass
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML
@@ -147,6 +147,9 @@ class FakeRunner:
         self.script: dict[tuple[int, ...], Sequence[int]] = {}
         self.passes: list[int] = []
         self.fail_with: BaseException | None = None
+        self.fail_landing: BaseException | None = None
+        self.broken: set[int] = set()  # orders of requests whose logits are no numbers
+        self.flying = 0
 
     def say(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """After `prompt` the model says `answer`, token by token, then EOS."""
@@ -184,7 +187,7 @@ class FakeRunner:
                 token = STUCK
             else:
                 token = scripted[0] if scripted else next_token(contexts[row], noise & (2**63 - 1), allowed)
-            tokens.append(token)
+            tokens.append(BROKEN if req.order in self.broken else token)
             best = top(contexts[row], req.params.top_logprobs_num or 0)
             known = TokenLogprob(token, logprob(contexts[row], token), best)
             logprobs.append(known if req.params.return_logprob else None)
@@ -204,8 +207,6 @@ class FakeAheadRunner(FakeRunner):
     def __init__(self, num_slots: int, eos: int = EOS) -> None:
         super().__init__(num_slots, eos)
         self._sampled: dict[tuple[Request, int], int] = {}  # by the pass that was launched last
-        self.flying = 0
-        self.fail_landing: BaseException | None = None
         self.launched = 0
 
     def known(self, req: Request, ids: np.ndarray, at: int) -> np.ndarray:

@@ -412,12 +412,18 @@ def _validate_params(p: SamplingParams, vocab_size: int, loc: Loc | None) -> Non
         ("frequency_penalty", p.frequency_penalty, -2 <= p.frequency_penalty <= 2, "between -2 and 2"),
         ("presence_penalty", p.presence_penalty, -2 <= p.presence_penalty <= 2, "between -2 and 2"),
     )
+    for name, value in (("max_tokens", p.max_new_tokens), ("min_tokens", p.min_new_tokens), ("n", p.n), ("top_k", p.top_k)):
+        if int(value) != value:
+            raise ParameterError(f"gen: {name} is {value}; it must be a whole number", loc=loc)
     for name, value, fine, must in ranges:
         if not fine:
             raise ParameterError(f"gen: {name} is {value}; it must be {must}", loc=loc)
     for token in (*p.stop_token_ids, *(t for t, _ in p.logit_bias)):
         if not 0 <= token < vocab_size:
             raise ParameterError(f"gen: token id {token} is not in the vocabulary of {vocab_size}", loc=loc)
+    for token, bias in p.logit_bias:
+        if not bias < float("inf"):  # NaN is not, either
+            raise ParameterError(f"gen: logit_bias of token {token} is {bias}; it must be a number, or -inf", loc=loc)
     for pattern in p.stop_regex:
         try:
             re.compile(pattern)

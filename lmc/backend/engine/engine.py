@@ -14,6 +14,7 @@ It sleeps when nothing is to be done. Everybody else talks to it through one que
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,7 @@ from lmc import config
 from lmc.backend import recording
 from lmc.backend.base import Counters
 from lmc.backend.engine.answer import Ending
-from lmc.backend.engine.request import STUCK, Kind, Request, TokenLogprob, Top
+from lmc.backend.engine.request import BROKEN, STUCK, Kind, Request, TokenLogprob, Top
 from lmc.backend.engine.scheduler import Pass, Scheduler
 from lmc.errors import BackendError, CancelledError, LmcError
 
@@ -44,6 +45,12 @@ class PassOutput:
 
 _MOMENT = 0.005
 """Seconds that an idle engine waits at most for what is on its way."""
+
+
+_BROKEN = (
+    "the model gave no numbers (NaN or infinity) for this prompt: its weights are damaged, or overflow in this dtype; "
+    'try Engine(dtype="bfloat16") or Engine(dtype="float32")'
+)
 
 
 class Runner(Protocol):
@@ -370,6 +377,8 @@ class EngineCore:
         assert answer is not None
         if token == STUCK:
             raise answer.stuck()
+        if token == BROKEN:
+            raise BackendError(_BROKEN)
         req.passes += 1
         req.learn(place, token)
         if logprob is not None:
@@ -419,6 +428,8 @@ class EngineCore:
 
     def _conclude(self, req: Request) -> None:
         assert req.choose is not None
+        if any(map(math.isnan, req.node_logprobs)):
+            raise BackendError(_BROKEN)
         self.scheduler.keep_branch(req, req.choose(req))
         self._end(req)
 
@@ -488,16 +499,17 @@ class EngineCore:
         self.scheduler.reset()
         for req in failed:
             req.error, req.done = _as_backend_error(error), True
-            try:
-                _tell(req)
-            except Exception:
-                log.exception("a listener failed while it was told of a failure")
+            _tell(req)
 
 
 def _tell(req: Request) -> None:
-    """Tells the listener once, and lets go of it: a finished request must keep nothing alive."""
+    """Tells the listener once, and lets go of it: a finished request must keep nothing alive. What a listener raises is its
+    own: others go on."""
     listener, req.on_done = req.on_done, _nothing
-    listener(req)
+    try:
+        listener(req)
+    except Exception:
+        log.exception("a listener failed while it was told that request %d is over", req.order)
 
 
 def _nothing(_: Request) -> None: ...

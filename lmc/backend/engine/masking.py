@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from lmc.backend.engine.constraint import Matcher
-from lmc.backend.engine.request import STUCK, Request
+from lmc.backend.engine.request import BROKEN, STUCK, Request
 from lmc.errors import ConstraintError
 
 _TRIES = 2  # best tokens looked at before the row is closed, where most are legal
@@ -36,13 +36,17 @@ def step_of(req: Request) -> int:
 
 def greediest(logits: torch.Tensor, requests: Sequence[Request], greedy: Sequence[bool]) -> list[int]:
     """For each greedy row of `logits` [N, V]: the token with the highest logit of those its request allows, the first
-    of equals; STUCK where it allows none. Rows may be written to. 0 for the others."""
+    of equals; STUCK where it allows none, BROKEN where the logits are no numbers. Rows may be written to. 0 for the others."""
     if logits.device.type == "cpu":  # row by row in numpy: torch's argmax takes ten times as long on a CPU
-        rows = zip(logits.numpy(), requests, greedy, strict=True)
-        return [_best_on_cpu(row, req) if wanted else 0 for row, req, wanted in rows]
-    tokens = logits.argmax(-1).tolist()
+        every = logits.numpy()
+        found = [_best_on_cpu(row, req) if wanted else 0 for row, req, wanted in zip(every, requests, greedy, strict=True)]
+        return [token if token < 0 or row[token] < np.inf else BROKEN for token, row in zip(found, every, strict=True)]
+    most, at = logits.max(-1)
+    tokens = torch.where(most < torch.inf, at, BROKEN).tolist()
     closed = [  # the best of all is the best of the legal, where it is one of them
-        i for i, r in enumerate(requests) if greedy[i] and is_constrained(r) and not _is_legal(r, tokens[i])
+        i
+        for i, r in enumerate(requests)
+        if greedy[i] and is_constrained(r) and tokens[i] != BROKEN and not _is_legal(r, tokens[i])
     ]
     if closed:  # one transfer and one answer for all
         every: np.ndarray = np.stack([_legal(requests[i], logits.shape[1]) for i in closed])

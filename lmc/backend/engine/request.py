@@ -38,6 +38,7 @@ class TokenLogprob:
 
 
 STUCK = -1  # from the sampler: the constraint lets no token come next
+BROKEN = -2  # from the sampler: the logits are no numbers
 PENDING = -1  # in `ids`: a token that is on its way from the device
 SHORT = 128
 """Tokens up to which an answer is promised room for all that it may have: to promise less would save little."""

@@ -8,13 +8,14 @@ that no batch composition changes a sample. Log-probabilities are the model's ow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from lmc.backend.engine.masking import few_of, greediest, is_constrained, legal_bits, mask, step_of
-from lmc.backend.engine.request import STUCK, Request, TokenLogprob, Top
+from lmc.backend.engine.request import BROKEN, STUCK, Request, TokenLogprob, Top
 from lmc.fsm.tokens import FEW
 from lmc.prompt import SamplingParams
 
@@ -36,7 +37,7 @@ class Sampler:
         self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]
     ) -> tuple[list[int], list[TokenLogprob | None]]:
         """Tokens for `requests`, each from its row of `logits` [R, V] float32 (two may share a row); STUCK for one whose
-        constraint lets none come next."""
+        constraint lets none come next, BROKEN where the logits are no numbers."""
         if not requests:
             return [], []
         own = _rows(logits, rows)
@@ -47,7 +48,7 @@ class Sampler:
         if not wants_logprobs:
             return tokens, [None] * len(tokens)
         asked = zip(raw, tokens, requests, strict=True)
-        return tokens, [_logprob(row, t, r) if r.params.return_logprob and t != STUCK else None for row, t, r in asked]
+        return tokens, [_logprob(row, t, r) if r.params.return_logprob and t >= 0 else None for row, t, r in asked]
 
     def sample_ahead(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]) -> torch.Tensor:
         """The same tokens, [len(requests)] int64 on the logits' device, not waited for; no request may ask for
@@ -87,8 +88,9 @@ class Sampler:
                 continue
             drawn.append(i)
         for at, picked in _drawn(logits, requests, drawn, few):
-            for i, token in zip(at, picked.tolist(), strict=True):
-                tokens[i] = token
+            best = logits[to_device(at, logits)].max(-1)[0].tolist()  # NaN, if one of them is
+            for i, token, most in zip(at, picked.tolist(), best, strict=True):
+                tokens[i] = token if most < math.inf else BROKEN
         return tokens
 
 
@@ -215,7 +217,7 @@ def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     running = weights.cumsum(-1, dtype=torch.float64)
     total = running[:, -1:]
     target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(running, target, right=True)[:, 0]
+    return torch.searchsorted(running, target, right=True)[:, 0].clamp_max(weights.shape[1] - 1)  # beyond it where NaN is
 
 
 def _adjust(logits: torch.Tensor, i: int, req: Request) -> None:

@@ -19,7 +19,7 @@ Pure bookkeeping on token ids and slots: no model, no text, no threads.
 from __future__ import annotations
 
 import weakref
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -166,7 +166,7 @@ class Scheduler:
         self.tree.give_up()
         self.tree = RadixCache()
         self.completed: list[Request] = []  # PREFILLs that ended; the engine takes them from here
-        self.waiting: deque[Request] = deque()
+        self.waiting: OrderedDict[Request, None] = OrderedDict()  # who is next, first
         self.running: dict[Request, None] = {}  # in order of admission
         for req in self.pins:
             req.pinned = False
@@ -188,7 +188,7 @@ class Scheduler:
     def add(self, req: Request) -> None:
         assert req.need <= self.pool.num_slots, "does not fit the pool; refuse it at submit"
         req.since = self._clock
-        self.waiting.append(req)
+        self.waiting[req] = None
         if req.group is not None:
             req.group.waiting.append(req)
         self._stuck = False
@@ -198,7 +198,7 @@ class Scheduler:
         if req in self.running:
             self.finish(req, req.cached_len)
         elif req in self.waiting:
-            self.waiting.remove(req)
+            del self.waiting[req]
             if req.group is not None:
                 req.group.waiting.remove(req)
                 self._stuck = False
@@ -433,7 +433,7 @@ class Scheduler:
         req.preempted += 1
         req.group = None
         self.tally.preemptions += 1
-        self.waiting.appendleft(req)
+        self._put_back(req)
         config.log("schedule", f"KV pool full: {req.length} tokens of request {req.order} wait, for the {req.preempted}. time")
 
     def most_preemptions(self, req: Request) -> int:
@@ -448,7 +448,7 @@ class Scheduler:
         progress, deferred = True, False
         while progress and room > 0 and self.waiting and self._batch_size(work) < self.max_batch:
             progress = False
-            candidates = [self.waiting.popleft() for _ in range(min(_WINDOW, len(self.waiting)))]
+            candidates = [self.waiting.popitem(last=False)[0] for _ in range(min(_WINDOW, len(self.waiting)))]
             left: list[Request] = []
             candidates.sort(key=self._rank)
             for i, req in enumerate(candidates):
@@ -472,11 +472,17 @@ class Scheduler:
                 if verdict is _Verdict.NO_ROOM and (req.preempted or self._starved(req)):  # nobody passes it any more
                     left.extend(candidates[i + 1 :])
                     break
-            self.waiting.extendleft(sorted(left, key=lambda r: (bool(r.preempted), -r.order)))
+            for req in sorted(left, key=lambda r: (bool(r.preempted), -r.order)):
+                self._put_back(req)
         if self.waiting and not self.running and not work.rows and not deferred:
             self._make_room(work)
         elif self.waiting and not progress:
             self._stuck = not deferred
+
+    def _put_back(self, req: Request) -> None:
+        """Before all that waits."""
+        self.waiting[req] = None
+        self.waiting.move_to_end(req, last=False)
 
     @property
     def only_waiting(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-F32, F16, Q4_0, Q4_1, Q5_0, Q8_0, BF16 = 0, 1, 2, 3, 6, 8, 30
+F32, F16, Q4_0, Q4_1, Q8_0, IQ2_XS, BF16 = 0, 1, 2, 3, 8, 17, 30
 
 
 def text(value: str) -> bytes:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from lmc.backend.engine.models import gguf
+from lmc.backend.engine.models import blocks, gguf
+from lmc.backend.engine.models.blocks import KINDS
 from lmc.errors import ModelLoadError
 from tests.backend.engine import gguf_writer as writer
 
@@ -63,8 +65,8 @@ def test_versions_that_are_not_read(write, version, says):
 
 
 def test_an_unsupported_quantization_names_the_tensor_and_the_remedy(write):
-    with pytest.raises(ModelLoadError, match=r"tensor 'w' is quantized as Q5_0.*requantize the model to Q8_0"):
-        gguf.read(write(writer.gguf({}, {"w": ((32,), writer.Q5_0, b"\0" * 22)})))
+    with pytest.raises(ModelLoadError, match=r"tensor 'w' is quantized as IQ2_XS, .*take a file of another quantization, as Q4_K_M"):
+        gguf.read(write(writer.gguf({}, {"w": ((256,), writer.IQ2_XS, b"\0" * 74)})))
 
 
 def test_absurd_counts_do_not_allocate(write):
@@ -114,11 +116,23 @@ def test_f16_and_bf16(write):
     check_block(write, writer.BF16, b"".join(struct.pack("<f", n)[2:] for n in numbers), numbers)
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_any_bytes_stand_for_what_ggml_says(kind, monkeypatch):
+    reference = pytest.importorskip("gguf")
+    rng = np.random.default_rng(3)
+    raw = rng.integers(0, 256, (37, kind.bytes), np.uint8)
+    theirs = reference.GGMLQuantizationType[kind.name]
+    assert KINDS[theirs.value] is kind and reference.GGML_QUANT_SIZES[theirs] == (kind.weights, kind.bytes)
+    with np.errstate(invalid="ignore", over="ignore"):  # any bytes: some scales are NaN
+        expected = reference.dequantize(raw, theirs).reshape(-1)
+        monkeypatch.setattr(blocks, "_AT_ONCE", 8 * kind.weights)  # in several steps
+        found = kind.dequantized(raw.reshape(-1))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-30)
+
+
 @pytest.mark.model
 def test_the_real_file_dequantizes_as_ggml_does():
     reference = pytest.importorskip("gguf")
-    import numpy as np
-
     from lmc.backend.engine.models.loader import embedded_path
 
     path = embedded_path()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lmc.backend.engine.answer import Answer
-from lmc.backend.engine.request import STUCK, Kind, Request
+from lmc.backend.engine.request import BROKEN, STUCK, Kind, Request
 from lmc.errors import ConstraintError
 from lmc.fsm.tokens import Row
 from lmc.prompt import SamplingParams
@@ -320,3 +320,10 @@ def test_what_is_drawn_ahead_is_what_is_drawn(params):
     expected, _ = Sampler(V).sample(values.clone(), rows, requests)
     assert Sampler(V, close_reference).sample_ahead(values.clone(), rows, requests).tolist() == expected
     assert expected[2] == STUCK
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_told_and_the_rows_beside_them_go_on(sampler, value):
+    values = logits({3: 1.0}, {3: 1.0, 4: value}, {4: value}, {5: 30.0})
+    asked = request(), request(), request(temperature=1.0, top_p=0.9), request(temperature=1.0)
+    assert pick(sampler, values, *asked) == [3, BROKEN, BROKEN, 5]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from lmc.backend.base import Hints
-from lmc.errors import CancelledError, PromptTooLongError
+from lmc.backend.engine.request import Kind
+from lmc.errors import BackendError, CancelledError, PromptTooLongError
 from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import (
     FakeAheadRunner,
@@ -311,6 +312,62 @@ def test_after_its_patience_nobody_who_came_later_passes_a_request(monkeypatch, 
     engine.check()
 
 
+def test_one_whose_logits_are_no_numbers_fails_alone():
+    engine, core = stepped(512)
+    bad, good = (engine.submit(None, [Text((text,)), gen(6), Text(("then",)), gen(2)]) for text in ("one ", "two "))
+    core.turn()
+    core.runner.broken.add(bad.last.parent.requests[0].order)
+    drain(core)
+    with pytest.raises(BackendError, match="no numbers"):
+        bad.results[0].output()
+    with pytest.raises(BackendError, match="no numbers"):
+        bad.results[1].output()
+    assert good.results[0].output().text == expected_text("two ", 6)
+    engine.check()
+
+
+@pytest.mark.parametrize("act", ["cancel", "drop"])
+def test_thousands_that_wait_are_taken_out_at_once(act):
+    """Each by itself, from either end, without looking at the others."""
+    engine, core = stepped(512, max_batch=4)
+    handles = [engine.submit(None, [Text((f"p {i} ",)), gen(8)]) for i in range(2000)]
+    core.turn()
+    looked = 0
+
+    class Watched(type(handles[0].last.requests[0])):
+        __slots__ = ()
+
+        def __eq__(self, other):
+            nonlocal looked
+            looked += 1
+            return self is other
+
+        __hash__ = object.__hash__
+
+    for req in core.scheduler.waiting:
+        req.__class__ = Watched
+    if act == "cancel":
+        for handle in handles:
+            handle.cancel()
+    handle = None
+    handles.clear()
+    drain(core)
+    assert engine.stats()["waiting"] == engine.stats()["running"] == 0
+    assert looked < 100
+    engine.check()
+
+
+def test_who_listens_badly_harms_nobody():
+    engine, core = stepped(512)
+    one, other = (engine.submit(None, [Text((text,)), gen(6), Text(("then",)), gen(2)]) for text in ("one ", "two "))
+    one.results[0].on_change(_raises)
+    drain(core)
+    assert one.results[0].output().text == expected_text("one ", 6)
+    assert other.results[0].output().text == expected_text("two ", 6)
+    assert one.results[1].done
+    engine.check()
+
+
 def test_namespaces_share_no_page():
     engine, core = stepped(2000, chunk=256)
     text = "the same text for everybody " * 3
@@ -497,6 +554,34 @@ class Anything(RuleBasedStateMachine):
         for _ in range(n):
             self.core.turn()
 
+    @rule(where=st.sampled_from(["fail_with", "fail_landing"]), n=st.integers(1, 3))
+    def fail(self, where, n):
+        """The device fails in a pass, or when a flight lands: what is on its way fails with it, and the engine goes on."""
+        fault = RuntimeError("the device failed")
+        setattr(self.core.runner, where, fault)
+        for _ in range(n):
+            try:
+                self.core.turn()
+            except RuntimeError as error:  # as the loop of a thread does
+                assert error is fault
+                self.core._fail_all(error)
+                self.core.runner.flying = 0
+                self.pinned.clear()
+        setattr(self.core.runner, where, None)
+
+    @rule(data=st.data())
+    def break_one(self, data):
+        """One answer's logits are no numbers."""
+        running = [req for req in self.core.scheduler.running if req.kind is Kind.GENERATE and not req.in_flight]
+        if running:
+            self.core.runner.broken.add(data.draw(st.sampled_from(running)).order)
+
+    @rule(data=st.data())
+    def listen_badly(self, data):
+        """Whoever listens raises: nobody else learns of it."""
+        if self.open and (results := data.draw(st.sampled_from(self.open))[0].results) and not results[-1].done:
+            results[-1].on_change(_raises)
+
     @invariant()
     def nothing_leaks(self):
         self.engine.check()
@@ -525,6 +610,10 @@ class Anything(RuleBasedStateMachine):
         stats = self.engine.stats()
         assert stats["pinned"] == stats["running"] == stats["waiting"] == 0
         assert stats["free_slots"] + stats["cached_tokens"] == stats["slots"]
+
+
+def _raises(_) -> None:
+    raise ValueError("a listener failed")
 
 
 class AnythingAhead(Anything):

@@ -1,4 +1,4 @@
-"""GGUF: a reader of the file format (mmap, struct) and the dequantization of its tensors to float32.
+"""GGUF: a reader of the file format (mmap, struct); what its quantized tensors stand for is in blocks.py.
 
 The format: magic, version, counts, key/value metadata, tensor infos, aligned tensor data
 (github.com/ggml-org/ggml, docs/gguf.md). Everything a file claims is checked against its size.
@@ -8,27 +8,21 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lmc.backend.engine.models.blocks import KINDS, UNREAD, Kind
 from lmc.errors import ModelLoadError
 
 Array = np.ndarray[Any, Any]
 
 MAGIC = b"GGUF"
-BLOCK = 32  # weights per quantized block
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-
-# ggml type: (name, weights per block, bytes per block)
-_TYPES = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 8: ("Q8_0", 32, 34)}  # fmt: skip
-_UNSUPPORTED = {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 20: "IQ4_NL", 23: "IQ4_XS"}  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -36,7 +30,7 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]
-    kind: str
+    kind: Kind
     offset: int  # bytes from the start of the file
     nbytes: int
 
@@ -59,7 +53,7 @@ class GgufFile:
     def tensor(self, name: str) -> Array:
         """The tensor in float32, a fresh array."""
         info = self.tensors[name]
-        return _DEQUANTIZE[info.kind](self.raw(name)).reshape(info.shape)
+        return info.kind.dequantized(self.raw(name)).reshape(info.shape)
 
 
 def read(path: Path) -> GgufFile:
@@ -166,18 +160,17 @@ class _Reader:
             raise self.fail(f"tensor {name!r} has {dims} dimensions")
         shape = tuple(self.scalar("Q") for _ in range(dims))[::-1]
         code, offset = self.scalar("I"), self.scalar("Q")
-        if code not in _TYPES:
-            kind = _UNSUPPORTED.get(code, f"type {code}")
-            supported = ", ".join(name for name, _, _ in _TYPES.values())
+        if code not in KINDS:
+            supported = ", ".join(kind.name for kind in KINDS.values())
             raise self.fail(
-                f"tensor {name!r} is quantized as {kind}, which is not supported",
-                f"requantize the model to Q8_0 or Q4_0 (supported: {supported}) or use its safetensors",
+                f"tensor {name!r} is quantized as {UNREAD.get(code, f'type {code}')}, which is not supported",
+                f"take a file of another quantization, as Q4_K_M or Q8_0 (supported: {supported}), or the model's safetensors",
             )
-        kind, per_block, block_bytes = _TYPES[code]
+        kind = KINDS[code]
         count = int(np.prod(shape, dtype=object))
-        if shape[-1] % per_block:
-            raise self.fail(f"tensor {name!r}: rows of {shape[-1]} are not whole {kind} blocks of {per_block}")
-        return TensorInfo(name, shape, kind, offset, count // per_block * block_bytes)
+        if shape[-1] % kind.weights:
+            raise self.fail(f"tensor {name!r}: rows of {shape[-1]} are not whole {kind.name} blocks of {kind.weights}")
+        return TensorInfo(name, shape, kind, offset, count // kind.weights * kind.bytes)
 
     def placed(self, info: TensorInfo, start: int) -> TensorInfo:
         begin = start + info.offset
@@ -189,66 +182,3 @@ class _Reader:
                 "the file is truncated: download it again",
             )
         return TensorInfo(info.name, info.shape, info.kind, begin, info.nbytes)
-
-
-# -- blocks (ggml-common.h): all scales are float16, all arithmetic float32. numpy, not torch: its single-threaded
-# passes do not wait for one another on a busy machine, and the loader runs one task a layer anyway.
-
-
-def _half(raw: Array) -> Array:
-    """[blocks, 2] bytes → float32 [blocks, 1]."""
-    return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
-
-
-def _nibbles(packed: Array) -> Array:
-    """[blocks, 16] uint8 → [blocks, 32] float32: low nibbles are the first 16 weights, high nibbles the last 16."""
-    found = np.empty((len(packed), BLOCK), np.float32)
-    np.bitwise_and(packed, 15, out=found[:, :16], casting="unsafe")
-    np.right_shift(packed, 4, out=found[:, 16:], casting="unsafe")
-    return found
-
-
-def _f32(raw: Array) -> Array:
-    return raw.view("<f4").copy()
-
-
-def _f16(raw: Array) -> Array:
-    return raw.view("<f2").astype(np.float32)
-
-
-def _bf16(raw: Array) -> Array:
-    return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-
-
-def _q8_0(raw: Array) -> Array:
-    """w = d·q"""
-    blocks = raw.reshape(-1, 34)
-    return blocks[:, 2:].view(np.int8) * _half(blocks[:, :2])
-
-
-def _q4_0(raw: Array) -> Array:
-    """w = d·(q - 8)"""
-    blocks = raw.reshape(-1, 18)
-    found = _nibbles(blocks[:, 2:])
-    found -= 8
-    found *= _half(blocks[:, :2])
-    return found
-
-
-def _q4_1(raw: Array) -> Array:
-    """w = d·q + m"""
-    blocks = raw.reshape(-1, 20)
-    found = _nibbles(blocks[:, 4:])
-    found *= _half(blocks[:, :2])
-    found += _half(blocks[:, 2:4])
-    return found
-
-
-_DEQUANTIZE: dict[str, Callable[[Array], Array]] = {
-    "F32": _f32,
-    "F16": _f16,
-    "BF16": _bf16,
-    "Q8_0": _q8_0,
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-}
