@@ -645,6 +645,29 @@ def test_holding_functions_and_looking_at_them_is_no_effect(tmp_path: Path) -> N
         assert runs[1 - n](backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value == expected and not CALLS
 
 
+def weight(x: str) -> int:
+    CALLS.append(("weight", x))
+    return len(x)
+
+
+@lmc.function
+def sorts(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    words = f"{s['a']} a bb".split()
+    best = max(words, key=weight)
+    words.sort(key=lambda w: -weight(w + q))
+    return best, sorted(words, key=weight), words
+
+
+def test_what_keys_of_sorts_call_is_the_same_in_every_execution(tmp_path: Path) -> None:
+    runs = [sorts.run, lmc.compile(sorts)]
+    for n, way in enumerate(runs):
+        expected = way("q", backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value
+        assert [e.name for e in journal.read(tmp_path / str(n)).runs[0].effects.values()] == ["weight"] * 9
+        CALLS.clear()
+        assert runs[1 - n]("q", backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value == expected and not CALLS
+
+
 # -- journals of something else --------------------------------------------------------------------------------------
 
 

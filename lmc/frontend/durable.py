@@ -216,6 +216,10 @@ class RunJournal:
             return outcome
         fn, args, kwargs = effect
         self._go_on()
+        if any(fn is x for x in _SORTS):
+            return self._sorted(stream, fn, args, kwargs)
+        if getattr(fn, "__name__", "") == "sort" and type(getattr(fn, "__self__", None)) is list:
+            return self._sorted(stream, list.sort, args, kwargs)
         name, reached = _name(fn), _Reached(fn, args, kwargs)
         number, known = self._begin(stream, name, args, kwargs, loc, ordered=(not isinstance(fn, HostFunction) or fn.ordered) and not _in_loop())
         if known is not None:
@@ -228,6 +232,23 @@ class RunJournal:
             outcome = call()
         self._write_outcome(number, fn, name, args, reached, outcome, loc)
         return outcome
+
+    def _sorted(self, stream: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
+        """A sort of a compiled run as the interpreter makes it, so that both have the same calls: those of its key, one by one."""
+        from lmc.frontend.hooks import ReplayMode
+        from lmc.frontend.values import active
+
+        mode = ReplayMode({}, None, {})
+        mode.journal, mode.stream = self, stream
+        token = active.set(mode)
+        try:
+            return True, mode.call(fn, *args, **kwargs)
+        except JournalError:
+            raise
+        except BaseException as error:  # handed on
+            return False, error
+        finally:
+            active.reset(token)
 
     def _sync(self) -> None:
         """The disk has what was written; if it cannot, the run is over, whatever the program makes of that."""
@@ -740,6 +761,7 @@ _CHANGE_NOTHING = frozenset({
 """Functions of Python that only wait, look at the clock or draw lots: where nobody knows whether they were called, they are called again."""
 _AWAITED_AGAIN = frozenset({hostops.anext_step.__code__, hostops.turns.__code__, asyncio.Lock.acquire.__code__, asyncio.Semaphore.acquire.__code__})
 """The code of coroutines that only iterate or wait."""
+_SORTS = (sorted, min, max, list.sort)
 _CALL_BACK = frozenset({"sort", "sub", "subn", "sorted", "min", "max", "map", "filter", "iter"})
 """Methods of data and builtins that call a function they are handed. The others hold it or look at it."""
 _OPERATIONS = frozenset(map(id, hostops.OPERATIONS.values()))

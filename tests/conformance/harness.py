@@ -234,8 +234,6 @@ DONE_AGAIN = {
     "length_that_is_asked_for": "Python calls `__len__` by itself, and what that does is done again",
     "called_by_python": "so are other methods",
     "keys_with_code": "the `__hash__` of a key too",
-    "sorted_in_place_by_a_tool_then_left": "refused: what a key of `sort` calls is several calls, or one where the run leaves its graph",
-    "closure_with_defaults": "refused: what a key of `sorted` calls is one call or several",
 }
 """Programs that durability.md excepts where they are taken up again."""
 
