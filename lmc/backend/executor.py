@@ -46,6 +46,7 @@ class Execution:
         self._holding: dict[Run, HostThread] = {}  # runs that are inside a `with` of the host, or were
         self._before_with: deque[tuple[Run, Work]] = deque()  # runs that will be
         self._unfinished: dict[Run, None] = {}
+        self._stopped = False
         self._logs = logs("host")
 
     def run(self, runs: Iterator[Run]) -> Iterator[Run]:
@@ -73,7 +74,12 @@ class Execution:
 
     def stop(self, run: Run) -> None:
         """From any thread: nobody watches a run any more, so the execution ends."""
+        self._stopped = True
         self._events.put((run, STOPPED, None))
+
+    def check(self) -> None:
+        if self._stopped:
+            raise CancelledError("nobody watches the run any more")
 
     def close(self) -> None:
         """Cancels what is not finished: an exception or an abandoned iteration leaves no request and no queued host call.
@@ -96,7 +102,7 @@ class Execution:
         if run not in self._unfinished:
             return
         if instruction is STOPPED:
-            raise CancelledError("nobody watches the run any more")
+            self.check()
         if instruction is None:  # a replay on the pool is over
             yield from self._over(run)
             return
@@ -219,6 +225,7 @@ class Execution:
         try:
             over = self._advance(run)
         except Exception as error:  # of the program, or TakeOver: the interpreter goes on from the record
+            self.check()
             raised = error
         if raised is not None:  # outside of `except`, so that what the interpreter raises does not name it as its context
             run.failure = raised

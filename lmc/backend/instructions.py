@@ -210,6 +210,10 @@ class Scheduler(Protocol):
 
     parallel: bool
 
+    def check(self) -> None:
+        """Raises if the execution is to end, before something happens in the calling thread."""
+        ...
+
     def wait(self, run: Run, instruction: Instruction, answer: Result) -> bool:
         """Executes the instruction again when the answer is there; False."""
         ...
@@ -267,6 +271,8 @@ STOPPED = Instruction((), 0, 0, None)
 """Stands for the end of a run that nobody watches any more."""
 RETURNED = Instruction((), 0, 0, None)
 """Stands for the end of a run that has returned but whose answers are not all there."""
+INTERRUPTED = Instruction((), 0, 0, None)
+"""Stands for a run whose task was cancelled while it waited for an answer."""
 
 
 class Simple(Instruction):
@@ -424,6 +430,7 @@ class HostCall(Instruction):
     def execute(self, run: Run, x: Scheduler) -> bool:
         args = self.args(run.env)
         if self.inline or not x.parallel:
+            x.check()
             recorder = recording.recorder
             if recorder is None:
                 self.settle(run, args, self.made(run, run.context, args))

@@ -18,8 +18,9 @@ from types import CoroutineType
 from typing import Any
 
 from lmc.backend import recording
+from lmc.backend.base import TakeOver
 from lmc.backend.executor import Done, Execution
-from lmc.backend.instructions import Awaiting, HostCall, Instruction, Run, cancel
+from lmc.backend.instructions import INTERRUPTED, RETURNED, Awaiting, HostCall, Instruction, Run, cancel
 
 Event = tuple[Run, Instruction | None, Done | None]
 
@@ -119,8 +120,15 @@ class LoopExecution(Execution):
     def _task(self, run: Run) -> _RunTask:
         task = self._tasks.get(run)
         if task is None:
-            task = self._tasks[run] = _RunTask(run.owner.context(run))
+            task = self._tasks[run] = _RunTask(run.owner.context(run), lambda: self._events.put((run, INTERRUPTED, None)))
         return task
+
+    def _handle(self, run: Run, instruction: Instruction | None, done: Done | None) -> Iterator[Run]:
+        if instruction is not INTERRUPTED:
+            yield from super()._handle(run, instruction, done)
+        elif run in self._unfinished and not run.taken and RETURNED not in run.busy:
+            run.failure = run.failure or TakeOver("raises CancelledError while it waits for an answer")
+            yield from self._failed(run)
 
     def _over(self, run: Run) -> Iterator[Run]:
         task = self._tasks.pop(run, None)
@@ -165,6 +173,7 @@ class LoopExecution(Execution):
             return super()._start_replay(run)
 
         async def work() -> None:
+            self._task(run).interrupt()
             try:
                 run.result = await run.owner.areplay(run)
             except BaseException as error:  # SystemExit and the like are raised to the caller
@@ -183,9 +192,15 @@ def _close_unawaited(values: Iterable[Any]) -> None:
 
 
 class _RunTask:
-    """The task of one run: does what it is given, one thing after another."""
+    """The task of one run: does what it is given, one thing after another.
 
-    def __init__(self, context: Context) -> None:
+    The program may have itself cancelled, by `asyncio.timeout` for instance. If that happens while nothing is awaited here, because the run waits for
+    an answer, `interrupted` is called, and the interpreter goes on: `interrupt` raises it there, where the program awaits.
+    """
+
+    def __init__(self, context: Context, interrupted: Callable[[], None]) -> None:
+        self._interrupted = interrupted
+        self._reason: tuple[Any, ...] | None = None
         self._work = asyncio.Queue[Callable[[], Awaitable[None]] | None]()
         self._cancelled = False
         self.task = asyncio.get_running_loop().create_task(self._serve(), context=context)
@@ -202,6 +217,23 @@ class _RunTask:
         self._cancelled = True
         self.task.cancel()
 
+    def interrupt(self) -> None:
+        """In the task: what cancelled it while it had nothing to do cancels what it awaits next."""
+        if self._reason is not None:
+            self.task.cancel(*self._reason)
+            self.task.uncancel()  # it is counted already
+            self._reason = None
+
     async def _serve(self) -> None:
-        while not self._cancelled and (work := await self._work.get()) is not None:
+        while not self._cancelled:
+            try:
+                work = await self._work.get()
+            except asyncio.CancelledError as error:
+                if self._cancelled:
+                    raise
+                self._reason = error.args
+                self._interrupted()
+                continue
+            if work is None:
+                return
             await work()

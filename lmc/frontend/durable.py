@@ -759,8 +759,10 @@ _CHANGE_NOTHING = frozenset({
     *[getattr(random, n) for n in ("random", "randint", "randrange", "choice", "choices", "sample", "shuffle", "uniform", "gauss", "getrandbits")],
 })  # fmt: skip
 """Functions of Python that only wait, look at the clock or draw lots: where nobody knows whether they were called, they are called again."""
-_AWAITED_AGAIN = frozenset({hostops.anext_step.__code__, hostops.turns.__code__, asyncio.Lock.acquire.__code__, asyncio.Semaphore.acquire.__code__})
-"""The code of coroutines that only iterate or wait."""
+_AWAITED_AGAIN = frozenset(
+    fn.__code__ for fn in (hostops.anext_step, hostops.turns, hostops.aenter, hostops.aexit, asyncio.Lock.acquire, asyncio.Semaphore.acquire)
+)
+"""The code of coroutines that only iterate or wait, or enter and leave a `with`."""
 _SORTS = (sorted, min, max, list.sort)
 _CALL_BACK = frozenset({"sort", "sub", "subn", "sorted", "min", "max", "map", "filter", "iter"})
 """Methods of data and builtins that call a function they are handed. The others hold it or look at it."""

@@ -29,7 +29,7 @@ from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Shape, targets
 from lmc.frontend.instrument import CannotInstrument, awaits, instrument, is_instrumented
 from lmc.frontend.interpreter import ACTIVE, Function
-from lmc.frontend.managers import Managed, is_own_manager
+from lmc.frontend.managers import AsyncManaged, Managed, is_own_async_manager, is_own_manager
 from lmc.frontend.own import NOT_OWN, Own, default_containers
 from lmc.frontend.primitives import Expr, caller_loc
 from lmc.frontend.raising import caused
@@ -240,6 +240,14 @@ class Mode:
 
     def aenter(self, manager: Any) -> Any:
         return manager
+
+    def aentered(self, manager: Any) -> Any:
+        """An awaitable of what entering an async manager gives."""
+        return hostops.aenter(manager)
+
+    def aleft(self, manager: Any, error: BaseException | None) -> Any:
+        """An awaitable: leaves an async manager, with the exception that the block raised; whether the manager has handled it."""
+        return hostops.aexit(manager, error)
 
     # patterns: the parts that the patterns inside are matched with, or None
 
@@ -894,7 +902,18 @@ class ReplayMode(CountingMode):
         return self._continue_async(tick, value, shape) if (tick, 1, 0) in self.record else value
 
     def aenter(self, manager: Any) -> Any:
-        return manager if self.limits is None else aio.timed_manager(manager, self.limits, caller_loc())
+        if is_own_async_manager(manager) or not (hasattr(type(manager), "__aenter__") and hasattr(type(manager), "__aexit__")):
+            return manager if self.limits is None else aio.timed_manager(manager, self.limits, caller_loc())
+        return AsyncManaged(manager, self.dispatch, self.is_dead)
+
+    def aentered(self, manager: Any) -> Any:
+        return self._in_time(super().aentered(manager))
+
+    def aleft(self, manager: Any, error: BaseException | None) -> Any:
+        return self._in_time(super().aleft(manager, error))
+
+    def _in_time(self, coroutine: Any) -> Any:
+        return _as_host(coroutine if self.limits is None else self.limits.wait(coroutine, caller_loc()))
 
     async def _continue_async(self, tick: int, iterator: Any, shape: Shape | None) -> AsyncIterator[Any]:
         for step in itertools.count(1):
@@ -1012,7 +1031,7 @@ async def _as_host(awaitable: Awaitable[Any]) -> Any:
         return await awaitable
 
 
-_AWAITED = frozenset({"awaited", "getitem_ready", "callm_ready"})
+_AWAITED = frozenset({"awaited", "getitem_ready", "callm_ready", "aentered", "aleft"})
 """Hooks that give awaitables."""
 
 LAZY = (

@@ -256,8 +256,22 @@ def _enter(manager: Any) -> Any:
 
 
 def _exit(manager: Any, error: BaseException | None) -> Any:
-    raised = (None, None, None) if error is None else (type(error), error, error.__traceback__)
-    return type(manager).__exit__(manager, *raised)
+    return type(manager).__exit__(manager, *_raised(error))
+
+
+def _raised(error: BaseException | None) -> tuple[Any, Any, Any]:
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+
+
+async def aenter(manager: Any) -> Any:
+    cls = type(manager)
+    if not (hasattr(cls, "__aenter__") and hasattr(cls, "__aexit__")):
+        raise TakeOver(f"raises where it enters a {cls.__name__}")
+    return await cls.__aenter__(manager)
+
+
+async def aexit(manager: Any, error: BaseException | None) -> Any:
+    return await type(manager).__aexit__(manager, *_raised(error))
 
 
 def _setitem(owner: Any, key: Any, value: Any) -> None:
@@ -284,7 +298,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "py.format": _format, "py.iter": iter, "py.next": _next, "py.unpack": _unpack, "py.call": _call, "py.call_method": _call_method, "py.read_list": _read_list,
     "py.tuple": lambda *items: items, "py.list": lambda *items: list(items), "py.set": lambda *items: set(items), "py.dict": _dict,
     "py.as_tuple": _as_tuple, "py.argsort": _argsort, "py.argmin": _argmin, "py.argmax": _argmax, "py.text": _text,
-    "py.mapping": dict, "py.choices": _choices, "py.named": _named, "py.await": _itself, "py.aiter": aiter, "py.anext": anext_step, "py.turns": turns,
+    "py.mapping": dict, "py.choices": _choices, "py.named": _named, "py.aenter": aenter, "py.aexit": aexit,
+    "py.await": _itself, "py.aiter": aiter, "py.anext": anext_step, "py.turns": turns,
     "py.match_sequence": match_sequence, "py.match_mapping": match_mapping,
     "py.match_class": match_class,
 }  # fmt: skip

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from types import FunctionType
-from typing import Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from lmc.backend.base import Backend, Beyond, Hints, Result, Usage, check_supported
 from lmc.config import compiler, default_backend, settings
@@ -731,6 +731,20 @@ class Function:
 
     def __repr__(self) -> str:
         return f"<lmc {self.described}>"
+
+    if not TYPE_CHECKING:  # type checkers shall see that such a name is not there
+
+        def __getattr__(self, name: str) -> Any:
+            remedy = f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise AttributeError(f"a program has no {name!r}{remedy}", name=name, obj=self)
+
+
+_INSTEAD: Mapping[str, str] = {
+    "compile": "lmc.compile(fn)", "batch": "fn.run_batch(items), or lmc.compile(fn).batch(items)", "acall": "await fn.arun(…)",
+    "stream": "fn.run(…, stream=True)",
+    **{name: f"lmc.compile(fn).{name}(…)" for name in ("abatch", "as_completed", "lower", "dump_ir", "explain", "save")},
+}  # fmt: skip
+"""What a `Program` has and a `Function` has not, or under another name."""
 
 
 Function.run.__signature__ = signature("*args", RUN_OPTIONS)  # pyright: ignore[reportFunctionMemberAccess]

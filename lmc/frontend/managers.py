@@ -33,6 +33,21 @@ class Managed:
         return self._dispatch("left", (self._manager, error), {})
 
 
+class AsyncManaged:
+    """As `Managed`, in an `async with` statement: entering and leaving are awaited."""
+
+    def __init__(self, manager: Any, dispatch: Callable[[str, tuple[Any, ...], dict[str, Any]], Any], dead: Callable[[], bool]) -> None:
+        self._manager, self._dispatch, self._dead = manager, dispatch, dead
+
+    async def __aenter__(self) -> Any:
+        return await self._dispatch("aentered", (self._manager,), {})
+
+    async def __aexit__(self, cls: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None) -> Any:
+        if self._dead():
+            return False  # as above
+        return await self._dispatch("aleft", (self._manager, error), {})
+
+
 class Guarded:
     """Stands for a manager of the program's own while tracing, which may handle what the block raises: `around` is told."""
 
@@ -78,6 +93,12 @@ def _gives_nothing(code: types.CodeType) -> bool:
         if step.opname == "RETURN_CONST" and step.argval not in nothing:
             return False
     return True
+
+
+def is_own_async_manager(x: Any) -> bool:
+    """Whether an async manager is one of an async generator function of the program's own."""
+    generator = getattr(x, "gen", None) if type(x).__module__ == "contextlib" else None
+    return isinstance(generator, types.AsyncGeneratorType) and is_instrumented(generator.ag_code)
 
 
 def generator_code(x: Any) -> types.CodeType | None:

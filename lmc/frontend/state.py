@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import index
 from typing import Any, cast, overload
@@ -366,8 +366,21 @@ def _special(s: State, expr: SpecialExpr) -> None:
 
 
 def _gen(s: State, expr: GenExpr) -> None:
+    limit = expr.given.get("max_tokens")
+    if limit.__class__ is int and limit == 0 and expr.given.get("top_logprobs_num") is not None:
+        return _candidates(s, expr)
     s.ctx, answer = s.emitter.gen(s.ctx, expr, s.stream, s.ordinal)
     _hold(s, expr.name, answer)
+
+
+def _candidates(s: State, expr: GenExpr) -> None:
+    """No text, but the candidates for what would come next: one token is asked for, which the prompt does not get."""
+    _, answer = s.emitter.gen(s.ctx, replace(expr, given={**expr.given, "max_tokens": 1}), s.stream, s.ordinal)
+    _hold(s, expr.name, answer, Taken(answer, _no_text))
+
+
+def _no_text(_: str) -> str:
+    return ""
 
 
 def _select(s: State, expr: SelectExpr) -> None:

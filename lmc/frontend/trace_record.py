@@ -852,6 +852,8 @@ def fault_of(error: Exception) -> str | None:
     frame = error.__traceback__
     if frame is None or isinstance(error, LmcError):
         return None
+    if isinstance(error, RecursionError):
+        return "recurses too deeply to be traced"
     while frame.tb_next is not None:
         frame = frame.tb_next
     file = frame.tb_frame.f_code.co_filename

@@ -29,7 +29,7 @@ from lmc.frontend.hooks import GATHERED, Key, hooks, inner_key, member_of, progr
 from lmc.frontend.hostops import Known, Shape, native
 from lmc.frontend.instrument import guarding, instrument
 from lmc.frontend.interpreter import ACTIVE, Function
-from lmc.frontend.managers import Guarded, generator_code, may_handle
+from lmc.frontend.managers import AsyncManaged, Guarded, generator_code, is_own_async_manager, may_handle
 from lmc.frontend.own import NOT_OWN
 from lmc.frontend.primitives import Expr, raised_at
 from lmc.frontend.raising import caused, content, is_constant, stand_in
@@ -550,7 +550,26 @@ class TraceMode(CallMode):
             yield item if shape is None else self.unpacked(item, shape, (tick, 1, -index))
 
     def aenter(self, manager: Any) -> Any:
-        raise TraceEscape(f"enters an async {'manager' if isinstance(manager, Value) else type(manager).__name__} of the host")
+        if isinstance(manager, Value):
+            return AsyncManaged(manager, self.dispatch, self.is_dead)
+        if not hasattr(type(manager), "__aenter__"):
+            return manager  # Python says what is missing
+        method = member_of(manager, "__aenter__")
+        own = id(manager) in self.local or (isinstance(method, types.FunctionType) and reach.traced_twin(method, (manager,), {}, hooks))
+        if own or is_own_async_manager(manager):
+            raise TraceEscape(f"enters an async {type(manager).__name__} of its own")
+        return AsyncManaged(manager, self.dispatch, self.is_dead)
+
+    def aentered(self, manager: Any) -> Any:
+        result = self.host(self.operation("py.aenter"), [self.operand(manager)], Known(), "effect", inline=False, within=True, awaits=True)
+        self.managers += 1
+        return Ready(result)
+
+    def aleft(self, manager: Any, error: BaseException | None) -> Any:
+        self.managers -= 1
+        raised = None if error is None else self.located(error)
+        result = self.host(self.operation("py.aexit"), [self.operand(manager), raised], Known(), "effect", inline=False, within=True, awaits=True)
+        return Ready(error is not None and self.truth(result))
 
     # -- patterns
 

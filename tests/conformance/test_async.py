@@ -467,7 +467,7 @@ async def helpers_that_wait_for_each_other(s: Any, q: str) -> Any:
     return await asyncio.wait_for(asyncio.gather(first(), second()), 5)
 
 
-@case(leaves="enters an async manager")
+@case(replays=0)
 async def host_async_with(s: Any, q: str) -> Any:
     s += lmc.gen("a", max_tokens=3)
     async with session(q) as name:
@@ -476,7 +476,7 @@ async def host_async_with(s: Any, q: str) -> Any:
     return s["b"]
 
 
-@case(leaves="enters an async manager")
+@case(leaves="raises CancelledError")
 async def times_out(s: Any, q: str) -> Any:
     s += lmc.gen("a", max_tokens=3)
     try:
@@ -491,7 +491,7 @@ async def times_out(s: Any, q: str) -> Any:
     return await search(q)
 
 
-@case(leaves="enters an async manager")
+@case(leaves="reaches the language")
 async def task_group(s: Any, q: str) -> Any:
     async with asyncio.TaskGroup() as group:
         one = group.create_task(search(q))
@@ -686,6 +686,72 @@ def test_cancelling_cancels_what_was_asked(program: Any, way: str) -> None:
     backend.open()
     assert all(call.answer == () or not call.answer for call in backend.call_log) or backend.waiting == 0
     backend.close()
+
+
+async def failing_tool(begun: asyncio.Event) -> None:
+    await begun.wait()
+    raise ValueError("the tool")
+
+
+@lmc.function
+async def cancels_itself_later(s: Any, opens: Any) -> Any:
+    """By the loop, while it waits for an answer."""
+    s += "x" + lmc.gen("a", max_tokens=2)
+    asyncio.get_running_loop().call_soon(asyncio.current_task().cancel, "by the loop")  # type: ignore[union-attr]
+    try:
+        s += s["a"]
+    except asyncio.CancelledError as error:
+        asyncio.current_task().uncancel()  # type: ignore[union-attr]
+        s += f" cancelled {error}"
+    opens()
+    return s.text()
+
+
+@lmc.function
+async def runs_out_of_time(s: Any, opens: Any) -> Any:
+    s += "x" + lmc.gen("a", max_tokens=2)
+    try:
+        async with asyncio.timeout(0.02):
+            s += s["a"]
+    except TimeoutError:
+        s += " late"
+    opens()
+    return s.text()
+
+
+@lmc.function
+async def has_a_task_that_fails(s: Any, opens: Any) -> Any:
+    s += "x" + lmc.gen("a", max_tokens=2)
+    begun = asyncio.Event()
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(failing_tool(begun))
+            begun.set()
+            s += s["a"]
+    except* ValueError as errors:
+        s += f" {errors.exceptions[0]}"
+    opens()
+    return s.text()
+
+
+@pytest.mark.parametrize("way", ["arun", "acall", "abatch", "call"])
+@pytest.mark.parametrize("program", [cancels_itself_later, runs_out_of_time, has_a_task_that_fails], ids=lambda p: p.name)
+def test_what_cancels_a_program_while_it_waits_for_an_answer_is_raised_there(program: Any, way: str) -> None:
+    expected = {"cancels_itself_later": " cancelled by the loop", "runs_out_of_time": " late", "has_a_task_that_fails": " the tool"}
+    fast = lmc.compile(program)
+
+    async def by(way: str, backend: Gated) -> Any:
+        if way == "abatch":
+            return (await fast.abatch([(backend.open,)], backend=backend))[0]
+        return await (fast.acall if way == "acall" else program.arun)(backend.open, backend=backend)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", lmc.CaptureWarning)
+        for _ in range(2):
+            backend = Gated()
+            state = fast(backend.open, backend=backend) if way == "call" else asyncio.run(by(way, backend))
+            assert state.ret_value == "x" + state["a"] + expected[program.name]
+            backend.close()
 
 
 @pytest.mark.parametrize("way", ["acall", "abatch", "arun"])

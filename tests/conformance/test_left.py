@@ -342,7 +342,7 @@ class Session:
         return f"<{self.name}:{q}>"
 
 
-@case(leaves="enters an async manager")
+@case(replays=0)
 async def sessions(s: Any, q: str) -> Any:
     async with Session("outer") as one, Session(q) as two:
         s += await one.get(q) + lmc.gen("a", max_tokens=3)
@@ -353,7 +353,7 @@ async def sessions(s: Any, q: str) -> Any:
     return s["b"]
 
 
-@case(leaves="enters an async manager")
+@case(replays=0)
 async def early_out_of_sessions(s: Any, q: str) -> Any:
     for i in range(3):
         async with Session(f"{q}{i}") as one:
@@ -384,7 +384,7 @@ async def managers_of_the_program(s: Any, q: str) -> Any:
     return s["a"]
 
 
-@case(leaves="enters an async manager")
+@case(replays=0)
 async def locks(s: Any, q: str) -> Any:
     lock, room = asyncio.Lock(), asyncio.Semaphore(2)
     s += q

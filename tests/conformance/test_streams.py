@@ -344,6 +344,38 @@ def test_an_abandoned_stream_stops_its_run(program: Any, compiled: bool) -> None
     backend.close()
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_an_abandoned_stream_calls_no_more_tools(compiled: bool) -> None:
+    """Though the model is quicker than the tools, so that nothing is waited for."""
+    calls: list[int] = []
+    dropped, called = threading.Event(), threading.Event()
+
+    def tool(i: int) -> str:
+        calls.append(i)
+        if i == 3:
+            called.set()
+            dropped.wait(60)
+        return str(i)
+
+    @lmc.function
+    def program(s: Any) -> None:
+        for i in range(20):
+            s += tool(i) + lmc.gen("a", max_tokens=1)
+
+    state = (lmc.compile(program) if compiled else program).run(stream=True, backend=Mock()) if not compiled else lmc.compile(program).stream(backend=Mock())
+    assert called.wait(60)
+    stopping = threading.active_count()
+    del state
+    gc.collect()
+    deadline = time.monotonic() + 60
+    while threading.active_count() > stopping and time.monotonic() < deadline:
+        time.sleep(0.005)  # the thread that stops it
+    dropped.set()
+    while running() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert calls == [0, 1, 2, 3]
+
+
 def running() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("lmc-") and t.name != "lmc-mock"]
 

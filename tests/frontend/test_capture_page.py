@@ -235,11 +235,26 @@ async def gathers_states(s, q):
     return await asyncio.gather(*[turn_later(f) for f in s.fork(2)])
 
 
-@row("`async with` of your own or a library's manager")
+@row("`async with` of a library's manager: sessions, locks, `asyncio.timeout`, a `TaskGroup` of tools")
 async def enters_later(s, q):
     s += q + gen("x", max_tokens=2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        task = group.create_task(slow_tool(q))
         s += await slow_tool(s["x"])
+    s += task.result()
+
+
+@contextlib.asynccontextmanager
+async def section(s, name):
+    s += f"<{name}>"
+    yield name
+    s += f"</{name}>"
+
+
+@row("`async with` of an `@asynccontextmanager` of your own that uses a state; what a time-out or a failing task cancels")
+async def enters_its_own(s, q):
+    async with section(s, q):
+        s += gen("x", max_tokens=2)
 
 
 @row("`try`, `except`, `finally` around what does not raise")

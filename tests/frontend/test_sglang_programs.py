@@ -247,6 +247,18 @@ def paths_by_confidence(s, question, width):
     return sorted(found)
 
 
+@kind({"question": "2 + 2?", "width": 3})
+@sgl.function
+def paths_from_the_candidates(s, question, width):
+    s += sgl.user("Question: " + question) + sgl.assistant_begin()
+    first, forks = s.fork(1)[0], s.fork(width)
+    first += sgl.gen("top", max_tokens=0, return_logprob=True, top_logprobs_num=width, return_text_in_logprobs=True)
+    for f, (_, _, text) in zip(forks, first.get_meta_info("top")["output_top_logprobs"][0]):
+        f += text + sgl.gen("answer", temperature=0, max_tokens=4)
+    first += "!"
+    return first["top"], first.text()[-3:], [f.text()[-6:] for f in forks]
+
+
 @kind({"q": "x"}, {"q": "y"})
 @sgl.function
 def surprise(s, q):

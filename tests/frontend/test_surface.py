@@ -535,6 +535,10 @@ def test_names_that_are_not_there():
         lmc.compile(program).run_batch([])
     with pytest.raises(AttributeError, match=r"a compiled program has no 'foo'$"):
         lmc.compile(program).foo  # noqa: B018
+    with pytest.raises(AttributeError, match=r"a program has no 'compile'; write lmc.compile\(fn\)$"):
+        program.compile()
+    with pytest.raises(AttributeError, match=r"a program has no 'foo'$"):
+        program.foo  # noqa: B018
     with pytest.raises(AttributeError, match=r"has no attribute 'selekt'; did you mean 'select'\?"):
         lmc.selekt  # noqa: B018
     with pytest.raises(lmc.ProgramError, match=r"no chat template 'chatlm'; there are .*chatml"):

@@ -16,7 +16,7 @@ from lmc.backend.api.wire import broken, events, http_errors, lowered, missing, 
 from lmc.backend.base import Prices
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.config import log
-from lmc.errors import ParameterError, UnsupportedOpError
+from lmc.errors import ArgumentError, ParameterError, UnsupportedOpError
 
 _CHAT = "/chat/completions"
 _INSTRUCT = ("gpt-3.5-turbo-instruct", "davinci-002", "babbage-002")
@@ -44,11 +44,12 @@ class OpenAI(Completions):
 
     def __init__(
         self,
-        model: str,
+        model: str | None = None,
         is_chat_model: bool | None = None,
         chat_template: ChatTemplate | str | None = None,
         is_azure: bool = False,
         *,
+        model_name: str | None = None,
         base_url: str | None = None,
         client: Any = None,
         server: str | None = None,
@@ -66,6 +67,9 @@ class OpenAI(Completions):
         extra_body: Mapping[str, Any] | None = None,
         **client_options: Any,
     ) -> None:
+        model = model or model_name
+        if model is None:
+            raise ArgumentError("OpenAI() needs the name of a model, such as OpenAI(\"gpt-5-mini\")")
         if api not in (None, "chat", "responses"):
             raise ParameterError(f"api={api!r}: 'chat' or 'responses'")
         if api is not None and is_chat_model is False:
