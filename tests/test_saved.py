@@ -269,6 +269,19 @@ def test_data_of_closures(tmp_path: Path) -> None:
     assert (after.text(), after.ret_value) == (before.text(), before.ret_value)
 
 
+def test_reads_of_the_state(tmp_path: Path) -> None:
+    @lmc.function
+    def reading(s: Any, q: str) -> Any:
+        s += lmc.user(q) + lmc.assistant(lmc.gen("x", n=2, max_tokens=2))
+        s += lmc.gen("top", max_tokens=0, top_logprobs_num=2) + lmc.separate_reasoning(lmc.gen("y", max_tokens=3), "qwen3")
+        return s.messages()[0], s.text(), s["x"], s["top"], s["y"], s.get_meta_info("x")[1]["finish_reason"], "x" in s
+
+    program = lmc.compile(reading)
+    before = program(q="a", seed=2, backend=lmc.Mock())
+    program.save(tmp_path / "p")
+    assert lmc.load(tmp_path / "p")(q="a", seed=2, backend=lmc.Mock()).ret_value == before.ret_value
+
+
 @pytest.mark.parametrize("source", [
     "    def local(x):\n        return x + 1\n    @lmc.function\n    def program(s, q):\n        s += lmc.gen('x')\n        s += str(local(len(s['x'])))\n    return program",
     "    @lmc.function\n    def program(s, q):\n        s += lmc.gen('x')\n        s += re.sub('a', lambda m: '<' + s_ + '>', s['x'])\n    s_ = 'x'\n    return program",

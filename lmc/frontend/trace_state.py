@@ -90,6 +90,17 @@ def _named(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def listed(values: list[Any]) -> list[Any]:
+    """What every reading of n answers, or of what is known of them, gives anew."""
+    return list(values)
+
+
+def copied(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What every reading of the messages gives anew."""
+    return copy.deepcopy(messages)
+
+
+
 class TraceEmitter:
     """What a traced state writes to: the graph."""
 
@@ -194,7 +205,7 @@ class TraceEmitter:
 
     def read(self, answer: Answer) -> Value:
         value = self._read_once(answer)
-        return value if answer.ir.type == "str" else self._owned(list, value.ir)
+        return value if answer.ir.type == "str" else self._owned(listed, value.ir)
 
     def _read_once(self, answer: Answer) -> Value:
         if answer.read_value is None:
@@ -210,7 +221,7 @@ class TraceEmitter:
         if answer.read_meta is None:
             ir = self.trace.attempt("read", (answer.meta,), {}, "any", "meta")
             answer.read_meta = self.trace.value(ir)
-        return answer.read_meta if answer.ir.type == "str" else self._owned(list, answer.read_meta.ir)
+        return answer.read_meta if answer.ir.type == "str" else self._owned(listed, answer.read_meta.ir)
 
     def text(self, ctx: Ctx, since: Ctx | None = None) -> Value:
         if since is None:
@@ -218,7 +229,7 @@ class TraceEmitter:
         return self.trace.value(self.trace.attempt("ctx.slice", (ctx.ir, since.ir), {}, "str"))
 
     def messages(self, ctx: Ctx) -> Value:
-        return self._owned(copy.deepcopy, self.trace.attempt("ctx.messages", (ctx.ir,), {}, "any"))
+        return self._owned(copied, self.trace.attempt("ctx.messages", (ctx.ir,), {}, "any"))
 
     def wait(self, ctx: Ctx) -> None:
         self.trace.emit("ctx.text", (ctx.ir,), {}, ("str",))
