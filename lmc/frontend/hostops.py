@@ -13,6 +13,7 @@ import asyncio
 import collections
 import collections.abc
 import functools
+import heapq
 import inspect
 import itertools
 import json
@@ -189,6 +190,46 @@ def _argmax(keys: tuple[Any, ...]) -> int:
     return max(range(len(keys)), key=keys.__getitem__)
 
 
+class StandIn:
+    """In what is compared, stands for a state: equal to itself alone, and without an order, as states are."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StandIn) and self.number == other.number
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __lt__(self, other: object) -> bool:
+        raise TakeOver("raises where it orders states")  # Python says it in its words
+
+    __gt__ = __le__ = __ge__ = __lt__
+
+
+class _Numbered:
+    """An item of a heap, with its place before something happened to the heap."""
+
+    __slots__ = ("index", "key")
+
+    def __init__(self, index: int, key: Any) -> None:
+        self.index, self.key = index, key
+
+    def __lt__(self, other: _Numbered) -> Any:
+        return self.key < other.key
+
+
+def _heaped(name: str, keys: tuple[Any, ...], *more: Any) -> tuple[Any, ...]:
+    """What a function of `heapq` does to a heap with these keys, and `more`, numbered behind them: (the number it gives or None, those in the heap)."""
+    items = [_Numbered(i, key) for i, key in enumerate((*keys, *more))]
+    heap = items[: len(keys)]
+    given: _Numbered | None = getattr(heapq, name)(heap, *items[len(keys) :])
+    return given and given.index, tuple([item.index for item in heap])
+
+
 def _text(value: Any) -> str:
     """A value that is appended to a prompt."""
     if isinstance(value, str):
@@ -297,7 +338,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "py.delitem": _delitem, "py.getattr": getattr, "py.setattr": setattr, "py.delattr": delattr, "py.slice": slice,
     "py.format": _format, "py.iter": iter, "py.next": _next, "py.unpack": _unpack, "py.call": _call, "py.call_method": _call_method, "py.read_list": _read_list,
     "py.tuple": lambda *items: items, "py.list": lambda *items: list(items), "py.set": lambda *items: set(items), "py.dict": _dict,
-    "py.as_tuple": _as_tuple, "py.argsort": _argsort, "py.argmin": _argmin, "py.argmax": _argmax, "py.text": _text,
+    "py.as_tuple": _as_tuple, "py.argsort": _argsort, "py.heaped": _heaped, "py.stand_in": StandIn, "py.argmin": _argmin, "py.argmax": _argmax, "py.text": _text,
     "py.mapping": dict, "py.choices": _choices, "py.named": _named, "py.aenter": aenter, "py.aexit": aexit,
     "py.await": _itself, "py.aiter": aiter, "py.anext": anext_step, "py.turns": turns,
     "py.match_sequence": match_sequence, "py.match_mapping": match_mapping,
@@ -421,6 +462,8 @@ def operation(name: str, types: list[str]) -> Known:
             return Known(fresh=True, total=name == "py.list")
         case "py.argmin" | "py.argmax", _:
             return _INT
+        case "py.stand_in", _:
+            return Known(total=True)
         case _:
             return Known()
 
@@ -518,7 +561,7 @@ def is_type_form(x: object) -> bool:
 LITERALS = (str, int, float, bool, type(None), bytes)
 """Types whose values stand in a graph as literals (exact types: a subclass may behave differently)."""
 
-_IMMUTABLE = (*LITERALS, complex, range, slice, re.Pattern, re.Match, type(Ellipsis))
+_IMMUTABLE = (*LITERALS, complex, range, slice, re.Pattern, re.Match, type(Ellipsis), StandIn)
 
 
 def is_immutable(x: object) -> bool:

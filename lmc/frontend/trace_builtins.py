@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import heapq
 import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from lmc.frontend.hooks import hooks
 from lmc.frontend.hostops import Known, native
 from lmc.frontend.own import NOT_OWN
 from lmc.frontend.raising import content
+from lmc.frontend.state import State
 from lmc.frontend.values import TraceEscape, Value
 
 if TYPE_CHECKING:
@@ -81,13 +83,27 @@ def _extreme(name: str, builtin: Any) -> Callable[[TraceMode, _Args, _Kwargs], A
             return items[0]
         if not reach.holds_value(keys) and t.is_constant(tuple(keys)):
             return items[native(builtin, range(len(keys)), key=keys.__getitem__)]
-        best = t.simple(name, tuple(keys))
+        best = t.simple(name, _without_states(t, keys))
         best.domain = tuple(range(len(items)))
         if kwargs.get("key") is None and not any(map(reach.holds_language, items)):
             return t.simple("py.getitem", tuple(items), best)
         return items[t.decide(best)]
 
     return handler
+
+
+def _without_states(t: TraceMode, keys: Iterable[Any]) -> tuple[Any, ...]:
+    """Keys with stand-ins for the states in their tuples: `max((score, i, fork) for …)` has to come to them only where the rest is equal."""
+    numbers: dict[int, Value] = {}
+
+    def key_of(x: Any) -> Any:
+        if isinstance(x, State):
+            if id(x) not in numbers:
+                numbers[id(x)] = t.simple("py.stand_in", len(numbers))
+            return numbers[id(x)]
+        return tuple([key_of(y) for y in x]) if type(x) is tuple else x
+
+    return tuple([key_of(key) if reach.holds_language(key) else key for key in keys])
 
 
 def _comparable(t: TraceMode, keys: Iterable[Any]) -> bool:
@@ -106,13 +122,46 @@ def _sorted(t: TraceMode, args: _Args, kwargs: _Kwargs) -> list[Any]:
     elif not reach.holds_value(keys) and t.is_constant(tuple(keys)):
         order = native(sorted, range(len(keys)), key=keys.__getitem__, reverse=reverse)
     else:
-        order = t.decide(t.simple("py.argsort", tuple(keys), reverse))
+        order = t.decide(t.simple("py.argsort", _without_states(t, keys), reverse))
     return t.fresh([items[i] for i in order])
 
 
 def sort_in_place(t: TraceMode, owner: list[Any], kwargs: _Kwargs) -> None:
     found = t.own_order(sorted, (owner,), kwargs)
     owner[:] = _sorted(t, (owner,), kwargs) if found is NOT_OWN else found
+
+
+def _heaped(name: str) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
+    """A function of `heapq` on a list of the program's own that holds states."""
+
+    def handler(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+        heap, *more = args
+        keys = _without_states(t, (*heap, *more))
+        items = [*heap, *more]
+        if not heap and name in ("heappop", "heapreplace"):
+            return native(getattr(heapq, name), *args)  # Python says that there is nothing
+        found = t.simple("py.heaped", name, keys[: len(heap)], *keys[len(heap) :])
+        given, kept = t.decide(found)
+        heap[:] = [items[i] for i in kept]
+        return None if given is None else items[given]
+
+    return handler
+
+
+def _ranked(largest: bool) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
+    """nlargest, nsmallest: the first of what `sorted` gives."""
+
+    def handler(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+        count, items, *key = args
+        given = {"key": key[0]} if key else kwargs
+        return _sorted(t, (items,), {**given, "reverse": largest})[: max(0, t.concrete(count))]
+
+    return handler
+
+
+def holds_states(t: TraceMode, fn: Any, args: _Args) -> bool:
+    """Whether a function of `heapq` is called with states, which host code cannot be handed."""
+    return any(map(reach.holds_language, args)) and (fn in _RANKED or (type(args[0]) is list and id(args[0]) in t.local))
 
 
 def _sorted_call(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
@@ -380,6 +429,10 @@ _HANDLERS: dict[Any, Callable[[TraceMode, _Args, _Kwargs], Any]] = {
     **{f: _definer(f) for f in (property, classmethod, staticmethod, functools.cached_property, functools.partialmethod, dataclasses.field, enum.auto)},
     itertools.product: _at_once(itertools.product), **{f: _by_test(f) for f in (itertools.takewhile, itertools.dropwhile, itertools.filterfalse)},
 }  # fmt: skip
+_HEAPED = {getattr(heapq, name): _heaped(name) for name in ("heappush", "heappop", "heapify", "heapreplace", "heappushpop")}
+_RANKED = {heapq.nlargest: _ranked(True), heapq.nsmallest: _ranked(False)}
+_OF_STATES: dict[Any, Callable[[TraceMode, _Args, _Kwargs], Any]] = {**_HEAPED, **_RANKED}
+"""Functions that are host code, unless they are handed states."""
 MAIN = frozenset({isinstance, hasattr, print, getattr, setattr, delattr})  # their one host operation is their result
 
 
@@ -393,5 +446,7 @@ def steps(t: TraceMode, made: Iterator[Any]) -> Iterator[Any]:
         yield item
 
 
-def handler_of(fn: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any] | None:
-    return _HANDLERS.get(fn) if hostops.is_definition(fn) else None
+def handler_of(fn: Any, t: TraceMode, args: _Args) -> Callable[[TraceMode, _Args, _Kwargs], Any] | None:
+    if not hostops.is_definition(fn):
+        return None
+    return _OF_STATES[fn] if fn in _OF_STATES and holds_states(t, fn, args) else _HANDLERS.get(fn)

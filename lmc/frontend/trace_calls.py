@@ -151,7 +151,7 @@ class CallMode(OutsideMode):
         result = self.own_builtin(fn, args, kwargs)
         if result is not NOT_OWN:
             return self.fresh(result) if fn is sorted else result
-        handler = handler_of(fn)
+        handler = handler_of(fn, self.whole, args)
         if handler is not None:
             if fn in MAIN:
                 return self.fresh(handler(self.whole, args, kwargs))

@@ -104,7 +104,7 @@ def deques_of_states(s: Any, q: str) -> Any:
     return done, s.text()
 
 
-@case(leaves="hands a State")
+@case(replays=0)
 def heaps_of_states(s: Any, q: str) -> Any:
     heap: list[Any] = []
     for i, f in enumerate(s.fork(3)):
@@ -114,6 +114,43 @@ def heaps_of_states(s: Any, q: str) -> Any:
     best += lmc.gen("b", max_tokens=2)
     s += best["b"]
     return score, i, len(heap)
+
+
+@case(replays=0)
+def searches_best_first(s: Any, q: str) -> Any:
+    count = itertools.count()
+    heap: list[Any] = [(0, next(count), s)]
+    seen = []
+    while len(heap) < 3:
+        cost, _, best = heapq.heappop(heap)
+        seen.append(cost)
+        for f in best.fork(2):
+            f += q + lmc.gen("v", regex="[0-9]")
+            heapq.heappush(heap, (-int(f["v"]), next(count), f))
+    return seen, heapq.heappushpop(heap, (5, next(count), s))[0], heapq.heapreplace(heap, (6, next(count), s))[0], [x[0] for x in heap]
+
+
+@case(replays=0)
+def ranks_states(s: Any, q: str) -> Any:
+    forks = s.fork(4)
+    forks += lambda i: f"{i}" + lmc.gen("v", regex="[0-9][0-9]")
+    ranked = sorted(zip([f["v"] for f in forks], range(4), forks), reverse=True)
+    score, _, worst = min((f["v"], i, f) for i, f in enumerate(forks))
+    heap = [(f["v"], i, f) for i, f in enumerate(forks)]
+    heapq.heapify(heap)
+    s += ranked[0][2]["v"] + worst["v"]
+    return score, [i for _, i, _ in heap], [f["v"] for f in heapq.nlargest(2, forks, key=lambda f: f["v"])], heapq.nsmallest(1, heap)[0][1]
+
+
+@case(leaves="orders states")
+def orders_states(s: Any, q: str) -> Any:
+    """A state has no place before another one, and Python says so only when it comes to that."""
+    forks = s.fork(3)
+    forks += lmc.gen("v", regex="[01]")
+    try:
+        return [score for score, _ in sorted((f["v"], f) for f in forks)]
+    except TypeError as error:
+        return str(error)
 
 
 @case(leaves="hands a StateGroup")

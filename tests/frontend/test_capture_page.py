@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import heapq
 import inspect
 import json
 import re
@@ -146,6 +147,15 @@ def builtins(s, q):
     best = max(group, key=lambda f: len(f["x"]))
     s += best["x"] + str(any("a" in f["x"] for f in group)) + "".join(f["x"] for f in sorted(group, key=lambda f: f["x"]))
     s += str(sum(map(len, [f["x"] for f in group])))
+
+
+@row("sorting of tuples that hold states (`max((score, i, fork) for …)`), heaps of them (`heapq`)")
+def ranks(s, q):
+    forks = s.fork(2)
+    forks += q + gen("v", max_tokens=2)
+    heap = sorted((f["v"], i, f) for i, f in enumerate(forks))
+    heapq.heappush(heap, ("", 2, s))
+    s += heapq.heappop(heap)[0]
 
 
 @row("tools, `json.loads`, `re`, any function of a library: as host calls")
