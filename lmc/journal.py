@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import os
+import stat
 import threading
 import zlib
 from collections.abc import Callable, Generator, Mapping
@@ -308,9 +309,11 @@ class Journal:
         """
         try:
             file: BinaryIO = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
-        except OSError as error:
-            raise JournalError(f"journal={str(path)!r}: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:
+            raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
         try:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise JournalError(f"journal={str(path)!r} is no ordinary file; give the path of one, or of a file that is not there yet")
             _lock(file, path)
             data = file.read()
             contents = parse(data, str(path))
@@ -462,7 +465,7 @@ def _lock(file: BinaryIO, path: Path) -> None:
 
 
 _FIELDS: Mapping[str, str] = {
-    "kind": "a {}", "program": "the program {}", "source": "a program with another source", "compiled": "a program compiled with {}",
+    "kind": "{}", "program": "the program {}", "source": "a program with another source", "compiled": "a program compiled with {}",
     "backend": "the backend {}", "sampling": "the sampling parameters {}", "seed": "the seed {}",
 }  # fmt: skip
 
@@ -472,6 +475,7 @@ def check(found: Mapping[str, Any], header: Mapping[str, Any], path: Path) -> No
     for name, text in _FIELDS.items():
         theirs, ours = found.get(name), header.get(name)
         if theirs != ours and not (name == "seed" and ours is None):
+            theirs, ours = (f"a {theirs}", f"a {ours}") if name == "kind" else (theirs, ours)
             what = text.format(_shown(theirs))
             instead = "" if "{}" not in text else f", not {_shown(ours)}"
             raise JournalError(f"journal={str(path)!r} is of {what}{instead}; give each call a journal of its own, or delete this one")

@@ -714,6 +714,15 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "no" / "where")
     with pytest.raises(JournalError, match="is a directory"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for path, said in ((tmp_path / "pipe", "no ordinary file"), ("/dev/full", "no ordinary file"), ("a\0b", "null"), (tmp_path / ("x" * 300), "too long")):
+        with pytest.raises(JournalError, match=rf"test_journal.py:\d+: journal=.*{said}"):
+            small.run("q", backend=lmc.Mock(), journal=path)
+        with pytest.raises(JournalError, match=r"test_journal.py:\d+: "):
+            lmc.compile(small).batch([("q",)], backend=lmc.Mock(), journal=path)
+    lmc.compile(small).batch([("q",)], backend=lmc.Mock(), journal=tmp_path / "batch")
+    with pytest.raises(JournalError, match="is of a batch, not a run"):
+        small.run("q", backend=lmc.Mock(), journal=tmp_path / "batch" / "journal")
     with pytest.raises(ParameterError, match="stream"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "j", stream=True)
     with pytest.raises(lmc.ArgumentError, match="the path of a file"):

@@ -901,17 +901,21 @@ def journaled(
         raise ParameterError("journal= with stream=True: a stream is not journaled; leave one out", loc=caller_loc())
     path = Path(options.journal)
     if batch:
-        if path.is_file():
+        if os.path.isfile(path):
             raise JournalError(f"journal={str(path)!r}: a batch's journal is a directory, and this is a file", loc=caller_loc())
         try:
             path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise JournalError(f"journal={str(path)!r}: {error.strerror or error}", loc=caller_loc()) from None
+        except (OSError, ValueError) as error:
+            raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}", loc=caller_loc()) from None
         path = path / "journal"
-    elif path.is_dir():
+    elif os.path.isdir(path):
         raise JournalError(f"journal={str(path)!r}: a run's journal is a file, and this is a directory", loc=caller_loc())
     wanted = header(function, options, backend, compiled, batch=batch)
-    journal = Journal.open(path, wanted, fresh)
+    try:
+        journal = Journal.open(path, wanted, fresh)
+    except JournalError as error:
+        error.loc = caller_loc()
+        raise
     try:
         _enter(journal, bound, numbers)
         yield replace(options, journal=journal, seed=journal.seed)

@@ -6,6 +6,7 @@ program may put a symbolic `Value` wherever a str or a number is allowed; those 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -46,6 +47,7 @@ unconditional_likelihood_normalized = ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NOR
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
+_NOT_THE_USERS = (_PACKAGE, contextlib.__file__)  # managers of lmc are entered from there
 _locs: dict[tuple[int, int], tuple[CodeType, Loc]] = {}  # the code object is kept so that its id stays its own
 _LOCS_LIMIT = 10_000
 
@@ -53,7 +55,7 @@ _LOCS_LIMIT = 10_000
 def caller_loc() -> Loc | None:
     """The innermost place outside of lmc on the stack: the user's line and column."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
     if frame is None:
         return None
