@@ -1,8 +1,9 @@
-"""A research agent with a slow tool, killed in the middle and taken up again: nothing is asked or looked up twice.
+"""A research agent with a slow tool, killed in the middle and taken up again: nothing that is known is asked or looked up twice.
 
     python examples/durable_research.py
 
-It starts itself as another process, kills that one with SIGKILL once some pages have been read, and finishes the run from its journal.
+It starts itself as another process, kills that one with SIGKILL while it reads its fourth page, and finishes the run from its journal.
+Only that page is read again, because nobody knows whether it was read; a tool that may not be called again would raise `lmc.InDoubtEffect`.
 `python examples/durable_research.py sleep.journal` keeps the journal (interrupt it and start it again), and
 `lmc replay sleep.journal examples/durable_research.py:research` shows the run step by step.
 """
@@ -57,7 +58,7 @@ def lines(path: Path) -> int:
 
 
 def killed_in_the_middle(journal: Path, calls: Path) -> None:
-    """Runs the program in another process and kills it after its third look-up."""
+    """Runs the program in another process and kills it within its fourth look-up."""
     process = subprocess.Popen([sys.executable, __file__, str(journal)], env={**os.environ, LOOKED_UP: str(calls)})
     while lines(calls) < 4 and process.poll() is None:
         time.sleep(0.01)
@@ -69,10 +70,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         journal, calls = Path(directory) / "journal", Path(directory) / "calls"
         killed_in_the_middle(journal, calls)
-        print(f"killed after {lines(calls)} look-ups; the journal has {journal.stat().st_size} bytes")
+        begun = lines(calls)
+        print(f"killed in look-up {begun}; the journal has {journal.stat().st_size} bytes")
         os.environ[LOOKED_UP] = str(calls)
         answer, asked = run(journal)
-        print(f"taken up again: the model was asked {asked} times instead of 7, and there were {lines(calls)} look-ups in all")
+        print(f"taken up again: the model was asked {asked} times instead of 7, and there were {lines(calls) - begun} look-ups instead of 6")
         print(f"answer: {answer}")
 
 

@@ -138,7 +138,8 @@ def read(path: str | os.PathLike[str]) -> Contents:
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise JournalError(f"{file}: {error.strerror or error}") from None
+        instead = f"{path} is a directory, and there is no batch's journal in it; " if file != Path(path) else ""
+        raise JournalError(f"{instead}{file}: {error.strerror or error}") from None
     found = parse(data, str(file))
     if found is None:
         raise JournalError(f"{file}: a journal that was cut off before anything was written; delete it")

@@ -112,6 +112,8 @@ def replayed(path: str | Path, program: Function, backend: Backend, item: int | 
     numbers = _numbers(contents, item, path)
     if change is not None and len(numbers) > 1:
         raise JournalError(f"{path} has {len(numbers)} runs; say which one to change")
+    if change is not None and change.at < 0:
+        raise JournalError(f"there is no step {change.at}; steps are counted from 0")
     return [_replayed(contents, Path(path), program, backend, number, change) for number in numbers]
 
 

@@ -129,6 +129,12 @@ def test_what_cannot_be_replayed(path: Path, tmp_path: Path) -> None:
 
     with pytest.raises(JournalError, match="with another source than program other"):
         steps.replayed(path, other, lmc.Mock())
+    mock = lmc.Mock()
+    with pytest.raises(JournalError, match="there is no step -1"):
+        steps.replayed(path, agent, mock, change=WhatIf(-1))
+    assert not mock.call_log
+    with pytest.raises(JournalError, match="is a directory, and there is no batch's journal in it"):
+        steps.listed(tmp_path)
     with pytest.raises(JournalError, match="has no run 3"):
         steps.listed(path, 3)
     lmc.compile(agent).batch([("a",), ("b",)], backend=lmc.Mock(), journal=tmp_path / "batch")
