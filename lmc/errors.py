@@ -119,5 +119,9 @@ class ArgumentError(ProgramError, TypeError):
     """An argument that a program, primitive or method does not take, that it lacks, or of the wrong type."""
 
 
+class AttributeMissing(ProgramError, AttributeError):
+    """An expression that is used as if it were what the model says."""
+
+
 class ParameterError(ProgramError, ValueError):
     """A parameter of the right kind whose value is not usable."""

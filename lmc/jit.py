@@ -307,7 +307,7 @@ class Program:
     def _items(self, items: Iterable[Mapping[str, Any] | Sequence[Any]], errors: str) -> list[inspect.BoundArguments]:
         if errors not in ("raise", "return"):
             raise ParameterError(f"errors={errors!r}: 'raise' or 'return'", loc=caller_loc())
-        return self.function._bind_all(list(items))
+        return self.function._bind_all(items)
 
     def _stream(self, bound: inspect.BoundArguments, options: Options) -> State:
         if self.outputs is not None:

@@ -572,13 +572,12 @@ class Function:
         `generator_style=False` (yield each state when it and those before it are done); `errors="raise"` (every item
         runs, then the first exception is raised) or `"return"` (the item's state has it as `state.error()`).
         """
-        if isinstance(batch, (str, Mapping)):
-            raise ArgumentError(f"run_batch() takes a list of items, each a dict or a tuple, not one {type(batch).__name__}", loc=caller_loc())
         run_options = Options.of(options, BATCH_OPTIONS, "run_batch()")
         errors = options.get("errors", "raise")
         if errors not in ("raise", "return"):
             raise ParameterError(f"errors={errors!r}: 'raise' or 'return'", loc=caller_loc())
-        results = self._batch(self._bind_all(batch), range(len(batch)), run_options, options)
+        bound = self._bind_all(batch)
+        results = self._batch(bound, range(len(bound)), run_options, options)
         if errors == "raise":
             results = _raising(results)
         return results if generator_style else list(results)
@@ -589,10 +588,13 @@ class Function:
         An item's seeds derive from the batch's seed and its number, so it gets the answers that it gets in the whole batch.
         """
         run_options = Options.of(options, BATCH_OPTIONS, "run_some()")
-        return self._batch(self._bind_all(list(items.values())), tuple(items), run_options, options)
+        return self._batch(self._bind_all(items.values()), tuple(items), run_options, options)
 
-    def _bind_all(self, batch: Sequence[Any]) -> list[inspect.BoundArguments]:
+    def _bind_all(self, batch: Iterable[Any]) -> list[inspect.BoundArguments]:
         """Every item's arguments, so that a bad item is known before the first one runs."""
+        if isinstance(batch, (str, Mapping)):
+            what = "text" if isinstance(batch, str) else "dict"
+            raise ArgumentError(f"a batch is a list of items, each a dict or a tuple, not one {what}", loc=caller_loc())
         bound: list[inspect.BoundArguments] = []
         for i, item in enumerate(batch):
             try:

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any, Never, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Never, NoReturn, cast
 
-from lmc.errors import ArgumentError, LmcError, Loc, ParameterError, ProgramError
+from lmc.errors import ArgumentError, AttributeMissing, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_format
 from lmc.frontend.values import Value
 from lmc.prompt import (
@@ -99,6 +99,16 @@ class Expr:
 
     def __radd__(self, other: str | Value) -> Seq:
         return Seq(_items(other) + _items(self))
+
+    def __format__(self, spec: str) -> str:
+        """An f-string would make a prompt of its repr."""
+        raise ArgumentError('an expression is not text and cannot be put into an f-string; concatenate it: "…" + lmc.gen(…)', loc=caller_loc())
+
+    if not TYPE_CHECKING:  # a type checker knows which attributes there are
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeMissing(f"{an(type(self).__name__)} has no attribute {name!r}: it is an expression, which is asked when it is "
+                                   f'appended; what the model says is then s["name"]', loc=caller_loc())
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +239,7 @@ _REMEDIES: Mapping[str, str] = {
     "function": "; call it",
     "coroutine": "; await it, in an `async def` program",
     "Function": '; call it, and append what it says: child(…)["name"]',
-    "State": '; append its text: other.text() or other["name"]',
+    "State": '; to append to it write s += …; its text is other.text() or other["name"]',
     "StateGroup": '; append what they say: "\\n".join(f["name"] for f in forks)',
 }
 """What to write instead of appending an object, by the name of its type."""

@@ -515,6 +515,9 @@ class StateGroup:
     @overload
     def __getitem__(self, i: slice) -> list[State]: ...
     def __getitem__(self, i: int | slice) -> State | list[State]:
+        if isinstance(i, str):
+            raise ArgumentError(f"forks are numbered, and each has its own variables; write [f[{i!r}] for f in forks], "
+                                f"or s[{i!r}] after forks.join()", loc=caller_loc())
         return self.states[i]
 
     def __setitem__(self, i: int, state: State) -> None:

@@ -346,11 +346,31 @@ def gen_itself(s, x):
 
 
 def a_state(s, x):
-    s += s.fork(1)[0]  # cannot append a State, only text and expressions; append its text: other.text() or other["name"]
+    s += s.fork(1)[0]  # cannot append a State, only text and expressions; to append to it write s += …; its text is other.text() or other["name"]
 
 
 def the_group(s, x):
     s += s.fork(2)  # cannot append a StateGroup, only text and expressions; append what they say: "\n".join(f["name"] for f in forks)
+
+
+def an_expression_in_an_fstring(s, x):
+    s += f"A {gen('answer')}"  # an expression is not text and cannot be put into an f-string; concatenate it: "…" + lmc.gen(…)
+
+
+def an_expression_with_a_value_in_an_fstring(s, x):
+    s += f"A {gen('answer', stop=x)}"  # an expression is not text
+
+
+def an_expression_as_text(s, x):
+    gen("answer").strip()  # a GenExpr has no attribute 'strip': it is an expression, which is asked when it is appended
+
+
+def a_sum_without_an_assignment(s, x):
+    s + gen("answer")  # cannot concatenate a State, only text and expressions; to append to it write s += …
+
+
+def a_name_of_all_forks(s, x):
+    s.fork(2)["answer"]  # forks are numbered, and each has its own variables; write [f['answer'] for f in forks]
 
 
 def no_choices(s, x):
@@ -504,7 +524,7 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: program.run("a", stop=[""]), "an empty text would stop at once"),
     (lambda: program.bind(qestion="a"), "did you mean 'question'?"),
     (lambda: program.run_batch([{"question": "a"}, {"qestion": "b"}]), "item 1 of the batch: "),
-    (lambda: program.run_batch({"question": "a"}), "run_batch() takes a list of items, each a dict or a tuple, not one dict"),
+    (lambda: program.run_batch({"question": "a"}), "a batch is a list of items, each a dict or a tuple, not one dict"),
     (lambda: program.run_batch(["a"]), "item 0 of the batch: "),
     (lambda: program.run_batch([("a",)], tempreature=1), "run_batch() has no option 'tempreature'; did you mean 'temperature'?"),
     (lambda: program.run_batch([("a",)], errors="ignore"), "errors='ignore': 'raise' or 'return'"),
@@ -512,6 +532,7 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: lmc.compile(program).batch([("a",)], tempreature=1), "batch() has no option 'tempreature'; did you mean 'temperature'?"),
     (lambda: lmc.compile(program).batch([("a",)], num_threads=8), "batch() has no option 'num_threads'; a compiled batch needs no threads"),
     (lambda: lmc.compile(program).batch([("a",)], progress_bar=True), "batch() has no option 'progress_bar'; here it is progress=True"),
+    (lambda: lmc.compile(program).batch({"question": "a"}), "a batch is a list of items, each a dict or a tuple, not one dict"),
     (lambda: lmc.compile(program).batch([("a",)], errors="ignore"), "errors='ignore': 'raise' or 'return'"),
     (lambda: lmc.compile(program)("a", tempreature=1), "did you mean 'temperature'?"),
     (lambda: lmc.compile(program.func), "takes a function decorated with @lmc.function"),
@@ -559,3 +580,8 @@ def test_what_programs_do_wrong_in_python_is_python_s_own_error_and_not_called_a
         with pytest.raises(AttributeError, match="'State' object has no attribute 'apend'"):
             call(x="text", backend=Mock())
     assert not [w for w in recwarn if "internal error" in str(w.message)]
+
+
+def test_a_batch_may_come_from_a_generator():
+    (interpreted, compiled) = (run(({"question": q} for q in "ab"), backend=Mock(), seed=1) for run in (program.run_batch, lmc.compile(program).batch))
+    assert [s.text() for s in interpreted] == [s.text() for s in compiled] and len(compiled) == 2
