@@ -43,32 +43,46 @@ print(len(backend.call_log), "\\x00".join(s.text() + repr(s.ret_value) for s in 
 '''
 
 
+ASYNC = (
+    PROGRAM.replace("import sys,", "import asyncio, sys,").replace("def slow", "async def slow").replace("time.sleep", "await asyncio.sleep")
+    .replace("def program", "async def program").replace("look(", "await look(")
+    .replace("    forks = s.fork(2)\n", "    one, two = await asyncio.gather(look(q + '1'), look(q + '2'))\n    s += one + two\n    forks = s.fork(2)\n")
+)
+"""The same with a tool that is awaited, alone and with others."""
+
+
 @dataclass
 class Known:
-    """What a batch's journal has: answers, effects with a result, and what was called without one."""
+    """What a batch's journal has: answers, calls of the tool with a result, and those without one."""
 
     asked: int
     done: int
-    begun: list[str]
+    begun: int
 
 
 def known(directory: Path) -> Known:
     if not (directory / "journal").exists():
-        return Known(0, 0, [])
+        return Known(0, 0, 0)
     contents = journal.parse((directory / "journal").read_bytes(), "x")
     runs = {} if contents is None else contents.runs
     effects = [effect for run in runs.values() for effect in run.effects.values()]
-    return Known(sum(len(run.answers) for run in runs.values()), sum(e.outcome is not None for e in effects),
-                 [e.shown for e in effects if e.outcome is None])  # fmt: skip
+    calls = {True: 0, False: 0}
+    for effect in effects:
+        calls[effect.outcome is not None] += CALLS.get(effect.name, 1)
+    return Known(sum(len(run.answers) for run in runs.values()), calls[True], calls[False])
+
+
+CALLS = {"gather": 0, "await _GatheringFuture": 2}
+"""How often effects call the tool that do not call it once."""
 
 
 class Batch:
     """A batch of `programs` in processes of their own, whose tool writes a line for each call."""
 
-    def __init__(self, directory: Path, programs: int) -> None:
+    def __init__(self, directory: Path, programs: int, source: str = PROGRAM) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.programs, self.script = directory, programs, directory / "program.py"
-        self.script.write_text(PROGRAM)
+        self.script.write_text(source)
         self.begin("alone")
 
     def begin(self, name: str) -> None:
@@ -100,12 +114,12 @@ class Batch:
         process.communicate(timeout=60)
 
 
-def survives(directory: Path, programs: int, kills: int, seed: int = 0) -> str:
+def survives(directory: Path, programs: int, kills: int, seed: int = 0, source: str = PROGRAM) -> str:
     """Batches that are killed at random points, several times each, `kills` in all, and then finished; gives what was seen.
 
     Asserts that results are those of a batch that was left alone, and that nothing that was known is asked or called again.
     """
-    rng, batch = random.Random(seed), Batch(directory, programs)
+    rng, batch = random.Random(seed), Batch(directory, programs, source)
     whole, expected = batch.finished(None)
     effects = sorted(batch.called())
     batch.begin("whole")
@@ -132,9 +146,8 @@ def survived(batch: Batch, more: float) -> int:
     batch.killed(more)
     now, since = known(batch.journal), batch.called()[len(lines) :]
     assert now.asked >= before.asked and now.done >= before.done, "what was known is lost"
-    begun = len(now.begun)
-    assert len(since) <= now.done - before.done + begun, f"{len(since)} calls, of which {now.done - before.done} have a result and {begun} an intent"
-    return begun
+    assert len(since) <= now.done - before.done + now.begun, f"{len(since)} calls, of which {now.done - before.done} have a result and {now.begun} an intent"
+    return now.begun
 
 
 if __name__ == "__main__":
@@ -142,4 +155,5 @@ if __name__ == "__main__":
 
     given = [int(x) for x in sys.argv[1:]]
     with tempfile.TemporaryDirectory() as where:
-        print(survives(Path(where), *(given or [200, 50])))
+        for n, source in enumerate((PROGRAM, ASYNC)):
+            print(survives(Path(where) / str(n), *(given or [200, 50]), source=source))

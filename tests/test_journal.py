@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import lmc
 from lmc import journal
 from lmc.errors import InDoubtEffect, JournalError, ParameterError
-from tests.killing import survives
+from tests.killing import ASYNC, PROGRAM, survives
 from tests.searching import TIMES
 
 CALLS: list[Any] = []
@@ -268,7 +268,7 @@ def test_killed_processes(tmp_path: Path) -> None:
 @pytest.mark.skipif(not TIMES, reason="a search: LMC_SEARCH=1")
 def test_processes_killed_often(tmp_path: Path) -> None:
     for n in range(TIMES):
-        survives(tmp_path / str(n), 200, 50, seed=n)
+        survives(tmp_path / str(n), 200, 50, seed=n, source=(PROGRAM, ASYNC)[n % 2])
 
 
 # -- effects ---------------------------------------------------------------------------------------------------------
@@ -480,6 +480,22 @@ def test_a_task_that_was_begun_and_not_awaited_is_in_doubt(tool: str, cancels: b
         else:
             assert way(tool, cancels, backend=lmc.Mock(), **options).ret_value == expected
         assert ([("fetch", "q")] if expected == "q!" and tool == "fetch_again" else []) == CALLS
+
+
+@lmc.function
+async def gathers_again(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=3)
+    found = await asyncio.gather(fetch_again(s["a"]), fetch_again("x"))
+    return found, await asyncio.wait_for(fetch_again("y"), 60)
+
+
+def test_what_waits_for_idempotent_calls_alone_is_in_no_doubt(tmp_path: Path) -> None:
+    path, program = tmp_path / "j", lmc.compile(gathers_again)
+    expected = program(backend=lmc.Mock(), seed=1, journal=path).ret_value
+    lines = path.read_bytes().splitlines(keepends=True)
+    for whole in range(1, len(lines)):
+        path.write_bytes(b"".join(lines[:whole]))
+        assert program(backend=lmc.Mock(), seed=1, journal=path).ret_value == expected
 
 
 def marks(f: Any) -> None:

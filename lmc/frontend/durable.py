@@ -225,7 +225,7 @@ class RunJournal:
         if known is not None:
             if known.outcome is not None and (outcome := self._recalled(known, fn, (*args, *kwargs.values()), reached, call, loc)) is not None:
                 return outcome
-            if known.outcome is None and not _is_idempotent(fn):
+            if known.outcome is None and not _is_idempotent(fn) and not self._may_begin_again((*args, *kwargs.values())):
                 return False, self._in_doubt(known, loc)
         self._sync()
         with self._working():
