@@ -166,11 +166,6 @@ def timed_items(items: object, limits: Limits, loc: Loc | None) -> Any:
     return _TimedItems(items, limits, loc) if isinstance(items, AsyncIterable) else items
 
 
-def timed_manager(manager: object, limits: Limits, loc: Loc | None) -> Any:
-    """An async manager of the host, which has to be entered and left before the run's time is over."""
-    return _TimedManager(manager, limits, loc) if isinstance(manager, contextlib.AbstractAsyncContextManager) else manager
-
-
 class _TimedItems:
     def __init__(self, items: Any, limits: Limits, loc: Loc | None) -> None:
         self._items, self._limits, self._loc = items, limits, loc
@@ -181,18 +176,6 @@ class _TimedItems:
 
     def __anext__(self) -> Any:
         return self._limits.wait(anext(self._items), self._loc)
-
-
-class _TimedManager:
-    def __init__(self, manager: Any, limits: Limits, loc: Loc | None) -> None:
-        self._manager, self._limits, self._loc = manager, limits, loc
-        self._class: Any = type(manager)
-
-    def __aenter__(self) -> Any:
-        return self._limits.wait(self._class.__aenter__(self._manager), self._loc)
-
-    def __aexit__(self, *error: Any) -> Any:
-        return self._limits.wait(self._class.__aexit__(self._manager, *error), self._loc)
 
 
 # -- loops -----------------------------------------------------------------------------------------------------------

@@ -902,18 +902,19 @@ class ReplayMode(CountingMode):
         return self._continue_async(tick, value, shape) if (tick, 1, 0) in self.record else value
 
     def aenter(self, manager: Any) -> Any:
-        if is_own_async_manager(manager) or not (hasattr(type(manager), "__aenter__") and hasattr(type(manager), "__aexit__")):
-            return manager if self.limits is None else aio.timed_manager(manager, self.limits, caller_loc())
+        if not (hasattr(type(manager), "__aenter__") and hasattr(type(manager), "__aexit__")):
+            return manager  # Python says what is missing
         return AsyncManaged(manager, self.dispatch, self.is_dead)
 
     def aentered(self, manager: Any) -> Any:
-        return self._in_time(super().aentered(manager))
+        return self._managing(manager, super().aentered(manager))
 
     def aleft(self, manager: Any, error: BaseException | None) -> Any:
-        return self._in_time(super().aleft(manager, error))
+        return self._managing(manager, super().aleft(manager, error))
 
-    def _in_time(self, coroutine: Any) -> Any:
-        return _as_host(coroutine if self.limits is None else self.limits.wait(coroutine, caller_loc()))
+    def _managing(self, manager: Any, coroutine: Any) -> Any:
+        awaitable = coroutine if self.limits is None else self.limits.wait(coroutine, caller_loc())
+        return awaitable if is_own_async_manager(manager) else _as_host(awaitable)
 
     async def _continue_async(self, tick: int, iterator: Any, shape: Shape | None) -> AsyncIterator[Any]:
         for step in itertools.count(1):

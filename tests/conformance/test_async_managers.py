@@ -1,0 +1,137 @@
+"""`async with` of the host in async programs: entered, left and failing the same in every execution."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import lmc
+from tests.conformance.harness import Case, case, cases, effect
+
+
+class Session:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def __aenter__(self) -> Session:
+        effect("open", self.name)
+        await asyncio.sleep(0)
+        return self
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        effect("close", self.name, kind and kind.__name__)
+        await asyncio.sleep(0)
+        return kind is KeyError
+
+    async def get(self, q: str) -> str:
+        effect("get", q)
+        await asyncio.sleep(0)
+        return f"<{self.name}{q}>"
+
+
+@contextlib.asynccontextmanager
+async def pair(name: str) -> AsyncIterator[str]:
+    effect("in", name)
+    try:
+        yield name + "!"
+    except ValueError:
+        effect("caught", name)
+    finally:
+        effect("out", name)
+
+
+@case(replays=0)
+async def inside_of_each_other(s: Any, q: str) -> Any:
+    async with Session("o") as outer:
+        s += await outer.get(q) + lmc.gen("a", max_tokens=2)
+        try:
+            async with Session("i") as inner:
+                s += await inner.get(s["a"])
+                if q != "c":
+                    raise ValueError(q)
+        except ValueError as error:
+            s += str(error)
+    async with pair(q) as (first, *_), pair("2") as other:
+        s += first + other + lmc.gen("b", max_tokens=2)
+        raise ValueError(s["b"])
+    return first
+
+
+@case(replays=0)
+async def handled_by_the_manager(s: Any, q: str) -> Any:
+    async with Session(q):
+        s += lmc.gen("a", max_tokens=2)
+        raise KeyError(s["a"])
+    s += "after"
+    return await Session("end").get(q)
+
+
+@case(replays=0)
+async def left_by_break_and_return(s: Any, q: str) -> Any:
+    try:
+        for i in range(3):
+            async with Session(str(i)) as one:
+                s += await one.get(q) + lmc.gen("a", max_tokens=2)
+                if i == 0:
+                    continue
+                with s.user():
+                    if q == "a":
+                        break
+                    return s["a"]
+    finally:
+        async with Session("finally") as last:
+            s += await last.get("x")
+
+
+@case(replays=0)
+async def in_helpers_and_stacks(s: Any, q: str) -> Any:
+    async def ask(name: str) -> str:
+        nonlocal s
+        async with Session(name) as one:
+            s += name + lmc.gen("a", max_tokens=2)
+            return await one.get(s["a"])
+
+    async with contextlib.AsyncExitStack() as stack:
+        first = await stack.enter_async_context(Session("first"))
+        held = {"lock": asyncio.Lock()}
+        async with held["lock"] as held["nothing"]:
+            return [await ask("p"), await first.get("q"), await ask("r"), held["nothing"]]
+
+
+class Broken(Session):
+    async def __aenter__(self) -> Session:
+        raise RuntimeError(f"not {self.name}")
+
+
+@case(leaves="enters a str|near|")
+async def what_cannot_be_entered(s: Any, q: str) -> Any:
+    said = []
+    for how in (Broken(q), pair):
+        try:
+            async with how if how is not pair else q:  # type: ignore[union-attr]
+                s += "never"
+        except (RuntimeError, TypeError) as error:
+            said.append(str(error))
+            s += lmc.gen("a", max_tokens=2)
+
+    @contextlib.asynccontextmanager
+    async def own() -> AsyncIterator[None]:
+        raise RuntimeError("not own")
+        yield
+
+    try:
+        async with own():
+            s += "never"
+    except RuntimeError as error:
+        said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize("name", cases(globals()))
+def test_means_the_same_in_every_execution(name: str) -> None:
+    one: Case = cases(globals())[name]
+    one.check()
