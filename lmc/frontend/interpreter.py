@@ -558,13 +558,13 @@ class Function:
     # -- batches
 
     @overload
-    def run_batch(self, batch: Sequence[Any], *, generator_style: Literal[True], **options: Any) -> Iterator[State]: ...
+    def run_batch(self, batch: Iterable[Any], *, generator_style: Literal[True], **options: Any) -> Iterator[State]: ...
     @overload
     def run_batch(
-        self, batch: Sequence[Any], *, generator_style: Literal[False] = False, **options: Any
+        self, batch: Iterable[Any], *, generator_style: Literal[False] = False, **options: Any
     ) -> list[State]: ...
     def run_batch(
-        self, batch: Sequence[Any], *, generator_style: bool = False, **options: Any
+        self, batch: Iterable[Any], *, generator_style: bool = False, **options: Any
     ) -> list[State] | Iterator[State]:
         """Runs the program for each item (a dict, or a tuple of positional arguments); results in input order.
 
@@ -592,8 +592,9 @@ class Function:
 
     def _bind_all(self, batch: Iterable[Any]) -> list[inspect.BoundArguments]:
         """Every item's arguments, so that a bad item is known before the first one runs."""
-        if isinstance(batch, (str, Mapping)):
-            what = "text" if isinstance(batch, str) else "dict"
+        kind = type(batch)
+        if issubclass(kind, str | Mapping) or not issubclass(kind, Iterable):
+            what = "text" if kind is str else kind.__name__
             raise ArgumentError(f"a batch is a list of items, each a dict or a tuple, not one {what}", loc=caller_loc())
         bound: list[inspect.BoundArguments] = []
         for i, item in enumerate(batch):

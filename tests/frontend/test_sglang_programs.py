@@ -586,6 +586,7 @@ def test_batches_in_every_style_give_the_same():
             states = few_shot_qa.run_batch(batch, backend=sgl.Mock(latency=0.001), **options)
             assert isinstance(states, list) != options.get("generator_style", False)
             assert texts(states) == expected
+    assert texts(few_shot_qa.run_batch(iter(QUESTIONS), backend=sgl.Mock())) == expected
     assert texts(sgl.compile(few_shot_qa).batch(QUESTIONS, backend=sgl.Mock())) == expected
     assert few_shot_qa.run_batch([], backend=sgl.Mock()) == []
 

@@ -525,6 +525,8 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: program.bind(qestion="a"), "did you mean 'question'?"),
     (lambda: program.run_batch([{"question": "a"}, {"qestion": "b"}]), "item 1 of the batch: "),
     (lambda: program.run_batch({"question": "a"}), "a batch is a list of items, each a dict or a tuple, not one dict"),
+    (lambda: program.run_batch(None), "a batch is a list of items, each a dict or a tuple, not"),
+    (lambda: lmc.compile(program).batch({"question": "a"}), "a batch is a list of items, each a dict or a tuple, not one dict"),
     (lambda: program.run_batch(["a"]), "item 0 of the batch: "),
     (lambda: program.run_batch([("a",)], tempreature=1), "run_batch() has no option 'tempreature'; did you mean 'temperature'?"),
     (lambda: program.run_batch([("a",)], errors="ignore"), "errors='ignore': 'raise' or 'return'"),
