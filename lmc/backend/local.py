@@ -613,7 +613,9 @@ def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int) -> Runner:
         from lmc.backend.engine.cuda_runner import CudaRunner
         from lmc.backend.engine.kernels.mask import close
 
-        return CudaRunner(loaded.model, pool, Sampler(vocab_size, close))
+        runner = CudaRunner(loaded.model, pool, Sampler(vocab_size, close))
+        runner.capture()
+        return runner
     return ModelRunner(loaded.model, pool, Sampler(vocab_size), str(loaded.device))
 
 

@@ -36,7 +36,9 @@ log = logging.getLogger("lmc.engine")
 _MOST_SAMPLES = 1 << 14
 _MOST_INDICES = 1 << 22
 _SHARE_FROM = 1 << 15
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+_SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+_MIDDLE = (576, 640, 704, 768, 832, 896, 960, 1024)  # in which some rows are of prompts
+BUCKETS = (*_SMALL, *_MIDDLE)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class CudaRunner(ModelRunner):
     what was staged for it.
 
     share_from    slots that attention must be spared before rows read their prefixes together (measured;
-                  docs/performance.md); None: never
+                  docs/performance.md); groups that fit a narrow tile do from an eighth of it on; None: never
     """
 
     def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
@@ -87,6 +89,13 @@ class CudaRunner(ModelRunner):
         self._sampled = torch.zeros(_MOST_SAMPLES, dtype=torch.int32, device=model.device)  # by the pass launched last
         self._places: dict[Request, int] = {}  # where in it
         self.share_from = _SHARE_FROM if c.sliding_window is None else None
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """All graphs that passes usually need, some 40 ms each, so that no pass has to wait for one."""
+        for rows in BUCKETS:
+            for wide in (False, True) if rows in _SMALL else (True,):
+                self._captured(rows, wide=wide)
 
     @torch.inference_mode()
     def launch(self, work: Pass) -> Landing:
@@ -177,10 +186,13 @@ class CudaRunner(ModelRunner):
         logits[: len(wanted)], logits[len(wanted) :] = wanted, 0
 
     def _groups(self, work: Pass) -> list[Group]:
-        if self.share_from is None or sum(len(s.slots) for s in work.spans) < self.share_from:
+        if self.share_from is None or sum(len(s.slots) for s in work.spans) < self.share_from // 8:
             return []
         found = groups(work.spans)
-        return found if sum(group.saves for group in found) >= self.share_from else []
+        if sum(group.saves for group in found) >= self.share_from:
+            return found
+        few = [group for group in found if len(group.spans) <= self._tiled.few]
+        return few if sum(group.saves for group in few) >= self.share_from // 8 else []
 
     def _captured(self, rows: int, *, wide: bool) -> _Captured:
         if (rows, wide) not in self._graphs:

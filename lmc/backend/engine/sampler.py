@@ -163,7 +163,7 @@ def draw(logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequen
     return _invert(_probabilities(logits, params), _column(numbers, logits))
 
 
-_FIRST = (64, 1024, 8192)  # best tokens looked at before the whole vocabulary is sorted; each look waits for the device
+_FIRST = (64, 1024, 8192)  # best tokens looked at before the whole vocabulary is sorted
 
 
 def draw_truncated(logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> torch.Tensor:
@@ -176,13 +176,15 @@ def draw_truncated(logits: torch.Tensor, params: Sequence[SamplingParams], numbe
         _column([p.min_p for p in params], logits),
         _column(numbers, logits),
     ]
-    enough = max(p.top_k if p.top_k > 0 else width for p in params)
+    enough = min(width, max(p.top_k if p.top_k > 0 else width for p in params))
     tokens, left = None, None  # rows of which more must be looked at; None: all
-    first = _FIRST[1:] if logits.is_cuda else _FIRST
-    for looked_at in (*(n for n in first if n < width), width):
+    looks = [*(n for n in _FIRST if n < width), width]
+    if logits.is_cuda:  # to see whether it was enough, the device would have to be waited for
+        looks = [next(n for n in looks if n >= enough)]
+    for looked_at in looks:
         found, more = _among_best(probs, looked_at, *limits)
         tokens = found if tokens is None or left is None else tokens.index_copy(0, left, found)
-        if looked_at >= min(enough, width) or not bool(more.any()):
+        if looked_at >= enough or not bool(more.any()):
             break
         some = more.nonzero()[:, 0]
         probs, limits = probs[some], [limit[some] for limit in limits]

@@ -93,6 +93,9 @@ def test_groups_read_their_prefix_together(heads, groups, shares):
     plan = tiler.plan(lengths, slots, np.array([*cuts, 0]), shared, int(lengths.sum()))
     check(plan, spans, shares)
     assert len(plan.indices) // BLOCK == sum(-(-len(s) // BLOCK) for s in [*slots, *(g.slots for g in shared)])
+    assert len(plan.wide) >= sum(g.rows > tiler.few for g in shared)
+    assert max(len(plan.narrow), len(plan.wide)) <= 2 * int(lengths.sum()) + shares
+    assert plan.indptr[-1] <= tiler.most_partials(int(lengths.sum()))
 
 
 @pytest.mark.parametrize("shares", [1, 7, 33])

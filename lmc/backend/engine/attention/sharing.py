@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lmc.backend.engine.radix_cache import Node
     from lmc.backend.engine.scheduler import Rows
 
-_LEAST = 512  # slots that a group must save to be one
+_LEAST = 256  # slots that a group must save to be one
 
 
 @dataclass(frozen=True, slots=True)

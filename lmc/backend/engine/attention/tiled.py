@@ -30,9 +30,14 @@ class TiledAttention:
         self._head_dim, self._device = head_dim, device
         self._beside = torch.cuda.Stream(device)
 
+    @property
+    def few(self) -> int:
+        """Rows of a group up to which a narrow tile reads its prefix."""
+        return self._tiler.few
+
     def sizes(self, rows: int, indices: int) -> dict[str, int]:
         """The parts of a stage that it needs for passes of up to `rows` rows."""
-        pieces = (rows + self._tiler.shares) * PIECE
+        pieces = (2 * rows + self._tiler.shares) * PIECE  # a row's own tile, and its prefix's
         shares = self._tiler.shares + 1
         return {
             "narrow_shares": shares, "wide_shares": shares, "indptr": rows + 1,

@@ -2,7 +2,7 @@
 
     a decoding sequence          a narrow tile: its row (or few rows), its slots
     constants, a prompt's chunk  wide tiles: so many of its rows, the slots up to the last of them
-    a group with a prefix        wide tiles over the prefix, and each row's own tile behind it
+    a group with a prefix        tiles over the prefix, a narrow one if it has room, and each row's own tile behind it
 
 Slots are counted in blocks; each tile's begin a new one, and what is left of its last repeats the tile's last slot. All tiles
 of a kind, one behind the other, are cut into shares of nearly one size, for programs of the GPU that then end together
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -78,47 +79,61 @@ class Tiler:
     ) -> Plan:
         """For spans in row order: `lengths` [S] rows each, the `slots` of their contexts without the first `cuts` [S], which
         their group reads. `rows`: at least all of them."""
-        few, many = self._heights
+        few, many = self.few, self._many
         if self.window is not None:  # a block or two may be too old for a tile's first row; the kernel looks
             cuts = np.maximum(0, np.fromiter(map(len, slots), np.int64, len(slots)) - lengths - self.window + 1)
             slots = [s[cut:] for s, cut in zip(slots, cuts.tolist(), strict=True)]
         own = np.fromiter(map(len, slots), np.int64, len(slots))
         short = lengths <= few
-        order = np.argsort(~short, kind="stable")  # narrow tiles lie one behind the other
-        runs = [*(slots[i] for i in order), *(s.slots for s in shared)]
+        order, alone = np.argsort(~short, kind="stable"), int(short.sum())
+        low = [s for s in shared if s.rows <= few]
+        high = [s for s in shared if s.rows > few]
+        runs = [  # those of narrow tiles lie one behind the other
+            *(slots[i] for i in order[:alone]),
+            *(s.slots for s in low),
+            *(slots[i] for i in order[alone:]),
+            *(s.slots for s in high),
+        ]
         sizes = np.fromiter(map(len, runs), np.int64, len(runs))
-        begins = np.empty(len(runs), np.int64)
         blocks = -(-sizes // BLOCK)
-        begins[: len(order)][order], begins[len(order) :] = np.split(np.cumsum(blocks) - blocks, [len(order)])
+        short_at, low_at, long_at, high_at = np.split(
+            np.cumsum(blocks) - blocks, np.cumsum((alone, len(low), len(order) - alone))
+        )
         firsts = np.cumsum(lengths) - lengths
-        whole = np.stack((firsts, lengths, begins[: len(own)], own, cuts), 1)
-        narrow, wide = whole[short], _sliced(whole[~short], many)
+        whole = np.stack((firsts[order], lengths[order], np.concatenate((short_at, long_at)), own[order], cuts[order]), 1)
+        narrow, wide = whole[:alone], _sliced(whole[alone:], many)
         if self.window is not None:
             wide = _within(wide, self.window)
-        for s, begin in zip(shared, begins[len(order) :].tolist(), strict=True):
-            wide = np.concatenate((wide, _over(s, begin, many)))
-        return self._cut(narrow, wide, rows, _padded(runs, sizes, blocks))
+        narrow = np.concatenate((narrow, *map(_over, low, low_at.tolist(), repeat(few))))
+        wide = np.concatenate((wide, *map(_over, high, high_at.tolist(), repeat(many))))
+        return self._cut(narrow, wide, alone, rows, _padded(runs, sizes, blocks))
 
     @property
-    def _heights(self) -> tuple[int, int]:
-        """Rows of a narrow and of a wide tile."""
-        group = group_of(self.num_heads, self.num_kv_heads)
-        return rows_of(group, NARROW), rows_of(group, WIDE)
+    def few(self) -> int:
+        """Rows of a narrow tile."""
+        return rows_of(group_of(self.num_heads, self.num_kv_heads), NARROW)
+
+    @property
+    def _many(self) -> int:
+        """Rows of a wide tile."""
+        return rows_of(group_of(self.num_heads, self.num_kv_heads), WIDE)
 
     def most_partials(self, rows: int) -> int:
         """Partial results that a pass of so many rows can have: two a row, and those of tiles that are cut."""
-        return 2 * rows + self.shares * sum(self._heights)
+        return 2 * rows + self.shares * (self.few + self._many)
 
-    def _cut(self, narrow: np.ndarray, wide: np.ndarray, rows: int, indices: np.ndarray) -> Plan:
-        (a, a_shares), (b, b_shares) = _pieces(narrow, self.shares), _pieces(wide, self.shares)
+    def _cut(self, narrow: np.ndarray, wide: np.ndarray, alone: int, rows: int, indices: np.ndarray) -> Plan:
+        """`alone`: the narrow tiles in front, which are over no prefix."""
+        (a, a_tiles, a_shares), (b, b_tiles, b_shares) = _pieces(narrow, self.shares), _pieces(wide, self.shares)
         every = np.concatenate((a, b))
-        together = _of_rows(b, rows)  # rows of a prefix's tile have tiles of their own behind it
-        of_row = together + _of_rows(a, rows)
-        several = of_row > 1
+        prefixes = a_tiles >= alone
+        together = _of_rows(b, rows) + _of_rows(a[prefixes], rows)  # such rows have tiles of their own behind it
+        several = together + _of_rows(a[~prefixes], rows)
         indptr = np.zeros(rows + 1, np.int32)
-        np.cumsum(np.where(several, of_row, 0), out=indptr[1:])
-        parts = np.concatenate((_within_tile(a) + together[a[:, 0]], _within_tile(b)))
-        every[:, 5] = np.where(several[every[:, 0]], parts, -1)
+        np.cumsum(np.where(several > 1, several, 0), out=indptr[1:])
+        before = np.where(prefixes, 0, together[a[:, 0]])
+        parts = np.concatenate((_within_tile(a_tiles) + before, _within_tile(b_tiles)))
+        every[:, 5] = np.where(several[every[:, 0]] > 1, parts, -1)
         found = every.astype(np.int32)
         return Plan(found[: len(a)], a_shares, found[len(a) :], b_shares, indptr, indices)
 
@@ -148,12 +163,12 @@ def _over(shared: Shared, begin: int, height: int) -> np.ndarray:
     return np.stack((shared.first + at, rows, begins, sizes, np.zeros_like(at)), 1)
 
 
-def _pieces(tiles: np.ndarray, shares: int) -> tuple[np.ndarray, np.ndarray]:
-    """The pieces [n, PIECE] of all tiles, without targets, and where each of the shares begins [shares + 1]."""
+def _pieces(tiles: np.ndarray, shares: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The pieces [n, PIECE] of all tiles, without targets, the tile of each [n], and where the shares begin [shares + 1]."""
     blocks = -(-tiles[:, 3] // BLOCK)
     total = int(blocks.sum())
     if total == 0:
-        return np.zeros((0, PIECE), np.int64), np.zeros(shares + 1, np.int32)
+        return np.zeros((0, PIECE), np.int64), np.zeros(0, np.int64), np.zeros(shares + 1, np.int32)
     ends = np.cumsum(blocks)
     costs = np.arange(1, len(tiles) + 1) * _START + ends  # of all up to a tile's end
     aims = np.arange(1, shares) * (costs[-1] / shares)
@@ -172,7 +187,7 @@ def _pieces(tiles: np.ndarray, shares: int) -> tuple[np.ndarray, np.ndarray]:
     found[:, 4] = tiles[of, 4] + inside * BLOCK
     found[:, 6] = np.minimum(sizes * BLOCK, tiles[of, 3] - inside * BLOCK)
     starts = (ends - blocks)[tile] + np.clip(within, 0, blocks[tile])
-    return found, np.searchsorted(cuts, np.concatenate(([0], starts, [total]))).astype(np.int32)
+    return found, of, np.searchsorted(cuts, np.concatenate(([0], starts, [total]))).astype(np.int32)
 
 
 def _of_rows(pieces: np.ndarray, rows: int) -> np.ndarray:
@@ -181,12 +196,9 @@ def _of_rows(pieces: np.ndarray, rows: int) -> np.ndarray:
     return np.bincount(np.repeat(pieces[:, 0], counts) + _counting(counts), minlength=rows)
 
 
-def _within_tile(pieces: np.ndarray) -> np.ndarray:
-    """The how manieth of its tile each piece is; those of one tile lie together and begin with the same row."""
-    at = np.arange(len(pieces))
-    begins = np.ones(len(pieces), bool)
-    begins[1:] = pieces[1:, 0] != pieces[:-1, 0]
-    return at - np.maximum.accumulate(np.where(begins, at, 0))
+def _within_tile(tiles: np.ndarray) -> np.ndarray:
+    """The how manieth of its tile each piece is, by the tiles of the pieces, which ascend."""
+    return np.arange(len(tiles)) - np.searchsorted(tiles, tiles)
 
 
 def _padded(runs: Sequence[np.ndarray], sizes: np.ndarray, blocks: np.ndarray) -> np.ndarray:
