@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from lmc import config
 from lmc.backend import recording
@@ -45,6 +45,9 @@ class PassOutput:
 
 _MOMENT = 0.005
 """Seconds that an idle engine waits at most for what is on its way."""
+_TURN = 0.0005
+"""Seconds that the loop leaves at least to those who submit, where its device does not make it wait as long."""
+_T = TypeVar("_T")
 
 
 _BROKEN = (
@@ -84,9 +87,10 @@ class EngineCore:
         self.scheduler, self._runner = scheduler, runner
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # reentrant: usable from destructors
         self.more = False  # who submitted last is not done; a guess, set from any thread
-        self._launched = threading.Event()  # not set while a device that works by itself waits for what the loop gives it
-        self._launched.set()
-        self._posted = 0  # tokens of prompts since the last launch
+        self._resting = threading.Event()  # not set while the loop works for a device that works by itself
+        self._resting.set()
+        self._held = False  # somebody gave way since the loop last rested
+        self._posted = 0  # tokens of prompts since the last pass began
         self._asleep = False  # the loop has nothing to do, or is about to wake up
         self._live: dict[Request, None] = {}
         self._closed = self._ended = False
@@ -120,14 +124,17 @@ class EngineCore:
         self.post(lambda: self.start(req))
         self._posted += req.prompt_len
         if self._asleep and self._posted >= self.scheduler.chunk and isinstance(self._runner, AheadRunner):
-            self._launched.clear()  # there is enough for a pass
+            self._resting.clear()  # there is enough for a pass
 
     def give_way(self) -> None:
-        """Waits while the device is given work: whoever computes beside that in Python would make it last, since threads
-        take turns of milliseconds, and who lets go of the interpreter's lock for moments keeps it. Not on the loop's
-        thread."""
-        if not self._launched.is_set() and not self.on_thread and not self._launched.wait(_MOMENT * 50):
-            self._launched.set()
+        """Waits until the loop does: whoever computes beside it in Python would make the device wait, since threads take
+        turns of milliseconds, and who lets go of the interpreter's lock for moments, as the loop does in every copy and
+        launch, loses a turn each time. Not on the loop's thread."""
+        if self._resting.is_set() or self.on_thread:
+            return
+        self._held = True
+        if not self._resting.wait(_MOMENT * 50):
+            self._resting.set()
 
     def cancel(self, req: Request) -> None:
         self.post(lambda: self._cancel(req))
@@ -221,6 +228,8 @@ class EngineCore:
                 began = time.perf_counter()
                 self.step()
                 self._busy_seconds += time.perf_counter() - began
+                if self._held:
+                    self._rest(lambda: time.sleep(_TURN))
             except BaseException as error:  # nothing may hang on a dead loop: everybody learns of it
                 log.exception("the engine failed; everything outstanding fails with it")
                 self._fail_all(error)
@@ -251,9 +260,14 @@ class EngineCore:
         """Runs what was posted, after waiting so many seconds (None: as long as it takes) for something to be; False
         when it is time to end."""
         try:
-            self._asleep = wait is None or wait > 0
-            action = self._inbox.get(timeout=wait) if wait is None or wait > 0 else self._inbox.get_nowait()
-            self._asleep = False
+            if wait == 0.0:
+                action = self._inbox.get_nowait()
+            else:
+                self._asleep = True
+                self._resting.set()
+                action = self._inbox.get(timeout=wait)
+                self._asleep = False
+            self._keep_turn()
             while True:
                 if action is None and not closing:
                     return False
@@ -265,17 +279,30 @@ class EngineCore:
             self._asleep = False
             return True
 
+    def _keep_turn(self) -> None:
+        """Whoever submits gives way from now until the loop rests."""
+        if (self._posted or self.more) and isinstance(self._runner, AheadRunner):
+            self._resting.clear()
+
+    def _rest(self, wait: Callable[[], _T]) -> _T:
+        """Waits; whoever gave way has a turn if that takes long enough."""
+        self._resting.set()
+        began = time.perf_counter()
+        found = wait()
+        if time.perf_counter() - began >= _TURN:
+            self._held = False
+        self._keep_turn()
+        return found
+
     def step(self) -> None:
         """One pass."""
+        self._keep_turn()
+        self._posted = 0
         if self._flying is not None and (self.scheduler.is_short or not self._can_go_on(self._flying[0])):
             self._land()  # what is in flight cannot be preempted
-        if (self._posted or self.more) and isinstance(self._runner, AheadRunner):
-            self._launched.clear()  # somebody submits
         try:
             work, flight = self._begin()
         finally:
-            self._launched.set()
-            self._posted = 0
             self._speak()  # while the device computes
         if work is None:
             self._land() if self._flying is not None else self._finish_ready(())
@@ -322,7 +349,7 @@ class EngineCore:
         if self._flying is None:
             return
         (work, flight), self._flying = self._flying, None
-        output, seconds = flight.land()
+        output, seconds = self._rest(flight.land)
         self._device_seconds += seconds
         self._record(work, seconds)
         self._deliver(work, output)

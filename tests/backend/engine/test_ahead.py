@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -204,22 +205,44 @@ def test_a_pin_is_released_while_its_prefill_is_in_flight():
     assert engine.stats()["pinned"] == 0
 
 
-def test_who_submits_gives_way_to_every_launch():
-    class Watching(FakeAheadRunner):
-        alone: list[bool] = []
+def test_who_submits_gives_way_while_the_loop_works_for_the_device():
+    found: list[tuple[str, bool]] = []
 
+    class Watching(FakeAheadRunner):
         def launch(self, work):
-            self.alone.append(not core._launched.is_set())
-            return super().launch(work)
+            found.append(("launch", core._resting.is_set()))
+            flight = super().launch(work)
+            land = flight.land
+
+            def watched():
+                found.append(("land", core._resting.is_set()))
+                return land()
+
+            flight.land = watched
+            return flight
 
     engine, core = stepped(512, runs=Watching)
     handles = [engine.submit(None, [Text(("a",)), gen(4)], Hints(more=True))]
     core.turn()
     core.turn()
+    assert found == [("launch", False), ("launch", False), ("land", True)]  # more was announced
     handles.append(engine.submit(None, [Text(("b",)), gen(4)]))
+    core.turn()
+    assert found[3:] == [("launch", False), ("land", True)]  # something was posted
     while core.turn():
         pass
     assert [len(h.results[0].output().text) > 0 for h in handles] == [True, True]
-    assert Watching.alone[:3] == [True, True, True]  # more was announced, then something was posted
-    assert not any(Watching.alone[3:])
-    assert core._launched.is_set()
+
+
+def test_who_gave_way_has_a_turn_where_the_device_is_never_waited_for():
+    engine, runner = backend(4096, runs=FakeAheadRunner)
+    core = engine._core
+    with contextlib.closing(engine):
+        handles = []
+        for i in range(300):
+            began = time.perf_counter()
+            handles.append(engine.submit(None, [Text((f"prompt {i}",)), gen(30, ignore_eos=True)], Hints(more=i < 299)))
+            assert time.perf_counter() - began < 0.2, "nobody let it go on"
+        assert all(h.results[0].output().text for h in handles)
+    assert core._resting.is_set()
+    assert runner.launched > 30
