@@ -10,22 +10,23 @@ from typing import TypeVar
 
 import numpy as np
 
+from lmc.fsm.bounds import TooLarge, Work
 from lmc.fsm.charset import Ranges, merged
-from lmc.fsm.dfa import DEAD, MAX_STATES, Alphabet, TooLarge, determinised
+from lmc.fsm.dfa import DEAD, MAX_STATES, Alphabet, determinised
 from lmc.fsm.minimise import live, minimised
 from lmc.fsm.regex import NOTHING, Chars, Concat, Graph, Node
 
 S = TypeVar("S", bound=Hashable)
 
 
-def both(a: Node, b: Node) -> Node:
-    """The texts that are in `a` and in `b`; NOTHING if there is none."""
-    return _product(a, b, lambda in_a, in_b: in_a and in_b)
+def both(a: Node, b: Node, work: Work | None = None) -> Node:
+    """The texts that are in `a` and in `b`; NOTHING if there is none. Raises TooLarge, also when `work` is used up."""
+    return _product(a, b, lambda in_a, in_b: in_a and in_b, work or Work())
 
 
-def without(a: Node, b: Node) -> Node:
-    """The texts of `a` that are not in `b`; NOTHING if there is none."""
-    return _product(a, b, lambda in_a, in_b: in_a and not in_b)
+def without(a: Node, b: Node, work: Work | None = None) -> Node:
+    """The texts of `a` that are not in `b`; NOTHING if there is none. Raises TooLarge, also when `work` is used up."""
+    return _product(a, b, lambda in_a, in_b: in_a and not in_b, work or Work())
 
 
 def is_empty(a: Node) -> bool:
@@ -53,15 +54,17 @@ def automaton(start: S, step: Callable[[S, str], S | None], is_final: Callable[[
     return _graph(np.array(rows, np.int32), final, [((ord(c), ord(c)),) for c in alphabet])
 
 
-def _product(a: Node, b: Node, keep: Callable[[bool, bool], bool]) -> Node:
+def _product(a: Node, b: Node, keep: Callable[[bool, bool], bool], work: Work) -> Node:
     alphabet = Alphabet.of(Concat((a, b)))
     (table_a, final_a), (table_b, final_b) = determinised(a, alphabet), determinised(b, alphabet)
+    work.spend(table_a.size + table_b.size)
     rows_a, rows_b = table_a.tolist(), table_b.tolist()
     ends_a, ends_b = [*final_a.tolist(), False], [*final_b.tolist(), False]  # DEAD reads the last
     numbers, order = {(0, 0): 0}, [(0, 0)]
     rows: list[list[int]] = []
     dead = [DEAD] * alphabet.size
     for at_a, at_b in order:
+        work.spend(alphabet.size)
         row: list[int] = []
         for pair in zip(rows_a[at_a], rows_b[at_b] if at_b >= 0 else dead):
             if pair[0] < 0:

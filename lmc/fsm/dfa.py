@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmc.errors import ConstraintError
+from lmc.fsm.bounds import TooLarge
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.charset import Ranges, merged
 from lmc.fsm.minimise import DEAD, distinct, live, minimised
 from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parse, shown
-from lmc.fsm.spread import TooLarge, spread
+from lmc.fsm.spread import spread
 
 MAX_STATES = 50_000  # over characters
 MAX_WORK = 4_000_000  # states looked at while sets of states are made: a few seconds

@@ -14,14 +14,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 from urllib.parse import unquote
 
 from lmc.errors import ConstraintError
 from lmc.fsm import json_formats
 from lmc.fsm.algebra import both, without
-from lmc.fsm.dfa import TooLarge
+from lmc.fsm.bounds import TooLarge, Work
 from lmc.fsm.grammar import MAX_NODES, Grammar
 from lmc.fsm.json_shapes import (
     JSON_NUMBER,
@@ -84,6 +84,7 @@ _MOST_DIGITS = 300  # of a number; doubles have no more
 _DECIMALS = parse(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,6})?")  # where some numbers are excluded: doubles tell these apart
 
 
+@lru_cache(1)  # an automaton that turns out too large is written as EBNF next
 def compile_schema(source: str) -> tuple[Grammar, int | None]:
     """The grammar of a schema given as JSON text, and the depth that it asks recursion to be cut at.
 
@@ -173,6 +174,7 @@ class _Compiler:
         self.known: dict[tuple[str, ...], tuple[Shape, ...]] = {}
         self.sizes: dict[int, tuple[Node, int]] = {}  # by id
         self.looked = 0  # at schemas
+        self.work = Work()
         self.deciding = False  # which shapes cannot be
 
     def grammar(self) -> Grammar:
@@ -328,7 +330,7 @@ class _Compiler:
                 yield replace(Shape(place.pointer, types=frozenset((kind,))), **{field: outside})
 
     def not_pattern(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
-        rest = without(ANY_TEXT, self.pattern(place.schema["pattern"], f"{place.pointer}/pattern"))
+        rest = without(ANY_TEXT, self.pattern(place.schema["pattern"], f"{place.pointer}/pattern"), self.work)
         return [Shape(place.pointer, types=frozenset(("string",)), texts=(rest,))] if rest != NOTHING else []
 
     def not_required(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
@@ -564,7 +566,7 @@ class _Compiler:
         if kind in ("integer", "number"):
             return a.bounds.apart(b.bounds)
         if kind == "string":
-            return both(self.language(a), self.language(b)) == NOTHING
+            return both(self.language(a), self.language(b), self.work) == NOTHING
         if kind == "object":
             return depth > 0 and (self.needs_apart(a, b, depth) or self.needs_absent(a, b) or self.needs_absent(b, a))
         if kind == "array":
@@ -691,10 +693,13 @@ class _Compiler:
         excluded = [v for v in shape.excluded if type_of(v) in ("integer", "number")]
         if not excluded:
             return number(shape.bounds)
-        return _less(_DECIMALS if shape.bounds.free else number(shape.bounds), [_decimals(v) for v in excluded])
+        return self.less(_DECIMALS if shape.bounds.free else number(shape.bounds), [_decimals(v) for v in excluded])
 
     def integer(self, shape: Shape) -> Node:
-        return _less(integer(shape.bounds), [text(str(int(v))) for v in shape.excluded if type_of(v) == "integer"])
+        return self.less(integer(shape.bounds), [text(str(int(v))) for v in shape.excluded if type_of(v) == "integer"])
+
+    def less(self, language: Node, texts: Sequence[Node]) -> Node:
+        return without(language, one_of(texts), self.work) if texts and language != NOTHING else language
 
     def one_among(self, shape: Shape, values: Sequence[Any]) -> Node:
         return one_of([self.value(v) for v in values if not any(same(v, w) for w in shape.excluded)])
@@ -709,8 +714,8 @@ class _Compiler:
         implied = any(_within(lengths(language), shape.length) for language in shape.texts)
         found = ANY_TEXT if implied else repeat(ANY, *shape.length) if _possible(shape.length) else NOTHING
         for language in shape.texts:
-            found = language if found == ANY_TEXT else both(found, language)
-        return _less(found, [text(v) if v else EMPTY for v in shape.excluded if isinstance(v, str)])
+            found = language if found == ANY_TEXT else both(found, language, self.work)
+        return self.less(found, [text(v) if v else EMPTY for v in shape.excluded if isinstance(v, str)])
 
     def object(self, shape: Shape) -> Node:
         names = list(dict.fromkeys([*(n for rule in shape.objects for n in rule.properties), *shape.required]))
@@ -735,9 +740,9 @@ class _Compiler:
         allowed = ANY_TEXT
         for place in shape.names:
             found = one_of([self.name_language(s, place) for s in self.shapes((place,))])
-            allowed = both(allowed, found) if found != NOTHING else NOTHING
+            allowed = both(allowed, found, self.work) if found != NOTHING else NOTHING
         if names and allowed != NOTHING:
-            allowed = without(allowed, one_of([seq(text(n)) for n in names]))
+            allowed = without(allowed, one_of([seq(text(n)) for n in names]), self.work)
         if len(patterns) > 4:
             raise wrong(shape.pointer, "has more than 4 patternProperties; use fewer")
         arms: list[Node] = []
@@ -745,7 +750,7 @@ class _Compiler:
             keys = allowed
             for (language, _), yes in zip(patterns, chosen):
                 if keys != NOTHING:
-                    keys = both(keys, language) if yes else without(keys, language)
+                    keys = both(keys, language, self.work) if yes else without(keys, language, self.work)
             if keys == NOTHING or (not any(chosen) and not open_ and shape.objects):
                 continue  # nothing is said of such a name: as in `properties`, it is left out
             places: list[Place] = []
@@ -934,10 +939,6 @@ _NEGATED: Mapping[str, _Negation] = {
 
 def _too_many(place: Place) -> ConstraintError:
     return wrong(place.pointer, f"has more than {_MOST_SHAPES} ways through anyOf, oneOf and allOf; use fewer")
-
-
-def _less(language: Node, texts: Sequence[Node]) -> Node:
-    return without(language, one_of(texts)) if texts and language != NOTHING else language
 
 
 def _decimals(value: int | float | Decimal) -> Node:

@@ -36,10 +36,33 @@ def compile_lark(source: str) -> Grammar:
         raise ConstraintError("lark: the grammar is nested too deep") from None
 
 
-def _loaded(source: str) -> Any:
-    from lark.load_grammar import load_grammar
+_BUNDLED = ("common", "lark", "python", "unicode")  # grammars that lark brings along
 
-    return load_grammar(source, "<grammar>", [], False)[0]
+
+def _loaded(source: str) -> Any:
+    builder = _builder()(False, [])
+    builder.load_grammar(source, "<grammar>")
+    return builder.build()
+
+
+@lru_cache(1)
+def _builder() -> Any:
+    """Lark's loader, but that it reads no files: a grammar may come from anybody."""
+    from lark.exceptions import GrammarError
+    from lark.load_grammar import GrammarBuilder
+
+    class Bundled(GrammarBuilder):
+        def _unpack_import(self, stmt: Any, grammar_name: str) -> Any:
+            path = [str(part) for part in stmt.children[0].children]
+            is_multiple = len(stmt.children) > 1 and hasattr(stmt.children[1], "children")
+            of = path if is_multiple else path[:-1]
+            if stmt.children[0].data != "import_lib" or (of and (len(of) > 1 or of[0] not in _BUNDLED)):
+                raise GrammarError(
+                    f"%import of {'.'.join(path)}: no files are read, there are {', '.join(_BUNDLED)}; write what you need into the grammar"
+                )
+            return super()._unpack_import(stmt, grammar_name)
+
+    return Bundled
 
 
 @lru_cache(1)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from lmc.errors import ConstraintError
+from lmc.fsm.bounds import TooLarge
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.dfa import build, is_nullable
 from lmc.fsm.regex import ANY, Concat, Node, Repeat, Union, parse, shown
-from lmc.fsm.spread import TooLarge
 
 
 @dataclass(frozen=True, slots=True)

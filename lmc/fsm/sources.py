@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from lmc.errors import ConstraintError
+from lmc.fsm.bounds import TooLarge, check_ebnf, check_source
 from lmc.fsm.bytedfa import ByteDFA
-from lmc.fsm.dfa import TooLarge, build
+from lmc.fsm.dfa import build
 from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lark_grammar import compile_lark
@@ -37,7 +38,8 @@ def automaton_of(kind: str, source: str) -> ByteDFA | None:
 
 
 def tree_of(kind: str, source: str) -> Node | None:
-    """The regular expression of a constraint, as a tree; None if its language is not regular."""
+    """The regular expression of a constraint, as a tree; None if its language is not regular. Raises ConstraintError as `automaton_of`."""
+    check_source(kind, source)
     if kind == "regex":
         return parse(source)
     if kind == "json_schema":
@@ -55,6 +57,8 @@ def grammar_of(kind: str, source: str) -> Grammar:
 
 
 def ebnf_of(kind: str, source: str) -> str:
-    """A schema or a Lark grammar as EBNF."""
+    """A schema or a Lark grammar as EBNF. Raises ConstraintError also for one that xgrammar would take too long for."""
     grammar: Grammar = compile_schema(source)[0] if kind == "json_schema" else compile_lark(source)
-    return grammar.ebnf()
+    ebnf = grammar.ebnf()
+    check_ebnf(kind, source, ebnf)
+    return ebnf

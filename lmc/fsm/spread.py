@@ -18,14 +18,11 @@ from functools import cached_property
 
 import numpy as np
 
+from lmc.fsm.bounds import TooLarge
 from lmc.fsm.bytedfa import FAR, ByteDFA, Rows, windows
 
 MAX_ROWS = 50_000  # a KiB each
 MAX_SPREAD = 1_000_000  # states over bytes; some 17 bytes each
-
-
-class TooLarge(Exception):
-    """An automaton of too many states, or one that takes too long to find."""
 
 
 _Leaf = int  # a number of a shape's leaves

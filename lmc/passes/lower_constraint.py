@@ -91,7 +91,8 @@ def _constant(kind: str, source: str) -> Op | None:
     """The constant for a constraint; None for a regex that is not valid."""
     if kind != "regex":
         return Op("matcher", (kind, source))
-    from lmc.fsm.dfa import TooLarge, build
+    from lmc.fsm.bounds import TooLarge
+    from lmc.fsm.dfa import build
     from lmc.fsm.regex import parse
 
     try:

@@ -1,9 +1,12 @@
+import functools
 import json
 
 import pytest
 
 from lmc.errors import ConstraintError
+from lmc.fsm import bounds, json_schema
 from lmc.fsm.algebra import automaton, both, is_empty, without
+from lmc.fsm.bounds import TooLarge, Work
 from lmc.fsm.dfa import build
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.jumps import Jumps
@@ -234,3 +237,48 @@ def test_jumps_look_at_the_beginning_of_a_long_text_only():
     run = jumps.behind((), "x" * 100_000)
     assert 1 < len(run) <= 1024
     assert {WORDS[i] for i in run} == {b"x"}
+
+
+# -- what compiling may cost -----------------------------------------------------------------------------------------
+
+
+def test_combining_languages_ends_when_the_work_is_used_up():
+    several = [parse(f".*{c}.*") for c in "abcde"]
+    work = Work(200)
+    with pytest.raises(TooLarge):
+        functools.reduce(lambda a, b: both(a, b, work), several)
+    assert functools.reduce(both, several) != NOTHING
+
+
+def test_a_schema_that_takes_too_much_work_is_refused_where_it_does(monkeypatch):
+    monkeypatch.setattr(json_schema, "Work", lambda: Work(200))
+    word = {"type": "string", "allOf": [{"pattern": c} for c in "abcdef"]}
+    with pytest.raises(ConstraintError, match="json_schema: /properties/word needs too large an automaton; use smaller"):
+        automaton_of("json_schema", json.dumps({"type": "object", "properties": {"id": {"type": "integer"}, "word": word}}))
+
+
+def test_a_source_that_is_too_long_is_refused_with_its_largest_part():
+    schema = {"type": "object", "properties": {"id": {"const": 1}, "a/b": {"enum": ["x" * 99 + str(i) for i in range(3000)]}}}
+    with pytest.raises(ConstraintError, match=r"characters, of which 256,000 may be used; most of it is at /properties/a~1b/enum; shorten it"):
+        automaton_of("json_schema", json.dumps(schema))
+    for kind in ("regex", "lark"):
+        with pytest.raises(ConstraintError, match="may be used"):
+            automaton_of(kind, "a" * 256_001)
+
+
+def test_a_grammar_that_would_take_xgrammar_too_long_is_refused_with_its_largest_part(monkeypatch):
+    tree = {"type": "object", "properties": {"next": {"$ref": "#"}, "names": {"enum": [f"name {i}" for i in range(40)]}}}
+    assert ebnf_of("json_schema", json.dumps(tree))
+    monkeypatch.setattr(bounds, "MAX_EBNF", 500)
+    with pytest.raises(ConstraintError, match="may be used; most of it is at /properties/names/enum; use fewer and smaller parts"):
+        ebnf_of("json_schema", json.dumps(tree))
+
+
+def test_lark_reads_no_files(tmp_path, monkeypatch):
+    (tmp_path / "secret.lark").write_text('WORD: "secret"\n')
+    monkeypatch.chdir(tmp_path)
+    for imported in ("secret.WORD", ".secret.WORD", "secret (WORD)", ".secret (WORD)", "lark.secret.WORD", ".common.WORD", "nowhere.WORD"):
+        with pytest.raises(ConstraintError, match=r"no files are read, there are common, lark, python, unicode"):
+            compile_lark(f"start: WORD\n%import {imported}\n")
+    for imported in ("common.WORD", "common (WORD, INT)", "common.LETTER -> WORD"):
+        assert compile_lark(f"start: WORD\n%import {imported}\n").tree() is not None

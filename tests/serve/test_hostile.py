@@ -98,6 +98,8 @@ BODIES = {
     "many stop regexes": (json.dumps({"prompt": "x", "stop_regex": ["a"] * 17}).encode(), 400),
     "a deep schema as text": (json.dumps({"prompt": "x", "json_schema": "[" * 100_000}).encode(), 400),
     "a deep grammar": (json.dumps({"prompt": "x", "lark": "start: " + "(" * 2000 + '"a"' + ")" * 2000}).encode(), 400),
+    "a grammar that reads files": (json.dumps({"prompt": "x", "lark": "start: X\n%import secret.X"}).encode(), 400),
+    "a long schema": (json.dumps({"prompt": "x", "json_schema": {"enum": [f"{i:x}" * 9 for i in range(8000)]}}).encode(), 400),
     "bias of words": (b'{"prompt": "x", "logit_bias": {"word": 1}}', 400),
     "strange bias": (b'{"prompt": "x", "logit_bias": {"5": 1e9}}', 400),
     "unknown model": (b'{"model": "gpt-9", "prompt": "x"}', 404),

@@ -18,6 +18,7 @@ import numpy as np
 
 from lmc.backend.engine.once import Once
 from lmc.errors import ConstraintError, Loc
+from lmc.fsm.bounds import check_ebnf
 from lmc.fsm.charset import Ranges
 from lmc.fsm.forced import Encode, no_tokens
 from lmc.fsm.jumps import Jumps
@@ -179,7 +180,9 @@ class XGrammarCompiler:
 
 
 def _compile_regex(compiler: Any, source: str) -> Any:
-    return compiler.compile_regex(normalise_regex(source))
+    regex = normalise_regex(source)
+    check_ebnf("regex", source, regex)
+    return compiler.compile_regex(regex)
 
 
 def _compile_json_schema(compiler: Any, source: str) -> Any:
@@ -192,10 +195,12 @@ def _compile_lark(compiler: Any, source: str) -> Any:
 
 
 def _compile_ebnf(compiler: Any, source: str) -> Any:
+    check_ebnf("ebnf", source, source)
     return compiler.compile_grammar(source)
 
 
 def _compile_structural_tag(compiler: Any, source: str) -> Any:
+    check_ebnf("structural_tag", source, source)
     return compiler.compile_structural_tag(normalised(source))
 
 

@@ -1,0 +1,74 @@
+"""What a constraint may cost to compile. Work is counted, never timed, so that a source is refused on any machine or on none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from lmc.errors import ConstraintError
+from lmc.fsm.regex import shown
+
+MAX_SOURCE = 256_000  # characters of a source: what is linear in it takes ten seconds at most
+MAX_EBNF = 100_000  # characters of a grammar that xgrammar compiles, which nobody can interrupt
+MAX_WORK = 400_000  # transitions looked at while languages are combined: some seconds
+
+
+class TooLarge(Exception):
+    """An automaton of too many states, or one that takes too long to find."""
+
+
+@dataclass
+class Work:
+    """How many transitions may still be looked at for one constraint."""
+
+    left: int = MAX_WORK
+
+    def spend(self, transitions: int) -> None:
+        self.left -= transitions
+        if self.left < 0:
+            raise TooLarge
+
+
+def check_source(kind: str, source: str) -> None:
+    """Raises ConstraintError for a source that is too long, naming its largest part where that has a name."""
+    if len(source) > MAX_SOURCE:
+        raise ConstraintError(
+            f"{kind} {shown(source)} has {len(source):,} characters, of which {MAX_SOURCE:,} may be used{_largest(kind, source)}; "
+            f"shorten it, or let a `select` choose among long lists"
+        )
+
+
+def check_ebnf(kind: str, source: str, ebnf: str) -> None:
+    """Raises ConstraintError for a grammar that would take xgrammar too long."""
+    if len(ebnf) > MAX_EBNF:
+        raise ConstraintError(
+            f"{kind} {shown(source)} is not regular, or too large for an automaton, and as a grammar it has {len(ebnf):,} characters, of which "
+            f"{MAX_EBNF:,} may be used{_largest(kind, source)}; use fewer and smaller parts, or ask for them one after another"
+        )
+
+
+def _largest(kind: str, source: str) -> str:
+    """Where more than half of a source is."""
+    if kind == "json_schema":
+        try:
+            pointer = _pointer(json.loads(source))
+        except (ValueError, RecursionError):  # what it is will be said by who reads it
+            return ""
+        return f"; most of it is at {pointer}" if pointer else ""
+    if kind in ("ebnf", "lark"):
+        longest = max(source.splitlines(), key=len, default="")
+        return f"; its longest line is {shown(longest)}" if longest != source else ""
+    return ""
+
+
+def _pointer(value: Any) -> str:
+    """To the smallest part that is more than half of a value."""
+    whole, pointer = len(json.dumps(value)), ""
+    while isinstance(value, dict | list) and value:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        step, part = max(items, key=lambda item: len(json.dumps(item[1])))
+        if len(json.dumps(part)) * 2 <= whole:
+            break
+        pointer, value = f"{pointer}/{str(step).replace('~', '~0').replace('/', '~1')}", part
+    return pointer
