@@ -41,7 +41,7 @@ from lmc.backend.engine.models.loader import embedded_path
 from lmc.backend.engine.radix_cache import RadixCache
 from lmc.backend.engine.request import Request
 from lmc.backend.engine.sampler import is_constrained
-from lmc.backend.engine.scheduler import Pass
+from lmc.backend.engine.work import Pass
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML
 from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text

@@ -17,7 +17,7 @@ from lmc.backend.engine.constraint import Compiler, ConstraintInfo
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import EngineCore, PassOutput
 from lmc.backend.engine.request import BROKEN, PENDING, STUCK, Request, TokenLogprob, Top
-from lmc.backend.engine.scheduler import Pass
+from lmc.backend.engine.work import Pass
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML
 from lmc.errors import ConstraintError, ProgramError
@@ -350,8 +350,8 @@ def promising_little(short: int = 1) -> Iterator[None]:
     engine = "lmc.backend.engine"
     with (
         mock.patch(f"{engine}.request.SHORT", short),
-        mock.patch(f"{engine}.scheduler._LEAST", 1),
-        mock.patch(f"{engine}.scheduler._AHEAD", 2),
+        mock.patch(f"{engine}.promises._LEAST", 1),
+        mock.patch(f"{engine}.promises._AHEAD", 2),
         mock.patch(f"{engine}.lengths._UNKNOWN", 1.0),
         mock.patch(f"{engine}.lengths.Lengths.learn", lambda *_: None),
     ):

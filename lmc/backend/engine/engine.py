@@ -27,7 +27,8 @@ from lmc.backend import recording
 from lmc.backend.base import Counters
 from lmc.backend.engine.answer import Ending
 from lmc.backend.engine.request import BROKEN, STUCK, Kind, Request, TokenLogprob, Top
-from lmc.backend.engine.scheduler import Pass, Scheduler
+from lmc.backend.engine.scheduler import Scheduler
+from lmc.backend.engine.work import Pass
 from lmc.errors import BackendError, CancelledError, LmcError
 
 log = logging.getLogger("lmc.engine")

@@ -13,7 +13,7 @@ from lmc.backend.engine.request import Top
 from lmc.backend.engine.sampler import Sampler, likeliest, score_logprobs, to_device
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.scheduler import Pass
+    from lmc.backend.engine.work import Pass
 
 
 class ModelRunner:

@@ -1,11 +1,9 @@
 """The scheduler: what runs in the next pass, in which slots; and who owns the slots afterwards.
 
-Waiting requests are admitted longest cached prefix first, with a bound on waiting. Admission promises every slot that a
-request can need where its length is known or small, and what it is expected to need (lengths.py) where it is not. What
+Waiting requests are admitted longest cached prefix first, with a bound on waiting, and promised slots (promises.py). What
 needs more than that is promised more. Where there is no more, the last in the plan's order are preempted: what they have
-computed stays cached as long as there is room, and they go first as soon as there is room for more than they had. The
-promise doubles each time and one that is promised everything is not preempted, so each request is preempted a few times at
-most (`most_preemptions`), the first in the order only by those that are promised everything, which end.
+computed stays cached as long as there is room, and they go first as soon as there is room for more than they had. Each
+request is preempted a few times at most, the first in the order only by those that are promised everything, which end.
 
 Two requests never compute the same prompt token: one with rows in
 this pass *claims* (place, next token), and another that needs the same token *follows* it, in this very pass: its rows
@@ -21,10 +19,9 @@ from __future__ import annotations
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import chain, islice
-from operator import itemgetter
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +29,10 @@ import numpy as np
 from lmc import config
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.lengths import Lengths
+from lmc.backend.engine.promises import Promises, most_preemptions
 from lmc.backend.engine.radix_cache import Node, RadixCache, common_prefix
 from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.work import Pass, Rows, Score
 
 _LOOKED_AT = 64  # waiting requests whose prompts are counted
 _WINDOW = 256  # waiting requests looked at in one pass
@@ -42,69 +41,6 @@ FREE_ROWS = 188
 _PATIENCE = 512  # passes after which a request goes first, whatever is cached
 _ON_ITS_WAY = 2  # passes that the first of a group wait for the others to arrive
 _TOGETHER = 16  # passes that a group waits for room for all of it
-_LEAST = 32  # tokens that an answer is promised when it begins, and twice as many each time that it was preempted
-_AHEAD = 16  # tokens that it is promised beyond those that it needs now, where there is room
-
-
-class Rows(NamedTuple):
-    """Consecutive rows of one sequence in a pass; `slots` [context] ends with the rows' own."""
-
-    request: Request
-    ids: np.ndarray  # [n] int32
-    position: int
-    slots: np.ndarray  # [position + n] int64
-    branch: int | None = None  # the row of the choices' trie that it begins with; None: rows of the sequence itself
-
-
-_FIRST, _SECOND = itemgetter(0), itemgetter(1)
-
-
-class Score(NamedTuple):
-    """Asks for the log-probability of `token` in logit row `row`: at position `at` of the sequence, or (`at` None) of
-    a node of its choices' trie."""
-
-    row: int
-    token: int
-    request: Request
-    at: int | None
-    node: int = -1
-
-    @property
-    def top(self) -> int:
-        """How many of the likeliest tokens are asked for beside it; none for a choice's tokens."""
-        return (self.request.params.top_logprobs_num or 0) if self.at is not None else 0
-
-
-@dataclass(slots=True)
-class Pass:
-    """One pass of the model: spans in row order, rows to sample for, rows to score."""
-
-    spans: list[Rows] = field(default_factory=list)
-    samples: list[tuple[int, Request]] = field(default_factory=list)
-    scores: list[Score] = field(default_factory=list)
-    first: list[tuple[int, Request]] = field(default_factory=list)  # prompts that end here, before twins are added
-    rows: int = 0
-    places: list[int] = field(default_factory=list)  # for each sample: its position in the request; set by `commit`
-
-    @property
-    def requests(self) -> Iterable[Request]:
-        """Whoever has a row or a sample in it; a twin has no rows of its own."""
-        return dict.fromkeys(chain(map(_FIRST, self.spans), map(_SECOND, self.samples)))
-
-    @property
-    def unsampled(self) -> Iterable[Request]:
-        """Whoever has rows in it and no sample."""
-        if len(self.samples) == len(self.spans) and not self.first:
-            return ()  # of decoding requests each has a span, and no more than one sample
-        sampled = set(map(_SECOND, self.samples))
-        return [req for req in dict.fromkeys(map(_FIRST, self.spans)) if req not in sampled]
-
-    def add(self, rows: Rows) -> int:
-        """Returns the row where the span begins."""
-        start = self.rows
-        self.spans.append(rows)
-        self.rows += len(rows.ids)
-        return start
 
 
 @dataclass(slots=True)
@@ -171,8 +107,7 @@ class Scheduler:
         for req in self.pins:
             req.pinned = False
         self.pins.clear()
-        self.committed = 0  # slots promised to running requests and not allocated yet
-        self._open: dict[Request, None] = {}  # running requests that may need more than they were promised
+        self.promises = Promises(self.pool, self.tree, self.lengths)
         self._claims: dict[tuple[Place, int], Request] = {}  # of this pass: who computes the token after a place
         self._planned: dict[Request, int] = {}  # of this pass: how much of its head a request will have computed
         self._followers: dict[Request, int] = {}  # of this pass: how much of its head others compute
@@ -223,10 +158,8 @@ class Scheduler:
         if req.kept is None and req.cached_len <= keep:  # and not cut before tokens that were forced, or computed again
             req.kept = weakref.ref(req.node)
         req.node = None
-        self.committed -= req.reserved
-        req.reserved = 0
+        self.promises.end(req)
         del self.running[req]
-        self._open.pop(req, None)
         self._stuck = False
 
     def unpin(self, req: Request) -> None:
@@ -293,7 +226,6 @@ class Scheduler:
             room -= n - 1
             counts.append(n)
         slots = self._alloc(sum(counts))
-        self.committed -= len(slots)
         taken = 0
         for req, n in zip(decoding, counts, strict=True):
             start = self._place(work, req, slots[taken : taken + n])
@@ -326,13 +258,11 @@ class Scheduler:
         trie, begun = req.trie, req.next_row
         while req.next_row < len(trie.ids):
             first = req.next_row
-            n = min(trie.run(first), room - (first - begun), self._spare + req.reserved)
+            n = min(trie.run(first), room - (first - begun), self.promises.spare + req.reserved)
             if n <= 0:
                 break  # the next pass has room again
             slots = self._alloc(n)
-            taken = min(req.reserved, n)
-            req.reserved -= taken
-            self.committed -= taken
+            self.promises.keep(req, min(req.reserved, n))
             req.row_slots[first : first + n] = slots
             above, prompt = trie.above(first), trie.prompt_length(first)
             context = np.concatenate((req.slots[:prompt], req.row_slots[above], slots))
@@ -348,7 +278,6 @@ class Scheduler:
 
     def _extend(self, work: Pass, req: Request, n: int) -> int:
         """Rows for the next `n` known tokens, in fresh slots; where they begin."""
-        self.committed -= n
         return self._place(work, req, self._alloc(n))
 
     def _place(self, work: Pass, req: Request, slots: np.ndarray) -> int:
@@ -356,8 +285,7 @@ class Scheduler:
         at, n = req.device_len, len(slots)
         end = at + n
         req.slots[at:end] = slots
-        req.reserved -= n
-        assert req.reserved >= 0
+        self.promises.keep(req, n)
         start = work.add(Rows(req, req.ids[at:end], at, req.slots[:end]))
         if req.is_scored:
             for p in range(max(at, req.first_scored - 1), min(end, req.length - 1)):
@@ -378,50 +306,27 @@ class Scheduler:
         for req in sorted(islice(self.waiting, _LOOKED_AT), key=self._rank, reverse=True):
             self.tree.touch(self._cached(req))
 
-    # -- promises ----------------------------------------------------------------------------------------------
+    # -- preemption --------------------------------------------------------------------------------------------
 
     @property
     def is_short(self) -> bool:
         """Whether the next pass may need more than there is, unless something ends before."""
-        return bool(self._open) and sum(map(_lacks, self._short())) > self._spare
-
-    @property
-    def _spare(self) -> int:
-        """Slots that nobody was promised."""
-        return self.pool.free_count + self.tree.evictable - self.committed
-
-    def _promised(self, req: Request) -> int:
-        """Slots that it is promised at admission, cached ones included."""
-        if req.is_sure:
-            return req.need
-        said = req.length - req.prompt_len
-        return min(req.need, req.head_len + (max(_LEAST, self.lengths.expected(req.gen) - said) << req.preempted))
+        return self.promises.is_short
 
     def _secure(self) -> None:
         """Promises what the next rows need, first to those that come first; the last give up theirs where there is no more."""
-        short = self._short()
-        if not short:
+        promises = self.promises
+        if not (short := promises.short()):
             return
-        ahead = max(0, (self._spare - sum(map(_lacks, short))) // len(short))  # so that not each pass has to promise more
+        ahead = promises.left_for(short)
         for req in sorted(short, key=lambda r: r.seniority):
-            while req in self._open and self._spare < req.missing:
+            while req in promises.open and promises.spare < req.missing:
                 if len(self.running) == 1 and self.pins:
                     self._unpin_oldest()
                 else:
-                    self._preempt(max(self._open, key=lambda r: r.seniority))
-            if req in self._open:
-                self._promise_more(req, req.missing + min(_AHEAD, ahead))
-
-    def _short(self) -> list[Request]:
-        """Those that were promised less than their known tokens need."""
-        return [req for req in self._open if req.length > req.device_len + req.reserved]
-
-    def _promise_more(self, req: Request, more: int) -> None:
-        more = min(more, req.unpromised)
-        req.reserved += more
-        self.committed += more
-        if not req.unpromised:
-            del self._open[req]
+                    self._preempt(max(promises.open, key=lambda r: r.seniority))
+            if req in promises.open:
+                promises.extend(req, ahead)
 
     def _preempt(self, req: Request) -> None:
         """Takes a request out of the batch and keeps all that it has said; what it has computed stays cached for a while."""
@@ -435,10 +340,6 @@ class Scheduler:
         self.tally.preemptions += 1
         self._put_back(req)
         config.log("schedule", f"KV pool full: {req.length} tokens of request {req.order} wait, for the {req.preempted}. time")
-
-    def most_preemptions(self, req: Request) -> int:
-        """How often a request can be preempted: once it is promised all that it may need, it is not."""
-        return 0 if req.is_sure else (max(0, req.max_new - 2) // _LEAST).bit_length()
 
     # -- admission ---------------------------------------------------------------------------------------------
 
@@ -506,10 +407,10 @@ class Scheduler:
         if since > _TOGETHER or len(group.waiting) > self.max_batch:
             return None
         shared = min(common_prefix(req.ids[: req.head_len], other.ids[: other.head_len]) for other in group.waiting)
-        need = sum(self._promised(other) - shared for other in group.waiting) + max(0, shared - start.at)
+        need = sum(self.promises.at_first(other) - shared for other in group.waiting) + max(0, shared - start.at)
         if need > self.pool.num_slots:
             return None
-        fits = self._has_room(need) and self._batch_size(work) + len(group.waiting) <= self.max_batch
+        fits = self.promises.spare >= need and self._batch_size(work) + len(group.waiting) <= self.max_batch
         return None if fits else _Verdict.NO_ROOM
 
     def _entered(self, req: Request) -> None:
@@ -576,12 +477,12 @@ class Scheduler:
                 return _Verdict.LATER  # it goes on with that in the next pass
             if at == req.head_len:
                 return _Verdict.LATER  # a prefill without rows of its own: the next pass finds it cached
-        need = self._promised(req) - at
+        need = self.promises.at_first(req) - at
         self.tree.lock(node)
-        if not self._has_room(need):
+        if self.promises.spare < need:
             self.tree.unlock(node)
             return _Verdict.NO_ROOM
-        self._reserve(req, need)
+        self.promises.make(req, need)
         req.node, req.cached_len, req.device_len = node, node.end, at
         req.found = req.behind = None
         self._enter(req)
@@ -598,11 +499,10 @@ class Scheduler:
 
     def _join(self, req: Request, leader: Request) -> _Verdict:
         """A twin: it runs from the moment its leader's head is there, which is the end of this pass."""
-        need = self._promised(req) - req.head_len
-        if not self._has_room(need):
+        need = self.promises.at_first(req) - req.head_len
+        if self.promises.spare < need:
             return _Verdict.NO_ROOM
-        self.committed += need
-        req.reserved = need
+        self.promises.make(req, need)
         leader.twins.append(req)
         self.tally.twins += 1
         self._count_prompt(req, req.prompt_len)
@@ -615,17 +515,9 @@ class Scheduler:
         self.tally.prompt_tokens += req.prompt_len
         self.tally.cached_tokens += cached
 
-    def _has_room(self, need: int) -> bool:
-        return self._spare >= need
-
-    def _reserve(self, req: Request, need: int) -> None:
-        req.reserved = need
-        self.committed += need
-
     def _enter(self, req: Request) -> None:
         self.running[req] = None
-        if req.unpromised:
-            self._open[req] = None
+        self.promises.watch(req)
 
     # -- after the pass ----------------------------------------------------------------------------------------
 
@@ -695,8 +587,7 @@ class Scheduler:
         self.pool.free(req.row_slots[dropped])
         req.row_slots[dropped] = -1
         back = max(0, req.branch_reserve - len(kept) - req.reserved)
-        req.reserved += back
-        self.committed += back
+        self.promises.make(req, back)
 
     def _give_to_tree(self, req: Request, upto: int) -> int:
         """Moves slots [cached_len, upto) to the tree; returns how many tokens were new to it, ever."""
@@ -740,15 +631,13 @@ class Scheduler:
         owned += [r.slots[r.cached_len : r.device_len] for r in self.running]
         owned += [r.row_slots[r.held_rows] for r in self.running]
         self.pool.check(owned)
-        assert self.committed == sum(r.reserved for r in self.running), "reservations without a request"
-        assert self._spare >= 0, "more promised than there is"
-        assert set(self._open) == {r for r in self.running if r.unpromised}, "not known who may need more"
-        assert all(r.preempted <= self.most_preemptions(r) for r in (*self.running, *self.waiting)), "preempted too often"
+        self.promises.check(self.running)
+        assert all(r.preempted <= most_preemptions(r) for r in (*self.running, *self.waiting)), "preempted too often"
         self._check_locks([r.node for r in self.running if r.node is not None] + list(self.pins.values()))
         assert not any(r.twins for r in self.running), "twins between two passes"
-        assert all(r in self.running or not r.reserved for r in self.waiting), "a reservation for one that waits"
+        assert all(r in self.running or not r.reserved for r in self.waiting), "a promise to one that waits"
         if self.idle:
-            assert not self.committed
+            assert not self.promises.made
 
     def _check_locks(self, holders: Iterable[Node]) -> None:
         expected: Counter[Node] = Counter()
@@ -759,7 +648,3 @@ class Scheduler:
         for node in self.tree.nodes():
             assert node.locks == expected[node], f"{node}: {node.locks} locks, {expected[node]} holders"
 
-
-def _lacks(req: Request) -> int:
-    """`Request.missing`, quickly: negative where nothing is; one more than that where the last token needs no row."""
-    return req.length - req.device_len - req.reserved

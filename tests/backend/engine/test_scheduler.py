@@ -545,7 +545,7 @@ class Anything(RuleBasedStateMachine):
     def preempt(self, data):
         """Also those that would not have been."""
         scheduler = self.core.scheduler
-        open_ = [req for req in scheduler._open if not req.in_flight]
+        open_ = [req for req in scheduler.promises.open if not req.in_flight]
         if open_:
             scheduler._preempt(data.draw(st.sampled_from(open_)))
 

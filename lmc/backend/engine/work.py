@@ -1,0 +1,74 @@
+"""One pass of the model: whose rows run, in which slots, and which of them are sampled or scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from lmc.backend.engine.request import Request
+
+
+class Rows(NamedTuple):
+    """Consecutive rows of one sequence in a pass; `slots` [context] ends with the rows' own."""
+
+    request: Request
+    ids: np.ndarray  # [n] int32
+    position: int
+    slots: np.ndarray  # [position + n] int64
+    branch: int | None = None  # the row of the choices' trie that it begins with; None: rows of the sequence itself
+
+
+_FIRST, _SECOND = itemgetter(0), itemgetter(1)
+
+
+class Score(NamedTuple):
+    """Asks for the log-probability of `token` in logit row `row`: at position `at` of the sequence, or (`at` None) of
+    a node of its choices' trie."""
+
+    row: int
+    token: int
+    request: Request
+    at: int | None
+    node: int = -1
+
+    @property
+    def top(self) -> int:
+        """How many of the likeliest tokens are asked for beside it; none for a choice's tokens."""
+        return (self.request.params.top_logprobs_num or 0) if self.at is not None else 0
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass of the model: spans in row order, rows to sample for, rows to score."""
+
+    spans: list[Rows] = field(default_factory=list)
+    samples: list[tuple[int, Request]] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+    first: list[tuple[int, Request]] = field(default_factory=list)  # prompts that end here, before twins are added
+    rows: int = 0
+    places: list[int] = field(default_factory=list)  # for each sample: its position in the request; set by `commit`
+
+    @property
+    def requests(self) -> Iterable[Request]:
+        """Whoever has a row or a sample in it; a twin has no rows of its own."""
+        return dict.fromkeys(chain(map(_FIRST, self.spans), map(_SECOND, self.samples)))
+
+    @property
+    def unsampled(self) -> Iterable[Request]:
+        """Whoever has rows in it and no sample."""
+        if len(self.samples) == len(self.spans) and not self.first:
+            return ()  # of decoding requests each has a span, and no more than one sample
+        sampled = set(map(_SECOND, self.samples))
+        return [req for req in dict.fromkeys(map(_FIRST, self.spans)) if req not in sampled]
+
+    def add(self, rows: Rows) -> int:
+        """Returns the row where the span begins."""
+        start = self.rows
+        self.spans.append(rows)
+        self.rows += len(rows.ids)
+        return start
