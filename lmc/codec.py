@@ -115,6 +115,23 @@ def from_bytes(data: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+@lru_cache(maxsize=1)
+def decoder() -> Callable[[bytes], Any]:
+    """`from_bytes`; with pydantic installed, twice as fast."""
+    try:
+        from pydantic_core import from_json
+    except ImportError:
+        return from_bytes
+
+    def decode(data: bytes) -> Any:
+        try:
+            return from_json(data)
+        except ValueError:  # lone surrogates, too deep
+            return from_bytes(data)
+
+    return decode
+
+
 def encode(x: Any) -> Any:
     """A value as JSON-able data. Raises NotData."""
     return x if type(x) in _PLAIN else _Encoding().value(x, 0)

@@ -11,10 +11,12 @@ parsed when the run needs it. docs/durability.md is the format's description.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import stat
 import threading
+import weakref
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -108,7 +110,7 @@ class Contents:
         """What is known of a run. Raises JournalError."""
         known = Known()
         try:
-            for _, *records in map(codec.from_bytes, self.records.get(item, ())):
+            for _, *records in map(codec.decoder(), self.records.get(item, ())):
                 for record in records:
                     _TAKE[record[0]](known, record)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -248,6 +250,13 @@ def _result(known: Known, record: Record) -> None:
     known.calls[number].outcome = outcome
 
 
+def _undo(known: Known, record: Record) -> None:
+    """A call that was not made after all."""
+    effect = known.calls.pop(_number(record[1]))
+    del known.effects[effect.place]
+    known.order.remove(effect)
+
+
 def _end(known: Known, record: Record) -> None:
     known.end = [(str(kind), str(message)) for kind, message in record[1]]
 
@@ -258,7 +267,7 @@ def _number(number: Any) -> int:
     return number
 
 
-_TAKE = {"b": _begin, "a": _answer, "A": _answer, "f": _answer, "i": _intent, "r": _result, "e": _end}
+_TAKE = {"b": _begin, "a": _answer, "A": _answer, "f": _answer, "i": _intent, "r": _result, "u": _undo, "e": _end}
 
 
 def _forget_failures(known: Known) -> None:
@@ -294,7 +303,8 @@ class Journal:
         self._file = file
         self._begun: list[tuple[int, Record]] = []  # what is not written; only the writing thread takes from it
         self._records: list[tuple[Writes, Record | Late]] = []
-        self._waiting: list[threading.Event] = []  # for all that was there before them
+        self._waiting: list[Callable[[], object]] = []  # what to call when all that was there before it is written
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # that drive runs, one or several; not those that programs begin
         self._some, self._urgent = threading.Event(), threading.Event()
         self._closing = False
         self._error: Exception | None = None
@@ -374,10 +384,24 @@ class Journal:
     def sync(self) -> None:
         """Waits until all that was put is on the disk. Raises JournalError if it cannot be."""
         written = threading.Event()
-        self._waiting.append(written)
+        self._waiting.append(written.set)
         self.hurry()
         while not written.wait(1) and self._thread.is_alive():
             pass
+        self._check()
+
+    async def synced(self) -> None:
+        """As `sync`, without holding the loop."""
+        loop = asyncio.get_running_loop()
+        written = loop.create_future()
+
+        def notify() -> None:
+            if not loop.is_closed():  # the run was cancelled
+                loop.call_soon_threadsafe(lambda: written.done() or written.set_result(None))
+
+        self._waiting.append(notify)
+        self.hurry()
+        await written
         self._check()
 
     def close(self) -> None:
@@ -407,8 +431,8 @@ class Journal:
             self._trying(self._write_group)
             if waiting or closing or monotonic() >= due:
                 due = self._trying(self._sync)
-            for written in waiting:
-                written.set()
+            for notify in waiting:
+                notify()
 
     def _trying(self, work: Callable[..., None], *args: Any) -> float:
         """Does what may fail, unless something has failed before; that is said to whoever waits or closes. Always 0."""

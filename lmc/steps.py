@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
@@ -183,11 +184,15 @@ class _Shelf:
 
     def __init__(self, path: Path, contents: Contents) -> None:
         self.path, self.contents, self.encode = path, contents, codec.encoder()
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def put(self, run: Any, what: Any) -> None:
         """Nothing is written."""
 
     def sync(self) -> None:
+        """Nothing is written."""
+
+    async def synced(self) -> None:
         """Nothing is written."""
 
 

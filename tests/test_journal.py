@@ -7,8 +7,10 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -429,6 +431,47 @@ def test_async_batches(tmp_path: Path) -> None:
         mock = lmc.Mock()
         assert [seen(s) for s in batch(items, backend=mock, seed=1, journal=tmp_path / str(n))] == expected
         assert not CALLS and not mock.call_log
+
+
+@lmc.function
+async def fetches(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    return await fetch(s["a"])
+
+
+@pytest.mark.parametrize("way", range(3))
+def test_runs_of_a_batch_wait_for_the_disk_together(way: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run holds the loop while the intent of its tool is synced: all others come to their tools meanwhile."""
+    items, asked, all_asked = [{"q": f"q{i}"} for i in range(6)], [], threading.Event()
+
+    def fault(ask: Any, number: int) -> None:
+        asked.append(ask)
+        if len(asked) == len(items):
+            all_asked.set()
+
+    def sync(self: Any) -> None:
+        assert all_asked.wait(60)
+        real(self)
+
+    program, real = lmc.compile(fetches), journal.Journal._sync
+    monkeypatch.setattr(journal.Journal, "_sync", sync)
+    batch = [program.batch, lambda i, **o: asyncio.run(program.abatch(i, **o)), partial(fetches.run_batch, num_threads=6)][way]
+    assert len(batch(items, backend=lmc.Mock(fault=fault), seed=1, journal=tmp_path / "j")) == len(CALLS) == 6
+
+
+def test_a_run_that_is_cancelled_before_its_tool_begins_is_not_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interrupted(self: Any) -> None:
+        (caller,) = asyncio.all_tasks() - {asyncio.current_task()}
+        caller.cancel()
+        await asyncio.Event().wait()
+
+    program, items = lmc.compile(fetches), [{"q": "q"}]
+    with monkeypatch.context() as patched, pytest.raises(asyncio.CancelledError):
+        patched.setattr(journal.Journal, "synced", interrupted)
+        asyncio.run(program.abatch(items, backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
+    assert not CALLS
+    (state,) = asyncio.run(program.abatch(items, backend=(mock := lmc.Mock()), seed=1, journal=tmp_path / "j"))
+    assert state.ret_value == CALLS[0][1] + "!" and len(CALLS) == 1 and not mock.call_log
 
 
 def test_a_task_of_an_earlier_run_that_is_cancelled(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ finished. It executes at once, is started, or waits for an answer; it never bloc
 from __future__ import annotations
 
 import copy
+from asyncio import Task
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
@@ -170,6 +171,10 @@ class Journaling(Protocol):
 
     async def wait(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
         """What an awaitable of host code gives: the known result, or its own."""
+        ...
+
+    def drives(self, *tasks: Task[Any] | None) -> None:
+        """Tasks in which runs of the journal are."""
         ...
 
 

@@ -121,6 +121,8 @@ class LoopExecution(Execution):
         task = self._tasks.get(run)
         if task is None:
             task = self._tasks[run] = _RunTask(run.owner.context(run), lambda: self._events.put((run, INTERRUPTED, None)))
+            if run.journal is not None and not run.stream:  # a sub-program's may be a task that the program began
+                run.journal.drives(task.task, asyncio.current_task())
         return task
 
     def _handle(self, run: Run, instruction: Instruction | None, done: Done | None) -> Iterator[Run]:

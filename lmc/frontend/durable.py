@@ -298,7 +298,7 @@ class RunJournal:
             if not ok:
                 raise value
             return value
-        self._sync()  # holds the loop, or other tasks of the program would go first
+        await self._synced(number, awaitable)
         outcome: tuple[bool, Any]
         try:
             with self._working():
@@ -313,6 +313,25 @@ class RunJournal:
         if not outcome[0]:
             raise outcome[1]
         return outcome[1]
+
+    async def _synced(self, number: int, awaitable: Any) -> None:
+        """As `_sync`, before something is awaited. Holds the loop where tasks of the program could be on it: they would go first."""
+        tasks = self.journal.tasks
+        if not all(task in tasks for task in asyncio.all_tasks()):
+            return self._sync()
+        try:
+            await self.journal.synced()
+        except JournalError as error:
+            self.broken = self.broken or error
+            raise
+        except BaseException:  # cancelled meanwhile
+            self.journal.put(self, ["u", number])
+            _drop(awaitable)
+            raise
+
+    def drives(self, *tasks: asyncio.Task[Any] | None) -> None:
+        """Tasks in which runs of the journal are: whatever else is on their loop may be of programs."""
+        self.journal.tasks.update(task for task in tasks if task is not None)
 
     @contextmanager
     def _working(self) -> Generator[None]:

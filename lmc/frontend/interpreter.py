@@ -713,6 +713,8 @@ class Function:
                 return state
 
             tasks = deque([asyncio.create_task(item(*pair)) for pair in zip(states, items, strict=True)])
+            if (journal := _run_of(states[0]).journal) is not None:
+                journal.drives(asyncio.current_task(), *tasks)
             states.reverse()
             try:
                 while tasks:
