@@ -91,11 +91,19 @@ def _names(x: Any) -> Iterator[tuple[str, str]]:
 
 
 def _hash(x: Any) -> str | None:
-    """A hash of the source of a function or class; None for those of libraries, which go by their names."""
+    """A hash of the source of a function or class, of the wrappers around it, or of an object's class; None for those of libraries, which go by their names."""
     fn = unmarked(x)
-    if not isinstance(fn, types.FunctionType | type) or reach.from_library(fn) or reach.is_own(fn) or fn.__module__ == "builtins":
+    if isinstance(fn, functools.partial):
+        return _hash(fn.func)
+    if not isinstance(fn, types.FunctionType | type):
+        fn = type(fn)
+    if reach.from_library(fn) or reach.is_own(fn) or fn.__module__ == "builtins":
         return None
-    return source_digest(fn)
+    found = [source_digest(fn)]
+    while (inner := getattr(fn, "__wrapped__", None)) is not None and isinstance(fn, types.FunctionType):
+        found.append(source_digest(fn.__code__))  # what `source_digest` looks through
+        fn = inner
+    return "+".join(found)
 
 
 def _where(x: Any) -> list[Any] | None:

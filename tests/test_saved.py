@@ -214,6 +214,47 @@ def test_changed_functions_are_refused_at_the_first_call(tmp_path: Path, user: A
     assert not mock.call_log
 
 
+INDIRECT = """
+import functools
+import lmc
+
+def base(x):
+    return x + "base"
+
+part = functools.partial(base)
+
+class Tool:
+    def go(self, x):
+        return x + "go"
+
+TOOL = Tool()
+
+def wraps(fn):
+    @functools.wraps(fn)
+    def inner(x):
+        return fn(x) + "inner"
+    return inner
+
+@wraps
+def wrapped(x):
+    return x + "wrapped"
+
+@lmc.function
+def program(s, q):
+    s += q + lmc.gen("a", max_tokens=2)
+    return part(s["a"]), TOOL.go(s["a"]), wrapped(s["a"])
+"""
+
+
+@pytest.mark.parametrize("change", ["base", "go", "inner", "wrapped"])
+def test_changed_functions_behind_others_are_refused(tmp_path: Path, user: Any, change: str) -> None:
+    saved_at(tmp_path / "p", user(INDIRECT))
+    assert lmc.load(tmp_path / "p")(q="a", backend=lmc.Mock()).ret_value
+    user(INDIRECT.replace(f'"{change}"', '"changed"'))
+    with pytest.raises(lmc.ProgramError, match="is not what it was when the program was saved: its source differs"):
+        lmc.load(tmp_path / "p")(q="a", backend=lmc.Mock())
+
+
 def test_comments_do_not_count(tmp_path: Path, user: Any) -> None:
     texts = saved_at(tmp_path / "p", user(SOURCE))
     user("# a comment\n" + SOURCE.replace("LOG.append(x)", "LOG.append(x)  # kept"))
