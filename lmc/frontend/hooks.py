@@ -1037,7 +1037,7 @@ _AWAITED = frozenset({"awaited", "getitem_ready", "callm_ready", "aentered", "al
 
 LAZY = (
     types.GeneratorType, map, filter, zip, enumerate, itertools.islice, itertools.chain, itertools.zip_longest, itertools.pairwise,
-    itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.product,
+    itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.product, type(iter(int, 0)),
 )  # fmt: skip
 """Iterators that the program makes and host code would drive."""
 

@@ -767,11 +767,11 @@ class _Rewrite(ast.NodeTransformer):
         spec = self._spec(target)
         if spec is not None:
             value = self.hook("unpack", value, spec, at=at)
+        if isinstance(target, ast.Attribute | ast.Subscript):
+            return [self._store_one(target, value, at)]
         simple, stores = self._target(target)
-        assign: ast.stmt
-        if isinstance(target, ast.Attribute | ast.Subscript) or (isinstance(target, ast.Name) and stores):
-            assign = self._store_one(target, value, at)
-            return [assign]
+        if isinstance(target, ast.Name) and stores:
+            return [self._store_one(target, value, at)]
         assign = ast.fix_missing_locations(ast.copy_location(ast.Assign([simple], value), at))
         return [assign, *stores]
 

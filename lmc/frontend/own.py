@@ -11,6 +11,7 @@ the methods of its class as they are; called through the mode they are traced, a
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import dis
 import functools
@@ -18,7 +19,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from lmc.frontend import hostops
+from lmc.frontend import hostops, reach
 from lmc.frontend.hostops import native
 from lmc.frontend.values import TraceEscape, Value
 
@@ -36,6 +37,7 @@ _BUILTINS: Final[dict[Any, str]] = {
     len: "__len__", repr: "__repr__", abs: "__abs__", int: "__int__", float: "__float__", round: "__round__", reversed: "__reversed__",
     format: "__format__",
 }  # fmt: skip
+_COPIED_BY: Final = ("__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "__new__")
 _IGNORANT: Final = (str, int, float, bool, type(None), bytes, list, dict, set)
 """Types whose operators leave an operand of the program's own class to that class."""
 
@@ -55,6 +57,7 @@ class Own:
     if TYPE_CHECKING:  # a hook
 
         def compare(self, op: str, a: Any, b: Any) -> Any: ...
+        def is_instance(self, x: Any) -> bool: ...
 
     def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
@@ -266,6 +269,8 @@ class Own:
         if id(args[0]) not in self.instances:
             return NOT_OWN
         owner, *more = args
+        if fn in (copy.copy, copy.deepcopy) and not more and not kwargs and self.is_instance(owner):
+            return self.own_duplicate(owner, fn)
         if fn is dataclasses.replace and not more and hasattr(type(owner), "__dataclass_fields__"):
             return self.own_copy(owner, kwargs)
         if kwargs:
@@ -299,6 +304,43 @@ class Own:
         if not all(f.init and f._field_type is dataclasses._FIELD for f in fields):  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
             return self.beyond(f"replaces fields of a {type(owner).__name__}, which has some that are not given to it")
         return self.dispatch("call", (type(owner),), {**{f.name: getattr(owner, f.name) for f in fields}, **changes})
+
+    def own_duplicate(self, owner: Any, fn: Callable[..., Any]) -> Any:
+        """What `copy.copy` or `copy.deepcopy` gives: its fields, which no code of its class copies."""
+        reached = [owner] if fn is copy.copy else list(self._reached(owner))
+        for x in reached:
+            if self.is_instance(x) and any(getattr(type(x), name, None) is not getattr(object, name, None) for name in _COPIED_BY):
+                return self.beyond(f"copies a {type(x).__name__}, which runs code of its class")
+        memo: dict[int, Any] = {}
+        made = native(copy.copy, owner) if fn is copy.copy else native(copy.deepcopy, owner, memo)
+        memo.setdefault(id(owner), made)
+        for x in reached:
+            self.duplicated(x, memo.get(id(x), x))
+        return made
+
+    def _reached(self, owner: Any) -> Iterable[Any]:
+        """All that a deep copy makes anew: the program's own instances and containers. Other objects that can change end the trace."""
+        found: dict[int, Any] = {}
+        left = [owner]
+        while left:
+            x = left.pop()
+            if id(x) in found or hostops.is_immutable(x) or isinstance(x, type | types.FunctionType | types.BuiltinFunctionType):
+                continue
+            found[id(x)] = x
+            if self.is_instance(x) or type(x) in (list, tuple, set, dict):
+                left += reach.inside(x)
+            if not self.may_duplicate(x):
+                self.beyond(f"copies a {type(owner).__name__} with an object of the host in it")
+        return found.values()
+
+    def may_duplicate(self, x: Any) -> bool:
+        """Whether Python's own code alone copies an object, with the same outcome in trace and run."""
+        return True
+
+    def duplicated(self, x: Any, made: Any) -> None:
+        """`made` is a copy of `x`."""
+        if self.is_instance(x):
+            self.instances[id(made)] = made
 
     def own_order(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `sorted`, `max` and `min` give of instances that their class compares: Python's own order of comparisons."""
@@ -363,4 +405,4 @@ def default_containers(instance: Any, args: Iterable[Any]) -> list[str]:
     """The fields of a dataclass whose containers it made itself, because nothing was given for them."""
     given = {id(a) for a in args}
     made = [f.name for f in dataclasses.fields(instance) if any(f.default_factory is kind for kind in (list, dict, set))]
-    return [name for name in made if id(getattr(instance, name)) not in given]
+    return [name for name in made if hasattr(instance, name) and id(getattr(instance, name)) not in given]

@@ -13,12 +13,14 @@ import builtins
 import contextlib
 import dataclasses
 import functools
+import inspect
 import itertools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lmc.frontend.instrument import instrument, is_instrumented
+from lmc.frontend.hostops import native
+from lmc.frontend.instrument import CannotInstrument, instrument, is_instrumented
 from lmc.frontend.values import Value, active
 
 HIGHER_ORDER: frozenset[Any] = frozenset({
@@ -60,7 +62,7 @@ def is_own(x: object) -> bool:
     return isinstance(module, str) and (module == "lmc" or module.startswith("lmc."))
 
 
-def _inside(x: Any) -> Iterator[Any]:
+def inside(x: Any) -> Iterator[Any]:
     """What an object holds: items, fields, closure cells, bound arguments."""
     cls = type(x)
     if cls in (list, tuple, set, frozenset):
@@ -120,7 +122,7 @@ def holds(x: Any, wanted: Callable[[Any], bool], depth: int = _DEPTH) -> bool:
             return False
         seen.add(id(y))
         further = left if type(y) in _CONTAINERS else left - 1
-        return any(search(z, further) for z in _inside(y))
+        return any(search(z, further) for z in inside(y))
 
     return search(x, depth)
 
@@ -160,7 +162,7 @@ def names_language(fn: types.FunctionType, seen: set[int] | None = None) -> bool
                 return True
         elif value is not None and _names(value, seen):
             return True
-    return any(_names(cell, seen) for cell in _inside(fn) if isinstance(cell, types.FunctionType | type) or is_language(cell))
+    return any(_names(cell, seen) for cell in inside(fn) if isinstance(cell, types.FunctionType | type) or is_language(cell))
 
 
 def texts(fn: Any) -> set[str]:
@@ -180,11 +182,11 @@ def texts(fn: Any) -> set[str]:
             found.update(text for code in codes for const in code.co_consts for text in (const if isinstance(const, tuple) else (const,)) if isinstance(text, str))
             reached = [x.__globals__[name] for name in names if name in x.__globals__]
             modules = [m for m in reached if isinstance(m, types.ModuleType) and not is_own(m) and not _is_library(m)]
-            todo += [*reached, *_inside(x), *[getattr(m, name, None) for m in modules for name in names]]
+            todo += [*reached, *inside(x), *[getattr(m, name, None) for m in modules for name in names]]
         elif isinstance(x, type):
             todo += [member for base in x.__mro__[:-1] for member in vars(base).values()]
         elif type(x) in _CONTAINERS or isinstance(x, functools.partial):
-            todo += _inside(x)
+            todo += inside(x)
     return found
 
 
@@ -247,6 +249,8 @@ def traced_twin(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: A
                 return instrument(fn, hooks)
         case types.MethodType():
             twin = traced_twin(fn.__func__, (fn.__self__, *args), kwargs, hooks)
+            if twin is None and isinstance(fn.__self__, type):
+                twin = _constructor_twin(fn.__self__, fn.__func__, hooks)
             return None if twin is None else functools.partial(twin, fn.__self__)
         case functools.partial():
             twin = traced_twin(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}, hooks)
@@ -273,8 +277,9 @@ def _class_twin(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], hooks:
         return cls  # object.__init__: nothing to trace
     if hasattr(cls, "__dataclass_fields__"):
         factories = {f.default_factory for f in cls.__dataclass_fields__.values()}  # type: ignore[attr-defined]
-        plain = not hasattr(cls, "__post_init__") and factories <= {dataclasses.MISSING, list, dict, set}
-        return cls if plain else None  # generated code that only stores fields
+        if not hasattr(cls, "__post_init__") and factories <= {dataclasses.MISSING, list, dict, set}:
+            return cls  # generated code that only stores fields
+        return _record_twin(cls, hooks)
 
     def make(*args: Any, **kwargs: Any) -> Any:
         instance = object.__new__(cls)
@@ -285,6 +290,61 @@ def _class_twin(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], hooks:
         return instance
 
     return make
+
+
+def _constructor_twin(cls: type, method: Any, hooks: Any) -> Callable[..., Any] | None:
+    """A class method of a program's own class, which may make instances: those are known only where it is traced through."""
+    if not isinstance(method, types.FunctionType) or type(cls) is not type or from_library(cls) or is_own(cls) or not class_names_language(cls):
+        return None
+    try:
+        return instrument(method, hooks)
+    except CannotInstrument:
+        return None
+
+
+def _record_twin(cls: type, hooks: Any) -> Callable[..., Any] | None:
+    """What the generated `__init__` of a dataclass does, with its factories and its `__post_init__` called like functions of the program."""
+    fields: list[Any] = [f for f in vars(cls)["__dataclass_fields__"].values() if f._field_type is not dataclasses._FIELD_CLASSVAR] if "__dataclass_fields__" in vars(cls) else []  # pyright: ignore[reportAttributeAccessIssue]  # fmt: skip
+    slots = tuple(inspect.getattr_static(cls, f.name, None) for f in fields)
+    by_code = any(hasattr(type(x), "__set__") and not isinstance(x, types.MemberDescriptorType) for x in slots)
+    stores = cls.__setattr__ is object.__setattr__ or cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    if not fields or by_code or not stores or cls.__init__.__module__ != cls.__module__ or not _is_generated(cls.__init__):
+        return None
+    signature = inspect.signature(cls.__init__)
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        instance = object.__new__(cls)
+        try:
+            given = signature.bind(instance, *args, **kwargs).arguments
+        except TypeError:
+            return native(cls, *args, **kwargs)  # Python says what is missing
+        mode = active.get()
+        if mode is not None:
+            mode.created(instance)
+        handed: list[Any] = []
+        for f in fields:
+            if f.name in given:
+                value = given[f.name]
+            elif f.default_factory is not dataclasses.MISSING:
+                value = hooks.call(f.default_factory)
+            elif f.default is not dataclasses.MISSING:
+                value = f.default
+            else:
+                continue
+            if f._field_type is dataclasses._FIELD_INITVAR:  # pyright: ignore[reportAttributeAccessIssue]
+                handed.append(value)
+            elif f.init or f.default_factory is not dataclasses.MISSING:
+                object.__setattr__(instance, f.name, value)
+        if hasattr(cls, "__post_init__"):
+            instrument(cls.__post_init__, hooks)(instance, *handed)
+        return instance
+
+    return make
+
+
+def _is_generated(init: Any) -> bool:
+    """Whether an `__init__` is one that `dataclass` wrote."""
+    return isinstance(init, types.FunctionType) and init.__code__.co_filename == "<string>"
 
 
 def _is_made_by_a_program(cls: type) -> bool:

@@ -39,6 +39,12 @@ def _isinstance(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     return t.host(t.constant(isinstance), [x.ir, t.operand(cls)], Known("bool"), "pure" if x.immutable else "ordered")
 
 
+def _issubclass(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
+    if all(type(cls) is type for x in args for cls in (x if type(x) is tuple else (x,))):
+        return native(issubclass, *args)
+    return t.effect(issubclass, args, kwargs)
+
+
 def _range(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     return native(range, *map(t.concrete, args))
 
@@ -420,7 +426,7 @@ def _starmap(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
 
 
 _HANDLERS: dict[Any, Callable[[TraceMode, _Args, _Kwargs], Any]] = {
-    isinstance: _isinstance, range: _range, max: _extreme("py.argmax", max), min: _extreme("py.argmin", min), sorted: _sorted_call, any: _any,
+    isinstance: _isinstance, issubclass: _issubclass, range: _range, max: _extreme("py.argmax", max), min: _extreme("py.argmin", min), sorted: _sorted_call, any: _any,
     all: _all, sum: _sum, map: _map, filter: _filter, enumerate: _enumerate, zip: _zip, reversed: _reversed, list: _collect(list),
     tuple: _collect(tuple), set: _set, dict: _dict, iter: _iter, next: _next, getattr: _getattr, setattr: _setattr, delattr: _delattr, hasattr: _hasattr,
     id: _id, type: _type, super: _super, print: _print, functools.reduce: _reduce, functools.wraps: _wraps,
@@ -433,7 +439,7 @@ _HEAPED = {getattr(heapq, name): _heaped(name) for name in ("heappush", "heappop
 _RANKED = {heapq.nlargest: _ranked(True), heapq.nsmallest: _ranked(False)}
 _OF_STATES: dict[Any, Callable[[TraceMode, _Args, _Kwargs], Any]] = {**_HEAPED, **_RANKED}
 """Functions that are host code, unless they are handed states."""
-MAIN = frozenset({isinstance, hasattr, print, getattr, setattr, delattr})  # their one host operation is their result
+MAIN = frozenset({isinstance, issubclass, hasattr, print, getattr, setattr, delattr})  # their one host operation is their result
 
 
 def steps(t: TraceMode, made: Iterator[Any]) -> Iterator[Any]:

@@ -114,6 +114,13 @@ class CallMode(OutsideMode):
             self.parsed(item)
         return self.fresh(x)
 
+    def may_duplicate(self, x: Any) -> bool:
+        return x.immutable if isinstance(x, Value) else id(x) in self.local or type(x) is tuple or self.by_identity(x)
+
+    def duplicated(self, x: Any, made: Any) -> None:
+        if self.is_instance(x) or type(x) in (list, dict, set):
+            self.local[id(made)] = made
+
     def listed(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments with the program's own iterators and views run through."""
         return tuple([self.fresh(list(self.items(a))) if is_lazy(a) and id(a) in self.local else a for a in args])

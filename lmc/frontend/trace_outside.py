@@ -17,12 +17,13 @@ from typing import Any
 
 from lmc.backend.base import TakeOver
 from lmc.frontend import hostops, reach
-from lmc.frontend.hooks import LAZY, outside_key, program_frame
+from lmc.frontend.hooks import LAZY, hooks, outside_key, program_frame
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native
+from lmc.frontend.instrument import stays
 from lmc.frontend.primitives import caller_loc
-from lmc.frontend.trace_record import NO_KEY, Recorder
-from lmc.frontend.tree import Guard
+from lmc.frontend.trace_record import EMPTY, NO_KEY, Recorder, cell_content
+from lmc.frontend.tree import Guard, Site, site_of
 from lmc.frontend.values import TraceEscape, Value
 from lmc.ir.core import exact
 
@@ -120,9 +121,21 @@ class OutsideMode(Recorder):
             raise TraceEscape(f"uses an attribute of {owner.__name__}, which host code was handed")
 
     def defined(self, definition: Any) -> Any:
-        for member in vars(definition).values() if isinstance(definition, type) else ():
-            self.is_data(member)
+        if isinstance(definition, type):
+            for member in vars(definition).values():
+                self.is_data(member)
+            if issubclass(definition, BaseException) and (site := site_of(program_frame())) not in self.tree.sites:
+                definition = self.shared(definition, site)
         return super().defined(definition)
+
+    def shared(self, cls: type, site: Site) -> type:
+        """The class that an earlier trace made here, if it is this one in all but identity: by that a handler knows its exceptions."""
+        known = self.tree.classes.setdefault(self.tick, [])
+        found = next((other for other in known if _alike(cls, other)), None)
+        if found is None:
+            known.append(cls)
+        self.made_at[id(found or cls)] = site
+        return found or cls
 
     def is_data(self, member: Any) -> None:
         """Something becomes an attribute of a class of the program. What it gives to instances is itself, and not what its own code makes of it."""
@@ -134,6 +147,9 @@ class OutsideMode(Recorder):
     def changes_own(self, owner: Any) -> None:
         """The program is about to change an attribute of a function or class that it made."""
         self.still_own(owner)
+        if id(owner) in self.made_at:
+            self.tree.wanted |= {self.made_at[id(owner)]}
+            raise TraceEscape(f"changes the class {owner.__name__}, of which every run needs one of its own")
         self.changed.add(id(owner))
 
     def read_op(self, name: str, owner: Any, key: str) -> Value:
@@ -201,6 +217,34 @@ class OutsideMode(Recorder):
 
 
 _FUNCTIONS = types.FunctionType, staticmethod, classmethod, property
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two classes, or members of theirs, are the same but for the trace that made them, and will stay so."""
+    if type(a) is type(b) is type and a is not b:
+        named = a.__bases__ == b.__bases__ and vars(a).keys() == vars(b).keys()
+        return named and all(_alike(member, vars(b)[name]) for name, member in vars(a).items())
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, types.FunctionType):
+        cells = list(zip(a.__code__.co_freevars, a.__closure__ or (), b.__closure__ or (), strict=True)) if a.__code__ is b.__code__ else None
+        return cells is not None and not (a.__dict__ or b.__dict__) and _alike(a.__defaults__, b.__defaults__) and _alike(a.__kwdefaults__, b.__kwdefaults__) and all(
+            _same_cell(a.__code__, *one) for one in cells)  # fmt: skip
+    if isinstance(a, property):
+        return all(_alike(getattr(a, part), getattr(b, part)) for part in ("fget", "fset", "fdel", "__doc__"))
+    if isinstance(a, staticmethod | classmethod):
+        return _alike(a.__func__, b.__func__)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_alike(x, b[name]) for name, x in a.items())
+    return a is b or isinstance(a, types.GetSetDescriptorType) or (hostops.is_immutable(a) and exact(a) == exact(b))
+
+
+def _same_cell(code: types.CodeType, name: str, a: types.CellType, b: types.CellType) -> bool:
+    """Whether what two functions of one code close over is the same for good. `__class__` is the class that is looked at."""
+    if a is b or name == "__class__":
+        return True
+    one = cell_content(a)
+    return one is cell_content(b) and one is not EMPTY and (one is hooks or (stays(code, name) and (hostops.is_immutable(one) or isinstance(one, type))))
 
 
 def _binds(x: Any) -> bool:

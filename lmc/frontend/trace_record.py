@@ -45,7 +45,7 @@ MAX_EXPECTED = 8
 """Expected answers at one place of the program that one trace goes on with: a loop may have no other end."""
 MAX_OPS = 20_000
 """Ops on one path; a longer one goes on in the interpreter."""
-_EMPTY = object()
+EMPTY = object()
 SELF = object()
 """Stands for the program's own state as its return value."""
 NO_KEY = ()
@@ -89,6 +89,7 @@ class Recorder(CountingMode):
         self.lent: dict[int, Any] = {}  # containers of the outside that the program stored in a state
         self.prompts: dict[IRValue, Op] = {}  # what made each prompt of the path
         self.sites: dict[int, Site] = {}  # where the program made a container
+        self.made_at: dict[int, Site] = {}  # where it made a class that other traces have as well
         self.alive: list[weakref.ref[Any]] = []
         self.outermost = sys._getframe(1).f_code  # pyright: ignore[reportPrivateUsage]  # frames further out are not the program's
         self.outer_error = sys.exception()  # what the caller of the program is handling
@@ -578,7 +579,7 @@ class Recorder(CountingMode):
         for index, (name, cell) in enumerate(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)):
             if self.cell(name) is cell or (x := cell_content(cell)) is hooks:
                 continue  # a variable of the outside is the same cell in every run
-            if rebinds(fn.__code__, name) or x is _EMPTY:
+            if rebinds(fn.__code__, name) or x is EMPTY:
                 raise TraceEscape(f"{about} {name} and stores it, to host code")
             if not stays(fn.__code__, name):
                 lasting = False
@@ -871,7 +872,7 @@ def cell_content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        return _EMPTY  # not assigned yet
+        return EMPTY  # not assigned yet
 
 
 def itself(x: Any) -> Any:

@@ -39,7 +39,7 @@ from lmc.frontend.trace_calls import CallMode, is_method
 from lmc.frontend.trace_outside import DICT_VIEWS, is_enum_member, is_lazy
 from lmc.frontend.trace_record import NO_KEY, SELF, UNKNOWN, Diverged, Returned, StopTrace, fault_of, held_of, itself
 from lmc.frontend.trace_state import Shows, TraceEmitter
-from lmc.frontend.tree import Decision, Tree
+from lmc.frontend.tree import Decision, Tree, site_of
 from lmc.frontend.values import TraceEscape, Value, active
 from lmc.ir.core import Attr, Operand, Type
 
@@ -205,6 +205,8 @@ class TraceMode(CallMode):
         if id(a) in self.local:
             self.wants(a)
             raise TraceEscape(f"changes a {type(a).__name__} it made by {op}= of something of the host")
+        if isinstance(a, Value) and a.kind is list and op == "+":
+            (b,) = self.listed((b,))
         self.no_containers(f"{op}=", tuple(b) if type(b) is list else (b,), {})
         return self.simple(hostops.INPLACE[op], a, b)
 
@@ -756,12 +758,6 @@ def trace(tree: Tree, program: Function, arguments: inspect.BoundArguments, path
         mode.close()
         ACTIVE.reset(state_token)
         active.reset(token)
-
-
-def site_of(frame: types.FrameType) -> tuple[str, str, int, int]:
-    """Where a frame is, the same in every trace."""
-    code = frame.f_code
-    return code.co_filename, code.co_name, code.co_firstlineno, frame.f_lasti
 
 
 def _driven(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, cast
 
 from lmc.errors import Loc
@@ -128,6 +129,12 @@ Site = tuple[str, str, int, int]
 """A place in the program's code: file, function, first line, offset of the instruction."""
 
 
+def site_of(frame: FrameType) -> Site:
+    """Where a frame is, the same in every trace."""
+    code = frame.f_code
+    return code.co_filename, code.co_name, code.co_firstlineno, frame.f_lasti
+
+
 class Tree:
     """The trace tree of one program for one list of argument types."""
 
@@ -142,6 +149,7 @@ class Tree:
         self.objects: dict[object, tuple[Callable[[], Any], Any]] = {}
         """Functions, classes, lists, … of the outside that the program reads: how, and what was there."""
         self.steady: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # guarded outside containers, and what they hold
+        self.classes: dict[int, list[type]] = {}  # exceptions that the program makes, by hook call: a later trace makes no other ones
         self.symbols: dict[str, Any] = {}
         self.names = Names(v.name for v in params)
         self.size = 0  # ops recorded

@@ -60,6 +60,9 @@ class Value:
     def type(self) -> str:
         return self.ir.type
 
+    def __deepcopy__(self, _: Any) -> Value:
+        return self if self.immutable else _escape("copy")(self)
+
     def __repr__(self) -> str:  # for debuggers; instrumented code never gets here
         return f"<traced %{self.ir.name}: {self.ir.type}>"
 
@@ -69,6 +72,6 @@ for _name in (
     "__setitem__ __delitem__ __call__ __int__ __float__ __index__ __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ "
     "__truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __and__ __rand__ __or__ __ror__ __xor__ "
     "__rxor__ __lshift__ __rshift__ __neg__ __pos__ __abs__ __invert__ __enter__ __exit__ __await__ __next__ __getattr__ "
-    "__reduce_ex__ __copy__ __deepcopy__ __iadd__ __matmul__ __rmatmul__ __divmod__ __rdivmod__ __round__ __reversed__ __bytes__"
+    "__reduce_ex__ __copy__ __iadd__ __matmul__ __rmatmul__ __divmod__ __rdivmod__ __round__ __reversed__ __bytes__"
 ).split():
     setattr(Value, _name, _escape(_name.strip("_")))

@@ -62,6 +62,10 @@ class Node:
     def __init__(self, s, name):
         self.s, self.name, self.seen = s, name, []
 
+    @classmethod
+    def of(cls, s, name="x"):
+        return cls(s, name)
+
     def go(self, t):
         self.s += t + lmc.gen(self.name, max_tokens=2)
         self.seen.append(self.s[self.name])
@@ -147,6 +151,14 @@ INNER = {
             cls.n += 2
             return max(cls.seen, default="none")
 ''',
+    "Refused": '''
+    class Refused(ValueError):
+        def __init__(self, why, times=2):
+            super().__init__(why, times)
+
+        def __str__(self):
+            return self.args[0] * self.args[1]
+''',
     "Rec": '''
     @dataclasses.dataclass
     class Rec:
@@ -173,7 +185,7 @@ INNER = {
 ''',
 }
 
-HEAD = "import dataclasses, functools, itertools, json, re\nfrom collections import Counter\nimport lmc\n\nG = []\nN = 0\n"
+HEAD = "import copy, dataclasses, functools, itertools, json, re\nfrom collections import Counter\nimport lmc\n\nG = []\nN = 0\n"
 
 
 BEGIN = HEAD + "\n@lmc.function\ndef program(s, q, xs, flag=False):\n    v, w, n, L, D = q, 'w', 0, [], {}\n"
@@ -263,7 +275,9 @@ LANGUAGE = [
 DEFINED = [
     "n = Box().add({t}) % 7", "Box.n += 1; n = Box.n % 7", "Box.seen.append({t}); w = str(Box.most())[-7:]", "Box.first += 'm'; v = Box.first[-5:]", "Box.seen.append({t}); L = Box.seen", "w = getattr(Box, 'last', 'none')",
     "box = Box(); box.n += 1; n = (box.n + Box.n) % 7", "Box.seen = [{t}]", "n = tally({t}) % 7", "w = getattr(tally, 'last', 'none')[-7:]", "tally.seen = [{t}]; tally.seen.append(n); L = tally.seen",
-    "a = Rec({t}).add({u}); w = a.shown[-7:]; L = a.rows", "a = Rec({t}, xs); a.add(n); a.text += 'm'; v = a.shown; n = len(Rec(v).rows)",
+    "a = Rec({t}).add({u}); w = a.shown[-7:]; L = a.rows", "a = Rec({t}, [n]); b = copy.copy(a); b.text += 'm'; b.add({u}); v = (a.shown + b.shown)[-9:]", "a = Rec({t}, [[n]]); b = copy.deepcopy(a).add({u}); b.rows[0].append(v); L = [*a.rows, *b.rows]",
+    "node = Node.of({s}); v = node.go({t}); b = copy.copy(node); w = b.go({u}); n = len(node.seen) % 7",
+    "a = Rec({t}, xs); a.add(n); a.text += 'm'; v = a.shown; n = len(Rec(v).rows)",
     "h = lambda t: t + str(h.n); h.n = n; h.n += 1; v = h({t})[-7:]", "a = Twice({s}); v = a.ask({t}); L = a.logs", "a = Twice({s}); n = a.log({t}); w = str(a.logs)[-9:]", "box = Box(); box.keep = xs; box.keep.append({t})",
     "i = 0; a = [{t}, {u}]; a[i], i = i, 1; L = a", "a = [1, 2, 3]; i = 2; i, a[i] = {n} % 3, {t}; L = a", "x = y = Twice({s}); x.next, x = n, {t}; w = x[-7:]; n = y.next", "i = 1; a = [0, 0]; a[i], i, a[i] = {t}, 0, n; L = a",
 ]  # fmt: skip
@@ -280,8 +294,8 @@ ITERABLES = [
     "reversed(xs)", "[a for a in {t}.split() if a][:2]", "(a for a in xs)", "{t}.partition('a')", "iter([{t}])", "re.findall('[a-h]', {t})[:3]", "itertools.islice(itertools.count(), 2)", "set({t}[:1])",
 ]  # fmt: skip
 PAIRS = ["enumerate({t}.split()[:2])", "zip({t}, xs)", "list(D.items())[:2]", "[({t}, 1), ({u}, n)]", "enumerate(xs, 1)", "zip(L, 'ab')"]
-RAISERS = ["w = str({t}.split() in {{'a', 'k'}})", "w = str(D.get({t}.split()))", "w = sum([{t}], '')", "v = flaky({t}, q)", "n = int({t})", "raise ValueError({t})", "w = L[{n}]", "w = D[{t}]", "json.loads({t})", "pass", "loud({t}, q)", "assert {c}, {t}", "v = {t}[{n}]", "a, b = {t}.split()", "n = 1 // {n}", "v = {s}['nothing']"]
-CATCHES = ["(ValueError, IndexError) as error", "Exception as error", "ValueError as error", "KeyError as error", "(LookupError, AssertionError, ArithmeticError) as error"]
+RAISERS = ["w = str({t}.split() in {{'a', 'k'}})", "w = str(D.get({t}.split()))", "w = sum([{t}], '')", "v = flaky({t}, q)", "n = int({t})", "raise ValueError({t})", "raise Refused({t})", "raise Refused({t}, times=n % 3)", "w = L[{n}]", "w = D[{t}]", "json.loads({t})", "pass", "loud({t}, q)", "assert {c}, {t}", "v = {t}[{n}]", "a, b = {t}.split()", "n = 1 // {n}", "v = {s}['nothing']"]
+CATCHES = ["(ValueError, IndexError) as error", "Exception as error", "ValueError as error", "Refused as error", "KeyError as error", "(LookupError, AssertionError, ArithmeticError) as error"]
 PATTERNS = [
     ("{t}", ["'k' | 'a'", "str(a)", "_"]), ("{t}.split()", ["[a, *b]", "[]"]), ("({t}, n)", ["('a', 1)", "(str(a), int(b)) if b", "_"]), ("L", ["[a]", "[a, b]", "[a, *_] if a", "_"]), ("D", ["{'d': a}", "{**rest} if rest"]),
     ("{n} % 3", ["0", "1 | 2 as a"]), ("{t}[:1]", ["'a' | 'b' | 'd'", "x if x > 'k'", "_"]), ("json.loads(json.dumps([{t}, n]))", ["[str(a), 0]", "[a, int(b)]"]),
@@ -316,7 +330,7 @@ class Writer:
         signature = BEGIN.removeprefix(HEAD)
         if "E" in body:
             signature += "    E = lmc.gen('x', max_tokens=3)\n"
-        inner = "".join(text for name, text in INNER.items() if f"{name}(" in body or f"{name}." in body or f"({name}," in body)
+        inner = "".join(text for name, text in INNER.items() if f"{name}(" in body or f"{name}." in body or f"({name}," in body or f"{name} as" in body)
         helpers = "".join(text for name, text in HELPERS.items() if name in body)
         return HEAD + helpers + signature + inner + body
 

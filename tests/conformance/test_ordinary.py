@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import copy
 import enum
 import functools
 import itertools
+import json
 import math
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import pytest
@@ -126,10 +128,11 @@ def what_class_methods_make_then_left(s, q):
 # -- builtins that go step by step
 
 
-@case(ITEMS)
+@case(ITEMS[:2])
 def steps_inside_of_other_calls_then_left(s, q):
-    s += q + gen("x", max_tokens=6)
-    x, rows, many = s["x"], [], set(filter(str.isalpha, s["x"]))
+    s += q + gen("x", max_tokens=3)
+    x = s["x"][:2]
+    rows, many = [], set(filter(str.isalpha, x))
     rows.extend(filter(str.isalpha, x))
     rows += filter(str.isspace, x)
     found = ["".join(filter(str.isalpha, x)), "".join(itertools.takewhile(str.isalpha, x)), "".join(itertools.dropwhile(str.isalpha, x)),
@@ -165,6 +168,186 @@ def ranges_of_objects(s, q):
         s += str(i)
     effect("then")
     return [*range(1, n)]
+
+
+# -- exceptions and instances of the program's own
+
+
+@case(ITEMS * 2, replays=0)
+def classes_of_exceptions_are_the_same_in_each_trace(s, q):
+    class Refused(Exception):
+        code = 1
+
+        def __init__(self, why, hint=None):
+            super().__init__(why)
+            self.hint = hint
+
+        def twice(self):
+            return super().__str__() + f"{self.hint}{self.code}"
+
+    class Late(Refused, ValueError):
+        code = 2
+
+    def ask(t):
+        s.__iadd__(t + gen("y", max_tokens=1))
+        if s["y"] < "k":
+            raise Late(s["y"], hint=q)
+        if s["y"] < "s":
+            raise Refused(s["y"])
+        return s["y"]
+
+    found = []
+    for t in (q, "k", "z"):
+        try:
+            found.append(ask(t))
+        except Late as error:
+            found.append(error.twice())
+        except Refused as error:
+            try:
+                raise RuntimeError(error.code) from error
+            except RuntimeError as again:
+                found.append(again.__cause__.hint)
+    return found, issubclass(Late, Refused), issubclass(Refused, (Late, KeyError))
+
+
+@case(ITEMS * 2, leaves="changes the class|uses an attribute of Refused|hands the class Counted|^$")
+def classes_of_exceptions_that_are_not(s, q):
+    seen = []
+
+    class Refused(Exception):
+        count = 0
+
+    class Counted(Refused):
+        rows = []
+
+        def __init__(self, why):
+            super().__init__(why)
+            seen.append(why)
+            self.rows.append(q)
+
+    def make(n):
+        class One(Exception):
+            code = n
+
+        return One
+
+    s += q + gen("x", max_tokens=2)
+    for kind in (Refused, Counted):
+        try:
+            raise kind(s["x"])
+        except Refused as error:
+            Refused.count += 1
+            seen.append((str(error), error.count))
+    one, two = make(1), make(2)
+    try:
+        raise two
+    except one:
+        seen.append("one")
+    except two as error:
+        seen.append(error.code)
+    return seen, Counted.rows, Refused.count
+
+
+class Node:
+    made = 0
+
+    def __init__(self, name, parent=None):
+        self.name, self.parent, self.kids = name, parent, []
+        Node.made += 1
+
+    @classmethod
+    def parse(cls, text):
+        first, *rest = text.split()
+        node = cls(first)
+        node.kids = [cls(name, node) for name in rest]
+        return node
+
+    def ask(self, st):
+        st += self.name + gen("n", max_tokens=2)
+        self.kids.append(Node(st["n"], self))
+        return st["n"]
+
+    def names(self):
+        return [self.name, *[kid.names() for kid in self.kids]]
+
+
+def no_nodes() -> None:
+    Node.made = 0
+
+
+@case(ITEMS, replays=0, reset=no_nodes, outside=lambda: Node.made, batch=False)
+def instances_from_class_methods_and_their_copies(s, q):
+    node = Node.parse("a " + q)
+    node.ask(s)
+    deep, flat = copy.deepcopy(node), copy.copy(node)
+    deep.ask(s)
+    deep.kids[0].name = "deep"
+    flat.name = "flat"
+    flat.kids.append(Node("shared"))
+    s += str(flat.names())
+    return node.names(), deep.names(), deep.kids[-1].parent is deep, node.kids[0].parent is node, flat.kids is node.kids, type(deep) is Node
+
+
+@case(ITEMS, leaves="runs code of its class|with an object of the host in it")
+def copies_that_are_not_fields_alone(s, q):
+    class Own:
+        def __init__(self, x):
+            self.x = x
+
+        def __copy__(self):
+            effect("copy", self.x)
+            return Own(self.x + "c")
+
+        def ask(self):
+            s.__iadd__(self.x + gen("n", max_tokens=1))
+
+    s += q + gen("x", max_tokens=2)
+    one = Own(q)
+    one.ask()
+    if "a" in s["n"]:
+        one.rows = json.loads("[[1]]")
+        other = copy.deepcopy(one)
+        other.rows[0].append(2)
+        return one.rows, other.rows
+    return copy.copy(one).x
+
+
+@dataclass
+class Record:
+    text: str
+    rows: list[str] = field(default_factory=lambda: ["first"])
+    times: InitVar[int] = 2
+    size: int = field(default=4, init=False)
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self, times: int) -> None:
+        effect("post", self.text)
+        self.more["n"] = self.text * times
+
+    def ask(self, st: Any) -> Record:
+        st += self.text + gen("n", max_tokens=2)
+        self.more[st["n"]] = 1
+        return self
+
+
+@case(ITEMS, replays=0)
+def dataclasses_with_code(s, q):
+    one, two = Record(q).ask(s), Record("k", [q], times=3).ask(s)
+    two.rows.append(s["n"])
+    try:
+        Record(rows=[])  # type: ignore[call-arg]
+    except TypeError as error:
+        s += str(error)
+    return one.rows, one.size, one.more, two.rows, two.more, Record.size, hasattr(one, "times"), one.text
+
+
+@case(ITEMS, replays=0, reset=no_nodes, batch=False)
+def items_of_attributes_of_items(s, q):
+    nodes = [Node(q), Node("b")]
+    nodes[0].ask(s)
+    nodes[0].kids[0].name = s["n"] + "!"
+    nodes[0].kids[0].kids[:] = [nodes[1]]
+    return nodes[0].names()
 
 
 # -- tracebacks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import heapq
 import inspect
@@ -388,6 +389,48 @@ def ordered_and_forgiven(s, q):
     with least:
         int(least.s["x"])
     return [one.s["x"] for one in sorted([Scored(f) for f in group])]
+
+
+class Branch:
+    def __init__(self, s, name):
+        self.s, self.name, self.notes = s, name, []
+
+    @classmethod
+    def of(cls, s):
+        return cls(s, "first")
+
+    def ask(self, text):
+        self.s += text + gen("x", max_tokens=2)
+        self.notes.append(self.s["x"])
+        return self.notes[-1]
+
+
+@row("class methods that make such instances; `copy.copy` of them, `copy.deepcopy` of those without states")
+def made_and_copied(s, q):
+    branch = Branch.of(s)
+    branch.ask(q)
+    other = copy.copy(branch)
+    other.name = other.ask("b")
+    del branch.s
+    deep = copy.deepcopy(branch)
+    deep.notes.append(q)
+    return branch.notes, deep.notes, other.name
+
+
+@row("exceptions of classes that the program makes")
+def own_exceptions(s, q):
+    class Again(Exception):
+        pass
+
+    def ask():
+        s.__iadd__(q + gen("x", max_tokens=2))
+        raise Again(s["x"])
+
+    for _ in range(2):
+        try:
+            ask()
+        except Again as error:
+            s += str(error)
 
 
 @row("`match` on a named tuple that holds a state; its `_replace`")
