@@ -16,6 +16,8 @@ pytestmark = pytest.mark.model
 torch = pytest.importorskip("torch")
 
 from lmc.backend.engine.models import cache, gguf, loader  # noqa: E402
+from lmc.backend.engine.models import config as configs  # noqa: E402
+from lmc.backend.engine.models.llama import LlamaModel  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.errors import ModelLoadError  # noqa: E402
 from tests.backend.engine.model_fixtures import PlainKV, all_logits, batch, greedy  # noqa: E402
@@ -162,6 +164,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 FAMILIES = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
@@ -169,6 +172,8 @@ FAMILIES = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "pad_token_id": 0}),
     "llama": ("Llama", {"attention_bias": True, "tie_word_embeddings": False}),
     "llama3-rope": ("Llama", {"rope_parameters": LLAMA3}),
+    "yarn-rope": ("Qwen2", {"rope_parameters": YARN}),
+    "yarn-mscale": ("Mistral", {"sliding_window": None, "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.4, "truncate": False, "beta_fast": 8}}),
     "linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
 }
 
@@ -207,7 +212,20 @@ def test_safetensors_of_each_family(saved, family):
     for dtype, tolerance in (("float32", 1e-4), (None, 1e-2)):
         loaded = load(str(folder), dtype=dtype)
         torch.testing.assert_close(all_logits(loaded, ids), expected, atol=tolerance * spread, rtol=1e-3)
-    assert loaded.config.eos_token_ids == (2,)
+    assert loaded.config.eos_token_ids == (2,) and isinstance(loaded.model, LlamaModel)
+
+
+def test_a_context_that_yarn_stretches():
+    """A model card says which rope_scaling to write into config.json, and not to change the trained context there."""
+    raw = {**SHAPE, "model_type": "qwen2", "max_position_embeddings": 32768}
+    raw["rope_scaling"] = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    found = configs.from_hf(raw, "config.json")
+    assert found.max_context == 131072 and found.rope_scaling is not None and found.rope_scaling.magnitude > 1.1
+
+
+def test_what_rotates_a_part_of_each_head_is_left_to_transformers():
+    with pytest.raises(configs.UnfusedError, match="partial_rotary_factor"):
+        configs.from_hf({**SHAPE, "model_type": "llama", "partial_rotary_factor": 0.5}, "config.json")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -509,12 +527,18 @@ def as_gguf(model, path, arch, permuted, extra=()):
         "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.eos_token_id": 2,
     }
+    if c.rope_parameters["rope_type"] == "yarn":
+        meta |= {
+            f"{arch}.rope.scaling.type": "yarn",
+            f"{arch}.rope.scaling.factor": c.rope_parameters["factor"],
+            f"{arch}.rope.scaling.original_context_length": c.rope_parameters["original_max_position_embeddings"],
+        }
     path.write_bytes(writer.gguf(meta, tensors))
 
 
 @pytest.mark.parametrize(
     ("family", "arch", "permuted"),
-    [("qwen2", "qwen2", False), ("qwen3", "qwen3", False), ("smollm3", "smollm3", True), ("llama3-rope", "llama", True)],
+    [("qwen2", "qwen2", False), ("qwen3", "qwen3", False), ("smollm3", "smollm3", True), ("llama3-rope", "llama", True), ("yarn-rope", "qwen2", False)],
 )
 def test_gguf_of_each_family(saved, fresh_cache, tmp_path, family, arch, permuted):
     _, theirs = saved(family)

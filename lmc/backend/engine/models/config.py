@@ -21,23 +21,47 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")  # what models/llam
 class RopeScaling:
     """How rotary frequencies are stretched beyond the trained context (names as in transformers' config.json).
 
-    "factors" divides each frequency by its own factor: how GGUF writes llama3 scaling.
+    "factors" divides each frequency by its own factor: how GGUF writes llama3 scaling. "yarn" (arXiv 2309.00071) besides makes
+    what it rotates longer, `magnitude` times.
     """
 
-    kind: Literal["linear", "llama3", "factors"]
+    kind: Literal["linear", "llama3", "factors", "yarn"]
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
     factors: tuple[float, ...] = ()
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    magnitude: float = 1.0
 
-    def apply(self, inv_freq: list[float]) -> list[float]:
-        """The stretched inverse frequencies (llama3: Meta's smooth interpolation by wavelength)."""
+    def apply(self, inv_freq: list[float], theta: float) -> list[float]:
+        """The stretched inverse frequencies (llama3: Meta's smooth interpolation by wavelength); unstretched they are powers of
+        1 / `theta`."""
         if self.kind == "linear":
             return [f / self.factor for f in inv_freq]
         if self.kind == "factors":
             return [f / factor for f, factor in zip(inv_freq, self.factors, strict=True)]
+        if self.kind == "yarn":
+            return self._yarn(inv_freq, theta)
         return [self._llama3(f) for f in inv_freq]
+
+    def _yarn(self, inv_freq: list[float], theta: float) -> list[float]:
+        """What turns fast stays, what turns slowly is interpolated, between them linearly by place."""
+        size = 2 * len(inv_freq)
+
+        def place(turns: float) -> float:
+            """Of the frequency with so many rotations over the trained context."""
+            return size * math.log(self.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        low, high = place(self.beta_fast), place(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, size - 1)
+        width = high - low or 0.001
+        slow = [min(1.0, max(0.0, (i - low) / width)) for i in range(len(inv_freq))]
+        return [f / self.factor * s + f * (1 - s) for f, s in zip(inv_freq, slow, strict=True)]
 
     def _llama3(self, freq: float) -> float:
         turns = self.original_max_position * freq / (2 * math.pi)  # rotations over the trained context
@@ -100,7 +124,7 @@ class ModelConfig:
     def inv_freq(self) -> list[float]:
         """Rotary inverse frequencies, [head_dim / 2], scaling applied."""
         plain = [self.rope_theta ** -(2 * i / self.head_dim) for i in range(self.head_dim // 2)]
-        return self.rope_scaling.apply(plain) if self.rope_scaling else plain
+        return self.rope_scaling.apply(plain, self.rope_theta) if self.rope_scaling else plain
 
 
 def from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -113,6 +137,8 @@ def from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] | 
             raise UnfusedError(f"{where}: {flag} is not supported")
     if raw.get("quantization_config"):
         raise ModelLoadError(f"{where}: quantized safetensors are not supported; use the unquantized weights or a GGUF")
+    if (_rope_parameters(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor")) or 1) != 1:
+        raise UnfusedError(f"{where}: rotating a part of each head (partial_rotary_factor) is not supported")
     if raw.get("hidden_act", "silu") != "silu":
         raise UnfusedError(f"{where}: hidden_act {raw['hidden_act']!r} is not supported; supported: silu")
     try:
@@ -128,7 +154,7 @@ def from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] | 
             hidden_size=hidden,
             intermediate_size=int(raw["intermediate_size"]),
             vocab_size=int(raw["vocab_size"]),
-            max_context=int(raw.get("max_position_embeddings", 2048)),
+            max_context=_hf_context(raw, rope),
             rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
             rope_scaling=_hf_scaling(rope, where, int(raw.get("max_position_embeddings", 2048))),
             norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
@@ -191,7 +217,45 @@ def _hf_scaling(rope: Mapping[str, Any], where: str, max_position: int) -> RopeS
             float(rope["high_freq_factor"]),
             int(rope.get("original_max_position_embeddings", max_position)),
         )
-    raise UnfusedError(f"{where}: rope scaling {kind!r} is not supported; supported: linear, llama3")
+    if kind == "yarn":
+        factor, trained = _yarn_range(rope, max_position)
+        return RopeScaling(
+            "yarn",
+            factor,
+            original_max_position=trained,
+            beta_fast=float(rope.get("beta_fast") or 32),
+            beta_slow=float(rope.get("beta_slow") or 1),
+            truncate=bool(rope.get("truncate", True)),
+            magnitude=_yarn_magnitude(rope, factor),
+        )
+    raise UnfusedError(f"{where}: rope scaling {kind!r} is not supported; supported: linear, llama3, yarn")
+
+
+def _yarn_range(rope: Mapping[str, Any], max_position: int) -> tuple[float, int]:
+    """How far it stretches, and the trained context."""
+    trained = int(rope.get("original_max_position_embeddings") or max_position)
+    return float(rope.get("factor") or max_position / trained), trained
+
+
+def _yarn_magnitude(rope: Mapping[str, Any], factor: float) -> float:
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return _yarn_scale(factor, rope["mscale"]) / _yarn_scale(factor, rope["mscale_all_dim"])
+    return _yarn_scale(factor)
+
+
+def _yarn_scale(factor: float, by: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1
+
+
+def _hf_context(raw: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
+    """Tokens. A config to which YaRN was added by hand, as model cards say, still tells the trained context."""
+    most = int(raw.get("max_position_embeddings", 2048))
+    if rope.get("rope_type", rope.get("type")) != "yarn":
+        return most
+    factor, trained = _yarn_range(rope, most)
+    return max(most, int(factor * trained))
 
 
 def from_gguf(meta: Mapping[str, Any], where: str, *, tied: bool, vocab_size: int, biased: bool) -> ModelConfig:
@@ -237,4 +301,9 @@ def _gguf_scaling(get: Any, where: str) -> RopeScaling | None:
         return None  # llama3 scaling comes as the tensor rope_freqs.weight
     if kind == "linear":
         return RopeScaling("linear", float(get("rope.scaling.factor")))
-    raise ModelLoadError(f"{where}: rope scaling {kind!r} is not supported; supported: linear, llama3")
+    if kind == "yarn":
+        factor = float(get("rope.scaling.factor"))
+        trained = int(get("rope.scaling.original_context_length", get("context_length")))
+        magnitude = _yarn_scale(factor) * float(get("rope.scaling.attn_factor", 1.0))
+        return RopeScaling("yarn", factor, original_max_position=trained, magnitude=magnitude)
+    raise ModelLoadError(f"{where}: rope scaling {kind!r} is not supported; supported: linear, llama3, yarn")

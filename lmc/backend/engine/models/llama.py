@@ -107,10 +107,11 @@ class LlamaModel:
 
 
 def rotations(config: ModelConfig, device: torch.device) -> Tensor:
-    """e^(i·position·frequency): [max_context, head_dim / 2] complex64."""
+    """e^(i·position·frequency), as long as the scaling of RoPE says: [max_context, head_dim / 2] complex64."""
     inv_freq = torch.tensor(config.inv_freq(), dtype=torch.float32, device=device)
     angles = torch.outer(torch.arange(config.max_context, dtype=torch.float32, device=device), inv_freq)
-    return torch.polar(torch.ones_like(angles), angles)
+    magnitude = config.rope_scaling.magnitude if config.rope_scaling else 1.0
+    return torch.polar(torch.full_like(angles, magnitude), angles)
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
