@@ -672,7 +672,7 @@ class Program:
             for i, name in enumerate(attrs["vars"])
             if self.outputs is None or name in self.outputs
         }
-        asked: list[Any] = list(dict.fromkeys(after.result for _, _, after in run.answers.values()))  # merged ones once
+        asked: list[Any] = list(dict.fromkeys([after.result for _, _, after in run.answers.values()]))  # merged ones once
         emitter = root.state.emitter if self.outputs is None else Narrowed(root.live.run, self.outputs)
         state = State(
             emitter, prompt, variables=variables, stream=run.stream, ordinal=attrs["ordinal"], forks=attrs["forks"],

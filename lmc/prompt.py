@@ -634,7 +634,7 @@ class Prompt:
         tail = self.tail
         if not tail:
             return ask
-        if any(part.__class__ in _APART for part in tail):
+        if not _APART.isdisjoint(map(type, tail)):
             return (*_split(_known(tail)), *ask)
         return (Text(tail), *ask)  # pyright: ignore[reportArgumentType]
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from lmc.chat import ChatTemplate
 from lmc.errors import Loc, UnsupportedOpError
-from lmc.prompt import Gen, Image, Segment, Select
+from lmc.prompt import Gen, Image, Segment, Select, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Result:
 
     def _complete(self, output: Output | None, error: BaseException | None) -> None:
         with _lock:
-            if self.done:
+            if self._output is not None or self._error is not None:
                 return  # a cancelled request may still complete: first answer wins
             self.ended = perf_counter()
             self._output, self._error = output, error
@@ -421,6 +421,8 @@ class Backend(Protocol):
 def check_supported(able: Capabilities, segments: Sequence[Segment]) -> None:
     """Refuses what a target's capabilities do not name, before the model is asked."""
     for seg in segments:
+        if seg.__class__ is Text:
+            continue
         if isinstance(seg, Image) and not able.images:
             what = "image" if seg.num_frames is None else "video"
             raise UnsupportedOpError(f"{what} input", able.name, "use a vision-language model", loc=seg.loc)

@@ -201,14 +201,12 @@ class Code:
 
 def _append(code: Code, op: Op) -> Instruction:
     ctx, *parts = op.operands
-    prompt = code.get(ctx)
+    at = code.slot(ctx)
     if all(isinstance(p, str | Special | Mark) for p in parts):
         fixed = Fixed(parts)  # type: ignore[arg-type]
-        return Simple(code.deps(ctx), 0, op.loc, code.out(op.results[0]), lambda run: prompt(run.env).append_fixed(fixed))
+        return Simple(code.deps(ctx), 0, op.loc, code.out(op.results[0]), lambda run: run.env[at].append_fixed(fixed))
     fetch = code.fetch(parts)
-    return Simple(
-        code.deps(*op.operands), 0, op.loc, code.out(op.results[0]), lambda run: prompt(run.env).append(*fetch(run.env))
-    )
+    return Simple(code.deps(*op.operands), 0, op.loc, code.out(op.results[0]), lambda run: run.env[at].append(*fetch(run.env)))
 
 
 def _new(code: Code, op: Op) -> Instruction:

@@ -54,11 +54,17 @@ class Execution:
         try:
             for run in runs:
                 self._unfinished[run] = None
-                yield from self._advanced(run)
+                over = self._advanced(run)
+                if over is not None:
+                    yield over
                 while not self._events.empty():
-                    yield from self._handle(*self._events.get())
+                    over = self._handle(*self._events.get())
+                    if over is not None:
+                        yield over
             while self._unfinished:
-                yield from self._handle(*self._next())
+                over = self._handle(*self._next())
+                if over is not None:
+                    yield over
         finally:
             self.close()
 
@@ -98,28 +104,24 @@ class Execution:
             self._pool.close()
             self._pool = None
 
-    def _handle(self, run: Run, instruction: Instruction | None, done: Done | None) -> Iterator[Run]:
+    def _handle(self, run: Run, instruction: Instruction | None, done: Done | None) -> Run | None:
+        """What happened to a run; gives it when it is over, as what is below does."""
         if run not in self._unfinished:
-            return
+            return None
         if instruction is STOPPED:
             self.check()
         if instruction is None:  # a replay on the pool is over
-            yield from self._over(run)
-            return
+            return self._over(run)
         run.busy.discard(instruction)
         if done is not None:
             assert isinstance(instruction, HostCall)
-            yield from self._called(run, instruction, *done)
-            return
+            return self._called(run, instruction, *done)
         if run.taken:
-            return
+            return None
         run.more = not self._events.empty()
         if instruction is RETURNED:
-            yield from self._answered(run)
-        elif run.failure is not None:
-            yield from self._failed(run)
-        else:
-            yield from self._advanced(run)
+            return self._answered(run)
+        return self._failed(run) if run.failure is not None else self._advanced(run)
 
     # what instructions need
 
@@ -193,24 +195,22 @@ class Execution:
             log("host", f"{instruction.shown(args)} {'returned' if ok else 'raised'} {value!r:.60}")
         return outcome
 
-    def _called(self, run: Run, instruction: HostCall, args: Sequence[Any], outcome: tuple[bool, Any]) -> Iterator[Run]:
+    def _called(self, run: Run, instruction: HostCall, args: Sequence[Any], outcome: tuple[bool, Any]) -> Run | None:
         """A host call on the pool is over."""
         run.inflight -= 1
         ok, value = outcome
         if not ok and not isinstance(value, RAISED_BY_PROGRAMS) and not instruction.catches:
             run.taken, run.error = True, value
             cancel(run)
-            yield from self._over(run)
-            return
+            return self._over(run)
         try:
             instruction.settle(run, args, outcome)
         except RAISED_BY_PROGRAMS as error:
             run.failure = run.failure or error
         if run.failure is not None:
-            yield from self._failed(run)
-            return
+            return self._failed(run)
         run.pending.remove(instruction)
-        yield from self._advanced(run)
+        return self._advanced(run)
 
     @property
     def pool(self) -> HostPool:
@@ -220,7 +220,7 @@ class Execution:
 
     # one run
 
-    def _advanced(self, run: Run) -> Iterator[Run]:
+    def _advanced(self, run: Run) -> Run | None:
         raised, over = None, False
         try:
             over = self._advance(run)
@@ -229,21 +229,20 @@ class Execution:
             raised = error
         if raised is not None:  # outside of `except`, so that what the interpreter raises does not name it as its context
             run.failure = raised
-            yield from self._failed(run)
-        elif over:
-            yield from self._answered(run)
+            return self._failed(run)
+        return self._answered(run) if over else None
 
-    def _answered(self, run: Run) -> Iterator[Run]:
+    def _answered(self, run: Run) -> Run | None:
         """The program returned. In a batch the run is over when what it asked is answered too, so that nobody waits for it."""
         if self.parallel:
             for _, _, prompt in run.answers.values():
                 answer = prompt.result
                 if answer is not None and not answer.done:
                     self.wait(run, RETURNED, answer)
-                    return
+                    return None
         elif run.error is not None:
             cancel(run)  # nobody can read what it asked
-        yield from self._over(run)
+        return self._over(run)
 
     def _advance(self, run: Run) -> bool:
         """Executes all that can be executed now, in program order; True when the run is over."""
@@ -276,16 +275,16 @@ class Execution:
         run.pending = kept
         return False
 
-    def _failed(self, run: Run) -> Iterator[Run]:
+    def _failed(self, run: Run) -> Run | None:
         """The program raised, or left the graph: once running host calls are settled, the interpreter goes on."""
         if run.inflight:
-            return
+            return None
         run.taken = True
         if not self.parallel:
             self._replay(run)
-            yield from self._over(run)
-        else:
-            self._start_replay(run)
+            return self._over(run)
+        self._start_replay(run)
+        return None
 
     def _start_replay(self, run: Run) -> None:
         context = self._context(run)
@@ -306,11 +305,11 @@ class Execution:
             run.error = error
             cancel(run)  # nobody can read what it asked
 
-    def _over(self, run: Run) -> Iterator[Run]:
+    def _over(self, run: Run) -> Run:
         del self._unfinished[run]
         self._end_thread(run)
         unpin(run)
         for instruction in list(run.guesses):
             waste(run, instruction)
         run.pending, run.env = [], []
-        yield run
+        return run

@@ -69,7 +69,8 @@ class LoopExecution(Execution):
         try:
             for run in runs:
                 self._unfinished[run] = None
-                for over in self._advanced(run):
+                over = self._advanced(run)
+                if over is not None:
                     yield over
                 await asyncio.sleep(0)
                 for over in self._handled():
@@ -87,18 +88,21 @@ class LoopExecution(Execution):
             event = self._events.get()
             if self._broken is not None:
                 raise self._broken
-            yield from self._handle(*event)
+            over = self._handle(*event)
+            if over is not None:
+                yield over
             while self._finished:
                 yield self._finished.popleft()
 
     def _go_on(self, run: Run, instruction: HostCall, done: Done) -> None:
         """What follows a host call, at once and in the task of the run."""
         try:
-            over = list(self._handle(run, instruction, done))
+            over = self._handle(run, instruction, done)
         except BaseException as error:  # raised where the runs are driven
-            over, self._broken = [], error
-        self._finished.extend(over)
-        if over or self._broken is not None:
+            over, self._broken = None, error
+        if over is not None:
+            self._finished.append(over)
+        if over is not None or self._broken is not None:
             self._events.put((run, None, None))  # there is something to see
 
     def close(self) -> None:
@@ -125,18 +129,19 @@ class LoopExecution(Execution):
                 run.journal.drives(task.task, asyncio.current_task())
         return task
 
-    def _handle(self, run: Run, instruction: Instruction | None, done: Done | None) -> Iterator[Run]:
+    def _handle(self, run: Run, instruction: Instruction | None, done: Done | None) -> Run | None:
         if instruction is not INTERRUPTED:
-            yield from super()._handle(run, instruction, done)
-        elif run in self._unfinished and not run.taken and RETURNED not in run.busy:
-            run.failure = run.failure or TakeOver("raises CancelledError while it waits for an answer")
-            yield from self._failed(run)
+            return super()._handle(run, instruction, done)
+        if run not in self._unfinished or run.taken or RETURNED in run.busy:
+            return None
+        run.failure = run.failure or TakeOver("raises CancelledError while it waits for an answer")
+        return self._failed(run)
 
-    def _over(self, run: Run) -> Iterator[Run]:
+    def _over(self, run: Run) -> Run:
         task = self._tasks.pop(run, None)
         if task is not None:
             task.end()
-        yield from super()._over(run)
+        return super()._over(run)
 
     # -- what happens in the task of a run
 

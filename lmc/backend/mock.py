@@ -42,11 +42,16 @@ CAPABILITIES = Capabilities(
 class Call:
     """One request to the model: the prompt it saw, what it was asked, and nothing about when."""
 
-    __slots__ = ("_node", "answer", "ask")
+    __slots__ = ("_after", "_node", "ask")
 
     def __init__(self, node: Node, ask: Ask) -> None:
         self._node, self.ask = node, ask
-        self.answer = ""  # as a token string, once known
+        self._after = node  # the prompt with the answer, once that is known
+
+    @property
+    def answer(self) -> str:
+        """As a token string; "" before it is known."""
+        return "" if self._after is self._node else self._after.piece
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -222,18 +227,20 @@ class Mock:
         check_supported(self.capabilities, segments)
         if self._closed:
             raise BackendError("the mock backend is closed")
-        asks = [s for s in segments if isinstance(s, (Gen, Select))]
-        for ask in asks:
-            if isinstance(ask, Gen) and ask.constraint is not None:
-                check_constraint(ask.constraint, ask)
+        asks = 0
+        for segment in segments:
+            kind = segment.__class__
+            asks += kind is Gen or kind is Select
+            if kind is Gen and segment.constraint is not None:  # pyright: ignore[reportAttributeAccessIssue]
+                check_constraint(segment.constraint, segment)  # pyright: ignore
         if hints is not None and hints.group is not None:
             with self._lock:
                 self.groups[hints.group] += 1
                 self._twins += hints.way[0] > 0
-        handle = MockHandle(self, segments, tuple([Result() for _ in asks]))
+        handle = MockHandle(self, segments, (Result(),) if asks == 1 else tuple([Result() for _ in range(asks)]))
         start = self._start(parent, handle)
         if start is not None:
-            self._go([(handle, start)])
+            self._go(handle, start)
         return handle
 
     def prefill(self, parent: MockHandle | None, segments: Sequence[Segment], hints: Hints | None = None) -> MockHandle:
@@ -283,11 +290,15 @@ class Mock:
             self._fail(handle, parent.error)
         return parent.node
 
-    def _go(self, work: list[tuple[MockHandle, Node]]) -> None:
-        """Does what can be done now: from each prompt on to the next answer that takes time, then its children."""
-        queue = deque(work)
+    def _go(self, handle: MockHandle, node: Node) -> None:
+        """Does what can be done now: from a prompt on to the next answer that takes time, then its children."""
+        end = self._advance(handle, node)
+        children = [] if end is None else self._complete(handle, end)
+        if not children:
+            return
+        queue = deque((child, end) for child in children)
         while queue:
-            handle, node = queue.popleft()
+            handle, node = queue.popleft()  # pyright: ignore[reportAssignmentType]
             end = self._advance(handle, node)
             if end is not None:
                 queue.extend((child, end) for child in self._complete(handle, end))
@@ -309,13 +320,11 @@ class Mock:
             result = handle.results[handle._next]
             handle._next += 1
             try:
-                output, piece = self._ask(node, segment)
+                output, after = self._ask(node, segment)
                 delay = 0.0 if self._instant else self._latency(segment)
             except Exception as error:  # planted or from a script: it belongs to this request
                 self._fail(handle, placed(error, segment))
                 return None
-            after = Node(node, piece, output.texts[0])
-            after.answered = after.length
             if delay > 0:
                 with self._lock:
                     self._pending.add(handle)
@@ -345,7 +354,7 @@ class Mock:
         def arrive() -> None:
             if handle.error is None:
                 result.finish(output)
-                self._go([(handle, after)])
+                self._go(handle, after)
 
         self._timer.at(now + delay, arrive)
 
@@ -380,18 +389,18 @@ class Mock:
     # -- one prompt, one answer
 
     def _literal(self, node: Node, parts: Sequence[Part]) -> Node:
-        if len(parts) == 1 and parts[0].__class__ is str:
-            text: str = parts[0]  # pyright: ignore[reportAssignmentType]
-            if "<|" in text:
-                self._warn(text)
-            node = Node(node, tokens_of(text), text)
+        try:
+            text = "".join(parts)  # pyright: ignore
+        except TypeError:  # other parts than text
+            text = "".join([p if p.__class__ is str else p.spelling if p.__class__ is Special else "" for p in parts])  # pyright: ignore
+            tokens = "".join(map(part_tokens, parts))
         else:
+            tokens = tokens_of(text)
+        if "<|" in text:
             for part in parts:
                 if isinstance(part, str) and "<|" in part:
                     self._warn(part)
-            shown = "".join([p if p.__class__ is str else p.spelling if p.__class__ is Special else "" for p in parts])  # pyright: ignore
-            node = Node(node, "".join(map(part_tokens, parts)), shown)
-        return node
+        return Node(node, tokens, text)
 
     def _warn(self, text: str) -> None:
         for spelling in KNOWN_SPECIALS:
@@ -402,8 +411,8 @@ class Mock:
                     stacklevel=2,
                 )
 
-    def _ask(self, node: Node, ask: Ask) -> tuple[Output, str]:
-        """The answer to `ask` after `node`, and the tokens with which the prompt goes on."""
+    def _ask(self, node: Node, ask: Ask) -> tuple[Output, Node]:
+        """The answer to `ask` after `node`, and the prompt with it."""
         call = Call(node, ask)
         number = next(self._calls)
         self.call_log.append(call)
@@ -414,10 +423,12 @@ class Mock:
                 raise error
         scripted = self._script(node, ask) if self._script is not None else None
         if isinstance(ask, Gen):
-            output, call.answer = gen_output(node, ask, scripted, self.chat_template.stop)
+            output, piece = gen_output(node, ask, scripted, self.chat_template.stop)
         else:
-            output, call.answer = select_output(node, ask, scripted)
-        return output, call.answer
+            output, piece = select_output(node, ask, scripted)
+        after = call._after = Node(node, piece, output.texts[0])
+        after.answered = after.length
+        return output, after
 
     # -- counting
 
@@ -429,18 +440,20 @@ class Mock:
         """Replays the journal since the last time against the trie: what a prefix cache would have computed."""
         journal, self._counted = self._journal[self._counted :], len(self._journal)
         prompt = cached = computed = generated = passes = calls = 0
+        count = self._trie.count
         for entry in journal:
-            tokens = entry.tokens
             if isinstance(entry, Node):  # a prefill, which rides with an ask
-                computed += len(tokens) - self._trie.insert(tokens)
+                computed += entry.length - count(entry)
                 continue
-            known = min(self._trie.insert(tokens + entry.answer), len(tokens))
+            length, after = entry._node.length, entry._after
+            answer = after.length - length
+            known = min(count(after), length)
             calls += 1
-            prompt += len(tokens)
+            prompt += length
             cached += known
-            computed += len(tokens) - known
-            generated += len(entry.answer)
-            passes += len(entry.answer) or 1
+            computed += length - known
+            generated += answer
+            passes += answer or 1
         done = self._counters
         self._counters = Counters(
             calls=done.calls + calls,

@@ -111,6 +111,12 @@ def _whole_characters(tokens: str) -> str:
 
 def gen_output(node: Node, ask: Gen, scripted: Any, stops: tuple[str, ...]) -> tuple[Output, str]:
     params, prompt = ask.params, node.hash
+    if params.n == 1 and not (ask.tools or params.return_logprob) and (scripted is None or scripted.__class__ is str):  # most are
+        answer = _finish(_nonempty(prompt, ask, 0) if scripted is None else scripted, params, params.stop + stops)
+        tokens = len(answer.tokens)
+        meta = _meta(node, prompt, tokens)
+        meta["finish_reason"] = answer.finish
+        return Output((answer.text,), (meta,), Usage(node.length, tokens, node.answered, 0, 1, tokens or 1)), answer.tokens
     raws = _raw_answers(prompt, ask, scripted)
     called = [_calls(node, raw) for raw in raws] if ask.tools else []
     answers = [_finish("" if called and called[i] else raw, params, params.stop + stops) for i, raw in enumerate(raws)]
@@ -156,11 +162,11 @@ def _raw_answers(prompt: Any, ask: Gen, scripted: Any) -> Sequence[str]:
 
 def _nonempty(prompt: Any, ask: Gen, sample: int) -> str:
     """A hashed answer that does not start with a stop string, if one of the first few does not."""
-    raw = _hash_answer(prompt, ask, sample)
-    for again in range(1, 8):
-        if not ask.params.stop or not raw.startswith(ask.params.stop):
-            break
+    raw, stop = _hash_answer(prompt, ask, sample), ask.params.stop
+    again = 1
+    while stop and again < 8 and raw.startswith(stop):
         raw = _hash_answer(prompt, ask, sample + again * 1_000_003)
+        again += 1
     return raw
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Iterable
 from functools import lru_cache
@@ -47,7 +48,7 @@ LONG = 1024
 class Node:
     """A prompt: its last piece after its parent's. Token string, text and hash are made when they are asked for."""
 
-    __slots__ = ("_hash", "_text", "answered", "length", "parent", "piece", "shown")
+    __slots__ = ("_hash", "_text", "answered", "counted", "length", "parent", "piece", "shown")
 
     def __init__(self, parent: Node | None, piece: str, shown: str) -> None:
         """`piece` as tokens, `shown` as a person reads it."""
@@ -56,6 +57,7 @@ class Node:
         self.answered: int = parent.answered if parent is not None else 0  # length up to the end of the last answer
         self._hash: Any = None
         self._text: str | None = None
+        self.counted: Trie | None = None  # where it ends in the tree in which it was counted
 
     @property
     def hash(self) -> Any:
@@ -98,32 +100,60 @@ class Node:
 ROOT = Node(None, "", "")
 
 
+_numbers = itertools.count()
+
+
 class Trie:
-    """Token strings seen so far: a radix tree, to count what a prefix cache would have had."""
+    """Prompts seen so far: a radix tree, to count what a prefix cache would have had.
 
-    def __init__(self) -> None:
+    A node of it stands for one token string as long as the tree lives: an edge that is cut gets a new node in its middle.
+    """
+
+    __slots__ = ("_edges", "_number")
+
+    def __init__(self, number: int | None = None) -> None:
+        """`number` of the tree, in which this is a node; None makes a new one."""
         self._edges: dict[str, tuple[str, Trie]] = {}
+        self._number = next(_numbers) if number is None else number
 
-    def insert(self, tokens: str) -> int:
-        """Length of the longest prefix of `tokens` that had been inserted; now all of it is."""
-        node, at = self, 0
+    def count(self, prompt: Node) -> int:
+        """Length of the longest prefix of a prompt that was there; now all of it is."""
+        pieces: list[str] = []
+        node, start, number = prompt, self, self._number
+        while node.parent is not None:  # the root is all mocks'
+            counted = node.counted
+            if counted is not None and counted._number == number:
+                start = counted
+                break
+            pieces.append(node.piece)
+            node = node.parent
+        known, end = start._insert("".join(pieces[::-1]))
+        if prompt.parent is not None:
+            prompt.counted = end
+        return node.length + known
+
+    def _insert(self, tokens: str) -> tuple[int, Trie]:
+        """How much of `tokens` goes on from here already, and where it ends; now all of it does."""
+        node, at, number = self, 0, self._number
         while at < len(tokens):
             edge = node._edges.get(tokens[at])
             if edge is None:
-                node._edges[tokens[at]] = tokens[at:], Trie()
-                break
+                end = Trie(number)
+                node._edges[tokens[at]] = tokens[at:], end
+                return at, end
             label, child = edge
             if not tokens.startswith(label, at):
                 shared = _common(label, tokens[at : at + len(label)])
-                middle = Trie()
+                end = middle = Trie(number)
                 middle._edges[label[shared]] = label[shared:], child
                 node._edges[label[0]] = label[:shared], middle
                 at += shared
                 if at < len(tokens):
-                    middle._edges[tokens[at]] = tokens[at:], Trie()
-                break
+                    end = Trie(number)
+                    middle._edges[tokens[at]] = tokens[at:], end
+                return at, end
             node, at = child, at + len(label)
-        return at
+        return at, node
 
 
 def _common(a: str, b: str) -> int:

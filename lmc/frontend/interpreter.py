@@ -644,7 +644,14 @@ class Function:
         else:
             seed = fresh_seed(options.seed)
         options = replace(options, seed=seed)
-        return [self._state(options, item) for item in numbers]
+        if not numbers:
+            return []
+        first = self._state(options, numbers[0])
+        run = _run_of(first)
+        if caller is not None or run.limits is not None or run.journal is not None:
+            return [first, *[self._state(options, item) for item in numbers[1:]]]
+        others = [Run(run.backend, run.defaults, run.seed, item, None, run.spare, run.watched, None, run.branches) for item in numbers[1:]]
+        return [first, *[State(LiveEmitter(other), name=self.name) for other in others]]
 
     def _batch_item(self, state: State, bound: inspect.BoundArguments) -> State:
         try:
