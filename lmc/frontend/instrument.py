@@ -540,9 +540,10 @@ class _Rewrite(ast.NodeTransformer):
 
     def _inner(self, node: Any, scope: Any) -> None:
         """Rewrites the body of an inner function or class in its own scope."""
-        if any(_cleaned_up(node)) and node in self.managers:
+        late = next(_cleaned_up(node), None)
+        if late is not None and node in self.managers:
             self.guarding.add((node.name, _first_line(node)))
-        elif late := next(_cleaned_up(node), None):
+        elif late is not None:
             if not isinstance(node, ast.FunctionDef) or not _ends_when_left(node):
                 raise self.refuse("`yield` inside of `try` or `with`", late)
             self.cleaning.add((node.name, _first_line(node)))
@@ -581,15 +582,14 @@ class _Rewrite(ast.NodeTransformer):
 
     def is_manager(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         """Whether `contextlib.contextmanager` alone is what a function goes through, and leaving it always ends it."""
-        if not _ends_when_left(node):
-            return False
         match node.decorator_list:
             case [ast.Name(name)]:
-                return self.place(name) == "global" and self.globals.get(name) is contextlib.contextmanager
+                alone = self.place(name) == "global" and self.globals.get(name) is contextlib.contextmanager
             case [ast.Attribute(ast.Name(module), "contextmanager")]:
-                return self.place(module) == "global" and self.globals.get(module) is contextlib
+                alone = self.place(module) == "global" and self.globals.get(module) is contextlib
             case _:
                 return False
+        return alone and _ends_when_left(node)
 
     def _annotation(self, node: ast.expr | None) -> ast.expr | None:
         """What a function says of its types, for those who look at it: Python evaluates it, as it is."""
@@ -1127,10 +1127,12 @@ def _may_run(node: ast.AST) -> bool:
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes of a function's own body, inner functions excluded."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+    left = list(ast.iter_child_nodes(node))[::-1]
+    while left:
+        child = left.pop()
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             yield child
-            yield from _own_nodes(child)
+            left += list(ast.iter_child_nodes(child))[::-1]
 
 
 def _cleaned_up(node: ast.AST) -> Iterator[ast.AST]:

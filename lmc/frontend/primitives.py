@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Never, NoReturn, cast
 
@@ -80,10 +81,8 @@ def raised_at(error: BaseException) -> Loc | None:
 
 
 def _locate(code: CodeType, at: int, line: int | None) -> Loc:
-    for index, (start, _, col, _) in enumerate(code.co_positions()):
-        if index == at // 2:
-            return Loc(code.co_filename, start or line or 0, col or 0)
-    return Loc(code.co_filename, line or 0)
+    start, _, col, _ = next(islice(code.co_positions(), at // 2, None), (line, 0, 0, 0))
+    return Loc(code.co_filename, start or line or 0, col or 0)
 
 
 # -- expressions -----------------------------------------------------------------------------------------------------

@@ -27,6 +27,9 @@ class Value:
     name: str
     type: Type
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Symbol:

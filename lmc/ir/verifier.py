@@ -100,14 +100,16 @@ class _Verifier:
         if spec is None:
             near = difflib.get_close_matches(op.kind, OPS, n=1)
             raise _Broken(f"there is no op {op.kind!r}" + (f"; did you mean {near[0]}?" if near else ""))
-        _require((spec.trait == "terminator") == last, f"{op.kind} is a terminator in the middle of a block" if not last
-                 else f"the block ends with {op.kind}, which is not a terminator")  # fmt: skip
-        _require(self.stage in spec.stages, f"{op.kind} is not allowed in a {self.stage} graph ({_lowered(spec)})")
+        if (spec.trait == "terminator") != last:
+            raise _Broken(f"the block ends with {op.kind}, which is not a terminator" if last else f"{op.kind} is a terminator in the middle of a block")
+        if self.stage not in spec.stages:
+            raise _Broken(f"{op.kind} is not allowed in a {self.stage} graph ({_lowered(spec)})")
         self._operands(block, op, spec)
         self._attrs(op, spec)
         if (rule := _RULES.get(op.kind)) is not None:
             rule(self, op)
-        _require(op.kind == "switch" or not op.cases, f"{op.kind} has cases; only switch does")
+        if op.cases and op.kind != "switch":
+            raise _Broken(f"{op.kind} has cases; only switch does")
         self._results(block, op, spec)
 
     def _operands(self, block: Block, op: Op, spec: OpSpec) -> None:
@@ -146,31 +148,33 @@ class _Verifier:
     def _attr_values(self, op: Op) -> None:
         for name, value in op.attrs.items():
             for x in _leaves(value):
-                _require(
-                    isinstance(x, (*_LITERALS, Symbol)),
-                    f"attribute {name} holds {x!r}; use literals, symbols and tuples",
-                )
                 if isinstance(x, Symbol):
                     self._symbol(x)
+                elif not isinstance(x, _LITERALS):
+                    raise _Broken(f"attribute {name} holds {x!r}; use literals, symbols and tuples")
 
     def _results(self, block: Block, op: Op, spec: OpSpec) -> None:
         if spec.results and spec.results[-1].startswith("*"):
             wanted = (spec.results[-1][1:],) * len(op.results)
         else:
             wanted = (*spec.results, "any", "any") if op.attr("catch") else spec.results
-        with_catch = " with catch" if op.attr("catch") else ""
-        _require(len(op.results) == len(wanted), f"{op.kind} has {len(wanted)} results{with_catch}, not {len(op.results)}")
+        if len(op.results) != len(wanted):
+            with_catch = " with catch" if op.attr("catch") else ""
+            raise _Broken(f"{op.kind} has {len(wanted)} results{with_catch}, not {len(op.results)}")
         for v, t in zip(op.results, wanted, strict=True):
             ok = v.type == t or (t == "any" and v.type != "ctx") or (v.type == "any" and t != "ctx")
-            _require(ok, f"result %{v.name} is {v.type}; {op.kind} gives {t} there")
+            if not ok:
+                raise _Broken(f"result %{v.name} is {v.type}; {op.kind} gives {t} there")
             self._define(v, block.label)
             if v.type == "ctx":
                 self._origin[v] = op
 
     def _define(self, v: Value, label: str) -> None:
         _require(bool(v.name), "a value has no name")
-        _require(v.type in TYPES, f"%{v.name} has the unknown type {v.type!r}")
-        _require(v.name not in self._names, f"%{v.name} is defined twice")
+        if v.type not in TYPES:
+            raise _Broken(f"%{v.name} has the unknown type {v.type!r}")
+        if v.name in self._names:
+            raise _Broken(f"%{v.name} is defined twice")
         self._names.add(v.name)
         self._defined[v] = label
 
