@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,10 +47,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("default::lmc.CaptureWarning"))
 
 
+@pytest.hookimpl(optionalhook=True)  # of xdist, where it is installed
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Unit tests of one file share what is parsed, instrumented and built for it, so a file stays in one process."""
+    if config.option.dist != "load" or config.option.markexpr != "unit":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log)
+
+
 def pytest_collection_finish() -> None:
     """What importing the tests made stays to the end: a garbage collection within a test need not walk it again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

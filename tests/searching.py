@@ -6,7 +6,7 @@ A number says how many times longer: LMC_SEARCH=100 looks at a hundred times as 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -29,6 +29,11 @@ def examples(few: int, many: int) -> settings:
 def apart(test: Any) -> Any:
     """Marks a test that runs in `make conformance` alone: it takes seconds, and what it holds up is other tests' power to find faults."""
     return pytest.mark.search(pytest.mark.skipif(not TIMES, reason="runs in make conformance")(test))
+
+
+def some(names: str, values: Iterable[Any], every: int, **options: Any) -> Callable[[Any], Any]:
+    """As `pytest.mark.parametrize`, with each `every`-th value in the unit tier and all of them in `make conformance`."""
+    return lambda test: pytest.mark.search(pytest.mark.parametrize(names, list(values)[:: 1 if TIMES else every], **options)(test))
 
 
 def search(few: int, many: int) -> Callable[[Any], Any]:

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from lmc import cli
 
+COMMAND = typer.main.get_command(cli.app)  # a process makes it once
 ROOT = Path(__file__).parent.parent
 
 PROGRAM = '''
@@ -70,6 +72,7 @@ def lmc_cli(folder, monkeypatch, capsys):
 
     def call(*args: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["lmc", *args])
+        monkeypatch.setattr(cli, "app", COMMAND)
         monkeypatch.setattr(sys, "path", list(sys.path))
         try:
             cli.main()

@@ -13,11 +13,12 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc import codec
 from lmc.codec import BadData, NotData, decode, encode, from_bytes, to_bytes
+from tests.searching import search
 
 
 class Color(enum.Enum):
@@ -78,7 +79,7 @@ _data = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@search(15, 60)
 @given(_data)
 def test_values_come_back(x: Any) -> None:
     back = there_and_back(x)
@@ -166,7 +167,7 @@ def test_bad_data_is_refused(data: Any) -> None:
         decode(data)
 
 
-@settings(max_examples=60, deadline=None)
+@search(15, 60)
 @given(st.recursive(
     st.none() | st.integers() | st.text(max_size=5) | st.sampled_from([*codec._READ, "builtins:ValueError", "os:system", f"{__name__}:Page"]),
     lambda s: st.lists(s, max_size=4) | st.builds(lambda x: {"!": x}, st.lists(s, max_size=4)), max_leaves=12))  # fmt: skip

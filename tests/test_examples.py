@@ -9,6 +9,7 @@ import pytest
 
 import lmc
 from examples.react import calculator
+from tests.searching import some
 
 # a program's name, its file and arguments
 PROGRAMS = {
@@ -40,7 +41,7 @@ def outcome(run):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("seed", range(5))
+@some("seed", range(5), 3)
 def test_interpreted_compiled_and_batch_agree_on_the_mock(name, seed):
     program, arguments = example(name)
     options = {"seed": seed}

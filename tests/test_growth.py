@@ -12,7 +12,7 @@ from lmc.growth import FIRST, PATIENCE, Growth, Start
 @lmc.function
 def decides(s: Any, q: str) -> None:
     s += q
-    for i in range(12):
+    for i in range(9):
         s += f"{i}" + lmc.gen("x", max_tokens=4)
         if "a" in s["x"]:
             s += "yes"
@@ -20,9 +20,9 @@ def decides(s: Any, q: str) -> None:
 
 def test_paths_that_never_repeat_are_traced_on_credit_only() -> None:
     fast = lmc.compile(decides, backend=Mock())
-    fast.batch([{"q": f"item {i}"} for i in range(100)])
+    fast.batch([{"q": f"item {i}"} for i in range(80)])
     few = fast.stats.traces
-    fast.batch([{"q": f"item {i}"} for i in range(100, 300)])
+    fast.batch([{"q": f"item {i}"} for i in range(80, 240)])
     assert few <= 3 * FIRST
     assert fast.stats.traces - few <= FIRST  # twice as many items more, and hardly any trace
 

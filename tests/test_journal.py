@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import lmc
 from lmc import journal
 from lmc.errors import InDoubtEffect, JournalError, ParameterError
+from tests import searching
 from tests.killing import ASYNC, PROGRAM, survives
-from tests.searching import TIMES
+from tests.searching import TIMES, apart, search
 
 CALLS: list[Any] = []
 
@@ -86,15 +87,16 @@ def ask_places(path: Path) -> set[Any]:
 
 @pytest.mark.parametrize("first", range(3))
 def test_a_whole_journal_answers_everything(first: int, tmp_path: Path) -> None:
+    written, read = ways()[first], ways()
     for q in ("a", "c7"):
         path = tmp_path / q
-        expected = seen(ways()[first](q, backend=lmc.Mock(), seed=3))
+        expected = seen(written(q, backend=lmc.Mock(), seed=3))
         calls = list(CALLS)
         CALLS.clear()
-        assert seen(ways()[first](q, backend=lmc.Mock(), seed=3, journal=path)) == expected
+        assert seen(written(q, backend=lmc.Mock(), seed=3, journal=path)) == expected
         assert calls == CALLS
         CALLS.clear()
-        for way in ways():
+        for way in read:
             mock = lmc.Mock()
             assert seen(way(q, backend=mock, journal=path)) == expected  # the seed is the journal's
             assert not mock.call_log and not CALLS
@@ -129,15 +131,16 @@ def test_cut_at_any_byte(tmp_path: Path) -> None:
     assert doubts
 
 
+@pytest.mark.search
 def test_a_batch_cut_at_random_points(tmp_path: Path) -> None:
-    items = [{"q": f"item {i}"} for i in range(30)]
+    items = [{"q": f"item {i}"} for i in range(searching.size(10, 30))]
     program = lmc.compile(agent)
     expected = [seen(s) for s in program.batch(items, backend=lmc.Mock(), seed=3)]
     calls = sorted(map(repr, CALLS))
     program.batch(items, backend=lmc.Mock(), seed=3, journal=tmp_path / "whole")
     path, rng = tmp_path / "whole" / "journal", random.Random(1)
     whole = len(ask_places(path))
-    for n in range(12):
+    for n in range(searching.size(6, 12)):
         directory = tmp_path / str(n)
         directory.mkdir()
         rest = cut(path, rng.randrange(path.stat().st_size), directory / "journal")
@@ -261,6 +264,7 @@ def test_cut_behind_any_record(tmp_path: Path) -> None:
                 assert sum(e.outcome is None for e in effects) == 1 and not CALLS
 
 
+@apart
 def test_killed_processes(tmp_path: Path) -> None:
     """kill -9 in the middle of a batch; the run that finishes it gives what an undisturbed one gives. Often, and of more programs: below."""
     survives(tmp_path, 20, 1, seed=7)
@@ -825,7 +829,7 @@ def test_a_changed_byte_is_refused_and_a_cut_is_not(tmp_path: Path) -> None:
     assert cut_off is not None and cut_off.dropped
 
 
-@settings(max_examples=80, deadline=None)
+@search(20, 80)
 @given(st.binary(max_size=60), st.lists(st.lists(st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2)), max_size=8), max_size=3))
 def test_any_bytes_are_a_journal_or_refused(noise: bytes, records: list[Any]) -> None:
     payload = journal.codec.to_bytes(records)

@@ -21,6 +21,7 @@ from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.frontend.interpreter import LiveEmitter
 from tests.backend.gated import Gated
 from tests.conformance.harness import conform, effect
+from tests.searching import some
 
 ITEMS = [{"q": "a"}, {"q": "bb"}]
 
@@ -85,10 +86,10 @@ PROGRAMS = {p.name: p for p in (forks, careful, parent, tooled)}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("budget", [
-    lmc.Budget(calls=0), lmc.Budget(calls=1), lmc.Budget(calls=3), lmc.Budget(calls=6), lmc.Budget(tokens=1), lmc.Budget(tokens=15),
-    lmc.Budget(tokens=40), lmc.Budget(tokens=70, calls=5), lmc.Budget(tokens=10_000), lmc.Budget(cost=3e-5), lmc.Budget(cost=1),
-], ids=str)  # fmt: skip
+@some("budget", [
+    lmc.Budget(calls=0), lmc.Budget(calls=1), lmc.Budget(calls=3), lmc.Budget(calls=6), lmc.Budget(tokens=15), lmc.Budget(tokens=1),
+    lmc.Budget(tokens=70, calls=5), lmc.Budget(tokens=40), lmc.Budget(cost=3e-5), lmc.Budget(cost=1), lmc.Budget(tokens=10_000),
+], 2, ids=str)  # fmt: skip
 def test_a_budget_stops_every_execution_at_the_same_place(name: str, budget: lmc.Budget):
     able = replace(CAPABILITIES, prices=Prices(prompt=1, completion=2))
     leaves = "^$|raises BudgetExceeded" if name == "careful" else None

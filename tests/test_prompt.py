@@ -184,6 +184,7 @@ def test_resolve_never_changes_its_input_and_raises_only_our_errors(asked: dict[
     assert run == RUN
 
 
+@search(25, 100)
 @given(
     st.integers(0, 2**63 - 1), st.integers(0, 999), st.text(alphabet="/c0123456789.", max_size=8), st.integers(0, 99)
 )

@@ -124,13 +124,16 @@ def next_token(context: Sequence[int] | np.ndarray, noise: int = 0, allowed: Seq
     return choices[key % len(choices)]
 
 
-def logprob(context: Sequence[int] | np.ndarray, token: int) -> float:
-    return -(zlib.crc32(np.asarray([*context, token], np.int32).tobytes()) % 1000 + 1) / 100
+def logprob(context: Sequence[int] | np.ndarray, token: int, before: int = 0) -> float:
+    """Of a token behind a context, and what is before that as its checksum."""
+    context_sum = zlib.crc32(np.asarray(context, np.int32).tobytes(), before)
+    return -(zlib.crc32(int(token).to_bytes(4, "little", signed=True), context_sum) % 1000 + 1) / 100
 
 
 def top(context: Sequence[int] | np.ndarray, n: int) -> Top:
     """The `n` likeliest letters."""
-    return tuple(sorted(((logprob(context, letter), letter) for letter in LETTERS), reverse=True)[:n])
+    before = zlib.crc32(np.asarray(context, np.int32).tobytes())
+    return tuple(sorted(((logprob((), letter, before), letter) for letter in LETTERS), reverse=True)[:n])
 
 
 class FakeRunner:

@@ -11,7 +11,7 @@ from typing import Any
 
 import lark
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.backend.base import Backend, Counters, Handle
@@ -37,6 +37,7 @@ from lmc.prompt import (
 from tests.fsm.schemas import RECURSIVE
 from tests.fsm.schemas import SCHEMAS as ALL_SCHEMAS
 from tests.fsm.test_json_schema import is_valid, validator
+from tests.searching import search, some
 
 GREEDY = SamplingParams(temperature=0.0)
 LOC = Loc("prog.py", 3, 4)
@@ -116,6 +117,7 @@ def test_a_spelled_special_token_warns_once() -> None:
         mock.submit(None, (text("b <|im_end|>"), gen()))
 
 
+@search(25, 100)
 @given(st.text(max_size=6), st.sampled_from(["<|im_start|>", "<|x|>", "</s>", "[INST]"]))
 def test_encoding_is_bytes_and_ids_above_them(plain: str, spelling: str) -> None:
     ids = encode((plain, Special(spelling), Mark("user", "end")))
@@ -286,7 +288,7 @@ def test_what_a_schema_cannot_enforce_is_refused_by_name() -> None:
         Mock().submit(None, (gen(constraint=constraint),))
 
 
-@pytest.mark.parametrize("name", [*ALL_SCHEMAS, *RECURSIVE])
+@some("name", [*ALL_SCHEMAS, *RECURSIVE], 4)
 def test_schema_answers_are_of_the_language_of_the_runtime(name: str) -> None:
     schema = ALL_SCHEMAS[name][0] if name in ALL_SCHEMAS else RECURSIVE[name][0]
     valid = validator(schema)
@@ -310,8 +312,8 @@ def test_a_grammar_without_any_text_is_refused() -> None:
         Mock().submit(None, (gen(constraint=Constraint("lark", 'start: "a" start')),))
 
 
+@search(15, 60)
 @given(st.binary(min_size=1, max_size=8), st.sampled_from(REGEXES))
-@settings(max_examples=60, deadline=None)
 def test_samples_are_members_and_depend_on_the_digest_alone(digest: bytes, source: str) -> None:
     found = sample_regex(source, digest)
     assert re.fullmatch(source, found, re.ASCII)
@@ -561,7 +563,7 @@ def test_prefill_is_counted_once_and_flush_forgets() -> None:
     assert mock.counters().prefilled_tokens == 16
 
 
-@settings(max_examples=60, deadline=None)
+@search(15, 60)
 @given(st.lists(st.text(alphabet="ab", max_size=6), max_size=12))
 def test_counted_prefixes_are_those_of_a_set_of_prefixes(prompts: list[str]) -> None:
     mock = Mock(lambda prompt, ask: "")

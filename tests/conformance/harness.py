@@ -185,14 +185,15 @@ def _compiled(
 ) -> dict[int, Program]:  # fmt: skip
     """Every item gives in compiled calls what the interpreter gave; the compiled programs by their level.
 
-    A level is of the passes alone, so the lower one begins with the latest trees of the higher one; random programs (search.py) trace for each.
+    A level is of the passes alone, so the lower one begins with the latest trees of the higher one, which are grown already; random programs
+    (search.py) trace for each.
     """
     compiled: dict[int, Program] = {}
     traced: dict[Any, list[Traced]] = {}
     for opt in sorted(opts, reverse=True):
         fast = compiled[opt] = lmc.compile(program, opt=opt)
         fast._trees = {key: [Traced(one.tree, one.arguments) for one in trees[:1]] for key, trees in traced.items()}
-        for _ in range(2):  # the second time on the trees that the first one grew
+        for _ in range(1 if traced else 2):  # the second time on the trees that the first one grew
             for item, expected, log in zip(items, reference, logs, strict=True):
                 reset()
                 mock = backend()

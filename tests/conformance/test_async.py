@@ -28,6 +28,7 @@ TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="
 def leaves_nothing() -> Iterator[None]:
     """No thread, task or un-awaited coroutine is left by any test here."""
     before = _threads()
+    gc.freeze()  # what other tests left need not be walked
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # such as "coroutine … was never awaited"
         yield

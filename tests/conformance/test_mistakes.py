@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
 import random
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,7 @@ def test_each_mistake_has_tests() -> None:
     assert list(MISTAKES) == list(range(1, 27))
     for number, (what, files) in MISTAKES.items():
         for file, names in files.items():
-            tree = ast.parse((Path(__file__).parent.parent / file).read_text())
-            there = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+            there = set(re.findall(r"^(?:async )?def (\w+)", (Path(__file__).parent.parent / file).read_text(), re.MULTILINE))
             assert not set(names.split()) - there, f"{number}, {what}: {file} has no {set(names.split()) - there}"
 
 

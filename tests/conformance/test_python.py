@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple, Optional
 import pytest
 
 import lmc
+from tests.searching import some
 
 from . import outside
 from .harness import Case, case, cases, effect, scripted
@@ -2104,7 +2105,7 @@ def left(case_: Case, name: str) -> Case:
     return Case(lmc.function(names[name]), case_.items[:2], options)
 
 
-@pytest.mark.parametrize("name", CASES)
+@some("name", CASES, 3)
 def test_leaving_the_graph_means_the_same(name: str) -> None:
     if name in ("global_statement", "decorated_program"):
         pytest.skip("changes the globals of its module")

@@ -13,7 +13,7 @@ from .search import Setting, problem
 
 PROGRAMS = 500
 """Looked at for every change: by `make conformance`, on all cores."""
-HERE = 8
+HERE = 4
 SLICES = 4
 
 
@@ -24,7 +24,7 @@ def test_random_programs(part: int):
         assert said is None, f"{said}\n\nshrink it: python -m tests.conformance --programs 1 --seed {seed}"
 
 
-@search(4, 15)
+@search(2, 15)
 @given(sources(), st.integers(0, 1000))
 def test_programs_that_hypothesis_chooses(text: str, setting: int):
     assert problem(text, Setting.of(setting)) is None

@@ -67,7 +67,7 @@ def asynchronous(source: str) -> str:
     return "from tests.conformance.test_random_async import lifted, steps\n" + ast.unparse(tree) + "\n"
 
 
-@search(6, 40)
+@search(3, 40)
 @given(sources())
 def test_random_async_programs(source: str) -> None:
     source = asynchronous(source)

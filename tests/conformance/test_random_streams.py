@@ -33,7 +33,7 @@ def watched(run: Any, item: dict[str, Any], look: Callable[[], Any]) -> tuple[An
 
 
 @pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
-@search(6, 40)
+@search(3, 40)
 @given(sources())
 def test_random_streams(source: str) -> None:
     program, reset, look = compiled(source)

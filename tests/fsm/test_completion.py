@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from lmc.fsm.completion import completion
 from lmc.fsm.dfa import compile_regex
 from lmc.fsm.sources import automaton_of
+from tests.searching import search
 
 WORDS = compile_regex(r"(red|blue!|é{2,3})( and (red|x))*")
 PEOPLE = automaton_of("json_schema", json.dumps({
@@ -27,6 +28,7 @@ def test_examples():
     assert completion(PEOPLE, '[{"name": "An') == '", "age": 0}]'
 
 
+@search(25, 100)
 @given(st.integers(0, 60))
 def test_every_cut_of_a_member_is_completed_to_a_member(cut):
     text = '[{"name": "A\\nß", "age": -12}, {"name": "", "age": 0}]'

@@ -184,13 +184,14 @@ def test_structural_tags_that_are_refused(form, says):
 # -- forced tokens -------------------------------------------------------------------------------------------------
 
 WORDS = [*(bytes([i]) for i in range(256)), b'{"', b'":', b'": ', b"order", b"orderId", b"Id", b'"}', b"<eos>"]
+BY_FIRST = {byte: [i for i, w in enumerate(WORDS[:-1]) if w[0] == byte] for byte in range(256)}
 
 
 def encode(text: str) -> list[int]:
     """The longest token first: canonical for this vocabulary."""
     out, at, data = [], 0, text.encode()
     while at < len(data):
-        best = max((i for i, w in enumerate(WORDS[:-1]) if data.startswith(w, at)), key=lambda i: len(WORDS[i]))
+        best = max((i for i in BY_FIRST[data[at]] if data.startswith(WORDS[i], at)), key=lambda i: len(WORDS[i]))
         out.append(best)
         at += len(WORDS[best])
     return out

@@ -22,7 +22,7 @@ from lmc.fsm.json_schema import KEYWORDS, compile_schema
 from lmc.fsm.json_text import NOTHING, Bounds, integer, number
 from lmc.fsm.sources import automaton_of, ebnf_of
 from tests.fsm.schemas import RECURSIVE, REFUSED, SCHEMAS
-from tests.searching import search
+from tests.searching import search, size, some
 
 
 def automaton(schema) -> ByteDFA:
@@ -89,29 +89,27 @@ def _parsed(text: str, schema):
     return json.loads(text, parse_float=Decimal if exact else float)
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_texts_that_belong_and_texts_that_do_not(name):
     schema, good, bad = SCHEMAS[name]
-    dfa = automaton(schema)
+    dfa, valid = automaton(schema), validator(schema)
     assert [t for t in good if not dfa.accepts(t.encode())] == []
     assert [t for t in bad if dfa.accepts(t.encode("utf-8", "surrogatepass"))] == []
+    check_that_texts_validate(schema, dfa, valid)
+    check_that_what_is_changed_and_accepted_validates(schema, dfa, valid)
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_every_text_parses_and_validates(name):
-    schema = SCHEMAS[name][0]
-    valid = validator(schema)
-    for text in samples(automaton(schema), 25):
+def check_that_texts_validate(schema, dfa, valid):
+    for text in samples(dfa, size(8, 25)):
         value = _parsed(text, schema)
         # nullable is OpenAPI's; everything else is judged by the package
         assert valid.is_valid(value) or (value is None and schema.get("nullable")), text
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_what_is_changed_and_still_accepted_still_validates(name):
-    schema = SCHEMAS[name][0]
-    dfa, valid, rng = automaton(schema), validator(schema), random.Random(1)
-    for text in samples(dfa, 8, seed=2):
+def check_that_what_is_changed_and_accepted_validates(schema, dfa, valid):
+    rng = random.Random(1)
+    for text in samples(dfa, size(3, 8), seed=2):
         for _ in range(12):
             at = rng.randrange(len(text) + 1)
             cut = rng.choice([0, 1, 1, 2])
@@ -177,7 +175,7 @@ def test_what_is_no_schema_is_refused(source):
         compile_schema(source)
 
 
-@pytest.mark.parametrize("name", RECURSIVE)
+@some("name", RECURSIVE, 3)
 def test_recursive_schemas_have_no_automaton_but_one_to_a_depth(name):
     schema, good, bad = RECURSIVE[name]
     assert automaton_of("json_schema", json.dumps(schema)) is None

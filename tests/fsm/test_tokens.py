@@ -16,7 +16,7 @@ from lmc.fsm.tokens import FEW, FEW_REFUSED, TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.patterns import ASCII, CHARACTER, HAND_WRITTEN, JUDGE, regexes
 from tests.fsm.small_vocabulary import EOS, SPECIAL, small, smollm2
-from tests.searching import search
+from tests.searching import search, some
 
 
 def automaton(pattern: str, vocabulary: Vocabulary | None = None) -> TokenAutomaton:
@@ -49,7 +49,7 @@ def check_rows(pattern: str, most: int) -> None:
         assert all(a.next(state, t) == ends.get(t, DEAD) for t in (EOS, SPECIAL, *range(2, a.vocabulary.size, 17)))
 
 
-@pytest.mark.parametrize("pattern", HAND_WRITTEN)
+@some("pattern", HAND_WRITTEN, 2)
 def test_rows_are_those_of_stepping_every_token(pattern):
     check_rows(pattern, 6)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lmc.backend.engine.choice_trie import TOP, Branch, trie
 from lmc.prompt import ChoicesMethod, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import FakeAheadRunner, FakeRunner, FakeWords, logprob, stepped
-from tests.searching import examples
+from tests.searching import examples, search
 
 WORDS = FakeWords()
 PROMPT = "which of these? "
@@ -47,6 +47,7 @@ def test_unconditional_choices_are_a_tree_of_their_own():
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
 
+@search(25, 100)
 @given(st.lists(IDS, min_size=1, max_size=8))
 def test_a_trie_is_the_set_of_its_prefixes(choices):
     found = trie([branch(3, *ids) for ids in choices])

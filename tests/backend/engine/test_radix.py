@@ -6,11 +6,12 @@ import gc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.radix_cache import RadixCache, common_prefix, prefix_hashes
+from tests.searching import search
 
 
 def ids(*tokens: int) -> np.ndarray:
@@ -139,7 +140,7 @@ def test_a_namespace_that_is_empty_leaves_nothing_behind():
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@search(15, 60)
 @given(st.lists(TOKENS, max_size=25), st.lists(TOKENS, min_size=1, max_size=10))
 def test_matches_like_a_set_of_prefixes(inserted, asked):
     tree, pool = RadixCache(), SlotAllocator(512)
@@ -155,6 +156,7 @@ def test_matches_like_a_set_of_prefixes(inserted, asked):
     assert len(tree.evict(10_000)) == len(known) - 1
 
 
+@search(25, 100)
 @given(TOKENS, TOKENS)
 def test_common_prefix_and_hashes_agree(a, b):
     n = common_prefix(ids(*a), ids(*b))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.backend.engine.attention.tiles import BLOCK, PIECE, Plan, Shared, Tiler
+from tests.searching import search
 
 HEADS = {"4 to 1": (8, 2), "3 to 1": (9, 3), "1 to 1": (4, 4)}
 
@@ -53,7 +54,7 @@ def check(plan: Plan, spans: list[tuple[int, np.ndarray]], shares: int, window: 
         assert (row in direct) != bool(parts)
 
 
-@settings(max_examples=40, deadline=None)
+@search(10, 40)
 @given(
     st.sampled_from(sorted(HEADS)),
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 150)), min_size=1, max_size=5),
@@ -72,7 +73,7 @@ def test_any_mix_of_spans(heads, spans, shares, window):
     assert max(len(plan.narrow), len(plan.wide)) <= rows + shares
 
 
-@settings(max_examples=20, deadline=None)
+@search(5, 20)
 @given(
     st.sampled_from(sorted(HEADS)),
     st.lists(st.tuples(st.integers(2, 20), st.integers(1, 150)), min_size=1, max_size=3),
