@@ -231,6 +231,11 @@ class TraceEmitter:
     def messages(self, ctx: Ctx) -> Value:
         return self._owned(copied, self.trace.attempt("ctx.messages", (ctx.ir,), {}, "any"))
 
+    def error(self, ctx: Ctx) -> Value:
+        """What reading the prompt raises, as a value."""
+        _, _, error = self.trace.emit("ctx.text", (ctx.ir,), {"catch": True}, ("str", "any", "any"), (None, "raised", "error"))
+        return self.trace.value(error)
+
     def wait(self, ctx: Ctx) -> None:
         self.trace.emit("ctx.text", (ctx.ir,), {}, ("str",))
 

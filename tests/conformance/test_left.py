@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pytest
 
 import lmc
+from lmc.backend.mock import Mock
 from tests.conformance.harness import Case, case, cases, effect, leave, scripted
 
 JSON = '{"a": [1, {"b": "x"}], "c": {"d": [true, null, "y"]}}'
@@ -140,6 +141,32 @@ def ranks_states(s: Any, q: str) -> Any:
     heapq.heapify(heap)
     s += ranked[0][2]["v"] + worst["v"]
     return score, [i for _, i, _ in heap], [f["v"] for f in heapq.nlargest(2, forks, key=lambda f: f["v"])], heapq.nsmallest(1, heap)[0][1]
+
+
+def without(*names: str) -> Any:
+    """A mock that fails to answer what has these names."""
+    return lambda: Mock(fault=lambda ask, _: lmc.BackendError(f"no {ask.name}") if ask.name in names else None)
+
+
+def looks_for_errors(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=2)
+    if s.error() is not None:
+        effect("at once", str(s.error()))
+        return None
+    forks = s.fork(2)
+    forks += lmc.gen("b", max_tokens=2) + lmc.gen("c", max_tokens=2)
+    errors = [f.error() for f in forks]
+    effect([str(e) for e in errors])
+    s += lmc.gen("d", max_tokens=2)
+    if isinstance(s.error(), lmc.BackendError):
+        raise s.error()
+    return [f["b"] for f, e in zip(forks, errors) if not e]
+
+
+looks_for_none = case(replays=0)(looks_for_errors)
+looks_for_the_first = case(replays=0, backend=without("a"), batch=False)(looks_for_errors)
+looks_for_one_of_forks = case(replays=0, backend=without("c"))(looks_for_errors)
+looks_for_the_last = case(replays=0, backend=without("d"), batch=False)(looks_for_errors)
 
 
 @case(leaves="orders states")

@@ -338,7 +338,14 @@ def meta(s, q):
     return s["x"], s.get_meta_info("y")["completion_tokens"]
 
 
-@row("`s.usage`, `s.error()` inside the program")
+@row("`s.error()` inside the program")
+def error(s, q):
+    s += q + gen("x", max_tokens=2)
+    if s.error() is None:
+        s += "fine"
+
+
+@row("`s.usage` inside the program")
 def usage(s, q):
     s += q + gen("x", max_tokens=2)
     return s.usage.calls
