@@ -1,10 +1,12 @@
-"""The shortest way to end a text that was cut off: what to append so that it is in an automaton's language."""
+"""Ways to end a text: the shortest for one that was cut off, and all of them where they are few."""
 
 from __future__ import annotations
 
 from collections import deque
 
-from lmc.fsm.dfa import ByteDFA
+import numpy as np
+
+from lmc.fsm.bytedfa import ByteDFA
 
 
 def completion(dfa: ByteDFA, text: str) -> str | None:
@@ -28,6 +30,25 @@ def completion(dfa: ByteDFA, text: str) -> str | None:
                 came[after] = state, byte
                 queue.append(after)
     raise AssertionError("an automaton has no dead states")
+
+
+def all_endings(dfa: ByteDFA, state: int, limit: int) -> list[bytes] | None:
+    """All texts that lead from a state to an end, or None if they are more than `limit`."""
+    found = list[bytes]()
+    todo: list[tuple[int, bytes]] = [(state, b"")]
+    while todo:
+        at, text = todo.pop()
+        forced, at = dfa.forced(at)
+        text += forced
+        if dfa.final[at]:
+            found.append(text)
+        ways = int(dfa.ways[dfa.rows[at] >> 8])
+        if len(found) + len(todo) + ways > limit:  # each of them has an ending of its own
+            return None
+        if ways:
+            row = dfa.row(at)
+            todo += [(int(row[byte]), text + bytes([byte])) for byte in np.flatnonzero(row >= 0).tolist()]
+    return found
 
 
 def _path(came: dict[int, tuple[int, int]], start: int, end: int) -> bytes:

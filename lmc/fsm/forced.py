@@ -31,6 +31,7 @@ from functools import cached_property
 import numpy as np
 
 from lmc.fsm.bytedfa import LONG, ByteDFA
+from lmc.fsm.completion import all_endings
 from lmc.fsm.minimise import to_the_end
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
@@ -124,7 +125,7 @@ class ForcedTokens:
         if not text:
             return ()
         end = self.automaton.dfa.step(state, text)
-        few = self._endings.all_from(end, _FEW)
+        few = all_endings(self.automaton.dfa, end, _FEW)
         if few is not None:
             return self._common([text + ending for ending in few])
         stable = self._common([text])
@@ -256,24 +257,6 @@ class _Endings:
     def _distance(self) -> np.ndarray:
         """Bytes from each state to the nearest end."""
         return to_the_end(*self.dfa.edges, self.dfa.final)
-
-    def all_from(self, state: int, limit: int) -> list[bytes] | None:
-        """All of them, or None if they are more than `limit`."""
-        dfa, found = self.dfa, list[bytes]()
-        todo: list[tuple[int, bytes]] = [(state, b"")]
-        while todo:
-            at, text = todo.pop()
-            forced, at = dfa.forced(at)
-            text += forced
-            if dfa.final[at]:
-                found.append(text)
-            ways = int(dfa.ways[dfa.rows[at] >> 8])
-            if len(found) + len(todo) + ways > limit:  # each of them has an ending of its own
-                return None
-            if ways:
-                row = dfa.row(at)
-                todo += [(int(row[byte]), text + bytes([byte])) for byte in np.flatnonzero(row >= 0).tolist()]
-        return found
 
     def of_each_kind(self, state: int) -> list[bytes]:
         """A shortest ending through each kind of next character: letters, digits, spaces, marks, others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from functools import lru_cache
 
 from lmc.fsm.json_text import lengths
@@ -46,9 +47,17 @@ _PATTERNS: Mapping[str, str] = {
     "ipv6": _IPV6,
     "uuid": r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
     "uri": rf"[A-Za-z][A-Za-z0-9+.-]*://{_HOST}(:[0-9]{{1,4}})?(/{_PATH})?(\?{_PATH})?(#{_PATH})?",
+    "byte": r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)?",
     "json-pointer": r"(/([^/~]|~[01])*)*",
 }
 FORMATS = tuple(_PATTERNS)
+ANY_STRING = ("binary", "password")  # OpenAPI's, and what pydantic makes of bytes: they say nothing of the text
+NUMBERS: Mapping[str, tuple[Decimal, Decimal] | None] = {  # OpenAPI's: the least and the greatest; None: any number
+    "int32": (Decimal(-(1 << 31)), Decimal((1 << 31) - 1)),
+    "int64": (Decimal(-(1 << 63)), Decimal((1 << 63) - 1)),
+    "float": None,
+    "double": None,
+}
 
 
 def _uri(n: int) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -22,6 +23,8 @@ from lmc.errors import ConstraintError
 from lmc.fsm import json_formats
 from lmc.fsm.algebra import both, without
 from lmc.fsm.bounds import TooLarge, Work
+from lmc.fsm.completion import all_endings
+from lmc.fsm.dfa import build
 from lmc.fsm.grammar import MAX_NODES, Grammar
 from lmc.fsm.json_shapes import (
     JSON_NUMBER,
@@ -79,6 +82,7 @@ _FEW_SHAPES = 8  # of more it is worth while to see which are possible
 _MOST_LOOKS = 30_000  # at schemas: a second or two
 _MOST_NODES = 2 * MAX_NODES  # of a tree, what is shared counted each time
 _MOST_UNIQUE = 8  # values of an array of unique items: one state for each set of them
+_MOST_PARTS = 64  # of the names that patternProperties speak of, by which of the patterns match
 _MOST_COUNTED = 4096  # states of an array whose items are counted
 _MOST_DIGITS = 300  # of a number; doubles have no more
 _DECIMALS = parse(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,6})?")  # where some numbers are excluded: doubles tell these apart
@@ -409,6 +413,8 @@ class _Compiler:
             raise wrong(f"{place.pointer}/multipleOf", "must be greater than 0")
         for extra in [Bounds(low=x, open_low=o) for x, o in lows] + [Bounds(high=x, open_high=o) for x, o in highs]:
             bounds = bounds.both(extra) or bounds
+        if not self.wide and (ends := json_formats.NUMBERS.get(schema.get("format", "") if isinstance(schema.get("format"), str) else "")):
+            bounds = bounds.both(Bounds(low=ends[0], high=ends[1])) or bounds
         return replace(
             shape,
             bounds=bounds,
@@ -481,8 +487,10 @@ class _Compiler:
             found.append(self.pattern(place.schema["pattern"], f"{place.pointer}/pattern"))
         if "format" in place.schema and not self.wide:  # ours are plain parts of the formats
             name = place.schema["format"]
+            if name in json_formats.ANY_STRING or (name in json_formats.NUMBERS and not {"integer", "number"}.isdisjoint(self.types(place))):
+                return tuple(found)
             if name not in json_formats.FORMATS:
-                raise wrong(f"{place.pointer}/format", f"is {name!r}, which cannot be enforced; there are {', '.join(json_formats.FORMATS)}")
+                raise wrong(f"{place.pointer}/format", f"is {name!r}, which cannot be enforced; there are {', '.join((*json_formats.FORMATS, *json_formats.ANY_STRING))} and, of numbers, {', '.join(json_formats.NUMBERS)}")
             longest = place.schema.get("maxLength")
             found.append(json_formats.language(name, longest if isinstance(longest, int) else None))
         return tuple(found)
@@ -729,38 +737,56 @@ class _Compiler:
         others = self.others(shape, [*names, *sorted(shape.absent)])
         if not _possible(shape.size):
             return NOTHING
-        return self.members(fixed, others, shape)
+        known = self.known_keys([keys for keys, _ in others])
+        if known is None:
+            spelled = [(free_string() if keys == ANY_TEXT else string_of(keys), value) for keys, value in others]
+            return self.members(fixed, [one_of([self.member(key, value) for key, value in spelled])] if others else [], shape)
+        return self.members(fixed, [self.member(string(k), v) for keys, (_, v) in zip(known, others) for k in keys], shape, each_once=True)
 
-    def others(self, shape: Shape, names: Sequence[str]) -> Node:
-        """Any one property that is not among `names`."""
+    def known_keys(self, languages: Sequence[Node]) -> Sequence[Sequence[str]] | None:
+        """The texts of each language, where they are few in all."""
+        found: list[list[str]] = []
+        for language in languages:
+            texts = all_endings(build(language), 0, _MOST_UNIQUE) if language != ANY_TEXT else None
+            if texts is None or sum(map(len, found)) + len(texts) > _MOST_UNIQUE:
+                return None
+            found.append(sorted(text.decode() for text in texts))
+        return found
+
+    def others(self, shape: Shape, names: Sequence[str]) -> Sequence[tuple[Node, Node]]:
+        """Properties that are not among `names`: languages of keys that have nothing in common, and the values of each."""
         open_ = [r for r in shape.objects if r.others is not None]
         patterns = [p for rule in shape.objects for p in rule.patterns]
         if not open_ and not patterns and shape.objects:
-            return NOTHING
+            return ()
         allowed = ANY_TEXT
         for place in shape.names:
             found = one_of([self.name_language(s, place) for s in self.shapes((place,))])
             allowed = both(allowed, found, self.work) if found != NOTHING else NOTHING
         if names and allowed != NOTHING:
             allowed = without(allowed, one_of([seq(text(n)) for n in names]), self.work)
-        if len(patterns) > 4:
-            raise wrong(shape.pointer, "has more than 4 patternProperties; use fewer")
-        arms: list[Node] = []
-        for chosen in itertools.product((True, False), repeat=len(patterns)):
-            keys = allowed
-            for (language, _), yes in zip(patterns, chosen):
-                if keys != NOTHING:
-                    keys = both(keys, language, self.work) if yes else without(keys, language, self.work)
-            if keys == NOTHING or (not any(chosen) and not open_ and shape.objects):
+        parts: list[tuple[Node, All]] = [(allowed, ())] if allowed != NOTHING else []
+        for language, place in patterns:
+            split = [
+                part
+                for keys, said in parts
+                for part in ((both(keys, language, self.work), (*said, place)), (without(keys, language, self.work), said))
+            ]
+            parts = [(keys, said) for keys, said in split if keys != NOTHING]
+            if len(parts) > _MOST_PARTS:
+                raise wrong(f"{shape.pointer}/patternProperties", f"overlap in more than {_MOST_PARTS} ways; make them exclude each other")
+        out: list[tuple[Node, Node]] = []
+        for keys, matched in parts:
+            if not matched and not open_ and shape.objects:
                 continue  # nothing is said of such a name: as in `properties`, it is left out
             places: list[Place] = []
             for rule in shape.objects:
-                said = [p for (_, p), yes in zip(patterns, chosen) if yes and any(p is q for _, q in rule.patterns)]
+                said = [p for p in matched if any(p is q for _, q in rule.patterns)]
                 places += said or ([rule.others] if rule.others is not None else [])
             value = self.node(tuple(places))
             if value != NOTHING:
-                arms.append(self.member(free_string() if keys == ANY_TEXT else string_of(keys), value))
-        return one_of(arms)
+                out.append((keys, value))
+        return out
 
     def name_language(self, shape: Shape, place: Place) -> Node:
         if "string" not in shape.types:
@@ -769,21 +795,21 @@ class _Compiler:
             return one_of([text(v) if v else EMPTY for v in shape.values if isinstance(v, str) and self.admits(shape, v)])
         return self.language(shape)
 
-    def members(self, fixed: Sequence[tuple[Node, bool]], others: Node, shape: Shape) -> Node:
+    def members(self, fixed: Sequence[tuple[Node, bool]], others: Sequence[Node], shape: Shape, *, each_once: bool = False) -> Node:
         """Members in order, optional ones or not, then any others; with commas between them and brackets around.
 
-        A state: how many of `fixed` are passed, whether a comma is due, how many members there are (as far as `size` asks).
-        Of `others` one alone counts for the minimum, for their names may be equal.
+        A state: how many of `fixed` are passed, whether a comma is due, how many members there are (as far as `size` asks), and
+        which of `others` there are, if each may come once. Otherwise one alone counts for the minimum, for their names may be equal.
         """
         low, high = shape.size
-        if others != NOTHING and low > len(fixed) + 1 and (high is None or high >= low):
+        if others and not each_once and low > len(fixed) + 1 and (high is None or high >= low):
             raise wrong(shape.pointer, f"needs {low} properties, of which only {len(fixed)} are named: others may be equal, so that one counts; name them in properties")
-        numbers: dict[tuple[int, bool | None, int, int], int] = {}
+        numbers: dict[tuple[int, bool | None, int, int, int], int] = {}
         edges: list[tuple[int, Node, int]] = []
-        order: list[tuple[int, bool | None, int, int]] = []
+        order: list[tuple[int, bool | None, int, int, int]] = []
 
-        def state(at: int, due: bool | None, count: int, sure: int) -> int:
-            key = (at, due, count if high is not None else 0, min(sure, low))
+        def state(at: int, due: bool | None, count: int, sure: int, used: int = 0) -> int:
+            key = (at, due, count if high is not None else 0, min(sure, low), used)
             if key not in numbers:
                 numbers[key] = len(numbers)
                 order.append(key)
@@ -791,10 +817,10 @@ class _Compiler:
 
         state(0, False, 0, 0)
         empty, final = False, set[int]()
-        for at, due, count, sure in order:
+        for at, due, count, sure, used in order:
             if len(order) > _MOST_COUNTED * 8:
                 raise wrong(shape.pointer, "counts too many properties; use a smaller maxProperties")
-            here = numbers[at, due, count, sure]
+            here = numbers[at, due, count, sure, used]
             room = high is None or count < high
             if due is None:  # the comma is written, if there is one
                 edges.append((here, fixed[at][0], state(at + 1, True, count + 1, sure + 1)))
@@ -807,10 +833,11 @@ class _Compiler:
                 if sure >= low and due:
                     final.add(here)
                 empty |= sure >= low and not due
-                if others != NOTHING and room:
-                    more = sure + 1 if at == len(fixed) else sure
-                    member = seq(self.layout.item, others) if due else others
-                    edges.append((here, member, state(len(fixed) + 1, True, count + 1, more)))
+                more = sure + 1 if each_once or at == len(fixed) else sure
+                for i, other in enumerate(others if room else ()):
+                    if not used >> i & 1:
+                        member = seq(self.layout.item, other) if due else other
+                        edges.append((here, member, state(len(fixed) + 1, True, count + 1, more, used | each_once << i)))
         full = self.bracketed("{}", Graph(tuple(edges), frozenset(final))) if final else NOTHING
         return one_of([self.bracketed("{}", EMPTY) if empty else NOTHING, full])
 
@@ -876,7 +903,7 @@ class _Compiler:
         shapes = self.shapes(places) if shape.arrays and not any(r.first for r in shape.arrays) else ()
         values: list[Any] = []
         for s in shapes:
-            given = s.values if s.values is not None else (True, False) if s.types == {"boolean"} else None
+            given = s.values if s.values is not None else _values(s)
             values += [v for v in given or () if self.admits(s, v) and not any(same(v, w) for w in values)]
             if given is None or len(values) > _MOST_UNIQUE:
                 raise _unique(shape)
@@ -951,8 +978,22 @@ def _decimals(value: int | float | Decimal) -> Node:
     return seq(sign, text(whole), optional(seq(text("."), zeros)))
 
 
+def _values(shape: Shape) -> tuple[Any, ...] | None:
+    """All values of a type that has few."""
+    if shape.types == {"boolean"}:
+        return (True, False)
+    low, high = shape.bounds.low, shape.bounds.high
+    if shape.types != {"integer"} or low is None or high is None or high - low > _MOST_UNIQUE:
+        return None
+    return tuple(n for n in range(math.ceil(low), math.floor(high) + 1) if shape.bounds.contains(Decimal(n)))
+
+
 def _unique(shape: Shape) -> ConstraintError:
-    return wrong(f"{shape.pointer}/uniqueItems", f"can only be enforced for items out of an enum of at most {_MOST_UNIQUE} values")
+    return wrong(
+        f"{shape.pointer}/uniqueItems",
+        f"can only be enforced for items of at most {_MOST_UNIQUE} values (an enum, or integers between bounds); "
+        f"leave it out (a list instead of a set) and remove what comes twice",
+    )
 
 
 def _within(lengths: tuple[int, int | None], limits: tuple[int, int | None]) -> bool:
