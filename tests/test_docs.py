@@ -16,6 +16,7 @@ from lmc import cli
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+GRAPH = re.compile(r"^graph @(\w+)\(.*\n((?:(?!```).*\n)*)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
@@ -50,7 +51,17 @@ def run_page(page, monkeypatch, tmp_path):
     for shared in ("examples", "docs"):  # what a page writes, it writes elsewhere
         (tmp_path / shared).symlink_to(ROOT / shared)
     monkeypatch.chdir(tmp_path)
-    exec(compile(source, str(code), "exec"), {"__name__": "page", "__file__": str(code)})
+    names = {"__name__": "page", "__file__": str(code)}
+    exec(compile(source, str(code), "exec"), names)
+    for name, shown in GRAPH.findall(page.read_text()):
+        planned, traced = (lmc.compile(names[name]).dump_ir(after=after) for after in (None, "trace"))
+        assert is_in(shown, planned) or is_in(shown, traced), f"{page.name}: the graph of {name} looks otherwise"
+
+
+def is_in(shown, graph):
+    """Whether the lines of a page are lines of a graph, in its order; `…` is anything."""
+    lines = iter(re.sub(r" loc\(.*\)", "", graph).replace("@page.", "@").splitlines())
+    return all(any(re.fullmatch(re.escape(line).replace("…", ".*"), there) for there in lines) for line in shown.splitlines() if line.strip() not in ("", "…"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
