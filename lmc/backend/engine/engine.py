@@ -531,13 +531,18 @@ class EngineCore:
 
 
 def _tell(req: Request) -> None:
-    """Tells the listener once, and lets go of it: a finished request must keep nothing alive. What a listener raises is its
-    own: others go on."""
+    """Tells the listener once, and lets go of it: a finished request must keep nothing alive. A listener that fails with an
+    answer is told of that failure instead, so that nobody waits for ever; others go on."""
     listener, req.on_done = req.on_done, _nothing
+    try:
+        return listener(req)
+    except Exception as error:
+        log.exception("the listener of request %d failed", req.order)
+        req.error = req.error or _as_backend_error(error)
     try:
         listener(req)
     except Exception:
-        log.exception("a listener failed while it was told that request %d is over", req.order)
+        log.exception("the listener of request %d failed again", req.order)
 
 
 def _nothing(_: Request) -> None: ...

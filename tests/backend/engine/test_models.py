@@ -209,7 +209,7 @@ def test_safetensors_of_each_family(saved, family):
     ids = torch.randint(0, 96, (70,), generator=torch.Generator().manual_seed(1)).tolist()
     expected = their_logits(theirs, ids)
     spread = float(expected.std())
-    for dtype, tolerance in (("float32", 1e-4), (None, 1e-2)):
+    for dtype, tolerance in (("float32", 1e-4), (None, 1e-2), ("float16", 3e-2), ("bfloat16", 0.25)):
         loaded = load(str(folder), dtype=dtype)
         torch.testing.assert_close(all_logits(loaded, ids), expected, atol=tolerance * spread, rtol=1e-3)
     assert loaded.config.eos_token_ids == (2,) and isinstance(loaded.model, LlamaModel)

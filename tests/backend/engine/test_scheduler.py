@@ -368,6 +368,39 @@ def test_who_listens_badly_harms_nobody():
     engine.check()
 
 
+def test_an_answer_that_cannot_be_told_is_an_error_and_never_a_hang(monkeypatch):
+    engine, core = stepped(512)
+    one, other = (engine.submit(None, [Text((text,)), gen(6), Text(("then",)), gen(2)]) for text in ("one ", "two "))
+    meta, broken = engine._asker.meta, one.last.parent.requests[0]
+
+    def fails(req):
+        if req is broken:
+            raise ValueError("no meta info")
+        return meta(req)
+
+    monkeypatch.setattr(engine._asker, "meta", fails)
+    drain(core)
+    for result in one.results:
+        with pytest.raises(BackendError, match="no meta info"):
+            result.output()
+    assert other.results[0].output().text == expected_text("two ", 6)
+    engine.check()
+
+
+def test_what_is_cached_may_be_dropped_at_any_moment():
+    """Between all passes, while answers wait for room, in two engines that know nothing of each other."""
+    engines = [stepped(90, max_batch=8) for _ in range(2)]
+    handles = [engines[i % 2][0].submit(None, [Text((f"p {i // 2} ",)), gen(30)]) for i in range(24)]
+    turned = [True]
+    while any(turned):
+        turned = [core.turn() for _, core in engines]
+        for engine, _ in engines:
+            engine.flush_cache()
+            engine.check()
+    for i, handle in enumerate(handles):
+        assert handle.results[0].output().text == expected_text(f"p {i // 2} ", 30)
+
+
 def test_namespaces_share_no_page():
     engine, core = stepped(2000, chunk=256)
     text = "the same text for everybody " * 3
