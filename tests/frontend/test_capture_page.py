@@ -240,7 +240,7 @@ async def gathers_what_asks(s, q):
     s += " ".join(await asyncio.gather(*[ask(f) for f in s.fork(2)]))
 
 
-@row("tasks that use a state and await tools, branch on answers or have effects; `create_task`, `TaskGroup` of those")
+@row("tasks that use a state and await tools, branch on answers or have effects; `create_task` and a `TaskGroup` of any that use one")
 async def gathers_states(s, q):
     s += q
     return await asyncio.gather(*[turn_later(f) for f in s.fork(2)])
