@@ -1,4 +1,4 @@
-"""What a journal costs: processor time with and without it, the time to take up a finished batch, and the size of its file.
+"""What a journal costs: processor and wall time with and without it, in turns, the time to take up a finished batch, and the size of its file.
 
     python benchmarks/bench_journal.py [--programs 1000] [--finished 10000]
 """
@@ -11,7 +11,8 @@ import platform
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -39,42 +40,64 @@ def essays(count: int) -> list[dict[str, str]]:
 
 
 def measured(run: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds of processor time of all threads, and of wall time, without the garbage collector, whose passes come by chance."""
+    """Seconds of processor time of all threads, and of wall time."""
     gc.collect()
-    gc.disable()
     cpu, wall = time.process_time(), time.perf_counter()
     kept = run()
     found = time.process_time() - cpu, time.perf_counter() - wall
-    gc.enable()
     del kept
     return found
 
 
-def cost(programs: int, rounds: int) -> tuple[float, float, int, int]:
-    """Median processor seconds without and with a journal, in turns; bytes of the file; answers in it."""
+@contextmanager
+def uncollected() -> Generator[None]:
+    """Without the garbage collector, whose passes come by chance."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def cost(programs: int, rounds: int) -> tuple[list[tuple[float, float]], list[tuple[float, float]], int, int]:
+    """Processor and wall seconds without and with a journal, in turns; bytes of the file; answers in it."""
     program, items = lmc.compile(judge), essays(programs)
     program.batch(items[:50], backend=lmc.Mock(), seed=1)
-    without: list[float] = []
-    with_journal: list[float] = []
+    without: list[tuple[float, float]] = []
+    with_journal: list[tuple[float, float]] = []
     size = asked = 0
     for _ in range(rounds):
-        backend = lmc.Mock()
-        without.append(measured(lambda b=backend: program.batch(items, backend=b, seed=1))[0])
-        asked = len(backend.call_log)
-        with tempfile.TemporaryDirectory() as directory:
-            with_journal.append(measured(lambda d=directory: program.batch(items, backend=lmc.Mock(), seed=1, journal=d))[0])
+        with uncollected(), tempfile.TemporaryDirectory() as directory:
+            backend = lmc.Mock()
+            without.append(measured(lambda b=backend: program.batch(items, backend=b, seed=1)))
+            asked = len(backend.call_log)
+            with_journal.append(measured(lambda d=directory: program.batch(items, backend=lmc.Mock(), seed=1, journal=d)))
             size = (Path(directory) / "journal").stat().st_size
-    return median(without), median(with_journal), size, asked
+    return without, with_journal, size, asked
 
 
-def finished(programs: int) -> tuple[float, float, int, int]:
-    """Processor and wall seconds that taking up a finished batch takes; bytes of its file; what was asked."""
+def compared(without: Sequence[float], with_journal: Sequence[float], programs: int) -> str:
+    """Medians and ranges in µs a program, and what was added, pair by pair."""
+    added = [(b / a - 1) * 100 for a, b in zip(without, with_journal, strict=True)]
+    return (f"{spread([x * 1e6 / programs for x in without], 0)} µs a program without, {spread([x * 1e6 / programs for x in with_journal], 0)} with: "
+            f"{spread(added, 1)} % more")  # fmt: skip
+
+
+def spread(found: Sequence[float], digits: int) -> str:
+    """The median, and the range."""
+    return f"{median(found):.{digits}f} [{min(found):.{digits}f}, {max(found):.{digits}f}]"
+
+
+def finished(programs: int) -> tuple[list[tuple[float, float]], int, int]:
+    """Processor and wall seconds that taking up a finished batch takes, without and with the garbage collector; bytes of its file; what was asked."""
     program, items = lmc.compile(judge), essays(programs)
     with tempfile.TemporaryDirectory() as directory:
         program.batch(items, backend=lmc.Mock(), seed=1, journal=directory)
         size, backend = (Path(directory) / "journal").stat().st_size, lmc.Mock()
-        cpu, wall = measured(lambda: program.batch(items, backend=backend, seed=1, journal=directory))
-    return cpu, wall, size, len(backend.call_log)
+        with uncollected():
+            first = measured(lambda: program.batch(items, backend=backend, seed=1, journal=directory))
+        again = measured(lambda: program.batch(items, backend=backend, seed=1, journal=directory))
+    return [first, again], size, len(backend.call_log)
 
 
 def commit() -> str:
@@ -86,15 +109,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--finished", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
     print(f"{date.today()} · {platform.processor() or platform.machine()} · Python {platform.python_version()} · {commit()}")
     without, with_journal, size, asked = cost(given.programs, given.rounds)
-    print(f"{given.programs} judges, {asked} requests, on the mock: {without:.3f} s of processor time without a journal, {with_journal:.3f} s with one "
-          f"(+{(with_journal / without - 1) * 100:.1f} %); {size / given.programs:.0f} bytes a program")  # fmt: skip
-    cpu, wall, size, asked = finished(given.finished)
-    print(f"a finished batch of {given.finished} taken up again: {cpu:.2f} s of processor time, {wall:.2f} s in all, {asked} requests; "
-          f"{size / 1e6:.1f} MB")  # fmt: skip
+    print(f"{given.programs} judges, {asked} requests, on the mock, {given.rounds} times each in turns; {size / given.programs:.0f} bytes a program")
+    for n, kind in enumerate(("processor time", "wall time")):
+        print(f"  {kind}: {compared([x[n] for x in without], [x[n] for x in with_journal], given.programs)}")
+    (first, again), size, asked = finished(given.finished)
+    print(f"a finished batch of {given.finished} taken up again: {first[0]:.2f} s of processor time ({first[1]:.2f} s in all) without the garbage "
+          f"collector, {again[0]:.2f} s ({again[1]:.2f} s) with it; {asked} requests; {size / 1e6:.1f} MB")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -188,19 +188,16 @@ class RunJournal:
         node: Prompt | None = before
         while node is not None and node.result is None:
             parts: Any = node.parts
-            if parts.__class__ is Fixed:
-                texts.append(parts.spelled)
-            elif parts:
-                shown = parts[0] if len(parts) == 1 and parts[0].__class__ is str else _shown(parts)
-                texts.append(shown.encode("utf-8", "surrogatepass"))
+            if parts:
+                texts.append(parts.spelled if parts.__class__ is Fixed else _shown(parts).encode("utf-8", "surrogatepass"))
             node = node.parent
         last = None if node is None else node.result
         digest = 0 if last is None else self._digests.get(last)
         if digest is None:  # an answer of some other run
             assert last is not None
             digest = crc32(last.output().text.encode("utf-8", "surrogatepass"))
-        for text in reversed(texts):
-            digest = crc32(text, digest)
+        texts.reverse()
+        digest = crc32(b"".join(texts), digest)
         asked = _chosen(ask.choices, ask.method) if isinstance(ask, Select) else _asked(ask.params, ask.constraint, ask.tools)
         return last, digest ^ asked ^ (ask.seed & 0xFFFFFFFF)
 
@@ -963,9 +960,9 @@ def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: S
 
 def _beginning(journal: Journal, given: Mapping[str, Any]) -> Record:
     """The record of a run's arguments, or of their digest if they are too large."""
-    data = {name: x if x.__class__ is str else _data_or_class(x) for name, x in given.items()}
-    if all(x.__class__ is str for x in data.values()) and sum(map(len, data.values())) < LARGEST // 8:  # JSON has 6 bytes for a character at most
-        return ["b", data, None]
+    if set(map(type, given.values())) <= {str} and sum(map(len, given.values())) < LARGEST // 8:  # JSON has 6 bytes for a character at most
+        return ["b", given, None]
+    data = {name: _data_or_class(x) for name, x in given.items()}
     record = ["b", data, None]
     if len(journal.encode(record)) <= LARGEST:
         return record
