@@ -141,6 +141,23 @@ def test_missing_packages_are_named(monkeypatch):
             make("m")
 
 
+def test_a_missing_key_and_a_wrong_address_are_said_at_once(monkeypatch):
+    for key in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
+        monkeypatch.delenv(key, raising=False)
+    with pytest.raises(lmc.ParameterError, match="no key; pass api_key=… or set ANTHROPIC_API_KEY"):
+        lmc.Anthropic("claude")
+    with pytest.raises(lmc.ParameterError, match="base_url='localhost:8000/v1' is not a URL: http://host:port/v1"):
+        lmc.OpenAI("m", api_key="k", base_url="localhost:8000/v1")
+
+    @lmc.function
+    def program(s):
+        s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=5))
+
+    for backend in (lmc.OpenAI("m", api_key="k", base_url="http://127.0.0.1:9/v1", retries=0), lmc.Anthropic("m", api_key="k", base_url="http://127.0.0.1:9", retries=0)):
+        with backend, pytest.raises(lmc.BackendError, match=r"failed after 1 attempt: http://127.0.0.1:9/v1/\w+"):
+            program.run(backend=backend).text()
+
+
 @pytest.mark.parametrize("chat", (True, False), ids=("chat", "text"))
 def test_lmc_serve_is_a_server_like_others(opened, chat):
     """A program on a backend, and on the same backend behind `lmc serve`."""

@@ -280,9 +280,11 @@ def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> An
         raise missing("anthropic", "anthropic", error) from None
     given = {"max_retries": 0, "timeout": timeout, **options}
     try:
-        anthropic.AsyncAnthropic(**given)
+        tried = anthropic.AsyncAnthropic(**given)
     except (anthropic.AnthropicError, TypeError) as error:
         raise ParameterError(f"Anthropic(…): {error}") from None
+    if "default_headers" not in options and not any(getattr(tried, key, None) for key in ("api_key", "auth_token", "credentials")):
+        raise ParameterError("Anthropic(…): no key; pass api_key=… or set ANTHROPIC_API_KEY")  # the SDK says so at the first request, without a place
     return lambda: anthropic.AsyncAnthropic(**given)
 
 

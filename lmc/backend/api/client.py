@@ -229,7 +229,7 @@ class Client:
             if not fault.transient:
                 raise fault
             if number >= self.patience.retries:
-                raise self.failed(fault, tally, f" after {number + 1} attempts")
+                raise self.failed(fault, tally, f" after {number + 1} attempt{'s' if number else ''}")
             log("backend", f"{self.name}: attempt {number + 1} failed ({fault.status or 'no answer'}: {fault.message}); trying again")
             await self._back_off(fault, number)
             number += 1

@@ -108,6 +108,8 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
         import openai
     except ImportError as error:
         raise missing("openai", "openai", error) from None
+    if base_url and not base_url.startswith(("http://", "https://")):
+        raise ParameterError(f"base_url={base_url!r} is not a URL: http://host:port/v1")
     kind = openai.AsyncAzureOpenAI if azure else openai.AsyncOpenAI
     given = {"max_retries": 0, "timeout": timeout, **options, **({"base_url": base_url} if base_url else {})}
     if base_url and urlsplit(base_url).hostname != "api.openai.com":

@@ -30,9 +30,10 @@ def broken(error: BaseException) -> Fault:
 
 
 def unanswered(error: Any) -> Fault:
-    """The fault that an SDK's error without an answer means, with the cause that it carries."""
-    cause = error.__cause__
-    return Fault(f"{error.message}" + (f" ({type(cause).__name__}: {cause})" if cause is not None else ""))
+    """The fault that an SDK's error without an answer means, with the address that was asked and the cause that it carries."""
+    cause, asked = error.__cause__, getattr(error, "request", None)
+    where = "" if asked is None else f" {asked.url}:"
+    return Fault(f"{where} {error.message}".strip() + (f" ({type(cause).__name__}: {cause})" if cause is not None else ""))
 
 
 def parsed(text: str | bytes) -> dict[str, Any]:
