@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dataclasses
+import enum
 import functools
 import inspect
 import itertools
@@ -52,6 +53,11 @@ def only_defines(decorator: Any) -> bool:
         return True
     return is_own(decorator) or is_language(decorator) or getattr(decorator, "__module__", None) in _DEFINING
 
+
+DEFINERS: frozenset[Any] = frozenset({
+    property, classmethod, staticmethod, functools.cached_property, functools.partialmethod, dataclasses.field, enum.auto,
+})  # fmt: skip
+"""What a class body calls for parts of its class: Python, or a decorator of the class, looks for what they give."""
 
 _DEFINING = frozenset({"builtins", "contextlib", "dataclasses", "abc", "typing", "enum"})
 

@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import functools
 import heapq
 import itertools
@@ -432,8 +430,8 @@ _HANDLERS: dict[Any, Callable[[TraceMode, _Args, _Kwargs], Any]] = {
     id: _id, type: _type, super: _super, print: _print, functools.reduce: _reduce, functools.wraps: _wraps,
     itertools.islice: _islice, itertools.chain: _lazily(itertools.chain), itertools.zip_longest: _lazily(itertools.zip_longest),
     itertools.pairwise: _lazily(itertools.pairwise), itertools.chain.from_iterable: _flattened, itertools.starmap: _starmap,
-    **{f: _definer(f) for f in (property, classmethod, staticmethod, functools.cached_property, functools.partialmethod, dataclasses.field, enum.auto)},
-    itertools.product: _at_once(itertools.product), **{f: _by_test(f) for f in (itertools.takewhile, itertools.dropwhile, itertools.filterfalse)},
+    **{f: _definer(f) for f in reach.DEFINERS}, itertools.product: _at_once(itertools.product),
+    **{f: _by_test(f) for f in (itertools.takewhile, itertools.dropwhile, itertools.filterfalse)},
 }  # fmt: skip
 _HEAPED = {getattr(heapq, name): _heaped(name) for name in ("heappush", "heappop", "heapify", "heapreplace", "heappushpop")}
 _RANKED = {heapq.nlargest: _ranked(True), heapq.nsmallest: _ranked(False)}

@@ -164,7 +164,7 @@ class CallMode(OutsideMode):
                 return self.fresh(handler(self.whole, args, kwargs))
             with self.auxiliary():
                 result = handler(self.whole, args, kwargs)
-                if type(result) is types.GeneratorType:
+                if type(result) is types.GeneratorType and id(result) not in self.local:
                     result = steps(self.whole, result)
                 return self.contained(result, BUILT) if fn in (list, dict, set, sorted) else self.fresh(result)
         if fn is functools.partial:

@@ -144,6 +144,16 @@ def steps_inside_of_other_calls_then_left(s, q):
     return found, rows, sorted(many)
 
 
+@case(ITEMS)
+def iterators_are_their_own_iterators(s, q):
+    s += q + gen("x", max_tokens=4)
+    steps, words = (w for w in s["x"].split()), iter(s["x"].split())
+    same = iter(steps) is steps, iter(words) is words, iter(map(len, words)) is words
+    first = next(iter(words), "none")
+    leave(q)
+    return same, first, list(words), list(steps)
+
+
 class Counts:
     """Counts like a number, and can be called: nobody may ask it while a program is traced."""
 
