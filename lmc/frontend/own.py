@@ -57,6 +57,7 @@ class Own:
     if TYPE_CHECKING:  # a hook
 
         def compare(self, op: str, a: Any, b: Any) -> Any: ...
+        def concrete(self, a: Any) -> Any: ...
         def is_instance(self, x: Any) -> bool: ...
 
     def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -269,6 +270,8 @@ class Own:
         if id(args[0]) not in self.instances:
             return NOT_OWN
         owner, *more = args
+        if fn in (getattr, setattr, hasattr) and more and self.is_instance(owner):
+            more[0] = self.concrete(more[0])
         if fn in (copy.copy, copy.deepcopy) and not more and not kwargs and self.is_instance(owner):
             return self.own_duplicate(owner, fn)
         if fn is dataclasses.replace and not more and hasattr(type(owner), "__dataclass_fields__"):

@@ -30,6 +30,8 @@ _Kwargs = dict[str, Any]
 
 def _isinstance(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     x, cls = args
+    if reach.holds_value(cls):
+        return t.host(t.constant(isinstance), [t.operand(x), t.operand(cls)], Known("bool"), "ordered")
     if not isinstance(x, Value):
         return native(isinstance, x, cls)
     if x.type != "any" and x.type != "bool":
@@ -222,7 +224,7 @@ def _enumerate(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
 
 
 def _zip(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
-    return zip(*[t.items(x, n) for n, x in enumerate(args)], **kwargs)
+    return zip(*[t.items(x, n) for n, x in enumerate(args)], **{name: t.concrete(x) for name, x in kwargs.items()})
 
 
 def _reversed(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
@@ -344,7 +346,7 @@ def _hasattr(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
         return native(hasattr, args[0], t.concrete(args[1]))
     if not t.is_plain(args[0]):
         return t.host(t.constant(hasattr), [t.operand(args[0]), t.operand(args[1])], Known("bool"), "ordered")
-    return native(hasattr, *args)
+    return native(hasattr, args[0], t.concrete(args[1]))
 
 
 def _type(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
@@ -390,7 +392,7 @@ def _lazily(fn: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
 
 def _at_once(fn: Any) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
     """An iterator that takes all of its items when it is made."""
-    return lambda t, args, kwargs: native(fn, *[list(t.items(x, n)) for n, x in enumerate(args)], **kwargs)
+    return lambda t, args, kwargs: native(fn, *[list(t.items(x, n)) for n, x in enumerate(args)], **{name: t.concrete(x) for name, x in kwargs.items()})
 
 
 def _islice(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:

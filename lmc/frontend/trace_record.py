@@ -146,6 +146,8 @@ class Recorder(CountingMode):
             return super().dispatch(name, args, kwargs)
         except Exception as error:
             fault = fault_of(error)
+            if fault is None and isinstance(error, TypeError) and any(type(text) is str and "'Value'" in text for text in error.args):
+                fault = f"hands a traced value to code that is not its own: {error}"  # what Python says of the run's own one, the interpreter finds out
             if fault is None:
                 if raising.content(error) is None:
                     raising.mark_constant(error)

@@ -180,6 +180,31 @@ def ranges_of_objects(s, q):
     return [*range(1, n)]
 
 
+def kinds(q: str) -> Any:
+    effect("kinds", q)
+    return (int, str) if len(q) > 1 else str
+
+
+@case(ITEMS)
+def names_and_options_that_answers_give(s, q):
+    class Own:
+        a, b = 1, 2
+
+        @property
+        def length(self):
+            effect("length")
+            return len(q)
+
+    s += q + gen("x", max_tokens=3)
+    kind, n, own = kinds(q), len(q), Own()
+    found = [isinstance(5, kind), isinstance(s["x"], kind), hasattr(own, q), hasattr(own, s["x"]), getattr(own, "length" if n > 1 else "a")]
+    try:
+        found.append(list(zip("ab", s["x"], strict=n > 0)))
+    except ValueError as error:
+        found.append(str(error))
+    return found, list(itertools.product("ab", repeat=min(n, 2))), list(zip("ab", "cd", strict=n > 1))
+
+
 # -- exceptions and instances of the program's own
 
 
