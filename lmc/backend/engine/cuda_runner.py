@@ -110,7 +110,7 @@ class CudaRunner(ModelRunner):
         tokens = None
         if requests:
             tokens = self._sampler.sample_ahead(logits, [index[row] for row, _ in work.samples], requests)
-            self._sampled[: len(requests)] = tokens
+            self._sampled[: len(requests)] = tokens.clamp_min(0)  # what is none is somebody's embedding, and nobody's answer
         landing = Landing(_to_host(tokens), _to_host(scores), tops, len(requests), begun, ended)
         ended.record()
         return landing

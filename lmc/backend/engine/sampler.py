@@ -66,6 +66,7 @@ class Sampler:
             own = own.masked_fill((best == -torch.inf)[:, None], 0.0)
         for at, picked in _drawn(own, requests, [i for i, best in enumerate(greedy) if not best], {}):
             tokens[to_device(at, own)] = picked
+        tokens = torch.where(best < torch.inf, tokens, BROKEN)
         return torch.where(best == -torch.inf, STUCK, tokens) if bound else tokens
 
     def _adjust(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:

@@ -327,3 +327,4 @@ def test_logits_that_are_no_numbers_are_told_and_the_rows_beside_them_go_on(samp
     values = logits({3: 1.0}, {3: 1.0, 4: value}, {4: value}, {5: 30.0})
     asked = request(), request(), request(temperature=1.0, top_p=0.9), request(temperature=1.0)
     assert pick(sampler, values, *asked) == [3, BROKEN, BROKEN, 5]
+    assert sampler.sample_ahead(values.clone(), [0, 1, 2, 3], asked).tolist() == [3, BROKEN, BROKEN, 5]
