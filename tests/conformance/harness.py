@@ -1,19 +1,27 @@
-"""One meaning, three executions: runs a program interpreted, compiled and as a batch on the mock, and compares all that can be seen."""
+"""One meaning, three executions: runs a program interpreted, compiled and as a batch on the mock, and compares all that can be seen.
+
+With LMC_TEST_JOURNAL=1 each run has a journal, too, and is taken up again from it; with LMC_TEST_JOURNAL=cuts, from behind its records as well.
+With LMC_TEST_SAVE=1 programs are saved and loaded.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import os
 import re
 import tempfile
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import lmc
+from lmc import codec, journal
 from lmc.backend.mock import Mock
 from lmc.jit import Program, Traced
 
@@ -162,6 +170,8 @@ def conform(
         if os.environ.get("LMC_TEST_JOURNAL"):
             for item, expected in zip(items, reference, strict=True):
                 resumes(program, item, expected, backend=backend, reset=reset, outside=outside, opts=opts, options=options)
+                if os.environ["LMC_TEST_JOURNAL"] == "cuts":
+                    resumes_from_anywhere(program, item, expected, backend=backend, reset=reset, outside=outside, options=options)
         if os.environ.get("LMC_TEST_SAVE"):
             reset()
             traces = fast.stats.traces
@@ -274,6 +284,58 @@ def resumes(
             except AssertionError as error:
                 with open(path) as file:
                     raise AssertionError(f"{error}\n{file.read()[:3000]}") from None
+
+
+CUTS = 12
+"""Behind how many records of a journal a run is taken up again; of a longer one, not behind each."""
+NOT_FROM_ANYWHERE = DONE_AGAIN.keys() | {"tracebacks"}  # a traceback names no lines of a tool that is not called
+
+
+def resumes_from_anywhere(
+    program: Any, item: dict[str, Any], expected: Seen, *, backend: Callable[[], Mock], reset: Callable[[], None], outside: Callable[[], Any],
+    options: dict[str, Any],
+) -> None:  # fmt: skip
+    """Asserts that a run that is taken up behind any record of its journal ends as one that was left alone, and calls nothing twice.
+
+    Not of programs that change what is outside, nor on mocks whose answers depend on how often they were asked.
+    """
+    reset()
+    before, hows = copy.deepcopy(outside()), [program.run, lmc.compile(program)]
+    answers = [cell.cell_contents for cell in getattr(backend, "__closure__", None) or ()]
+    if program.name in NOT_FROM_ANYWHERE or any(isinstance(a, list) for x in answers if isinstance(x, dict) for a in x.values()):
+        return
+    for n, how in enumerate(hows):
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory, "journal")
+            reset()
+            seen = run(how, item, outside, {**options, "backend": backend(), "journal": path})
+            if (seen.error is not None and seen.error[0] == "JournalError") or seen.outside != before or seen.arguments != item:
+                return
+            first, records = _records(path.read_bytes())
+            for k in range(0, len(records), max(1, len(records) // CUTS)):
+                path.write_bytes(b"".join([first, *map(_line, records[:k])]))
+                effects = [] if not k else journal.read(path).runs[0].effects.values()
+                doubt = any(e.outcome is None or (e.outcome[0] == "awaitable" and e.outcome[1] != "coroutine") for e in effects)
+                reset()
+                seen = run(hows[n ^ (k & 1)], item, outside, {**options, "backend": backend(), "journal": path})
+                gc.collect()  # what a run left behind ends here, and not in the next one
+                if doubt or (seen.error is not None and "which a journal cannot hold" in seen.error[1]):
+                    continue
+                assert not Counter(map(repr, seen.effects)) - Counter(map(repr, expected.effects)), f"{n}/{k}, {item}: called again: {seen.effects}"
+                seen.effects, seen.outside, seen.arguments = expected.effects, expected.outside, expected.arguments
+                assert seen == expected, f"{n}, taken up behind record {k} of {len(records)}, {item}: {differences(seen, expected)}"
+
+
+def _records(data: bytes) -> tuple[bytes, list[Any]]:
+    """The first line of a journal, and its records, each with its run."""
+    first, *lines = data.splitlines(keepends=True)
+    pieces = [codec.from_bytes(piece) for line in lines for piece in line.rstrip(b"\n").partition(b" ")[2].split(b"\t")]
+    return first, [[number, record] for number, *records in pieces for record in records]
+
+
+def _line(piece: Any) -> bytes:
+    payload = codec.to_bytes(piece)
+    return b"%08x %s\n" % (zlib.crc32(payload), payload)
 
 
 def _batch(
