@@ -7,6 +7,7 @@ A pass that fails leaves a file whose first line is the command that fails.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import json
@@ -155,9 +156,9 @@ def pipeline_for(
     """
     if target.kind not in _PIPELINES:
         raise ParameterError(f"there is no pipeline for {target.kind!r}; there are {', '.join(_PIPELINES)}")
-    passes = parse_pipeline(_PIPELINES[target.kind] if opt else _UNOPTIMIZED)
+    passes = _parsed(_PIPELINES[target.kind] if opt else _UNOPTIMIZED)
     if aggressive:
-        passes = (*parse_pipeline(_REWRITTEN), *(p for p in passes if p.name != "lower-chat"))
+        passes = (*_parsed(_REWRITTEN), *(p for p in passes if p.name != "lower-chat"))
     if skipped := settings().skip_passes:
         if unknown := sorted(skipped - registry().keys()):
             raise ParameterError(f"LMC_SKIP_PASSES: no pass {unknown[0]!r}; there are {', '.join(sorted(registry()))}")
@@ -173,6 +174,9 @@ def pipeline_for(
 def parse_pipeline(text: str) -> tuple[Pass, ...]:
     """Reads `canonicalize,plan-prefix{min_chars = 32}`; raises ParameterError that names what is unknown."""
     return tuple(_parse_pass(item) for item in _split(text))
+
+
+_parsed = functools.cache(parse_pipeline)  # passes are frozen
 
 
 def print_pipeline(passes: Sequence[Pass]) -> str:
