@@ -219,32 +219,37 @@ class OutsideMode(Recorder):
 _FUNCTIONS = types.FunctionType, staticmethod, classmethod, property
 
 
-def _alike(a: Any, b: Any) -> bool:
-    """Whether two classes, or members of theirs, are the same but for the trace that made them, and will stay so."""
+def _alike(a: Any, b: Any, known: type | None = None) -> bool:
+    """Whether two classes, or members of theirs, are the same but for the trace that made them, and will stay so. `known`: the second class."""
     if type(a) is type(b) is type and a is not b:
         named = a.__bases__ == b.__bases__ and vars(a).keys() == vars(b).keys()
-        return named and all(_alike(member, vars(b)[name]) for name, member in vars(a).items())
+        return named and all(_alike(member, vars(b)[name], b) for name, member in vars(a).items())
     if type(a) is not type(b):
         return False
     if isinstance(a, types.FunctionType):
-        cells = list(zip(a.__code__.co_freevars, a.__closure__ or (), b.__closure__ or (), strict=True)) if a.__code__ is b.__code__ else None
-        return cells is not None and not (a.__dict__ or b.__dict__) and _alike(a.__defaults__, b.__defaults__) and _alike(a.__kwdefaults__, b.__kwdefaults__) and all(
-            _same_cell(a.__code__, *one) for one in cells)  # fmt: skip
+        if a.__code__ is not b.__code__ or a.__dict__ or b.__dict__ or not (_alike(a.__defaults__, b.__defaults__) and _alike(a.__kwdefaults__, b.__kwdefaults__)):
+            return False
+        cells = zip(a.__code__.co_freevars, a.__closure__ or (), b.__closure__ or (), strict=True)
+        return all(_same_cell(a.__code__, *one, known) for one in cells)
     if isinstance(a, property):
-        return all(_alike(getattr(a, part), getattr(b, part)) for part in ("fget", "fset", "fdel", "__doc__"))
+        return all(_alike(getattr(a, part), getattr(b, part), known) for part in ("fget", "fset", "fdel", "__doc__"))
     if isinstance(a, staticmethod | classmethod):
-        return _alike(a.__func__, b.__func__)
+        return _alike(a.__func__, b.__func__, known)
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(_alike(x, b[name]) for name, x in a.items())
     return a is b or isinstance(a, types.GetSetDescriptorType) or (hostops.is_immutable(a) and exact(a) == exact(b))
 
 
-def _same_cell(code: types.CodeType, name: str, a: types.CellType, b: types.CellType) -> bool:
-    """Whether what two functions of one code close over is the same for good. `__class__` is the class that is looked at."""
+def _same_cell(code: types.CodeType, name: str, a: types.CellType, b: types.CellType, known: type | None) -> bool:
+    """Whether what two functions of one code close over is the same for good. The second one's class has its name already, the first one's will have it."""
     if a is b or name == "__class__":
         return True
-    one = cell_content(a)
-    return one is cell_content(b) and one is not EMPTY and (one is hooks or (stays(code, name) and (hostops.is_immutable(one) or isinstance(one, type))))
+    one, other = cell_content(a), cell_content(b)
+    if one is hooks or other is hooks:
+        return one is other
+    same = one is other and (hostops.is_immutable(one) or isinstance(one, type))
+    named = one is EMPTY and known is not None and other is known
+    return (same or named) and stays(code, name)
 
 
 def _binds(x: Any) -> bool:

@@ -217,6 +217,11 @@ def classes_of_exceptions_are_the_same_in_each_trace(s, q):
             super().__init__(why)
             self.hint = hint
 
+        def __eq__(self, other):
+            return isinstance(other, Refused) and self.args == other.args
+
+        __hash__ = Exception.__hash__
+
         def twice(self):
             return super().__str__() + f"{self.hint}{self.code}"
 
