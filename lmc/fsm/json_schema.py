@@ -13,24 +13,22 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from functools import cached_property, lru_cache
 from typing import Any
-from urllib.parse import unquote
 
 from lmc.errors import ConstraintError
-from lmc.fsm import json_formats
 from lmc.fsm.algebra import both, without
 from lmc.fsm.bounds import TooLarge, Work
 from lmc.fsm.completion import all_endings
 from lmc.fsm.dfa import build
 from lmc.fsm.grammar import MAX_NODES, Grammar
+from lmc.fsm.json_keywords import NOTES, OPTIONS, Keywords
+from lmc.fsm.json_layout import Layout
 from lmc.fsm.json_shapes import (
-    JSON_NUMBER,
     TYPES,
     All,
-    ArrayRule,
     ObjectRule,
     Place,
     Shape,
@@ -62,21 +60,6 @@ from lmc.fsm.json_text import (
 )
 from lmc.fsm.regex import ANY, EMPTY, NOTHING, Graph, Node, Ref, parse
 
-OPTIONS = "x-lmc"  # a keyword at the root: how instances are written
-_NOTES = frozenset(
-    "title description default examples example $schema $id $comment $defs definitions deprecated readOnly writeOnly "
-    "discriminator contentEncoding contentMediaType externalDocs xml".split()
-)
-_OF_TYPE: Mapping[str, str] = {
-    **dict.fromkeys("properties required additionalProperties patternProperties propertyNames minProperties "
-                    "maxProperties unevaluatedProperties dependentRequired dependentSchemas dependencies".split(), "object"),
-    **dict.fromkeys("items prefixItems additionalItems minItems maxItems uniqueItems unevaluatedItems contains "
-                    "minContains maxContains".split(), "array"),
-    **dict.fromkeys("minLength maxLength pattern format".split(), "string"),
-    **dict.fromkeys("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split(), "number"),
-}  # fmt: skip
-_OTHERS = frozenset("type enum const anyOf oneOf allOf not if then else $ref nullable".split())
-KEYWORDS = frozenset({*_NOTES, *_OF_TYPE, *_OTHERS, OPTIONS})
 _MOST_SHAPES = 256
 _FEW_SHAPES = 8  # of more it is worth while to see which are possible
 _MOST_LOOKS = 30_000  # at schemas: a second or two
@@ -100,7 +83,7 @@ def compile_schema(source: str) -> tuple[Grammar, int | None]:
         raise ConstraintError(f"json_schema is not JSON: {e.msg} at line {e.lineno}, column {e.colno}") from None
     if not isinstance(root, dict | bool):
         raise ConstraintError(f"json_schema must be a JSON object, not {type(root).__name__}")
-    compiler = _Compiler(root, _Layout.of(root))
+    compiler = _Compiler(root, Layout.of(root))
     try:
         return compiler.grammar(), compiler.layout.depth
     except RecursionError:
@@ -120,58 +103,21 @@ def _no_constant(name: str) -> None:
     raise ConstraintError(f"json_schema: {name} is not JSON")
 
 
-# -- how instances are written -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """What stands between values. `gap`: what may stand at every place where JSON allows white space."""
-
-    item: Node
-    key: Node
-    gap: Node
-    depth: int | None
-
-    @staticmethod
-    def of(root: Any) -> _Layout:
-        given = root.get(OPTIONS, {}) if isinstance(root, dict) else {}
-        at = f"/{OPTIONS}"
-        if not isinstance(given, dict) or set(given) - {"whitespace", "separators", "depth"}:
-            raise wrong(at, f"takes whitespace, separators and depth, not {json.dumps(given, default=str)}")
-        separators = given.get("separators", [", ", ": "])
-        if (
-            not isinstance(separators, list)
-            or len(separators) != 2
-            or not all(isinstance(s, str) and s.strip(" \n\t\r") == mark for s, mark in zip(separators, ",:"))
-        ):
-            raise wrong(f"{at}/separators", 'is like [", ", ": "]: the comma and the colon, with white space around them')
-        kind, depth = given.get("whitespace", "fixed"), given.get("depth")
-        if kind not in ("fixed", "flexible"):
-            raise wrong(f"{at}/whitespace", '"fixed" or "flexible"')
-        if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
-            raise wrong(f"{at}/depth", "takes a whole number from 1 up")
-        if kind == "fixed":
-            return _Layout(text(separators[0]), text(separators[1]), EMPTY, depth)
-        if "separators" in given:
-            raise wrong(f"{at}/separators", 'goes with "whitespace": "fixed"')
-        gap = parse(r"[ \n\t]*")
-        return _Layout(seq(gap, text(","), gap), seq(gap, text(":"), gap), gap, depth)
-
-
 def _says_nothing(place: Place) -> bool:
     schema = place.schema
-    return schema is True or (isinstance(schema, dict) and not set(schema) - _NOTES - ({OPTIONS} if not place.pointer else set()))
+    return schema is True or (isinstance(schema, dict) and not set(schema) - NOTES - ({OPTIONS} if not place.pointer else set()))
 
 
-class _Compiler:
+class _Compiler(Keywords):
     """Compiles one schema; `rules` are the schemas that lead back to themselves.
 
     wide   shapes have at least the values that JSON Schema says, to tell what is surely not of a schema; else at most those, and
            less where it would write what nobody means: other types than the keywords speak of, other properties
     """
 
-    def __init__(self, root: Any, layout: _Layout, wide: bool = False) -> None:
-        self.root, self.layout, self.wide = root, layout, wide
+    def __init__(self, root: Any, layout: Layout, wide: bool = False) -> None:
+        super().__init__(root, wide)
+        self.layout = layout
         self.rules: dict[str, Node] = {}
         self.made: dict[tuple[str, ...], Node] = {}
         self.open: dict[tuple[str, ...], bool] = {}  # being compiled; True: named from inside
@@ -306,7 +252,7 @@ class _Compiler:
         found: list[Shape] = []
         for keyword in schema:
             self.check_keyword(place, keyword)
-            if keyword in _NOTES:
+            if keyword in NOTES:
                 continue
             if keyword not in _NEGATED or (keyword == "contains" and {"minContains", "maxContains"} & set(schema)):
                 raise wrong(place.pointer, f"has the keyword {keyword!r}, of which the opposite cannot be enforced (in not, if, maxContains); leave it out")
@@ -373,180 +319,6 @@ class _Compiler:
 
     def not_ref(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
         return self.negated(self.target(place), refs)
-
-    # -- keywords --
-
-    def check_keyword(self, place: Place, keyword: str) -> None:
-        if keyword not in KEYWORDS or (keyword == OPTIONS and place.pointer):
-            raise wrong(place.pointer, f"has the keyword {keyword!r}, which cannot be enforced; leave it out and check the answer")
-
-    def list_of(self, place: Place, keyword: str) -> list[Any]:
-        found = place.schema.get(keyword, [])
-        if not isinstance(found, list) or (keyword in place.schema and not found):
-            raise wrong(f"{place.pointer}/{keyword}", "must be a list that is not empty")
-        return found
-
-    def target(self, place: Place) -> Place:
-        ref = place.schema["$ref"]
-        if not isinstance(ref, str) or (ref != "#" and not ref.startswith("#/")):
-            raise wrong(f"{place.pointer}/$ref", f"is {ref!r}; only references within the schema, like '#/$defs/x', can be followed")
-        found = Place(self.root, "")
-        for step in ref[2:].split("/") if ref != "#" else ():
-            step = unquote(step).replace("~1", "/").replace("~0", "~")
-            try:
-                found = found.at(int(step) if isinstance(found.schema, list) else step)
-            except (KeyError, IndexError, TypeError, ValueError):
-                raise wrong(f"{place.pointer}/$ref", f"is {ref!r}, which leads nowhere") from None
-        return found
-
-    def plain(self, place: Place) -> Shape | None:
-        """The keywords that combine nothing; None if they contradict each other."""
-        schema = place.schema
-        shape = Shape(place.pointer, types=self.types(place))
-        values = self.values(place)
-        if values is not None:
-            shape = replace(shape, values=values)
-        lows = [(self.bound(place, k), k != "minimum") for k in ("minimum", "exclusiveMinimum") if k in schema]
-        highs = [(self.bound(place, k), k != "maximum") for k in ("maximum", "exclusiveMaximum") if k in schema]
-        bounds = Bounds(step=self.bound(place, "multipleOf") if "multipleOf" in schema else None)
-        if bounds.step is not None and bounds.step <= 0:
-            raise wrong(f"{place.pointer}/multipleOf", "must be greater than 0")
-        for extra in [Bounds(low=x, open_low=o) for x, o in lows] + [Bounds(high=x, open_high=o) for x, o in highs]:
-            bounds = bounds.both(extra) or bounds
-        if not self.wide and (ends := json_formats.NUMBERS.get(schema.get("format", "") if isinstance(schema.get("format"), str) else "")):
-            bounds = bounds.both(Bounds(low=ends[0], high=ends[1])) or bounds
-        return replace(
-            shape,
-            bounds=bounds,
-            length=self.counts(place, "minLength", "maxLength"),
-            texts=self.texts(place),
-            objects=self.object_rules(place),
-            required=self.required(place),
-            names=(place.at("propertyNames"),) if "propertyNames" in schema else (),
-            size=self.counts(place, "minProperties", "maxProperties"),
-            arrays=self.array_rules(place),
-            items=self.counts(place, "minItems", "maxItems"),
-            unique=self.flag(place, "uniqueItems"),
-            contains=self.contained(place),
-        )
-
-    def contained(self, place: Place) -> tuple[tuple[Place, int, int | None], ...]:
-        least, most = self.counts(place, "minContains", "maxContains")
-        if "minContains" not in place.schema:
-            least = 1
-        if "contains" not in place.schema or self.wide or (least == 0 and most is None):
-            return ()
-        return ((place.at("contains"), least, most),)
-
-    def types(self, place: Place) -> frozenset[str]:
-        """Those that `type` says or, without it, those that the other keywords speak of."""
-        given = place.schema.get("type")
-        if given is None:
-            spoken = {_OF_TYPE[k] for k in place.schema if k in _OF_TYPE}
-            given = [*spoken, "integer"] if "number" in spoken else list(spoken)
-            return frozenset(TYPES if self.wide else given or TYPES)
-        names = given if isinstance(given, list) else [given]
-        for name in names:
-            if not isinstance(name, str) or name not in TYPES:
-                raise wrong(f"{place.pointer}/type", f"is {name!r}; there are {', '.join(TYPES)}")
-        return frozenset([*names, "integer"] if "number" in names else names)
-
-    def values(self, place: Place) -> tuple[Any, ...] | None:
-        schema = place.schema
-        found = tuple(self.list_of(place, "enum")) if "enum" in schema else None
-        if "const" in schema:
-            const = schema["const"]
-            found = (const,) if found is None or any(same(const, v) for v in found) else ()
-        return found
-
-    def bound(self, place: Place, keyword: str) -> Decimal:
-        found = place.schema[keyword]
-        if isinstance(found, bool) or not isinstance(found, JSON_NUMBER):
-            raise wrong(f"{place.pointer}/{keyword}", f"must be a number, not {json.dumps(found, default=str)}")
-        if abs(Decimal(found).adjusted()) > 30:
-            raise wrong(f"{place.pointer}/{keyword}", f"is {found}: bounds have at most 30 digits")
-        return Decimal(found)
-
-    def counts(self, place: Place, low: str, high: str) -> tuple[int, int | None]:
-        for keyword in (low, high):
-            found = place.schema.get(keyword, 0)
-            if isinstance(found, bool) or not isinstance(found, JSON_NUMBER) or found < 0 or found != int(found):
-                raise wrong(f"{place.pointer}/{keyword}", f"must be a whole number, not {json.dumps(found, default=str)}")
-        most = place.schema.get(high)
-        return int(place.schema.get(low, 0)), None if most is None else int(most)
-
-    def flag(self, place: Place, keyword: str) -> bool:
-        found = place.schema.get(keyword, False)
-        if not isinstance(found, bool):
-            raise wrong(f"{place.pointer}/{keyword}", "must be true or false")
-        return found
-
-    def texts(self, place: Place) -> tuple[Node, ...]:
-        found: list[Node] = []
-        if "pattern" in place.schema:
-            found.append(self.pattern(place.schema["pattern"], f"{place.pointer}/pattern"))
-        if "format" in place.schema and not self.wide:  # ours are plain parts of the formats
-            name = place.schema["format"]
-            if name in json_formats.ANY_STRING or (name in json_formats.NUMBERS and not {"integer", "number"}.isdisjoint(self.types(place))):
-                return tuple(found)
-            if name not in json_formats.FORMATS:
-                raise wrong(f"{place.pointer}/format", f"is {name!r}, which cannot be enforced; there are {', '.join((*json_formats.FORMATS, *json_formats.ANY_STRING))} and, of numbers, {', '.join(json_formats.NUMBERS)}")
-            longest = place.schema.get("maxLength")
-            found.append(json_formats.language(name, longest if isinstance(longest, int) else None))
-        return tuple(found)
-
-    def pattern(self, pattern: Any, pointer: str) -> Node:
-        if not isinstance(pattern, str):
-            raise wrong(pointer, "must be a regular expression")
-        try:
-            return parse(pattern, search=True)
-        except ConstraintError as error:
-            raise wrong(pointer, f"cannot be enforced: {error.message}") from None
-
-    def object_rules(self, place: Place) -> tuple[ObjectRule, ...]:
-        schema = place.schema
-        if schema.get("unevaluatedProperties", False) is not False:
-            raise wrong(f"{place.pointer}/unevaluatedProperties", "cannot be enforced unless it is false")
-        if not {"properties", "patternProperties", "additionalProperties"} & set(schema):
-            return ()
-        for keyword in ("properties", "patternProperties"):
-            if not isinstance(schema.get(keyword, {}), dict):
-                raise wrong(f"{place.pointer}/{keyword}", "must be an object")
-        properties = {name: place.at("properties", name) for name in schema.get("properties", {})}
-        patterns = tuple(
-            (self.pattern(p, f"{place.pointer}/patternProperties/{p}"), place.at("patternProperties", p))
-            for p in schema.get("patternProperties", {})
-        )
-        others = place.at("additionalProperties") if "additionalProperties" in schema else None
-        return (ObjectRule(properties, patterns, others),)
-
-    def required(self, place: Place) -> tuple[str, ...]:
-        return self.names_of(place.at("required")) if "required" in place.schema else ()
-
-    def names_of(self, place: Place) -> tuple[str, ...]:
-        found = place.schema
-        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-            raise wrong(place.pointer, "must be a list of names")
-        return tuple(found)
-
-    def array_rules(self, place: Place) -> tuple[ArrayRule, ...]:
-        schema = place.schema
-        if schema.get("unevaluatedItems", False) is not False:
-            raise wrong(f"{place.pointer}/unevaluatedItems", "cannot be enforced unless it is false")
-        if not {"items", "prefixItems", "additionalItems"} & set(schema):
-            return ()
-        old = isinstance(schema.get("items"), list)  # as before 2020-12
-        first, rest = ("items", "additionalItems") if old else ("prefixItems", "items")
-        if "additionalItems" in schema and not old:
-            raise wrong(f"{place.pointer}/additionalItems", "has a meaning beside a list of items only")
-        if old and "prefixItems" in schema:
-            raise wrong(f"{place.pointer}/prefixItems", "and a list of items exclude each other")
-        count = len(self.list_of(place, first)) if first in schema else 0
-        return (
-            ArrayRule(
-                tuple(place.at(first, i) for i in range(count)), place.at(rest) if rest in schema else None
-            ),
-        )
 
     # -- oneOf --
 
@@ -657,7 +429,7 @@ class _Compiler:
     def followed(self, place: Place) -> Place:
         """Behind references that stand alone."""
         seen: set[str] = set()
-        while isinstance(place.schema, dict) and "$ref" in place.schema and not set(place.schema) - {"$ref"} - _NOTES:
+        while isinstance(place.schema, dict) and "$ref" in place.schema and not set(place.schema) - {"$ref"} - NOTES:
             if place.pointer in seen:
                 raise wrong(place.pointer, "refers to itself with nothing between")
             seen.add(place.pointer)
@@ -667,7 +439,7 @@ class _Compiler:
     def of_shape(self, shape: Shape) -> Node:
         if shape.values is not None:
             rest = replace(shape, values=None)  # they are among themselves
-            return one_of([self.value(v) for v in shape.values if self.admits(rest, v)])
+            return one_of([self.layout.value(v) for v in shape.values if self.admits(rest, v)])
         kinds = [k for k in TYPES if k in shape.types and not (k == "integer" and "number" in shape.types)]
         for v in shape.excluded:
             if (kind := type_of(v)) in shape.types and kind in ("array", "object"):
@@ -676,26 +448,6 @@ class _Compiler:
             return one_of([_OF_TYPES[kind](self, shape) for kind in kinds])
         except TooLarge:
             raise wrong(shape.pointer, "needs too large an automaton; use smaller lengths and simpler patterns") from None
-
-    def value(self, value: Any) -> Node:
-        """The one text of a value."""
-        if isinstance(value, str):
-            return string(value)
-        if isinstance(value, list):
-            return self.bracketed("[]", self.listed([self.value(v) for v in value]))
-        if isinstance(value, dict):
-            return self.bracketed("{}", self.listed([self.member(string(k), self.value(v)) for k, v in value.items()]))
-        return text(str(value) if isinstance(value, Decimal) else json.dumps(value))
-
-    def listed(self, parts: Sequence[Node]) -> Node:
-        return seq(*(p if i == 0 else seq(self.layout.item, p) for i, p in enumerate(parts)))
-
-    def bracketed(self, marks: str, inner: Node) -> Node:
-        gap = self.layout.gap
-        return seq(text(marks[0]), gap, text(marks[1])) if inner == EMPTY else seq(text(marks[0]), gap, inner, gap, text(marks[1]))
-
-    def member(self, key: Node, value: Node) -> Node:
-        return seq(key, self.layout.key, value)
 
     def number(self, shape: Shape) -> Node:
         excluded = [v for v in shape.excluded if type_of(v) in ("integer", "number")]
@@ -710,7 +462,7 @@ class _Compiler:
         return without(language, one_of(texts), self.work) if texts and language != NOTHING else language
 
     def one_among(self, shape: Shape, values: Sequence[Any]) -> Node:
-        return one_of([self.value(v) for v in values if not any(same(v, w) for w in shape.excluded)])
+        return one_of([self.layout.value(v) for v in values if not any(same(v, w) for w in shape.excluded)])
 
     def string(self, shape: Shape) -> Node:
         if not shape.texts and shape.length == (0, None) and not any(isinstance(v, str) for v in shape.excluded):
@@ -733,15 +485,15 @@ class _Compiler:
         values |= dict.fromkeys(shape.absent & values.keys(), NOTHING)
         if any(values[n] == NOTHING for n in shape.required):
             return NOTHING
-        fixed = [(self.member(string(n), v), n in shape.required) for n, v in values.items() if v != NOTHING]
+        fixed = [(self.layout.member(string(n), v), n in shape.required) for n, v in values.items() if v != NOTHING]
         others = self.others(shape, [*names, *sorted(shape.absent)])
         if not _possible(shape.size):
             return NOTHING
         known = self.known_keys([keys for keys, _ in others])
         if known is None:
             spelled = [(free_string() if keys == ANY_TEXT else string_of(keys), value) for keys, value in others]
-            return self.members(fixed, [one_of([self.member(key, value) for key, value in spelled])] if others else [], shape)
-        return self.members(fixed, [self.member(string(k), v) for keys, (_, v) in zip(known, others) for k in keys], shape, each_once=True)
+            return self.members(fixed, [one_of([self.layout.member(key, value) for key, value in spelled])] if others else [], shape)
+        return self.members(fixed, [self.layout.member(string(k), v) for keys, (_, v) in zip(known, others) for k in keys], shape, each_once=True)
 
     def known_keys(self, languages: Sequence[Node]) -> Sequence[Sequence[str]] | None:
         """The texts of each language, where they are few in all."""
@@ -838,8 +590,8 @@ class _Compiler:
                     if not used >> i & 1:
                         member = seq(self.layout.item, other) if due else other
                         edges.append((here, member, state(len(fixed) + 1, True, count + 1, more, used | each_once << i)))
-        full = self.bracketed("{}", Graph(tuple(edges), frozenset(final))) if final else NOTHING
-        return one_of([self.bracketed("{}", EMPTY) if empty else NOTHING, full])
+        full = self.layout.bracketed("{}", Graph(tuple(edges), frozenset(final))) if final else NOTHING
+        return one_of([self.layout.bracketed("{}", EMPTY) if empty else NOTHING, full])
 
     def array(self, shape: Shape) -> Node:
         low, high = shape.items
@@ -861,8 +613,8 @@ class _Compiler:
             more = one_of([EMPTY, go_on]) if i >= low else go_on
         inner = NOTHING if high == 0 else seq(first[0] if first else rest, more)
         return one_of([
-            self.bracketed("[]", EMPTY) if low == 0 else NOTHING,
-            self.bracketed("[]", inner) if inner != NOTHING else NOTHING,
+            self.layout.bracketed("[]", EMPTY) if low == 0 else NOTHING,
+            self.layout.bracketed("[]", inner) if inner != NOTHING else NOTHING,
         ])  # fmt: skip
 
     def counted_items(self, shape: Shape) -> Node:
@@ -894,8 +646,8 @@ class _Compiler:
                 raise wrong(shape.pointer, "counts too many items; use a smaller maxItems, minContains or maxContains")
         enough = {state for state in order if all(n >= least for n, (_, least, _) in zip(state[1], shape.contains))}
         final = frozenset(numbers[state] for state in enough if state[0] >= max(low, 1))
-        empty = self.bracketed("[]", EMPTY) if low == 0 and start in enough else NOTHING
-        return one_of([empty, self.bracketed("[]", Graph(tuple(edges), final)) if final else NOTHING])
+        empty = self.layout.bracketed("[]", EMPTY) if low == 0 and start in enough else NOTHING
+        return one_of([empty, self.layout.bracketed("[]", Graph(tuple(edges), final)) if final else NOTHING])
 
     def unique_items(self, shape: Shape) -> Node:
         """Items of a few values, none twice: one state for each set of values."""
@@ -913,15 +665,15 @@ class _Compiler:
         most = len(values) if high is None else min(high, len(values))
         if low > most:
             return NOTHING
-        texts = [self.value(v) for v in values]
+        texts = [self.layout.value(v) for v in values]
         edges: list[tuple[int, Node, int]] = []
         for used in range(1 << len(values)):
             for i, item in enumerate(texts):
                 if not used >> i & 1 and used.bit_count() < most:
                     edges.append((used, seq(self.layout.item, item) if used else item, used | 1 << i))
         final = frozenset(used for used in range(1, 1 << len(values)) if low <= used.bit_count() <= most)
-        full = self.bracketed("[]", Graph(tuple(edges), final)) if final else NOTHING
-        return one_of([self.bracketed("[]", EMPTY) if low == 0 else NOTHING, full])
+        full = self.layout.bracketed("[]", Graph(tuple(edges), final)) if final else NOTHING
+        return one_of([self.layout.bracketed("[]", EMPTY) if low == 0 else NOTHING, full])
 
 
 _OF_TYPES: Mapping[str, Callable[[_Compiler, Shape], Node]] = {

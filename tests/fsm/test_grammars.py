@@ -219,7 +219,7 @@ def test_keys_of_schemas_are_forced_as_far_as_they_are_certain():
 def test_a_quote_that_may_open_a_longer_token_is_not_forced():
     schema = {"type": "object", "additionalProperties": {"type": "null"}, "propertyNames": {"enum": ["order"]}, "minProperties": 1}
     dfa = automaton_of("json_schema", json.dumps(schema))
-    assert forced(dfa) == [b'{"', b"order", b'": ', *(bytes([c]) for c in b"null")]
+    assert forced(dfa) == [b'{"', b"order", b'": ', *(bytes([c]) for c in b"null}")]  # each of few keys once
     name = automaton_of("json_schema", '{"type": "array", "items": {"enum": ["x"]}, "minItems": 1, "maxItems": 2}')
     state = name.step(0, b'["x')
     assert forced(name, state) == [b'"']

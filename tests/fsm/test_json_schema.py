@@ -18,7 +18,8 @@ from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.dfa import build
 from lmc.fsm.forced import _Endings
 from lmc.fsm.json_formats import FORMATS
-from lmc.fsm.json_schema import KEYWORDS, compile_schema
+from lmc.fsm.json_keywords import KEYWORDS
+from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.json_text import NOTHING, Bounds, integer, number
 from lmc.fsm.sources import automaton_of, ebnf_of
 from tests.fsm.schemas import RECURSIVE, REFUSED, SCHEMAS
