@@ -315,6 +315,8 @@ class Program:
                 f"{self.function.described} was compiled with outputs={list(self.outputs)}, so it has no text to stream; compile it without",
                 loc=caller_loc(),
             )
+        if options.journal is not None:
+            raise ParameterError("journal= of a stream: a stream is not journaled; leave journal= out, or call the program", loc=caller_loc())
         own = self.function._state(options)
         state, _ = watch(own)
         stream = _Stream(self, Root(own, bound, 0, False, weakref.ref(state)))

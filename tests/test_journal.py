@@ -788,6 +788,8 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "batch" / "journal")
     with pytest.raises(ParameterError, match="stream"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "j", stream=True)
+    with pytest.raises(ParameterError, match="a stream is not journaled"):
+        lmc.compile(small).stream("q", backend=lmc.Mock(), journal=tmp_path / "j")
     with pytest.raises(lmc.ArgumentError, match="the path of a file"):
         small.run("q", backend=lmc.Mock(), journal=7)
     source = {"lmc": lmc}
