@@ -355,7 +355,7 @@ def replay(
     backend: Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help="Who is asked anew: " + _BACKENDS)] = "mock",
     effects: Annotated[bool, typer.Option("--run-effects", help="Make the calls behind --from; else the journal answers them.")] = False,
 ) -> None:
-    """Shows a journaled run step by step: source line, prompt, answer, tokens, effects. Never changes the journal.
+    """Shows a journaled run step by step: source line, prompt, answer, tokens, decisions, effects. Never changes the journal.
 
     \b
     Examples:
@@ -555,7 +555,7 @@ def _write(text: str, output: Path | None) -> None:
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}; choose another --output") from None
+        raise UsageError(f"cannot write {output}: {error.strerror}; choose another file") from None
 
 
 # -- lmc serve -----------------------------------------------------------------------------------------------------

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import linecache
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,10 +24,24 @@ from lmc import codec, journal
 from lmc.backend.base import Backend, Output, Result
 from lmc.errors import JournalError, Loc
 from lmc.frontend import durable
+from lmc.frontend.hooks import program_frame
 from lmc.frontend.interpreter import Function, LiveEmitter, Run
 from lmc.frontend.state import State
 from lmc.journal import Contents, Effect, Journal
 from lmc.prompt import Excerpt, Gen, Given, Prompt, SamplingParams, Select, plain
+
+
+@dataclass
+class Decision:
+    """Which way a run went at a test: of `if`, `while`, `assert`, a `case`, a comprehension. Several in a row that are alike are one.
+
+    line  where the program has it;  test  as it is there;  answer  how it turned out;  times  how often
+    """
+
+    line: str
+    test: str
+    answer: bool
+    times: int = 1
 
 
 @dataclass
@@ -37,6 +53,7 @@ class Step:
     prompt   what the prompt has before it since the last answer; of an effect its arguments
     result   the answer, or what the call gave or raised;  tokens  of prompt and answer
     source   "journal", "changed" or "now"
+    decided  which way the program went from there to the next step
     """
 
     number: int
@@ -47,6 +64,7 @@ class Step:
     result: str
     tokens: tuple[int, int] | None = None
     source: str = "journal"
+    decided: list[Decision] = field(default_factory=list[Decision])
 
 
 @dataclass
@@ -56,6 +74,7 @@ class Story:
     given    its arguments, for people
     whole    False where the program does something else than its journal, or a change cannot be made
     written  who writes the prompts that are shown, if that is not the journal's backend: another chat template, other prompts
+    decided  which way the program went before the first step
     """
 
     program: str
@@ -66,6 +85,7 @@ class Story:
     given: str = ""
     whole: bool = True
     written: str = ""
+    decided: list[Decision] = field(default_factory=list[Decision])
 
     @property
     def title(self) -> str:
@@ -205,9 +225,18 @@ class View(durable.RunJournal):
         self.elsewhere = elsewhere  # on a backend that is not the journal's
         self.over = False  # the journal goes no further
         self.steps: list[Step] = []
+        self.decided_first: list[Decision] = []
         self.answers: list[tuple[Step, Result]] = []
         if change is not None:
             self._left = {}
+
+    def decided(self, answer: bool) -> None:
+        line, test = _test()
+        into = self.steps[-1].decided if self.steps else self.decided_first
+        if into and (into[-1].line, into[-1].test, into[-1].answer) == (line, test, answer):
+            into[-1].times += 1
+        else:
+            into.append(Decision(line, test, answer))
 
     def _is_now(self) -> bool:
         return self.change is not None and (len(self.steps) > self.change.at or (len(self.steps) == self.change.at and self.change.answer is None))
@@ -296,6 +325,20 @@ def _line(loc: Loc | None) -> str:
     return "" if loc is None else str(loc)
 
 
+def _test() -> tuple[str, str]:
+    """File and line of the test that the program has come to, and its source in one line."""
+    frame = program_frame()
+    file, at = frame.f_code.co_filename, frame.f_lineno
+    first, last, begin, end = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None, None, None, None))
+    if first is None or last is None or begin is None or end is None:
+        return f"{file}:{at}", linecache.getline(file, at).strip()
+    lines = [linecache.getline(file, n).encode() for n in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]  # columns count bytes
+    case = "case " if lines[0].lstrip().startswith(b"case ") else ""
+    lines[0] = lines[0][begin:]
+    return f"{file}:{first}", case + " ".join(line.decode().strip() for line in lines)
+
+
 def _since(before: Prompt) -> str:
     """What a prompt has behind its last answer."""
     parts: list[str] = []
@@ -341,7 +384,7 @@ def _replayed(contents: Contents, path: Path, program: Function, backend: Backen
             output = result.output()
             step.result, step.tokens = "\n".join(output.texts), (output.usage.prompt_tokens, output.usage.completion_tokens)
     on = recorded if change is None or recorded == ours else f"{recorded}, from step {change.at} on {ours}"
-    return Story(program.name, on, item, view.steps, end, _given(known.arguments), view.broken is None or view.over, ours if view.elsewhere else "")
+    return Story(program.name, on, item, view.steps, end, _given(known.arguments), view.broken is None or view.over, ours if view.elsewhere else "", view.decided_first)
 
 
 # -- for people and programs -----------------------------------------------------------------------------------------
@@ -354,7 +397,7 @@ def to_json(stories: Sequence[Story]) -> str:
 def to_text(stories: Sequence[Story]) -> str:
     lines: list[str] = []
     for story in stories:
-        lines += [story.title, f"      {story.totals}"]
+        lines += [story.title, f"      {story.totals}", *_ways(story.decided)]
         for step in story.steps:
             tokens = "" if step.tokens is None else f"  [{step.tokens[0]}+{step.tokens[1]} tokens]"
             source = "" if step.source == "journal" else f"  ({step.source})"
@@ -363,7 +406,12 @@ def to_text(stories: Sequence[Story]) -> str:
             if step.kind != "effect" and step.prompt:
                 lines += [f"        | {line}" for line in step.prompt.splitlines()]
             lines += [f"        > {line}" for line in (step.result.splitlines() or [""])]
+            lines += _ways(step.decided)
     return "\n".join(lines)
+
+
+def _ways(decided: Sequence[Decision]) -> list[str]:
+    return [f"        ? {d.test}: {d.answer}{f', {d.times} times' if d.times > 1 else ''}  ({_near(d.line)})" for d in decided]
 
 
 def _near(line: str) -> str:
@@ -386,17 +434,21 @@ def to_html(stories: Sequence[Story], title: str) -> str:
         rows = "".join(
             f"<tr class={step.kind}><td class=n>{step.number}<td>{escape(_near(step.line))}<td>{escape(step.kind)}<td>{escape(step.name)}"
             f"<td><pre>{escape(step.prompt)}</pre><td><pre>{escape(step.result)}</pre>"
-            f"<td class=n>{'' if step.tokens is None else f'{step.tokens[0]}+{step.tokens[1]}'}<td>{escape(step.source)}"
+            f"<td>{_listed_ways(step.decided)}<td class=n>{'' if step.tokens is None else f'{step.tokens[0]}+{step.tokens[1]}'}<td>{escape(step.source)}"
             for step in story.steps
         )
         parts.append(
-            f"<details{' open' if len(stories) == 1 else ''}><summary>{escape(story.title)}</summary><p>{escape(story.totals)}</p><table>"
-            f"<tr><th>step<th>line<th>kind<th>name<th>prompt, or arguments<th>answer, or result<th>tokens"
+            f"<details{' open' if len(stories) == 1 else ''}><summary>{escape(story.title)}</summary><p>{escape(story.totals)}</p>{_listed_ways(story.decided)}<table>"
+            f"<tr><th>step<th>line<th>kind<th>name<th>prompt, or arguments<th>answer, or result<th>decided then<th>tokens"
             f"<th>from{rows}</table></details>")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         f"style-src 'unsafe-inline'; img-src data:\"><title>{escape(title)}</title><link rel=\"icon\" href=\"data:,\"><style>{_STYLE}</style></head>"
         f"<body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>\n")
+
+
+def _listed_ways(decided: Sequence[Decision]) -> str:
+    return f"<pre>{escape(chr(10).join(way.strip() for way in _ways(decided)))}</pre>" if decided else ""
 
 
 _STYLE = """:root{color-scheme:light dark}body{margin:0;padding:1.2rem 1.5rem;background:light-dark(#fff,#16181c);color:light-dark(#1b1b1b,#e4e4e4);

@@ -78,6 +78,38 @@ def test_steps_by_the_program(path: Path) -> None:
     assert "search('<b>')" in steps.to_text([story])
 
 
+@lmc.function
+def decides(s: Any, n: int) -> Any:
+    if n > 1 and n < 9:
+        s += "ä"
+    while (
+        not s.text().endswith("yes")
+    ):
+        s += "?" + lmc.select("a", ["no", "yes"])
+        match s["a"]:
+            case "no":
+                s += " é?" if [x for x in range(3) if x] else ""
+    return s["a"] or "nothing"
+
+
+def test_decisions(tmp_path: Path) -> None:
+    def script(prompt: str, ask: Any) -> str:
+        return "yes" if "é" in prompt else "no"
+
+    for n, run in enumerate((decides.run, lmc.compile(decides))):
+        run(2, backend=lmc.Mock(script), seed=1, journal=tmp_path / f"j{n}")
+        (story,) = steps.replayed(tmp_path / f"j{n}", decides, lmc.Mock())
+        line, test = decides.func.__code__.co_firstlineno, 'not s.text().endswith("yes")'
+        assert [(d.line, d.test, d.answer) for d in story.decided] == [(f"{__file__}:{line + 2}", "n > 1 and n < 9", True), (f"{__file__}:{line + 5}", test, True)]
+        assert [[(d.test, d.answer, d.times) for d in s.decided] for s in story.steps] == [
+            [('case "no"', True, 1), ("x", False, 1), ("x", True, 2), ("[x for x in range(3) if x]", True, 1), (test, True, 1)],
+            [('case "no"', False, 1), (test, False, 1)]]
+        assert "        ? x: True, 2 times  (" in steps.to_text([story]) and "n &gt; 1 and n &lt; 9: True" in steps.to_html([story], "")
+        assert json.loads(steps.to_json([story]))["steps"][1]["decided"][0]["test"] == 'case "no"'
+    (story,) = steps.replayed(tmp_path / "j0", decides, lmc.Mock(), change=WhatIf(0, "yes"))
+    assert [(d.test, d.answer) for d in story.steps[0].decided] == [('case "no"', False), (test, False)]
+
+
 def test_what_if(path: Path) -> None:
     (story,) = steps.replayed(path, agent, lmc.Mock(), change=WhatIf(3, " finish"))
     assert [s.source for s in story.steps] == ["journal", "journal", "journal", "changed"] and story.end == "returned ' finish'"

@@ -201,6 +201,9 @@ class RunJournal:
         asked = _chosen(ask.choices, ask.method) if isinstance(ask, Select) else _asked(ask.params, ask.constraint, ask.tools)
         return last, digest ^ asked ^ (ask.seed & 0xFFFFFFFF)
 
+    def decided(self, answer: bool) -> None:
+        """The program, which calls this, goes one way at a test. Not in the journal: it is computed again."""
+
     # -- what is called
 
     def call(self, stream: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any],

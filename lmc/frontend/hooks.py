@@ -161,7 +161,12 @@ class Mode:
         return not a
 
     def truth(self, a: Any) -> bool:
+        """Which way a test goes."""
         return bool(a)
+
+    def side(self, a: Any) -> bool:
+        """As `truth`, of one side of an `and` or `or`."""
+        return self.truth(a)
 
     def concrete(self, a: Any) -> Any:
         return a
@@ -560,6 +565,8 @@ class ReplayMode(CountingMode):
             if (handled := sys.exc_info()[1]) is not None:
                 raising.without_hooks(handled)  # the program may print its traceback
             result, built = super().dispatch(name, args, kwargs), (key[0], BUILT, 0)
+            if name == "truth" and self.journal is not None:
+                self.journal.decided(result)
             return self._answer(built) if built in self.record else result
         self.count += 1
         for x in (*args, *kwargs.values()):
@@ -1043,7 +1050,7 @@ LAZY = (
 )  # fmt: skip
 """Iterators that the program makes and host code would drive."""
 
-_ONLY_READ = frozenset({"getitem", "binop", "compare", "truth", "not_", "concrete", "fstring", "star", "unpack", "dstar", "merged"})
+_ONLY_READ = frozenset({"getitem", "binop", "compare", "truth", "side", "not_", "concrete", "fstring", "star", "unpack", "dstar", "merged"})
 """Hooks that read an outside container and keep nothing of it."""
 
 _HOLD = frozenset({list, dict, set, collections.deque})

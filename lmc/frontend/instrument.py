@@ -384,7 +384,7 @@ class _Rewrite(ast.NodeTransformer):
             return self.hook("and_" if kind is ast.And else "or_", self._thunk(first, at), self._thunk(rest, at), at=at)
         name = self.temp()
         kept = ast.copy_location(ast.NamedExpr(ast.Name(name, ast.Store()), first), at)
-        test = self.hook("truth", kept, at=at)
+        test = self.hook("side", kept, at=at)
         again = ast.Name(name, ast.Load())
         branches = (rest, again) if kind is ast.And else (again, rest)
         return ast.fix_missing_locations(ast.copy_location(ast.IfExp(test, *branches), at))
