@@ -149,6 +149,13 @@ def _find(fn: types.FunctionType) -> _Found:
     return nodes[0]
 
 
+def node_of(code: types.CodeType) -> FunctionNode | None:
+    """The source of code that was instrumented or that `instrument` would take; None if it is not certain which it is."""
+    module = _module(code.co_filename)
+    nodes = [] if module is None else module.functions.get((code.co_firstlineno, code.co_name), [])
+    return nodes[0].node if len(nodes) == 1 else None
+
+
 # -- scopes --------------------------------------------------------------------------------------------------------
 
 

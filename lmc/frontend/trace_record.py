@@ -25,6 +25,7 @@ from lmc.config import log
 from lmc.errors import LmcError, Loc
 from lmc.frontend import hostops, raising, reach
 from lmc.frontend.aio import Ready
+from lmc.frontend.class_code import functions_of, may_change_classes, stays_of_its_class
 from lmc.frontend.emitter import Taken
 from lmc.frontend.hooks import DEFINED, LAZY, CountingMode, Key, hooks, program_frame
 from lmc.frontend.host import HostFunction
@@ -553,9 +554,23 @@ class Recorder(CountingMode):
             if id(base) in self.changed or any(self._is_of_the_run(member) for member in vars(base).values()):
                 raise TraceEscape(f"hands the class {base.__name__}, whose attributes are of this run, to host code")
             if id(base) not in self.given_away:
+                self._same_in_each_run(base)
                 self.given_away.add(id(base))
                 attrs: dict[str, Attr] = {"ordered": True, "total": True, "inline": True, "ord": (self.definitions[id(base)][1], DEFINED, 0)}
                 self.emit("host.call", (self.own(itself), self.constant(base)), attrs, ("any",))  # a replay knows its instances
+
+    def _same_in_each_run(self, cls: type) -> None:
+        """Nothing that code of a class does, once host code has it, may be seen by another run."""
+        if stays_of_its_class(cls):
+            raise TraceEscape(f"hands the class {cls.__name__}, whose instances cannot become those of another class, to host code")
+        if may_change_classes(cls):
+            raise TraceEscape(f"hands the class {cls.__name__}, which its methods may change, to host code")
+        for fn in itertools.chain.from_iterable(map(functions_of, vars(cls).values())):
+            for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+                if name == "__class__" or self.cell(name) is cell or cell_content(cell) is hooks:
+                    continue
+                if not stays(fn.__code__, name):
+                    raise TraceEscape(f"hands the class {cls.__name__}, whose methods close over {name}, which is stored more than once, to host code")
 
     def _is_of_the_run(self, member: Any) -> bool:
         """Whether something that a class has is another in each run, or reaches such a thing."""
