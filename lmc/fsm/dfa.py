@@ -85,11 +85,11 @@ class Alphabet:
 
     @staticmethod
     def of(tree: Node) -> Alphabet:
-        sets = list(dict.fromkeys(_sets(tree)))
-        cuts = sorted({c for s in sets for low, high in s.ranges for c in (low, high + 1)})
+        found = list(dict.fromkeys(sets(tree)))
+        cuts = sorted({c for s in found for low, high in s.ranges for c in (low, high + 1)})
         lows, highs = np.array(cuts[:-1], np.int64), np.array(cuts[1:], np.int64) - 1
-        inside = np.zeros((len(sets), len(lows)), bool)
-        for row, s in zip(inside, sets):
+        inside = np.zeros((len(found), len(lows)), bool)
+        for row, s in zip(inside, found):
             edges = np.searchsorted(lows, [(low, high + 1) for low, high in s.ranges]).reshape(-1, 2)
             for a, b in edges.tolist():
                 row[a:b] = True
@@ -97,23 +97,24 @@ class Alphabet:
         signatures = np.ascontiguousarray(np.packbits(inside[:, used], axis=0).T)
         names: dict[bytes, int] = {}
         classes = np.array([names.setdefault(s.tobytes(), len(names)) for s in signatures], np.int64)
-        members = {s: tuple(distinct(classes[row[used]]).tolist()) for s, row in zip(sets, inside)}
+        members = {s: tuple(distinct(classes[row[used]]).tolist()) for s, row in zip(found, inside)}
         return Alphabet(lows[used], highs[used], classes, members)
 
 
-def _sets(tree: Node) -> Iterable[Chars]:
+def sets(tree: Node) -> Iterable[Chars]:
+    """The sets of characters in a tree, as often as they are there."""
     if isinstance(tree, Chars):
         yield tree
     elif isinstance(tree, Repeat):
-        yield from _sets(tree.body)
+        yield from sets(tree.body)
     elif isinstance(tree, Graph):
         for _, body, _ in tree.edges:
-            yield from _sets(body)
+            yield from sets(body)
     elif isinstance(tree, Ref):
         raise TypeError(f"a rule ({tree.rule}) in what should be a regular expression")
     else:
         for part in tree.parts if isinstance(tree, Concat) else tree.arms:
-            yield from _sets(part)
+            yield from sets(part)
 
 
 # -- tree to NFA ---------------------------------------------------------------------------------------------------

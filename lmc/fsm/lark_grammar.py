@@ -172,7 +172,7 @@ class _Reader:
         from lark.load_grammar import PrepareLiterals
 
         found: Any = PrepareLiterals().transform(tree).children[0]
-        flags = "".join(sorted(set(found.flags) - {"u"}))
+        flags = "".join(sorted(set(found.flags)))
         if isinstance(found, PatternStr) and not flags:
             return text(found.value)
         value = re.escape(found.value) if isinstance(found, PatternStr) else found.value

@@ -132,6 +132,7 @@ _CONDITION, _ATOMIC, _POSSESSIVE, _MULTILINE = (
     "the flag (?m)",
 )
 _TOO_OFTEN = f"a repeat of more than {MAX_REPEAT}"
+_NO_CHARACTER = "a character class without characters"  # or a lone surrogate
 _WHY_NOT = {
     "ASSERT": _LOOK,
     "ASSERT_NOT": _LOOK,
@@ -246,7 +247,7 @@ class _Reader:
     def chars(self, ranges: Ranges) -> Node:
         kept = charset.without_surrogates(ranges)
         if not kept:
-            raise _refused(self.pattern, "a character class without characters")
+            raise _refused(self.pattern, _NO_CHARACTER)
         return Chars(kept)
 
 
@@ -264,6 +265,7 @@ _SPELLED = {
     _MULTILINE: r"\(\?[aiLsux]*m|\(\?[a-zL]*-[a-z]*m",
 }
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)|.", re.DOTALL)
+_CHARACTER = re.compile(rf"\\u[0-9a-fA-F]{{4}}|{_TOKEN.pattern}", re.DOTALL)
 
 
 def _refused(pattern: str, what: str) -> ConstraintError:
@@ -284,12 +286,26 @@ def _pointed(pattern: str, position: int | None) -> str:
 
 
 def _position(pattern: str, what: str) -> int | None:
+    if what == _NO_CHARACTER:
+        flags = int(_parser.parse(pattern, 0).state.flags)
+        return next((token.start() for token in _CHARACTER.finditer(pattern) if _is_empty(token[0], flags)), None)
     if what not in _SPELLED:
         return None
     places = list(_places(pattern, _SPELLED[what]))
     if what == _ANCHOR and len(places) > 1:
         return next((at for at, _ in places if _is_inner_anchor(pattern, places, at)), None)
     return places[0][0] if places else None
+
+
+def _is_empty(token: str, flags: int) -> bool:
+    """Whether a class or a character, as it is written, stands for no character."""
+    try:
+        [(op, arg)] = list(_parser.parse(token, 0))
+    except (re.error, ValueError):
+        return False  # neither of them
+    if op is _sre.IN:
+        return not charset.without_surrogates(_Reader(token, flags).char_class(arg))
+    return op is _sre.LITERAL and not charset.without_surrogates(((arg, arg),))
 
 
 def _places(pattern: str, spelled: str) -> Iterator[tuple[int, int]]:

@@ -96,6 +96,13 @@ def test_a_lark_grammar_without_recursion_is_an_automaton():
     assert [t for t in bad if dfa.accepts(t.encode())] == []
 
 
+def test_a_terminal_may_ask_for_unicode():
+    """As Python's `re` has it, flags of a part hold for that part."""
+    dfa = automaton_of("lark", r"""start: /\w/ /[é\d]/iu """)
+    assert dfa is not None
+    assert [t for t in ("aÉ", "a٣", "éé", "aa") if dfa.accepts(t.encode())] == ["aÉ", "a٣"]
+
+
 @pytest.mark.parametrize("source", [JSON, CALCULATOR])
 def test_a_recursive_lark_grammar_is_none(source):
     assert automaton_of("lark", source) is None

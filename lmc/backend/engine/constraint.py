@@ -20,9 +20,10 @@ from lmc.backend.engine.once import Once
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.bounds import check_ebnf
 from lmc.fsm.charset import Ranges
+from lmc.fsm.dfa import sets
 from lmc.fsm.forced import Encode, no_tokens
 from lmc.fsm.jumps import Jumps
-from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, asks_for_unicode, parse
+from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, parse
 from lmc.fsm.sources import ebnf_of
 from lmc.fsm.structural_tag import normalised
 from lmc.fsm.tokens import Row
@@ -30,6 +31,7 @@ from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
 
 _LIMIT = 256 << 20  # bytes of compiled grammars that are kept; the least recently used go
+_MOST_RANGES = 300  # of a class; those under (?u) have up to 700, for which xgrammar would take minutes
 KINDS = frozenset({"regex", "json_schema", "ebnf", "lark", "structural_tag"})
 
 
@@ -267,10 +269,10 @@ class _XGrammarMatcher:
 def normalise_regex(pattern: str) -> str:
     """The same language (that of `re.fullmatch(pattern, text, re.ASCII)`) in the syntax that xgrammar reads rightly.
 
-    Raises ConstraintError for what `lmc.fsm.regex.parse` refuses, and for (?u).
+    Raises ConstraintError for what `lmc.fsm.regex.parse` refuses, and for Unicode classes.
     """
     tree = parse(pattern)
-    if asks_for_unicode(pattern) or "(?u" in pattern:  # its classes have 700 ranges: xgrammar would take minutes
+    if any(len(s.ranges) > _MOST_RANGES for s in sets(tree)):
         raise ConstraintError(
             f"regex {_short(pattern)} has Unicode classes (?u) and needs too large an automaton: "
             f"write + or * and a max_tokens instead of a large repeat, list the ranges that you need, or leave (?u) out"

@@ -12,6 +12,7 @@ from lmc.errors import ConstraintError, Loc
 from lmc.prompt import Constraint
 
 REGEXES = [
+    r"\(?up",
     r"[-+]?[0-9]+[ \n]*",
     r"[-+]?[0-9]*\.?[0-9]+[ \n]*",
     r"(True|False)",
@@ -62,6 +63,7 @@ REFUSED = {
     r"(?m)^a$": "(?m)",
     r"(?u)\w": "leave (?u) out",
     r"(?iu)\w": "leave (?u) out",
+    r"a(?iu:\w)": "leave (?u) out",
     r"a*+b": "possessive",
     r"(?>a)b": "atomic",
 }
