@@ -475,6 +475,19 @@ def definitions(s, q):
     return Box.n, inner.calls
 
 
+@row("an exception of such a class, one of whose methods changes the class or a variable of the program; an enum that the program makes, called with an answer")
+def counted_exceptions(s, q):
+    class Again(Exception):
+        count = 0
+
+        def __init__(self, why):
+            super().__init__(why)
+            Again.count += 1
+
+    s += q + gen("x", max_tokens=2)
+    return Again(s["x"]).count
+
+
 @row("a class that the program makes, handed to a tool; `repr()`, `print()` or `f\"{s}\"` of a state")
 def shown(s, q):
     s += q + gen("x", max_tokens=2)
