@@ -365,7 +365,8 @@ class Journal:
     def begin(self, item: int, record: Record) -> None:
         """How a run begins, before anything else of it."""
         self._begun.append((item, record))
-        self._some.set()
+        if not self._some.is_set():
+            self._some.set()
 
     def put(self, run: Writes, what: Record | Late) -> None:
         """A record of a run, as data as JSON has it that nobody changes any more, or what makes it when it is written.
