@@ -533,11 +533,16 @@ def dump_fsm(
             dfa = automaton_of("json_schema", _text_of(schema))
             if dfa is None:
                 raise ConstraintError(f'{schema}: no automaton: it recurs or is too large; give it "x-lmc": {{"depth": 2}}')
+    if dfa.states > _MOST_STATES:
+        raise UsageError(f"the automaton has {dfa.states:,} states, and nobody can look at more than {_MOST_STATES:,}; shorten the repeats in it")
     fsm = compress(dfa)
     if format is Drawing.html:
         _write(draw.to_html(fsm, regex or str(schema)), output)
     else:
         _write(draw.to_dot(fsm) if format is Drawing.dot else draw.to_text(fsm), output)
+
+
+_MOST_STATES = 20_000  # that are drawn
 
 
 def _text_of(path: Path) -> str:

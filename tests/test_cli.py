@@ -229,6 +229,13 @@ def test_dump_fsm_points_at_what_is_not_regular(lmc_cli):
     assert code == 2 and "at position 1\n    a(?=b)\n     ^" in err
 
 
+def test_dump_fsm_draws_nothing_that_nobody_can_look_at(lmc_cli, monkeypatch):
+    from lmc import cli
+
+    monkeypatch.setattr(cli, "_MOST_STATES", 3)
+    assert lmc_cli("dump-fsm", "abc")[::2] == (2, "error: the automaton has 4 states, and nobody can look at more than 3; shorten the repeats in it\n")
+
+
 def test_dump_fsm_draws_a_schema(lmc_cli, tmp_path):
     file = tmp_path / "answer.json"
     file.write_text('{"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}')

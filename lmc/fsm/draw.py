@@ -26,9 +26,13 @@ def summary(fsm: CompressedFSM) -> str:
     """Sizes in a line."""
     chains = sum(bool(edge.chain) for edge in fsm.edges)
     return (
-        f"{fsm.dfa.states} states, {len(fsm.states)} after compression; {len(fsm.edges)} edges, {chains} of them chains; "
+        f"{_count(fsm.dfa.states, 'state')}, {len(fsm.states)} after compression; {_count(len(fsm.edges), 'edge')}, {chains} of them chains; "
         f"the next byte is forced in {fsm.forced:.0%} of the states"
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def to_dot(fsm: CompressedFSM) -> str:
@@ -63,15 +67,22 @@ def _svg(fsm: CompressedFSM) -> str:
     places = _places(fsm)
     width = max(x for x, _ in places.values()) + 2 * _RADIUS + 60
     height = max(y for _, y in places.values()) + 2 * _RADIUS + 50
+    top = min([0, *(math.floor(_crest(edge, places)) for edge in fsm.edges)])
     parts = [_arrow(edge, places) for edge in fsm.edges]
     for state, (x, y) in places.items():
         if fsm.dfa.final[state]:
             parts.append(f'<circle cx="{x}" cy="{y}" r="{_RADIUS + 4}"/>')
         parts.append(f'<circle cx="{x}" cy="{y}" r="{_RADIUS}"/><text x="{x}" y="{y + 4}">{state}</text>')
     return (
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="automaton">'
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-        f'<path d="M0 0L8 4L0 8z"/></marker></defs>{"".join(parts)}</svg>'
+        f'<svg viewBox="0 {top} {width} {height - top}" width="{width}" height="{height - top}" role="img" aria-label="automaton">'
+        f'<defs>{_tip("tip")}{_tip("chain-tip")}</defs>{"".join(parts)}</svg>'
+    )
+
+
+def _tip(name: str) -> str:
+    return (
+        f'<marker id="{name}" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse" orient="auto">'
+        '<path d="M0 0L8 4L0 8z"/></marker>'
     )
 
 
@@ -94,6 +105,17 @@ def _places(fsm: CompressedFSM) -> dict[int, tuple[int, int]]:
     return places
 
 
+def _bend(ax: int, bx: int, length: float) -> float:
+    return 0 if bx > ax else 40 + length / 8  # ways back bow out
+
+
+def _crest(edge: Edge, places: dict[int, tuple[int, int]]) -> float:
+    """No part of an edge, its label included, is drawn above this."""
+    (ax, ay), (bx, by) = places[edge.source], places[edge.target]
+    length = math.hypot(bx - ax, by - ay)
+    return min(ay, by) - 60 if not length else min(ay, by) - _bend(ax, bx, length) / 2 - 20
+
+
 def _arrow(edge: Edge, places: dict[int, tuple[int, int]]) -> str:
     (ax, ay), (bx, by) = places[edge.source], places[edge.target]
     shown = edge.label if len(edge.label) <= 28 else edge.label[:27] + "…"
@@ -104,13 +126,14 @@ def _arrow(edge: Edge, places: dict[int, tuple[int, int]]) -> str:
     else:
         length = math.hypot(bx - ax, by - ay)
         ux, uy = (bx - ax) / length, (by - ay) / length
-        bend = 0 if bx > ax else 40 + length / 8  # ways back bow out
+        bend = _bend(ax, bx, length)
         mx, my = (ax + bx) / 2 - uy * bend, (ay + by) / 2 + ux * bend
         start, end = _RADIUS + 1, _RADIUS + 5
         path = f"M{ax + ux * start:.0f} {ay + uy * start:.0f}Q{mx:.0f} {my:.0f} {bx - ux * end:.0f} {by - uy * end:.0f}"
         label_x, label_y = round((ax + 2 * mx + bx) / 4), round((ay + 2 * my + by) / 4) - 6
     text = f'<text x="{label_x}" y="{label_y}">{escape(shown)}</text>'
-    return f"<g{kind}><title>{escape(edge.label)}</title><path d='{path}' marker-end='url(#tip)'/>{text}</g>"
+    tip = "chain-tip" if edge.chain else "tip"
+    return f"<g{kind}><title>{escape(edge.label)}</title><path d='{path}' marker-end='url(#{tip})'/>{text}</g>"
 
 
 _PAGE = """<!doctype html>
@@ -120,8 +143,8 @@ body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #1c2733; back
 h1 {{ font: 600 1.1rem ui-monospace, monospace; overflow-wrap: anywhere }}
 .drawing {{ overflow-x: auto; border: 1px solid #d5dde5; border-radius: 6px; margin: 1rem 0 }}
 svg {{ display: block; font: 11px ui-monospace, monospace; text-anchor: middle }}
-circle {{ fill: #fff; stroke: #1c2733; stroke-width: 1.3 }} path {{ fill: none; stroke: #71808f }} marker path {{ fill: #71808f; stroke: none }}
-text {{ fill: #1c2733 }} .chain path {{ stroke: #0b6bcb; stroke-width: 2.2 }} .chain text {{ fill: #0b6bcb }}
+circle {{ fill: #fff; stroke: #1c2733; stroke-width: 1.3 }} path {{ fill: none; stroke: #71808f }} marker path {{ fill: #71808f; stroke: none }} #chain-tip path {{ fill: #0b6bcb }}
+text {{ fill: #1c2733; stroke: #fff; stroke-width: 3; paint-order: stroke }} .chain path {{ stroke: #0b6bcb; stroke-width: 2.2 }} .chain text {{ fill: #0b6bcb }}
 table {{ border-collapse: collapse }} td, th {{ padding: .15rem .8rem .15rem 0; text-align: left; border-bottom: 1px solid #e6ecf1 }}
 code {{ white-space: pre-wrap; overflow-wrap: anywhere }}
 </style></head><body>

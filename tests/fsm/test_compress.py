@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from html import escape
 from xml.etree import ElementTree
 
 import pytest
@@ -101,3 +103,12 @@ def test_html_is_well_formed_and_escaped():
     page = to_html(compress(compile_regex("<b>(&x|y)*")), "<b>(&x|y)*")
     ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
     assert "&lt;b&gt;(&amp;x|y)*</h1>" in page and "<b>" not in page
+
+
+def test_long_ways_back_are_within_the_drawing():
+    page = to_html(compress(compile_regex("([ab]{30}c)*")), "")
+    chain = chain_label(b"c")
+    top = int(re.search(r'viewBox="0 (-?\d+)', page)[1])
+    back = re.search(r"<path d='M(\d+) (\d+)Q(\d+) (-?\d+) ", page[page.index(f"<title>{escape(chain)}") :])
+    crest = (int(back[2]) + int(back[4])) / 2  # of a curve between equal heights
+    assert top < crest < 0
