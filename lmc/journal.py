@@ -18,7 +18,7 @@ import stat
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +118,10 @@ class Contents:
         _forget_failures(known)
         return known
 
+    def finished(self, items: Iterable[int]) -> bool:
+        """Whether runs are over, and none with an error."""
+        return all(self.records.get(item, _NO_PIECES)[-1].endswith(b',["e",[]]]') for item in items)
+
     @property
     def runs(self) -> dict[int, Known]:
         """What is known of all runs, by number."""
@@ -192,6 +196,28 @@ def _no_collection() -> Generator[None]:
     finally:
         if was:
             gc.enable()
+
+
+@contextmanager
+def few_full_collections() -> Generator[None]:
+    """Puts off the collector's passes through all objects, which take as long as making thousands of states; what dies young is found as always."""
+    with _thresholds_lock:
+        _thresholds.append(gc.get_threshold())
+        young, middle, full = _thresholds[0]
+        gc.set_threshold(young, middle, max(full, 1000))
+    try:
+        yield
+    finally:
+        with _thresholds_lock:
+            first = _thresholds[0]
+            _thresholds.pop()
+            if not _thresholds:
+                gc.set_threshold(*first)
+
+
+_thresholds: list[tuple[int, int, int]] = []  # one for each who puts them off; the first has what is put back
+_thresholds_lock = threading.Lock()
+_NO_PIECES = (b"",)
 
 
 def _groups(contents: Contents, data: bytes) -> None:

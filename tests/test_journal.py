@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import subprocess
@@ -275,6 +276,43 @@ def test_killed_processes(tmp_path: Path) -> None:
 def test_processes_killed_often(tmp_path: Path) -> None:
     for n in range(TIMES):
         survives(tmp_path / str(n), 200, 50, seed=n, source=(PROGRAM, ASYNC)[n % 2])
+
+
+THRESHOLDS: list[tuple[int, int, int]] = []
+
+
+@lmc.pure
+def looks(x: str) -> str:
+    THRESHOLDS.append(gc.get_threshold())
+    return x
+
+
+@lmc.function
+def looked(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=2)
+    s += looks(s["a"])
+    if q == "bad":
+        raise ValueError(q)
+
+
+def test_full_collections_are_put_off_while_a_finished_batch_is_taken_up(tmp_path: Path) -> None:
+    before, program = gc.get_threshold(), lmc.compile(looked)
+
+    def seen(items: list[str], name: str) -> set[tuple[int, int, int]]:
+        THRESHOLDS.clear()
+        program.batch([(q,) for q in items], backend=lmc.Mock(), seed=1, journal=tmp_path / name, errors="return")
+        assert gc.get_threshold() == before
+        return set(THRESHOLDS)
+
+    put_off = {(*before[:2], 1000)}
+    assert seen(["a", "b"], "j") == {before} and seen(["a", "b"], "j") == put_off
+    assert seen(["a", "b", "c"], "j") == {before} and seen(["a", "b", "c"], "j") == put_off  # one was not there
+    assert seen(["a", "bad"], "k") == seen(["a", "bad"], "k") == {before}
+    with journal.few_full_collections():
+        with journal.few_full_collections():
+            assert gc.get_threshold() in put_off
+        assert gc.get_threshold() in put_off
+    assert gc.get_threshold() == before
 
 
 # -- effects ---------------------------------------------------------------------------------------------------------

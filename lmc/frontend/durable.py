@@ -28,7 +28,7 @@ import uuid
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from functools import lru_cache
 from operator import attrgetter, getitem, is_
@@ -51,7 +51,7 @@ from lmc.errors import (
 from lmc.frontend import aio, hostops, raising, reach
 from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import caller_loc
-from lmc.journal import Ask, Effect, Journal, Known, Place, Record
+from lmc.journal import Ask, Effect, Journal, Known, Place, Record, few_full_collections
 from lmc.prompt import Excerpt, Fixed, Gen, Given, Image, Mark, Prompt, SamplingParams, Select, Special
 
 if TYPE_CHECKING:
@@ -937,7 +937,8 @@ def journaled(
         raise
     try:
         _enter(journal, bound, numbers)
-        yield replace(options, journal=journal, seed=journal.seed)
+        with few_full_collections() if batch and journal.contents.finished(numbers) else nullcontext():
+            yield replace(options, journal=journal, seed=journal.seed)
     finally:
         journal.close()
 
