@@ -33,7 +33,7 @@ _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
 _HOST = rf"{_LABEL}(\.{_LABEL}){{0,4}}"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _PATH = r"([A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*"
-_NUMBER = r"(0|[1-9][0-9]{0,8})"
+_NUMBER = r"(0|[1-9][0-9]{0,5})"  # longer ones are more days than a datetime.timedelta has
 _DAY_TIME = rf"(T({_NUMBER}H({_NUMBER}M)?({_NUMBER}S)?|{_NUMBER}M({_NUMBER}S)?|{_NUMBER}S))"
 
 _PATTERNS: Mapping[str, str] = {

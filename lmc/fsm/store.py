@@ -1,6 +1,6 @@
 """Compiled token automata on disk, one file each, so that a process need not build what another has built.
 
-    key of (format, Unicode's version, source, vocabulary) ──► <folder>/<key>.safetensors: the byte automaton, windows, and rows built so far
+    key of (this code, Unicode's version, source, vocabulary) ──► <folder>/<key>.safetensors: the byte automaton, windows, and rows built so far
 
 A file is written beside its place and moved there, so readers see the old one, none, or the whole new one, and two writers
 do no harm: both wrote the truth. What cannot be read is built again, after one log line. The folder is bounded: the least
@@ -18,6 +18,7 @@ import unicodedata
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,6 @@ from lmc.fsm.vocabulary import Vocabulary
 
 log = logging.getLogger("lmc.fsm")
 
-FORMAT = 2  # change it whenever the content's meaning, or what the same source compiles to, changes
 LIMIT = 256 << 20  # bytes of all files together
 _SUFFIX = ".safetensors"
 _UNFINISHED = ".part-"  # how a file begins that is being written
@@ -91,7 +91,7 @@ class Store:
             log.warning("%s: the compiled constraint cannot be kept (%s)", path, error)
 
     def _path(self, source: str, vocabulary: Vocabulary) -> Path:
-        made_by = f"{FORMAT} {unicodedata.unidata_version} {vocabulary.digest}"  # a newer Python has a newer \w
+        made_by = f"{code_digest()} {unicodedata.unidata_version} {vocabulary.digest}"  # a newer Python has a newer \w
         key = hashlib.blake2b(f"{made_by} {source}".encode("utf-8", "surrogatepass"), digest_size=12)
         return self.folder / f"{key.hexdigest()}{_SUFFIX}"
 
@@ -114,6 +114,13 @@ class Store:
             if path != newest:
                 path.unlink(missing_ok=True)
                 total -= size
+
+
+@cache
+def code_digest() -> str:
+    """Of all that compiles and keeps automata: to another version the same source may mean another language."""
+    modules = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.blake2b(b"".join(module.read_bytes() for module in modules), digest_size=12).hexdigest()
 
 
 # -- tables as arrays ------------------------------------------------------------------------------------------------

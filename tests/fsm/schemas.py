@@ -72,7 +72,7 @@ SCHEMAS: dict[str, tuple[Any, list[str], list[str]]] = {
              ['"2023-02-29"', '"1900-02-29"', '"2023-13-01"', '"2023-04-31"', '"0000-01-01"']),
     "time": ({"type": "string", "format": "time"}, ['"23:59:59Z"', '"00:00:00.5+01:30"'], ['"24:00:00Z"', '"12:00:00"', '"12:00Z"']),
     "date-time": ({"type": "string", "format": "date-time"}, ['"2024-02-29T12:00:00Z"'], ['"2024-02-30T12:00:00Z"', '"2024-02-29"']),
-    "duration": ({"type": "string", "format": "duration"}, ['"P1Y2M3D"', '"PT5H"', '"P2W"', '"P1DT1S"'], ['"P"', '"PT"', '"P1S"', '"P1Y2D"']),
+    "duration": ({"type": "string", "format": "duration"}, ['"P1Y2M3D"', '"PT5H"', '"P2W"', '"P1DT1S"'], ['"P"', '"PT"', '"P1S"', '"P1Y2D"', '"P1000000Y"']),
     "email": ({"type": "string", "format": "email"}, ['"a.b+c@example.com"'], ['"a.@b"', '"@b"', '"a b@c"']),
     "hostname": ({"type": "string", "format": "hostname"}, ['"a-b.example.org"'], ['"-a"', '"a..b"', '""']),
     "ipv4": ({"type": "string", "format": "ipv4"}, ['"192.168.0.255"'], ['"256.0.0.1"', '"1.2.3"', '"01.2.3.4"']),

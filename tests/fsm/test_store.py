@@ -58,7 +58,7 @@ def test_rows_that_were_not_kept_are_built(tmp_path):
     assert np.array_equal(again.mask(5), built(CHARACTER).mask(5)) and again.rows_built == 1
 
 
-def test_another_source_vocabulary_format_or_unicode_is_another_file(tmp_path, monkeypatch):
+def test_another_source_vocabulary_code_or_unicode_is_another_file(tmp_path, monkeypatch):
     store = saved(tmp_path, "abc")
     assert store.load("abd", small()[0]) is None
     assert store.load("abc", Vocabulary([b"</s>", b"a", b"b", b"c"], [0])) is None
@@ -66,7 +66,7 @@ def test_another_source_vocabulary_format_or_unicode_is_another_file(tmp_path, m
         other.setattr("unicodedata.unidata_version", "1.0")
         assert store.load("abc", small()[0]) is None
     assert store.load("abc", small()[0]) is not None
-    monkeypatch.setattr(store_module, "FORMAT", 0)
+    monkeypatch.setattr(store_module, "code_digest", lambda: "other")
     assert store.load("abc", small()[0]) is None
 
 
