@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -47,7 +49,8 @@ class PassOutput:
 _MOMENT = 0.005
 """Seconds that an idle engine waits at most for what is on its way."""
 _TURN = 0.0005
-"""Seconds that the loop leaves at least to those who submit, where its device does not make it wait as long."""
+"""Seconds of a turn of Python's threads, and that the loop leaves at least to those who submit, where its device does not make
+it wait as long."""
 _T = TypeVar("_T")
 
 
@@ -79,6 +82,30 @@ class AheadRunner(Runner, Protocol):
         """Begins a pass whose samples it can draw by itself (`Request.is_sampled_ahead`). Known tokens that are PENDING are
         those that the pass launched before it samples."""
         ...
+
+
+class _ShortTurns:
+    """Python's threads take turns of half a millisecond at most as long as a loop works for a device: each time that the loop
+    lets go of the interpreter's lock it waits for a turn to end, and the device for it (measured; docs/performance.md)."""
+
+    def __init__(self) -> None:
+        self._lock, self._loops, self._before = threading.Lock(), 0, 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._loops == 0:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._before, _TURN))
+            self._loops += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._loops -= 1
+            if self._loops == 0 and abs(sys.getswitchinterval() - _TURN) < 1e-6:  # nobody has set another
+                sys.setswitchinterval(self._before)
+
+
+_short_turns = _ShortTurns()
 
 
 class EngineCore:
@@ -222,6 +249,10 @@ class EngineCore:
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
+        with _short_turns if isinstance(self._runner, AheadRunner) else nullcontext():
+            self._work()
+
+    def _work(self) -> None:
         while True:
             try:
                 if not self._take(wait=None if self._idle else 0.0) or not self._gather():

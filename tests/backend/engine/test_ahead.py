@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 
 import pytest
@@ -252,3 +253,22 @@ def test_who_gave_way_has_a_turn_where_the_device_is_never_waited_for():
     assert all(turns), "somebody was kept waiting"
     assert resting.is_set()
     assert runner.launched > 30
+
+
+def test_threads_take_short_turns_while_a_loop_works_for_a_device():
+    before = sys.getswitchinterval()
+    with contextlib.closing(backend(64, runs=FakeRunner)[0]) as engine:
+        engine.submit(None, [Text(("a",)), gen(2)]).results[0].output()
+        assert sys.getswitchinterval() == before
+    first, second = (backend(64, runs=FakeAheadRunner)[0] for _ in range(2))
+    for engine in (first, second):
+        engine.submit(None, [Text(("a",)), gen(2)]).results[0].output()
+        assert sys.getswitchinterval() == pytest.approx(0.0005)
+        engine.close()
+    first.close()
+    assert sys.getswitchinterval() == before
+    with contextlib.closing(backend(64, runs=FakeAheadRunner)[0]) as engine:
+        engine.submit(None, [Text(("a",)), gen(2)]).results[0].output()
+        sys.setswitchinterval(0.002)
+    assert sys.getswitchinterval() == pytest.approx(0.002)  # somebody's own
+    sys.setswitchinterval(before)
