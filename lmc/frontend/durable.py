@@ -11,6 +11,7 @@ with which arguments for the how manieth time. So what one of them wrote, any ot
 from __future__ import annotations
 
 import asyncio
+import copy
 import datetime
 import functools
 import hashlib
@@ -50,6 +51,7 @@ from lmc.errors import (
 )
 from lmc.frontend import aio, hostops, raising, reach
 from lmc.frontend.host import HostFunction
+from lmc.frontend.own import copied_by_code
 from lmc.frontend.primitives import caller_loc
 from lmc.journal import Ask, Effect, Journal, Known, Place, Record, few_full_collections
 from lmc.prompt import Excerpt, Fixed, Gen, Given, Image, Mark, Prompt, SamplingParams, Select, Special
@@ -715,6 +717,20 @@ def _place(place: Ask) -> str:
 # -- which calls are written down ------------------------------------------------------------------------------------
 
 
+def _copied_by_python(x: Any, fn: Any) -> bool:
+    """Whether a copy of an object runs no code of its classes."""
+    found, left = dict[int, Any](), [x]
+    while left:
+        one = left.pop()
+        if id(one) in found:
+            continue
+        found[id(one)] = one
+        if type(one).__module__ != "builtins" and copied_by_code(type(one)):
+            return False
+        left += reach.inside(one) if fn is copy.deepcopy else ()
+    return True
+
+
 def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None:
     """The function and the arguments of a call that does something outside of the run, or None for one that is made again.
 
@@ -754,6 +770,8 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
         return None
     if _is_builtin_tool(fn, owner) and not _calls_something(args, kwargs):
         return None
+    if (fn is copy.copy or fn is copy.deepcopy) and len(args) == 1 and not kwargs and _copied_by_python(args[0], fn):
+        return None  # a copy shares what it does not make anew, which that of a journal would not
     if any(fn is made for made in _MADE_AGAIN) or type(owner) in _TURNS:  # `in` would ask an object's `__eq__`
         return None
     name = getattr(fn, "__name__", "")

@@ -312,7 +312,7 @@ class Own:
         """What `copy.copy` or `copy.deepcopy` gives: its fields, which no code of its class copies."""
         reached = [owner] if fn is copy.copy else list(self._reached(owner))
         for x in reached:
-            if self.is_instance(x) and any(getattr(type(x), name, None) is not getattr(object, name, None) for name in _COPIED_BY):
+            if self.is_instance(x) and copied_by_code(type(x)):
                 return self.beyond(f"copies a {type(x).__name__}, which runs code of its class")
         memo: dict[int, Any] = {}
         made = native(copy.copy, owner) if fn is copy.copy else native(copy.deepcopy, owner, memo)
@@ -402,6 +402,11 @@ def _only_looks(code: types.CodeType) -> bool:
         if step.opname in ("LOAD_METHOD", "LOAD_DEREF", "RAISE_VARARGS") or (step.opname.startswith(("STORE_", "DELETE_")) and step.opname != "STORE_FAST"):
             return False
     return True
+
+
+def copied_by_code(cls: type) -> bool:
+    """Whether a class has a say in what a copy of its instances is."""
+    return any(getattr(cls, name, None) is not getattr(object, name, None) for name in _COPIED_BY)
 
 
 def default_containers(instance: Any, args: Iterable[Any]) -> list[str]:

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from lmc import gen
+from lmc import Mock, gen
 
-from .harness import Case, case, cases, effect, leave
+from .harness import Case, case, cases, effect, leave, resumes, run
 
 ITEMS = [{"q": q} for q in ("a", "bee gee", "c")]
 
@@ -451,3 +451,27 @@ CASES = cases(globals())
 def test_means_the_same(name: str) -> None:
     one: Case = CASES[name]
     one.check()
+
+
+@dataclass
+class Draft:
+    rows: list
+    parts: dict = field(default_factory=dict)
+
+
+@case(replays=0)
+def copies_that_share(s, q):
+    s += q + gen("x", max_tokens=2)
+    draft = Draft([s["x"], [q]], {"k": [s["x"]]})
+    near, far = copy.copy(draft), copy.deepcopy(draft)
+    draft.rows[1].append("z")
+    draft.parts["k"].append(q)
+    return near.rows, near.parts, near.rows is draft.rows, far.rows, far.parts
+
+
+def test_copies_share_the_same_where_a_run_is_taken_up():
+    shares = copies_that_share
+    shares.check()
+    for item in shares.items:
+        expected = run(shares.program.run, item, lambda: None, {"seed": 7, "backend": Mock()})
+        resumes(shares.program, item, expected, backend=Mock, reset=lambda: None, outside=lambda: None, opts=(0, 1), options={"seed": 7})
