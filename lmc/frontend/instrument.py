@@ -18,6 +18,7 @@ import dis
 import inspect
 import itertools
 import linecache
+import threading
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ class _Module:
 
 
 _modules: dict[str, _Module] = {}
+_parsing = threading.RLock()
+"""CPython 3.11 raises SystemError ("AST constructor recursion depth mismatch") where two threads parse or compile at once."""
 
 
 def _module(file: str) -> _Module | None:
@@ -75,7 +78,8 @@ def _module(file: str) -> _Module | None:
     cached = _modules.get(file)
     if cached is None or cached.text != text:
         try:
-            tree, compiled = ast.parse(text, file), compile(text, file, "exec", dont_inherit=True)
+            with _parsing:
+                tree, compiled = ast.parse(text, file), compile(text, file, "exec", dont_inherit=True)
         except SyntaxError:
             return None
         cached = _modules[file] = _Module(text, {}, {})
@@ -1163,6 +1167,13 @@ def _ends_when_left(node: ast.AST) -> bool:
     return True
 
 
+def _rewritten(fn: types.FunctionType) -> types.CodeType | CannotInstrument:
+    try:
+        return _rewrite(fn)
+    except CannotInstrument as error:
+        return error
+
+
 def instrument(fn: types.FunctionType, hooks: Any) -> types.FunctionType:
     """The instrumented twin of `fn`: same globals, cells, defaults and line numbers.
 
@@ -1173,11 +1184,9 @@ def instrument(fn: types.FunctionType, hooks: Any) -> types.FunctionType:
     key = fn.__code__.co_filename, fn.__code__  # equal code may stand in two files
     code = _cache.get(key)
     if code is None:
-        try:
-            code = _rewrite(fn)
-        except CannotInstrument as error:
-            code = error
-        _cache[key] = code
+        with _parsing:
+            code = _cache.get(key) or _rewritten(fn)
+            _cache[key] = code
     if isinstance(code, CannotInstrument):
         raise code
     cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -293,3 +294,22 @@ def runs_exec(a: Any) -> Any:
 def test_what_cannot_be_instrumented_says_why(fn: Any, why: str):
     with pytest.raises(CannotInstrument, match=why):
         instrument(fn, hooks)
+
+
+def test_threads_that_instrument_at_once_get_one_code():
+    fn, found, ready = many_lines, list[Any](), threading.Barrier(8)
+
+    def work() -> None:
+        ready.wait()
+        found.append(instrument(fn, hooks).__code__)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and len(set(map(id, found))) == 1
+
+
+def many_lines(x: Any) -> Any:
+    return [[y + 1 for y in x if y > z] for z in x if any(z < w for w in x)] or {y: (y, x[y]) for y in x}
