@@ -593,7 +593,7 @@ class Function:
     def _bind_all(self, batch: Iterable[Any]) -> list[inspect.BoundArguments]:
         """Every item's arguments, so that a bad item is known before the first one runs."""
         kind = type(batch)
-        if issubclass(kind, str | Mapping) or not hasattr(kind, "__iter__"):
+        if issubclass(kind, str | Mapping) or not (hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")):
             what = "text" if kind is str else kind.__name__
             raise ArgumentError(f"a batch is a list of items, each a dict or a tuple, not one {what}", loc=caller_loc())
         bound: list[inspect.BoundArguments] = []

@@ -587,3 +587,13 @@ def test_what_programs_do_wrong_in_python_is_python_s_own_error_and_not_called_a
 def test_a_batch_may_come_from_a_generator():
     (interpreted, compiled) = (run(({"question": q} for q in "ab"), backend=Mock(), seed=1) for run in (program.run_batch, lmc.compile(program).batch))
     assert [s.text() for s in interpreted] == [s.text() for s in compiled] and len(compiled) == 2
+
+
+def test_a_batch_may_be_what_only_has_places():
+    class Rows:  # as data sets of torch are
+        def __getitem__(self, at: int) -> tuple[str]:
+            return [("a",), ("b",)][at]
+
+    states = program.run_batch(Rows(), backend=lmc.Mock())
+    assert [s["answer"] for s in states] == [s["answer"] for s in program.run_batch([("a",), ("b",)], backend=lmc.Mock())]
+    assert len(lmc.compile(program).batch(Rows(), backend=lmc.Mock())) == 2
