@@ -401,10 +401,7 @@ def steps(vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int
     places: list[tuple[AutomatonMatcher, Any, list[int], int]] = []
     bits = xgrammar.allocate_token_bitmask(batch, vocabulary.size)
     for regex, answer in cases:  # rows and forced runs are made once a constraint: `first_steps` has them
-        matcher = starts[regex][0]().matcher  # pyright: ignore
-        for token in answer:
-            _ = matcher.bits, matcher.forced()
-            matcher.accept(token)
+        _build(starts[regex][0]().matcher, answer)  # pyright: ignore
     for step in range(-5, 100):
         while len(places) < batch:
             regex, answer = cases[int(rng.integers(len(cases)))]
@@ -433,6 +430,13 @@ def steps(vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int
         yield Step(name, batch, refused, *_figures(found), statistics.median(without))
 
 
+def _build(matcher: AutomatonMatcher, answer: list[int]) -> None:
+    """Builds the rows and forced runs of the states that an answer passes."""
+    for token in answer:
+        _ = matcher.bits, matcher.forced()
+        matcher.accept(token)
+
+
 def drawn_steps(
     vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int, refused: float, params: Params
 ) -> Step:
@@ -445,10 +449,7 @@ def drawn_steps(
     without: list[float] = []
     places: list[tuple[AutomatonMatcher, list[int], int]] = []
     for regex, answer in cases:
-        matcher = starts[regex]().matcher  # pyright: ignore
-        for token in answer:
-            _ = matcher.bits, matcher.forced()
-            matcher.accept(token)
+        _build(starts[regex]().matcher, answer)  # pyright: ignore
     for step in range(-3, 30):
         while len(places) < batch:
             regex, answer = cases[int(rng.integers(len(cases)))]

@@ -67,15 +67,7 @@ def encoder() -> Callable[[Any], bytes]:
         from pydantic_core import CoreConfig, SchemaSerializer, core_schema
     except ImportError:
         return to_bytes
-    write = SchemaSerializer(core_schema.any_schema(), CoreConfig(ser_json_inf_nan="constants")).to_json
-
-    def encode(x: Any) -> bytes:
-        try:
-            return write(x)
-        except ValueError:  # lone surrogates, too deep
-            return to_bytes(x)
-
-    return encode
+    return _or_else(SchemaSerializer(core_schema.any_schema(), CoreConfig(ser_json_inf_nan="constants")).to_json, to_bytes)
 
 
 _BETWEEN = "\x1e"
@@ -122,14 +114,19 @@ def decoder() -> Callable[[bytes], Any]:
         from pydantic_core import from_json
     except ImportError:
         return from_bytes
+    return _or_else(from_json, from_bytes)
 
-    def decode(data: bytes) -> Any:
+
+def _or_else(fast: Callable[[Any], Any], slow: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`fast`, and `slow` for what pydantic refuses: lone surrogates, what is nested deeply."""
+
+    def either(x: Any) -> Any:
         try:
-            return from_json(data)
-        except ValueError:  # lone surrogates, too deep
-            return from_bytes(data)
+            return fast(x)
+        except ValueError:
+            return slow(x)
 
-    return decode
+    return either
 
 
 def encode(x: Any) -> Any:
