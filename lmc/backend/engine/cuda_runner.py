@@ -23,11 +23,12 @@ from lmc.backend.engine.attention.tiled import TiledAttention, put
 from lmc.backend.engine.attention.tiles import BLOCK, Plan, Shared
 from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.kv_pool import KVPool
-from lmc.backend.engine.model_runner import ModelRunner, wanted_rows
+from lmc.backend.engine.logprobs import Logprobs
+from lmc.backend.engine.model_runner import ModelRunner, read, wanted_rows
 from lmc.backend.engine.models.fused import FusedLlama, Inputs
 from lmc.backend.engine.models.llama import LlamaModel
-from lmc.backend.engine.request import PENDING, Request, Top
-from lmc.backend.engine.sampler import Sampler
+from lmc.backend.engine.request import PENDING, Request
+from lmc.backend.engine.sampler import Drawn, Sampler
 from lmc.backend.engine.scheduler import Pass, Rows
 from lmc.backend.engine.stage import Stage
 
@@ -104,14 +105,14 @@ class CudaRunner(ModelRunner):
         begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begun.record()
         logits = self.logits(work, wanted)
-        scores, tops = self._scores(logits, work, index)
+        scores = self._scores(logits, work, index)
         requests = [req for _, req in work.samples]
         self._places = {req: i for i, req in enumerate(requests)}
-        tokens = None
+        drawn = None
         if requests:
-            tokens = self._sampler.sample_ahead(logits, [index[row] for row, _ in work.samples], requests)
-            self._sampled[: len(requests)] = tokens.clamp_min(0)  # what is none is somebody's embedding, and nobody's answer
-        landing = Landing(_to_host(tokens), _to_host(scores), tops, len(requests), begun, ended)
+            drawn = self._sampler.sample_ahead(logits, [index[row] for row, _ in work.samples], requests)
+            self._sampled[: len(requests)] = drawn.tokens.clamp_min(0)  # what is none is an embedding, and nobody's answer
+        landing = Landing(drawn and drawn.leave(), scores and scores.leave(), begun, ended)
         ended.record()
         return landing
 
@@ -245,25 +246,15 @@ class CudaRunner(ModelRunner):
 class Landing:
     """A pass in flight: host memory that the device writes to, and when it begins and ends."""
 
-    tokens: Tensor | None
-    scores: Tensor | None
-    tops: list[Top]
-    samples: int
+    drawn: Drawn | None
+    scores: Logprobs | None
     begun: torch.cuda.Event
     ended: torch.cuda.Event
 
     def land(self) -> tuple[PassOutput, float]:
         self.ended.synchronize()
-        tokens = [] if self.tokens is None else self.tokens.tolist()
-        scores = [] if self.scores is None else self.scores.tolist()
-        return PassOutput(tokens, [None] * self.samples, scores, self.tops), self.begun.elapsed_time(self.ended) / 1e3
-
-
-def _to_host(found: Tensor | None) -> Tensor | None:
-    if found is None:
-        return None
-    host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-    return host.copy_(found, non_blocking=True)
+        tokens, told = ([], []) if self.drawn is None else self.drawn.read()
+        return PassOutput(tokens, told, *read(self.scores)), self.begun.elapsed_time(self.ended) / 1e3
 
 
 def _of_rows(rows: int) -> dict[str, int]:

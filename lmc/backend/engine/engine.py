@@ -5,8 +5,8 @@
 On a device that works by itself the loop is one step ahead: while a pass runs, the tokens of the one before it are
 delivered and the next one is planned, with places for the tokens that are not known yet. An answer that ends in a pass
 may then have one more row in the pass behind it, whose token nobody takes. An answer whose next sample needs what the host
-learns from the last one (a constraint, a penalty) has no row in the pass behind it; where that leaves little to do, the
-pass is waited for.
+learns from the last one (a constraint) has no row in the pass behind it; where that leaves little to do, the pass is waited
+for.
 
 It sleeps when nothing is to be done. Everybody else talks to it through one queue.
 """
@@ -79,8 +79,7 @@ class AheadRunner(Runner, Protocol):
     """A runner whose device works by itself."""
 
     def launch(self, work: Pass) -> Flight:
-        """Begins a pass whose samples it can draw by itself (`Request.is_sampled_ahead`). Known tokens that are PENDING are
-        those that the pass launched before it samples."""
+        """Begins a pass. Known tokens that are PENDING are those that the pass launched before it samples."""
         ...
 
 
@@ -355,7 +354,7 @@ class EngineCore:
         self._speak()
 
     def _begin(self) -> tuple[Pass | None, Flight | None]:
-        """The next pass, if there is one, and its flight, if it is one that need not be waited for."""
+        """The next pass, if there is one, and its flight, if the device works by itself."""
         work = self.scheduler.schedule()
         if work is None:
             return None, None
@@ -366,7 +365,7 @@ class EngineCore:
             config.log("engine", f"pass {s.tally.passes}: {counts}; {left}")
         for req in work.requests:
             req.in_flight += 1
-        if isinstance(self._runner, AheadRunner) and all(req.is_sampled_ahead for _, req in work.samples):
+        if isinstance(self._runner, AheadRunner):
             return work, self._runner.launch(work)
         return work, None
 

@@ -9,8 +9,10 @@ import torch
 
 from lmc.backend.engine.attention.base import CausalModel, ForwardBatch, KVStore, Span
 from lmc.backend.engine.engine import PassOutput
+from lmc.backend.engine.logprobs import Logprobs, logprobs
 from lmc.backend.engine.request import Top
-from lmc.backend.engine.sampler import Sampler, likeliest, score_logprobs, to_device
+from lmc.backend.engine.sampler import Sampler
+from lmc.backend.engine.transfer import to_device
 
 if TYPE_CHECKING:
     from lmc.backend.engine.work import Pass
@@ -26,19 +28,17 @@ class ModelRunner:
     def run(self, work: Pass) -> PassOutput:
         wanted, index = wanted_rows(work)
         logits = self.logits(work, wanted)
-        scores, tops = self._scores(logits, work, index)
+        scores = self._scores(logits, work, index)
         rows = [index[row] for row, _ in work.samples]
-        tokens, logprobs = self._sampler.sample(logits, rows, [req for _, req in work.samples])
-        return PassOutput(tokens, logprobs, [] if scores is None else scores.tolist(), tops)
+        tokens, told = self._sampler.sample(logits, rows, [req for _, req in work.samples])
+        return PassOutput(tokens, told, *read(scores))
 
-    def _scores(self, logits: torch.Tensor, work: Pass, index: dict[int, int]) -> tuple[torch.Tensor | None, list[Top]]:
-        """Log-probabilities [len(work.scores)] on the device, and the likeliest tokens beside each."""
+    def _scores(self, logits: torch.Tensor, work: Pass, index: dict[int, int]) -> Logprobs | None:
+        """What the pass scores; on the device."""
         if not work.scores:
-            return None, []
-        tops = [likeliest(logits[index[s.row]].log_softmax(-1), s.top) if s.top else () for s in work.scores]
-        rows = to_device([index[s.row] for s in work.scores], logits)
+            return None
         tokens = to_device([s.token for s in work.scores], logits)
-        return score_logprobs(logits, rows, tokens), tops
+        return logprobs(logits, [index[s.row] for s in work.scores], tokens, [s.top for s in work.scores])
 
     def logits(self, work: Pass, wanted: list[int]) -> torch.Tensor:
         """Logits of the rows `wanted`, [len(wanted), vocab] float32."""
@@ -69,3 +69,9 @@ def wanted_rows(work: Pass) -> tuple[list[int], dict[int, int]]:
     """The rows whose logits are wanted, in order, and the place of each among them."""
     wanted = sorted({row for row, _ in work.samples} | {s.row for s in work.scores})
     return wanted, {row: i for i, row in enumerate(wanted)}
+
+
+def read(scores: Logprobs | None) -> tuple[list[float], list[Top]]:
+    """A pass's scores, and the likeliest tokens beside each."""
+    found = [] if scores is None else scores.read()
+    return [score for score, _ in found], [top for _, top in found]

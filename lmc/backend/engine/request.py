@@ -146,7 +146,7 @@ class Request:
         self.row_slots = np.full(len(self.trie.ids), -1, np.int64)
         p, matcher = self.params, self.answer.matcher if self.answer is not None else None
         self.is_scored = self.score_from is not None or (self.kind is Kind.GENERATE and p.return_logprob)
-        self.runs_free = matcher is None and not (p.frequency_penalty or p.presence_penalty or p.return_logprob)
+        self.runs_free = matcher is None
         self.node_logprobs = [0.0] * self.trie.nodes
 
     @property
@@ -238,11 +238,6 @@ class Request:
     def needs_no_model(self) -> bool:
         """The constraint has spoken the whole answer, and nobody asks how likely it was."""
         return self.ending is not None and self.first_scored >= self.length
-
-    @property
-    def is_sampled_ahead(self) -> bool:
-        """Whether the device can sample its next token from what the host knows before the pass."""
-        return not self.params.return_logprob
 
     @property
     def is_landing(self) -> bool:

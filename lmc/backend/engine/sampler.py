@@ -3,25 +3,50 @@
 Order of steps as in SGLang: penalties, logit bias, minimum length, constraint mask; then greedy, or temperature,
 top-k, top-p, min-p and a draw. What a constraint leaves of a row is masking.py's; where that are a few tokens, no others are
 drawn from. The draw is by inversion with one number that depends on nothing but the request's seed and the position, so
-that no batch composition changes a sample. Log-probabilities are the model's own: before all that.
+that no batch composition changes a sample. Log-probabilities (logprobs.py) are the model's own: before all that.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from lmc.backend.engine.logprobs import Logprobs, logprobs
 from lmc.backend.engine.masking import few_of, greediest, is_constrained, legal_bits, mask, step_of
-from lmc.backend.engine.request import BROKEN, STUCK, Request, TokenLogprob, Top
+from lmc.backend.engine.penalties import Penalties, penalise
+from lmc.backend.engine.request import BROKEN, STUCK, Request, TokenLogprob
+from lmc.backend.engine.transfer import to_device, to_host
 from lmc.fsm.tokens import FEW
 from lmc.prompt import SamplingParams
 
 _MASK = (1 << 64) - 1
 
 Close = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+class Drawn(NamedTuple):
+    """What was drawn ahead, on the device.
+
+    tokens    [N] int64
+    asked     which of them have log-probabilities;  logprobs: these; None where nobody asks
+    """
+
+    tokens: torch.Tensor
+    asked: list[int]
+    logprobs: Logprobs | None
+
+    def leave(self) -> Drawn:
+        """On its way to the host: readable once the device has come this far."""
+        return Drawn(to_host(self.tokens), self.asked, self.logprobs and self.logprobs.leave())
+
+    def read(self) -> tuple[list[int], list[TokenLogprob | None]]:
+        tokens: list[int] = self.tokens.tolist()
+        return tokens, [None] * len(tokens) if self.logprobs is None else self.logprobs.of_samples(self.asked, tokens)
 
 
 class Sampler:
@@ -32,6 +57,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int, close: Close | None = None) -> None:
         self._vocab_size, self._close = vocab_size, close
+        self._penalties = Penalties()
 
     def sample(
         self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]
@@ -41,20 +67,30 @@ class Sampler:
         if not requests:
             return [], []
         own = _rows(logits, rows)
-        wants_logprobs = any(r.params.return_logprob for r in requests)
-        raw = own.clone() if wants_logprobs else own
+        asked, raw = _asked(own, requests)
+        if own.is_cuda:
+            self._penalties.apply(own, requests)
+        else:
+            penalise(own, requests)
         self._adjust(own, requests)
         tokens = self._pick(own, requests)
-        if not wants_logprobs:
+        if raw is None:
             return tokens, [None] * len(tokens)
-        asked = zip(raw, tokens, requests, strict=True)
-        return tokens, [_logprob(row, t, r) if r.params.return_logprob and t >= 0 else None for row, t, r in asked]
+        found = _logprobs(raw, to_device(tokens, raw), asked, requests)
+        return tokens, found.of_samples(asked, tokens)
 
-    def sample_ahead(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]) -> torch.Tensor:
-        """The same tokens, [len(requests)] int64 on the logits' device, not waited for; no request may ask for
-        log-probabilities."""
+    def sample_ahead(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]) -> Drawn:
+        """The same, not waited for."""
         own = _rows(logits, rows)
+        asked, raw = _asked(own, requests)
+        penalised = self._penalties.apply(own, requests)
         self._adjust(own, requests)
+        tokens = self._draw_ahead(own, requests)
+        if penalised is not None:
+            self._penalties.expect(penalised, requests, tokens)
+        return Drawn(tokens, asked, None if raw is None else _logprobs(raw, tokens, asked, requests))
+
+    def _draw_ahead(self, own: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
         bound = [i for i, r in enumerate(requests) if is_constrained(r)]
         if bound:
             assert self._close is not None, "this sampler draws nothing ahead"
@@ -70,9 +106,15 @@ class Sampler:
         return torch.where(best == -torch.inf, STUCK, tokens) if bound else tokens
 
     def _adjust(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
+        """Logit bias, and no end before the minimum; in place."""
         logits[:, self._vocab_size :] = -torch.inf
-        for i, req in enumerate(requests):
-            _adjust(logits, i, req)
+        biased = [(i, *_bias(r.params.logit_bias)) for i, r in enumerate(requests) if r.params.logit_bias]
+        if biased:
+            where, values = _places((i, ids) for i, ids, _ in biased), np.concatenate([by for _, _, by in biased])
+            logits.index_put_(_pair(where, logits), to_device(values, logits), accumulate=True)
+        early = [(i, _stops(r)) for i, r in enumerate(requests) if r.params.min_new_tokens and _is_too_early(r)]
+        if early:
+            logits.index_put_(_pair(_places(early), logits), logits.new_full((), -torch.inf))
 
     def _pick(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
         greedy = [_is_greedy(r.params) for r in requests]
@@ -101,10 +143,15 @@ def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     return logits if same else logits[to_device(rows, logits)]
 
 
-def to_device(values: Sequence[float] | np.ndarray, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """On the device of `like`, without waiting for what it does: from pageable memory a copy would."""
-    found = torch.as_tensor(values, dtype=dtype)
-    return found.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else found
+def _asked(own: torch.Tensor, requests: Sequence[Request]) -> tuple[list[int], torch.Tensor | None]:
+    """Whose log-probabilities are wanted, and a copy of their rows."""
+    asked = [i for i, r in enumerate(requests) if r.params.return_logprob]
+    return asked, own[to_device(asked, own)] if asked else None
+
+
+def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, asked: list[int], requests: Sequence[Request]) -> Logprobs:
+    wanted = [requests[i].params.top_logprobs_num or 0 for i in asked]
+    return logprobs(raw, range(len(asked)), tokens[to_device(asked, tokens)], wanted)
 
 
 _WIDTHS = (64, 512, FEW)  # to which few tokens are padded: how a row is drawn does not depend on others
@@ -223,35 +270,27 @@ def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(running, target, right=True)[:, 0].clamp_max(weights.shape[1] - 1)  # beyond it where NaN is
 
 
-def _adjust(logits: torch.Tensor, i: int, req: Request) -> None:
-    """Penalties on what was generated, logit bias, and no end before the minimum; in place on row `i`."""
-    p = req.params
-    if not (p.frequency_penalty or p.presence_penalty or p.logit_bias or p.min_new_tokens):
-        return
-    row = logits[i]
-    if p.frequency_penalty or p.presence_penalty:
-        ids, counts = np.unique(req.ids[req.prompt_len : req.length], return_counts=True)
-        if len(ids):
-            index, count = to_device(ids.astype(np.int64), row), to_device(counts.astype(np.float32), row)
-            row[index] -= count * p.frequency_penalty + p.presence_penalty
-    for token, bias in p.logit_bias:
-        row[token] += bias
+def _is_too_early(req: Request) -> bool:
+    """Whether it may not end yet; where a constraint has a say in that, masking.py sees to it."""
+    return step_of(req) < req.params.min_new_tokens and not is_constrained(req)
+
+
+def _stops(req: Request) -> np.ndarray:
     assert req.answer is not None
-    if step_of(req) < p.min_new_tokens and req.answer.matcher is None:
-        row[to_device(sorted(req.answer.stop_ids), row, torch.int64)] = -torch.inf
+    return np.array(sorted(req.answer.stop_ids), np.int64)
 
 
-def score_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """log P(token) at each of `rows` [N] of `logits` [R, V]; [N] float32."""
-    return logits[rows, tokens] - logits.logsumexp(-1)[rows]
+@lru_cache(maxsize=1024)
+def _bias(bias: tuple[tuple[int, float], ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids, each once, and what is added to each."""
+    return np.array([token for token, _ in bias], np.int64), np.array([by for _, by in bias], np.float32)
 
 
-def _logprob(row: torch.Tensor, token: int, req: Request) -> TokenLogprob:
-    every = row.log_softmax(-1)
-    return TokenLogprob(token, float(every[token]), likeliest(every, req.params.top_logprobs_num or 0))
+def _places(listed: Iterable[tuple[int, np.ndarray]]) -> np.ndarray:
+    """[2, n] int64: of each row with its columns."""
+    return np.concatenate([np.stack((np.full(len(ids), i), ids)) for i, ids in listed], 1)
 
 
-def likeliest(logprobs: torch.Tensor, n: int) -> Top:
-    """The best `n` of `logprobs` [V]."""
-    values, ids = logprobs.topk(n)
-    return tuple(zip(values.tolist(), ids.tolist(), strict=True))
+def _pair(where: np.ndarray, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, columns = to_device(where, logits)
+    return rows, columns

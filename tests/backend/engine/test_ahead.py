@@ -136,13 +136,18 @@ def test_prompts_are_read_while_a_constraint_is_looked_at():
     assert core.runner.passes == [16, 16, 16, 16, 1]  # 3 + 13, then 16 without the constrained row and 15 + 1 with it
 
 
-def test_scores_are_waited_for():
+@pytest.mark.parametrize("options", [{"return_logprob": True, "top_logprobs_num": 2}, {"presence_penalty": 1.0}])
+def test_log_probabilities_and_penalties_are_not_waited_for(options):
     engine, core = stepped(512, runs=FakeAheadRunner)
-    handle = engine.submit(None, [Text(("n: ",)), gen(3, return_logprob=True)])
+    handle = engine.submit(None, [Text(("n: ",)), gen(6, **options)])
+    core.turn()
+    core.turn()
+    assert core.runner.flying == 1 and core.runner.launched == 2  # the second before the first was looked at
     while core.turn():
         engine.check()
-    assert handle.results[0].output().meta["completion_tokens"] == 3
-    assert core.runner.launched == 0
+    meta = handle.results[0].output().meta
+    assert meta["completion_tokens"] == core.runner.launched == 6
+    assert len(meta.get("output_token_logprobs", [None] * 6)) == 6
 
 
 def test_a_flight_that_fails_fails_its_requests_and_nothing_else():

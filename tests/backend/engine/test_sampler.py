@@ -159,12 +159,12 @@ def test_logprobs_are_the_models_own(sampler):
 
 
 def test_scores_are_log_probabilities():
-    from lmc.backend.engine.sampler import score_logprobs
+    from lmc.backend.engine.logprobs import logprobs
 
     values = torch.randn(3, V)
-    found = score_logprobs(values, torch.tensor([0, 2, 2]), torch.tensor([1, 5, 6]))
+    found = logprobs(values, [0, 2, 2], torch.tensor([1, 5, 6])).read()
     expected = values.log_softmax(-1)
-    assert torch.allclose(found, torch.stack((expected[0, 1], expected[2, 5], expected[2, 6])), atol=1e-5)
+    assert found == [(float(expected[row, token]), ()) for row, token in ((0, 1), (2, 5), (2, 6))]
 
 
 # -- constraints ---------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_what_is_drawn_ahead_is_what_is_drawn(params):
     values = torch.randn(3, V, generator=torch.Generator().manual_seed(0))
     requests, rows = [bound, free, closed, early], [1, 0, 2, 1]
     expected, _ = Sampler(V).sample(values.clone(), rows, requests)
-    assert Sampler(V, close_reference).sample_ahead(values.clone(), rows, requests).tolist() == expected
+    assert Sampler(V, close_reference).sample_ahead(values.clone(), rows, requests).tokens.tolist() == expected
     assert expected[2] == STUCK
 
 
@@ -327,4 +327,4 @@ def test_logits_that_are_no_numbers_are_told_and_the_rows_beside_them_go_on(samp
     values = logits({3: 1.0}, {3: 1.0, 4: value}, {4: value}, {5: 30.0})
     asked = request(), request(), request(temperature=1.0, top_p=0.9), request(temperature=1.0)
     assert pick(sampler, values, *asked) == [3, BROKEN, BROKEN, 5]
-    assert sampler.sample_ahead(values.clone(), [0, 1, 2, 3], asked).tolist() == [3, BROKEN, BROKEN, 5]
+    assert sampler.sample_ahead(values.clone(), [0, 1, 2, 3], asked).tokens.tolist() == [3, BROKEN, BROKEN, 5]
