@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from lmc.backend.base import check_supported
 from lmc.backend.instructions import (
     ALL,
+    EFFECT,
     LOOSE,
     RAISE,
     Ask,
@@ -45,6 +47,45 @@ from lmc.ir.ops import GEN_PARAMS, trait
 from lmc.prompt import Fixed, Image, Mark, Origin, Prompt, SamplingParams, Special, make_gen, make_select
 
 
+class Changing:
+    """Which objects of a run calls may have changed that come before: an unordered call that is handed one of them waits for those.
+
+    Values that may hold each other count as one object; so do those of another branch.
+    """
+
+    def __init__(self, before: Sequence[Value]) -> None:
+        """`before`: values of earlier code, with which anything may have happened."""
+        self._with: dict[Value, Value] = {}
+        self._changed: set[Value] = set()
+        self._joined(before, True)
+
+    def seen(self, op: Op, fn: object) -> bool:
+        """Takes note of a host call, the next in program order; whether what it is handed may have been changed."""
+        handed = [v for v in op.operands if isinstance(v, Value) and v.type == "any"]
+        found = any(self._root(v) in self._changed for v in handed)
+        changes = trait(op) != "pure" and not op.attr("unordered") and id(fn) not in _ONLY_READ and op.operands[0].name not in _READS  # type: ignore[union-attr]
+        self._joined([*handed, *[v for v in op.results if v.type == "any"]], changes and bool(handed))
+        return found
+
+    def _root(self, value: Value) -> Value:
+        while (above := self._with.get(value, value)) is not value:
+            value = above
+        return value
+
+    def _joined(self, values: Sequence[Value], changed: bool) -> None:
+        roots = list(dict.fromkeys(map(self._root, values)))
+        for other in roots[1:]:
+            self._with[other] = roots[0]
+        if changed or not self._changed.isdisjoint(roots):
+            self._changed.update(roots[:1])
+
+
+_ONLY_READ = frozenset(map(id, (len, list, tuple, str, repr, isinstance, type, print, sorted, sum, min, max, json.dumps)))
+_READS = frozenset({f"py.{name}" for name in (
+    "getitem", "getattr", "iter", "next", "in", "not_in", "eq", "ne", "lt", "le", "gt", "ge", "bool", "not", "format", "text", "unpack", "list", "dict", "set",
+    "as_tuple", "match_sequence", "match_mapping", "read_list")})  # fmt: skip
+
+
 class Code:
     """A planned graph as instructions. `bound` places the parameters of a continuation: slots or constants.
 
@@ -65,6 +106,7 @@ class Code:
         self.strict = strict  # what the model is asked waits for everything before it (opt=0)
         self._place: dict[Value, int | Const] = {}
         self.loose: set[int] = set()  # slots of values computed from what unordered calls gave
+        self.changing = Changing(() if bound is None else graph.params) if any(op.attr("unordered") for op in graph.ops()) else None
         self.slots = self.first = first
         self._asks = count()
         for i, param in enumerate(graph.params):
@@ -313,6 +355,7 @@ def _host(code: Code, op: Op) -> Instruction:
     unordered = bool(op.attr("unordered")) and not code.strict
     if unordered or not code.loose.isdisjoint(deps):
         code.loose.add(out)
+    changing = code.changing is not None and code.changing.seen(op, fn)
     if trait(op) != "pure":
         kind = _TYPES.get(op.results[0].type) if op.results else None
         if op.attr("awaits"):
@@ -324,6 +367,8 @@ def _host(code: Code, op: Op) -> Instruction:
         call = make(deps, op.loc, out, fn, fetch, kwargs, op.attr("ord"), kind, bool(op.attr("inline")))
         call.within = bool(op.attr("within"))
         call.effect = op.attr("ord") is not None and not op.attr("ordered")
+        if unordered and changing:
+            call.waits = EFFECT
         return call
     simple = CatchingSimple if catch else Simple
     marks = 0 if op.attr("total") or catch else LOOSE if out in code.loose else RAISE

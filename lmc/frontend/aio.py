@@ -183,11 +183,17 @@ class _TimedItems:
 
 def run_here(make: Callable[[], Coroutine[Any, Any, T]], described: str, instead: str) -> T:
     """Runs a coroutine on a new loop of the calling thread. Raises ProgramError where a loop is running already."""
+    if _loop_is_running():
+        raise ProgramError(f"{described} is async, and an event loop is running here: write `{instead}`")
+    return asyncio.run(make())
+
+
+def _loop_is_running() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(make())
-    raise ProgramError(f"{described} is async, and an event loop is running here: write `{instead}`")
+        return False
+    return True
 
 
 def iterate(make: Callable[[], AsyncIterator[T]], name: str) -> Iterator[T]:

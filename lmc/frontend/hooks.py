@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import inspect
 import itertools
@@ -588,7 +587,7 @@ class ReplayMode(CountingMode):
             return None
         fn, given = called
         for index, made in enumerate(self.ahead):
-            if fn.marks_the_same(made.fn) and _alike(given, tuple(made.args)) and _alike(kwargs, dict(made.kwargs)):
+            if fn.marks_the_same(made.fn) and _alike(given, tuple(made.args)) and _alike(tuple(kwargs.items()), tuple(made.kwargs.items())):
                 return self.ahead.pop(index)
         return None
 
@@ -688,6 +687,10 @@ class ReplayMode(CountingMode):
 
     def beyond(self, reason: str) -> Any:
         return NOT_OWN  # nothing after this point is in the record
+
+    def created(self, instance: Any, given: tuple[Any, ...] = (), named: Mapping[str, Any] = types.MappingProxyType({})) -> None:
+        if not reach.ends_with_code(type(instance)):  # else it must not be kept, and nothing after this point is in the record
+            super().created(instance, given, named)
 
     def adopted(self, container: Any, which: int) -> Any:
         key = (self.tick, which, 0)
@@ -978,16 +981,14 @@ def _unordered(name: str, args: tuple[Any, ...]) -> tuple[HostFunction, tuple[An
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two arguments are the same object, or equal data."""
+    """Whether two arguments are the same object, or equal data that cannot change."""
     if a is b:
         return True
     if type(a) is not type(b):
         return False
-    if type(a) in (list, tuple):
+    if type(a) is tuple:
         return len(a) == len(b) and all(map(_alike, a, b))
-    if type(a) is dict:
-        return _alike(list(a.items()), list(b.items()))
-    return (hostops.is_immutable(a) or type(a) is set or dataclasses.is_dataclass(a)) and bool(a == b)
+    return hostops.is_immutable(a) and bool(a == b)
 
 
 def only_sampling(fn: Function, kwargs: dict[str, Any]) -> bool:

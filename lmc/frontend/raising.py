@@ -146,6 +146,16 @@ def located(error: BaseException, where: tuple[Place, ...]) -> None:
     error.__traceback__ = below
 
 
+def again(error: BaseException) -> None:
+    """Raises an exception of the run once more, and leaves it as it was."""
+    traceback = error.__traceback__
+    try:
+        raise error
+    finally:
+        error.__traceback__ = traceback
+        del error, traceback  # what the frames hold would live until the next garbage collection
+
+
 def unlocated(error: BaseException) -> None:
     """Takes out of a traceback what `located` put into it: the interpreter is about to go through these places itself."""
     kept = [t for t in _entries(error.__traceback__) if not _is_stub(t)]

@@ -224,6 +224,11 @@ def from_library(x: Any) -> bool:
     return module is not None and _is_library(module)
 
 
+def ends_with_code(cls: type) -> bool:
+    """Whether code of a class runs where an instance is dropped."""
+    return isinstance(getattr(cls, "__del__", None), types.FunctionType) and not from_library(cls)
+
+
 def class_names_language(cls: type, seen: set[int] | None = None) -> bool:
     """Whether a method of a class reaches the language."""
     if cls.__module__ == "builtins" or id(cls) in (seen := set() if seen is None else seen):

@@ -155,6 +155,8 @@ class CallMode(OutsideMode):
             return self.marked_call(fn, args, kwargs)
         if isinstance(fn, types.MethodType) and isinstance(fn.__func__, HostFunction):
             return self.marked_call(fn.__func__, (fn.__self__, *args), kwargs)
+        if isinstance(fn, type) and reach.ends_with_code(fn):
+            raise TraceEscape(f"makes a {fn.__name__}, whose __del__ runs where it is dropped")
         result = self.own_builtin(fn, args, kwargs)
         if result is not NOT_OWN:
             return self.fresh(result) if fn is sorted else result

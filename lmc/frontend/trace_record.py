@@ -308,8 +308,15 @@ class Recorder(CountingMode):
         result, error = self.value(results[0]), self.value(results[2])  # within reach of the program, in one of the arms
         cls = self.decide(Value(results[1]), expected=None)
         if cls is not None:
+            self._recorded(error, attrs)
             self.throw(cls, error)
         return result.ir
+
+    def _recorded(self, error: Value, attrs: Mapping[str, Attr]) -> None:
+        """What a pure operation raised is an object that can change: a replay takes it from the record as well."""
+        if attrs.get("pure") and self.main and self.count == self.tick:
+            recorded: dict[str, Attr] = {"ordered": True, "inline": True, "catch": True, "ord": (self.tick, 0, 0)}
+            self.emit("host.call", (self.own(raising.again), error.ir), recorded, ("any", "any", "any"))
 
     def is_tried(self) -> bool:
         """Whether the program may handle an exception that is raised here: inside `try`, or `with` of the host."""
@@ -480,7 +487,7 @@ class Recorder(CountingMode):
         if id(x) in self.local:
             return self.rebuilt(x)
         if isinstance(x, BaseException):
-            return self.error_operand(x)
+            return self.error_operand(x) if self.results is None else self.located(x)
         if isinstance(x, types.TracebackType | types.FrameType):
             raise TraceEscape(f"hands a {type(x).__name__} to host code")
         if type(x) is slice and reach.holds_value(x):

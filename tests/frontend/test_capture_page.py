@@ -475,6 +475,17 @@ def definitions(s, q):
     return Box.n, inner.calls
 
 
+@row("an instance of a class with a `__del__` of its own")
+def ends(s, q):
+    class Session:
+        def __del__(self):
+            tool("closed")
+
+    s += q + gen("x", max_tokens=2)
+    Session()
+    return s["x"]
+
+
 @row("an exception of such a class, one of whose methods changes the class or a variable of the program; an enum that the program makes, called with an answer")
 def counted_exceptions(s, q):
     class Again(Exception):
