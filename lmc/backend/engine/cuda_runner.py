@@ -27,6 +27,7 @@ from lmc.backend.engine.logprobs import Logprobs
 from lmc.backend.engine.model_runner import ModelRunner, read, wanted_rows
 from lmc.backend.engine.models.fused import FusedLlama, Inputs
 from lmc.backend.engine.models.llama import LlamaModel
+from lmc.backend.engine.products import Products
 from lmc.backend.engine.request import PENDING, Request
 from lmc.backend.engine.sampler import Drawn, Sampler
 from lmc.backend.engine.scheduler import Pass, Rows
@@ -37,7 +38,7 @@ log = logging.getLogger("lmc.engine")
 _MOST_SAMPLES = 1 << 14
 _MOST_INDICES = 1 << 22
 _SHARE_FROM = 1 << 15
-_SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+_SMALL = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 304, 320, 352, 384, 448, 512)
 _MIDDLE = (576, 640, 704, 768, 832, 896, 960, 1024)  # in which some rows are of prompts
 BUCKETS = (*_SMALL, *_MIDDLE)
 
@@ -78,7 +79,8 @@ class CudaRunner(ModelRunner):
     def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
         super().__init__(model, kv, sampler, str(model.device))
         c = model.config
-        self._fused, self._pool = FusedLlama(model), kv
+        self._products = Products.of(model.device, model.dtype)
+        self._fused, self._pool = FusedLlama(model, self._products) if self._products else FusedLlama(model), kv
         self._tiled = TiledAttention(c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, model.device)
         shape = Shape(c.num_heads, c.num_kv_heads, c.head_dim, model.dtype, c.sliding_window)
         self._flash = _flash(shape, model.device)
@@ -94,6 +96,8 @@ class CudaRunner(ModelRunner):
     @torch.inference_mode()
     def capture(self) -> None:
         """All graphs that passes usually need, some 40 ms each, so that no pass has to wait for one."""
+        if self._products is not None:
+            self._products.measure(self._fused.matrices, BUCKETS)
         for rows in BUCKETS:
             for wide in (False, True) if rows in _SMALL else (True,):
                 self._captured(rows, wide=wide)
@@ -157,8 +161,8 @@ class CudaRunner(ModelRunner):
             if attend is None:
                 return self._launch(known, layout, rows)
         self._staged.record()
-        hidden = self._fused.hidden(_inputs(stage, known), self._sampled, self._pool, attend)
-        return self._fused.logits(hidden.index_select(0, stage.device("logits", len(layout.wanted))))
+        wanted = stage.device("logits", len(layout.wanted))
+        return self._fused.logits(self._fused.hidden(_inputs(stage, known), self._sampled, self._pool, attend, wanted))
 
     def _planned(self, flash: PagedAttention, stage: Stage, layout: _Layout) -> Attend | None:
         """None where FlashInfer cannot build its kernels, and is not asked again."""

@@ -53,16 +53,18 @@ class Both:
         self.kv = KVPool(*shape, torch.float32, "cuda")
         self.rng = np.random.default_rng(1)
 
-    def check(self, *spans: tuple[int, np.ndarray], below: dict[int, Node] | None = None) -> None:
-        """A pass of (rows, slots of the context): every row's logits are near the reference's. `below`: the nodes of
-        the radix tree where spans' prefixes end."""
+    def check(
+        self, *spans: tuple[int, np.ndarray], below: dict[int, Node] | None = None, every: int = 1
+    ) -> None:
+        """A pass of (rows, slots of the context): the logits of each `every`-th row are near the reference's. `below`: the
+        nodes of the radix tree where spans' prefixes end."""
         work = Pass()
         for i, (rows, slots) in enumerate(spans):
             ids = self.rng.integers(0, VOCAB, rows).astype(np.int32)
             req = Request(Kind.PREFILL, ids, lambda _: None)
             req.node = (below or {}).get(i)
             work.add(Rows(req, ids, len(slots) - rows, slots.astype(np.int64)))
-        wanted = list(range(work.rows))
+        wanted = list(range(0, work.rows, every))
         with torch.inference_mode():
             ours = self.runner.logits(work, wanted)
             expected = self.model.forward(_batch(work, wanted), self.kv)
@@ -93,7 +95,7 @@ def test_captured_and_launched_passes_give_the_references_logits(name):
     slots = np.random.default_rng(0).permutation(SLOTS)
     shared, a, b, c, d = slots[:90], slots[100:400], slots[400:900], slots[1000:1400], slots[1500:1600]
     both.check((90, shared))  # a prompt, captured
-    both.check((300, a), (100, b[:100]))  # prompts, launched
+    both.check((300, a), (100, b[:100]))  # prompts
     on = np.concatenate
     both.check((1, on((shared, c[:1]))), (1, on((shared, d[:1]))))  # siblings decode
     both.check(
@@ -101,6 +103,14 @@ def test_captured_and_launched_passes_give_the_references_logits(name):
     )  # decode, constants and a chunk together
     both.check((1, on((shared, c[:3]))))
     both.check((1, on((shared, c[:4]))), (380, b[:500]))
+
+
+def test_a_launched_pass_gives_the_logits_that_are_wanted_and_writes_all_kv():
+    both = Both(CONFIGS["llama"])
+    slots = np.random.default_rng(0).permutation(SLOTS)
+    a, b = slots[:900], slots[1000:1700]
+    both.check((899, a[:899]), (600, b[:600]), every=137)  # more rows than a graph has
+    both.check((1, a), (100, b), every=1)  # reads what they wrote
 
 
 def test_prefixes_that_groups_share_are_read_apart_and_merged():

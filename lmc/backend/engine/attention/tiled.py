@@ -16,7 +16,7 @@ from lmc.backend.engine.attention.tiles import PIECE, Plan, Shared, Tiler
 from lmc.backend.engine.kernels.attention import Partials, Tables, attend
 from lmc.backend.engine.stage import Stage
 
-_PROGRAMS = 2  # of a multiprocessor; more do not fit its memory
+_NARROW, _WIDE = 4, 2  # programs of a multiprocessor: as many as fit its memory
 
 
 class TiledAttention:
@@ -25,8 +25,9 @@ class TiledAttention:
     def __init__(
         self, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, device: torch.device
     ) -> None:
-        programs = _PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
-        self._tiler = Tiler(num_heads, num_kv_heads, max(1, programs // num_kv_heads), window)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        shares, wide_shares = (max(1, n * processors // num_kv_heads) for n in (_NARROW, _WIDE))
+        self._tiler = Tiler(num_heads, num_kv_heads, shares, window, wide_shares)
         self._head_dim, self._device = head_dim, device
         self._beside = torch.cuda.Stream(device)
 
@@ -37,11 +38,11 @@ class TiledAttention:
 
     def sizes(self, rows: int, indices: int) -> dict[str, int]:
         """The parts of a stage that it needs for passes of up to `rows` rows."""
-        pieces = (2 * rows + self._tiler.shares) * PIECE  # a row's own tile, and its prefix's
-        shares = self._tiler.shares + 1
+        shares, wide_shares = self._tiler.shares, self._tiler.shares_of_wide
         return {
-            "narrow_shares": shares, "wide_shares": shares, "indptr": rows + 1,
-            "narrow": pieces, "wide": pieces, "indices": indices,
+            "narrow_shares": shares + 1, "wide_shares": wide_shares + 1, "indptr": rows + 1,
+            "narrow": (2 * rows + shares) * PIECE,  # a row's own tile, and its prefix's
+            "wide": (2 * rows + wide_shares) * PIECE, "indices": indices,
         }  # fmt: skip
 
     def plan(

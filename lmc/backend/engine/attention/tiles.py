@@ -64,8 +64,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Tiler:
-    """Cuts passes into so many shares of each kind.
+    """Cuts passes into so many shares.
 
+    shares    of the narrow tiles; wide_shares: of the wide ones, None: as many
     window    tokens that a row sees, its own included; None: all. Then nothing may be shared.
     """
 
@@ -73,6 +74,7 @@ class Tiler:
     num_kv_heads: int
     shares: int
     window: int | None = None
+    wide_shares: int | None = None
 
     def plan(
         self, lengths: np.ndarray, slots: Sequence[np.ndarray], cuts: np.ndarray, shared: Sequence[Shared], rows: int
@@ -118,13 +120,17 @@ class Tiler:
         """Rows of a wide tile."""
         return rows_of(group_of(self.num_heads, self.num_kv_heads), WIDE)
 
+    @property
+    def shares_of_wide(self) -> int:
+        return self.wide_shares or self.shares
+
     def most_partials(self, rows: int) -> int:
         """Partial results that a pass of so many rows can have: two a row, and those of tiles that are cut."""
-        return 2 * rows + self.shares * (self.few + self._many)
+        return 2 * rows + self.shares * self.few + self.shares_of_wide * self._many
 
     def _cut(self, narrow: np.ndarray, wide: np.ndarray, alone: int, rows: int, indices: np.ndarray) -> Plan:
         """`alone`: the narrow tiles in front, which are over no prefix."""
-        (a, a_tiles, a_shares), (b, b_tiles, b_shares) = _pieces(narrow, self.shares), _pieces(wide, self.shares)
+        (a, a_tiles, a_shares), (b, b_tiles, b_shares) = _pieces(narrow, self.shares), _pieces(wide, self.shares_of_wide)
         every = np.concatenate((a, b))
         prefixes = a_tiles >= alone
         together = _of_rows(b, rows) + _of_rows(a[prefixes], rows)  # such rows have tiles of their own behind it

@@ -17,10 +17,10 @@ from torch import Tensor
 from lmc.backend.engine.attention.tiles import BLOCK, NARROW, PIECE, WIDE, group_of, rows_of
 from lmc.backend.engine.kernels.early import after, can_launch_early, launch
 
-_WARPS = {NARROW: 4, WIDE: 4}
+_WARPS = {NARROW: 2, WIDE: 4}
 _PARTS = 4  # partial results of a row that are read together
 _EARLY = 4  # rows up to which programs that wait take nothing from those that read (measured)
-_STAGES = {NARROW: 5, WIDE: 5}  # a load of slots, and of what lies in them: 3 has one block on its way, 5 two
+_STAGES = {NARROW: 4, WIDE: 5}  # a load of slots, and of what lies in them: 3 has one block on its way, 5 two
 
 
 @dataclass(frozen=True, slots=True)

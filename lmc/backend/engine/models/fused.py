@@ -15,6 +15,7 @@ from lmc.backend.engine.kernels.activation import silu_mul
 from lmc.backend.engine.kernels.embedding import embed
 from lmc.backend.engine.kernels.norm import add_rms_norm
 from lmc.backend.engine.kernels.rope import rope_append
+from lmc.backend.engine.models.linear import Linear
 from lmc.backend.engine.models.llama import Layer, LlamaModel
 
 Inputs = tuple[Tensor, Tensor, Tensor]  # ids, positions and slots of the rows, [T] int32
@@ -22,28 +23,44 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # (q, keys, values of a 
 
 
 class FusedLlama:
-    """Holds no state of its own but the table of rotations."""
+    """Holds no state of its own but the table of rotations.
 
-    def __init__(self, model: LlamaModel) -> None:
+    multiply    x [rows, in] times a matrix (products.py)
+    """
+
+    def __init__(self, model: LlamaModel, multiply: Callable[[Linear, Tensor], Tensor] = lambda matrix, x: matrix(x)) -> None:
         self.config, self.dtype, self.device = model.config, model.dtype, model.device
-        self._model = model
+        self._model, self._multiply = model, multiply
         self._turns = torch.view_as_real(model.rotations).contiguous()  # [max_context, head_dim / 2, 2] float32
         self._still = torch.view_as_real(torch.ones_like(model.rotations)) if self.config.nope_layers else self._turns
 
-    def hidden(self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention) -> Tensor:
-        """Final hidden states [T, hidden_size], normed; K and V of the rows go to their slots. `sampled`: see embed."""
+    @property
+    def matrices(self) -> list[Linear]:
+        """By which rows of a pass are multiplied."""
+        return [matrix for layer in self._model.layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+
+    def hidden(
+        self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Final hidden states [T, hidden_size], normed; K and V of the rows go to their slots. `sampled`: see embed.
+
+        wanted    [R] rows: only theirs, [R, hidden_size], and nothing is computed of others that nobody reads
+        """
         ids, positions, slots = rows
-        m, eps = self._model, self.config.norm_eps
+        m, eps, times = self._model, self.config.norm_eps, self._multiply
         residual = embed(ids, sampled, m.embed)
         following = [layer.input_norm for layer in m.layers[1:]] + [m.norm]
         x = add_rms_norm(None, residual, m.layers[0].input_norm, eps)
         for index, (layer, next_norm) in enumerate(zip(m.layers, following, strict=True)):
             keys, values = kv.key(index), kv.value(index)
             turns = self._still if index in self.config.nope_layers else self._turns
-            q = rope_append(layer.qkv(x), positions, slots, turns, keys, values, _norms(layer), eps)
-            x = layer.o(attend(q, keys, values).view(len(x), -1))
+            q = rope_append(times(layer.qkv, x), positions, slots, turns, keys, values, _norms(layer), eps)
+            attended = attend(q, keys, values).view(len(x), -1)
+            if wanted is not None and layer is m.layers[-1]:
+                attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
+            x = times(layer.o, attended)
             x = add_rms_norm(x, residual, layer.post_norm, eps)
-            x = layer.down(silu_mul(layer.gate_up(x)))
+            x = times(layer.down, silu_mul(times(layer.gate_up, x)))
             x = add_rms_norm(x, residual, next_norm, eps)
         return x
 

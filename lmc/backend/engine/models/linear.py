@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -36,9 +37,15 @@ def can_pack_half() -> bool:
     )
 
 
-def dense(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """The matrix as it is: any dtype, any device."""
-    return lambda x: F.linear(x, weight, bias)
+@dataclass(frozen=True, slots=True, eq=False)
+class Dense:
+    """A Linear of the matrix as it is: any dtype, any device."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
 
 
 def half_packed(weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -46,7 +53,7 @@ def half_packed(weight: Tensor, bias: Tensor | None = None) -> Linear:
     full, bias = weight.float(), None if bias is None else bias.float()
     if not fits_half(weight):
         log.warning("a matrix exceeds float16's range and stays in float32")
-        return dense(full, bias)
+        return Dense(full, bias)
     packed = torch.ops.quantized.linear_prepack_fp16(full, bias)
     multiply = torch.ops.quantized.linear_dynamic_fp16.default
     return lambda x: multiply(x, packed)

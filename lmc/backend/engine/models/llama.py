@@ -17,7 +17,7 @@ from torch import Tensor
 from lmc.backend.engine.attention.base import ForwardBatch, KVStore
 from lmc.backend.engine.attention.torch_ref import fast
 from lmc.backend.engine.models.config import ModelConfig
-from lmc.backend.engine.models.linear import Linear, dense, half_packed, spread
+from lmc.backend.engine.models.linear import Dense, Linear, half_packed, spread
 from lmc.errors import ModelLoadError
 
 
@@ -214,7 +214,7 @@ def build(fused: Mapping[str, Tensor], config: ModelConfig, *, pack_half: bool =
     names = [f"layers.{i}.{kind}" for i in range(config.num_layers) for kind in MATRICES]
     pairs = [(fused["embed" if config.tie_embeddings else "head"], None)]  # the largest first: threads end together
     pairs += [(fused[name + ".weight"], fused.get(name + ".bias")) for name in names]
-    head, *rest = spread(lambda p: half_packed(*p), pairs) if pack_half else [dense(*pair) for pair in pairs]
+    head, *rest = spread(lambda p: half_packed(*p), pairs) if pack_half else [Dense(*pair) for pair in pairs]
     linear = dict(zip(names, rest, strict=True))
     layers = tuple(
         Layer(

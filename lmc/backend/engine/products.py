@@ -1,0 +1,177 @@
+"""Which way cuBLAS multiplies: each size of products by the way that was measured to be the fastest here.
+
+Measured where a graph of the size is captured first, and kept on disk by GPU and version, so that every process with the same
+cache multiplies in the same way. Without measurements PyTorch multiplies as it always does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmc.backend.engine.kernels.cublas import Cublas, CublasError
+from lmc.backend.engine.models.linear import Dense, Linear
+from lmc.config import cache_dir
+
+log = logging.getLogger("lmc.engine")
+
+Size = tuple[int, int, int]  # rows of x; rows and columns of w
+
+_FORMAT = 1
+_NEAR = 1.7  # sizes whose proposals are tried: up to so many times as many rows, or as few
+_FINALISTS = 4  # ways that are measured again, in turns with PyTorch's own
+_ROUNDS = 7
+_GAIN = 0.99  # of PyTorch's time that a way takes at most, to be worth while
+_WRONG = 0.02  # relative difference to PyTorch's result beyond which a way is none
+_MATRICES = 6  # of a shape, multiplied in turns: one alone would be found in the GPU's cache
+
+
+class Products:
+    """Multiplies rows by matrices of the dtype; sizes that were not measured as PyTorch does.
+
+    path    where measurements are kept; None: nowhere
+    """
+
+    def __init__(self, cublas: Cublas, path: Path | None) -> None:
+        self._cublas, self._path = cublas, path
+        self._ways: dict[Size, bytes | None] = _read(path)  # None: PyTorch's own
+
+    @classmethod
+    def of(cls, device: torch.device, dtype: torch.dtype) -> Products | None:
+        """None where cuBLAS cannot be asked."""
+        try:
+            cublas = Cublas(device, dtype)
+        except CublasError as error:
+            log.info("products of matrices are not measured: %s", error)
+            return None
+        name = "".join(c if c.isalnum() else "-" for c in torch.cuda.get_device_name(device))
+        return cls(cublas, _folder_file(f"{name}-{cublas.version}-{str(dtype).removeprefix('torch.')}.json"))
+
+    def __call__(self, matrix: Linear, x: Tensor) -> Tensor:
+        """x [rows, columns] times a matrix."""
+        if isinstance(matrix, Dense) and matrix.bias is None:
+            n, k = matrix.weight.shape
+            way = self._ways.get((len(x), n, k))
+            if way is not None and x.is_contiguous():
+                y = x.new_empty(len(x), n)
+                self._cublas.multiply(way, x, matrix.weight, y)
+                return y
+        return matrix(x)
+
+    def measure(self, matrices: Iterable[Linear], sizes: Sequence[int]) -> None:
+        """Finds the ways for products of so many rows by these matrices, unless they are known."""
+        shapes: dict[tuple[int, int], list[Tensor]] = {}
+        for matrix in matrices:
+            if isinstance(matrix, Dense) and matrix.bias is None and matrix.weight.is_contiguous():
+                of = shapes.setdefault((matrix.weight.shape[0], matrix.weight.shape[1]), [])
+                if len(of) < _MATRICES:
+                    of.append(matrix.weight)
+        missing = [(rows, shape) for shape in shapes for rows in sizes if (rows, *shape) not in self._ways]
+        if not missing:
+            return
+        log.info("measuring %d sizes of products of matrices, once for this GPU", len(missing))
+        ways = cache(self._cublas.ways)
+        for rows, shape in missing:
+            near = sorted((m for m in sizes if m / _NEAR <= rows <= m * _NEAR), key=lambda m, rows=rows: abs(m - rows))
+            self._ways[rows, *shape] = self._fastest(rows, shapes[shape], chain.from_iterable(ways(m, *shape) for m in near))
+        _write(self._path, self._ways)
+
+    def _fastest(self, rows: int, weights: Sequence[Tensor], ways: Iterable[bytes]) -> bytes | None:
+        (n, k), like = weights[0].shape, weights[0]
+        x, y = torch.randn(rows, k, device=like.device).to(like.dtype), like.new_empty(rows, n)
+        right = F.linear(x, weights[0]).float()
+        found: dict[bytes, float] = {}
+        for way in dict.fromkeys(ways):
+            if not self._cublas.can(way, rows, n, k):
+                continue
+            self._cublas.multiply(way, x, weights[0], y)  # the first time it is loaded
+            if (y.float() - right).norm() <= _WRONG * right.norm():
+                found[way] = _seconds(lambda way=way: self._each(way, x, weights, y))
+        best = sorted(found, key=found.__getitem__)[:_FINALISTS]
+        runs = [_captured(lambda: [F.linear(x, w) for w in weights])]
+        runs += [_captured(lambda way=way: self._each(way, x, weights, y)) for way in best]
+        times = [[_seconds(graph.replay) for graph in runs] for _ in range(_ROUNDS + 1)][1:]
+        own, *others = (statistics.median(each) for each in zip(*times, strict=True))
+        return best[others.index(min(others))] if others and min(others) < _GAIN * own else None
+
+    def _each(self, way: bytes, x: Tensor, weights: Sequence[Tensor], y: Tensor) -> None:
+        for w in weights:
+            self._cublas.multiply(way, x, w, y)
+
+
+def _captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begun.record()
+    work()
+    ended.record()
+    ended.synchronize()
+    return begun.elapsed_time(ended) / 1e3
+
+
+# -- on disk -----------------------------------------------------------------------------------------------------------
+
+
+def _folder_file(name: str) -> Path | None:
+    try:
+        folder = cache_dir() / "products"
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        log.warning("no cache directory (%s): every engine measures products again; set LMC_CACHE_DIR", error)
+        return None
+    return folder / name
+
+
+def _read(path: Path | None) -> dict[Size, bytes | None]:
+    """What is not there, of another format or damaged is measured again."""
+    if path is None or not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+        if found["format"] != _FORMAT:
+            return {}
+        ways: dict[Size, bytes | None] = {}
+        for rows, n, k, way in found["ways"]:
+            ways[int(rows), int(n), int(k)] = None if way is None else _way(way)
+        return ways
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s: measurements are damaged (%s); measuring again", path, error)
+        return {}
+
+
+def _way(text: str) -> bytes:
+    way = bytes.fromhex(text)
+    if len(way) != 64:
+        raise ValueError(f"a way of {len(way)} bytes")
+    return way
+
+
+def _write(path: Path | None, ways: dict[Size, bytes | None]) -> None:
+    """With what others have written meanwhile; one log line if that is not possible."""
+    if path is None:
+        return
+    rows = [[*size, None if way is None else way.hex()] for size, way in sorted((_read(path) | ways).items())]
+    try:
+        handle, name = tempfile.mkstemp(prefix=".part-", dir=path.parent)
+        with os.fdopen(handle, "w") as file:
+            json.dump({"format": _FORMAT, "ways": rows}, file)
+        os.replace(name, path)
+    except OSError as error:
+        log.warning("%s: cannot keep measurements (%s)", path, error)

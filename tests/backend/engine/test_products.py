@@ -1,0 +1,105 @@
+"""Ways of multiplying: kept on disk, used for the sizes that they were measured for, and as right as torch's own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.model  # needs torch
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+
+from lmc.backend.engine import products  # noqa: E402
+from lmc.backend.engine.models.linear import Dense  # noqa: E402
+from lmc.backend.engine.products import Products  # noqa: E402
+
+WAY = bytes(range(64))
+
+
+class Recorded:
+    """A cuBLAS that writes ones and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = []
+
+    def multiply(self, way, x, w, y):
+        self.asked.append((way, len(x), tuple(w.shape)))
+        y.fill_(1.0)
+
+
+def kept(path, *rows, form=products._FORMAT):
+    path.write_text(json.dumps({"format": form, "ways": rows}))
+    return path
+
+
+def test_a_measured_size_goes_its_way_and_others_go_torchs(tmp_path):
+    cublas, w = Recorded(), torch.randn(6, 4)
+    times = Products(cublas, kept(tmp_path / "ways.json", [3, 6, 4, WAY.hex()], [2, 6, 4, None]))
+    x = torch.randn(3, 4)
+    assert (times(Dense(w), x) == 1).all() and cublas.asked == [(WAY, 3, (6, 4))]
+    bias = torch.randn(6)
+    for matrix, rows in (
+        (Dense(w), x[:2]),  # torch's own way was the fastest
+        (Dense(w), torch.randn(5, 4)),  # never measured
+        (Dense(w, bias), x),  # with a bias
+        (lambda rows: F.linear(rows, w), x),  # not a plain matrix
+        (Dense(w), torch.randn(4, 3).T),  # rows that do not lie one behind the other
+    ):
+        expected = F.linear(rows, w, matrix.bias if isinstance(matrix, Dense) else None)
+        assert torch.equal(times(matrix, rows), expected)
+    assert len(cublas.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "ways": [[1, 2]]}', '{"format": 1, "ways": [[1, 2, 3, "ab"]]}']
+)
+def test_what_is_damaged_is_measured_again(tmp_path, text, caplog):
+    path = tmp_path / "ways.json"
+    path.write_text(text)
+    assert products._read(path) == {} and "measuring again" in caplog.text
+
+
+def test_another_format_is_measured_again_and_nothing_is_said(tmp_path, caplog):
+    assert products._read(kept(tmp_path / "ways.json", form=0)) == {} and not caplog.text
+    assert products._read(tmp_path / "none.json") == {} and products._read(None) == {}
+
+
+def test_what_others_measured_meanwhile_stays(tmp_path):
+    path = kept(tmp_path / "ways.json", [1, 2, 3, WAY.hex()])
+    products._write(path, {(4, 5, 6): None})
+    assert products._read(path) == {(1, 2, 3): WAY, (4, 5, 6): None}
+    assert [p.name for p in tmp_path.iterdir()] == ["ways.json"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, caplog):
+    products._write(tmp_path / "none" / "ways.json", {(1, 2, 3): None})
+    assert "cannot keep measurements" in caplog.text
+
+
+@pytest.mark.gpu
+def test_every_way_gives_torchs_products_and_is_found_once(tmp_path, monkeypatch):
+    from lmc.backend.engine.kernels.cublas import Cublas
+
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    matrices = [Dense(torch.randn(n, k, device=device).to(dtype)) for n, k in ((256, 512), (768, 128)) for _ in range(3)]
+    path = tmp_path / "ways.json"
+    monkeypatch.setattr(products, "_GAIN", 1e9)  # torch's own is never kept
+    times = Products(Cublas(device, dtype), path)
+    times.measure(matrices, (1, 8, 40, 200))
+    assert all(times._ways.values()) and len(times._ways) == 8
+    for matrix in matrices:
+        for rows in (1, 8, 40, 200, 3):
+            x = torch.randn(rows, matrix.weight.shape[1], device=device).to(dtype)
+            found, expected = times(matrix, x).double(), x.double() @ matrix.weight.double().T
+            assert (found - expected).norm() <= 5e-3 * expected.norm(), (rows, matrix.weight.shape)
+    again = Products(Cublas(device, dtype), path)
+    monkeypatch.setattr(Products, "_fastest", None)  # would raise
+    again.measure(matrices, (1, 8, 40, 200))
+    assert again._ways == times._ways
+
+
+@pytest.mark.gpu
+def test_a_dtype_that_it_does_not_have_is_torchs(monkeypatch):
+    assert Products.of(torch.device("cuda"), torch.float32) is None
