@@ -38,6 +38,7 @@ class FakeWords:
     add_bos = False
     vocab_size = VOCAB
     special_ids = frozenset(SPECIALS.values())
+    prefixes_behind_specials = False
 
     def __init__(self) -> None:
         self.encoded_bytes = 0
@@ -67,7 +68,7 @@ class FakeWords:
             return bytes([token])
         return MERGES[token - FIRST_MERGE] if token >= FIRST_MERGE else b""
 
-    def decode(self, ids: Sequence[int], *, with_specials: bool = False) -> str:
+    def decode(self, ids: Sequence[int], *, with_specials: bool = False, at_start: bool = True) -> str:
         names = {v: k.encode() for k, v in SPECIALS.items()} if with_specials else {}
         return b"".join(names.get(i, self.token_bytes(i)) for i in ids).decode("utf-8", "replace")
 

@@ -48,7 +48,7 @@ class Tokens:
     def of(self, ids: Sequence[int], text: str) -> tuple[int, ...] | None:
         """The beginning of generated ids that says exactly `text`: without a stop, or the end of the answer."""
         for end in range(len(ids), -1, -1):
-            shown = self.words.decode(ids[:end], with_specials=True)
+            shown = self.words.decode(ids[:end], with_specials=True, at_start=False)
             if shown == text:
                 return tuple(ids[:end])
             if len(shown) < len(text):

@@ -191,7 +191,7 @@ class Asker:
 
     def shown(self, token: int) -> str:
         if token not in self._shown:
-            self._shown[token] = self.words.decode([token], with_specials=True)
+            self._shown[token] = self.words.decode([token], with_specials=True, at_start=False)
         return self._shown[token]
 
     # -- select ------------------------------------------------------------------------------------------------

@@ -25,8 +25,9 @@ class Vocabulary(Words, Protocol):
     add_bos: bool
     vocab_size: int
     special_ids: frozenset[int]
+    prefixes_behind_specials: bool  # what the vocabulary puts before a text, a space, it puts behind special tokens too
 
-    def decode(self, ids: Sequence[int], *, with_specials: bool = False) -> str: ...
+    def decode(self, ids: Sequence[int], *, with_specials: bool = False, at_start: bool = True) -> str: ...
 
     def token_bytes(self, token: int) -> bytes: ...
 
@@ -55,16 +56,16 @@ class Encoder:
     def encode(self, run: Sequence[Part], *, at_start: bool) -> np.ndarray:
         """[n] int32. `at_start`: nothing precedes the run; BOS is put there if the tokenizer's own rule says so."""
         words, found = self._words, list[np.ndarray]()
-        empty = True
+        first = at_start
         stretches = cut_texts(run)
         if at_start and words.add_bos and words.bos_token_id is not None and stretches:
-            first = stretches[0]
-            if not (isinstance(first, Special) and words.id_of(first.spelling) == words.bos_token_id):
+            begins = stretches[0]
+            if not (isinstance(begins, Special) and words.id_of(begins.spelling) == words.bos_token_id):
                 found.append(np.array([words.bos_token_id], np.int32))
         for stretch in stretches:
             for piece in (stretch,) if isinstance(stretch, Special) else self._pieces(stretch):
-                ids = self._piece(piece, at_start and empty)
-                empty = empty and not len(ids)
+                ids = self._piece(piece, first)
+                first = (first and not len(ids)) or (isinstance(piece, Special) and words.prefixes_behind_specials)
                 found.append(ids)
         return np.concatenate(found) if found else NO_IDS
 

@@ -10,10 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.decoders import DecodeStream
 
+from lmc.backend.engine import sentencepiece
 from lmc.errors import ModelLoadError, ProgramError
 from lmc.prompt import Part, Special
 
@@ -79,7 +80,8 @@ class Tokenizer:
         spellings = sorted((added[i].content for i in self.special_ids), key=len, reverse=True)
         self._spelling = re.compile("|".join(map(re.escape, spellings))) if spellings else None
         self._warned = parse_special
-        self._middle = _without_first_prefix(raw)
+        self.prefixes_behind_specials = _is_legacy(raw)  # which put a space before each stretch of text, not the first alone
+        self._middle = _without_prefix(raw)
         if self._middle is not raw:
             self._middle.encode_special_tokens = not parse_special
 
@@ -93,14 +95,16 @@ class Tokenizer:
         """
         ids: list[int] = []
         run: list[str] = []
+        first = at_start
         for part in parts:
             if isinstance(part, str):
                 run.append(part)
             elif isinstance(part, Special):
-                ids += self._encode_run(run, at_start and not ids)
+                ids += self._encode_run(run, first)
                 ids.append(self.id_of(part.spelling))
                 run.clear()
-        return ids + self._encode_run(run, at_start and not ids)
+                first = self.prefixes_behind_specials
+        return ids + self._encode_run(run, first)
 
     def blocks(self, text: str) -> list[str]:
         """Cuts a long text where the encodings of both sides do not depend on each other, at places that depend only on
@@ -127,11 +131,13 @@ class Tokenizer:
 
     @cached_property
     def _cuts_at_words(self) -> bool:
-        """Whether a space between a word and a letter always begins a new pre-token, beyond which nothing merges."""
+        """Whether nothing merges across a space between a word and a letter."""
         raw = self.raw
-        if raw.pre_tokenizer is None or not (raw.normalizer is None or type(raw.normalizer).__name__ == "NFC"):
-            return False
         if any(" " in spelling for spelling in self._added):
+            return False
+        if self.is_sentencepiece:
+            return self._begins_words
+        if raw.pre_tokenizer is None or not (raw.normalizer is None or type(raw.normalizer).__name__ == "NFC"):
             return False
         begins = (
             2 in {start for _, (start, _) in raw.pre_tokenizer.pre_tokenize_str(f"x{before} {after}b")}
@@ -139,6 +145,17 @@ class Tokenizer:
             for after in "aZ"
         )
         return all(begins)
+
+    @property
+    def _begins_words(self) -> bool:
+        """Of sentencepiece's BPE: whether spaces are at the beginning of pieces only, and text is taken as it is."""
+        raw = self.raw
+        rules = [*_parts(raw.normalizer, "normalizers"), *_parts(raw.pre_tokenizer, "pretokenizers")]
+        known = [rule["type"] in ("Prepend", "Metaspace") or rule.get("pattern") == {"String": " "} for rule in rules]
+        if not isinstance(raw.model, models.BPE) or not all(known):
+            return False
+        inside = re.compile(f"[^{sentencepiece.SPACE}]{sentencepiece.SPACE}")
+        return not any(inside.search(piece) for piece in raw.get_vocab(with_added_tokens=False))
 
     def _encode_run(self, run: list[str], first: bool) -> list[int]:
         text = "".join(run)
@@ -184,18 +201,28 @@ class Tokenizer:
 
     # -- ids to text
 
-    def decode(self, ids: Iterable[int], *, with_specials: bool = False) -> str:
-        """The text of ids; special tokens are left out unless asked for."""
+    def decode(self, ids: Iterable[int], *, with_specials: bool = False, at_start: bool = True) -> str:
+        """The text of ids; special tokens are left out unless asked for. `at_start=False`: something precedes them, so that a
+        space before the first word belongs to the text."""
+        if self.is_sentencepiece and not at_start:
+            spoken = (self.token_bytes(i) for i in ids if with_specials or i not in self.special_ids)
+            return b"".join(spoken).decode("utf-8", "replace")
         return self.raw.decode(list(ids), skip_special_tokens=not with_specials)
 
     def detokenizer(self) -> Detokenizer:
-        """A fresh incremental decoder; special tokens are left out."""
-        return _ByteDetokenizer(self) if self.byte_level else _StreamDetokenizer(self.raw)
+        """A fresh incremental decoder of what goes on behind other tokens; special tokens are left out."""
+        return _ByteDetokenizer(self) if self.byte_level or self.is_sentencepiece else _StreamDetokenizer(self.raw)
 
     @cached_property
     def byte_level(self) -> bool:
         """Whether tokens are byte strings in GPT-2's alphabet."""
         return "ByteLevel" in _spec(self.raw.decoder)
+
+    @cached_property
+    def is_sentencepiece(self) -> bool:
+        """Whether tokens are text with ▁ for a space, or single bytes."""
+        spec = _spec(self.raw.decoder)
+        return '"ByteFallback"' in spec or '"Metaspace"' in spec
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that the token stands for; a special token's are those of its spelling."""
@@ -206,7 +233,7 @@ class Tokenizer:
             return text.encode()
         if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
             return bytes([int(text[3:5], 16)])
-        return text.replace("\u2581", " ").encode()
+        return text.replace(sentencepiece.SPACE, " ").encode()
 
     @cached_property
     def byte_table(self) -> tuple[bytes, ...]:
@@ -249,23 +276,36 @@ def _spec(part: Any) -> str:
     return "" if part is None else part.__getstate__().decode().replace(" ", "")
 
 
-def _without_first_prefix(raw: RawTokenizer) -> RawTokenizer:
-    """The same rules for text that is not at the start: a sentencepiece space prefix set to "first" is dropped."""
-    if '"prepend_scheme":"first"' not in _spec(raw.pre_tokenizer):
+_LEGACY = '"Prepend"', '"prepend_scheme":"always"'
+
+
+def _is_legacy(raw: RawTokenizer) -> bool:
+    return any(sign in _spec(part) for part in (raw.normalizer, raw.pre_tokenizer) for sign in _LEGACY)
+
+
+def _without_prefix(raw: RawTokenizer) -> RawTokenizer:
+    """The same rules for text that is not at the start: without sentencepiece's space before the first word."""
+    if not _is_legacy(raw) and '"prepend_scheme":"first"' not in _spec(raw.pre_tokenizer):
         return raw
     found = json.loads(raw.to_str())
-    for part in _parts(found.get("pre_tokenizer")):
-        if part.get("prepend_scheme") == "first":
-            part["prepend_scheme"] = "never"
+    splits, rules = _parts(raw.pre_tokenizer, "pretokenizers"), _parts(raw.normalizer, "normalizers")
+    for split in splits:
+        if "prepend_scheme" in split:
+            split["prepend_scheme"] = "never"
+    rules = [rule for rule in rules if rule["type"] != "Prepend"]
+    found["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splits} if splits else None
+    found["normalizer"] = {"type": "Sequence", "normalizers": rules} if rules else None
     return RawTokenizer.from_str(json.dumps(found))
 
 
-def _parts(spec: dict[str, Any] | None) -> list[dict[str, Any]]:
-    return [] if spec is None else spec.get("pretokenizers", [spec])
+def _parts(part: Any, name: str) -> list[dict[str, Any]]:
+    """The specifications of what a part of a tokenizer consists of."""
+    spec = {} if part is None else json.loads(part.__getstate__())
+    return spec.get(name, [spec] if spec else [])
 
 
 class _ByteDetokenizer:
-    """For byte-level vocabularies: collects bytes and gives out whole characters."""
+    """For vocabularies whose tokens are bytes: collects them and gives out whole characters."""
 
     __slots__ = ("_pending", "_tokenizer")
 
@@ -311,7 +351,7 @@ def _may_continue(head: bytes) -> bool:
 
 
 class _StreamDetokenizer:
-    """For other vocabularies (sentencepiece with byte fallback): the library's own stream."""
+    """For other vocabularies (WordPiece): the library's own stream."""
 
     __slots__ = ("_held", "_ids", "_raw", "_stream")
 
@@ -386,24 +426,24 @@ def _pre_tokenizer(name: str, where: str) -> Any:
     return pre_tokenizers.Sequence(parts)
 
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
-
-
 def from_gguf(meta: Mapping[str, Any], where: str, **options: Any) -> Tokenizer:
-    """From GGUF metadata (byte-level BPE). Options are those of Tokenizer."""
+    """From GGUF metadata: byte-level BPE ("gpt2") or SentencePiece's ("llama"). Options are those of Tokenizer."""
     kind = meta.get("tokenizer.ggml.model")
-    if kind != "gpt2":
+    if kind not in ("gpt2", "llama"):
         raise ModelLoadError(
-            f"{where}: tokenizer.ggml.model is {kind!r}; supported: gpt2. Use the model's directory with tokenizer.json"
+            f"{where}: tokenizer.ggml.model is {kind!r}; supported: gpt2, llama. Use the model's directory with tokenizer.json"
         )
+    tokens = _listed(meta, "tokens", where)
+    types = meta.get("tokenizer.ggml.token_type", [sentencepiece.NORMAL] * len(tokens))
     try:
-        tokens, merges = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.merges"]
-    except KeyError as missing:
-        raise ModelLoadError(f"{where}: the metadata lacks {missing.args[0]}") from None
-    pre = str(meta.get("tokenizer.ggml.pre", "gpt-2"))
-    types = meta.get("tokenizer.ggml.token_type", [1] * len(tokens))
-    try:
-        raw = _byte_level_bpe(tokens, merges, types, pre, where)
+        if kind == "llama":
+            prefix, unknown = (meta.get(f"tokenizer.ggml.{key}") for key in ("add_space_prefix", "unknown_token_id"))
+            scores = _listed(meta, "scores", where)
+            raw = sentencepiece.bpe(tokens, scores, types, unknown or 0, prefix=prefix is None or bool(prefix))
+        else:
+            pre = str(meta.get("tokenizer.ggml.pre", "gpt-2"))
+            raw = _byte_level_bpe(tokens, _listed(meta, "merges", where), pre, where)
+        sentencepiece.add_others(raw, tokens, types)
     except ModelLoadError:
         raise
     except Exception as error:  # the library raises bare Exception
@@ -411,12 +451,19 @@ def from_gguf(meta: Mapping[str, Any], where: str, **options: Any) -> Tokenizer:
     return Tokenizer(
         raw,
         bos_token_id=meta.get("tokenizer.ggml.bos_token_id"),
-        add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", False)),
+        add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", kind == "llama")),
         **options,
     )
 
 
-def _byte_level_bpe(tokens: list[str], merges: list[str], types: list[int], pre: str, where: str) -> RawTokenizer:
+def _listed(meta: Mapping[str, Any], key: str, where: str) -> list[Any]:
+    try:
+        return meta[f"tokenizer.ggml.{key}"]
+    except KeyError as missing:
+        raise ModelLoadError(f"{where}: the metadata lacks {missing.args[0]}") from None
+
+
+def _byte_level_bpe(tokens: list[str], merges: list[str], pre: str, where: str) -> RawTokenizer:
     bpe = models.BPE(
         vocab={token: i for i, token in enumerate(tokens)},
         merges=[(m[0], m[1]) for m in (merge.split(" ", 1) for merge in merges)],
@@ -427,8 +474,4 @@ def _byte_level_bpe(tokens: list[str], merges: list[str], types: list[int], pre:
         raw.normalizer = normalizers.NFC()
     raw.pre_tokenizer = _pre_tokenizer(pre, where)
     raw.decoder = decoders.ByteLevel()
-    special = [t for t, kind in zip(tokens, types, strict=True) if kind in (_UNKNOWN, _CONTROL)]
-    raw.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
-    user = [t for t, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
-    raw.add_tokens([AddedToken(t, special=False, normalized=False) for t in user])
     return raw

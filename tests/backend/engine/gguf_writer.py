@@ -25,6 +25,8 @@ def value(item: object) -> bytes:
             return struct.pack("<I", 8) + text(item)
         case [str(), *_]:
             return struct.pack("<IIQ", 9, 8, len(item)) + b"".join(map(text, item))
+        case [float(), *_]:
+            return struct.pack("<IIQ", 9, 6, len(item)) + struct.pack(f"<{len(item)}f", *item)
         case [int(), *_]:
             return struct.pack("<IIQ", 9, 5, len(item)) + struct.pack(f"<{len(item)}i", *item)
     raise TypeError(item)

@@ -6,6 +6,7 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -493,8 +494,8 @@ def test_concurrent_writers_never_show_half_a_copy(tmp_path):
 # -- GGUF of other families, and matrices beyond float16 --------------------------------------------------------------------
 
 
-def as_gguf(model, path, arch, permuted, extra=()):
-    """The model as llama.cpp's converter would write it, in F32."""
+def as_gguf(model, path, arch, permuted, extra=(), words=None):
+    """The model as llama.cpp's converter would write it, in F32. `words`: metadata of another tokenizer."""
     from tests.backend.engine import gguf_writer as writer
 
     c, names = model.config, {hf: g for g, hf in loader._GGUF_NAMES.items()}
@@ -521,6 +522,8 @@ def as_gguf(model, path, arch, permuted, extra=()):
         f"{arch}.attention.key_length": model.model.layers[0].self_attn.head_dim,
         f"{arch}.attention.layer_norm_rms_epsilon": c.rms_norm_eps,
         f"{arch}.rope.freq_base": c.rope_parameters["rope_theta"],
+    }
+    meta |= words or {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": [*(chr(33 + i) for i in range(95)), "ab"],
@@ -554,6 +557,37 @@ def test_gguf_of_each_family(saved, fresh_cache, tmp_path, family, arch, permute
         loaded = load(str(tmp_path / "m.gguf"), dtype="float32")
         torch.testing.assert_close(all_logits(loaded, ids), expected, atol=1e-4 * float(expected.std()), rtol=1e-3)
     assert loaded.name == "m"
+
+
+@pytest.mark.parametrize("sentence", ["The cat", " and  the other cat"])
+def test_gguf_with_pieces_of_sentencepiece(fresh_cache, tmp_path, sentence):
+    """As Llama 2, Mistral and TinyLlama are: loaded, asked, and constrained, from the file and from what is kept of it."""
+    import transformers
+
+    import lmc
+    from tests.backend.engine.test_sentencepiece import meta, reference, vocabulary
+
+    @lmc.function
+    def asked(s):
+        free, bound = s.fork(2)
+        free += sentence + lmc.gen("answer", max_tokens=8, temperature=0, ignore_eos=True)
+        bound += sentence + lmc.gen("answer", regex=r" (the|hat) [0-9]{2}!", temperature=0)
+        return free["answer"], bound["answer"]
+
+    size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**size, vocab_size=len(vocabulary()[0]), max_position_embeddings=256)
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    as_gguf(theirs, tmp_path / "m.gguf", "llama", True, words=meta() | {"tokenizer.ggml.eos_token_id": 2})
+    ids = [1, *reference("▁" + sentence.replace(" ", "▁"))]
+    with torch.no_grad():
+        expected = theirs.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False, eos_token_id=None)[0, len(ids) :].tolist()
+    for _ in ("converted", "from the cache"):
+        with lmc.Engine(str(tmp_path / "m.gguf"), device="cpu", dtype="float32", max_tokens=512) as engine:
+            free, bound = asked.run(backend=engine).ret_value
+        stream = load(str(tmp_path / "m.gguf"), dtype="float32").tokenizer.detokenizer()
+        assert free == "".join(map(stream.push, expected)) + stream.flush()
+        assert re.fullmatch(r" (the|hat) [0-9]{2}!", bound)
 
 
 def test_weights_beyond_float16_stay_in_float32(saved, tmp_path):
