@@ -14,15 +14,18 @@ forced   share of the answers' tokens that the library says need no sampling. xg
          lies wholly within it, also where the text that follows could have changed it
 step     what constraints add to one greedy step of 64 sequences on the CPU, by the share of rows whose best token the
          constraint refuses. lmc: the time of `Sampler.sample` on logits [64, vocabulary], of `accept` and of `forced`,
-         less the median time of `Sampler.sample` on the same logits for the same requests without constraints (below zero
-         where looking at few allowed tokens took less time than looking at all). xgrammar: the time of its own filling,
-         masking and accepting
+         less that of `Sampler.sample` on the same logits for the same requests without constraints (below zero where
+         looking at few allowed tokens took less time than looking at all). xgrammar: the time of its own filling, masking
+         and accepting. The same hundred steps `--walks` times, each from scratch: of each step the least counts, for what a
+         step has to do it does in every walk, and the rest is the machine's. `once` is the slowest single step of all walks,
+         and `free once` that of the sampler without constraints, which no constraint can have slowed; each above its median
 drawn    the same for rows that are sampled, with temperature 1, alone or beside top_p or top_k: a row of few allowed tokens is drawn
 steps    from these alone, any other is closed and drawn from as without constraints. Logits fall as in texts, with the logarithm of a
          token's rank; without constraints such a step takes `free`
 first    the same for a batch of different answers of one regex from their beginning, nothing built but the start's row, a tenth
 steps    of the best tokens refused. Between two steps foresight (a thread of its own) has `--pass-ms` of processor time,
-         less than a pass of the small model takes on a CPU; what it has not built by then, the step builds and is charged with
+         less than a pass of the small model takes on a CPU; what it has not built by then, the step builds and is charged with:
+         `built` says in how many steps rows or forced runs were built, and the slowest of these stands apart
 """
 
 from __future__ import annotations
@@ -32,9 +35,10 @@ import importlib.util
 import json
 import statistics
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -334,8 +338,13 @@ class Step:
     refused: float  # share of rows whose best token is not allowed
     median: float
     p99: float
-    max: float
+    max: float  # of steps that found all rows and forced runs built
     free: float = 0.0  # median of the sampler's step without constraints
+    once: float = 0.0  # the slowest single step, each step taken by itself
+    free_once: float = 0.0  # by how much the slowest one without constraints was above its median
+    steps: int = 0
+    built: int = 0  # steps in which the engine's thread built something
+    built_max: float = 0.0
 
 
 class _Batch:
@@ -387,47 +396,116 @@ class _Batch:
         return token
 
 
-def steps(vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int, refused: float) -> Iterator[Step]:
-    """The written answers of all regexes at once, each at another place, rows and runs built."""
-    import xgrammar
+@dataclass(frozen=True)
+class _Taken:
+    """One step, in microseconds: with constraints, and the sampler's without; and what was built meanwhile."""
 
+    ours: float
+    free: float = 0.0
+    built: int = 0
+
+
+class _Automaton(TokenAutomaton):
+    """Counts the rows that are made in the thread that asks for `here`."""
+
+    here = 0
+
+    def _made(self, state: int, walk: Callable[[], np.ndarray]) -> Any:
+        self.here += threading.current_thread() is threading.main_thread()
+        return super()._made(state, walk)
+
+
+class _Forced(ForcedTokens):
+    """Counts the runs that are found in the thread that asks for `here`."""
+
+    here = 0
+
+    def _certain(self, state: int) -> tuple[int, ...]:
+        self.here += threading.current_thread() is threading.main_thread()
+        return super()._certain(state)
+
+
+def _least(library: str, batch: int, refused: float, walks: Sequence[Sequence[_Taken]]) -> Step:
+    """Of each step the least of all walks."""
+    least: list[tuple[float, bool]] = []
+    for taken in zip(*walks, strict=True):
+        over = min(t.ours for t in taken) - min(t.free for t in taken)
+        least.append((over, any(t.built for t in taken)))
+    plain, built = [t for t, new in least if not new], [t for t, new in least if new]
+    free = [t.free for walk in walks for t in walk]
+    usual = statistics.median(free)
+    median, p99, _ = _figures([t for t, _ in least])
+    return Step(
+        library, batch, refused, median, p99, max(plain, default=float("nan")), free=usual, steps=len(least),
+        once=max(t.ours for walk in walks for t in walk) - usual, free_once=max(free) - usual,
+        built=len(built), built_max=max(built, default=float("nan")),
+    )  # fmt: skip
+
+
+def steps(
+    vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int, refused: float, walks: int
+) -> Iterator[Step]:
+    """The written answers of all regexes at once, each at another place, rows and runs built."""
+    taken = [list(_steps(vocabulary, encode, batch, refused)) for _ in range(walks)]
+    yield _least("lmc", batch, refused, taken)
+    yield _least("xgrammar", batch, refused, [list(_their_steps(vocabulary, encode, batch))])
+
+
+def _steps(vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int, refused: float) -> Iterator[_Taken]:
     rng = np.random.default_rng(0)
     cases = [(regex, encode(text)) for regex, texts in CASES.values() for text in texts]
-    ours, theirs = Ours(vocabulary, encode), XGrammar(vocabulary, encode)
-    starts = {regex: (ours.compile(regex), theirs.compile(regex)) for regex, _ in cases}
+    automata = {regex: _Automaton(compile_regex(regex), vocabulary) for regex, _ in cases}
+    forced = {regex: _Forced(automaton, encode) for regex, automaton in automata.items()}
     greedy = _Batch(vocabulary, batch, rng)
-    times: dict[str, list[float]] = {"lmc": [], "xgrammar": []}
-    without: list[float] = []
-    places: list[tuple[AutomatonMatcher, Any, list[int], int]] = []
-    bits = xgrammar.allocate_token_bitmask(batch, vocabulary.size)
+    places: list[tuple[AutomatonMatcher, list[int], int]] = []
     for regex, answer in cases:  # rows and forced runs are made once a constraint: `first_steps` has them
-        _build(starts[regex][0]().matcher, answer)  # pyright: ignore
+        _build(AutomatonMatcher(automata[regex], forced[regex]), answer)
     for step in range(-5, 100):
         while len(places) < batch:
             regex, answer = cases[int(rng.integers(len(cases)))]
-            places.append((starts[regex][0]().matcher, starts[regex][1]().matcher, answer, 0))  # pyright: ignore
-        best = [greedy.best(matcher, answer[at], refused) for matcher, _, answer, at in places]
+            places.append((AutomatonMatcher(automata[regex], forced[regex]), answer, 0))
+        best = [greedy.best(matcher, answer[at], refused) for matcher, answer, at in places]
+        before = _made_here(automata.values(), forced.values())
         sampled, free = greedy.seconds([p[0] for p in places], best), greedy.seconds([None] * batch, best)
         began = time.thread_time()
-        for matcher, _, answer, at in places:
+        for matcher, answer, at in places:
             matcher.accept(answer[at])
             matcher.forced()
-        mid = time.thread_time()
-        for i, (_, other, _, _) in enumerate(places):
-            other.fill_next_token_bitmask(bits, i)
-        xgrammar.apply_token_bitmask_inplace(greedy.logits, bits)
-        for _, other, answer, at in places:
-            other.accept_token(answer[at])
-        end = time.thread_time()
+        ours = (time.thread_time() - began + sampled) * 1e6
         if step >= 0:
-            times["lmc"].append((mid - began + sampled) * 1e6)
-            without.append(free * 1e6)
-            times["xgrammar"].append((end - mid) * 1e6)
+            yield _Taken(ours, free * 1e6, _made_here(automata.values(), forced.values()) - before)
         greedy.renew()
-        places = [(r, m, answer, at + 1) for r, m, answer, at in places if at + 1 < len(answer)]
-    times["lmc"] = [t - statistics.median(without) for t in times["lmc"]]
-    for name, found in times.items():
-        yield Step(name, batch, refused, *_figures(found), statistics.median(without))
+        places = [(matcher, answer, at + 1) for matcher, answer, at in places if at + 1 < len(answer)]
+
+
+def _their_steps(vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int) -> Iterator[_Taken]:
+    """xgrammar's: they do not depend on what the model wants."""
+    import xgrammar
+
+    rng = np.random.default_rng(0)
+    theirs = XGrammar(vocabulary, encode)
+    cases = [(theirs.compile(regex), encode(text)) for regex, texts in CASES.values() for text in texts]
+    greedy = _Batch(vocabulary, batch, rng)
+    bits = xgrammar.allocate_token_bitmask(batch, vocabulary.size)
+    places: list[tuple[Any, list[int], int]] = []
+    for step in range(-5, 100):
+        while len(places) < batch:
+            start, answer = cases[int(rng.integers(len(cases)))]
+            places.append((start().matcher, answer, 0))  # pyright: ignore
+        began = time.thread_time()
+        for i, (matcher, _, _) in enumerate(places):
+            matcher.fill_next_token_bitmask(bits, i)
+        xgrammar.apply_token_bitmask_inplace(greedy.logits, bits)
+        for matcher, answer, at in places:
+            matcher.accept_token(answer[at])
+        if step >= 0:
+            yield _Taken((time.thread_time() - began) * 1e6)
+        greedy.renew()
+        places = [(matcher, answer, at + 1) for matcher, answer, at in places if at + 1 < len(answer)]
+
+
+def _made_here(automata: Iterable[_Automaton], forced: Iterable[_Forced]) -> int:
+    return sum(a.here for a in automata) + sum(f.here for f in forced)
 
 
 def _build(matcher: AutomatonMatcher, answer: list[int]) -> None:
@@ -435,6 +513,7 @@ def _build(matcher: AutomatonMatcher, answer: list[int]) -> None:
     for token in answer:
         _ = matcher.bits, matcher.forced()
         matcher.accept(token)
+    _ = matcher.forced()
 
 
 def drawn_steps(
@@ -470,28 +549,28 @@ def drawn_steps(
 
 
 def first_steps(
-    case: str, vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int, refused: float, pass_ms: float, reps: int
+    case: str, vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int, refused: float, pass_ms: float, walks: int
 ) -> Step:
     """A batch of different answers of one regex from their beginning, nothing built but the start's row. Between the steps
-    foresight has `pass_ms` of processor time, as it would while the model computes. The same `reps` times, each with nothing
+    foresight has `pass_ms` of processor time, as it would while the model computes. The same `walks` times, each with nothing
     built; of each step the least counts, for other work on the machine slows this down too."""
-    walks = [_first_walk(case, vocabulary, encode, batch, refused, pass_ms) for _ in range(reps)]
-    return Step("lmc", batch, refused, *_figures([min(times) for times in zip(*walks, strict=True)]))
+    taken = [_first_walk(case, vocabulary, encode, batch, refused, pass_ms) for _ in range(walks)]
+    return _least("lmc", batch, refused, taken)
 
 
 def _first_walk(
     case: str, vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int, refused: float, pass_ms: float
-) -> list[float]:
+) -> list[_Taken]:
     rng = np.random.default_rng(1)
     regex = CASES[case][0]
     foresight = Foresight()
-    automaton = TokenAutomaton(compile_regex(regex), vocabulary)
-    forced = ForcedTokens(automaton, encode)
+    automaton = _Automaton(compile_regex(regex), vocabulary)
+    forced = _Forced(automaton, encode)
     answers = [encode(sample_regex(regex, bytes([i]))) for i in range(batch)]
     greedy, ahead = _Batch(vocabulary, batch, rng), Ahead(automaton, forced)
     automaton.mask(forced.run(automaton.start).state)
     left = {AutomatonMatcher(automaton, forced, partial(foresight.want, ahead)): deque(answer) for answer in answers}
-    times: list[float] = []
+    taken: list[_Taken] = []
 
     def go_on(matcher: AutomatonMatcher) -> Sequence[int]:
         run = () if matcher.done else matcher.forced()
@@ -508,17 +587,19 @@ def _first_walk(
         _while_a_pass_runs(foresight, pass_ms / 1e3)
         tokens = [left[matcher].popleft() for matcher in live]
         best = [greedy.best(matcher, token, refused) for matcher, token in zip(live, tokens)]
+        before = _made_here([automaton], [forced])
         with_, without = greedy.seconds(live, best), greedy.seconds([None] * len(live), best)
         began = time.thread_time()
         runs: list[Sequence[int]] = []
         for matcher, token in zip(live, tokens):
             matcher.accept(token)
             runs.append(go_on(matcher))
-        times.append((time.thread_time() - began + with_ - without) * 1e6)
+        ours = (time.thread_time() - began + with_) * 1e6
+        taken.append(_Taken(ours, without * 1e6, built=_made_here([automaton], [forced]) - before))
         for matcher, run in zip(live, runs):
             check(matcher, run)
     foresight.close()
-    return times
+    return taken
 
 
 def _while_a_pass_runs(foresight: Foresight, seconds: float) -> None:
@@ -550,9 +631,9 @@ HEAD = (
     f"{'':14} {'':14} {'compile':>9} {'mask, first walk (µs)':>27} {'again (µs)':>27} {'forced':>8}\n"
     f"{'regex':14} {'library':14} {'ms':>9} {'median':>9}{'p99':>9}{'max':>9} {'median':>9}{'p99':>9}{'max':>9} {'tokens':>8}"
 )
-FIRST = f"\n{'first steps':15} {'batch':>6} {'refused':>8} {'median µs':>10} {'p99':>8} {'max':>8}"
+FIRST = f"\n{'first steps':15} {'batch':>6} {'refused':>8} {'median µs':>10} {'p99':>8} {'max':>8} {'steps':>6} {'built':>6} {'max':>8}"
 DRAWS = f"\n{'drawn steps':15} {'batch':>6} {'refused':>8} {'median µs':>10} {'p99':>8} {'max':>8} {'free':>8}"
-STEPS = f"\n{'step of a batch':15} {'batch':>6} {'refused':>8} {'median µs':>10} {'p99':>8} {'max':>8}"
+STEPS = f"\n{'step of a batch':15} {'batch':>6} {'refused':>8} {'median µs':>10} {'p99':>8} {'max':>8} {'once':>8} {'free once':>10}"
 
 
 def line(r: Row) -> str:
@@ -562,11 +643,16 @@ def line(r: Row) -> str:
     )
 
 
+def _step(name: str, s: Step) -> str:
+    return f"{name:15} {s.batch:6} {s.refused:8.0%} {s.median:10.0f} {s.p99:8.0f} {s.max:8.0f}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", help=f"separated by commas, of: {', '.join(CASES)}")
     parser.add_argument("--libraries", help=f"separated by commas, of: {', '.join(LIBRARIES)}")
     parser.add_argument("--reps", type=int, default=3, help="compilations of each")
+    parser.add_argument("--walks", type=int, default=5, help="over the steps, of which the least counts")
     parser.add_argument("--batch", type=int, default=64, help="sequences of the step")
     parser.add_argument("--pass-ms", type=float, default=10.0, help="processor time between first steps")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
@@ -591,21 +677,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(STEPS)
     batches: list[Step] = []
     for refused in (0.0, 0.1, 1.0):
-        for s in steps(vocabulary, encode, options.batch, refused):
+        for s in steps(vocabulary, encode, options.batch, refused, options.walks):
             batches.append(s)
-            print(f"{s.library:15} {s.batch:6} {s.refused:8.0%} {s.median:10.0f} {s.p99:8.0f} {s.max:8.0f}", flush=True)
+            print(f"{_step(s.library, s)} {s.once:8.0f} {s.free_once:10.0f}", flush=True)
     print(DRAWS)
     draws: dict[str, list[Step]] = {}
     for name, params in DRAWN.items():
         for refused in (0.0, 1.0):
             s = drawn_steps(vocabulary, encode, options.batch, refused, params)
             draws.setdefault(name, []).append(s)
-            print(f"{name:15} {s.batch:6} {s.refused:8.0%} {s.median:10.0f} {s.p99:8.0f} {s.max:8.0f} {s.free:8.0f}", flush=True)
+            print(f"{_step(name, s)} {s.free:8.0f}", flush=True)
     print(FIRST)
     firsts: dict[str, Step] = {}
     for case in cases:
-        firsts[case] = s = first_steps(case, vocabulary, encode, options.batch, 0.1, options.pass_ms, options.reps)
-        print(f"{case:15} {s.batch:6} {s.refused:8.0%} {s.median:10.0f} {s.p99:8.0f} {s.max:8.0f}", flush=True)
+        firsts[case] = s = first_steps(case, vocabulary, encode, options.batch, 0.1, options.pass_ms, options.walks)
+        print(f"{_step(case, s)} {s.steps:6} {s.built:6} {s.built_max:8.0f}", flush=True)
     if options.json:
         data = {
             "about": about,

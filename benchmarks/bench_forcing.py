@@ -167,11 +167,14 @@ def questions(n: int, shots: int, *, untold: bool = False) -> list[Ask]:
     return found
 
 
-def answers(engine: Engine, asked: Sequence[Ask]) -> list[Answer]:
-    """The engine's greedy answers, each complete or cut at 160 tokens."""
+LONGEST = 160  # tokens: no answer is longer
+
+
+def answers(engine: Engine, asked: Sequence[Ask], longest: int = LONGEST) -> list[Answer]:
+    """The engine's greedy answers, each complete or cut at `longest` tokens."""
     handles = []
     for ask in asked:
-        params = SamplingParams(max_new_tokens=160, temperature=0.0, return_logprob=True)
+        params = SamplingParams(max_new_tokens=longest, temperature=0.0, return_logprob=True)
         handles.append(engine.submit(None, [Text((ask.prompt,)), Gen(params, Constraint("regex", ask.regex))]))
     found: list[Answer] = []
     for handle, ask in zip(handles, asked, strict=True):
@@ -201,13 +204,13 @@ def compare(form: str, forced: Sequence[Answer], sampled: Sequence[Answer]) -> R
     )
 
 
-def bench(n: int, model: str = "smollm2", *, shots: int = 3, untold: bool = False, show: bool = False) -> list[Row]:
+def bench(n: int, model: str = "smollm2", *, shots: int = 3, untold: bool = False, show: bool = False, longest: int = LONGEST) -> list[Row]:
     """One row per form, and one of all."""
     asked = questions(n, shots, untold=untold)
     both: list[list[Answer]] = []
     for forced in (True, False):
         with lmc.Engine(model, forced=forced) as engine:
-            both.append(answers(engine, asked))
+            both.append(answers(engine, asked, longest))
     if show:
         for ask, a, b in zip(asked, *both, strict=True):
             if a.text != b.text:

@@ -32,12 +32,8 @@ class Tables:
     rows: Mapping[int, np.ndarray]
 
 
-FEW = 4096  # allowed tokens that are worth listing: looking at so many takes no longer than looking at all
-FEW_REFUSED = 2048  # tokens that are closed more quickly one by one than by adding a mask
-
-_CLOSING = 64  # masks kept as numbers to add, 4 bytes a token each
-_FLAGS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(bool)
-_CLOSED = np.where(_FLAGS, np.float32(0), np.float32(-np.inf))  # [256, 8]: what a byte of a mask adds to eight logits
+FEW = 8192  # allowed tokens that are worth listing: looking at so many takes no longer than looking at all
+FEW_REFUSED = 8192  # tokens that are closed more quickly one by one than by adding a mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +94,6 @@ class TokenAutomaton:
         self.known: dict[int, Row] = {}
         self._short: dict[int, np.ndarray] = dict(tables.rows)  # by window: the tokens of up to LONG bytes
         self._restored = len(tables.rows)
-        self._closing: dict[Row, np.ndarray] = {}
         self._rows: dict[tuple[int, tuple[int, ...]], Row] = {}  # by window and other ids: all tokens
         self._walking: dict[int, Future[np.ndarray]] = {}  # by window: rows of `_short` that a thread is at
 
@@ -135,22 +130,6 @@ class TokenAutomaton:
         reached = np.flatnonzero(often)
         return reached[np.argsort(-often[reached], kind="stable")]
 
-    def closing(self, state: int) -> np.ndarray:
-        """The row to be added to logits: float32 [words * 32], 0 where allowed, -inf elsewhere. Read-only and shared.
-
-        Raises ConstraintError as `row` does.
-        """
-        row = self.row(state)
-        found = self._closing.get(row)
-        if found is None:
-            found = _CLOSED.take(row.bits.view(np.uint8), axis=0).reshape(-1)
-            found.flags.writeable = False
-            with self._lock:
-                if len(self._closing) >= _CLOSING:
-                    self._closing.clear()
-                self._closing[row] = found
-        return found
-
     def targets(self, state: int) -> np.ndarray:
         """The state behind every token: int32 [size], DEAD where none. Computed anew, for tables of a device and for tests."""
         ids, ends = self.vocabulary.reach(self.dfa, state)
@@ -176,8 +155,7 @@ class TokenAutomaton:
         with self._lock:
             bits = {id(bits): bits.nbytes for bits in [*self._short.values(), *(row.bits for row in self._rows.values())]}
             lists = sum(row.nbytes - row.bits.nbytes for row in self._rows.values())
-            closing = sum(closing.nbytes for closing in self._closing.values())
-        return self.dfa.nbytes + sum(bits.values()) + lists + closing
+        return self.dfa.nbytes + sum(bits.values()) + lists
 
     def _made(self, state: int, walk: Callable[[], np.ndarray]) -> Row:
         """The row of a state that has none yet; `walk` is asked for the states behind the trie's nodes if its window has no

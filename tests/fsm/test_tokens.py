@@ -131,7 +131,7 @@ def test_few_refused_tokens_are_listed_with_their_row():
     row = a.row(0)
     assert len(allowed(row.bits)) > FEW and row.few is None
     assert row.refused is not None and row.refused.tolist() == [0, 1, len(words) - 1, *range(len(words), len(words) + 40)]
-    half = automaton(r"[0-7]\w*!?", Vocabulary(words * 3, [0])).row(0)
+    half = automaton(r"[0-7]\w*!?", Vocabulary(words * 6, [0])).row(0)
     assert half.few is None and half.refused is None
 
 

@@ -197,10 +197,6 @@ class AutomatonMatcher:
     def row(self) -> Row | None:
         return self._automaton.known.get(self.state)
 
-    @property
-    def closing(self) -> np.ndarray | None:
-        return self._automaton.closing(self.state)
-
     def allows(self, token: int) -> bool:
         following = self._automaton.next(self.state, token)
         self._known = self.state, token, following  # who asks whether it may come accepts it next

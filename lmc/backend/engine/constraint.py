@@ -52,11 +52,6 @@ class Matcher(Protocol):
         """`bits` and what else is known of them, where they are at hand; None where they would have to be made."""
         ...
 
-    @property
-    def closing(self) -> np.ndarray | None:
-        """`bits` to be added to logits, float32: 0 where allowed, -inf elsewhere; None where there are only bits. Read-only."""
-        ...
-
     def allows(self, token: int) -> bool:
         """One bit of `bits`, without the others where that is cheaper."""
         ...
@@ -222,7 +217,7 @@ class _XGrammarMatcher:
     complete prefix, and `[0-9]+` would be one digit for ever.
     """
 
-    row = closing = None
+    row = None
 
     def __init__(self, matcher: Any, eos_words: np.ndarray, jumps: Jumps | None) -> None:
         import torch

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from lmc.backend.engine.logprobs import Logprobs, logprobs
-from lmc.backend.engine.masking import few_of, greediest, is_constrained, legal_bits, mask, step_of
+from lmc.backend.engine.masking import Closing, few_of, greediest, is_constrained, legal_bits, mask, step_of
 from lmc.backend.engine.penalties import Penalties, penalise
 from lmc.backend.engine.request import BROKEN, STUCK, Request, TokenLogprob
 from lmc.backend.engine.transfer import to_device, to_host
@@ -58,6 +58,7 @@ class Sampler:
     def __init__(self, vocab_size: int, close: Close | None = None) -> None:
         self._vocab_size, self._close = vocab_size, close
         self._penalties = Penalties()
+        self._closing = Closing()
 
     def sample(
         self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]
@@ -118,7 +119,7 @@ class Sampler:
 
     def _pick(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
         greedy = [_is_greedy(r.params) for r in requests]
-        tokens = greediest(logits, requests, greedy) if any(greedy) else [STUCK] * len(requests)
+        tokens = greediest(logits, requests, greedy, self._closing) if any(greedy) else [STUCK] * len(requests)
         drawn: list[int] = []
         few: dict[int, np.ndarray] = {}
         for i, req in enumerate(requests):
@@ -127,7 +128,7 @@ class Sampler:
             tokens[i] = STUCK
             if (listed := few_of(req, logits)) is not None:
                 few[i] = listed
-            elif is_constrained(req) and not mask(logits[i], req):
+            elif is_constrained(req) and not mask(logits[i], req, self._closing):
                 continue
             drawn.append(i)
         for at, picked in _drawn(logits, requests, drawn, few):

@@ -171,7 +171,8 @@ def test_scores_are_log_probabilities():
 
 
 class Bits:
-    """A matcher that allows some tokens; `row` and `closing` as the automaton has them once the row was made."""
+    """A matcher that allows some tokens; `row` as the automaton has it once the row was made, of few tokens, of all but few or of neither; "bits" has
+    the mask alone, and writes to it, as xgrammar does."""
 
     done, refused = False, 0
 
@@ -183,15 +184,15 @@ class Bits:
         self.row = {
             "few": Row(self.bits, few=np.array(sorted(allowed))),
             "refused": Row(self.bits, refused=np.flatnonzero(flags[:V] == 0)),
-            "closing": Row(self.bits),
+            "neither": Row(self.bits),
         }.get(has)
-        self.closing = np.where(flags, 0, -np.inf).astype(np.float32) if has == "closing" else None
+        self.bits.flags.writeable = has == "bits"
 
     def allows(self, token: int) -> bool:
         return token in self.allowed
 
 
-@pytest.mark.parametrize("has", ["few", "refused", "closing", "bits"])
+@pytest.mark.parametrize("has", ["few", "refused", "neither", "bits"])
 def test_greedy_rows_get_the_best_allowed_token_whatever_else_is_in_the_batch(sampler, has):
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -221,18 +222,19 @@ def test_a_row_that_several_requests_share_is_read_by_each(sampler):
     assert pick(sampler, logits({9: 4.0, 8: 3.0, 7: 2.0, 6: 1.0}), *requests, rows=[0] * 4) == [3, 4, 6, 9]
 
 
-@pytest.mark.parametrize("has", ["few", "refused", "closing", "bits"])
+@pytest.mark.parametrize("has", ["few", "refused", "neither", "bits"])
 def test_drawn_rows_are_closed_but_for_what_is_allowed(has):
-    from lmc.backend.engine.masking import mask
+    from lmc.backend.engine.masking import Closing, mask
 
     req: Any = request(stop_ids=(5,), min_new_tokens=3)
+    closing = Closing()
     req.answer.matcher = Bits({1, 5, 7}, has=has)
     row = torch.arange(V, dtype=torch.float32)
-    assert mask(row, req)
+    assert mask(row, req, closing)
     assert {i: float(x) for i, x in enumerate(row) if x > -torch.inf} == {1: 1.0, 7: 7.0}
     req.params = SamplingParams(min_new_tokens=0)
     row = torch.arange(V, dtype=torch.float32)
-    assert mask(row, req) and {i for i, x in enumerate(row) if x > -torch.inf} == {1, 5, 7}
+    assert mask(row, req, closing) and {i for i, x in enumerate(row) if x > -torch.inf} == {1, 5, 7}
 
 
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}])
@@ -242,7 +244,7 @@ def test_what_is_drawn_among_few_is_what_is_drawn_from_the_closed_row(sampler, p
         values = torch.from_numpy(rng.standard_normal((3, V)).astype(np.float32))
         allowed = set(rng.choice(V, int(rng.integers(1, V)), replace=False).tolist())
         found: list[list[int]] = []
-        for has in ("few", "refused", "closing", "bits"):
+        for has in ("few", "refused", "neither", "bits"):
             requests: list[Any] = [request(seed=seed, temperature=0.7, **params) for _ in range(3)]
             requests[1].answer.matcher = Bits(allowed, has=has)
             found.append(pick(sampler, values, *requests))
@@ -260,7 +262,7 @@ def test_a_model_that_is_refused_again_and_again_is_asked_less_often():
     from lmc.backend.engine.sampler import Sampler
 
     req: Any = request()
-    req.answer.matcher = matcher = Counting({1, 2}, has="closing")
+    req.answer.matcher = matcher = Counting({1, 2}, has="neither")
     for _ in range(32):
         assert pick(Sampler(V), logits({3: 2.0, 4: 1.5, 1: 1.0}), req) == [1]
     assert matcher.asked <= 12
@@ -274,7 +276,7 @@ class Closed:
     """A constraint that lets nothing follow, as a mask or as an error of the vocabulary."""
 
     done = complete = False
-    row, closing, refused = None, None, 0
+    row, refused = None, 0
 
     def __init__(self, raises: bool) -> None:
         self.raises = raises
