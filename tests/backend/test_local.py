@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ from tests.backend.engine_fakes import (
     FakeCompiler,
     FakeMatcher,
     FakeWords,
+    automata,
     backend,
     bits_of,
     logprob,
@@ -371,6 +373,36 @@ def test_a_constraint_that_lets_nothing_follow_fails_alone(beside):
         assert other.results[0].output().text == alone
         assert answer(engine, "beside", beside).text == alone  # the engine goes on
         assert engine.stats()["running"] == 0
+
+
+def test_others_go_on_while_a_hostile_constraint_is_compiled(monkeypatch):
+    """However long it takes: all of it happens in the thread that submits it, and no other waits for that."""
+    from lmc.backend.engine import automaton
+
+    began, go_on = threading.Event(), threading.Event()
+    real = automaton.automaton_of
+
+    def slow(kind: str, source: str):
+        if source == "a{3}":
+            began.set()
+            assert go_on.wait(60)
+        return real(kind, source)
+
+    monkeypatch.setattr(automaton, "automaton_of", slow)
+    engine, _ = backend(compiler=automata(WORDS))
+    with engine, ThreadPoolExecutor(1) as pool:
+        running = ask(engine, "free", gen(300, ignore_eos=True))
+        hostile = pool.submit(answer, engine, "h=", Gen(SamplingParams(max_new_tokens=9), Constraint("regex", "a{3}")))
+        assert began.wait(60)
+        before = engine.counters().generated_tokens
+        digits = Gen(SamplingParams(max_new_tokens=9, temperature=1.0), Constraint("regex", "[0-9]{2}x{4}"))
+        assert all(re.fullmatch("[0-9]{2}x{4}", answer(engine, f"{i}=", digits).text) for i in range(8))
+        assert answer(engine, "plain", gen(20, ignore_eos=True)).usage.completion_tokens == 20
+        running.results[0].output()
+        assert engine.counters().generated_tokens - before >= 8 * 6 + 20 and not hostile.done()
+        go_on.set()
+        assert hostile.result(60).text == "aaa"
+        engine.check()
 
 
 def test_logprobs_of_answer_and_prompt(engine):
