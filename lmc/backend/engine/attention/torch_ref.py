@@ -147,9 +147,10 @@ def partial(
 
     `causal` means T == S. On a CPU torch's flash kernel; elsewhere written out.
     """
-    k, v = k.to(q.dtype), v.to(q.dtype)
-    if q.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)
+    if k.dtype != q.dtype:
+        k, v = k.to(q.dtype), v.to(q.dtype)
+    if q.is_cpu:
+        return torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
@@ -186,6 +187,19 @@ class FastPlan:
         return out
 
 
+@dataclass(frozen=True)
+class LonePlan:
+    """One row over consecutive slots, as a lone answer's are: a few views and the kernel, since a short context's attention takes
+    no longer than as many operations more."""
+
+    first: int
+    count: int
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        k, v = (store.narrow(0, self.first, self.count)[None].transpose(1, 2) for store in (keys, values))
+        return partial(q.view(1, k.shape[1], -1, k.shape[3]), k, v)[0].reshape(q.shape)
+
+
 def _merge(out: Tensor, lse: Tensor, rows: Where, new: Tensor, new_lse: Tensor) -> None:
     """Adds a partial result to the rows' running mean."""
     old_lse = lse[rows]
@@ -195,8 +209,12 @@ def _merge(out: Tensor, lse: Tensor, rows: Where, new: Tensor, new_lse: Tensor) 
     lse[rows] = total
 
 
-def fast(spans: Sequence[Span], window: int | None = None) -> FastPlan:
+def fast(spans: Sequence[Span], window: int | None = None) -> FastPlan | LonePlan:
     """Plans one pass; the spans cover the rows."""
+    if len(spans) == 1 and spans[0].length == 1:
+        run = _where(spans[0].slots if window is None else spans[0].slots[-window:])
+        if isinstance(run, slice):
+            return LonePlan(run.start, run.stop - run.start)
     whole: list[_Part] = []
     layered: list[_Part] = []
     for span in spans:

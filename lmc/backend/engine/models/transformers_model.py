@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.base import ForwardBatch, KVStore, Span
-from lmc.backend.engine.attention.torch_ref import FastPlan, causal_mask, fast
+from lmc.backend.engine.attention.torch_ref import FastPlan, LonePlan, causal_mask, fast
 from lmc.backend.engine.kv_pool import KVPool, LayerShape
 from lmc.backend.engine.models.config import ModelConfig, token_ids
 from lmc.errors import ModelLoadError
@@ -45,9 +45,9 @@ class _Pass:
     batch: ForwardBatch
     kv: KVStore
     windows: Mapping[int, int | None]  # of each layer
-    plans: dict[int | None, FastPlan] = field(default_factory=dict)
+    plans: dict[int | None, FastPlan | LonePlan] = field(default_factory=dict)
 
-    def plan(self, window: int | None) -> FastPlan:
+    def plan(self, window: int | None) -> FastPlan | LonePlan:
         if window not in self.plans:
             self.plans[window] = fast(self.batch.spans, window)
         return self.plans[window]
