@@ -254,7 +254,7 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _sequence(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
-    if isinstance(value, (str, bytes, Mapping)):
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(type(value), "__iter__"):
         raise _wrong_type(name, value, wanted)
     try:
         return tuple(sorted(value) if isinstance(value, set | frozenset) else value)

@@ -103,7 +103,12 @@ class Expr:
         """An f-string would make a prompt of its repr."""
         raise ArgumentError('an expression is not text and cannot be put into an f-string; concatenate it: "…" + lmc.gen(…)', loc=caller_loc())
 
+    def _is_no_answer(self, *_: object) -> Never:
+        raise ArgumentError(f"{an(type(self).__name__)} is an expression, which is asked when it is appended: it has no items and no order; "
+                            f'what the model says is then s["name"]', loc=caller_loc())
+
     if not TYPE_CHECKING:  # a type checker knows which attributes there are
+        __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = _is_no_answer
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeMissing(f"{an(type(self).__name__)} has no attribute {name!r}: it is an expression, which is asked when it is "

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import index
-from typing import Any, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from lmc.backend.base import Usage
-from lmc.errors import ArgumentError, LmcError, ParameterError, ProgramError
+from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, ProgramError
 from lmc.frontend import streaming
 from lmc.frontend.emitter import Answer, Ctx, Emitter, Gathered, Scoped, Stored, Taken
 from lmc.frontend.primitives import (
@@ -109,6 +109,19 @@ class State:
         if self.progress is not None:
             self.progress.notify()
         return self
+
+    def __add__(self, other: object) -> State:
+        raise ArgumentError("a state is appended to in place: write s += … (s + … would be another state)", loc=caller_loc())
+
+    if not TYPE_CHECKING:  # a type checker knows which attributes there are
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__") or name in State.__slots__:
+                raise AttributeError(f"'State' object has no attribute {name!r}")
+            held = name in self.variables
+            near = [] if held else difflib.get_close_matches(name, [n for n in dir(State) if not n.startswith("_")], 1)
+            mean = f"; did you mean {near[0]!r}?" if near else f"; a variable is read as s[{name!r}]"
+            raise AttributeMissing(f"'State' object has no attribute {name!r}{mean}", loc=caller_loc())
 
     # -- roles and scopes
 
@@ -233,6 +246,9 @@ class State:
     def __setitem__(self, name: str, value: Any) -> None:
         held: Any = self.variables.get(name)
         self.variables[name] = Stored(value, held.source if held.__class__ is Stored else held)
+
+    def __delitem__(self, name: str | None) -> None:
+        raise ArgumentError(f"a variable of a state stays; to say that it holds nothing write s[{name!r}] = None", loc=caller_loc())
 
     def __contains__(self, name: str | None) -> bool:
         """Whether a gen, select, scope or assignment of this name precedes this point of the program."""

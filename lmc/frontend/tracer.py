@@ -174,7 +174,7 @@ class TraceMode(CallMode):
     # -- operators
 
     def binop(self, op: str, a: Any, b: Any) -> Any:
-        if isinstance(a, Expr) or isinstance(b, Expr):
+        if isinstance(a, Expr | State) or isinstance(b, Expr):
             return b.__radd__(a) if op == "+" and isinstance(a, Value) else native(hostops.OPERATIONS[hostops.BINARY[op]], a, b)
         result = self.own_binary(op, a, b)
         if result is not NOT_OWN:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import random
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -114,6 +115,144 @@ def wrapped(fn):
         return result
     return inner_
 ''',
+    "Chat": '''
+class Turn:
+    """A part of a class whose code Python calls: stores, properties, comparisons, items, text, calls and `with`."""
+
+    kinds = []
+
+    def __init__(self, s, text):
+        self.s, self._text, self.left = s, text, 0
+
+    @property
+    def text(self):
+        return self._text[-6:]
+
+    @text.setter
+    def text(self, text):
+        self.left += 1
+        self._text = str(text)
+
+    @staticmethod
+    def clean(text):
+        return text.strip()[:5]
+
+    def __eq__(self, other):
+        return isinstance(other, Turn) and self.text == other.text
+
+    def __lt__(self, other):
+        return self.text < other.text
+
+    def __hash__(self):
+        return hash(self.text)
+
+    def __len__(self):
+        return len(self._text) % 4
+
+    def __bool__(self):
+        return "a" in self._text
+
+    def __getitem__(self, at):
+        return self._text[at]
+
+    def __iter__(self):
+        yield self.left
+        yield from self._text[:2]
+
+    def __contains__(self, text):
+        return text in self._text
+
+    def __add__(self, other):
+        return type(self)(self.s, self.text + getattr(other, "text", str(other)))
+
+    def __iadd__(self, other):
+        self.text = self._text + str(other)
+        return self
+
+    def __str__(self):
+        return f"<{self.text}>"
+
+    def __format__(self, spec):
+        return format(self.text, spec) if spec else str(self)
+
+    def __getattr__(self, name):
+        if name.startswith("ask_"):
+            return lambda t: self.ask(t + name[4:])
+        raise AttributeError(name)
+
+
+class Chat(Turn):
+    def __init__(self, s, text="", *more):
+        super().__init__(s, text)
+        self.more = list(more)
+        self.kinds = [*Turn.kinds, "chat"]
+
+    @property
+    def text(self):
+        return super().text + "~"
+
+    @text.setter
+    def text(self, text):
+        self.more.append(text)
+        Turn.text.fset(self, text)
+
+    def ask(self, t):
+        self.s += t + lmc.gen("x", max_tokens=2)
+        self.text = self.s["x"]
+        return self.text
+
+    def __call__(self, t, *rest, **named):
+        return self.ask(t + self.clean(t)) + "".join(map(str, rest)) + "".join(named)
+
+    def __enter__(self):
+        self.s += "("
+        return self.ask
+
+    def __exit__(self, cls, error, traceback):
+        self.s += ")"
+        self.more.append(cls and cls.__name__)
+        return cls is IndexError
+''',
+    "part(": '''
+@contextlib.contextmanager
+def part(st, name):
+    st += f"<{name}>"
+    try:
+        yield name + "+"
+    except LookupError as error:
+        st += "!"
+        error.add_note("in " + name)
+        if "k" in name:
+            raise
+    finally:
+        st += "</>"
+''',
+    "Mood": '''
+class Mood(enum.Enum):
+    A = "a"
+    B = "b"
+
+    @classmethod
+    def of(cls, text):
+        return next((m for m in cls if m.value in text), cls.B)
+
+    @property
+    def other(self):
+        return Mood.A if self is Mood.B else Mood.B
+''',
+    "Pair": '''
+class Pair(typing.NamedTuple):
+    text: str
+    n: int = 1
+
+    def long(self):
+        return self.text * (self.n % 3)
+''',
+    "same(": '''
+@lmc.host(ordered=False)
+def same(x, y=None):
+    return x
+''',
     "scored": '''
 def scored(st, t):
     st += t + lmc.gen("g", regex="[0-3]")
@@ -170,6 +309,71 @@ INNER = {
             self.rows.append(t)
             return self
 ''',
+    "Failed": '''
+    class Failed(LookupError):
+        code = 1
+
+        def __init__(self, why, **more):
+            super().__init__(why)
+            self.why = why
+            self.__dict__.update(more)
+
+        @property
+        def shown(self):
+            return f"{self.why[-4:]}:{self.code}"
+
+    class Worse(Failed):
+        code = 2
+''',
+    "fail": '''
+    def fail(t, k=0):
+        if "a" in t:
+            raise Failed(t, k=k)
+        try:
+            return str(10 // k)
+        except ZeroDivisionError as error:
+            raise Worse(t, cause=error) from error
+''',
+    "tried": '''
+    def tried(fn, *args):
+        try:
+            return fn(*args)
+        except Exception as error:
+            error.times = getattr(error, "times", 0) + 1
+            error.add_note(w[:3])
+            X.append(error)
+            return type(error).__name__
+''',
+    "counting": '''
+    def counting(fn):
+        @functools.wraps(fn)
+        def inner_(*args, **kwargs):
+            inner_.calls += 1
+            return fn(*args, **kwargs)
+        inner_.calls = 0
+        return inner_
+
+    @counting
+    def twice(t, *, k=2):
+        return (t * k)[-6:]
+''',
+    "guard": '''
+    def guard(k):
+        try:
+            for i in range(k):
+                s.__iadd__(lmc.gen("z", max_tokens=1))
+                yield s["z"]
+        finally:
+            s.__iadd__("|")
+''',
+    "sums": '''
+    def sums(t):
+        got = yield t
+        total = 0 if got is None else len(got)
+        for a in t[:2]:
+            total += (yield a) or 1
+        return total
+''',
     "tally": '''
     def tally(t):
         tally.calls += 1
@@ -185,7 +389,7 @@ INNER = {
 ''',
 }
 
-HEAD = "import copy, dataclasses, functools, itertools, json, re\nfrom collections import Counter\nimport lmc\n\nG = []\nN = 0\n"
+HEAD = "import contextlib, copy, dataclasses, enum, functools, itertools, json, re, typing\nfrom collections import Counter\nimport lmc\n\nG = []\nN = 0\n"
 
 
 BEGIN = HEAD + "\n@lmc.function\ndef program(s, q, xs, flag=False):\n    v, w, n, L, D = q, 'w', 0, [], {}\n"
@@ -197,7 +401,7 @@ def compiled(source: str) -> tuple[lmc.Function, Callable[[int], None], Callable
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     tools = {n: getattr(outside, n) for n in TOOLS}
     names: dict[str, Any] = {"__name__": "generated", "outside": outside, "effect": effect, **tools}
-    exec(compile(source, file, "exec"), names)
+    exec(compile(source, file, "exec", dont_inherit=True), names)
 
     def reset(world: int = 0) -> None:
         outside.reset()
@@ -281,6 +485,20 @@ DEFINED = [
     "h = lambda t: t + str(h.n); h.n = n; h.n += 1; v = h({t})[-7:]", "a = Twice({s}); v = a.ask({t}); L = a.logs", "a = Twice({s}); n = a.log({t}); w = str(a.logs)[-9:]", "box = Box(); box.keep = xs; box.keep.append({t})",
     "i = 0; a = [{t}, {u}]; a[i], i = i, 1; L = a", "a = [1, 2, 3]; i = 2; i, a[i] = {n} % 3, {t}; L = a", "x = y = Twice({s}); x.next, x = n, {t}; w = x[-7:]; n = y.next", "i = 1; a = [0, 0]; a[i], i, a[i] = {t}, 0, n; L = a",
 ]  # fmt: skip
+CLASSES = [
+    "c = Chat({s}, {t}); v = c.ask({u})", "c = Chat({s}, {t}); v = c({u}, n, k=1)[-9:]; n = c.left", "c = Chat({s}, {t}); c += {u}; w = c.text; L = c.more", "c = Chat({s}, {t}) + {u}; v = str(c); n = len(c)", "c = Chat({s}, {t}); v = f'{{c}}|{{c:>5}}'",
+    "a, b = Chat({s}, {t}), Chat({s}, {u}); w = str(a == b) + max(a, b).text + str(a < b)", "c = Chat({s}, {t}); L = [*c, c[0:1], {u} in c]", "L = [c.text for c in sorted([Chat({s}, {t}), Chat({s}, {u}), Chat({s}, 'm')])]", "c = Chat({s}, {t}); v = c.ask_b({u})",
+    "c = Chat({s}, {t}); v = c.text if c else 'empty'; n = int(not c)", "c = Chat({s}, {t}); c.text = {u}; c.text += 'm'; w = c.text; n = c.left; L = c.more", "w = getattr(Chat({s}, {t}), 'nothing', 'none') + str(hasattr(Chat({s}), 'ask_x'))", "D = {{Chat({s}, {t}): n, Chat({s}, {t}): 5}}; D = {{str(k): D[k] for k in D}}",
+    "c = Chat({s}, {t}, n); b = copy.copy(c); b.more.append({u}); b.text = 'b'; L = c.more; w = c.text", "c = Chat({s}, {t}); L = c.kinds; c.kinds.append(n); n = len(Chat.kinds)", "L = [f(a) for f in [Chat({s}, {t}), shout_] for a in {u}[:1]]", "a, b, *L = Chat({s}, {t} + 'zz')",
+    "m = Mood.of({t}); w = m.name + str(m is Mood.A) + m.other.value", "L = [{{Mood.A: 1, Mood.B: n}}[Mood.of({t})], Mood('a') is Mood.A]", "m = Mood.of({t}); v = {{'a': {u}, 'b': w}}[m.value]", "p = Pair({t}, n); v = p.long()[-7:]; L = [*p, p == ({t}, n), p.n]", "a, n = Pair({t}, n % 5); w = a[-5:]", "L = sorted([Pair({t}), Pair({u}, n)]); L = [a.text for a in L]",
+    "v = twice({t}); n = twice.calls % 7", "w = twice({t}, k=n % 3); L = [twice.__name__, twice.calls]", "L = [*guard(2)]", "v = next(guard(2), 'none')", "for z in guard(3): v = z; break", "g_ = sums({t}); v = next(g_); L = [g_.send({u}), *g_]", "L = list(sums({t}))[:3]",
+    "a = [{t}]; L = [same(a), same([{t}])]; a.append(n); w = str(L[0] is a)", "L = same([{t}, n]); L.append(1); w = same({u})", "a = same([v]); b = same([v], n); b.append(w); L = [a is b, a, b]", "n = len(same({t})) % 7",
+]  # fmt: skip
+ERRORS = [
+    "v = tried(int, {t})", "v = tried(json.loads, {t}); w = str(len(X))", "v = tried(lambda: L[{n}]); n = len(X) % 7", "w = X[-1].__notes__[-1] if X else w", "w = ','.join(f'{{e.times}}{{type(e).__name__}}' for e in X)[-9:]", "w = str(X[0] is X[-1]) if X else w",
+    "v = tried(Chat, {t})[-9:] if flag else tried(flaky, {t}, q)", "L = [str(e)[-9:] for e in X]", "L = [e.times for e in X]", "n = sum(isinstance(e, ValueError) for e in X)", "w = str(X and X[-1].args)[-12:]", "{s}['e'] = len(X)", "effect('errors', [str(e) for e in X], q)",
+    "v = tried(fail, {t}, n)", "v = tried(lambda: fail({t}, len(v)))", "w = ','.join(e.shown for e in X if isinstance(e, Failed))[-9:]",
+]  # fmt: skip
 OUTSIDE = [
     "outside.set_limit(n)", "outside.LIMIT = 5", "n += outside.LIMIT % 7", "outside.add_step('s')", "w = outside.counted(w)", "w = STEPS[0]", "outside.Settings.level += 1", "n += outside.Settings.level",
     "w = str(next(outside.IDS))", "n += keep(L + [{t}])", "keep(L)", "G.append({t})", "n = (n + len(G)) % 7", "global N; N += 1", "w = str(N)", "w = str(outside.LIMIT)", "v = ' '.join(STEPS)[:9]", "outside.drop('one') if 'one' in STEPS else 0",
@@ -294,8 +512,8 @@ ITERABLES = [
     "reversed(xs)", "[a for a in {t}.split() if a][:2]", "(a for a in xs)", "{t}.partition('a')", "iter([{t}])", "re.findall('[a-h]', {t})[:3]", "itertools.islice(itertools.count(), 2)", "set({t}[:1])",
 ]  # fmt: skip
 PAIRS = ["enumerate({t}.split()[:2])", "zip({t}, xs)", "list(D.items())[:2]", "[({t}, 1), ({u}, n)]", "enumerate(xs, 1)", "zip(L, 'ab')"]
-RAISERS = ["w = str({t}.split() in {{'a', 'k'}})", "w = str(D.get({t}.split()))", "w = sum([{t}], '')", "v = flaky({t}, q)", "n = int({t})", "raise ValueError({t})", "raise Refused({t})", "raise Refused({t}, times=n % 3)", "w = L[{n}]", "w = D[{t}]", "json.loads({t})", "pass", "loud({t}, q)", "assert {c}, {t}", "v = {t}[{n}]", "a, b = {t}.split()", "n = 1 // {n}", "v = {s}['nothing']"]
-CATCHES = ["(ValueError, IndexError) as error", "Exception as error", "ValueError as error", "Refused as error", "KeyError as error", "(LookupError, AssertionError, ArithmeticError) as error"]
+RAISERS = ["raise Failed({t}, n=n)", "raise Worse({t})", "raise X[-1] if X else Failed({t})", "tried(int, {t}); raise X[-1]", "v = fail({t}, n)", "w = str({t}.split() in {{'a', 'k'}})", "w = str(D.get({t}.split()))", "w = sum([{t}], '')", "v = flaky({t}, q)", "n = int({t})", "raise ValueError({t})", "raise Refused({t})", "raise Refused({t}, times=n % 3)", "w = L[{n}]", "w = D[{t}]", "json.loads({t})", "pass", "loud({t}, q)", "assert {c}, {t}", "v = {t}[{n}]", "a, b = {t}.split()", "n = 1 // {n}", "v = {s}['nothing']"]
+CATCHES = ["(ValueError, IndexError) as error", "Exception as error", "ValueError as error", "Refused as error", "KeyError as error", "Failed as error", "Worse as error", "(LookupError, AssertionError, ArithmeticError) as error"]
 PATTERNS = [
     ("{t}", ["'k' | 'a'", "str(a)", "_"]), ("{t}.split()", ["[a, *b]", "[]"]), ("({t}, n)", ["('a', 1)", "(str(a), int(b)) if b", "_"]), ("L", ["[a]", "[a, b]", "[a, *_] if a", "_"]), ("D", ["{'d': a}", "{**rest} if rest"]),
     ("{n} % 3", ["0", "1 | 2 as a"]), ("{t}[:1]", ["'a' | 'b' | 'd'", "x if x > 'k'", "_"]), ("json.loads(json.dumps([{t}, n]))", ["[str(a), 0]", "[a, int(b)]"]),
@@ -330,7 +548,16 @@ class Writer:
         signature = BEGIN.removeprefix(HEAD)
         if "E" in body:
             signature += "    E = lmc.gen('x', max_tokens=3)\n"
-        inner = "".join(text for name, text in INNER.items() if f"{name}(" in body or f"{name}." in body or f"({name}," in body or f"{name} as" in body)
+        words = set(re.findall(r"\w+", body))
+        if "shout_" in words:
+            body = "    shout_ = lambda t: t.upper()\n" + body
+        if words & {"X", "tried"}:
+            body = "    X = []\n" + body
+        if words & {"Worse", "fail"}:
+            words.add("Failed")
+        if "twice" in words:
+            words.add("counting")
+        inner = "".join(text for name, text in INNER.items() if name in words)
         helpers = "".join(text for name, text in HELPERS.items() if name in body)
         return HEAD + helpers + signature + inner + body
 
@@ -396,7 +623,7 @@ class Writer:
     def statement(self) -> None:
         self.left -= 1
         simple: list[Callable[[], None]] = [self.append] * 4 + [self.one_of(ASSIGN)] * 2 + [self.one_of(COLLECT)] * 2 + [self.one_of(CALL)] * 2 + [self.one_of(LANGUAGE)] * 2
-        simple += [self.one_of(DEFINED)] * 2
+        simple += [self.one_of(DEFINED)] * 2 + [self.one_of(CLASSES)] * 3 + [self.one_of(ERRORS)] * 2
         simple += [self.one_of(OUTSIDE)] * 3 if self.shared else []
         if self.pick(range(40)) == 0:
             return self.one_of(LEAVE)()
@@ -560,8 +787,16 @@ class Writer:
         self.states.pop()
 
     def with_(self) -> None:
-        """A context manager of the host."""
-        self.put(f"with outside.section({self.text()}, q)" + self.pick([":", " as w:"]))
+        """A context manager of the host, or of the program's own."""
+        s = self.pick(self.states)
+        own = [f"part({s}, {self.text()})", f"part({s}, 'k')", "contextlib.suppress(LookupError)"]
+        manager = self.pick([f"outside.section({self.text()}, q)", f"outside.section({self.text()}, q)", *own, f"Chat({s}, {self.text()})"])
+        name = "ask_" if "Chat" in manager else self.pick(["", "w"]) if "contextlib" not in manager else ""
+        self.put(f"with {manager}{name and f' as {name}'}:")
+        if name == "ask_":
+            self.indent += 1
+            self.put(f"v = ask_({self.text()})")
+            self.indent -= 1
         self.body()
 
     def match(self) -> None:

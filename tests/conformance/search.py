@@ -7,6 +7,7 @@ seed, so a seed is a whole test.
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import random
 import signal
@@ -23,6 +24,8 @@ from typing import Any
 import lmc
 from lmc.backend.mock import Mock
 from lmc.errors import BackendError
+from lmc.frontend.trace_record import Recorder
+from lmc.frontend.values import TraceEscape
 
 from .harness import EFFECTS, Seen, asked, observe, run
 from .programs import compiled, source
@@ -43,13 +46,15 @@ class Setting:
     latency: bool = False
     batch: bool = True
     threads: bool = False
+    left: int = 0
+    """The hook call at which another execution leaves the graph, whatever it is; 0: no such execution."""
 
     @staticmethod
     def of(seed: int) -> Setting:
         r = random.Random(f"setting {seed}")
         return Setting(
             opt=r.choice([0, 1]), temperature=r.choice([0.8, 0.8, 0]), faults=r.choice([0, 0, 0, 7]), latency=r.random() < 0.15,
-            batch=r.random() < 0.5, threads=r.random() < 0.15,
+            batch=r.random() < 0.5, threads=r.random() < 0.15, left=r.choice([0, 1]) and int(r.expovariate(1 / 40)) + 1,
         )  # fmt: skip
 
     def backend(self) -> Mock:
@@ -97,6 +102,13 @@ def check(text: str, setting: Setting) -> Found:
                 seen, calls = run(fast, item, look, {**options, "backend": mock}), _all_asked(mock)
             _same(f"{turn} {item}", seen, expected, fast)
             _calls(f"{turn} {item}", calls, log, setting, expected)
+    if setting.left:
+        early = lmc.compile(program, opt=setting.opt)
+        with leaving(setting.left):
+            for world, (item, (expected, _)) in enumerate(zip(ITEMS, reference, strict=True)):
+                reset(world % 2)
+                with closing(setting.backend()) as mock:
+                    _same(f"left at hook call {setting.left} {item}", run(early, item, look, {**options, "backend": mock}), expected, early)
     if private and setting.batch:
         _batch(program, fast, setting, options, "warm")
         _batch(program, lmc.compile(program, opt=setting.opt), setting, options, "cold")
@@ -106,6 +118,22 @@ def check(text: str, setting: Setting) -> Found:
     if faults:
         raise Differs(f"{faults}")
     return Found(fast.stats.runs, fast.stats.replays, tuple(fast._said))
+
+
+@contextlib.contextmanager
+def leaving(at: int) -> Iterator[None]:
+    """Traces give up at their hook call number `at`, so that the interpreter goes on there."""
+
+    def count(mode: Any, number: int) -> None:
+        if number == at and mode.dead is None:
+            raise TraceEscape("left by a test")
+        mode.__dict__["count"] = number
+
+    Recorder.count = property(lambda mode: mode.__dict__["count"], count)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del Recorder.count
 
 
 def _all_asked(mock: Mock) -> Counter[Any]:
@@ -234,7 +262,7 @@ def shrunk(text: str, setting: Setting, tries: int = 400) -> tuple[str, Setting]
             return False
         return said is not None and said.partition(":")[0] == kind
 
-    for simpler in (replace(setting, threads=False), replace(setting, batch=False), replace(setting, latency=False), replace(setting, faults=0),
+    for simpler in (replace(setting, threads=False), replace(setting, left=0), replace(setting, batch=False), replace(setting, latency=False), replace(setting, faults=0),
                     replace(setting, temperature=0), replace(setting, opt=0)):  # fmt: skip
         merged = replace(setting, **{k: v for k, v in vars(simpler).items() if v != getattr(setting, k)})
         if merged != setting and fails(text, merged):

@@ -366,7 +366,31 @@ def an_expression_as_text(s, x):
 
 
 def a_sum_without_an_assignment(s, x):
-    s + gen("answer")  # cannot concatenate a State, only text and expressions; to append to it write s += …
+    s + gen("answer")  # a state is appended to in place: write s += …
+
+
+def a_state_and_text(s, x):
+    s + x  # a state is appended to in place: write s += …
+
+
+def a_variable_as_an_attribute(s, x):
+    s.answers  # 'State' object has no attribute 'answers'; a variable is read as s['answers']
+
+
+def a_misspelled_method(s, x):
+    s.asistant(x)  # 'State' object has no attribute 'asistant'; did you mean 'assistant'?
+
+
+def a_deleted_variable(s, x):
+    del s["x"]  # a variable of a state stays; to say that it holds nothing write s['x'] = None
+
+
+def an_order_of_expressions(s, x):
+    sorted([x, "b"], key=lambda a: gen("score"))  # a GenExpr is an expression, which is asked when it is appended
+
+
+def an_item_of_an_expression(s, x):
+    ("A" + gen("answer"))["answer"]  # a Seq is an expression, which is asked when it is appended
 
 
 def a_name_of_all_forks(s, x):
@@ -422,7 +446,7 @@ def schema_that_is_no_json(s, x):
 
 
 def unknown_dtype(s, x):
-    s += gen("c", dtype="integer")  # dtype='integer': one of int, float, bool, str, a Literal, an Enum or a pydantic model
+    s += gen("c", dtype="integer")  # dtype='integer': one of int, float, bool, str, a Literal, an Enum, a pydantic model
 
 
 def too_few_tokens(s, x):
@@ -455,7 +479,7 @@ def image_for_a_text_model(s, x):
 
 
 def video_for_a_text_model(s, x):
-    s += lmc.video(x, 4)  # mock does not support image input: use a vision-language model
+    s += lmc.video(x, 4)  # mock does not support video input: use a vision-language model
 
 
 @lmc.function
@@ -502,7 +526,7 @@ def test_a_mistake_is_answered_at_its_line_in_both_executions(mistake):
             call(x="text", backend=mock)
         messages.append(str(caught.value))
         assert caught.value.__context__ is None or caught.value.__suppress_context__  # no error from inside of lmc is shown beside it
-        assert says in messages[-1]
+        assert says in messages[-1].splitlines()[0]  # below it stands the line, with what it says
         assert f"{__file__}:{at}: " in messages[-1]
         assert [c.ask.name for c in mock.call_log] in ([], ["answer"])  # before the model is asked
     assert messages[0] == messages[1]
