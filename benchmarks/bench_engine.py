@@ -34,7 +34,7 @@ from benchmarks.workloads import text
 from lmc.backend.engine.model_runner import ModelRunner
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.request import Kind, Request
-from lmc.backend.engine.scheduler import Pass, Rows
+from lmc.backend.engine.work import Pass, Rows
 from lmc.backend.local import Engine
 from lmc.prompt import Gen, SamplingParams, Text
 

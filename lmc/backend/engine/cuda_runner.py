@@ -30,8 +30,8 @@ from lmc.backend.engine.models.llama import LlamaModel
 from lmc.backend.engine.products import Products
 from lmc.backend.engine.request import PENDING, Request
 from lmc.backend.engine.sampler import Drawn, Sampler
-from lmc.backend.engine.scheduler import Pass, Rows
 from lmc.backend.engine.stage import Stage
+from lmc.backend.engine.work import Pass, Rows
 
 log = logging.getLogger("lmc.engine")
 

@@ -229,7 +229,7 @@ class EngineCore:
         )
 
     def stats(self) -> dict[str, Any]:
-        s, waiting = self.scheduler, list(self.scheduler.waiting)  # copied at once: the loop goes on meanwhile
+        s, waiting = self.scheduler, list(self.scheduler.waiting)
         return {
             "waiting": len(waiting),
             "running": len(s.running),
@@ -466,8 +466,7 @@ class EngineCore:
 
     def _finish_ready(self, requests: Iterable[Request]) -> None:
         """Ends requests that sample nothing and have all they wanted."""
-        prefilled, self.scheduler.completed = self.scheduler.completed, []
-        for req in prefilled:
+        for req in self.scheduler.take_completed():
             self._done(req)
         for req in requests:
             if req.done or req.in_head or req.in_flight or req not in self.scheduler.running:

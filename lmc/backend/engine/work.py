@@ -1,4 +1,4 @@
-"""One pass of the model: whose rows run, in which slots, and which of them are sampled or scored."""
+"""One pass of the model: whose rows run, in which slots, and which of them are sampled or scored; what passes have counted."""
 
 from __future__ import annotations
 
@@ -21,6 +21,23 @@ class Rows(NamedTuple):
     position: int
     slots: np.ndarray  # [position + n] int64
     branch: int | None = None  # the row of the choices' trie that it begins with; None: rows of the sequence itself
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts since the start (backend/base.py, Counters)."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefilled_tokens: int = 0
+    unique_tokens: int = 0
+    passes: int = 0
+    rows: int = 0
+    groups: int = 0  # admitted in one pass
+    split_groups: int = 0  # not so, for want of room
+    twins: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0  # of those that were preempted, and not cached any more
 
 
 _FIRST, _SECOND = itemgetter(0), itemgetter(1)
@@ -50,6 +67,7 @@ class Pass:
     samples: list[tuple[int, Request]] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     first: list[tuple[int, Request]] = field(default_factory=list)  # prompts that end here, before twins are added
+    followers: dict[Request, int] = field(default_factory=dict)  # how much of its head others compute in this very pass
     rows: int = 0
     places: list[int] = field(default_factory=list)  # for each sample: its position in the request; set by `commit`
 

@@ -19,7 +19,7 @@ from lmc.backend.engine.models.config import ModelConfig  # noqa: E402
 from lmc.backend.engine.radix_cache import Node, RadixCache  # noqa: E402
 from lmc.backend.engine.request import Kind, Request  # noqa: E402
 from lmc.backend.engine.sampler import Sampler  # noqa: E402
-from lmc.backend.engine.scheduler import Pass, Rows  # noqa: E402
+from lmc.backend.engine.work import Pass, Rows  # noqa: E402
 
 SLOTS, VOCAB = 4096, 500
 BASE = {

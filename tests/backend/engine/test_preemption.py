@@ -163,7 +163,7 @@ def test_what_is_preempted_can_be_cancelled():
 def test_who_asks_for_figures_does_not_disturb_the_loop():
     """From another thread, so that requests come while those that wait are counted."""
     engine, core = stepped(100)
-    waiting = core.scheduler.waiting
+    waiting = core.scheduler.waiting._requests
 
     class Coming:
         @property

@@ -269,7 +269,7 @@ def test_longest_cached_prefix_goes_first():
 
 
 def test_a_waiting_request_is_not_passed_for_ever(monkeypatch):
-    monkeypatch.setattr("lmc.backend.engine.scheduler._PATIENCE", 5)
+    monkeypatch.setattr("lmc.backend.engine.waiting._PATIENCE", 5)
     engine, core = stepped(4096, max_batch=1)
     first = engine.submit(None, [Text(("warm" * 20,)), gen(1)])
     drain(core)
@@ -285,7 +285,7 @@ def test_a_waiting_request_is_not_passed_for_ever(monkeypatch):
 @pytest.mark.parametrize("slots", [100, 400])
 def test_after_its_patience_nobody_who_came_later_passes_a_request(monkeypatch, slots):
     """The bound on waiting: `_PATIENCE` passes, and what came before it."""
-    monkeypatch.setattr("lmc.backend.engine.scheduler._PATIENCE", 6)
+    monkeypatch.setattr("lmc.backend.engine.waiting._PATIENCE", 6)
     engine, core = stepped(slots, max_batch=3, chunk=32)
     engine.submit(None, [Text(("warm" * 8,)), gen(1)])
     drain(core)

@@ -7,7 +7,7 @@ import numpy as np
 from lmc.backend.engine.attention.sharing import Group, groups
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Kind, Request
-from lmc.backend.engine.scheduler import Rows
+from lmc.backend.engine.work import Rows
 
 
 class Tree:

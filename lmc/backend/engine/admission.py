@@ -1,0 +1,176 @@
+"""Admission: which waiting requests join the pass being filled, and what they share with those that are in it.
+
+Longest cached prefix first, with a bound on waiting (waiting.py), as far as there is room in the pass, in the batch, and of
+slots that can be promised (promises.py). A request with the very same head as one in the pass becomes its *twin*, that
+samples from the same logits. (A head is the prompt and the tokens that a constraint forces behind it.) Asks of siblings
+enter together, if they can.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from lmc import config
+from lmc.backend.engine.filling import Filling, Start
+from lmc.backend.engine.holdings import Holdings
+from lmc.backend.engine.radix_cache import common_prefix
+from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.waiting import Waiting
+from lmc.backend.engine.work import Tally
+
+_ON_ITS_WAY = 2  # passes that the first of a group wait for the others to arrive
+_TOGETHER = 16  # passes that a group waits for room for all of it
+
+
+class _Verdict(Enum):
+    ADMITTED = auto()
+    LATER = auto()  # another computes what it needs, but not all of it in this pass
+    NO_ROOM = auto()
+
+
+class Admission:
+    """max_batch: sequences that run together."""
+
+    def __init__(self, held: Holdings, waiting: Waiting, tally: Tally, max_batch: int) -> None:
+        self._held, self._waiting, self._tally, self._max_batch = held, waiting, tally, max_batch
+
+    def admit(self, filling: Filling) -> None:
+        """As many as there is room for. Where nothing runs and nothing fits, pins hold the pool: they end, one after another."""
+        waiting = self._waiting
+        while waiting and not waiting.is_stuck:
+            progress, deferred = self._rounds(filling)
+            if progress or deferred or not waiting:
+                return
+            if self._held.running or filling.work.rows:
+                return waiting.stick()
+            self.unpin_oldest()
+
+    def _rounds(self, filling: Filling) -> tuple[bool, bool]:
+        """Admits until nobody enters any more. Whether the last round admitted somebody, and whether somebody who did not
+        enter may in the next pass, without that anything ends before."""
+        progress, deferred = True, False
+        while progress and filling.room > 0 and self._waiting and filling.batch < self._max_batch:
+            progress, later = self._round(filling)
+            deferred |= later
+        return progress, deferred
+
+    def _round(self, filling: Filling) -> tuple[bool, bool]:
+        progress, deferred = False, False
+        candidates, left = self._waiting.take(), list[Request]()
+        for i, req in enumerate(candidates):
+            if filling.room <= 0 or filling.batch >= self._max_batch:
+                left.extend(candidates[i:])
+                break
+            start = filling.start(req)
+            if filling.room_of(req) <= 0:
+                left.append(req)
+                deferred = True
+                continue
+            verdict = self._together(filling, req, start) or self._try(filling, req, start)
+            if verdict is _Verdict.ADMITTED:
+                progress = True
+                self._entered(req)
+                if req in self._held.running:  # and not a twin, nor a prefill that was cached as a whole
+                    filling.advance(req, start.place)
+                continue
+            left.append(req)
+            deferred |= verdict is _Verdict.LATER
+            if verdict is _Verdict.NO_ROOM and (req.preempted or self._waiting.is_starved(req)):  # nobody passes it any more
+                left.extend(candidates[i + 1 :])
+                break
+        for req in sorted(left, key=lambda r: (bool(r.preempted), -r.order)):
+            self._waiting.put_back(req)
+        return progress, deferred
+
+    def unpin_oldest(self) -> None:
+        """Pins are a wish, not a promise."""
+        pins = self._held.pins
+        assert pins, "a request that fits the empty pool was not admitted"
+        config.log("schedule", f"KV pool full: releasing the oldest of {len(pins)} pinned prefixes")
+        self._held.unpin(next(iter(pins)))
+
+    # -- one request -------------------------------------------------------------------------------------------
+
+    def _try(self, filling: Filling, req: Request, start: Start) -> _Verdict:
+        node, leader, at = start.node, start.leader, min(start.at, req.match_limit)
+        if leader is not None:
+            if req.is_twin_of(leader) and filling.begins(leader):
+                return self._join(req, leader)
+            leader.spare &= req.spare  # somebody needs it
+            planned = filling.planned(leader)
+            if start.at == planned < min(leader.head_len, req.head_len) and leader.ids[start.at] == req.ids[start.at]:
+                return _Verdict.LATER  # it goes on with that in the next pass
+            if at == req.head_len:
+                return _Verdict.LATER  # a prefill without rows of its own: the next pass finds it cached
+        held = self._held
+        need = held.promises.at_first(req) - at
+        held.tree.lock(node)
+        if held.promises.spare < need:
+            held.tree.unlock(node)
+            return _Verdict.NO_ROOM
+        held.promises.make(req, need)
+        req.node, req.cached_len, req.device_len = node, node.end, at
+        req.found = req.behind = None
+        held.enter(req)
+        if at > node.end:
+            assert leader is not None
+            filling.work.followers[req] = at
+            req.slots[:at] = leader.slots[:at]
+        else:
+            held.tree.write_slots(node, req.slots)
+        self._count_prompt(req, min(at, req.prompt_len))
+        if req.kind is Kind.PREFILL and not req.in_head:
+            held.pin(req)
+        return _Verdict.ADMITTED
+
+    def _join(self, req: Request, leader: Request) -> _Verdict:
+        """A twin: it runs from the moment its leader's head is there, which is the end of this pass."""
+        promises = self._held.promises
+        need = promises.at_first(req) - req.head_len
+        if promises.spare < need:
+            return _Verdict.NO_ROOM
+        promises.make(req, need)
+        leader.twins.append(req)
+        self._tally.twins += 1
+        self._count_prompt(req, req.prompt_len)
+        return _Verdict.ADMITTED
+
+    def _count_prompt(self, req: Request, cached: int) -> None:
+        if req.preempted:
+            return  # it was counted when it came
+        req.hit_len = cached
+        self._tally.prompt_tokens += req.prompt_len
+        self._tally.cached_tokens += cached
+
+    # -- groups ------------------------------------------------------------------------------------------------
+
+    def _together(self, filling: Filling, req: Request, start: Start) -> _Verdict | None:
+        """Why a request has to wait for the others of its group, or with them; None if it has not. Not for ever: a wish,
+        not a promise."""
+        group = req.group
+        if group is None or group.entered is not None:
+            return None
+        age = self._waiting.age(req)
+        if group.missing > 0 and age < _ON_ITS_WAY:
+            return _Verdict.LATER
+        if age > _TOGETHER or len(group.waiting) > self._max_batch:
+            return None
+        shared = min(common_prefix(req.ids[: req.head_len], other.ids[: other.head_len]) for other in group.waiting)
+        promises = self._held.promises
+        need = sum(promises.at_first(other) - shared for other in group.waiting) + max(0, shared - start.at)
+        if need > self._held.pool.num_slots:
+            return None
+        fits = promises.spare >= need and filling.batch + len(group.waiting) <= self._max_batch
+        return None if fits else _Verdict.NO_ROOM
+
+    def _entered(self, req: Request) -> None:
+        group = req.group
+        if group is None:
+            return
+        group.waiting.remove(req)
+        now = self._waiting.clock
+        group.split |= group.entered not in (None, now)
+        group.entered = now
+        if not group.waiting and not group.missing:
+            self._tally.groups += not group.split
+            self._tally.split_groups += group.split

@@ -1,0 +1,199 @@
+"""Holdings: who has which slots of the KV pool, and how they change hands.
+
+    free ──alloc──► a running request ──give──► the radix tree ──evict──► free
+                            └───────────leave───────────────────────────────┘
+
+What the tree has stays as long as a running request or a pin locks it, and after that until its room is needed. Changes
+hands; who runs, and what is computed, is decided by others.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from lmc.backend.engine.kv_pool import SlotAllocator
+from lmc.backend.engine.lengths import Lengths
+from lmc.backend.engine.promises import Promises
+from lmc.backend.engine.radix_cache import Node, RadixCache
+from lmc.backend.engine.request import Request
+
+
+class Holdings:
+    """Of one pool.
+
+    running    requests that have slots, in order of admission
+    pins       finished prefills, and where what they keep in the tree ends
+    completed  prefills that ended; the engine takes them from here
+    changes    how often something was given up: what did not fit before may fit now
+    """
+
+    def __init__(self, num_slots: int, lengths: Lengths) -> None:
+        self.pool = SlotAllocator(num_slots)
+        self.tree = RadixCache()
+        self.promises = Promises(self.pool, self.tree, lengths)
+        self.running: dict[Request, None] = {}
+        self.pins: dict[Request, Node] = {}
+        self.completed: list[Request] = []
+        self.changes = 0
+
+    def abandon(self) -> None:
+        """Nothing here is looked at any more, by whoever still has a name of it."""
+        self.tree.give_up()
+        for req in self.pins:
+            req.pinned = False
+
+    # -- free slots --------------------------------------------------------------------------------------------
+
+    def lacks(self, n: int) -> bool:
+        """Whether something is evicted for so many slots."""
+        return self.pool.free_count < n
+
+    def alloc(self, n: int) -> np.ndarray:
+        """`n` slots [n] int64 that running requests were promised; what is cached goes for them."""
+        if self.lacks(n):
+            self.pool.free(self.tree.evict(n - self.pool.free_count))
+        return self.pool.alloc(n)
+
+    # -- a request's way ---------------------------------------------------------------------------------------
+
+    def enter(self, req: Request) -> None:
+        """It runs from now on; its node is locked, and it was promised what it needs first."""
+        self.running[req] = None
+        self.promises.watch(req)
+
+    def leave(self, req: Request, keep: int) -> None:
+        """It runs no more: KV of `ids[:keep]` goes to the tree, the rest is freed."""
+        assert req.node is not None and not req.twins
+        if keep > req.cached_len:
+            self.give(req, keep)
+        self.pool.free(req.slots[req.cached_len : req.device_len])
+        req.device_len = req.cached_len
+        self.pool.free(req.row_slots[req.held_rows])
+        req.row_slots[:] = -1
+        self.tree.unlock(req.node)
+        if req.kept is None and req.cached_len <= keep:  # and not cut before tokens that were forced, or computed again
+            req.kept = weakref.ref(req.node)
+        req.node = None
+        self.promises.end(req)
+        del self.running[req]
+        self.changes += 1
+
+    def finish(self, req: Request, keep: int) -> None:
+        """Ends a running request: KV of `ids[:keep]` goes to the tree, the rest is freed."""
+        self.leave(req, keep)
+        req.done = True
+        if not self.running:
+            self.pool.tidy()
+
+    def give(self, req: Request, upto: int) -> int:
+        """Moves slots [cached_len, upto) to the tree; returns how many tokens were new to it, ever."""
+        assert req.node is not None
+        a = req.cached_len
+        done = self.tree.insert(req.node, req.ids[a:upto], req.slots[a:upto])
+        if done.present:  # computed twice: use the tree's
+            self.pool.free(req.slots[a : a + done.present])
+            req.slots[a : a + done.present] = done.slots
+        self.tree.lengthen(req.node, done.node)
+        req.node, req.cached_len = done.node, upto
+        new = upto - a - done.present
+        return new - self.tree.evicted_before(done.node, new)
+
+    def take_over(self, req: Request, upto: int) -> None:
+        """What others computed for it, up to there, is in the tree now: its lock reaches as far."""
+        assert req.node is not None
+        node = self.tree.match(req.ids[: req.head_len], upto, req.namespace, req.node)
+        assert node.end == upto, f"request {req.order} follows {upto} tokens, of which {node.end} are there"
+        self.tree.lengthen(req.node, node)
+        req.node, req.cached_len = node, upto
+        self.tree.write_slots(node, req.slots)
+
+    def release_twins(self, req: Request) -> None:
+        """Its head is complete, and so theirs is: they run from now on."""
+        assert req.node is not None
+        for twin in req.twins:
+            self.tree.lock(req.node)
+            twin.node, twin.cached_len, twin.device_len = req.node, req.cached_len, req.cached_len
+            twin.slots[: req.cached_len] = req.slots[: req.cached_len]
+            self.enter(twin)
+        req.twins = []
+
+    # -- choices -----------------------------------------------------------------------------------------------
+
+    def keep_branch(self, req: Request, index: int) -> None:
+        """The winner of a SCORE: KV of its rows, as far as it is still there, goes to the tree below the prompt."""
+        if req.node is None:
+            return
+        rows, branch = np.array(req.trie.rows[index], np.int64), req.branches[index]
+        held = req.row_slots[rows] >= 0
+        rows = rows[: len(rows) if held.all() else int(held.argmin())]
+        if not len(rows):
+            return
+        assert branch.base == req.node.end
+        slots = req.row_slots[rows]
+        done = self.tree.insert(req.node, branch.ids[: len(rows)], slots)
+        self.pool.free(slots[: done.present])
+        req.row_slots[rows] = -1
+        req.kept = weakref.ref(done.node)
+
+    def drop_choices(self, req: Request) -> None:
+        """Frees rows of choices that were scored while others have to wait for the next pass, but for those that the
+        next ones see."""
+        kept = req.trie.above(req.next_row)
+        dropped = np.setdiff1d(req.held_rows, kept)
+        self.pool.free(req.row_slots[dropped])
+        req.row_slots[dropped] = -1
+        back = max(0, req.branch_reserve - len(kept) - req.reserved)
+        self.promises.make(req, back)
+
+    # -- pins --------------------------------------------------------------------------------------------------
+
+    def pin(self, req: Request) -> None:
+        """A prefill is complete: its lock passes to a pin."""
+        assert req.node is not None
+        self.pins[req] = req.node
+        req.pinned = True
+        self.tree.lock(req.node)
+        self.finish(req, req.device_len)
+        self.completed.append(req)
+
+    def unpin(self, req: Request) -> None:
+        """Ends the pin of a finished prefill; nothing happens if it was broken or ended before."""
+        node = self.pins.pop(req, None)
+        req.pinned = False
+        if node is not None:
+            self.tree.unlock(node)
+            self.changes += 1
+
+    def flush(self) -> None:
+        """Drops all cached KV that nothing running needs, pins included."""
+        for req in list(self.pins):
+            self.unpin(req)
+        self.pool.free(self.tree.clear())
+
+    # -- truth -------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises AssertionError if a slot leaks, is owned twice, or a lock or promise has no owner."""
+        self.tree.check()
+        for req in self.running:
+            req.check()
+        owned = [n.slots for n in self.tree.nodes()]
+        owned += [r.slots[r.cached_len : r.device_len] for r in self.running]
+        owned += [r.row_slots[r.held_rows] for r in self.running]
+        self.pool.check(owned)
+        self.promises.check(self.running)
+        self._check_locks([r.node for r in self.running if r.node is not None] + list(self.pins.values()))
+        assert not any(r.twins for r in self.running), "twins between two passes"
+
+    def _check_locks(self, holders: Iterable[Node]) -> None:
+        expected: Counter[Node] = Counter()
+        for node in holders:
+            while node.parent is not None:
+                expected[node] += 1
+                node = node.parent
+        for node in self.tree.nodes():
+            assert node.locks == expected[node], f"{node}: {node.locks} locks, {expected[node]} holders"
