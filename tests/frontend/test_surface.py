@@ -374,7 +374,7 @@ def a_state_and_text(s, x):
 
 
 def a_variable_as_an_attribute(s, x):
-    s.answers  # 'State' object has no attribute 'answers'; a variable is read as s['answers']
+    s += s.answers  # 'State' object has no attribute 'answers'; a variable is read as s['answers']
 
 
 def a_misspelled_method(s, x):
