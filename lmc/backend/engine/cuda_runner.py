@@ -17,15 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmc.backend.engine.attention.flashinfer import Attend, PagedAttention, Shape
+from lmc.backend.engine.attention.apart import Apart
+from lmc.backend.engine.attention.flashinfer import PagedAttention, Shape
 from lmc.backend.engine.attention.sharing import Group, groups
 from lmc.backend.engine.attention.tiled import TiledAttention, put
 from lmc.backend.engine.attention.tiles import BLOCK, Plan, Shared
 from lmc.backend.engine.engine import PassOutput
+from lmc.backend.engine.kernels.attention import Partials
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.logprobs import Logprobs
 from lmc.backend.engine.model_runner import ModelRunner, read, wanted_rows
-from lmc.backend.engine.models.fused import FusedLlama, Inputs
+from lmc.backend.engine.models.fused import Attention, FusedLlama, Inputs
 from lmc.backend.engine.models.llama import LlamaModel
 from lmc.backend.engine.products import Products
 from lmc.backend.engine.request import PENDING, Request
@@ -55,12 +57,14 @@ class _Captured:
 class _Layout:
     """The spans of a pass in the order of their rows; `cuts`: slots at the beginning of each that its group reads.
 
+    short       spans, the first, that are no longer than a tile
     lengths     rows of each
     contexts    slots of each
     wanted      rows whose logits are wanted, in this order
     """
 
     spans: list[Rows]
+    short: int
     lengths: np.ndarray
     contexts: np.ndarray
     cuts: np.ndarray
@@ -127,17 +131,19 @@ class CudaRunner(ModelRunner):
 
     def logits(self, work: Pass, wanted: list[int]) -> Tensor:
         rows = max(work.rows, len(wanted))
-        layout = _arranged(work, wanted, self._groups(work) if rows <= BUCKETS[-1] else [])
+        layout = _arranged(work, wanted, self._groups(work), self._tiled.many)
         if rows <= BUCKETS[-1]:
             rows = next(b for b in BUCKETS if b >= rows)
-            plan = self._plan(layout, rows)
+            plan = self._plan(layout, len(layout.spans), rows)
             if len(plan.indices) <= _MOST_INDICES:
                 return self._replay(work.rows, layout, plan, rows)
         return self._launch(work.rows, layout, rows)
 
-    def _plan(self, layout: _Layout, rows: int) -> Plan:
-        slots = [s.slots[cut:] for s, cut in zip(layout.spans, layout.cuts.tolist(), strict=True)]
-        return self._tiled.plan(layout.lengths, slots, layout.cuts, layout.shared, rows)
+    def _plan(self, layout: _Layout, spans: int, rows: int) -> Plan:
+        """How the first `spans` are read by tiles."""
+        cuts = layout.cuts[:spans]
+        slots = [s.slots[cut:] for s, cut in zip(layout.spans[:spans], cuts.tolist(), strict=True)]
+        return self._tiled.plan(layout.lengths[:spans], slots, cuts, layout.shared, rows)
 
     def _replay(self, known: int, layout: _Layout, plan: Plan, rows: int) -> Tensor:
         captured = self._captured(rows, wide=len(plan.wide) > 0)
@@ -149,29 +155,41 @@ class CudaRunner(ModelRunner):
         return self._fused.logits(captured.hidden[: len(layout.wanted)])
 
     def _launch(self, known: int, layout: _Layout, rows: int) -> Tensor:
-        """Without a graph; by FlashInfer where it is installed."""
+        """Without a graph; prompts by FlashInfer where it is installed."""
         self._staged.synchronize()
-        stage = self._large_stage(rows, int(layout.contexts.sum()) + BLOCK * len(layout.spans))
+        spans, flash = len(layout.spans), self._flash
+        stage = self._large_stage(rows, 2 * int(layout.contexts.sum()) + BLOCK * (spans + len(layout.shared)))
         self._fill(stage, layout, known, rows)
-        if self._flash is None:
-            stage.send(put(self._plan(layout, rows), stage))
-            attend = self._tiled.over(stage, self._tiled.partials(rows), known, wide=True)
-        else:
-            attend = self._planned(self._flash, stage, layout)
-            if attend is None:
-                return self._launch(known, layout, rows)
+        attend = None if flash is None or layout.short == spans else self._apart(flash, stage, layout)
+        if attend is None:
+            stage.send(put(self._plan(layout, spans, rows), stage))
+            attend = self._tiled.over(stage, self._partials_of(rows), known, wide=True, beside=False)
         self._staged.record()
         wanted = stage.device("logits", len(layout.wanted))
         return self._fused.logits(self._fused.hidden(_inputs(stage, known), self._sampled, self._pool, attend, wanted))
 
-    def _planned(self, flash: PagedAttention, stage: Stage, layout: _Layout) -> Attend | None:
-        """None where FlashInfer cannot build its kernels, and is not asked again."""
+    def _apart(self, flash: PagedAttention, stage: Stage, layout: _Layout) -> Attention | None:
+        """Short spans by tiles, the others by FlashInfer; None where that cannot build its kernels, and is not asked again."""
+        rows, indices = int(layout.lengths[: layout.short].sum()), 0
+        if rows:
+            indices = put(self._plan(layout, layout.short, rows), stage)
+        pages = _put_pages(layout, stage, indices)
+        stage.send(indices + pages)
+        qo, kv = (stage.host(name, len(layout.spans) - layout.short + 1) for name in ("qo", "kv"))
         try:
-            return _planned(flash, stage, layout)
+            long = flash.plan(qo, kv, stage.device("indices", indices + pages)[indices:])
         except Exception as error:  # whatever its compilers raise
             log.warning("FlashInfer cannot be used here; long prompts are read by our own kernels: %s", error)
-            self._flash, self._large = None, None
+            self._flash = None
+            torch.cuda.current_stream().synchronize()  # what was sent is written again
             return None
+        if not rows:
+            return long
+        return Apart(rows, self._tiled.over(stage, self._partials_of(rows), rows, wide=True, beside=False), long)
+
+    def _partials_of(self, rows: int) -> Partials:
+        """Those of captured passes where they are enough: passes end one after the other."""
+        return self._partials if rows <= BUCKETS[-1] else self._tiled.partials(rows)
 
     def _fill(self, stage: Stage, layout: _Layout, known: int, rows: int) -> None:
         """Writes `known` rows and fills up to `rows`. A pending token is written as its place among the sampled ones
@@ -230,19 +248,14 @@ class CudaRunner(ModelRunner):
         return _Captured(graph, hidden)
 
     def _tiled_stage(self, rows: int, indices: int) -> Stage:
-        return Stage(_of_rows(rows) | self._tiled.sizes(rows, indices), self._fused.device)
+        sizes = _of_rows(rows) | dict.fromkeys(("qo", "kv"), rows + 1) | self._tiled.sizes(rows, indices)
+        return Stage(sizes, self._fused.device)
 
     def _large_stage(self, rows: int, indices: int) -> Stage:
         """Room for a pass that is not captured."""
         stage = self._large
         if stage is None or rows > stage.capacity("ids") or indices > stage.capacity("indices"):
-            rows, indices = _grown(rows), _grown(indices)
-            if self._flash is None:
-                stage = self._tiled_stage(rows, indices)
-            else:
-                sizes = _of_rows(rows) | {"qo": rows + 1, "kv": rows + 1, "indices": indices}
-                stage = Stage(sizes, self._fused.device)
-            self._large = stage
+            stage = self._large = self._tiled_stage(_grown(rows), _grown(indices))
         return stage
 
 
@@ -277,35 +290,34 @@ def _flash(shape: Shape, device: torch.device) -> PagedAttention | None:
         return None
 
 
-def _planned(flash: PagedAttention, stage: Stage, layout: _Layout) -> Attend:
-    """Sends a stage that is filled, with the spans as FlashInfer takes them."""
-    sequences, contexts = len(layout.spans), int(layout.contexts.sum())
+def _put_pages(layout: _Layout, stage: Stage, behind: int) -> int:
+    """Writes the spans that are not short as FlashInfer takes them, their slots behind so many indices; how many slots."""
     for name, sizes in (("qo", layout.lengths), ("kv", layout.contexts)):
-        indptr = stage.array(name, sequences + 1)
-        indptr[0] = 0
-        np.cumsum(sizes, out=indptr[1:])
-    np.concatenate([s.slots for s in layout.spans], out=stage.array("indices", contexts), casting="same_kind")
-    stage.send(contexts)
-    qo, kv = (stage.host(name, sequences + 1) for name in ("qo", "kv"))
-    return flash.plan(qo, kv, stage.device("indices", contexts))
+        ends = np.cumsum(sizes[layout.short :])
+        stage.put(name, np.concatenate(((0,), ends)))
+    slots = np.concatenate([s.slots for s in layout.spans[layout.short :]])
+    stage.array("indices", behind + len(slots))[behind:] = slots
+    return len(slots)
 
 
-def _arranged(work: Pass, wanted: list[int], shared: list[Group]) -> _Layout:
-    """Rows of one group lie side by side, the groups first."""
+def _arranged(work: Pass, wanted: list[int], shared: list[Group], few: int) -> _Layout:
+    """Rows of one group lie side by side, the groups first, then other spans of up to `few` rows, then longer ones."""
     spans, rows = work.spans, np.asarray(wanted, np.int64)
     lengths = np.fromiter((len(s.ids) for s in spans), np.int64, len(spans))
+    grouped = [i for group in shared for i in group.spans]
+    rank = np.where(lengths > few, 2, 1)
+    rank[grouped] = 0
+    order = np.argsort(rank, kind="stable")
+    order[: len(grouped)] = grouped
     cuts = np.zeros(len(spans), np.int64)
-    if shared:
-        grouped = [i for group in shared for i in group.spans]
-        order = [*grouped, *sorted(set(range(len(spans))) - set(grouped))]
-        begins = np.cumsum(lengths) - lengths  # of each span, as the scheduler numbers rows
-        moved = np.empty(len(order), np.int64)  # of each span, as they lie now
-        moved[order] = np.cumsum(lengths[order]) - lengths[order]
-        owner = np.searchsorted(begins, rows, side="right") - 1
-        cuts[: len(grouped)] = np.repeat([group.length for group in shared], [len(group.spans) for group in shared])
-        spans, lengths, rows = [spans[i] for i in order], lengths[order], rows + (moved - begins)[owner]
+    cuts[: len(grouped)] = [group.length for group in shared for _ in group.spans]
+    begins = np.cumsum(lengths) - lengths  # of each span, as the scheduler numbers rows
+    moved = np.empty(len(order), np.int64)  # of each span, as they lie now
+    moved[order] = np.cumsum(lengths[order]) - lengths[order]
+    rows = rows + (moved - begins)[np.searchsorted(begins, rows, side="right") - 1]
+    spans, lengths, short = [spans[i] for i in order.tolist()], lengths[order], int((rank < 2).sum())
     contexts = np.fromiter((len(s.slots) for s in spans), np.int64, len(spans))
-    return _Layout(spans, lengths, contexts, cuts, rows, tuple(_read_together(work, shared)))
+    return _Layout(spans, short, lengths, contexts, cuts, rows, tuple(_read_together(work, shared)))
 
 
 def _read_together(work: Pass, shared: list[Group]) -> Iterator[Shared]:

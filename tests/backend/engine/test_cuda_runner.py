@@ -140,6 +140,25 @@ def test_prefixes_that_groups_share_are_read_apart_and_merged():
     assert (24, True) in both.runner._graphs or (32, True) in both.runner._graphs
 
 
+@pytest.mark.parametrize("share_from", [1, 1 << 30])
+@pytest.mark.parametrize("name", ["llama", "window"])
+def test_rows_that_decode_are_read_apart_from_prompts_in_one_pass(name, share_from):
+    both = Both(CONFIGS[name])
+    both.runner.share_from = share_from if CONFIGS[name].sliding_window is None else None
+    slots, tree, on = np.random.default_rng(3).permutation(SLOTS), RadixCache(), np.concatenate
+    prefix, chunk = slots[:700], slots[700:800]
+    node = tree.insert(tree.root, np.arange(len(prefix), dtype=np.int32), prefix).node
+    both.check((700, prefix), every=50)
+    both.check((88, chunk[:88]), every=10)
+    siblings = [(1, on((prefix, slots[800 + i : 801 + i]))) for i in range(8)]
+    prompts = [(700, slots[1000:1700]), (600, slots[1700:2300])]
+    spans = [*siblings[:3], prompts[0], (12, chunk), prompts[1], *siblings[3:]]
+    decoding = [i for i, (rows, _) in enumerate(spans) if rows == 1]
+    both.check(*spans, below=dict.fromkeys(decoding, node), every=7)
+    assert both.runner._flash is None or both.runner._large is not None
+    both.check((1, on((prefix, slots[800:802]))), (1, prompts[1][1]))  # reads what they wrote
+
+
 def test_a_pass_without_wanted_rows_still_writes_its_kv():
     both = Both(CONFIGS["llama"])
     slots = np.arange(64)

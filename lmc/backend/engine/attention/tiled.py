@@ -1,6 +1,7 @@
 """Attention of a pass by tiles: staged with the pass, the same kernels for every pass of a shape.
 
-Tiles of decoding rows and tiles of prefixes, constants and prompts are computed beside each other, on two streams.
+In captured passes, tiles of decoding rows and tiles of prefixes, constants and prompts are computed beside each other, on two
+streams.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ class TiledAttention:
         """Rows of a group up to which a narrow tile reads its prefix."""
         return self._tiler.few
 
+    @property
+    def many(self) -> int:
+        """Rows of a wide tile."""
+        return self._tiler.many
+
     def sizes(self, rows: int, indices: int) -> dict[str, int]:
         """The parts of a stage that it needs for passes of up to `rows` rows."""
         shares, wide_shares = self._tiler.shares, self._tiler.shares_of_wide
@@ -55,12 +61,13 @@ class TiledAttention:
         """Room for the partial results of passes of up to `rows` rows; a captured graph needs it as long as it lives."""
         return Partials(self._tiler.most_partials(rows), self._tiler.num_heads, self._head_dim, self._device)
 
-    def over(self, stage: Stage, partials: Partials, rows: int, *, wide: bool) -> Attend:
-        """Attention as it is staged there, for passes of `rows` rows. `wide`: whether there may be wide pieces."""
+    def over(self, stage: Stage, partials: Partials, rows: int, *, wide: bool, beside: bool = True) -> Attend:
+        """Attention as it is staged there, for passes of `rows` rows. `wide`: whether there may be wide pieces; `beside`:
+        on a stream of their own."""
         names = ("narrow", "narrow_shares", "wide", "wide_shares", "indptr", "indices")
         tables = Tables(*(stage.device(name) for name in names))
         positions = stage.device("positions", rows)
-        return Attend(positions, tables, partials, wide, self._tiler.window or 0, self._beside)
+        return Attend(positions, tables, partials, wide, self._tiler.window or 0, self._beside if beside else None)
 
 
 def put(plan: Plan, stage: Stage) -> int:
@@ -79,10 +86,10 @@ class Attend:
     partials: Partials
     wide: bool
     window: int
-    beside: torch.cuda.Stream
+    beside: torch.cuda.Stream | None
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
         return attend(
             q, keys, values, self.positions, self.tables, self.partials,
-            wide=self.wide, window=self.window, beside=self.beside,
+            wide=self.wide, window=self.window, beside=self.beside, out=out,
         )  # fmt: skip

@@ -81,7 +81,7 @@ class Tiler:
     ) -> Plan:
         """For spans in row order: `lengths` [S] rows each, the `slots` of their contexts without the first `cuts` [S], which
         their group reads. `rows`: at least all of them."""
-        few, many = self.few, self._many
+        few, many = self.few, self.many
         if self.window is not None:  # a block or two may be too old for a tile's first row; the kernel looks
             cuts = np.maximum(0, np.fromiter(map(len, slots), np.int64, len(slots)) - lengths - self.window + 1)
             slots = [s[cut:] for s, cut in zip(slots, cuts.tolist(), strict=True)]
@@ -116,7 +116,7 @@ class Tiler:
         return rows_of(group_of(self.num_heads, self.num_kv_heads), NARROW)
 
     @property
-    def _many(self) -> int:
+    def many(self) -> int:
         """Rows of a wide tile."""
         return rows_of(group_of(self.num_heads, self.num_kv_heads), WIDE)
 
@@ -126,7 +126,7 @@ class Tiler:
 
     def most_partials(self, rows: int) -> int:
         """Partial results that a pass of so many rows can have: two a row, and those of tiles that are cut."""
-        return 2 * rows + self.shares * self.few + self.shares_of_wide * self._many
+        return 2 * rows + self.shares * self.few + self.shares_of_wide * self.many
 
     def _cut(self, narrow: np.ndarray, wide: np.ndarray, alone: int, rows: int, indices: np.ndarray) -> Plan:
         """`alone`: the narrow tiles in front, which are over no prefix."""

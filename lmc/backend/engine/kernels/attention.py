@@ -194,14 +194,15 @@ def attend(
     wide: bool,
     window: int = 0,
     beside: torch.cuda.Stream | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → like q; rows that are in no
-    piece are left as they come. `positions` [T]. `wide`: whether there may be wide pieces. `window`: how many tokens a row
-    sees, its own included; 0: all. `beside`: a stream for the wide pieces."""
+    """q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → like q, in `out` where it is
+    given; rows that are in no piece are left as they come. `positions` [T]. `wide`: whether there may be wide pieces.
+    `window`: how many tokens a row sees, its own included; 0: all. `beside`: a stream for the wide pieces."""
     rows, heads, dim = q.shape
     kv_heads = keys.shape[1]
     width, group = triton.next_power_of_2(dim), group_of(heads, kv_heads)
-    out = torch.empty_like(q)
+    out = torch.empty_like(q) if out is None else out
     kinds = ((NARROW, tables.narrow, tables.narrow_shares), (WIDE, tables.wide, tables.wide_shares))
     early = can_launch_early() and not wide and rows <= _EARLY  # where streams meet, kernels wait for both
     if beside is not None and wide:

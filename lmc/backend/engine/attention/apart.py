@@ -1,0 +1,33 @@
+"""Attention of a large pass in two parts: short spans by our tiles, which read shared prefixes once, and prompts by
+FlashInfer, which multiplies many rows at the machine's speed but takes a tile of 64 for a row that decodes.
+
+One behind the other: such a pass is launched kernel by kernel, and each event between two streams would let go of the
+interpreter's lock and wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lmc.backend.engine.attention import flashinfer, tiled
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → like q.
+
+    rows      the first, which `short` reads; the others are `long`'s
+    """
+
+    rows: int
+    short: tiled.Attend
+    long: flashinfer.Attend
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        out = torch.empty_like(q)
+        self.short(q[: self.rows], keys, values, out[: self.rows])
+        self.long(q[self.rows :], keys, values, out[self.rows :])
+        return out
