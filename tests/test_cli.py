@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from lmc import cli
+from lmc.cli.run import states_of
 
 COMMAND = typer.main.get_command(cli.app)  # a process makes it once
 ROOT = Path(__file__).parent.parent
@@ -230,9 +231,7 @@ def test_dump_fsm_points_at_what_is_not_regular(lmc_cli):
 
 
 def test_dump_fsm_draws_nothing_that_nobody_can_look_at(lmc_cli, monkeypatch):
-    from lmc import cli
-
-    monkeypatch.setattr(cli, "_MOST_STATES", 3)
+    monkeypatch.setattr("lmc.cli.automata._MOST_STATES", 3)
     assert lmc_cli("dump-fsm", "abc")[::2] == (2, "error: the automaton has 4 states, and nobody can look at more than 3; shorten the repeats in it\n")
 
 
@@ -258,7 +257,7 @@ def test_dump_fsm_of_a_schema_that_has_no_automaton(lmc_cli, tmp_path, text, say
 
 def test_env_says_what_is_installed(lmc_cli, monkeypatch):
     monkeypatch.setenv("LMC_VERIFY", "2")
-    monkeypatch.setattr(cli, "_gpus", lambda: "none")  # asking takes torch
+    monkeypatch.setattr("lmc.cli.environment._gpus", lambda: "none")  # asking takes torch
     code, out, _ = lmc_cli("env")
     assert code == 0
     assert all(word in out for word in ("python", "torch", "xgrammar", "cache_dir", "LMC_VERIFY"))
@@ -344,7 +343,7 @@ def test_a_result_that_cannot_go_on_keeps_what_is_done(lmc_cli, folder, monkeypa
     """An interruption half way: the records before it stay, and --resume does the rest."""
     items(folder / "in.jsonl", *({"text": f"t{i}"} for i in range(6)))
     run = ("run", "prog.py:echo", "-i", "in.jsonl", "-o", "out.jsonl", "-b", "mock")
-    states = cli._states
+    states = states_of
 
     def interrupted(*args):
         for i, state in enumerate(states(*args)):
@@ -353,7 +352,7 @@ def test_a_result_that_cannot_go_on_keeps_what_is_done(lmc_cli, folder, monkeypa
             yield state
 
     with monkeypatch.context() as patch:
-        patch.setattr(cli, "_states", interrupted)
+        patch.setattr("lmc.cli.run.states_of", interrupted)
         code, _, err = lmc_cli(*run)
     assert code == 130 and "3 of 6 results are in out.jsonl" in err and "--resume" in err
     assert [row["index"] for row in jsonl(folder / "out.jsonl")] == [0, 1, 2]
@@ -398,8 +397,8 @@ def test_what_is_finished_is_written_at_once_and_interruption_is_prompt(folder, 
 
 def test_results_that_come_out_of_order_are_sorted_at_the_end(lmc_cli, folder, monkeypatch):
     items(folder / "in.jsonl", *({"text": f"t{i}"} for i in range(4)))
-    states = cli._states
-    monkeypatch.setattr(cli, "_states", lambda *args: reversed(list(states(*args))))
+    states = states_of
+    monkeypatch.setattr("lmc.cli.run.states_of", lambda *args: reversed(list(states(*args))))
     code, _, err = lmc_cli(*ECHO)
     assert code == 0, err
     assert [(row["index"], row["return"]["text"]) for row in jsonl(folder / "out.jsonl")] == [(i, f"t{i}") for i in range(4)]
@@ -416,7 +415,7 @@ def test_finished_results_are_flushed_on_interruption(lmc_cli, folder, monkeypat
             time.sleep(0.01)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_progress", interrupted)
+    monkeypatch.setattr("lmc.cli.run.progress", interrupted)
     code, _, err = lmc_cli(*ECHO)
     assert code == 130 and "5 of 5 results" in err
     assert [row["index"] for row in jsonl(folder / "out.jsonl")] == list(range(5))

@@ -18,6 +18,7 @@ import lmc
 from benchmarks import workloads
 from lmc import saved
 from lmc.ir.text import print_graph
+from lmc.userfiles import UsageError
 from tests.conformance import test_semantics as semantics
 from tests.saving import results
 from tests.searching import apart
@@ -378,9 +379,9 @@ def test_run_of_a_file(tmp_path: Path, user: Any, capsys: pytest.CaptureFixture[
     (tmp_path / "items").write_text('{"q": "a"}\n{"q": "long", "times": 1}\n')
     lines = sorted(map(json.loads, ran("--input", str(tmp_path / "items"), "--seed", "1").splitlines()), key=lambda line: line["index"])
     assert [line["text"] for line in lines] == [s.text() for s in program.batch([{"q": "a"}, {"q": "long", "times": 1}], seed=1)]
-    with pytest.raises(lmc.cli.UsageError, match="has no parameter 'p'; its parameters are q: str, times: int = 2"):
+    with pytest.raises(UsageError, match="has no parameter 'p'; its parameters are q: str, times: int = 2"):
         ran("--arg", "p=a")
-    with pytest.raises(lmc.cli.UsageError, match="no source to interpret"):
+    with pytest.raises(UsageError, match="no source to interpret"):
         ran("--arg", "q=a", "--interpret")
 
 

@@ -13,9 +13,10 @@ import pytest
 import lmc
 from lmc import steps
 from lmc.backend.mock import CAPABILITIES
+from lmc.cli.errors import RunFailed
 from lmc.errors import JournalError
 from lmc.steps import WhatIf
-from lmc.userfiles import load_program
+from lmc.userfiles import UsageError, load_program
 
 CALLS: list[Any] = []
 
@@ -203,13 +204,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "run 0 of small" in (tmp_path / "page.html").read_text()
     lmc.compile(small).save("p.lmcp")
     assert "gen a" in ran("j", "p.lmcp")[0]
-    with pytest.raises(cli.UsageError, match="takes its program"):
+    with pytest.raises(UsageError, match="takes its program"):
         ran("j", "--from", 1)
-    with pytest.raises(cli.UsageError, match="no run 7"):
+    with pytest.raises(UsageError, match="no run 7"):
         ran("j", "--item", 7)
     (tmp_path / "dep.py").write_text("import lmc\nWORD = 'a'\n@lmc.function\ndef dep(s, q):\n    s += q + WORD + lmc.gen('a', max_tokens=2)\n")
     load_program("dep.py").run("x", backend=lmc.Mock(), journal="k")
     (tmp_path / "dep.py").write_text((tmp_path / "dep.py").read_text().replace("'a'\n@", "'bb'\n@"))
-    with pytest.raises(cli.RunFailed, match="run 0 cannot be made again like this"):
+    with pytest.raises(RunFailed, match="run 0 cannot be made again like this"):
         ran("k", "dep.py")
     assert "JournalError: " in capsys.readouterr().out

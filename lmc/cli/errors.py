@@ -1,0 +1,49 @@
+"""Whose fault an exception is, and one message for a person."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmc
+from lmc.errors import ConstraintError, JournalError, LmcError, ParameterError
+from lmc.userfiles import UsageError
+
+
+class RunFailed(LmcError):
+    """Some items of a run ended with an error; the others are written."""
+
+
+@contextmanager
+def as_usage() -> Iterator[None]:
+    """A value that was typed on the command line is the command's fault, not the program's."""
+    try:
+        yield
+    except (ParameterError, ConstraintError, JournalError) as error:
+        raise UsageError(error.message) from error
+
+
+def explain(error: BaseException) -> str:
+    """One message for a person. For an exception of the user's own code: its type and the user's line."""
+    if isinstance(error, LmcError) or type(error).__module__.startswith("lmc."):  # these say the place themselves
+        return str(error)
+    place = _users_line(error)
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{message}{place}\n(LMC_DEBUG=1 shows the traceback)"
+
+
+def _users_line(error: BaseException) -> str:
+    """Where in the user's files an exception passed last, as text; "" if it never left lmc's or a library's."""
+    here = str(Path(lmc.__file__).parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__)
+              if not f.filename.startswith((here, "<", sys.prefix, sys.base_prefix)) and "site-packages" not in f.filename]
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"\n  {os.path.relpath(error.filename)}:{error.lineno}"
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f"\n  {os.path.relpath(last.filename)}:{last.lineno} in {last.name}: {last.line}"

@@ -1,0 +1,110 @@
+"""`lmc dump-ir` and `lmc opt`: the graph of a program, and passes on a graph."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lmc import userfiles
+from lmc.cli.console import say, write
+from lmc.cli.errors import as_usage
+from lmc.cli.models import open_backend
+from lmc.cli.options import Arguments, BackendName, Format, OutputFile, Target
+from lmc.userfiles import UsageError
+
+
+def dump_ir(
+    target: Target,
+    arg: Arguments = None,
+    after: Annotated[str | None, typer.Option(metavar="PASS", show_default=False,
+                                              help="Show the graph after this pass; before any pass: trace.")] = None,
+    format: Annotated[Format, typer.Option(help="text can be read back (lmc opt); dot is for graphviz; html is one "
+                                                "file to open in a browser.")] = Format.text,
+    output: OutputFile = None,
+    backend: BackendName = "mock",
+) -> None:
+    """Shows the graph that a program compiles to. No model is asked; --arg values are not needed for most programs.
+
+    \b
+    Examples:
+      lmc dump-ir examples/judge.py:judge
+      lmc dump-ir examples/judge.py:judge --after plan-prefix
+      lmc dump-ir judge.lmcp                            (of program.save; nothing of it is executed)
+      lmc dump-ir examples/tree_of_thought.py:solve --format html -o tree.html
+      lmc dump-ir examples/judge.py:judge --format dot | dot -Tsvg > judge.svg
+    """
+    import lmc
+
+    if target.endswith(".lmcp"):
+        if arg:
+            raise UsageError(f"{target} is a saved program, whose graph is there: leave --arg out")
+        compiled = lmc.load(target, backend=open_backend(backend))
+        program, arguments = compiled.function, {}
+    else:
+        program = userfiles.load_program(target)
+        arguments = userfiles.parse_arguments(program, arg or ())
+        compiled = lmc.compile(program, backend=open_backend(backend))
+    if arguments:
+        userfiles.check_arguments(program, arguments)
+        compiled.lower(**arguments)
+    with as_usage():
+        text = compiled.dump_ir(after=after, format=format.value)
+    write(text, output)
+
+
+def opt(
+    file: Annotated[Path, typer.Argument(metavar="FILE.lmir", show_default=False, help="A graph in text form.")],
+    passes: Annotated[str | None, typer.Option("--passes", metavar="PIPELINE", show_default=False,
+                                               help="Passes by name, separated by commas, run in this order; options in braces: "
+                                               "plan-prefix{min_chars = 4}. Default: the pipeline of --target.")] = None,
+    target: Annotated[str, typer.Option(metavar="KIND", help="What is compiled for: tokens, text or chat.")] = "tokens",
+    template: Annotated[str, typer.Option(metavar="NAME", help="The chat template, by name.")] = "chatml",
+    greedy: Annotated[bool, typer.Option("--greedy", help="Asks that name no temperature run at 0.")] = False,
+    verify_each: Annotated[bool, typer.Option("--verify-each", help="Check the graph after every pass.")] = False,
+    print_after: Annotated[str, typer.Option("--print-after", metavar="PASSES", show_default=False,
+                                             help="Print the graph on stderr after these passes, or after all.")] = "",
+    timing: Annotated[bool, typer.Option("--timing", help="Print time and statistics of each pass on stderr.")] = False,
+    list_passes: Annotated[bool, typer.Option("--list", help="Print all passes with their options, and stop.",
+                                              is_eager=True, callback=lambda wanted: _list_passes(wanted))] = False,
+    output: OutputFile = None,
+) -> None:
+    """Runs passes on a graph in text form, and prints the result.
+
+    \b
+    Examples:
+      lmc dump-ir examples/judge.py:judge --after trace -o judge.lmir
+      lmc opt judge.lmir --timing
+      lmc opt judge.lmir --passes='canonicalize,plan-prefix{min_chars = 4}' --print-after=canonicalize
+    """
+    from lmc.chat import get_chat_template
+    from lmc.ir.text import parse, print_graph
+    from lmc.passes.manager import PassManager, Target, parse_pipeline, pipeline_for
+
+    try:
+        source = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+    if file.suffix == ".py":
+        raise UsageError(f"{file} is a program, not a graph; write its graph with: lmc dump-ir {file}:FUNCTION --after trace -o FILE.lmir")
+    with as_usage():
+        compiled_for = Target(target, get_chat_template(template), greedy)
+        chosen = parse_pipeline(passes) if passes is not None else pipeline_for(compiled_for)
+        manager = PassManager(chosen, verify_each=verify_each, print_after=print_after)
+    planned = manager.plan(parse(source, str(file)), compiled_for)
+    for note in planned.notes:  # what was changed that a reader of prompts would see
+        say(note)
+    if timing:
+        print(planned.table(), file=sys.stderr)
+    write(print_graph(planned.graph), output)
+
+
+def _list_passes(wanted: bool) -> None:
+    """`lmc opt --list`: the passes, what they do, and their options with the defaults."""
+    from lmc.passes.manager import described
+
+    if wanted:
+        typer.echo("\n".join(described()))
+        raise typer.Exit

@@ -1,0 +1,33 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Target = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False,
+                                       help="The program; :FUNCTION may be left out when the file has one. Or FILE.lmcp, a saved program.")]
+Arguments = Annotated[list[str] | None, typer.Option(
+    "--arg", "-a", metavar="NAME=VALUE", show_default=False,
+    help="An argument of the program; repeatable. Text, or JSON where the parameter is declared as int, list, …")]
+BACKENDS = "smollm2 (the small model), mock (no model: made-up answers), or the path of a model folder or GGUF file."
+BackendName = Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help=BACKENDS)]
+ModelName = Annotated[str | None, typer.Option("--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2", help=BACKENDS)]
+InputFile = Annotated[Path | None, typer.Option("--input", "-i", metavar="IN.jsonl", show_default=False,
+                                                help="Items, one JSON object of arguments a line.")]
+Temperature = Annotated[float | None, typer.Option(min=0, show_default=False, help="Default of every gen; 0 takes the likeliest token.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, show_default=False, help="Default length limit of every gen, in tokens.")]
+OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False,
+                                                 help="Where to write; standard output if not given.")]
+
+
+class Format(StrEnum):
+    """How a graph is shown."""
+
+    text = "text"
+    dot = "dot"
+    html = "html"
+    json = "json"

@@ -1,0 +1,64 @@
+"""`lmc replay`: a journaled run step by step, and what if."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lmc import userfiles
+from lmc.cli.console import say, write
+from lmc.cli.errors import RunFailed, as_usage
+from lmc.cli.models import open_backend
+from lmc.cli.options import BACKENDS
+from lmc.userfiles import UsageError
+
+
+def replay(
+    path: Annotated[Path, typer.Argument(metavar="JOURNAL", show_default=False, help="A run's journal, or a batch's directory.")],
+    target: Annotated[str | None, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False, help="Its program, for prompts and lines.")] = None,
+    item: Annotated[int | None, typer.Option("--item", show_default=False, help="One run of a batch, by its number.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False, help="Write one page for a browser.")] = None,
+    at: Annotated[int | None, typer.Option("--from", metavar="STEP", show_default=False, help="What if: ask anew from this step on.")] = None,
+    answer: Annotated[str | None, typer.Option("--answer", metavar="TEXT", show_default=False, help="What if: the answer of step --from.")] = None,
+    backend: Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help="Who is asked anew: " + BACKENDS)] = "mock",
+    effects: Annotated[bool, typer.Option("--run-effects", help="Make the calls behind --from; else the journal answers them.")] = False,
+) -> None:
+    """Shows a journaled run step by step: source line, prompt, answer, tokens, decisions, effects. Never changes the journal.
+
+    \b
+    Examples:
+      python examples/durable_research.py sleep.journal        (writes one)
+      lmc replay sleep.journal
+      lmc replay sleep.journal examples/durable_research.py:research --html run.html
+      lmc replay sleep.journal examples/durable_research.py:research --from 10 --answer "koalas" --backend smollm2 --run-effects
+    """
+    from lmc import steps
+
+    if target is None and at is not None:
+        raise UsageError("--from makes the run again, which takes its program: lmc replay JOURNAL FILE.py:FUNCTION --from STEP")
+    if at is None and (answer is not None or effects):
+        raise UsageError("--answer and --run-effects belong to --from STEP")
+    with as_usage():
+        if target is None:
+            stories = steps.listed(path, item)
+        else:
+            program, change = userfiles.load_program(target), None if at is None else steps.WhatIf(at, answer, effects)
+            with closing(open_backend(backend)) as model:
+                stories = steps.replayed(path, program, model, item, change)
+    broken = [story.item for story in stories if not story.whole]
+    if html is not None:
+        write(steps.to_html(stories, f"{path}"), html)
+        return _replayed_whole(broken)
+    typer.echo(steps.to_json(stories) if as_json else steps.to_text(stories))
+    if target is None and not as_json:
+        say(f"prompts, names and lines of what was asked: lmc replay {path} FILE.py:{stories[0].program if stories else 'FUNCTION'}")
+    _replayed_whole(broken)
+
+
+def _replayed_whole(broken: list[int]) -> None:
+    if broken:
+        raise RunFailed(f"run {', '.join(map(str, broken[:5]))} cannot be made again like this; its title says why")

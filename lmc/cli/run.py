@@ -1,0 +1,211 @@
+"""`lmc run`: a program on one set of arguments, or on every line of a file."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lmc import userfiles
+from lmc.cli.console import progress, say
+from lmc.cli.errors import RunFailed
+from lmc.cli.models import open_backend
+from lmc.cli.options import Arguments, InputFile, MaxTokens, ModelName, OutputFile, Target, Temperature
+from lmc.config import config
+from lmc.userfiles import UsageError
+
+
+def run(
+    target: Target,
+    arg: Arguments = None,
+    input_file: InputFile = None,
+    output: OutputFile = None,
+    backend: ModelName = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
+    seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable, for a whole run; a "
+                                                                   "resumed one samples the rest anew.")] = None,
+    interpret: Annotated[bool, typer.Option("--interpret", help="Run op by op, without compiling.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the results in --output and run the other items.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --output; with --resume only what "
+                                                                "does not belong to this input and these options.")] = False,
+) -> None:
+    """Runs a program on one set of arguments, or on every line of a JSONL file.
+
+    With --input, each item becomes one line of --output as soon as it is finished: its index, return value, variables,
+    text and usage, or its error. At the end the lines are put into input order. If a run stops half way, what is
+    there stays; the same command with --resume does the rest. A record's "digest" tells --resume whether it belongs to
+    its line, program and options. Fields that are no parameter of the program are copied to the result as "input".
+
+    \b
+    Examples:
+      lmc run examples/react.py:react --arg question="What is 12 * 7?" --temperature 0
+      lmc run examples/classify.py:classify --input examples/data/reviews.jsonl --output labels.jsonl
+      lmc run examples/classify.py:classify --input examples/data/reviews.jsonl --output labels.jsonl --resume
+      lmc run my.py:program --backend path/to/model.gguf --arg text=hello
+      lmc run judge.lmcp --arg essay=hello              (of program.save)
+      lmc run examples/judge.py:judge --backend mock --arg essay=hello      (no model: shows the program's shape)
+    """
+    one_source(arg, input_file)
+    if resume and (output is None or input_file is None):
+        raise UsageError("--resume continues a run from its --input and --output; give both")
+    if interpret and target.endswith(".lmcp"):
+        raise UsageError(f"{target} is a saved program, which has no source to interpret; leave --interpret out, or give FILE.py:FUNCTION")
+    program = userfiles.load_program(target)
+    options = sampling(temperature, max_tokens, seed)
+    userfiles.check_output(output, input_file)
+    name = backend or config().model or "smollm2"
+    if input_file is None:
+        arguments = arguments_of(program, arg)
+        results = userfiles.Results(output, overwrite=overwrite)
+        _run_one(program, arguments, options, name, results, interpret)
+        return
+    items = userfiles.read_items(program, input_file)
+    if items.extra_names:
+        say(f"note: {program.name} has no parameter {', '.join(items.extra_names)}; copied to the results as \"input\"")
+    expected = userfiles.digests(program, items, options, name)
+    results = userfiles.Results(output, expected, resume=resume, overwrite=overwrite)
+    if results.note:
+        say(results.note)
+    _run_file(program, items, options, name, results, interpret)
+
+
+def one_source(arg: list[str] | None, input_file: Path | None) -> None:
+    if input_file is not None and arg:
+        raise UsageError("--arg and --input exclude each other: put the argument into each line of the input file")
+
+
+def sampling(temperature: float | None, max_tokens: int | None, seed: int | None) -> dict[str, Any]:
+    """The options of a run that were given."""
+    given = {"temperature": temperature, "max_new_tokens": max_tokens, "seed": seed}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def arguments_of(program: Any, arg: list[str] | None) -> dict[str, Any]:
+    """What --arg says, checked against the program's parameters."""
+    arguments = userfiles.parse_arguments(program, arg or ())
+    userfiles.check_arguments(program, arguments)
+    return arguments
+
+
+def _run_one(program: Any, arguments: dict[str, Any], options: dict[str, Any], backend: str, results: userfiles.Results,
+             interpret: bool) -> None:
+    with closing(open_backend(backend)) as target:
+        ((_, state),) = states_of(program, {0: arguments}, options, target, interpret)
+        if (error := state.error()) is not None:
+            raise error
+        record = userfiles.record_of(0, state, {})
+    if results.path is None:
+        _print_result(state)
+        return
+    with results:
+        results.write(record)
+
+
+def _print_result(state: Any) -> None:
+    """What a person wants to see of one run: what it returned, else the text."""
+    import json
+
+    value = state.ret_value
+    if value is None:
+        print(state.text())
+    else:
+        print(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr))
+
+
+def _run_file(program: Any, items: userfiles.Items, options: dict[str, Any], backend: str, results: userfiles.Results,
+              interpret: bool) -> None:
+    with closing(open_backend(backend)) as target:
+        failed, done = _write_all(program, items, options, target, results, interpret)
+    if failed:
+        first = ", ".join(str(i) for i in failed[:5]) + (", …" if len(failed) > 5 else "")
+        again = "; the same command with --resume runs them again" if results.path else ""
+        raise RunFailed(f"{len(failed)} of {done} items ended with an error (index {first}), written as \"error\"{again}")
+
+
+def _write_all(program: Any, items: userfiles.Items, options: dict[str, Any], target: Any, results: userfiles.Results,
+               interpret: bool) -> tuple[list[int], int]:
+    """Runs what is to do and writes each result; the indices of items that failed, and how many ran."""
+    todo = [i for i in range(len(items.arguments)) if i not in results.done]
+    failed: list[int] = []
+
+    def write(place: int, state: Any) -> None:
+        index = todo[place]
+        if state.error() is not None:
+            failed.append(index)
+        results.write(userfiles.record_of(index, state, items.extra[index]))
+
+    started, before = time.perf_counter(), target.counters()
+    with results:
+        states = _Background(states_of(program, {i: items.arguments[i] for i in todo}, options, target, interpret))
+        try:
+            for place, state in progress(states, len(todo)):
+                write(place, state)
+        except BaseException as error:
+            for place, state in states.finished() if isinstance(error, KeyboardInterrupt) else ():
+                write(place, state)
+            say(_kept(results, len(items.arguments)))
+            raise
+    say(_summary(len(todo), time.perf_counter() - started, target.counters() - before))
+    return sorted(failed), len(todo)
+
+
+def states_of(program: Any, items: Mapping[int, dict[str, Any]], options: dict[str, Any], backend: Any,
+            interpret: bool) -> Iterator[tuple[int, Any]]:
+    """The final state of each item with its place, as soon as it is there; a failed one knows its `error()`.
+
+    Items go by their numbers in the input, so that with a seed a resumed run gives what an undisturbed one gives.
+    Compiled runs come as they end, interpreted ones in order.
+    """
+    from lmc.jit import program_of
+
+    if interpret:
+        return enumerate(program.run_some(items, backend=backend, **options))
+    return program_of(program, backend).as_completed(list(items.values()), numbers=tuple(items), **options)
+
+
+class _Background:
+    """Iterates in a thread of its own, so that an interruption waits for nothing and loses nothing that is finished."""
+
+    def __init__(self, states: Iterator[tuple[int, Any]]) -> None:
+        self._events: queue.SimpleQueue[tuple[int, Any] | BaseException | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, args=(states,), name="lmc-run", daemon=True).start()
+
+    def _work(self, states: Iterator[tuple[int, Any]]) -> None:
+        try:
+            for event in states:
+                self._events.put(event)
+            self._events.put(None)
+        except BaseException as error:  # SystemExit of a program too: raised where the results are read
+            self._events.put(error)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        while (event := self._events.get()) is not None:
+            if isinstance(event, BaseException):
+                raise event
+            yield event
+
+    def finished(self) -> Iterator[tuple[int, Any]]:
+        """What is finished and was not yet given."""
+        while not self._events.empty():
+            if isinstance(event := self._events.get(), tuple):
+                yield event
+
+
+def _kept(results: userfiles.Results, total: int) -> str:
+    if results.path is None:
+        return f"stopped: {results.written} of {total} results were written"
+    return (f"stopped: {results.written} of {total} results are in {results.path}; "
+            f"the same command with --resume does the rest")
+
+
+def _summary(items: int, seconds: float, spent: Any) -> str:
+    return (f"{items} items in {seconds:.1f} s: {spent.calls} calls, {spent.prompt_tokens} prompt tokens "
+            f"({spent.prefilled_tokens} computed, {spent.cached_tokens} cached, prefill optimality "
+            f"{spent.prefill_optimality:.3f}), {spent.generated_tokens} generated")

@@ -1,0 +1,81 @@
+"""`lmc serve`: a model, and programs, under OpenAI's API."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lmc import userfiles
+from lmc.cli.console import say, text_of
+from lmc.cli.errors import as_usage
+from lmc.cli.models import open_backend
+from lmc.cli.options import ModelName
+from lmc.config import config
+from lmc.userfiles import UsageError
+
+
+def serve(
+    targets: Annotated[list[str] | None, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False,
+                                                        help="Programs to publish beside OpenAI's API, each under its name; also FILE.lmcp.")] = None,
+    backend: ModelName = None,
+    host: Annotated[str, typer.Option(help="Address to listen on. Another than loopback is open to the network: use --api-keys.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    api_keys: Annotated[Path | None, typer.Option("--api-keys", metavar="FILE", show_default=False,
+                                                  help="Keys that requests must show, one a line.")] = None,
+    name: Annotated[list[str] | None, typer.Option("--name", metavar="MODEL", show_default="the backend's",
+                                                   help="What requests call the model; repeatable.")] = None,
+    max_requests: Annotated[int, typer.Option(min=1, help="Requests at once; more are refused with 429.")] = 256,
+    max_body: Annotated[int, typer.Option(min=1, help="Largest request, in bytes.")] = 8 << 20,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Length of a chat answer whose request names none.")] = 1024,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds from a request to the end of its answer.")] = 600.0,
+    drain: Annotated[float, typer.Option(min=1, help="Seconds that running requests get to finish at the end.")] = 60.0,
+) -> None:
+    """Serves a model under OpenAI's API, and programs as endpoints. Ctrl-C or SIGTERM lets running requests finish.
+
+    POST /v1/completions, /v1/chat/completions, /programs/NAME, /programs/NAME/stream, /programs/NAME/batch;
+    GET /v1/models, /health, /metrics, /openapi.json.
+
+    \b
+    Examples:
+      lmc serve
+      lmc serve --backend path/to/model --port 8001 --api-keys keys.txt
+      lmc serve examples/judge.py:judge examples/classify.py:classify
+    """
+    _check_installed("serve", "starlette", "uvicorn", "h11", "pydantic", "prometheus_client")
+    from lmc.serve import main
+    from lmc.serve.settings import Settings
+
+    programs = [userfiles.load_program(target) for target in targets or ()]
+    if len(twice := {p.name for p in programs}) < len(programs):
+        raise UsageError(f"two programs have one name (there are {', '.join(sorted(twice))}); publish them from two servers")
+    keys = _api_keys(api_keys)
+    if not main.is_loopback(host) and not keys:
+        say(f"warning: {host} can be reached from the network, and nobody is asked for a key (--api-keys FILE)")
+    model = backend or config().model or "smollm2"
+    with as_usage():
+        where = main.listen(host, port)
+    with closing(where), closing(open_backend(model)) as target:
+        names = tuple(name) if name else (model,)
+        settings = Settings(names, keys, max_requests=max_requests, max_body=max_body, max_tokens=max_tokens, timeout=timeout)
+        with as_usage():
+            main.serve(target, settings, programs, where, drain=drain, ready=lambda url: say(f"serving {names[0]} at {url}"))
+
+
+def _api_keys(path: Path | None) -> frozenset[str]:
+    if path is None:
+        return frozenset()
+    keys = frozenset(line.strip() for line in text_of(path).splitlines() if line.strip())
+    if not keys:
+        raise UsageError(f"{path} holds no key: one a line is expected")
+    return keys
+
+
+def _check_installed(extra: str, *modules: str) -> None:
+    from importlib.util import find_spec
+
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise UsageError(f"lmc {extra} needs {', '.join(missing)}: pip install 'lmc[{extra}]'")

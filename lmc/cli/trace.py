@@ -1,0 +1,56 @@
+"""`lmc trace`: what happened when, for a viewer of timelines."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lmc import userfiles
+from lmc.cli.console import progress, say
+from lmc.cli.errors import RunFailed
+from lmc.cli.models import open_backend
+from lmc.cli.options import Arguments, InputFile, MaxTokens, ModelName, Target, Temperature
+from lmc.cli.run import arguments_of, one_source, sampling, states_of
+from lmc.config import config
+from lmc.userfiles import UsageError
+
+
+def trace(
+    target: Target,
+    arg: Arguments = None,
+    input_file: InputFile = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the trace.")] = Path("trace.json"),
+    backend: ModelName = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
+    seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable.")] = None,
+) -> None:
+    """Runs a program and writes what happened when, for ui.perfetto.dev or chrome://tracing.
+
+    Programs, their ops with source lines and tokens, host calls, and the model's passes; no prompts and no answers.
+
+    \b
+    Examples:
+      lmc trace examples/judge.py:judge --backend mock --arg essay=hello
+      lmc trace examples/judge.py:judge --input examples/data/essays.jsonl --output trace.json --max-tokens 32
+    """
+    one_source(arg, input_file)
+    from lmc.timeline import trace as recorded
+
+    program = userfiles.load_program(target)
+    options = sampling(temperature, max_tokens, seed)
+    userfiles.check_output(output, input_file)
+    if not output.resolve().parent.is_dir():
+        raise UsageError(f"cannot write {output}: there is no folder {output.parent}; choose another --output")
+    if input_file is None:
+        items = [arguments_of(program, arg)]
+    else:
+        items = userfiles.read_items(program, input_file).arguments
+    with closing(open_backend(backend or config().model or "smollm2")) as model, recorded(output):
+        states = list(progress(states_of(program, dict(enumerate(items)), options, model, False), len(items)))
+    say(f"{len(states)} runs are in {output}; open it at ui.perfetto.dev or chrome://tracing")
+    if failed := [i for i, state in states if state.error() is not None]:
+        raise RunFailed(f"{len(failed)} of {len(states)} items ended with an error (index {', '.join(map(str, sorted(failed)[:5]))})")
