@@ -161,6 +161,7 @@ class LocalBackend:
         compiler: Compiler | None,
         max_tokens: int,
         max_context: int,
+        near_context: int | None = None,
         max_batch: int = 64,
         chunk: int = 512,
         seed: int = 0,
@@ -171,8 +172,9 @@ class LocalBackend:
         self._name, self._words, self._template = name, vocabulary, chat_template
         self.whole_template: WholeTemplate | None = None  # the model's own, for conversations with tools
         self._asker = Asker(
-            name, vocabulary, chat_template, compiler, max_context=max_context, pool=max_tokens, seed=seed, seam=seam
-        )
+            name, vocabulary, chat_template, compiler,
+            max_context=max_context, near=near_context, pool=max_tokens, seed=seed, seam=seam,
+        )  # fmt: skip
         self._lock = threading.Lock()  # states of steps and their pending lists, groups
         self._groups: weakref.WeakValueDictionary[tuple[int, ...], Group] = weakref.WeakValueDictionary()
         self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk)
@@ -595,6 +597,7 @@ class Engine(LocalBackend):
             ),
             max_tokens=slots,
             max_context=config.max_context,
+            near_context=config.near_context,
             max_batch=max_batch or batch,
             chunk=chunk or rows,
             seed=seed,

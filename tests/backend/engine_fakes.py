@@ -16,7 +16,7 @@ from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.constraint import Compiler, ConstraintInfo
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import EngineCore, PassOutput
-from lmc.backend.engine.request import BROKEN, PENDING, STUCK, Request, TokenLogprob, Top
+from lmc.backend.engine.request import BROKEN, PENDING, STUCK, Kind, Request, TokenLogprob, Top
 from lmc.backend.engine.work import Pass
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML
@@ -148,6 +148,7 @@ class FakeRunner:
         self.slots = np.full(num_slots, -1, np.int64)
         self.positions = np.full(num_slots, -1, np.int64)
         self.namespaces = np.full(num_slots, -1, np.int64)
+        self.far = np.zeros(num_slots, bool)
         self.script: dict[tuple[int, ...], Sequence[int]] = {}
         self.passes: list[int] = []
         self.fail_with: BaseException | None = None
@@ -173,10 +174,14 @@ class FakeRunner:
             self.slots[own] = self.known(span.request, span.ids, span.position)
             self.positions[own] = np.arange(span.position, span.position + len(span.ids))
             self.namespaces[own] = zlib.crc32(span.request.namespace.encode())
+            self.far[own] = span.is_far
         for span in work.spans:
             assert (self.positions[span.slots] == np.arange(len(span.slots))).all(), "a slot of another position"
             theirs = zlib.crc32(span.request.namespace.encode())
             assert (self.namespaces[span.slots] == theirs).all(), "a slot of another namespace"
+            assert (self.far[span.slots] == span.is_far).all(), "a slot of a sequence of another length"
+            if (near := span.request.near) is not None and span.request.kind is Kind.GENERATE:
+                assert span.is_far == (span.request.wanted_len > near), "positions of a sequence of another length"
             for i in range(len(span.ids)):
                 contexts.append(self.slots[span.slots[: span.position + i + 1]])
         tokens, logprobs = [], []

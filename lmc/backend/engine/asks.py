@@ -64,6 +64,7 @@ class Asker:
     """Knows the model's vocabulary and limits.
 
     limit    tokens that prompt and answer may have together: the context's or the pool's
+    near     tokens beyond which the model turns positions otherwise (Request)
     seam     "token": an answer's ids stay as generated.  "text": its text joins the literal run
     """
 
@@ -78,11 +79,13 @@ class Asker:
         pool: int,
         seed: int,
         seam: Literal["token", "text"],
+        near: int | None = None,
     ) -> None:
         if seam not in ("token", "text"):
             raise ParameterError(f'seam is {seam!r}; it can be "token" or "text"')
         self.name, self.words, self.compiler, self.seam, self.seed = name, words, compiler, seam, seed
         self.max_context, self.pool, self.limit = max_context, pool, min(max_context, pool)
+        self.near = near
         self.use_template(template)
         self.encoder = Encoder(words)
         self._shown: dict[int, str] = {}  # texts of single tokens; no more than the vocabulary has
@@ -126,6 +129,7 @@ class Asker:
                 priority=order,
                 behind=place.node,
                 gen=(ask.loc, ask.params.max_new_tokens),
+                near=self.near,
             )
             for item in range(params.n)
         ]
@@ -222,6 +226,7 @@ class Asker:
             choose=scoring.choose,
             priority=order,
             behind=place.node,
+            near=self.near,
         )
 
     # -- answers that are known --------------------------------------------------------------------------------
@@ -242,7 +247,9 @@ class Asker:
         stable = prompt[: len(prompt) - self.encoder.unstable(place.run)]
         if not len(stable):
             return None
-        return Request(Kind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare, behind=place.node)
+        return Request(
+            Kind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare, behind=place.node, near=self.near
+        )
 
     # -- refusals ----------------------------------------------------------------------------------------------
 

@@ -329,7 +329,7 @@ class EngineCore:
         """One pass."""
         self._keep_turn()
         self._posted = 0
-        if self._flying is not None and (self.scheduler.is_short or not self._can_go_on(self._flying[0])):
+        if self._flying is not None and (self.scheduler.may_preempt or not self._can_go_on(self._flying[0])):
             self._land()  # what is in flight cannot be preempted
         try:
             work, flight = self._begin()

@@ -124,7 +124,8 @@ class Filling:
             req.row_slots[first : first + n] = slots
             above, prompt = trie.above(first), trie.prompt_length(first)
             context = np.concatenate((req.slots[:prompt], req.row_slots[above], slots))
-            start = self.work.add(Rows(req, trie.ids[first : first + n], trie.positions[first], context, first)) - first
+            far = req.is_far if prompt else req.lone_is_far
+            start = self.work.add(Rows(req, trie.ids[first : first + n], trie.positions[first], context, first, far)) - first
             for row in range(first, first + n):
                 self.work.scores += [Score(start + row, token, req, None, node) for node, token in trie.asks[row]]
             req.next_row += n
@@ -136,7 +137,7 @@ class Filling:
         end = at + n
         req.slots[at:end] = slots
         self._held.promises.keep(req, n)
-        start = self.work.add(Rows(req, req.ids[at:end], at, req.slots[:end]))
+        start = self.work.add(Rows(req, req.ids[at:end], at, req.slots[:end], None, req.is_far))
         if req.is_scored:
             for p in range(max(at, req.first_scored - 1), min(end, req.length - 1)):
                 self.work.scores.append(Score(start + p - at, int(req.ids[p + 1]), req, p + 1))

@@ -105,7 +105,7 @@ class Holdings:
     def take_over(self, req: Request, upto: int) -> None:
         """What others computed for it, up to there, is in the tree now: its lock reaches as far."""
         assert req.node is not None
-        node = self.tree.match(req.ids[: req.head_len], upto, req.namespace, req.node)
+        node = self.tree.match(req.ids[: req.head_len], upto, req.space, req.node)
         assert node.end == upto, f"request {req.order} follows {upto} tokens, of which {node.end} are there"
         self.tree.lengthen(req.node, node)
         req.node, req.cached_len = node, upto

@@ -51,7 +51,7 @@ class ModelRunner:
         spans: list[Span] = []
         start = 0
         for s in work.spans:
-            spans.append(Span(start, len(s.ids), self._tensor(s.slots)))
+            spans.append(Span(start, len(s.ids), self._tensor(s.slots), s.is_far))
             start += len(s.ids)
         return ForwardBatch(
             token_ids=self._tensor(ids.astype(np.int64)),

@@ -84,10 +84,11 @@ class RadixCache:
         self, ids: np.ndarray, limit: int | None = None, namespace: str = "", after: Node | None = None
     ) -> Node:
         """The node where the longest cached prefix of `ids[:limit]` ends; splits the edge it ends inside. `after`: where a
-        shorter prefix of the same sequence ended some time ago, to go on from if it is still there."""
+        shorter prefix of the same sequence ended some time ago, to go on from if it is still there, and of this namespace."""
         limit = len(ids) if limit is None else limit
-        if after is None or after.parent is None or after.end > limit:
-            after = self._root(namespace) if namespace else self.root
+        root = self._root(namespace) if namespace else self.root
+        if after is None or after.parent is None or after.end > limit or after.salt != root.salt:
+            after = root
         node, now = after, next(self._clock)
         node.last_use = now
         end = node.end

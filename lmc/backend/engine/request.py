@@ -93,6 +93,7 @@ class Request:
     score_from: int | None = None  # log-probabilities of the prompt's tokens from here on
     priority: tuple[int, ...] = ()  # the plan's visit order
     namespace: str = ""  # shares cached KV with requests of the same one only
+    near: int | None = None  # tokens beyond which the model turns the positions of all of a sequence otherwise (longrope)
     gen: Hashable = None  # what its answer is one of many to
     group: Group | None = None
     spare: bool = False  # PREFILL: in rows that are nearly free, until somebody needs it
@@ -128,6 +129,7 @@ class Request:
     found_next: int = -1  # and the token behind it; -1: no more may come from the cache
     reserved: int = 0
     since: int = 0  # the pass number when it began to wait
+    is_far: bool = False  # its positions are turned as those of a sequence of more than `near` tokens
     preempted: int = 0  # times
     computed: int = 0  # tokens whose rows had been run when it was preempted last: their log-probabilities are known
     trie: Trie = field(init=False)  # SCORE: what the branches have in common once
@@ -219,6 +221,23 @@ class Request:
     def seniority(self) -> tuple[tuple[int, ...], int]:
         """Its place in the order in which requests may keep what they have: the plan's, then that of arrival."""
         return self.priority, self.order
+
+    @property
+    def space(self) -> str:
+        """Of the radix tree: what one turn of positions has computed is of no use to the other."""
+        return f"{self.namespace}\0far" if self.is_far else self.namespace
+
+    @property
+    def is_outgrown(self) -> bool:
+        """It has become longer than `near`: all of it has to be computed again. A select's choices are turned like the longest."""
+        if self.near is None or self.is_far:
+            return False
+        return max((b.base + len(b.ids) for b in self.branches), default=self.wanted_len) > self.near
+
+    @property
+    def lone_is_far(self) -> bool:
+        """The same of choices that do not see the prompt."""
+        return self.near is not None and any(not b.base and len(b.ids) > self.near for b in self.branches)
 
     @property
     def in_head(self) -> bool:

@@ -103,7 +103,7 @@ class Waiting:
         found = req.found
         if found is None or found.goes_on(req.found_next):
             limit = req.match_limit
-            found = req.found = self._held.tree.match(req.ids, limit, req.namespace, found or req.behind)
+            found = req.found = self._held.tree.match(req.ids, limit, req.space, found or req.behind)
             req.found_next = int(req.ids[found.end]) if found.end < limit else -1
         return found
 

@@ -21,6 +21,7 @@ class Rows(NamedTuple):
     position: int
     slots: np.ndarray  # [position + n] int64
     branch: int | None = None  # the row of the choices' trie that it begins with; None: rows of the sequence itself
+    is_far: bool = False  # see Request
 
 
 @dataclass(slots=True)

@@ -418,6 +418,31 @@ def test_namespaces_share_no_page():
     engine.check()
 
 
+@pytest.mark.parametrize("runs", [FakeRunner, FakeAheadRunner])
+@pytest.mark.parametrize("near", [9, 10, 11, 14, 29, 30, 31])
+def test_a_sequence_that_outgrows_its_positions_is_computed_again_once(runs, near):
+    """And no other: where a model turns positions of long sequences otherwise (the runner looks that all are turned alike)."""
+    engine, core = stepped(200, near_context=near, runs=runs)
+    long, short = (engine.submit(None, [Text((c * 10,)), gen(n)]) for c, n in (("w", 20), ("x", 3)))
+    drain(core)
+    assert long.results[0].output().text == expected_text("w" * 10, 20)
+    assert short.results[0].output().text == expected_text("x" * 10, 3)
+    again = near if 10 <= near < 29 else 0  # the last token needs no row
+    assert engine.stats()["recomputed_tokens"] == again + (near if 10 <= near < 12 else 0)
+    engine.check()
+
+
+def test_what_was_far_may_be_near_again():
+    """A stop takes back what made a sequence long: what goes on from it is computed as a short one."""
+    engine, core = stepped(200, near_context=13)
+    core.runner.say(WORDS.encode(("w" * 10,)), WORDS.encode(("zzeee",)))
+    done = engine.submit(None, [Text(("w" * 10,)), gen(20, stop=("eee",)), Text(("y",)), gen(1)])
+    drain(core)
+    assert engine.counters().preemptions == 1
+    assert [result.output().text for result in done.results] == ["zz", expected_text("w" * 10 + "zzy", 1)]
+    engine.check()
+
+
 @pytest.mark.parametrize("slots", [70, 90, 150])
 def test_a_small_pool_finishes_everything_with_the_same_text(slots):
     prompts = ["a" * 40 + str(i % 3) * 10 + "end" * (i % 4) for i in range(12)]
@@ -481,13 +506,14 @@ class Anything(RuleBasedStateMachine):
     nothing leaks."""
 
     runs = FakeRunner
+    near: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.little = promising_little()
         self.little.__enter__()
         options = {"chunk": 12, "max_batch": 5, "max_context": 120, "compiler": automata(WORDS), "runs": self.runs}
-        self.engine, self.core = stepped(160, **options)
+        self.engine, self.core = stepped(160, near_context=self.near, **options)
         self.open: list[tuple[object, str, list[tuple[object, int]]]] = []
         self.pinned: list[object] = []
         self.groups = 0
@@ -655,6 +681,19 @@ class AnythingAhead(Anything):
     runs = FakeAheadRunner
 
 
+class AnythingNear(Anything):
+    """The same with a model that turns positions of long sequences otherwise."""
+
+    near = 24
+
+
+class AnythingNearAhead(AnythingNear):
+    runs = FakeAheadRunner
+
+
+AnythingNear.TestCase.settings = AnythingNearAhead.TestCase.settings = settings(examples(4, 60), stateful_step_count=30)
 Anything.TestCase.settings = AnythingAhead.TestCase.settings = settings(examples(4, 60), stateful_step_count=30)
 TestAnything = pytest.mark.search(Anything.TestCase)
 TestAnythingAhead = pytest.mark.search(AnythingAhead.TestCase)
+TestAnythingNear = pytest.mark.search(AnythingNear.TestCase)
+TestAnythingNearAhead = pytest.mark.search(AnythingNearAhead.TestCase)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,12 +10,11 @@ pytestmark = pytest.mark.model
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from lmc.backend.engine.models import transformers_model  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.backend.engine.models.transformers_model import TransformersModel  # noqa: E402
 from lmc.backend.local import Engine  # noqa: E402
 from lmc.errors import ModelLoadError  # noqa: E402
-from lmc.prompt import Gen, SamplingParams, Text  # noqa: E402
+from lmc.prompt import ChoicesMethod, Gen, SamplingParams, Select, Text  # noqa: E402
 from tests.backend.engine.model_fixtures import all_logits  # noqa: E402
 
 SHAPE = {
@@ -178,11 +176,62 @@ def test_weights_without_room_are_refused_before_they_are_read(family, tmp_path,
         load(where, dtype="float32")
 
 
-def test_a_context_that_longrope_cuts_is_said(caplog):
-    rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
-    config = SimpleNamespace(max_position_embeddings=131072, rope_parameters=rope, name_or_path="phi", model_type="phi3")
-    assert transformers_model._max_context(config) == 4096
-    assert "phi: prompts and answers may have 4096 tokens together, not 131072" in caplog.text
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.2, 1.5, 1.7, 2.0, 2.5],
+    "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 9.0, 12.0, 20.0],
+    "original_max_position_embeddings": 48,
+}
+NEAR = {"original_max_position_embeddings": 48, "rope_parameters": LONGROPE}
+NARROW = {k: LONGROPE[k][:4] for k in ("short_factor", "long_factor")} | {"partial_rotary_factor": 0.5}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [{}, {"attention_factor": 1.3}, {"original_max_position_embeddings": 10}, NARROW],
+    ids=["plain", "attention factor", "far from the start", "a part of each head"],
+)
+def test_longrope_turns_each_sequence_by_its_own_length(rope, tmp_path):
+    """Shorter than the trained context, longer, and growing longer in the midst of an answer, all in one batch."""
+    rope = LONGROPE | rope
+    theirs = tiny("Phi3", rope_parameters=rope, original_max_position_embeddings=rope["original_max_position_embeddings"])
+    lengths = (3, 30, 47, 48, 49, 70, 41)
+    prompts = ["".join(chr(33 + (7 * i + 3 * n) % 90) for i in range(n)) for n in lengths]
+    with Engine(save(theirs, tmp_path), dtype="float32", max_tokens=900, chunk=32) as engine:
+        params = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
+        handles = [engine.submit(None, [Text((prompt,)), Gen(params)]) for prompt in prompts]
+        found = [engine.prompt_ids(handle) for handle in handles]
+        later = engine.submit(handles[1], [Gen(params), Text(("again",)), Gen(params)])  # what went before was shorter
+        found.append(engine.prompt_ids(later))
+        engine.check()
+        assert engine.stats()["recomputed_tokens"] > 0 or rope["original_max_position_embeddings"] == 10
+    for prompt, ids in zip(prompts, found[:-1], strict=True):
+        asked = [ord(c) - 33 for c in prompt]
+        assert ids == asked + their_answer(theirs, asked, 12)
+    first = found[1] + their_answer(theirs, found[1], 12)
+    again = [*first, *(ord(c) - 33 for c in "again")]
+    assert found[-1] == again + their_answer(theirs, again, 12)
+
+
+def test_longrope_scores_choices_as_texts_of_their_length(tmp_path):
+    theirs = tiny("Phi3", **NEAR)
+    prompt, choices = "a" * 40, ("bc" * 10, "d")
+    with Engine(save(theirs, tmp_path), dtype="float32", max_tokens=900) as engine:
+        method = ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
+        done = engine.submit(None, [Text((prompt,)), Select(choices, method)]).results[0].output()
+        engine.check()
+
+    def score(text: str, start: int, ids: list[int]) -> float:
+        with torch.inference_mode():
+            logits = theirs(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return sum(float(logits[i - 1, ids[i]]) for i in range(max(1, start), len(ids)))
+
+    expected = [score(c, 40, [ord(x) - 33 for x in prompt + c]) / len(c) for c in choices[:1]]
+    assert done.meta["normalized_prompt_logprobs"][0] == pytest.approx(expected[0], abs=1e-4)
+    alone = score(choices[0], 0, [ord(x) - 33 for x in choices[0]]) / len(choices[0])
+    gain = done.meta["normalized_unconditional_prompt_logprobs"][0]
+    assert gain == pytest.approx(expected[0] - alone, abs=1e-3)
 
 
 def test_a_window_in_some_layers_only_is_left_to_transformers(tmp_path):

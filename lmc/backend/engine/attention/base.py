@@ -5,7 +5,8 @@ A pass mixes prefill chunks, decode rows, forced rows and scoring rows; attentio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -17,12 +18,14 @@ class Span:
     """Consecutive rows of one sequence.
 
     rows [start, start + length) attend causally to `slots`, whose last `length` entries are the rows' own slots:
-    row i sees slots[: len(slots) - length + i + 1].
+    row i sees slots[: len(slots) - length + i + 1]. Where a model turns positions of long sequences otherwise (longrope),
+    `is_far` says that this is one.
     """
 
     start: int
     length: int
     slots: torch.Tensor  # [context length, these rows included] int64, slots of the KV pool in token order
+    is_far: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,20 @@ class ForwardBatch:
     out_slots: torch.Tensor  # [T] int64, where the rows' K and V are written
     spans: tuple[Span, ...]
     logit_rows: torch.Tensor  # [R] int64
+
+    def part(self, spans: Sequence[Span]) -> tuple[ForwardBatch, torch.Tensor]:
+        """The rows of some spans as a pass, and which of the R rows those of its logits are."""
+        import torch
+
+        device = self.token_ids.device
+        rows = torch.cat([torch.arange(s.start, s.start + s.length, device=device) for s in spans])
+        place = torch.full_like(self.token_ids, -1)
+        place[rows] = torch.arange(len(rows), device=device)
+        starts = place[torch.tensor([s.start for s in spans], device=device)].tolist()
+        moved = tuple(replace(s, start=start) for s, start in zip(spans, starts, strict=True))
+        wanted = torch.nonzero(place[self.logit_rows] >= 0)[:, 0]
+        logit_rows = place[self.logit_rows[wanted]]
+        return ForwardBatch(self.token_ids[rows], self.positions[rows], self.out_slots[rows], moved, logit_rows), wanted
 
 
 class KVStore(Protocol):

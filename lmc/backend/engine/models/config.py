@@ -75,7 +75,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder of the Llama family. Sizes in elements; `max_context` in tokens."""
+    """The shape of a decoder of the Llama family. Sizes in elements; contexts in tokens."""
 
     architecture: str
     num_layers: int
@@ -86,6 +86,7 @@ class ModelConfig:
     intermediate_size: int
     vocab_size: int
     max_context: int
+    near_context: int | None = None  # positions of longer sequences are turned otherwise, all of them (longrope)
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-5

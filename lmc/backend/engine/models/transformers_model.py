@@ -8,7 +8,6 @@ per load: a short text through transformers' own attention, and in two chunks th
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +24,6 @@ from lmc.backend.engine.attention.torch_ref import FastPlan, LonePlan, causal_ma
 from lmc.backend.engine.kv_pool import KVPool, LayerShape
 from lmc.backend.engine.models.config import ModelConfig, token_ids
 from lmc.errors import ModelLoadError
-
-log = logging.getLogger("lmc.models")
 
 _NAME = "lmc"  # of our attention among transformers'
 _TRIED = 24  # tokens of the trial
@@ -207,6 +204,41 @@ def _no_mask(*_: Any, **__: Any) -> None:
     return None
 
 
+# -- longrope ------------------------------------------------------------------------------------------------------------
+
+
+class _LongRope:
+    """Rotary embeddings with two lists of factors, taken by the length of a sequence (arXiv 2402.13753). transformers takes them
+    by the longest sequence of a call, which here may be of several; so each call is of sequences of one kind.
+
+    near  tokens up to which the short factors hold; None: no module of the model has any others
+    """
+
+    def __init__(self, model: Any) -> None:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        self.near: int | None = None
+        self._modules: list[tuple[Any, Tensor, Tensor]] = []
+        for module in model.modules():
+            kind = getattr(module, "rope_type", None)
+            if isinstance(kind, Mapping) and "longrope" in kind.values():
+                raise ModelLoadError("its RoPE (longrope) is another in some layers, which is not supported")
+            if kind != "longrope":
+                continue
+            near = int(module.config.rope_parameters["original_max_position_embeddings"])
+            if self.near not in (None, near):
+                raise ModelLoadError("its RoPE (longrope) changes at several lengths, which is not supported")
+            short = module.original_inv_freq.clone()
+            long, _ = ROPE_INIT_FUNCTIONS["longrope"](module.config, short.device, seq_len=near + 1)
+            self._modules.append((module, short, long))
+            self.near, module.rope_type = near, "default"  # it looks at no lengths from here on
+
+    def turn(self, is_far: bool) -> None:
+        """The next calls are of sequences of more than `near` tokens, or of none such."""
+        for module, short, long in self._modules:
+            module.inv_freq.copy_(long if is_far else short)
+
+
 # -- the model -----------------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +249,7 @@ class TransformersModel:
         self._model, self._vocab_size = model, vocab_size
         self._slices = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._current = _Current()
+        self._rope = _LongRope(model)
         for module in model.modules():
             setattr(module, _CURRENT, self._current)
         self.layers, self._windows = self._adopt()
@@ -228,6 +261,7 @@ class TransformersModel:
 
     def _adopt(self) -> tuple[tuple[LayerShape, ...], Mapping[int, int | None]]:
         probe = _Probe()
+        self._rope.turn(self._rope.near is not None and self._rope.near < _TRIED)
         with torch.inference_mode():
             theirs, device = self._trial(lambda ids: self._call(ids, None)), self._model.device
             with _masks_described():
@@ -277,6 +311,16 @@ class TransformersModel:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVStore) -> Tensor:
         """Writes the rows' K and V to their slots; returns logits [R, vocab_size] float32."""
+        if self._rope.near is None:
+            return self._logits(batch, kv)
+        logits = torch.empty(len(batch.logit_rows), self._vocab_size, device=batch.token_ids.device)
+        for is_far in {span.is_far for span in batch.spans}:
+            part, wanted = batch.part([span for span in batch.spans if span.is_far is is_far])
+            self._rope.turn(is_far)
+            logits[wanted] = self._logits(part, kv)
+        return logits
+
+    def _logits(self, batch: ForwardBatch, kv: KVStore) -> Tensor:
         work = _Pass(batch, kv, self._windows)
         if self._slices:
             return self._call(batch.token_ids, batch.positions, work, logits_to_keep=batch.logit_rows).float()
@@ -314,24 +358,20 @@ def read_config(path: Path, generation: Mapping[str, Any] | None) -> tuple[Any, 
         hidden_size=hidden,
         intermediate_size=getattr(text, "intermediate_size", None) or 4 * hidden,
         vocab_size=text.vocab_size,
-        max_context=_max_context(text),
+        max_context=int(getattr(text, "max_position_embeddings", None) or 2048),
+        near_context=_near_context(text),
         eos_token_ids=token_ids((generation or {}).get("eos_token_id", theirs.eos_token_id)),
         bos_token_id=theirs.bos_token_id,
     )
 
 
-def _max_context(config: Any) -> int:
-    """Up to where positions mean the same in every batch: longrope turns all of them differently beyond its short range."""
-    most = int(getattr(config, "max_position_embeddings", None) or 2048)
+def _near_context(config: Any) -> int | None:
+    """Tokens up to which longrope turns positions by its short factors, if there are longer sequences."""
     rope = getattr(config, "rope_parameters", None) or {}
-    short = int(rope.get("original_max_position_embeddings") or most)
-    if rope.get("rope_type") != "longrope" or short >= most:
-        return most
-    log.warning(
-        "%s: prompts and answers may have %d tokens together, not %d: beyond that its RoPE (longrope) turns every token anew, so that "
-        "nothing computed before could be used", getattr(config, "name_or_path", "") or config.model_type, short, most,
-    )  # fmt: skip
-    return short
+    if rope.get("rope_type") != "longrope":
+        return None
+    near = int(rope["original_max_position_embeddings"])
+    return near if near < int(config.max_position_embeddings) else None
 
 
 def build(path: Path, theirs: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TransformersModel:
