@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 MAX_CHAR = 0x10FFFF
+MAX_BMP = 0xFFFF  # of the first plane
 SURROGATES = (0xD800, 0xDFFF)  # no UTF-8 text has them
 
 Ranges = tuple[tuple[int, int], ...]  # inclusive, ascending, with gaps between
@@ -93,14 +94,26 @@ def fold_ascii(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return merged(ranges + extra)
 
 
-def fold_unicode(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """With every character that re.IGNORECASE takes for one of them; asked of `re` itself."""
-    ranges = merged(ranges)
-    if not ranges:
-        return ranges
-    members = "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges)
-    same = re.findall(f"(?i)[{members}]", _cased())
-    return merged([*ranges, *((ord(c), ord(c)) for c in same)])
+def written(pair: tuple[int, int]) -> str:
+    """A character or range as it stands in a class of a regex."""
+    low, high = pair
+    return f"\\U{low:08x}" if low == high else f"\\U{low:08x}-\\U{high:08x}"
+
+
+def fold_as_re(members: Iterable[tuple[int, int]], inner: str, flags: int) -> Ranges:
+    """The class of `members`, written `inner` between brackets, as `re` has it under `flags` and re.IGNORECASE: asked of `re` itself, character
+    by character, for it has a mind of its own beyond the first plane. (`(?i)[𐐀i]` does not match 𐐀, while `(?i)[𐐀]` and
+    `(?i)[𐐨i]` do; `(?ai)[a-𐐀]` matches 𐐨.)"""
+    if not inner:
+        return ()
+    same = set(re.findall(f"[{inner}]", _cased(), flags | re.IGNORECASE))
+    lost = set(re.findall(f"[{inner}]", _cased(), flags)) - same
+    kept = complement([*complement(members), *_ranges_of(lost)]) if lost else members
+    return merged([*kept, *_ranges_of(same)])
+
+
+def _ranges_of(chars: Iterable[str]) -> list[tuple[int, int]]:
+    return [(ord(c), ord(c)) for c in chars]
 
 
 @lru_cache(1)

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from lmc.errors import ConstraintError
-from lmc.fsm.json_text import one_of, refers, repeat, seq
+from lmc.fsm.json_text import one_of, parts_of, refers, repeat, seq
 from lmc.fsm.regex import NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union
 
 MAX_NODES = 400_000  # of a tree that rules are written into
@@ -48,18 +48,17 @@ class Grammar:
         """
         if self.recursive and depth is None:
             return None
+        if self._size(depth or 0) > MAX_NODES:
+            return None
         made: dict[tuple[str, int], Node] = {}
-        sizes: dict[int, int] = {}
 
         def expanded(node: Node, left: int) -> Node:
             if isinstance(node, Ref):
-                if node.rule in self.recursive:
-                    left -= 1
-                if left < 0:
+                if (rule := self._entered(node, left)) is None:
                     return NOTHING
-                if (node.rule, left) not in made:
-                    made[node.rule, left] = expanded(self.rules[node.rule], left)
-                return made[node.rule, left]
+                if rule not in made:
+                    made[rule] = expanded(self.rules[node.rule], rule[1])
+                return made[rule]
             if isinstance(node, Concat):
                 return seq(*(expanded(p, left) for p in node.parts))
             if isinstance(node, Union):
@@ -70,8 +69,40 @@ class Grammar:
                 return Graph(tuple((a, expanded(b, left), c) for a, b, c in node.edges), node.final)
             return node
 
-        tree = expanded(self.start, depth if depth is not None else 0)
-        return tree if _size(tree, sizes) <= MAX_NODES else None
+        for ref, left in self._inner(depth or 0):
+            expanded(ref, left)
+        return expanded(self.start, depth or 0)
+
+    def _entered(self, ref: Ref, left: int) -> tuple[str, int] | None:
+        """The rule that a reference leads to, and how many recursive ones may be entered within it; None if it is one too many."""
+        left -= ref.rule in self.recursive
+        return (ref.rule, left) if left >= 0 else None
+
+    def _inner(self, depth: int) -> Iterator[tuple[Ref, int]]:
+        """Recursive rules from the innermost depth on: who takes them in turn meets no deep recursion."""
+        return ((Ref(name), left) for left in range(1, depth + 1) for name in self.recursive)
+
+    def _size(self, depth: int) -> int:
+        """Nodes of the tree, what is shared counted each time; of one that has by far too many, more than MAX_NODES."""
+        made: dict[tuple[str, int], int] = {}
+
+        def size(node: Node, left: int) -> int:
+            if isinstance(node, Ref):
+                if (rule := self._entered(node, left)) is None:
+                    return 1
+                if rule not in made:
+                    made[rule] = size(self.rules[node.rule], rule[1])
+                return made[rule]
+            if isinstance(node, Repeat):
+                return size(node.body, left) * max(1, node.high or node.low)
+            if isinstance(node, Chars):
+                return 1
+            return 1 + sum(size(part, left) for part in parts_of(node))
+
+        for ref, left in self._inner(depth):
+            if (n := size(ref, left)) > MAX_NODES:
+                return n
+        return size(self.start, depth)
 
     def ebnf(self) -> str:
         """The grammar in xgrammar's EBNF; its start is `root`. Raises ConstraintError if it derives no text."""
@@ -112,23 +143,6 @@ def _within(node: Node, rules: frozenset[str]) -> Node:
             return NOTHING
         return Graph(tuple((a, n, b) for a, n, b in edges if a in alive and b in alive), node.final)
     return node
-
-
-def _size(node: Node, known: dict[int, int]) -> int:
-    """Nodes of the tree when what is shared is counted each time."""
-    if id(node) not in known:
-        if isinstance(node, Repeat):
-            known[id(node)] = _size(node.body, known) * max(1, node.high or node.low)
-        elif isinstance(node, Chars | Ref):
-            known[id(node)] = 1
-        else:
-            parts = (
-                [b for _, b, _ in node.edges] if isinstance(node, Graph)
-                else node.parts if isinstance(node, Concat)
-                else node.arms
-            )  # fmt: skip
-            known[id(node)] = 1 + sum(_size(p, known) for p in parts)
-    return known[id(node)]
 
 
 class _Writer:

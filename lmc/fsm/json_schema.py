@@ -81,6 +81,8 @@ def compile_schema(source: str) -> tuple[Grammar, int | None]:
         root = json.loads(source, parse_float=_decimal, parse_constant=_no_constant)
     except json.JSONDecodeError as e:
         raise ConstraintError(f"json_schema is not JSON: {e.msg} at line {e.lineno}, column {e.colno}") from None
+    except RecursionError:
+        raise ConstraintError("json_schema is nested too deep") from None
     if not isinstance(root, dict | bool):
         raise ConstraintError(f"json_schema must be a JSON object, not {type(root).__name__}")
     compiler = _Compiler(root, Layout.of(root))

@@ -7,7 +7,7 @@ Unicode classes and Unicode case. Groups capture nothing here, and laziness does
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,7 +219,7 @@ class _Reader:
 
     def char_class(self, items: list[tuple[Any, Any]]) -> Ranges:
         spelled: list[tuple[int, int]] = []
-        named: list[tuple[int, int]] = []  # classes are not folded: they have both cases already, in re as here
+        named: list[tuple[str, bool]] = []
         negate = False
         for op, arg in items:
             if op is _sre.NEGATE:
@@ -229,20 +229,25 @@ class _Reader:
             elif op is _sre.RANGE:
                 spelled.append(arg)
             elif op is _sre.CATEGORY:
-                named += self.category(*_CATEGORIES[arg])
+                named.append(_CATEGORIES[arg])
             else:
                 raise _refused(self.pattern, str(op))
-        found = [*self.folded(spelled), *named]
-        return charset.complement(found) if negate else charset.merged(found)
+        found = self.folded(spelled, named)
+        return charset.complement(found) if negate else found
 
     def category(self, letter: str, negated: bool) -> Ranges:
         find = charset.unicode_class if self.flags & re.UNICODE else charset.ascii_class
         return charset.complement(find(letter)) if negated else find(letter)
 
-    def folded(self, ranges: list[tuple[int, int]]) -> Ranges:
+    def folded(self, spelled: list[tuple[int, int]], named: Sequence[tuple[str, bool]] = ()) -> Ranges:
+        """The characters of a class, in any case if the flags ask for it; classes have both cases already, in re as here."""
+        members = [*spelled, *(r for name in named for r in self.category(*name))]
         if not self.flags & re.IGNORECASE:
-            return charset.merged(ranges)
-        return charset.fold_unicode(ranges) if self.flags & re.UNICODE else charset.fold_ascii(ranges)
+            return charset.merged(members)
+        if self.flags & re.UNICODE or any(high > charset.MAX_BMP for _, high in spelled):
+            written = [charset.written(r) for r in spelled] + [f"\\{n.upper() if negated else n}" for n, negated in named]
+            return charset.fold_as_re(members, "".join(written), re.UNICODE if self.flags & re.UNICODE else re.ASCII)
+        return charset.fold_ascii(members)
 
     def chars(self, ranges: Ranges) -> Node:
         kept = charset.without_surrogates(ranges)

@@ -13,7 +13,7 @@ from lmc.fsm.dfa import build
 from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lark_grammar import compile_lark
-from lmc.fsm.regex import Node, parse
+from lmc.fsm.regex import Node, parse, shown
 
 MAX_BYTES = 40 << 20  # of the automaton of a schema or grammar; xgrammar has the larger ones
 
@@ -33,7 +33,7 @@ def automaton_of(kind: str, source: str) -> ByteDFA | None:
     if kind == "regex" or (dfa is not None and dfa.nbytes <= MAX_BYTES):
         return dfa
     if kind == "json_schema" and compile_schema(source)[1] is not None:
-        raise ConstraintError("json_schema: /x-lmc/depth needs too large an automaton; use a smaller depth")
+        raise _too_deep()
     return None
 
 
@@ -42,10 +42,20 @@ def tree_of(kind: str, source: str) -> Node | None:
     check_source(kind, source)
     if kind == "regex":
         return parse(source)
-    if kind == "json_schema":
-        grammar, depth = compile_schema(source)
-        return grammar.tree(depth)
-    return compile_lark(source).tree() if kind == "lark" else None
+    try:
+        if kind == "json_schema":
+            grammar, depth = compile_schema(source)
+            tree = grammar.tree(depth)
+            if tree is None and depth is not None:
+                raise _too_deep()
+            return tree
+        return compile_lark(source).tree() if kind == "lark" else None
+    except RecursionError:
+        raise ConstraintError(f"{kind} {shown(source)} is nested too deep") from None
+
+
+def _too_deep() -> ConstraintError:
+    return ConstraintError("json_schema: /x-lmc/depth needs too large an automaton; use a smaller depth")
 
 
 def grammar_of(kind: str, source: str) -> Grammar:

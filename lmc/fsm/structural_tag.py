@@ -44,6 +44,8 @@ def normalised(source: str) -> dict[str, Any]:
         tag = json.loads(source)
     except json.JSONDecodeError as e:
         raise ConstraintError(f"structural_tag is not JSON: {e.msg} at line {e.lineno}, column {e.colno}") from None
+    except RecursionError:
+        raise ConstraintError("structural_tag is nested too deep") from None
     if isinstance(tag, dict) and set(tag) - {"type"} == {"structures", "triggers"} and isinstance(tag["structures"], list):
         return {"type": "structural_tag", "format": _format(_modern(tag), "")}
     if not isinstance(tag, dict) or tag.get("type") != "structural_tag" or set(tag) != {"type", "format"}:

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from lmc.errors import ConstraintError
-from lmc.fsm import bounds, json_schema
+from lmc.fsm import bounds, grammar, json_schema
 from lmc.fsm.algebra import automaton, both, is_empty, without
 from lmc.fsm.bounds import TooLarge, Work
 from lmc.fsm.dfa import build
@@ -263,6 +263,44 @@ def test_a_schema_that_takes_too_much_work_is_refused_where_it_does(monkeypatch)
     word = {"type": "string", "allOf": [{"pattern": c} for c in "abcdef"]}
     with pytest.raises(ConstraintError, match="json_schema: /properties/word needs too large an automaton; use smaller"):
         automaton_of("json_schema", json.dumps({"type": "object", "properties": {"id": {"type": "integer"}, "word": word}}))
+
+
+DOUBLING = "\n".join(["start: a0", *(f"a{i}: a{i + 1} a{i + 1}" for i in range(60)), 'a60: "x"'])
+
+
+def test_rules_that_double_are_not_written_out():
+    assert compile_lark(DOUBLING).tree() is None
+    assert ebnf_of("lark", DOUBLING)
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "object", "properties": {"next": {"$ref": "#"}}}], ids=["anything", "a chain"])
+@pytest.mark.parametrize("depth", [500, 10**9])
+def test_recursion_that_is_cut_too_deep_is_refused_and_never_left_uncut(schema, depth, monkeypatch):
+    monkeypatch.setattr(grammar, "MAX_NODES", 1000)
+    with pytest.raises(ConstraintError, match="/x-lmc/depth needs too large an automaton; use a smaller depth"):
+        automaton_of("json_schema", json.dumps({**schema, "x-lmc": {"depth": depth}}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("json_schema", '{"enum": [' + "[" * 5000 + "]" * 5000 + "]}"),
+        ("json_schema", '{"properties": {"a": ' * 3000 + "{}" + "}}" * 3000),
+        ("json_schema", '{"type": "object", "properties": {"next": {"$ref": "#"}}, "x-lmc": {"depth": 2000}}'),
+        ("lark", "start: " + "(" * 3000 + '"a"' + ")" * 3000),
+        ("lark", "\n".join(["start: a0", *(f'a{i}: "y" a{i + 1}' for i in range(2000)), 'a2000: "x"'])),
+        ("regex", "(?:" * 5000 + "a" + ")" * 5000),
+    ],
+    ids=["a value", "schemas", "recursion that is cut", "groups of rules", "rules", "groups"],
+)
+def test_what_is_nested_too_deep_is_refused(kind, source):
+    with pytest.raises(ConstraintError, match=r"nested too deep|recursion depth"):
+        automaton_of(kind, source)
+
+
+def test_a_structural_tag_that_is_nested_too_deep_is_refused():
+    with pytest.raises(ConstraintError, match="nested too deep"):
+        normalised('{"type": "structural_tag", "format": ' + "[" * 5000 + "]" * 5000 + "}")
 
 
 def test_a_source_that_is_too_long_is_refused_with_its_largest_part():
