@@ -347,6 +347,16 @@ class CountingMode(Own, Mode):
         """What a `with` statement gets: its manager, or a stand-in that calls hooks. `known`: it is a manager."""
         return manager if is_own_manager(manager) or not known else Managed(manager, self.dispatch, self.is_dead)
 
+    def own_async(self, manager: Any, name: str) -> bool:
+        """Whether a method that an `async with` statement awaits is the program's own to run."""
+        method = member_of(manager, name)
+        if isinstance(manager, Value) or not isinstance(method, types.FunctionType):
+            return False
+        try:
+            return self.twin(method, (manager,), {}) is not None
+        except CannotInstrument:
+            return False
+
     def is_dead(self) -> bool:
         """Whether nothing of the program happens any more."""
         return False
@@ -916,17 +926,20 @@ class ReplayMode(CountingMode):
     def aenter(self, manager: Any) -> Any:
         if not (hasattr(type(manager), "__aenter__") and hasattr(type(manager), "__aexit__")):
             return manager  # Python says what is missing
-        return AsyncManaged(manager, self.dispatch, self.is_dead)
+        return manager if is_own_async_manager(manager) else AsyncManaged(manager, self.dispatch, self.is_dead)
 
     def aentered(self, manager: Any) -> Any:
-        return self._managing(manager, super().aentered(manager))
+        if self.own_async(manager, "__aenter__"):
+            return self.call(type(manager).__aenter__, manager)
+        return self._managing(super().aentered(manager))
 
     def aleft(self, manager: Any, error: BaseException | None) -> Any:
-        return self._managing(manager, super().aleft(manager, error))
+        if self.own_async(manager, "__aexit__"):
+            return self.call(type(manager).__aexit__, manager, None if error is None else type(error), error, error and error.__traceback__)
+        return self._managing(super().aleft(manager, error))
 
-    def _managing(self, manager: Any, coroutine: Any) -> Any:
-        awaitable = coroutine if self.limits is None else self.limits.wait(coroutine, caller_loc())
-        return awaitable if is_own_async_manager(manager) else _as_host(awaitable)
+    def _managing(self, coroutine: Any) -> Any:
+        return _as_host(coroutine if self.limits is None else self.limits.wait(coroutine, caller_loc()))
 
     async def _continue_async(self, tick: int, iterator: Any, shape: Shape | None) -> AsyncIterator[Any]:
         for step in itertools.count(1):

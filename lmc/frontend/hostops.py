@@ -280,6 +280,15 @@ def _named(mapping: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     return tuple(mapping), tuple(mapping.values())
 
 
+def _pair(value: Any, index: int) -> tuple[Any, ...]:
+    """What `dict` takes as a key and its value, as item `index` of what it is handed; else it says what is wrong with it."""
+    pair = tuple(value) if is_iterable(value) else ()
+    if len(pair) != 2:
+        items: list[Any] = [*((i, i) for i in range(index)), pair if is_iterable(value) else value]
+        dict(items)
+    return pair
+
+
 def _dict(*items: Any) -> dict[Any, Any]:
     return dict(zip(items[::2], items[1::2], strict=True))
 
@@ -339,7 +348,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "py.format": _format, "py.iter": iter, "py.next": _next, "py.unpack": _unpack, "py.call": _call, "py.call_method": _call_method, "py.read_list": _read_list,
     "py.tuple": lambda *items: items, "py.list": lambda *items: list(items), "py.set": lambda *items: set(items), "py.dict": _dict,
     "py.as_tuple": _as_tuple, "py.argsort": _argsort, "py.heaped": _heaped, "py.stand_in": StandIn, "py.argmin": _argmin, "py.argmax": _argmax, "py.text": _text,
-    "py.mapping": dict, "py.choices": _choices, "py.named": _named, "py.aenter": aenter, "py.aexit": aexit,
+    "py.mapping": dict, "py.pair": _pair, "py.choices": _choices, "py.named": _named, "py.aenter": aenter, "py.aexit": aexit,
     "py.await": _itself, "py.aiter": aiter, "py.anext": anext_step, "py.turns": turns,
     "py.match_sequence": match_sequence, "py.match_mapping": match_mapping,
     "py.match_class": match_class,

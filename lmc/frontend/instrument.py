@@ -592,11 +592,12 @@ class _Rewrite(ast.NodeTransformer):
                 arg.arg, arg.annotation = self.mangle(arg.arg), self._annotation(arg.annotation)
 
     def is_manager(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-        """Whether `contextlib.contextmanager` alone is what a function goes through, and leaving it always ends it."""
+        """Whether `contextlib.contextmanager`, or `asynccontextmanager`, alone is what a function goes through, and leaving it always ends it."""
+        maker = contextlib.contextmanager if isinstance(node, ast.FunctionDef) else contextlib.asynccontextmanager
         match node.decorator_list:
             case [ast.Name(name)]:
-                alone = self.place(name) == "global" and self.globals.get(name) is contextlib.contextmanager
-            case [ast.Attribute(ast.Name(module), "contextmanager")]:
+                alone = self.place(name) == "global" and self.globals.get(name) is maker
+            case [ast.Attribute(ast.Name(module), attribute)] if attribute == maker.__name__:
                 alone = self.place(module) == "global" and self.globals.get(module) is contextlib
             case _:
                 return False
@@ -1149,7 +1150,7 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
 def _cleaned_up(node: ast.AST) -> Iterator[ast.AST]:
     """Each `yield` in a function's own body that code of the function still follows if it is never resumed."""
     for part in _own_nodes(node):
-        if isinstance(part, ast.Try | ast.With) or type(part).__name__ == "TryStar":
+        if isinstance(part, ast.Try | ast.With | ast.AsyncWith) or type(part).__name__ == "TryStar":
             yield from (n for n in _own_nodes(part) if isinstance(n, ast.Yield | ast.YieldFrom))
 
 

@@ -64,6 +64,22 @@ class Guarded:
         return self._manager.__exit__(cls, error, traceback)
 
 
+class AsyncGuarded:
+    """As `Guarded`, in an `async with` statement."""
+
+    def __init__(self, manager: Any, around: Callable[[int], None]) -> None:
+        self._manager, self._around = manager, around
+
+    async def __aenter__(self) -> Any:
+        entered = await self._manager.__aenter__()
+        self._around(1)
+        return entered
+
+    async def __aexit__(self, cls: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None) -> Any:
+        self._around(-1)
+        return await self._manager.__aexit__(cls, error, traceback)
+
+
 def is_own_manager(x: Any) -> bool:
     """Whether Python may run a manager as it is: one of a state (`s.user()`), or of a generator of the program's own."""
     if reach.is_language(x):
@@ -73,14 +89,14 @@ def is_own_manager(x: Any) -> bool:
 
 
 def is_generator_manager(x: Any) -> bool:
-    """Whether a manager is one of a generator function of the program's own. Only a `with` statement may have it."""
+    """Whether a manager is one of a generator function of the program's own. Only a `with` or `async with` statement may have it."""
     code = generator_code(x)
-    return code is not None and is_instrumented(code)
+    return (code is not None and is_instrumented(code)) or is_own_async_manager(x)
 
 
 def may_handle(manager: Any) -> bool:
     """Whether leaving a manager of the program's own may end the exception that its block raised."""
-    method = getattr(type(manager), "__exit__", None)
+    method = getattr(type(manager), "__exit__", None) or getattr(type(manager), "__aexit__", None)
     return not (isinstance(method, types.FunctionType) and _gives_nothing(method.__code__))
 
 
@@ -97,11 +113,17 @@ def _gives_nothing(code: types.CodeType) -> bool:
 
 def is_own_async_manager(x: Any) -> bool:
     """Whether an async manager is one of an async generator function of the program's own."""
-    generator = getattr(x, "gen", None) if type(x).__module__ == "contextlib" else None
-    return isinstance(generator, types.AsyncGeneratorType) and is_instrumented(generator.ag_code)
+    code = async_generator_code(x)
+    return code is not None and is_instrumented(code)
 
 
 def generator_code(x: Any) -> types.CodeType | None:
     """The code that a manager of `contextlib.contextmanager` runs."""
     generator = getattr(x, "gen", None) if type(x).__module__ == "contextlib" else None
     return generator.gi_code if isinstance(generator, types.GeneratorType) else None
+
+
+def async_generator_code(x: Any) -> types.CodeType | None:
+    """The code that a manager of `contextlib.asynccontextmanager` runs."""
+    generator = getattr(x, "gen", None) if type(x).__module__ == "contextlib" else None
+    return generator.ag_code if isinstance(generator, types.AsyncGeneratorType) else None

@@ -15,7 +15,7 @@ import itertools
 import os
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from lmc.backend.base import TakeOver
 from lmc.frontend.instrument import HOOKS_NAME
@@ -42,16 +42,42 @@ _ARGS: Any = BaseException.__dict__["args"]  # a class may define `args` for its
 
 
 def stand_in(cls: type[BaseException], value: Value) -> BaseException:
-    """An exception of exactly this class whose content is `value`. No code of the class runs."""
+    """An exception of exactly this class, or of its double, whose content is `value`. No code of the class runs."""
     if issubclass(cls, BaseExceptionGroup):
         raise TraceEscape("handles a group of exceptions")
     base = next(b for b in cls.__mro__ if isinstance(b.__dict__.get("__new__"), types.BuiltinFunctionType))
     try:
         error: BaseException = base.__new__(cls)  # pyright: ignore[reportCallIssue]  # not the overload of a group
-    except TypeError:  # a class of native code, such as Pydantic's
-        raise TraceEscape(f"handles a {cls.__name__}, which cannot be made without its arguments") from None
+    except TypeError:  # a class of native code, such as Pydantic's, that is made from its arguments alone
+        error = _double(cls)()
     _ARGS.__set__(error, (value,))
     return error
+
+
+_doubles: dict[type[BaseException], type[BaseException]] = {}
+
+
+def _double(cls: type[BaseException]) -> type[BaseException]:
+    """A class beside one that cannot be made without its arguments: what handles that, by itself (`caught_as`) or by its bases, handles this too."""
+    if cls not in _doubles:
+        names: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__class__": property(lambda _: cls)}
+        try:
+            _doubles[cls] = cast("type[BaseException]", type(cls.__name__, cls.__bases__, names))
+        except TypeError:
+            raise TraceEscape(f"handles a {cls.__name__}, which cannot be made without its arguments") from None
+    return _doubles[cls]
+
+
+def class_of(error: BaseException) -> type[BaseException]:
+    """The class of an exception, of a stand-in that of the exception that it stands for."""
+    return error.__class__
+
+
+def caught_as(classes: Any) -> Any:
+    """What stands after `except`, with the doubles of the classes in it."""
+    named = classes if isinstance(classes, tuple) else (classes,)
+    doubles = [_doubles[cls] for cls in named if isinstance(cls, type) and cls in _doubles]
+    return (*named, *doubles) if doubles else classes  # Python says what is none
 
 
 def content(error: object) -> Value | None:

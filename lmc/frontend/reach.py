@@ -34,6 +34,9 @@ _DEPTH = 6  # how deep closures and fields are searched; containers to any depth
 
 
 _MANAGER = contextlib.contextmanager(lambda: (x for x in ())).__code__
+_ASYNC_MANAGER = contextlib.asynccontextmanager(lambda: (x async for x in ())).__code__  # type: ignore[arg-type]
+_MANAGERS: dict[types.CodeType, Callable[..., Any]] = {_MANAGER: contextlib.contextmanager, _ASYNC_MANAGER: contextlib.asynccontextmanager}
+"""What makes managers of generator functions, by the code of what it makes of one."""
 
 
 def is_language(x: object) -> bool:
@@ -253,9 +256,9 @@ def traced_twin(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: A
                 return fn
             if is_own(fn):
                 return None
-            if fn.__code__ is _MANAGER:  # what @contextmanager makes of a generator function
+            if fn.__code__ in _MANAGERS:
                 twin = traced_twin(fn.__wrapped__, args, kwargs, hooks)  # type: ignore[attr-defined]
-                return None if twin is None else contextlib.contextmanager(twin)
+                return None if twin is None else _MANAGERS[fn.__code__](twin)
             if names_language(fn) or holds_language(fn) or any(map(holds_language, args)) or any(map(holds_language, kwargs.values())):
                 return instrument(fn, hooks)
         case types.MethodType():

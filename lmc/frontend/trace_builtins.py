@@ -17,8 +17,9 @@ from lmc.frontend import hostops, reach
 from lmc.frontend.hooks import hooks
 from lmc.frontend.hostops import Known, native
 from lmc.frontend.own import NOT_OWN
-from lmc.frontend.raising import content
+from lmc.frontend.raising import class_of, content
 from lmc.frontend.state import State
+from lmc.frontend.trace_record import NO_KEY
 from lmc.frontend.values import TraceEscape, Value
 
 if TYPE_CHECKING:
@@ -257,14 +258,24 @@ def _set(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     return t.build_set(list(t.items(args[0])) if args else [])
 
 
+def _pair(t: TraceMode, item: Any, index: int) -> Any:
+    """A key and its value: of a traced item, what it is taken apart to before the next one is made."""
+    if t.is_plain(item) and not t.is_own_instance(item):
+        return native(hostops.OPERATIONS["py.pair"], item, index)
+    return t.simple("py.pair", item, index, key=NO_KEY)
+
+
 def _dict(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     if args and isinstance(args[0], Value):
         t.main = True
         return t.known_call(dict, Known(fresh=True), args, kwargs)
     source = args[0] if args else {}
-    pairs = list(source.items()) if isinstance(source, dict) else [tuple(p) for p in t.items(source)]
-    if any(len(pair) != 2 for pair in pairs):
-        return native(dict, pairs)  # Python says which
+    pairs = list(source.items()) if isinstance(source, dict) else [_pair(t, p, i) for i, p in enumerate(t.items(source))]
+    if any(isinstance(pair, Value) for pair in pairs):
+        if t.wants(pairs):
+            raise TraceEscape("puts a container that it made under a traced key")
+        t.main = True
+        return t.known_call(dict, Known(fresh=True), (tuple(pairs),), kwargs)
     return t.build_dict([*pairs, *kwargs.items()])
 
 
@@ -354,7 +365,7 @@ def _type(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
         raise TraceEscape("makes a class")
     x = args[0]
     if not isinstance(x, Value):
-        return type(x)
+        return class_of(x) if isinstance(x, BaseException) else type(x)
     if x.type != "any":
         return {"str": str, "int": int, "float": float, "bool": bool}[x.type]
     return t.decide(t.host(t.constant(type), [x.ir], Known(), "pure"))

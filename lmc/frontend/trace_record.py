@@ -734,7 +734,7 @@ class Recorder(CountingMode):
             self.holds_text(made)
         return made
 
-    def simple(self, name: str, *args: Any, key: Key | None = None) -> Value:
+    def simple(self, name: str, *args: Any, key: Key | tuple[()] | None = None) -> Value:
         """One of Python's own operations."""
         types_ = [self.type_of(a) for a in args]
         if "any" not in types_:

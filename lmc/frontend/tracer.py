@@ -29,10 +29,18 @@ from lmc.frontend.hooks import GATHERED, Key, hooks, inner_key, member_of, progr
 from lmc.frontend.hostops import Known, Shape, native
 from lmc.frontend.instrument import guarding, instrument
 from lmc.frontend.interpreter import ACTIVE, Function
-from lmc.frontend.managers import AsyncManaged, Guarded, generator_code, is_own_async_manager, may_handle
+from lmc.frontend.managers import (
+    AsyncGuarded,
+    AsyncManaged,
+    Guarded,
+    async_generator_code,
+    generator_code,
+    is_own_async_manager,
+    may_handle,
+)
 from lmc.frontend.own import NOT_OWN
 from lmc.frontend.primitives import Expr, raised_at
-from lmc.frontend.raising import caused, content, is_constant, stand_in
+from lmc.frontend.raising import caught_as, caused, class_of, content, is_constant, stand_in
 from lmc.frontend.state import Emitter, State
 from lmc.frontend.streaming import Progress
 from lmc.frontend.trace_calls import CallMode, is_method
@@ -556,18 +564,27 @@ class TraceMode(CallMode):
             return AsyncManaged(manager, self.dispatch, self.is_dead)
         if not hasattr(type(manager), "__aenter__"):
             return manager  # Python says what is missing
-        method = member_of(manager, "__aenter__")
-        own = id(manager) in self.local or (isinstance(method, types.FunctionType) and reach.traced_twin(method, (manager,), {}, hooks))
-        if own or is_own_async_manager(manager):
-            raise TraceEscape(f"enters an async {type(manager).__name__} of its own")
+        if is_own_async_manager(manager):
+            return AsyncGuarded(manager, self.guarded) if async_generator_code(manager) in guarding else manager
         return AsyncManaged(manager, self.dispatch, self.is_dead)
 
     def aentered(self, manager: Any) -> Any:
+        if self.own_async(manager, "__aenter__"):
+            return self._entering(manager, self.methods(manager, "__aenter__", (), {}))
         result = self.host(self.operation("py.aenter"), [self.operand(manager)], Known(), "effect", inline=False, within=True, awaits=True)
         self.managers += 1
+        self.entered_hosts.add(id(manager))
         return Ready(result)
 
+    async def _entering(self, manager: Any, coroutine: Any) -> Any:
+        result = await coroutine
+        self.guarded(int(may_handle(manager)))
+        return result
+
     def aleft(self, manager: Any, error: BaseException | None) -> Any:
+        if id(manager) not in self.entered_hosts:
+            self.guarded(-int(may_handle(manager)))
+            return self.methods(manager, "__aexit__", (None if error is None else class_of(error), error, error and error.__traceback__), {})
         self.managers -= 1
         raised = None if error is None else self.located(error)
         result = self.host(self.operation("py.aexit"), [self.operand(manager), raised], Known(), "effect", inline=False, within=True, awaits=True)
@@ -644,7 +661,7 @@ class TraceMode(CallMode):
     def left(self, manager: Any, error: BaseException | None) -> Any:
         if id(manager) not in self.entered_hosts:
             self.guarded(-int(may_handle(manager)))
-            result = self.methods(manager, "__exit__", (None if error is None else type(error), error, error and error.__traceback__), {})
+            result = self.methods(manager, "__exit__", (None if error is None else class_of(error), error, error and error.__traceback__), {})
         else:
             self.managers -= 1
             raised = None if error is None else self.located(error)
@@ -681,7 +698,7 @@ class TraceMode(CallMode):
     def handles(self, classes: Any) -> Any:
         if reach.holds_value(classes):
             raise TraceEscape("handles an exception class that the run decides")
-        return classes
+        return caught_as(classes)
 
     def eval_(self, text: Any, inside: dict[str, Any], outside: dict[str, Any]) -> Any:
         known = {n: x for n, x in self.names(outside).items() if isinstance(x, Value) or hostops.is_immutable(x)}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import lmc
-from tests.conformance.harness import Case, case, cases, effect
+from tests.conformance.harness import Case, case, cases, effect, leave, scripted
 
 
 class Session:
@@ -129,6 +129,97 @@ async def what_cannot_be_entered(s: Any, q: str) -> Any:
     except RuntimeError as error:
         said.append(str(error))
     return said
+
+
+async def fetch(x: str) -> str:
+    effect("fetch", x)
+    await asyncio.sleep(0)
+    return f"<{x}>"
+
+
+@contextlib.asynccontextmanager
+async def guarded(s: Any, name: str) -> AsyncIterator[str]:
+    effect("in", name)
+    s += f"<{name}>"
+    try:
+        yield name.upper()
+    except KeyError as error:
+        s += f"caught {error}" + await fetch("k")
+    else:
+        s += "fine"
+    finally:
+        s += await fetch("over")
+        effect("out", name)
+
+
+class Sitting:
+    """A manager of the program's own that uses its state."""
+
+    def __init__(self, s: Any, name: str) -> None:
+        self.s, self.name, self.log = s, name, list[str]()
+
+    async def __aenter__(self) -> Sitting:
+        self.s += f"<{self.name}>"
+        self.log.append(await fetch(self.name))
+        return self
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        self.s += f"</{self.name} {kind and kind.__name__} {error}>"
+        await asyncio.sleep(0)
+        return kind is not None and issubclass(kind, LookupError)
+
+
+@contextlib.asynccontextmanager
+async def both(s: Any) -> AsyncIterator[str]:
+    async with guarded(s, "g") as g, Sitting(s, "s") as one:
+        yield g + one.name
+
+
+ANSWERS = scripted(a=lambda text, ask: "xyz"[len(text) % 3])
+
+
+@case([{"q": q} for q in ("a", "bc", "def")], replays=1, backend=ANSWERS)
+async def of_its_own(s: Any, q: str) -> Any:
+    for i in range(3):
+        try:
+            async with guarded(s, q) as name, both(s) as more:
+                s += name + more + lmc.gen("a")
+                match s["a"]:
+                    case "x":
+                        raise KeyError(s["a"])
+                    case "y" if i:
+                        raise ValueError(s["a"])
+                    case "z" if i:
+                        return await fetch(s["a"])
+            s += "after"
+        except ValueError as error:
+            s += str(error)
+            break
+    async with Sitting(s, "last") as last:
+        s += lmc.gen("a")
+        raise {"x": IndexError, "y": RuntimeError}.get(s["a"], KeyError)(s["a"])
+    return last.log
+
+
+@case([{"q": q} for q in ("a", "bc", "def")], backend=ANSWERS)
+async def of_its_own_then_left(s: Any, q: str) -> Any:
+    @contextlib.asynccontextmanager
+    async def local(word: str) -> AsyncIterator[str]:
+        nonlocal s
+        s += word + lmc.gen("a")
+        try:
+            yield s["a"]
+        finally:
+            effect("left", word, await fetch(word))
+
+    async with local(q) as a, Sitting(s, "s") as one:
+        s += a + await fetch(a)
+        leave(a)
+        async with local("2") as b:
+            if b == "x":
+                raise KeyError(b)
+        s += lmc.gen("b", max_tokens=2)
+    return one.log
 
 
 @pytest.mark.parametrize("name", cases(globals()))

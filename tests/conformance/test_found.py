@@ -485,7 +485,7 @@ class City(BaseModel):
         return people
 
 
-@case([{"q": "5"}, {"q": "no"}], leaves="handles a ValidationError, which cannot be made without its arguments|^$")
+@case([{"q": "5"}, {"q": "no"}], replays=0)
 def models_that_refuse(s, q):
     s += q + gen("x", max_tokens=2)
     city = City(name=s["x"], people=2)
@@ -495,6 +495,107 @@ def models_that_refuse(s, q):
     except ValidationError as error:
         s += f"{error.error_count()} {error.errors()[0]['type']}"
     return city.model_dump()
+
+
+class Handles:
+    """Handles what Pydantic refuses."""
+
+    def __init__(self, s: Any) -> None:
+        self.s = s
+
+    def __enter__(self) -> Any:
+        return self.s
+
+    def __exit__(self, cls: Any, error: Any, _: Any) -> bool:
+        self.s += f"[{cls and cls.__name__}]"
+        return cls is not None and issubclass(cls, ValidationError)
+
+
+@case([{"q": '{"name": "x", "people": 1}'}, {"q": '{"name": "x"}'}, {"q": "none"}], replays=0, backend=scripted(x=lambda text, ask: text[-30:]))
+def exceptions_that_only_their_library_makes(s, q):
+    for handled in (ValidationError, (KeyError, ValidationError), ValueError):
+        s += q + gen("x", max_tokens=4)
+        try:
+            City.model_validate_json(q)
+        except handled as error:
+            effect(type(error) is ValidationError, isinstance(error, ValidationError), error.__class__.__name__, issubclass(type(error), ValueError))
+            s += f"{error.title}{error.error_count()}{type(error).__name__}"
+            kept = error
+        else:
+            s += "fits"
+    try:
+        try:
+            City.model_validate_json(q)
+        except (KeyError, TypeError):
+            s += "no"
+        finally:
+            effect("over")
+    except ValidationError as error:
+        s += str(error is kept)
+    with Handles(s) as t:
+        t += City.model_validate_json(q).name
+
+
+@case([{"q": '{"name": "x", "people": 1}'}, {"q": '{"name": "x"}'}])
+def exceptions_that_only_their_library_makes_leave(s, q):
+    s += q + gen("x", max_tokens=4)
+    try:
+        return City.model_validate_json(q)
+    except ValidationError as error:
+        s += gen("again", max_tokens=2)
+        if s["again"] < "m":
+            raise
+        raise RuntimeError("refused") from error
+
+
+def pair_of(x: str) -> list[str]:
+    effect("pair", x)
+    return x.split("=")
+
+
+PAIRS = [{"q": q} for q in ("k=v", "k=v;x=y", "a=1;b;c=2", "a=1=2;b=3", "k=v;k=w")]
+
+
+@case(PAIRS, replays=0, backend=scripted(x=lambda text, ask: text))
+def dicts_of_pairs(s, q):
+    s += q + gen("x")
+    for make in (lambda: dict(p.split("=") for p in s["x"].split(";")), lambda: dict((pair_of(p) for p in s["x"].split(";")), extra=1)):
+        try:
+            d = make()
+        except ValueError as error:
+            s += str(error)
+            continue
+        s += str(d)
+        for k, v in d.items():
+            s += k + str(v) + gen("y", max_tokens=1)
+        d["last"] = q
+        effect(d)
+    forks = dict((name, f) for name, f in zip("xy", s.fork(2)))
+    forks["x"] += gen("z", max_tokens=1)
+    return dict([("x", s["x"]), ["y", q], "zz"], t=2), dict((s["x"], i) for i in range(2)), dict(enumerate(s["x"])), forks["x"]["z"]
+
+
+@case(PAIRS)
+def dicts_of_pairs_then_left(s, q):
+    s += q + gen("x", max_tokens=4)
+    rows = [pair_of(p) for p in q.split(";")]
+    try:
+        d = dict(map(pair_of, q.split(";")))
+    except ValueError as error:
+        d = str(error)
+    rows[0].append("more")
+    leave(s)
+    return d, rows
+
+
+@case(replays=0)
+def pairs_that_are_none(s, q):
+    s += q + gen("x", max_tokens=4)
+    for make in (lambda: dict([5, s["x"]]), lambda: dict([(1, 2), s["x"] + "xyz"]), lambda: dict([len(s["x"])]), lambda: dict([([], s["x"])]), lambda: dict(x for x in (q, 3))):
+        try:
+            s += str(make())
+        except (TypeError, ValueError) as error:
+            s += f"{type(error).__name__}: {error}"
 
 
 CASES = cases(globals())

@@ -436,7 +436,7 @@ async def turn(s: Any, name: str) -> AsyncIterator[str]:
         effect("left", name)
 
 
-@case(leaves="hands a State")
+@case(replays=0)
 async def managers_of_the_program(s: Any, q: str) -> Any:
     async with turn(s, q) as t:
         s += t + lmc.gen("a", max_tokens=3)

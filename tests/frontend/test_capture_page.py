@@ -262,10 +262,32 @@ async def section(s, name):
     s += f"</{name}>"
 
 
-@row("`async with` of an `@asynccontextmanager` of your own that uses a state; what a time-out or a failing task cancels")
+class Sitting:
+    def __init__(self, s):
+        self.s = s
+
+    async def __aenter__(self):
+        self.s += await slow_tool("open")
+        return self.s
+
+    async def __aexit__(self, *error):
+        self.s += await slow_tool("close")
+
+
+@row("`async with` of an `@asynccontextmanager`, or a class, of your own that uses a state")
 async def enters_its_own(s, q):
-    async with section(s, q):
-        s += gen("x", max_tokens=2)
+    async with section(s, q), Sitting(s) as t:
+        t += gen("x", max_tokens=2)
+
+
+@row("what a time-out or a failing task cancels")
+async def is_cancelled(s, q):
+    s += q + gen("x", max_tokens=2)
+    try:
+        async with asyncio.timeout(0.001):
+            await asyncio.sleep(1)
+    except TimeoutError:
+        s += "late"
 
 
 @row("`try`, `except`, `finally` around what does not raise")
