@@ -58,6 +58,9 @@ GATHERED = 2
 """As the second part of a key: the list of what tasks of the program's own gave."""
 
 
+ORDERED = -5
+"""As the second part of a key: the places of what `max`, `min` or sorting gives, among what it was handed."""
+
 OWNED = -4
 """As the second part of a key: a list that reading a state made."""
 
@@ -764,6 +767,8 @@ class ReplayMode(CountingMode):
             if result is not NOT_OWN:
                 owner[:] = result
                 return None
+        if (self.tick, ORDERED, 0) in self.record:
+            return self._in_order(fn, args, kwargs)
         try:
             twin = self.twin(fn, args, kwargs)
         except CannotInstrument as error:
@@ -807,6 +812,24 @@ class ReplayMode(CountingMode):
         if self.tick >= self.last and type(getattr(fn, "__self__", None)) in _HOLD and foreign(fn, args, kwargs) is None:
             return fn(*args, **kwargs)  # what it lets go of may be a generator of the program's, whose last lines are the program's own
         return self._journaled(self.journal, fn, args, kwargs)
+
+    def _in_order(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a builtin that compares objects gave: those at the places that it found then. They may have changed since."""
+        owner: list[Any] | None = None if fn in (max, min, sorted) else fn.__self__
+        given: Any = owner if owner is not None else args if len(args) != 1 else self._recorded_iter(1, self.own_items(args[0]))
+        key = self.callback(kwargs["key"]) if kwargs.get("key") is not None else lambda x: x
+        items: list[Any] = []
+        for x in given if fn in (max, min) else list(given):  # Python makes each key before it takes the next item, or all of them before the first
+            items.append(x)
+            key(x)
+        found = self._answer((self.tick, ORDERED, 0))
+        if isinstance(found, int):
+            return items[found]
+        ordered = [items[i] for i in found]
+        if owner is None:
+            return ordered
+        owner[:] = ordered
+        return None
 
     def _sees_into(self, fn: Function) -> bool:
         """Whether a sub-program is run with hooks. One without source is run as it is: nothing after it is in the record; a journal needs hooks."""
@@ -921,7 +944,16 @@ class ReplayMode(CountingMode):
             value = self._answer((tick, 1, 0))
         if self.limits is not None and not _is_own_generator(value):
             value = aio.timed_items(value, self.limits, caller_loc())
-        return self._continue_async(tick, value, shape) if (tick, 1, 0) in self.record else value
+        if (tick, 1, 0) in self.record:
+            return self._continue_async(tick, value, shape)
+        return value if shape is None or tick > self.last or not _is_own_generator(value) else self._unpacked_later(tick, value, shape)
+
+    async def _unpacked_later(self, tick: int, items: AsyncIterator[Any], shape: Shape) -> AsyncIterator[Any]:
+        index = 0
+        async for item in items:
+            index += 1
+            key = (tick, 1, -index)
+            yield self._flat(self._answer(key), shape) if key in self.record else self._inside(item, shape, key)
 
     def aenter(self, manager: Any) -> Any:
         if not (hasattr(type(manager), "__aenter__") and hasattr(type(manager), "__aexit__")):

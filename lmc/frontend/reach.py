@@ -9,6 +9,7 @@ Everything else is a host call. The same rule holds while tracing and while repl
 
 from __future__ import annotations
 
+import abc
 import builtins
 import contextlib
 import dataclasses
@@ -279,13 +280,19 @@ def traced_twin(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: A
     return None
 
 
+_METACLASSES = frozenset({type, abc.ABCMeta})
+"""What may have made a class whose instances are made as `type` makes them."""
+
+
 def _class_twin(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: Any) -> Callable[..., Any] | None:
     """Instantiation of a program's own class, with its `__init__` traced through."""
-    if is_own(cls) or cls.__module__ == "builtins" or type(cls) is not type or from_library(cls):
+    if is_own(cls) or cls.__module__ == "builtins" or type(cls) not in _METACLASSES or from_library(cls):
         return None
     reaches = class_names_language(cls) or any(map(holds_language, args)) or any(map(holds_language, kwargs.values()))
     if not (reaches or _is_made_by_a_program(cls)) or cls.__new__ is not object.__new__:
         return None
+    if inspect.isabstract(cls):
+        return None  # Python says which methods it lacks
     init = cls.__init__
     if not isinstance(init, types.FunctionType):
         return cls  # object.__init__: nothing to trace
@@ -308,7 +315,7 @@ def _class_twin(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], hooks:
 
 def _constructor_twin(cls: type, method: Any, hooks: Any) -> Callable[..., Any] | None:
     """A class method of a program's own class, which may make instances: those are known only where it is traced through."""
-    if not isinstance(method, types.FunctionType) or type(cls) is not type or from_library(cls) or is_own(cls) or not class_names_language(cls):
+    if not isinstance(method, types.FunctionType) or type(cls) not in _METACLASSES or from_library(cls) or is_own(cls) or not class_names_language(cls):
         return None
     try:
         return instrument(method, hooks)

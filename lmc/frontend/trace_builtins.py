@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend import hostops, reach
-from lmc.frontend.hooks import hooks
+from lmc.frontend.hooks import ORDERED, hooks
 from lmc.frontend.hostops import Known, native
 from lmc.frontend.own import NOT_OWN
 from lmc.frontend.raising import class_of, content
@@ -90,10 +90,10 @@ def _extreme(name: str, builtin: Any) -> Callable[[TraceMode, _Args, _Kwargs], A
             return items[0]
         if not reach.holds_value(keys) and t.is_constant(tuple(keys)):
             return items[native(builtin, range(len(keys)), key=keys.__getitem__)]
-        best = t.simple(name, _without_states(t, keys))
+        best = t.simple(name, _without_states(t, keys), key=(t.tick, ORDERED, 0))
         best.domain = tuple(range(len(items)))
         if kwargs.get("key") is None and not any(map(reach.holds_language, items)):
-            return t.simple("py.getitem", tuple(items), best)
+            return t.simple("py.getitem", tuple(items), best, key=NO_KEY)  # a replay knows which one
         return items[t.decide(best)]
 
     return handler
@@ -119,7 +119,8 @@ def _comparable(t: TraceMode, keys: Iterable[Any]) -> bool:
     return types_ == {"str"} or types_ <= {"int", "float", "bool"}
 
 
-def _sorted(t: TraceMode, args: _Args, kwargs: _Kwargs) -> list[Any]:
+def _sorted(t: TraceMode, args: _Args, kwargs: _Kwargs, key_kind: int | None = ORDERED) -> list[Any]:
+    """`key_kind`: where a replay finds the order; None: it compares again, so what is compared has to be immutable."""
     items = list(t.all_items(args[0]))
     key = _key(t, kwargs)
     keys = [key(x) for x in items]
@@ -129,7 +130,7 @@ def _sorted(t: TraceMode, args: _Args, kwargs: _Kwargs) -> list[Any]:
     elif not reach.holds_value(keys) and t.is_constant(tuple(keys)):
         order = native(sorted, range(len(keys)), key=keys.__getitem__, reverse=reverse)
     else:
-        order = t.decide(t.simple("py.argsort", _without_states(t, keys), reverse))
+        order = t.decide(t.simple("py.argsort", _without_states(t, keys), reverse, key=None if key_kind is None else (t.tick, key_kind, 0)))
     return t.fresh([items[i] for i in order])
 
 
@@ -161,7 +162,7 @@ def _ranked(largest: bool) -> Callable[[TraceMode, _Args, _Kwargs], Any]:
     def handler(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
         count, items, *key = args
         given = {"key": key[0]} if key else kwargs
-        return _sorted(t, (items,), {**given, "reverse": largest})[: max(0, t.concrete(count))]
+        return _sorted(t, (items,), {**given, "reverse": largest}, None)[: max(0, t.concrete(count))]
 
     return handler
 

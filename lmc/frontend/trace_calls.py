@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
 import itertools
@@ -331,9 +332,9 @@ class CallMode(OutsideMode):
         if owner.immutable and "any" not in types_ and not any(map(_may_call, everything)) and (known := hostops.method(name)) is not None:
             kind = "ordered" if known.fresh else "pure"
             return self.host(self.operation("py.call_method"), [owner.ir, name, *map(self.operand, everything)], known, kind, kwargs=tuple(kwargs))
+        if name in _KEEP_NOTHING and any(type(a) is list and id(a) in self.local for a in args):
+            args = self.items_alone(owner, args)
         known = bool(owner.items or owner.kind) and not any(map(_may_call, everything))
-        if owner.kind is not None and name in _KEEP_NOTHING:
-            args = tuple([tuple(a) if type(a) is list and id(a) in self.local else a for a in args])
         self.no_containers(f".{name}", args, kwargs)
         operands = [owner.ir, name, *self.handed(_method_of(owner.kind, name), (*args, *kwargs.values()))]
         still_text = owner.items == "str" and (name in _READ_OR_DROP or (name in ("append", "insert") and types_[-1] == "str"))
@@ -342,6 +343,13 @@ class CallMode(OutsideMode):
         if still_text:
             self.holds_text(owner)
         return result
+
+    def items_alone(self, owner: Value, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of a method of a container that keeps the items of what it is handed: for that, lists of the program are as good as tuples."""
+        if owner.kind is None:
+            cls = self.decide(self.host(self.constant(type), [owner.ir], Known(total=True), "pure"))
+            owner.kind = cls if cls in _CONTAINERS else None
+        return args if owner.kind is None else tuple([tuple(a) if type(a) is list and id(a) in self.local else a for a in args])
 
     def text_method(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], types_: list[str]) -> Any:
         """A method of str on operands some of which are traced."""
@@ -468,6 +476,9 @@ _BUILT_IN = frozenset({list, dict, set, tuple, functools.partial})
 
 _READ_OR_DROP = frozenset("clear copy count index pop remove reverse sort".split())
 """Methods of lists that put nothing into them."""
+
+
+_CONTAINERS = frozenset({list, set, dict, collections.deque, collections.Counter, collections.defaultdict, collections.OrderedDict})
 
 
 _KEEP_NOTHING = frozenset("extend update union intersection difference issubset issuperset".split())

@@ -216,7 +216,10 @@ class TraceMode(CallMode):
         if isinstance(a, Value) and a.kind is list and op == "+":
             (b,) = self.listed((b,))
         self.no_containers(f"{op}=", tuple(b) if type(b) is list else (b,), {})
-        return self.simple(hostops.INPLACE[op], a, b)
+        made = self.simple(hostops.INPLACE[op], a, b)
+        if isinstance(a, Value) and a.kind in (list, set, dict):
+            made.kind = a.kind  # it is the same object
+        return made
 
     def unary(self, op: str, a: Any) -> Any:
         result = self.own_unary(op, a)
@@ -542,12 +545,19 @@ class TraceMode(CallMode):
     def aiter(self, value: Any, shape: Shape | None = None) -> Any:
         tick = self.tick
         if isinstance(value, types.AsyncGeneratorType):
-            if shape is not None:
-                raise TraceEscape("unpacks what an async generator of the program gives")
-            return value
+            if shape is None:
+                return value
+            self.coroutines.append(steps := self._own_asteps(value, tick, shape))
+            return steps
         iterator = self.host(self.operation("py.aiter"), [self.operand(value)], Known(), "effect", key=(tick, 1, 0), inline=False)
         self.coroutines.append(steps := self._host_asteps(iterator, tick, shape))
         return steps
+
+    async def _own_asteps(self, items: AsyncIterator[Any], tick: int, shape: Shape) -> AsyncIterator[Any]:
+        index = 0
+        async for item in items:
+            index += 1
+            yield self.unpacked(item, shape, (tick, 1, -index))
 
     async def _host_asteps(self, iterator: Value, tick: int, shape: Shape | None) -> AsyncIterator[Any]:
         for index in itertools.count(1):

@@ -10,9 +10,10 @@ return, or in an escape to the interpreter. Nodes only grow: a recorded op never
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, cast
 
 from lmc.errors import Loc
@@ -31,7 +32,7 @@ def decision_of(x: object) -> Decision | None:
     if type(x) is tuple:
         keys = tuple(decision_of(i) for i in x)
         return None if None in keys else (tuple, keys)
-    if callable(x) or isinstance(x, type(Names.__module__)):
+    if callable(x) or isinstance(x, ModuleType | enum.Enum):
         return type(x), _Identity(x)
     return None
 

@@ -88,6 +88,37 @@ def plain(q: str) -> str:
 
 
 @case(replays=0)
+async def unpacks_what_its_own_generator_gives(s: Any, q: str) -> Any:
+    async def steps(n: int) -> AsyncIterator[Any]:
+        for i in range(n):
+            s.__iadd__(f"{i}" + lmc.gen("x", max_tokens=2))
+            yield s["x"].split() + [i], i
+
+    out = []
+    async for (*words, last), i in steps(2):
+        out.append((words, last, i))
+    return out, [x async for x, i in steps(2) if i], {i: x async for x, i in steps(1)}
+
+
+@case()
+async def unpacks_what_its_own_generator_gives_then_left(s: Any, q: str) -> Any:
+    async def steps(n: int) -> AsyncIterator[Any]:
+        for i in range(n):
+            s.__iadd__(f"{i}" + lmc.gen("x", max_tokens=2))
+            yield (row := [s["x"], plain(q)])
+            row.append("more")
+
+    out = [(x, y) async for x, y in steps(2)]
+    leave(s)
+    try:
+        async for _, _, _ in steps(1):
+            out.append("never")
+    except ValueError as error:
+        out.append(str(error))
+    return out
+
+
+@case(replays=0)
 async def awaits_tools(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=8)
     r = await search(s["a"])

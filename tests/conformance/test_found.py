@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import abc
+import collections
 import datetime
+import enum
 import functools
 import json
 import operator
 import re
 import string
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -596,6 +600,143 @@ def pairs_that_are_none(s, q):
             s += str(make())
         except (TypeError, ValueError) as error:
             s += f"{type(error).__name__}: {error}"
+
+
+@dataclass(order=True)
+class Found:
+    score: int
+    text: str = ""
+
+
+@dataclass
+class Weighed:
+    """Compares by code of its own."""
+
+    n: int
+
+    def __lt__(self, other: Any) -> bool:
+        effect("lt", self.n, other.n)
+        return self.n < other.n
+
+
+def found(n: int, text: str) -> Found:
+    effect("found", n)
+    return Found(n, text)
+
+
+@case(ITEMS, replays=0)
+def objects_that_compare(s, q):
+    rows = []
+    for i, f in enumerate(s.fork(3)):
+        f += f"{q}{i}" + gen("x", max_tokens=4)
+        rows.append((found(len(f["x"]) % 3, f["x"]), f))
+    best, f = max(rows, key=lambda row: row[0])
+    f += "best" + gen("y", max_tokens=2)
+    only = [one for one, _ in rows]
+    only.sort()
+    best.score += 10
+    return best, f["y"], only, sorted(only, key=lambda one: one.text), max(only).text, min(only), sorted(only, reverse=True)
+
+
+@case(ITEMS)
+def objects_that_compare_then_left(s, q):
+    rows = []
+    for i, f in enumerate(s.fork(3)):
+        f += f"{q}{i}" + gen("x", max_tokens=4)
+        rows.append((Weighed(len(f["x"]) % 3 + i % 2), f))
+    only = [one for one, _ in rows]
+    best, falling, first = max(only), sorted(only, reverse=True), min(rows, key=lambda row: row[0])[1]
+    only.sort()
+    best.n += 5
+    falling[-1].n = 99
+    for refused in (lambda: max([*only, 3]), lambda: sorted([*only, "x"], key=lambda one: one)):
+        try:
+            refused()
+        except AttributeError as error:
+            s += str(error)
+    leave(s)
+    return [one.n for one in falling], [one.n for one in only], first["x"], best.n, sorted(only)[0].n
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    GREEN = "green"
+    BLUE = "blue"
+
+
+@case(ITEMS, replays=0, backend=scripted(x=lambda text, ask: ("red", "green", "blue")[len(text) % 3]))
+def enums_pick(s, q):
+    s += q + gen("x")
+    colour = Colour(s["x"])
+    table = {Colour.RED: "stop", Colour.GREEN: "go"}
+    s += table.get(colour, "wait")
+    if colour in table:
+        s += table[colour]
+
+    def ask():
+        return gen("y", max_tokens=2)
+
+    s += {Colour.RED: ask}.get(Colour(s["x"]), lambda: "nothing")()
+    return {c: c.name for c in Colour}[colour], [*Colour].index(colour), collections.Counter([colour, Colour.RED])
+
+
+class Asks(abc.ABC):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @abc.abstractmethod
+    def prompt(self, q: str) -> str: ...
+
+    def run(self, s: Any, q: str) -> str:
+        s += self.prompt(q) + gen(self.name, max_tokens=3)
+        return s[self.name]
+
+
+class Poet(Asks):
+    def prompt(self, q: str) -> str:
+        return f"A poem about {q}: "
+
+    @classmethod
+    def of(cls, name: str) -> Any:
+        return cls(name)
+
+
+class Critic(Poet):
+    def run(self, s: Any, q: str) -> str:
+        return super().run(s, q).strip() or "nothing"
+
+
+@case(replays=0)
+def abstract_classes(s, q):
+    out = q
+    for one in (Poet("a"), Critic("b"), Poet.of("c")):
+        out = one.run(s, out)
+    try:
+        Asks("no")
+    except TypeError as error:
+        s += str(error)
+    return out, isinstance(Poet("d"), Asks), issubclass(Critic, Asks)
+
+
+@case(ITEMS)
+def lists_grow_by_what_is_made(s, q):
+    s += q + gen("x", max_tokens=4)
+    words = s["x"].split()
+    words += (w for w in "mn")
+    words.extend(map(str, range(2)))
+    words.extend(w.upper() for w in s["x"].split())
+    data = json.loads(s["x"][:0] + '{"a": []}')
+    data["a"].extend(w for w in words)
+    data["a"].extend([q, "z"])
+    data.update((w, 1) for w in words)
+    lengths = [len(w) for w in words]
+    size(lengths)
+    lengths.extend(n + 1 for n in lengths[:2])
+    some, last, counts = set(words), collections.deque(words, maxlen=3), collections.Counter(words)
+    some.update(w for w in "pq")
+    last.extend(w for w in "rs")
+    counts.update(w for w in words)
+    return words, data, lengths, sorted(some), last, counts
 
 
 CASES = cases(globals())
