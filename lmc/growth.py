@@ -18,7 +18,10 @@ AT_ONCE = 16
 """How often a tree may grow for one run. Each time the program is traced from its beginning, so a run with many new decisions would
 wait for the square of them; the interpreter finishes it, and the next run traces further."""
 PATIENCE = 16
-"""Runs in a row that may leave the tree before the next ones start in the interpreter; of those, one in so many does not."""
+"""Runs in a row that may leave the tree before the next ones start in the interpreter. Of those one in so many does not, and ever fewer: one
+in a sixteenth of all that left."""
+FIRST_TRIAL = 256
+"""Runs in a row that left the tree before the path of one is traced without credit; the next time it is four times as many."""
 
 
 class Start(enum.Enum):
@@ -35,8 +38,9 @@ class Growth:
     def __init__(self) -> None:
         self.credit: float = FIRST
         self.missed = 0  # runs in a row that the tree did not carry to the end
+        self.served = 0  # runs that it did, and which needed no trace
         self._begun = 0
-        self._next_trial = PATIENCE
+        self._next_trial = FIRST_TRIAL
 
     def begin(self) -> Start:
         """Says where the next run begins."""
@@ -44,7 +48,7 @@ class Growth:
         if self.missed >= self._next_trial:
             self._next_trial *= 4
             return Start.TRIAL
-        if self.missed >= PATIENCE and self._begun % PATIENCE:
+        if self.missed >= PATIENCE and self._begun % max(PATIENCE, self.missed // PATIENCE):
             self.missed += 1
             return Start.INTERPRETER
         return Start.GRAPH
@@ -65,7 +69,8 @@ class Growth:
 
     def carried(self) -> None:
         """A run came to its end on the tree and traced nothing."""
-        self.missed, self._next_trial = 0, PATIENCE
+        self.missed, self._next_trial = 0, FIRST_TRIAL
+        self.served += 1
         self.credit = min(FIRST, self.credit + EARNED)
 
     def left(self) -> None:

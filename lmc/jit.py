@@ -87,6 +87,7 @@ class Plan:
     target: Target
     code: Code
     size: int
+    served: int  # runs that the tree had served by then
     stats: Mapping[str, int]
     notes: tuple[str, ...] = ()  # what the passes have to say about it
 
@@ -578,15 +579,18 @@ class Program:
                 todo += [((*here, k), depth + 1) for k in keys if k is not None and k not in node.end.arms]
 
     def _plan(self, traced: Traced, backend: Backend, greedy: bool) -> Plan:
-        """The tree compiled for a backend and a default temperature; compiled again once it has grown by half."""
+        """The tree compiled for a backend and a default temperature; again once it has grown by half and runs take its paths again.
+
+        Until then the paths that were traced since are planned one by one, each where it was linked.
+        """
         template = backend.chat_template
         key = (_kind(backend), id(template), greedy)
         plan = traced.plans.get(key)
-        if plan is None or traced.tree.size > 1.5 * plan.size + 8:
+        if plan is None or (traced.tree.size > 1.5 * plan.size + 8 and traced.growth.served > plan.served):
             with self._lock:
                 target = Target(key[0], template, greedy, _tokens(backend))
                 code, planned = self._compiled(traced.tree.graph(), target)
-                plan = traced.plans[key] = Plan(target, code, traced.tree.size, planned.stats, planned.notes)
+                plan = traced.plans[key] = Plan(target, code, traced.tree.size, traced.growth.served, planned.stats, planned.notes)
         return plan
 
     def _compiled(self, graph: Graph, target: Target, bound: Sequence[Any] | None = None, first: int = 0) -> tuple[Code, Planned]:

@@ -54,6 +54,34 @@ def test_runs_that_the_tree_carries_earn_credit() -> None:
     assert growth.credit == FIRST
 
 
+def test_a_tree_that_grew_is_planned_as_one_when_runs_take_its_paths_again() -> None:
+    fast = lmc.compile(decides, backend=Mock())
+    fast("item", seed=1)
+    (traced,) = fast.traces()
+    (first,) = traced.plans.values()
+    for seed in range(2, 5):
+        fast("item", seed=seed)
+    assert traced.tree.size > 2 * first.size  # each took a path of its own
+    assert [*traced.plans.values()] == [first]
+    grown = traced.tree.size
+    for _ in range(2):
+        fast("item", seed=1)  # the path that was traced for it
+    (again,) = traced.plans.values()
+    assert again.size == grown
+
+
+def test_the_longer_no_run_is_carried_the_fewer_try() -> None:
+    growth = Growth()
+    for _ in range(FIRST):
+        growth.traced()
+    tried: list[int] = []
+    for begun in range(20_000):
+        if growth.begin() is not Start.INTERPRETER:
+            tried.append(begun)
+            growth.left()
+    assert len([begun for begun in tried if begun < 1000]) > 2 * len([begun for begun in tried if begun >= 19_000])
+
+
 @lmc.function
 def many_decisions(s: Any, q: str) -> int:
     total = 0
