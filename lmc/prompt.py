@@ -11,13 +11,14 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from functools import cached_property, lru_cache
 from operator import index
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin
 
 from lmc.errors import ArgumentError, ConstraintError, LmcError, Loc, ParameterError
 
@@ -412,7 +413,7 @@ def _json_text(kind: str, value: Any) -> str:
             raise ConstraintError(f"{kind}=… is nested too deep") from None
         return value
     if hasattr(value, "model_json_schema"):  # a pydantic model
-        value = value.model_json_schema()
+        value = _schema_of_model(value)
     if not isinstance(value, (Mapping, bool)):
         raise _wrong_type(kind, value, "JSON text, a dict or a pydantic model")
     try:
@@ -462,9 +463,51 @@ def _schema_by_pydantic(of: Any, wrong: str) -> dict[str, Any]:
     except ImportError:
         raise ParameterError(f"{wrong} (pydantic is not installed)") from None
     try:
-        return TypeAdapter(of).json_schema()
+        return _sets_as_lists(TypeAdapter(of).json_schema(schema_generator=_generator()))
     except PydanticUserError as error:
         raise ParameterError(f"{wrong} (it says: {error.message.splitlines()[0]})") from None
+
+
+def _schema_of_model(model: Any) -> Any:
+    """What a model, or anything else that has `model_json_schema`, says."""
+    pydantic = sys.modules.get("pydantic")  # else it is none of its models
+    if pydantic is not None and isinstance(model, type) and issubclass(model, pydantic.BaseModel):
+        return _sets_as_lists(model.model_json_schema(schema_generator=_generator()))
+    return _sets_as_lists(model.model_json_schema())
+
+
+@lru_cache(1)
+def _generator() -> Any:
+    """Pydantic's, but that a decimal is a number: as a string its schema allows any text, or has a pattern that looks ahead."""
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Generator(GenerateJsonSchema):
+        def decimal_schema(self, schema: Any) -> Any:
+            found = super().decimal_schema(schema)
+            return next((arm for arm in found.get("anyOf", ()) if arm.get("type") == "number"), found)
+
+    return Generator
+
+
+def _sets_as_lists(schema: Any, root: Any = None) -> Any:
+    """A type's schema, in which only sets of a few values have `uniqueItems`. Of others no automaton knows what was said already, and who
+    reads a set takes what comes twice once; one that needs several elements says so still, and is refused."""
+    root = schema if root is None else root
+    if isinstance(schema, list):
+        return [_sets_as_lists(part, root) for part in cast("list[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {k: _sets_as_lists(v, root) for k, v in cast("dict[str, Any]", schema).items()}
+    if found.get("uniqueItems") is True and found.get("minItems", 0) < 2 and not _are_few(found.get("items"), root):
+        del found["uniqueItems"]
+    return found
+
+
+def _are_few(items: Any, root: Any) -> bool:
+    """Whether a schema of pydantic's has values that can be listed."""
+    if isinstance(items, dict) and "$ref" in items:
+        items = root.get("$defs", {}).get(items["$ref"].removeprefix("#/$defs/"))
+    return isinstance(items, dict) and ("enum" in items or "const" in items or items.get("type") == "boolean" or {"minimum", "maximum"} <= items.keys())
 
 
 def schema_of_type(dtype: Any) -> dict[str, Any]:
@@ -486,7 +529,7 @@ def schema_of_type(dtype: Any) -> dict[str, Any]:
         if isinstance(of, type) and issubclass(of, Enum):
             return {"enum": [member.value for member in of]}
         if hasattr(of, "model_json_schema"):
-            found = of.model_json_schema()
+            found = _schema_of_model(of)
             if "$ref" not in found:  # a model that contains itself is among its own definitions
                 inner = found.pop("$defs", {})
                 found = {"$ref": f"#/$defs/{of.__name__}", "$defs": inner | {of.__name__: found}}
@@ -498,7 +541,8 @@ def schema_of_type(dtype: Any) -> dict[str, Any]:
         if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
             return {"type": "array", "items": schema(args[0])}
         if origin is tuple:
-            return {"type": "array", "prefixItems": [schema(a) for a in args], "minItems": len(args), "maxItems": len(args)}
+            first = {"prefixItems": [schema(a) for a in args]} if args else {}
+            return {"type": "array", **first, "minItems": len(args), "maxItems": len(args)}
         if origin is dict and len(args) == 2 and args[0] is str:
             return {"type": "object", "additionalProperties": schema(args[1])}
         wrong = _DTYPES_ARE if of is dtype else f"{of!r} in it has no JSON schema"

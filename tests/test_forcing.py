@@ -11,9 +11,11 @@ pytestmark = pytest.mark.model
 
 
 @pytest.mark.parametrize("untold", [False, True], ids=["legal words named", "not named"])
-def test_greedy_answers_agree_with_and_without_forced_tokens(untold):
-    """Of 300 prompts in a random search (LMC_SEARCH=1), some minutes; of a few in the tier."""
-    rows = {row.form: row for row in bench(size(18, 300), untold=untold)}
+@pytest.mark.parametrize("shots", [3, 1])
+def test_greedy_answers_agree_with_and_without_forced_tokens(shots, untold):
+    """Of 300 prompts in a random search (LMC_SEARCH=1), some minutes each; of a few in the tier. Without any example the model does not
+    know the form, and the answers are others (docs/constraints.md)."""
+    rows = {row.form: row for row in bench(size(6, 300), shots=shots, untold=untold)}
     assert rows.keys() == {*FORMS, "all"}
     whole = rows["all"]
     assert whole.same_text >= 0.99 and abs(whole.nll_difference) < 0.01

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import datetime
+import decimal
 import enum
 import json
 import re
@@ -32,6 +33,7 @@ from lmc.prompt import (
     Text,
     derive_seed,
     dtype_constraint,
+    make_constraint,
     make_gen,
     make_select,
     resolve,
@@ -256,6 +258,34 @@ def test_images_cut_the_tail_into_segments() -> None:
     segments = Prompt().append("a", Image("pic.png")).append("b")._segments()
     assert segments == (Text(("a",)), Image("pic.png"), Text(("b",)))
     assert Prompt().append("a", Image("pic.png"), "b").text() == "ab"
+
+
+def test_sets_are_lists_unless_their_values_are_few():
+    pydantic = pytest.importorskip("pydantic")
+
+    def schema(of: Any) -> Any:
+        return json.loads(dtype_constraint(of)[0].source)
+
+    assert schema(set[int]) == {"type": "array", "items": {"type": "integer"}}
+    assert schema(frozenset[Size])["uniqueItems"] and schema(set[bool])["uniqueItems"]
+    assert schema(list[set[Annotated[int, pydantic.Field(ge=0, le=5)]]])["items"]["uniqueItems"]
+    assert schema(Annotated[set[int], pydantic.Field(min_length=2)])["uniqueItems"], "one that comes twice would be too few"
+    model = pydantic.create_model("M", tags=(set[str], ...))
+    assert "uniqueItems" not in schema(model)["properties"]["tags"]
+    assert "uniqueItems" not in make_constraint("json_schema", model).source
+    written = {"type": "array", "uniqueItems": True}
+    assert json.loads(make_constraint("json_schema", written).source) == written, "a schema means what it says"
+
+
+def test_decimals_are_numbers():
+    pydantic = pytest.importorskip("pydantic")
+    assert json.loads(dtype_constraint(decimal.Decimal)[0].source) == {"type": "number"}
+    price = pydantic.create_model("M", price=(Annotated[decimal.Decimal, pydantic.Field(ge=0)], ...))
+    assert json.loads(dtype_constraint(price)[0].source)["properties"]["price"] == {"minimum": 0, "title": "Price", "type": "number"}
+
+
+def test_a_tuple_of_nothing_is_an_empty_list():
+    assert json.loads(dtype_constraint(tuple[()])[0].source) == {"type": "array", "minItems": 0, "maxItems": 0}
 
 
 def test_other_types_are_those_that_pydantic_has_a_schema_for():

@@ -40,6 +40,7 @@ from lmc.fsm.json_shapes import (
     rules_of,
     same,
     type_of,
+    without_unevaluated,
     wrong,
 )
 from lmc.fsm.json_text import (
@@ -194,6 +195,7 @@ class _Compiler(Keywords):
         if not self.wide:
             for arms in self.conditions(place, refs):
                 and_(arms)
+            found = [without_unevaluated(shape, place) for shape in found]
         if schema.get("nullable") is True:
             found.append(Shape(place.pointer, types=frozenset(("null",))))
         return tuple(found)
@@ -298,7 +300,7 @@ class _Compiler(Keywords):
     def not_properties(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
         [rule] = self.object_rules(place)
         for name, at in rule.properties.items():
-            fails = ObjectRule({name: opposite(at)}, (), None)
+            fails = ObjectRule({name: opposite(at)}, (), None, evaluates=False)
             yield Shape(place.pointer, types=frozenset(("object",)), required=(name,), objects=(fails,))
 
     def not_contains(self, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:

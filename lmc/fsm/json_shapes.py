@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
@@ -43,11 +43,16 @@ _TRUE: All = ()
 
 @dataclass(frozen=True)
 class ObjectRule:
-    """One schema's say about properties."""
+    """One schema's say about properties.
+
+    others      additionalProperties, if it is there
+    evaluates   it is a schema that holds, not one that fails: what it names is no "unevaluated" property
+    """
 
     properties: Mapping[str, Place]
     patterns: tuple[tuple[Node, Place], ...]
-    others: Place | None  # additionalProperties, if it is there
+    others: Place | None
+    evaluates: bool = True
 
     def of(self, name: str) -> All:
         found = [self.properties[name]] if name in self.properties else []
@@ -112,6 +117,24 @@ class Shape:
             _range(self.size, other.size), self.arrays + other.arrays, _range(self.items, other.items),
             self.unique or other.unique, excluded, absent, self.contains + other.contains,
         )  # fmt: skip
+
+
+def without_unevaluated(shape: Shape, place: Place) -> Shape:
+    """As `unevaluatedProperties` and `unevaluatedItems` of a schema say, if they are false: nothing but what the schema itself speaks
+    of, by any way that leads through it. Schemas beside it may say more of that, and not of anything else."""
+    anything, nothing = Place(True, f"{place.pointer}/(evaluated)"), Place(False, f"{place.pointer}/(unevaluated)")
+    if place.schema.get("unevaluatedProperties") is False:
+        rules = [rule for rule in shape.objects if rule.evaluates]
+        if all(rule.others is None for rule in rules):
+            names = {name: anything for rule in rules for name in rule.properties}
+            patterns = tuple((language, anything) for rule in rules for language, _ in rule.patterns)
+            shape = replace(shape, objects=(*shape.objects, ObjectRule(names, patterns, nothing)))
+    if place.schema.get("unevaluatedItems") is False and all(rule.rest is None for rule in shape.arrays):
+        if shape.contains:
+            raise wrong(f"{place.pointer}/unevaluatedItems", "cannot be enforced beside contains without items; say in items what the others are")
+        known = max((len(rule.first) for rule in shape.arrays), default=0)
+        shape = replace(shape, arrays=(*shape.arrays, ArrayRule((anything,) * known, nothing)))
+    return shape
 
 
 def _range(a: tuple[int, int | None], b: tuple[int, int | None]) -> tuple[int, int | None]:
