@@ -22,6 +22,7 @@ import lmc
 
 QUESTION = "Which animals sleep the longest?"
 LOOKED_UP = "LMC_EXAMPLE_LOOKED_UP"  # names the file in which the slow tool counts its calls
+READING = 0.2  # seconds that it takes to read a page
 
 
 def read_page(topic: str) -> str:
@@ -29,7 +30,7 @@ def read_page(topic: str) -> str:
     if path := os.environ.get(LOOKED_UP):
         with open(path, "a", encoding="utf-8") as file:
             file.write(f"{topic!r}\n")
-    time.sleep(0.2)
+    time.sleep(READING)
     return f"A page about {topic.strip()}: it says that cats sleep long."
 
 

@@ -264,7 +264,7 @@ def test_an_unordered_call_happens_once_when_the_interpreter_goes_on():
 def test_a_late_call_raises_in_the_program():
     release = threading.Event()
 
-    @lmc.host(timeout=0.05)
+    @lmc.host(timeout=0.01)
     def search(q: str) -> str:
         release.wait(PATIENCE)
         return q
@@ -283,11 +283,11 @@ def test_a_late_call_raises_in_the_program():
 
     conform(agent, ITEMS[:2])
     conform(careless, ITEMS[:1])
-    with pytest.raises(lmc.HostTimeout, match=r"search\(\) gave no answer within 0.05 s"):
+    with pytest.raises(lmc.HostTimeout, match=r"search\(\) gave no answer within 0.01 s"):
         careless.run(q="a", backend=Mock())
-    assert "timeout = 0.05" in plan(careless)
+    assert "timeout = 0.01" in plan(careless)
     fast = lmc.compile(careless, backend=Mock()).lower(q="a")
-    assert "search (timeout 0.05 s)" in fast.explain()
+    assert "search (timeout 0.01 s)" in fast.explain()
     release.set()
 
 
