@@ -18,6 +18,11 @@ from lmc.frontend.instrument import node_of
 _STORES = ("setattr", "delattr", "__setattr__", "__delattr__")
 
 
+_ONLY_LOOK = frozenset(
+    "isinstance issubclass super type list tuple set iter len sorted enumerate zip reversed max min sum any all str repr".split())  # fmt: skip
+"""Builtins that change no class that they are handed, and do not keep it where code of the program has it."""
+
+
 def may_change_classes(cls: type) -> bool:
     """Whether methods of a class may change it, or another class: what they store goes elsewhere than to their instance.
 
@@ -30,6 +35,29 @@ def may_change_classes(cls: type) -> bool:
             if any(_changes(fn, type(member) is classmethod) for fn in functions_of(member)):
                 return True
     return False
+
+
+def stores_elsewhere(code: types.CodeType) -> bool:
+    """Whether a function, with those inside of it, stores attributes of anything but `self`: of a class, for all that is known."""
+    node = node_of(code)
+    return node is None or any(_stores(x, "self") for x in ast.walk(node))
+
+
+def is_of_a_library_metaclass(cls: Any) -> bool:
+    """Whether a class is an enum or a model of Pydantic: what makes its instances knows it, and they are found inside of others."""
+    return type(cls) is enum.EnumType or (type(cls).__module__.startswith("pydantic.") and hasattr(cls, "model_fields"))
+
+
+def made_with(cls: Any) -> Iterator[type]:
+    """The classes whose instances host code makes with those of a class: what the fields of a model are, and what its methods name."""
+    fields = [field.annotation for field in cls.model_fields.values()] if is_of_a_library_metaclass(cls) and not issubclass(cls, enum.Enum) else []
+    cells = [cell for member in vars(cls).values() for fn in functions_of(member) for cell in fn.__closure__ or ()]
+    left: list[Any] = [*fields, *map(_content, cells)]
+    while left:
+        x = left.pop()
+        left += getattr(x, "__args__", ())
+        if isinstance(x, type) and x is not cls:
+            yield x
 
 
 def stays_of_its_class(cls: type) -> bool:
@@ -79,9 +107,9 @@ def _stores(node: ast.AST, first: str) -> bool:
 def _lets_out(node: ast.AST, classes: set[str]) -> bool:
     """Whether a class goes from here to where it may be changed: it is not only called, compared or read from."""
     match node:
-        case ast.Attribute(_, _, ast.Load()) | ast.Compare() | ast.Raise():
+        case ast.Attribute(_, _, ast.Load()) | ast.Compare() | ast.Raise() | ast.comprehension() | ast.For():
             return False
-        case ast.Call(ast.Name("isinstance" | "issubclass" | "super" | "type")):
+        case ast.Call(ast.Name(name)) if name in _ONLY_LOOK:
             return False
         case ast.Call(_, args, keywords):
             return any(_is_class(x, classes) for x in (*args, *[k.value for k in keywords]))

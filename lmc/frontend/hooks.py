@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lmc.errors import JournalError
 from lmc.frontend import aio, hostops, raising, reach
+from lmc.frontend.class_code import is_of_a_library_metaclass
 from lmc.frontend.durable import foreign
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Shape, targets
@@ -633,7 +634,7 @@ class ReplayMode(CountingMode):
     def defined(self, definition: Any) -> Any:
         key = (self.tick, DEFINED, 0)
         known = self._answer(key) if key in self.record else definition
-        if known is not definition and isinstance(definition, type):
+        if known is not definition and isinstance(definition, type) and not is_of_a_library_metaclass(definition):
             self.classes[known] = definition  # the program's own one: what it stores there is of this run alone
             known = definition
         return super().defined(known)
@@ -805,7 +806,7 @@ class ReplayMode(CountingMode):
                 args = tuple(map(self.star, args))
         if isinstance(getattr(fn, "__self__", None), LAZY) or any(isinstance(a, LAZY) for a in args):
             return fn(*args, **kwargs)  # runs the program's own generators
-        if hostops.is_definition(fn) and fn in reach.DEFINERS:
+        if hostops.is_definition(fn) and reach.defines(fn):
             return fn(*args, **kwargs)
         if self.journal is None:
             return self._host_call(fn, args, kwargs)

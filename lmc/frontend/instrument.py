@@ -156,7 +156,10 @@ def _find(fn: types.FunctionType) -> _Found:
 def node_of(code: types.CodeType) -> FunctionNode | None:
     """The source of code that was instrumented or that `instrument` would take; None if it is not certain which it is."""
     module = _module(code.co_filename)
-    nodes = [] if module is None else module.functions.get((code.co_firstlineno, code.co_name), [])
+    if module is None:
+        return None
+    nodes = module.functions.get((code.co_firstlineno, code.co_name)) or [  # what was instrumented begins behind its decorators
+        found for (_, name), some in module.functions.items() if name == code.co_name for found in some if found.node.lineno == code.co_firstlineno]  # fmt: skip
     return nodes[0].node if len(nodes) == 1 else None
 
 

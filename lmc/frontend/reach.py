@@ -63,6 +63,11 @@ DEFINERS: frozenset[Any] = frozenset({
 })  # fmt: skip
 """What a class body calls for parts of its class: Python, or a decorator of the class, looks for what they give."""
 
+def defines(fn: Any) -> bool:
+    """Whether a function is one that a class body calls for a part of its class."""
+    return fn in DEFINERS or (isinstance(fn, types.FunctionType) and fn.__module__ == "pydantic.fields" and fn.__name__ == "Field")
+
+
 _DEFINING = frozenset({"builtins", "contextlib", "dataclasses", "abc", "typing", "enum"})
 
 

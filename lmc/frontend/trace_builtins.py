@@ -467,4 +467,6 @@ def steps(t: TraceMode, made: Iterator[Any]) -> Iterator[Any]:
 def handler_of(fn: Any, t: TraceMode, args: _Args) -> Callable[[TraceMode, _Args, _Kwargs], Any] | None:
     if not hostops.is_definition(fn):
         return None
-    return _OF_STATES[fn] if fn in _OF_STATES and holds_states(t, fn, args) else _HANDLERS.get(fn)
+    if fn in _OF_STATES and holds_states(t, fn, args):
+        return _OF_STATES[fn]
+    return _HANDLERS.get(fn) or (_definer(fn) if reach.defines(fn) else None)

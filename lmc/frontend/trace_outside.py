@@ -17,6 +17,7 @@ from typing import Any
 
 from lmc.backend.base import TakeOver
 from lmc.frontend import hostops, reach
+from lmc.frontend.class_code import is_of_a_library_metaclass, stores_elsewhere
 from lmc.frontend.hooks import LAZY, hooks, outside_key, program_frame
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native
@@ -94,6 +95,8 @@ class OutsideMode(Recorder):
         """An attribute of a function or class that the program made: of this run, or what an outside class behind it has."""
         if (handed := self.handed_away(owner)) is not None:
             return self.host(self.operation("py.getattr"), [handed.ir, name], Known(), "ordered", hint=name)
+        if isinstance(owner, enum.EnumType) and name in owner.__members__:
+            return native(getattr, owner, name)  # which nothing can make another one
         if name == "__dict__":
             if not isinstance(owner, types.FunctionType):
                 raise TraceEscape(f"looks into {owner.__name__}.__dict__")
@@ -124,12 +127,16 @@ class OutsideMode(Recorder):
         if isinstance(definition, type):
             for member in vars(definition).values():
                 self.is_data(member)
-            if issubclass(definition, BaseException) and (site := site_of(program_frame())) not in self.tree.sites:
+            if self.is_shared(definition) and (site := site_of(program_frame())) not in self.tree.sites:
                 definition = self.shared(definition, site)
         return super().defined(definition)
 
+    def is_shared(self, cls: type) -> bool:
+        """Whether traces have a class in common that each of them makes: what it is matters in decisions and gens, not only what it does."""
+        return issubclass(cls, BaseException) or (is_of_a_library_metaclass(cls) and not stores_elsewhere(program_frame().f_code))
+
     def shared(self, cls: type, site: Site) -> type:
-        """The class that an earlier trace made here, if it is this one in all but identity: by that a handler knows its exceptions."""
+        """The class that an earlier trace made here, if it is this one in all but identity: by that a handler knows its exceptions, and a decision members."""
         known = self.tree.classes.setdefault(self.tick, [])
         found = next((other for other in known if _alike(cls, other)), None)
         if found is None:
@@ -221,9 +228,11 @@ _FUNCTIONS = types.FunctionType, staticmethod, classmethod, property
 
 def _alike(a: Any, b: Any, known: type | None = None) -> bool:
     """Whether two classes, or members of theirs, are the same but for the trace that made them, and will stay so. `known`: the second class."""
-    if type(a) is type(b) is type and a is not b:
+    if isinstance(a, type) and type(a) is type(b) and a is not b:
         named = a.__bases__ == b.__bases__ and vars(a).keys() == vars(b).keys()
-        return named and all(_alike(member, vars(b)[name], b) for name, member in vars(a).items())
+        skip = _MADE_BY.get(type(a)) if type(a) in _MADE_BY else _of_model if is_of_a_library_metaclass(a) else None
+        made = skip(a, b) if skip is not None else frozenset[str]()
+        return named and made is not None and all(_alike(member, vars(b)[name], b) for name, member in vars(a).items() if name not in made)
     if type(a) is not type(b):
         return False
     if isinstance(a, types.FunctionType):
@@ -238,6 +247,47 @@ def _alike(a: Any, b: Any, known: type | None = None) -> bool:
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(_alike(x, b[name]) for name, x in a.items())
     return a is b or isinstance(a, types.GetSetDescriptorType) or (hostops.is_immutable(a) and exact(a) == exact(b))
+
+
+def _of_type(a: type, b: type) -> frozenset[str] | None:
+    return frozenset()
+
+
+def _of_enum(a: Any, b: Any) -> frozenset[str] | None:
+    """What the metaclass of enums put into two of them, if their members are the same."""
+    values = [[(name, member._value_) for name, member in cls.__members__.items()] for cls in (a, b)]
+    if not all(hostops.is_immutable(value) for _, value in values[0] + values[1]) or exact(tuple(values[0])) != exact(tuple(values[1])):
+        return None
+    if isinstance(a._new_member_, types.FunctionType):
+        return None  # which may give members more than a value
+    return frozenset({*a.__members__, "__new__", *[name for name in vars(a) if name.startswith("_") and name.endswith("_") and name not in _OF_BODY]})
+
+
+def _of_model(a: Any, b: Any) -> frozenset[str] | None:
+    """What the metaclass of Pydantic's models put into two of them, if their fields are the same and no functions of their own check these."""
+    fields = [{name: (field.annotation, repr(field)) for name, field in cls.model_fields.items()} for cls in (a, b)]
+    if fields[0] != fields[1] or a.model_config != b.model_config:
+        return None
+    for cls in (a, b):
+        checked = cls.__pydantic_decorators__ != type(cls.__pydantic_decorators__)() or cls.__private_attributes__
+        if checked or not cls.__pydantic_complete__ or not all(map(_is_plain_field, cls.model_fields.values())):
+            return None
+    return frozenset({"model_config", *[name for name in vars(a) if name.startswith(("__", "_abc_")) and name not in _OF_BODY]})
+
+
+def _is_plain_field(field: Any) -> bool:
+    """Whether a field's default is a constant, or made anew for each instance: Pydantic copies a list or dict that stands there."""
+    default = frozen(field.default) if type(field.default) in (list, dict) else field.default
+    return field.default_factory in (None, list, dict, set) and (field.is_required() or field.default_factory is not None or hostops.is_immutable(default))
+
+
+_OF_BODY = frozenset({
+    "__init__", "__str__", "__repr__", "__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__", "__call__", "__len__", "__iter__", "__getitem__",
+    "__contains__", "__format__", "__bool__", "_missing_",
+})  # fmt: skip
+"""Names with underscores of what a class body may define for itself."""
+_MADE_BY: dict[type, Callable[[Any, Any], frozenset[str] | None]] = {type: _of_type, enum.EnumType: _of_enum}
+"""What a metaclass puts into two classes that are alike, by the metaclass; None where they are not."""
 
 
 def _same_cell(code: types.CodeType, name: str, a: types.CellType, b: types.CellType, known: type | None) -> bool:

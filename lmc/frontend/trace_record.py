@@ -10,6 +10,7 @@ Knows ops, operands and decisions, and nothing of Python's statements and calls 
 from __future__ import annotations
 
 import contextlib
+import enum
 import inspect
 import itertools
 import operator
@@ -25,7 +26,7 @@ from lmc.config import log
 from lmc.errors import LmcError, Loc
 from lmc.frontend import hostops, raising, reach
 from lmc.frontend.aio import Ready
-from lmc.frontend.class_code import functions_of, may_change_classes, stays_of_its_class
+from lmc.frontend.class_code import functions_of, made_with, may_change_classes, stays_of_its_class
 from lmc.frontend.emitter import Taken
 from lmc.frontend.hooks import DEFINED, LAZY, CountingMode, Key, hooks, program_frame
 from lmc.frontend.host import HostFunction
@@ -563,12 +564,14 @@ class Recorder(CountingMode):
             if id(base) not in self.given_away:
                 self._same_in_each_run(base)
                 self.given_away.add(id(base))
+                for other in filter(self.is_own_definition, made_with(base)):
+                    self.class_handed(other)
                 attrs: dict[str, Attr] = {"ordered": True, "total": True, "inline": True, "ord": (self.definitions[id(base)][1], DEFINED, 0)}
                 self.emit("host.call", (self.own(itself), self.constant(base)), attrs, ("any",))  # a replay knows its instances
 
     def _same_in_each_run(self, cls: type) -> None:
         """Nothing that code of a class does, once host code has it, may be seen by another run."""
-        if stays_of_its_class(cls):
+        if stays_of_its_class(cls) and not (isinstance(cls, enum.EnumType) and id(cls) in self.made_at):
             raise TraceEscape(f"hands the class {cls.__name__}, whose instances cannot become those of another class, to host code")
         if may_change_classes(cls):
             raise TraceEscape(f"hands the class {cls.__name__}, which its methods may change, to host code")

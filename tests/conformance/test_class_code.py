@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
+from pydantic import BaseModel, Field, ValidationError
 
 from lmc import gen, select
 
-from .harness import Case, case, cases, leave
+from .harness import Case, case, cases, effect, leave, scripted
 
 CHANGES = "which its methods may change"
 STORED = "which is stored more than once"
@@ -156,7 +157,7 @@ def methods_that_change_their_instances_alone(s, q):
         return error.again().rows, error.kind, error.hint, error == error.again()
 
 
-@case([{"q": q} for q in ("a", "bee gee", "c")], leaves=STAYS)
+@case([{"q": q} for q in ("a", "bee gee", "c")])
 def enums_then_left(s, q):
     class Mood(enum.Enum):
         GOOD = "good"
@@ -189,6 +190,108 @@ def numbers_and_tuples_of_own_classes_then_left(s, q):
     size, pair = Size(len(s["x"])), Pair(s["x"])
     leave(1)
     return size == Size(len(s["x"])), size == int(size), type(pair) is Pair, pair == Pair(s["x"])
+
+
+@case([{"q": q} for q in ("a", "bee gee", "c", "dd")], replays=0, backend=scripted(x=lambda text, ask: ("low", "high", "mid", "none")[len(text) % 4]))
+def enums(s, q):
+    class Level(enum.Enum):
+        LOW = "low"
+        MID = "mid"
+        HIGH = "high"
+
+        @property
+        def rank(self):
+            return list(Level).index(self)
+
+        @classmethod
+        def parse(cls, text):
+            try:
+                return cls(text)
+            except ValueError:
+                return cls.LOW
+
+        def __str__(self):
+            return "level " + self.value
+
+    class Number(enum.IntEnum):
+        ONE = 1
+        TWO = enum.auto()
+
+    s += q + gen("x")
+    level, number = Level.parse(s["x"]), Number(len(s["x"]) % 2 + 1)
+    if level is Level.HIGH or number >= Number.TWO:
+        s += f"{level}{number.name}" + gen("y", max_tokens=2)
+    match level:
+        case Level.LOW:
+            s += "low"
+        case _ if level in (Level.MID, Level.HIGH):
+            s += {Level.MID: "mid", Level.HIGH: "high"}[level]
+    return str(level), level.rank, [one.name for one in Level], isinstance(level, Level), int(number), level == Level[level.name]
+
+
+@case([{"q": q} for q in ("a", "bee gee", "c")], leaves=STAYS)
+def enums_that_the_program_stores_in(s, q):
+    class Level(enum.Enum):
+        LOW = "low"
+        HIGH = "high"
+
+    s += q + select("x", choices=["low", "high"])
+    level = Level(s["x"])
+    if q != "c":
+        Level.extra = q
+        s += Level.extra
+    leave(s)
+    return hasattr(Level, "extra"), level.name, level is Level(s["x"])
+
+
+def noted(text: str) -> str:
+    effect("noted", text)
+    return text
+
+
+MODELS = scripted(x=lambda text, ask: ('{"label": "a", "score": 3}', '{"label": "b"}', '{"label": 1}', '{"label": "c", "score": 30}')[len(text) % 4])
+
+
+@case([{"q": q} for q in ("a", "bee gee", "c", "dd")], replays=0, backend=MODELS)
+def models(s, q):
+    class Verdict(BaseModel):
+        """What is said of it."""
+
+        label: str
+        score: int = Field(default=1, le=10)
+        tags: list[str] = Field(default_factory=list)
+
+        def is_good(self):
+            return self.score > 2
+
+    s += q + gen("x", json_schema=Verdict)
+    try:
+        verdict = Verdict.model_validate_json(s["x"])
+    except ValidationError as error:
+        s += str(error.error_count())
+        return None
+    verdict.tags.append(noted(q))
+    if verdict.is_good():
+        s += gen("y", max_tokens=2)
+    return verdict.model_dump(), isinstance(verdict, Verdict), verdict == Verdict(**verdict.model_dump()), type(verdict).__name__
+
+
+@case([{"q": q} for q in ("a", "bee gee", "c")], backend=scripted(x='{"parts": [{"kind": "a"}, {"kind": "b"}]}'))
+def models_inside_of_models_then_left(s, q):
+    class Part(BaseModel):
+        kind: Literal["a", "b"]
+
+    class Whole(BaseModel):
+        parts: list[Part]
+
+    class Plain:
+        def make(self):
+            return [Part(kind="a")]
+
+    s += q + gen("x", dtype=Whole)
+    whole, made = Whole.model_validate_json(s["x"]), Plain().make()
+    leave(s)
+    return [isinstance(part, Part) for part in (*whole.parts, *made)], [part.kind for part in whole.parts], isinstance(whole, Whole), made[0] == whole.parts[0]
 
 
 CASES: dict[str, Case] = cases(globals())

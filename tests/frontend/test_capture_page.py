@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import dataclasses
+import enum
 import heapq
 import inspect
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from pydantic import BaseModel
 
 import lmc
 from lmc import Mock, assistant, gen, select, user
@@ -446,6 +448,22 @@ def made_and_copied(s, q):
     return branch.notes, deep.notes, other.name
 
 
+@row("enums and models of Pydantic that the program makes, from what constants say")
+def levels(s, q):
+    class Level(enum.Enum):
+        LOW = "low"
+        HIGH = "high"
+
+    class Verdict(BaseModel):
+        level: Level
+        why: str = ""
+
+    s += q + gen("x", dtype=Level)
+    verdict = Verdict(level=Level(s["x"]))
+    s += "high" if verdict.level is Level.HIGH else "low"
+    return verdict.model_dump_json()
+
+
 @row("exceptions of classes that the program makes")
 def own_exceptions(s, q):
     class Again(Exception):
@@ -508,7 +526,7 @@ def ends(s, q):
     return s["x"]
 
 
-@row("an exception of such a class, one of whose methods changes the class or a variable of the program; an enum that the program makes, called with an answer")
+@row("an exception of such a class, one of whose methods changes the class or a variable of the program; an enum in which it stores something")
 def counted_exceptions(s, q):
     class Again(Exception):
         count = 0
