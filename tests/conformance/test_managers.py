@@ -497,6 +497,83 @@ def under_a_name_at_once(s: Any, q: str) -> Any:
     return s["x"]
 
 
+# -- groups of forks
+
+
+@contextlib.contextmanager
+def joined(s: Any, n: int, *text: str) -> Iterator[Any]:
+    forks = s.fork(n)
+    for f in forks:
+        f += "".join(text)
+    try:
+        yield forks
+    finally:
+        forks.join()
+        s += " joined " + "/".join(f["f"] for f in forks)
+
+
+@compiled()
+def group_left_by_a_return(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    with joined(s, 2, " go:") as forks:
+        forks += lmc.gen("f", max_tokens=3)
+        if max([f["f"] for f in forks]) > s["a"]:
+            return [f["f"] for f in forks]
+        s += lmc.gen("b", max_tokens=3)
+    return forks[1]["f"] + s["b"]
+
+
+@compiled()
+def group_left_by_an_exception(s: Any, q: str) -> Any:
+    s += q
+    try:
+        with joined(s, 3) as forks:
+            forks += lmc.gen("f", max_tokens=3)
+            for f in forks:
+                effect(f["f"])
+                if f["f"] < "p":
+                    raise ToolError(f["f"])
+    except ToolError as error:
+        s += str(error) + lmc.gen("x", max_tokens=3)
+    return [f.text() for f in forks]
+
+
+@compiled()
+def group_that_its_manager_joins(s: Any, q: str) -> Any:
+    s += q
+    try:
+        with joined(s, 2) as forks:
+            for i, f in enumerate(forks):
+                f += f"{i}" + lmc.gen("f", max_tokens=3)
+            if forks[0]["f"] < forks[1]["f"]:
+                raise ToolError
+    except ToolError:
+        s += " after all"
+    s += lmc.gen("end", max_tokens=3)
+
+
+@compiled()
+def group_in_each_turn(s: Any, q: str) -> Any:
+    s += q
+    for i in range(3):
+        with joined(s, 2) as forks:
+            forks += f"{i}" + lmc.gen("f", max_tokens=3)
+            if forks[0]["f"] < forks[1]["f"]:
+                break
+        s += max([f["f"] for f in forks])
+    s += lmc.gen("end", max_tokens=3)
+
+
+@case(ITEMS, backend=varied)
+def group_of_a_run_that_leaves(s: Any, q: str) -> Any:
+    s += q
+    with joined(s, 2) as forks:
+        forks += lmc.gen("f", max_tokens=3)
+        leave(s)
+        forks += " more" + lmc.gen("h", max_tokens=3)
+    s += forks[0]["f"] + forks[1]["h"]
+
+
 ALL = cases(globals())
 
 
