@@ -80,22 +80,30 @@ class NullRunner:
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens, self._at = list(tokens), 0
         self._allowed: dict[int, tuple[np.ndarray, list[int]]] = {}  # by id of the mask
+        self._before: dict[Request, int] = {}  # the states behind what was said last; `_behind`: what is being said
+        self._behind: dict[Request, int] = {}
         self.spent = 0  # ns of processor time
 
     def run(self, work: Pass) -> PassOutput:
         began, self._at = time.thread_time_ns(), self._at + 1
         n, token = len(work.samples), self._tokens[self._at % len(self._tokens)]
+        self._before, self._behind = self._behind, {}
         tokens = [self._constrained(req, i) if is_constrained(req) else token for i, (_, req) in enumerate(work.samples)]
         self.spent += time.thread_time_ns() - began
         return PassOutput(tokens, [None] * n, [-1.0] * len(work.scores), [()] * len(work.scores))
 
     def _constrained(self, req: Request, place: int) -> int:
         assert req.answer is not None and req.answer.matcher is not None
-        bits = req.answer.matcher.bits
+        found = req.answer.matcher.place
+        assert found is not None, "only automata are measured here"
+        automaton, state = found[0], self._before[req] if req.awaited else found[1]
+        bits = automaton.mask(state)
         if id(bits) not in self._allowed:
             self._allowed[id(bits)] = bits, np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
         allowed = self._allowed[id(bits)][1]
-        return allowed[(7919 * place + 104729 * req.length) % len(allowed)]
+        token = allowed[(7919 * place + 104729 * req.length) % len(allowed)]
+        self._behind[req] = automaton.next(state, token)
+        return token
 
     def launch(self, work: Pass) -> NullFlight:
         return NullFlight(self.run(work))

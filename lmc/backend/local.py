@@ -614,9 +614,11 @@ def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int) -> Runner:
 
     if loaded.device.type == "cuda" and loaded.dtype.itemsize == 2 and isinstance(loaded.model, LlamaModel):
         from lmc.backend.engine.cuda_runner import CudaRunner
-        from lmc.backend.engine.kernels.mask import close
+        from lmc.backend.engine.following import Kernels
+        from lmc.backend.engine.kernels import automata, mask
 
-        runner = CudaRunner(loaded.model, pool, Sampler(vocab_size, close))
+        kernels = Kernels(automata.close, automata.fill, automata.advance, mask.close)
+        runner = CudaRunner(loaded.model, pool, Sampler(vocab_size, kernels))
         runner.capture()
         return runner
     return ModelRunner(loaded.model, pool, Sampler(vocab_size), str(loaded.device))

@@ -23,7 +23,7 @@ from lmc.fsm.vocabulary import Vocabulary
 class Tables:
     """A token automaton as plain arrays, for the disk and for a device.
 
-    dfa     over bytes; a device walks `dfa.deltas` over the bytes of the sampled token (`Vocabulary.padded`)
+    dfa     over bytes; a device walks `dfa.deltas` over the bytes of the sampled token (`Vocabulary.spelled`)
     rows    by `dfa.window`, those built so far: uint32 [words], the allowed tokens of up to LONG bytes, token i is bit i % 32 of
             word i // 32. Longer tokens and EOS are not in them
     """

@@ -91,14 +91,14 @@ class Vocabulary:
         found.update(b"".join(self.tokens))
         return found.hexdigest()
 
-    @cached_property
-    def padded(self) -> tuple[np.ndarray, np.ndarray]:
-        """For a device that steps tokens: (uint8 [size, longest], int32 [size]), the bytes of each id and how many."""
-        table, lengths = np.zeros((self.size, self.longest), np.uint8), np.zeros(self.size, np.int32)
-        for i, text in enumerate(self.tokens):
-            table[i, : len(text)] = np.frombuffer(text, np.uint8)
-            lengths[i] = len(text)
-        return table, lengths
+    @property
+    def spelled(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For a device that steps tokens: (uint8, int32 [size], int32 [size]), the bytes of all ids one after another, where those
+        of each begin, and how many they are."""
+        lengths = np.zeros(self.size, np.int32)
+        lengths[: len(self.tokens)] = [len(text) for text in self.tokens]
+        begins = np.append(0, np.cumsum(lengths)[:-1]).astype(np.int32)
+        return np.frombuffer(b"".join(self.tokens) or b"\0", np.uint8), begins, lengths
 
     @property
     def nbytes(self) -> int:

@@ -21,6 +21,8 @@ from lmc.backend.engine.work import Pass
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML
 from lmc.errors import ConstraintError, ProgramError
+from lmc.fsm.minimise import DEAD
+from lmc.fsm.tokens import TokenAutomaton
 from lmc.prompt import Part, Special
 
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
@@ -191,7 +193,7 @@ class FakeRunner:
             assert (contexts[row] == expected).all(), "the pages hold another text"
             noise = req.seed + req.length - req.prompt_len if req.params.temperature > 0 else 0
             scripted = self.script.get(tuple(contexts[row].tolist()))
-            allowed = ids_of(req.answer.matcher.bits) if req.answer.matcher is not None else None
+            allowed = self.allowed(req)
             if allowed == []:
                 token = STUCK
             else:
@@ -203,6 +205,11 @@ class FakeRunner:
         scores = [logprob(contexts[s.row], s.token) for s in work.scores]
         tops = [top(contexts[s.row], s.top) for s in work.scores]
         return PassOutput(tokens, logprobs, scores, tops)
+
+    def allowed(self, req: Request) -> list[int] | None:
+        """What the constraint allows next; None where there is none."""
+        assert req.answer is not None
+        return ids_of(req.answer.matcher.bits) if req.answer.matcher is not None else None
 
     def known(self, req: Request, ids: np.ndarray, at: int) -> np.ndarray:
         """`ids`, which begin at position `at` of the request; here nothing may be pending."""
@@ -216,6 +223,7 @@ class FakeAheadRunner(FakeRunner):
     def __init__(self, num_slots: int, eos: int = EOS) -> None:
         super().__init__(num_slots, eos)
         self._sampled: dict[tuple[Request, int], int] = {}  # by the pass that was launched last
+        self._behind: dict[Request, int] = {}  # the states behind that, of automata that the device follows
         self.launched = 0
 
     def known(self, req: Request, ids: np.ndarray, at: int) -> np.ndarray:
@@ -227,9 +235,29 @@ class FakeAheadRunner(FakeRunner):
             ids[i] = self._sampled[req, at + int(i)]
         return ids
 
+    def place(self, req: Request) -> tuple[TokenAutomaton, int]:
+        """Where an answer is before its next token: the host may not know it yet."""
+        assert req.answer is not None and req.answer.matcher is not None and req.runs_free
+        place = req.answer.matcher.place
+        assert place is not None, "followed by the host alone"
+        return (place[0], self._behind[req]) if req.awaited else place
+
+    def allowed(self, req: Request) -> list[int] | None:
+        if not (req.awaited and req.answer is not None and req.answer.matcher is not None):
+            return super().allowed(req)
+        automaton, state = self.place(req)
+        return ids_of(automaton.mask(state)) if state >= 0 else []
+
+    def _advance(self, req: Request, token: int) -> int:
+        automaton, state = self.place(req)
+        return automaton.next(state, token) if min(state, token) >= 0 else DEAD
+
     def launch(self, work: Pass) -> FakeFlight:
         assert self.flying <= 1, "more than one step ahead"
         output = self.run(work)
+        sampled = zip(work.samples, output.tokens, strict=True)
+        bound = [(req, t) for (_, req), t in sampled if req.runs_free and req.answer and req.answer.matcher]
+        self._behind = {req: self._advance(req, t) for req, t in bound}
         self._sampled = {(req, req.length): t for (_, req), t in zip(work.samples, output.tokens, strict=True)}
         self.flying += 1
         self.launched += 1
@@ -268,7 +296,8 @@ class FakeMatcher:
     def bits(self) -> np.ndarray:
         return bits_of([*range(48, 58), *([EOS] if self.count else [])])
 
-    few = closing = None
+    few = closing = place = None
+    surprise = 1.0
 
     def allows(self, token: int) -> bool:
         return token in ids_of(self.bits)

@@ -27,6 +27,7 @@ from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
 
 _LIMIT = 512 << 20  # bytes of automata that are kept, rows not counted; the least recently used go
+_MOST_ON_DEVICE = 16 << 20  # bytes of an automaton that a device follows
 
 
 class ConstraintCompiler:
@@ -66,7 +67,7 @@ class ConstraintCompiler:
         compiled = self._automaton(constraint, None)
         if compiled is None:
             return self._other().matcher(constraint)
-        return AutomatonMatcher(compiled.automaton, compiled.forced, self._want(compiled))
+        return AutomatonMatcher(compiled.automaton, compiled.forced, self._want(compiled), compiled.surprises)
 
     def _other(self) -> Compiler:
         with self._lock:
@@ -91,7 +92,7 @@ class ConstraintCompiler:
         start = automaton.start if forced is None else forced.run(automaton.start).state
         if not automaton.is_done(start):
             automaton.mask(start)  # every answer begins there: now, and not in a step that others wait for
-        compiled = _Compiled(automaton, forced, Ahead(automaton, forced))
+        compiled = _Compiled(automaton, forced, Ahead(automaton, forced), Surprises())
         if (want := self._want(compiled)) is not None:
             want(start)
         return compiled
@@ -166,26 +167,53 @@ class _Compiled(NamedTuple):
     automaton: TokenAutomaton
     forced: ForcedTokens | None
     ahead: Ahead
+    surprises: Surprises
 
 
 def _weight(compiled: _Compiled | None) -> int:
     return 1024 if compiled is None else compiled.automaton.nbytes + 1024
 
 
+class Surprises:
+    """How often tokens are forced behind one that was sampled, by the window of the state that it was sampled in. A guess: being
+    wrong costs time, never text."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[float, int]] = {}  # mean, samples that it is over and one
+
+    def expected(self, window: int) -> float:
+        """The share of samples there that are expected to have forced tokens behind them."""
+        return self._seen.get(window, _UNKNOWN)[0]
+
+    def learn(self, window: int, was_forced: bool) -> None:
+        mean, count = self._seen.get(window, _UNKNOWN)
+        count = min(count + 1, _RECENT)
+        self._seen[window] = mean + (was_forced - mean) / count, count
+
+
+_UNKNOWN = (0.25, 1)
+_RECENT = 32  # the mean is over about so many samples
 _NO_MOVE = (-1, -1, DEAD)  # a state, a token, and the state behind it
 
 
 class AutomatonMatcher:
     """One answer's state in a token automaton. Without `forced` every token is sampled.
 
-    want   told of each state, behind all that is forced, in which the answer waits for a token
+    want        told of each state, behind all that is forced, in which the answer waits for a token
+    surprises   of all answers to this constraint
     """
 
     def __init__(
-        self, automaton: TokenAutomaton, forced: ForcedTokens | None = None, want: Callable[[int], None] | None = None
+        self,
+        automaton: TokenAutomaton,
+        forced: ForcedTokens | None = None,
+        want: Callable[[int], None] | None = None,
+        surprises: Surprises | None = None,
     ) -> None:
         self._automaton, self._forced, self._want = automaton, forced, want
-        self.state = automaton.start
+        self._surprises = surprises or Surprises()
+        self._is_small = automaton.dfa.nbytes <= _MOST_ON_DEVICE
+        self.state = self._sampled_in = automaton.start
         self._recent, self.refused = no_tokens(), 0
         self._known = _NO_MOVE  # what is probably accepted next
 
@@ -196,6 +224,17 @@ class AutomatonMatcher:
     @property
     def row(self) -> Row | None:
         return self._automaton.known.get(self.state)
+
+    @property
+    def place(self) -> tuple[TokenAutomaton, int] | None:
+        return (self._automaton, self.state) if self._is_small else None
+
+    @property
+    def surprise(self) -> float:
+        return self._surprises.expected(self._window(self.state)) if self._forced is not None else 0.0
+
+    def _window(self, state: int) -> int:
+        return int(self._automaton.dfa.window[state])
 
     def allows(self, token: int) -> bool:
         following = self._automaton.next(self.state, token)
@@ -208,7 +247,7 @@ class AutomatonMatcher:
             following = self._automaton.next(self.state, token)
         if following == DEAD:
             raise RuntimeError(f"token {token} is outside the constraint although its mask allowed it")
-        self.state = following
+        self._sampled_in, self.state = self.state, following
         self._recent.append(token)
 
     def forced(self) -> Sequence[int]:
@@ -216,6 +255,8 @@ class AutomatonMatcher:
         if self._forced is not None and (run := self._forced.run(state)).tokens:
             tokens = self._forced.behind(self._recent, state)
             state = run.path[len(tokens) - 1] if tokens else state
+        if self._forced is not None and self._recent:  # a token was sampled
+            self._surprises.learn(self._window(self._sampled_in), bool(tokens))
         if self._want is not None:
             self._want(state)
         return tokens

@@ -26,7 +26,7 @@ from lmc.fsm.jumps import Jumps
 from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, parse
 from lmc.fsm.sources import ebnf_of
 from lmc.fsm.structural_tag import normalised
-from lmc.fsm.tokens import Row
+from lmc.fsm.tokens import Row, TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
 
@@ -50,6 +50,16 @@ class Matcher(Protocol):
     @property
     def row(self) -> Row | None:
         """`bits` and what else is known of them, where they are at hand; None where they would have to be made."""
+        ...
+
+    @property
+    def place(self) -> tuple[TokenAutomaton, int] | None:
+        """The automaton, and the state in it, from which a device can follow the answer by itself; None: only the host can."""
+        ...
+
+    @property
+    def surprise(self) -> float:
+        """How likely it is that tokens are forced behind the next one, 0 to 1."""
         ...
 
     def allows(self, token: int) -> bool:
@@ -217,7 +227,8 @@ class _XGrammarMatcher:
     complete prefix, and `[0-9]+` would be one digit for ever.
     """
 
-    row = None
+    row = place = None
+    surprise = 1.0
 
     def __init__(self, matcher: Any, eos_words: np.ndarray, jumps: Jumps | None) -> None:
         import torch

@@ -4,9 +4,10 @@
 
 On a device that works by itself the loop is one step ahead: while a pass runs, the tokens of the one before it are
 delivered and the next one is planned, with places for the tokens that are not known yet. An answer that ends in a pass
-may then have one more row in the pass behind it, whose token nobody takes. An answer whose next sample needs what the host
-learns from the last one (a constraint) has no row in the pass behind it; where that leaves little to do, the pass is waited
-for.
+may then have one more row in the pass behind it, whose token nobody takes. So has one behind whose last token a constraint forces
+others, which are run in the pass after that: where that is likely to be so for many answers, the pass is waited for, and what is
+forced has its rows one pass earlier. An answer whose next sample needs what the host learns from the last one (a grammar, penalties
+beside a constraint) has no row in the pass behind it; where that leaves little to do, the pass is waited for.
 
 It sleeps when nothing is to be done. Everybody else talks to it through one queue.
 """
@@ -51,6 +52,9 @@ _MOMENT = 0.005
 _TURN = 0.0005
 """Seconds of a turn of Python's threads, and that the loop leaves at least to those who submit, where its device does not make
 it wait as long."""
+_SURPRISED = 0.3
+"""The share of answers that may lose a pass to what is forced. The device idles about as large a share of a pass that is waited for
+(docs/performance.md), which is all that going on can save."""
 _T = TypeVar("_T")
 
 
@@ -370,8 +374,9 @@ class EngineCore:
         return work, None
 
     def _can_go_on(self, flying: Pass) -> bool:
-        """Whether a pass without the answers that must wait for this one is worth while."""
-        if all(req.runs_free for _, req in flying.samples):
+        """Whether a pass without the answers that must wait for this one is worth while, or none must and most will gain."""
+        samples = flying.samples
+        if all(req.runs_free for _, req in samples) and sum(req.surprise for _, req in samples) <= _SURPRISED * len(samples):
             return True
         return self.scheduler.has_prompts(self.scheduler.chunk // 2)
 
@@ -413,7 +418,7 @@ class EngineCore:
                 score.request.logprobs.append(TokenLogprob(score.token, value, top))
         sampled = zip(work.samples, work.places, output.tokens, output.logprobs, strict=True)
         for (_, req), place, token, logprob in sampled:
-            if req.done:
+            if req.done or not req.awaits(place):
                 continue
             try:
                 self._push(req, place, token, logprob)
@@ -458,6 +463,7 @@ class EngineCore:
             return None  # who weighs single tokens cares how a text is cut into them
         tokens, ending = req.answer.follow()
         if tokens:
+            req.withdraw()
             req.forced += len(tokens)
             self._forced += len(tokens)
             self._generated += len(tokens)

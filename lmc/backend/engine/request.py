@@ -112,7 +112,9 @@ class Request:
 
     is_scored: bool = field(init=False)  # log-probabilities of tokens that are known before their rows are run are wanted
     runs_free: bool = field(init=False)
-    """Its next sample needs nothing that the host learns from the last one, so it may be planned before that is known."""
+    """Its next sample needs nothing that the host learns from the last one, so it may be planned before that is known: it has no
+    constraint, or one that a device follows by itself (following.py). Tokens that are forced behind the last one are a surprise:
+    they take the place of that sample, which nobody takes."""
 
     # progress
     ids: np.ndarray = field(init=False)
@@ -148,7 +150,8 @@ class Request:
         self.row_slots = np.full(len(self.trie.ids), -1, np.int64)
         p, matcher = self.params, self.answer.matcher if self.answer is not None else None
         self.is_scored = self.score_from is not None or (self.kind is Kind.GENERATE and p.return_logprob)
-        self.runs_free = matcher is None
+        changes = p.frequency_penalty or p.presence_penalty or p.min_new_tokens  # by what is sampled, or by how much was
+        self.runs_free = matcher is None or (matcher.place is not None and not self.is_scored and not changes)
         self.node_logprobs = [0.0] * self.trie.nodes
 
     @property
@@ -259,6 +262,13 @@ class Request:
         return self.ending is not None and self.first_scored >= self.length
 
     @property
+    def surprise(self) -> float:
+        """How likely the token that is being sampled makes the sample behind it useless, 0 to 1."""
+        if not self.awaited or self.done or self.answer is None or self.answer.matcher is None:
+            return 0.0
+        return self.answer.matcher.surprise if self.runs_free else 1.0
+
+    @property
     def is_landing(self) -> bool:
         """All that can be said of it is in flight: its last token is being sampled, or the last of its rows is computed, or
         what comes next depends on the token that is being sampled."""
@@ -281,6 +291,16 @@ class Request:
         self.append(PENDING)
         self.awaited = True
         return self.length - 1
+
+    def awaits(self, position: int) -> bool:
+        """Whether the token at `position` is being sampled; not if what is forced has taken its place."""
+        return position < self.length and self.ids[position] == PENDING
+
+    def withdraw(self) -> None:
+        """The token that is being sampled is not what comes next."""
+        if self.awaited:
+            self.length -= 1
+            self.awaited = False
 
     def learn(self, position: int, token: int) -> None:
         """The token that was expected at `position`."""

@@ -9,15 +9,16 @@ that no batch composition changes a sample. Log-probabilities (logprobs.py) are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from lmc.backend.engine.following import Following, Kernels
 from lmc.backend.engine.logprobs import Logprobs, logprobs
-from lmc.backend.engine.masking import Closing, few_of, greediest, is_constrained, legal_bits, mask, step_of
+from lmc.backend.engine.masking import Closing, few_of, greediest, is_constrained, mask, step_of
 from lmc.backend.engine.penalties import Penalties, penalise
 from lmc.backend.engine.request import BROKEN, STUCK, Request, TokenLogprob
 from lmc.backend.engine.transfer import to_device, to_host
@@ -25,9 +26,6 @@ from lmc.fsm.tokens import FEW
 from lmc.prompt import SamplingParams
 
 _MASK = (1 << 64) - 1
-
-Close = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-
 
 class Drawn(NamedTuple):
     """What was drawn ahead, on the device.
@@ -52,11 +50,12 @@ class Drawn(NamedTuple):
 class Sampler:
     """vocab_size: of the tokenizer; logits beyond it are padding of the model and never sampled.
 
-    close    (logits, rows, bits): closes tokens on the device (kernels/mask.py); where samples are drawn ahead
+    kernels   with which a device closes rows by itself; where samples are drawn ahead
     """
 
-    def __init__(self, vocab_size: int, close: Close | None = None) -> None:
-        self._vocab_size, self._close = vocab_size, close
+    def __init__(self, vocab_size: int, kernels: Kernels | None = None) -> None:
+        self._vocab_size = vocab_size
+        self._following = Following(kernels) if kernels is not None else None
         self._penalties = Penalties()
         self._closing = Closing()
 
@@ -81,7 +80,7 @@ class Sampler:
         return tokens, found.of_samples(asked, tokens)
 
     def sample_ahead(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]) -> Drawn:
-        """The same, not waited for."""
+        """The same, not waited for: what was drawn for these requests before need not be known."""
         own = _rows(logits, rows)
         asked, raw = _asked(own, requests)
         penalised = self._penalties.apply(own, requests)
@@ -92,11 +91,12 @@ class Sampler:
         return Drawn(tokens, asked, None if raw is None else _logprobs(raw, tokens, asked, requests))
 
     def _draw_ahead(self, own: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
-        bound = [i for i, r in enumerate(requests) if is_constrained(r)]
-        if bound:
-            assert self._close is not None, "this sampler draws nothing ahead"
-            bits = np.stack([legal_bits(requests[i], own.shape[1]) for i in bound]).view(np.int32)
-            self._close(own, to_device(bound, own), to_device(bits, own))
+        bound = any(map(is_constrained, requests))
+        answers = None
+        if self._following is not None:
+            answers = self._following.close(own, requests)
+        else:
+            assert not bound, "this sampler draws nothing constrained ahead"
         best, tokens = own.max(-1)
         greedy = [_is_greedy(r.params) for r in requests]
         if bound and not all(greedy):  # nothing can be drawn from a row that is closed as a whole
@@ -104,7 +104,12 @@ class Sampler:
         for at, picked in _drawn(own, requests, [i for i, best in enumerate(greedy) if not best], {}):
             tokens[to_device(at, own)] = picked
         tokens = torch.where(best < torch.inf, tokens, BROKEN)
-        return torch.where(best == -torch.inf, STUCK, tokens) if bound else tokens
+        if bound:
+            tokens = torch.where(best == -torch.inf, STUCK, tokens)
+        if answers is not None:
+            assert self._following is not None
+            self._following.advance(answers, tokens)
+        return tokens
 
     def _adjust(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
         """Logit bias, and no end before the minimum; in place."""

@@ -30,6 +30,7 @@ def gen(max_new: int = 8, *, constraint: str | None = None, seed: int = 0, **opt
     return Gen(params, Constraint("regex", constraint) if constraint else None, seed=seed)
 
 
+HOST = {"presence_penalty": 1.0}  # beside a constraint: only the host follows the answer
 ASKS = {
     "plain": gen(6),
     "one token": gen(1),
@@ -40,6 +41,11 @@ ASKS = {
     "scored": gen(5, return_logprob=True, logprob_start_len=0),
     "none": gen(0),
     "constrained": gen(9, constraint="(yes|no), [0-9]{1,3}"),
+    "free within": gen(14, constraint=r"[a-z ]{3,9}"),
+    "forced often": gen(30, constraint=r"[ab] the cat[sd]{1,2}, (yes|no) END[a-e]*"),
+    "forced and drawn": gen(25, constraint=r"[ab ]{1,3}(the|END) abcd[a-d世界]{2,5} xyz", temperature=1.0, seed=7),
+    "bound and scored": gen(12, constraint=r"[ab] the cat[sd]{1,2}", return_logprob=True),
+    "followed by the host": gen(9, constraint="(yes|no), [a-z]{1,3}", **HOST),
     "chosen": Select(("abc", "ab", "d e", "abx")),
 }
 
@@ -66,6 +72,8 @@ CHAINS = [
     ["plain", "stopped", "one token", "none", "chosen", "sampled"],
     ["constrained", "plain", "constrained", "several", "scored"],
     ["stopped", "stopped", "chosen", "penalised", "plain"],
+    ["forced often", "free within", "forced and drawn", "bound and scored"],
+    ["free within", "followed by the host", "forced often", "constrained"],
 ]
 
 
@@ -100,9 +108,66 @@ def test_an_answer_that_stops_costs_one_row_more():
     engine.check()
 
 
+@pytest.mark.parametrize("names", [["free within"] * 3, ["forced often", "forced and drawn"], ["plain", "forced often"]])
+def test_constrained_answers_ahead_are_those_of_a_loop_that_waits(names, monkeypatch):
+    """Also where nobody waits for what may be forced."""
+    expected, _ = answers(FakeRunner, [[name] for name in names])
+    monkeypatch.setattr("lmc.backend.engine.engine._SURPRISED", 1.0)
+    found, core = answers(FakeAheadRunner, [[name] for name in names])
+    assert found == expected
+    assert core.runner.launched == len(core.runner.passes)
+
+
+def test_an_automaton_is_followed_by_the_device():
+    """Nobody waits between two tokens."""
+    engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner)
+    handle = engine.submit(None, [Text(("n: ",)), gen(8, constraint="[a-z]{8}")])
+    core.turn()
+    core.turn()
+    for launched in range(3, 6):
+        core.turn()
+        assert core.runner.flying == 1 and core.runner.launched == launched
+    while core.turn():
+        engine.check()
+    assert len(handle.results[0].output().text) == 8
+
+
+FORCES = "(a [0-9] the cat ){8}"  # behind each digit
+
+
+def test_what_is_forced_takes_the_place_of_a_sample(monkeypatch):
+    """A pass more for each forced run, and no row more but one behind the last token, which nobody takes."""
+    passes, texts = {}, set()
+    for share in (0.0, 1.0):
+        monkeypatch.setattr("lmc.backend.engine.engine._SURPRISED", share)
+        engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner)
+        handle = engine.submit(None, [Text(("go ",)), gen(80, constraint=FORCES)])
+        while core.turn():
+            engine.check()
+        texts.add(handle.results[0].output().text)
+        passes[share] = core.runner.passes
+    assert len(texts) == 1
+    assert len(passes[1.0]) == len(passes[0.0]) + 8
+    assert sum(passes[1.0]) == sum(passes[0.0]) + 1
+
+
+def test_where_something_is_forced_more_often_than_not_it_is_waited_for():
+    engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner)
+    counts = []
+    for text in ("first ", "next "):
+        before = core.runner.launched
+        handle = engine.submit(None, [Text((text,)), gen(80, constraint=FORCES)])
+        while core.turn():
+            engine.check()
+        assert handle.results[0].output().text.count("the cat") == 8
+        counts.append(core.runner.launched - before)
+    assert counts[1] == 8, "one for each digit"
+    assert 8 < counts[0] < 12, "nobody knew at first"
+
+
 def test_a_constraint_lands_before_its_next_row_and_nothing_waits_for_a_lone_one():
     engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner)
-    bound = engine.submit(None, [Text(("n: ",)), gen(5, constraint="[0-9]{5}")])
+    bound = engine.submit(None, [Text(("n: ",)), gen(5, constraint="[0-9]{5}", **HOST)])
     free = engine.submit(None, [Text(("t: ",)), gen(20)])
     while core.turn():
         engine.check()
@@ -116,7 +181,7 @@ def test_text_is_told_when_the_device_has_its_next_pass():
     """Between a constrained answer's sample and its next row nothing is done that can wait."""
     engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner)
     told: list[int] = []  # passes launched when each piece of text was told
-    handle = engine.submit(None, [Text(("go ",)), gen(8, constraint="[a-z]{8}")])
+    handle = engine.submit(None, [Text(("go ",)), gen(8, constraint="[a-z]{8}", **HOST)])
     handle.results[0].on_change(lambda result: told.append(core.runner.launched))
     while core.turn():
         pass
@@ -127,7 +192,7 @@ def test_text_is_told_when_the_device_has_its_next_pass():
 
 def test_prompts_are_read_while_a_constraint_is_looked_at():
     engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner, chunk=16)
-    bound = engine.submit(None, [Text(("n: ",)), gen(3, constraint="[0-9]{3}")])
+    bound = engine.submit(None, [Text(("n: ",)), gen(3, constraint="[0-9]{3}", **HOST)])
     long = engine.submit(None, [Text(("t" * 60,)), gen(1)])
     while core.turn():
         engine.check()

@@ -171,13 +171,14 @@ def test_a_pass_without_wanted_rows_still_writes_its_kv():
     both.check((1, slots))
 
 
-def test_one_step_ahead_gives_the_same_answers(tmp_path):
+def test_one_step_ahead_gives_the_same_answers(tmp_path, monkeypatch):
     """One request after the other, so that both ways compute the same shapes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     import lmc
-    from lmc.prompt import Gen, SamplingParams, Text
+    from lmc.prompt import Constraint, Gen, SamplingParams, Text
 
+    monkeypatch.setattr("lmc.backend.engine.engine._SURPRISED", 1.0)  # also where much is forced
     raw = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(map(chr, range(33, 33 + 96)))}, merges=[]))
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     raw.save(str(tmp_path / "tokenizer.json"))
@@ -195,16 +196,19 @@ def test_one_step_ahead_gives_the_same_answers(tmp_path):
 
     def answers(engine):
         found = []
-        for i, params in enumerate(
+        for i, (params, regex) in enumerate(
             (
-                SamplingParams(max_new_tokens=30, temperature=0.0, ignore_eos=True),
-                SamplingParams(max_new_tokens=30, temperature=1.0),
-                SamplingParams(max_new_tokens=30, temperature=1.0, top_k=5, ignore_eos=True),
-                SamplingParams(max_new_tokens=30, temperature=1.0, top_p=0.9, stop=("A", "B")),
+                (SamplingParams(max_new_tokens=30, temperature=0.0, ignore_eos=True), None),
+                (SamplingParams(max_new_tokens=30, temperature=1.0), None),
+                (SamplingParams(max_new_tokens=30, temperature=1.0, top_k=5, ignore_eos=True), None),
+                (SamplingParams(max_new_tokens=30, temperature=1.0, top_p=0.9, stop=("A", "B")), None),
+                (SamplingParams(max_new_tokens=30, temperature=0.0), "[A-Za-z]{3,9}:(yes|no),[0-9]{2}"),
+                (SamplingParams(max_new_tokens=30, temperature=1.0), "([A-F]{1,3}word)+[a-z]*"),
             )
         ):
             engine.flush_cache()
-            handle = engine.submit(None, [Text((f"prompt{i}",)), Gen(params, seed=i)])
+            bound = Constraint("regex", regex) if regex else None
+            handle = engine.submit(None, [Text((f"prompt{i}",)), Gen(params, bound, seed=i)])
             found.append(handle.results[0].output().text)
         engine.check()
         return found

@@ -312,15 +312,19 @@ def test_a_row_without_an_allowed_token_is_stuck_and_the_others_go_on(sampler, p
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"min_new_tokens": 3}])
 def test_what_is_drawn_ahead_is_what_is_drawn(params):
     pytest.importorskip("triton")
-    from lmc.backend.engine.kernels.mask import close_reference
+    from lmc.backend.engine.following import Kernels
+    from lmc.backend.engine.kernels import automata, mask
     from lmc.backend.engine.sampler import Sampler
+
+    kernels = Kernels(automata.close_reference, automata.fill_reference, automata.advance_reference, mask.close_reference)
 
     free, bound, closed, early = (request(seed=i, stop_ids=(7,), **params) for i in range(4))
     bound.answer.matcher, closed.answer.matcher, early.answer.matcher = Bits({1, 5, 7}), Closed(True), Bits({7, 9})
+    bound.runs_free = closed.runs_free = early.runs_free = False
     values = torch.randn(3, V, generator=torch.Generator().manual_seed(0))
     requests, rows = [bound, free, closed, early], [1, 0, 2, 1]
     expected, _ = Sampler(V).sample(values.clone(), rows, requests)
-    assert Sampler(V, close_reference).sample_ahead(values.clone(), rows, requests).tokens.tolist() == expected
+    assert Sampler(V, kernels).sample_ahead(values.clone(), rows, requests).tokens.tolist() == expected
     assert expected[2] == STUCK
 
 

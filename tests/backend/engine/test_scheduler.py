@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -498,7 +500,7 @@ def test_equal_selects_in_one_pass_keep_one_copy():
 
 
 NAMESPACES = ["", "", "mine"]
-FORCING = ["yes", "(a|b) and the cat(s|END)", "[ab]{1,3} the end", "the cat"]
+FORCING = ["[a-d ]{2,12}", "yes", "(a|b) and the cat(s|END)", "[ab]{1,3} the end", "the cat"]
 
 
 class Anything(RuleBasedStateMachine):
@@ -656,6 +658,8 @@ class Anything(RuleBasedStateMachine):
         for handle, whole, asks in self.open:
             for result in handle.results:
                 assert result.done
+                if asks and asks[0].constraint is not None and result.error is None:
+                    self.is_legal(result.output(), asks[0].constraint.source)
             free = len(asks) == 1 and asks[0].params.n == 1 and asks[0].constraint is None
             if whole is not None and free and handle.results[0].error is None:
                 n = min(asks[0].params.max_new_tokens, 120 - len(WORDS.encode((whole,))))
@@ -671,14 +675,30 @@ class Anything(RuleBasedStateMachine):
         assert stats["free_slots"] + stats["cached_tokens"] == stats["slots"]
 
 
+    def is_legal(self, output, regex: str) -> None:
+        if output.meta["finish_reason"]["type"] == "stop":
+            assert re.fullmatch(regex, output.text)
+
+
 def _raises(_) -> None:
     raise ValueError("a listener failed")
 
 
 class AnythingAhead(Anything):
-    """The same with the loop one step ahead."""
+    """The same with the loop one step ahead, also where tokens are forced behind most samples."""
 
     runs = FakeAheadRunner
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead = mock.patch("lmc.backend.engine.engine._SURPRISED", 1.0)
+        self.ahead.start()
+
+    def teardown(self):
+        try:
+            super().teardown()
+        finally:
+            self.ahead.stop()
 
 
 class AnythingNear(Anything):

@@ -1,0 +1,159 @@
+"""Answers that a device follows through their token automata, so that nobody waits between two of their tokens.
+
+    pass N      close what is not legal ──► draw ──► advance ──┐ states
+    pass N+1    close what is not legal ──► draw ──► advance ◄─┘     of answers whose last token the host knows, it says them
+
+Automata come to the device when they are first needed, and their rows of bits are made there when the host first meets a state.
+A state that it has not met yet needs no row (kernels/automata.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from lmc.backend.engine.masking import is_constrained, legal_bits
+from lmc.backend.engine.request import Request
+from lmc.backend.engine.transfer import to_device
+from lmc.fsm.tokens import TokenAutomaton
+from lmc.fsm.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.kernels.automata import Answers, Automaton, Spelling
+
+_MOST_BYTES = 64 << 20  # of automata and rows; beyond it no rows are made, and automata that were not needed last go
+
+
+class Kernels(NamedTuple):
+    """Of kernels/automata.py and, for what the host follows, `close_bits` of kernels/mask.py; or the references there."""
+
+    close: Callable[[torch.Tensor, Answers, Spelling], None]
+    fill: Callable[[torch.Tensor, Answers, Spelling], None]
+    advance: Callable[[Answers, torch.Tensor, Spelling], torch.Tensor]
+    close_bits: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+class Following:
+    """Of one engine, whose constraints have one vocabulary. Not thread-safe."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._held: WeakKeyDictionary[TokenAutomaton, _Held] = WeakKeyDictionary()
+        self._clock = 0
+        self._spelling: Spelling | None = None
+        self._before: torch.Tensor | None = None  # int32: the states behind what was drawn last
+        self._places: dict[Request, int] = {}  # where in it
+
+    def close(self, logits: torch.Tensor, requests: Sequence[Request]) -> Answers | None:
+        """Closes in `logits` [N, V], a row for each of `requests`, what their constraints do not allow. Those that `advance` wants
+        to know the tokens of, if there are some."""
+        told = [i for i, req in enumerate(requests) if is_constrained(req) and not req.runs_free]
+        if told:
+            bits = np.stack([legal_bits(requests[i], logits.shape[1]) for i in told]).view(np.int32)
+            self._kernels.close_bits(logits, to_device(told, logits), to_device(bits, logits))
+        rows = [i for i, req in enumerate(requests) if is_constrained(req) and req.runs_free]
+        if not rows:
+            self._places = {}
+            return None
+        answers = self._answers(rows, [requests[i] for i in rows], logits)
+        assert self._spelling is not None
+        self._kernels.close(logits, answers, self._spelling)
+        self._places = {requests[i]: n for n, i in enumerate(rows)}
+        return answers
+
+    def advance(self, answers: Answers, tokens: torch.Tensor) -> None:
+        """Each by what was drawn for it, of `tokens` [N] int64."""
+        assert self._spelling is not None
+        self._before = self._kernels.advance(answers, tokens, self._spelling)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of automata and rows on the device; the vocabulary's is not counted."""
+        return sum(held.nbytes for held in self._held.values())
+
+    def _answers(self, rows: Sequence[int], requests: Sequence[Request], like: torch.Tensor) -> Answers:
+        from lmc.backend.engine.kernels.automata import Answers
+
+        self._clock += 1
+        if self._before is None:
+            self._before = torch.zeros(1, dtype=torch.int32, device=like.device)
+        places = [_place(req) for req in requests]
+        held = [self._hold(automaton, like) for automaton, _ in places]
+        new = {(h, state): None for h, (_, state) in zip(held, places, strict=True) if state not in h.filled}
+        if new and self.nbytes < _MOST_BYTES:
+            self._fill(list(new), self._before)
+        states = [-1 - self._places[req] if req.awaited else state for req, (_, state) in zip(requests, places, strict=True)]
+        return Answers.of(rows, states, [h.arrays for h in held], self._before)
+
+    def _fill(self, new: Sequence[tuple[_Held, int]], like: torch.Tensor) -> None:
+        from lmc.backend.engine.kernels.automata import Answers
+
+        assert self._spelling is not None
+        words = (len(self._spelling.lengths) + 31) // 32
+        bits = torch.empty(len(new), words, dtype=torch.int32, device=like.device)
+        states = Answers.of(range(len(new)), [state for _, state in new], [held.arrays for held, _ in new], like)
+        self._kernels.fill(bits, states, self._spelling)
+        for row, (held, state) in zip(bits, new, strict=True):
+            held.filled[state] = row
+
+    def _hold(self, automaton: TokenAutomaton, like: torch.Tensor) -> _Held:
+        """The automaton on the device; sent if it is not there."""
+        held = self._held.get(automaton)
+        if held is None:
+            if self._spelling is None:
+                self._spelling = spelling(automaton.vocabulary, like)
+            held = self._held[automaton] = _Held(on_device(automaton, like))
+            held.used = self._clock
+            self._make_room()
+        held.used = self._clock
+        return held
+
+    def _make_room(self) -> None:
+        """Without automata that were needed longest ago, as far as there is no room for them."""
+        size = self.nbytes
+        for automaton, held in sorted(self._held.items(), key=lambda item: item[1].used):
+            if size > _MOST_BYTES and held.used < self._clock:
+                size -= held.nbytes
+                del self._held[automaton]
+
+
+class _Held:
+    """An automaton on the device. used: the pass that needed it last; filled: states with a row of bits, which is kept here."""
+
+    def __init__(self, arrays: Automaton) -> None:
+        self.arrays, self.used = arrays, 0
+        self.filled: dict[int, torch.Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        rows = len(self.filled) * next((row.nbytes for row in self.filled.values()), 0)
+        return rows + sum(array.nbytes for array in self.arrays)
+
+
+def _place(req: Request) -> tuple[TokenAutomaton, int]:
+    assert req.answer is not None and req.answer.matcher is not None
+    place = req.answer.matcher.place
+    assert place is not None, "a device follows what only the host can"
+    return place
+
+
+def on_device(automaton: TokenAutomaton, like: torch.Tensor) -> Automaton:
+    """On the device of `like`, without rows of bits."""
+    from lmc.backend.engine.kernels.automata import Automaton
+
+    dfa = automaton.dfa
+    masks = torch.zeros(dfa.states, dtype=torch.int64, device=like.device)
+    return Automaton(to_device(dfa.deltas.copy(), like), to_device(dfa.rows[:-1] + dfa.final, like), masks)
+
+
+def spelling(vocabulary: Vocabulary, like: torch.Tensor) -> Spelling:
+    """On the device of `like`."""
+    from lmc.backend.engine.kernels.automata import END, Spelling
+
+    text, begins, lengths = vocabulary.spelled
+    lengths[list(vocabulary.eos)] = END
+    return Spelling(*(to_device(array, like) for array in (text.copy(), begins, lengths)))
