@@ -520,11 +520,11 @@ def flat(asked: Iterable[Any]) -> Iterator[Answer]:
 class StateGroup:
     """The states of one fork."""
 
-    __slots__ = ("__weakref__", "parent", "since", "states")
+    __slots__ = ("__weakref__", "messages", "parent", "since", "states")
 
     def __init__(self, states: list[State], parent: State) -> None:
         self.states, self.parent = states, parent
-        self.since = parent.ctx
+        self.since, self.messages = parent.ctx, (parent.role, parent.previous)
 
     @overload
     def __getitem__(self, i: int) -> State: ...
@@ -589,7 +589,8 @@ class StateGroup:
         parent = self.parent
         for child in self.states:
             parent.ctx = parent.emitter.splice(parent.ctx, child.ctx, self.since)
-            parent.role, parent.previous = child.role, child.previous
+            if (child.role, child.previous) != self.messages:  # else the parent's own message stays open, or none
+                parent.role, parent.previous = child.role, child.previous
         if parent.progress is not None:
             parent.progress.notify()
 

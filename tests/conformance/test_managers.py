@@ -564,6 +564,27 @@ def group_in_each_turn(s: Any, q: str) -> Any:
     s += lmc.gen("end", max_tokens=3)
 
 
+@compiled()
+def group_joined_inside_of_a_later_message(s: Any, q: str) -> Any:
+    s += q
+    forks = s.fork(2)
+    with s.user():
+        forks += lmc.gen("f", max_tokens=3)
+        forks.join("concate_and_append")
+        s += "!"
+    s += lmc.assistant(lmc.gen("x", max_tokens=3))
+
+
+@compiled()
+def group_whose_first_child_opens_a_message(s: Any, q: str) -> Any:
+    s += q
+    forks = s.fork(2)
+    forks[0] += lmc.user_begin() + lmc.gen("f", max_tokens=3)
+    forks[1] += " and " + lmc.gen("f", max_tokens=3)
+    forks.join("concate_and_append")
+    s += lmc.user_end() + lmc.assistant(lmc.gen("x", max_tokens=3))
+
+
 @case(ITEMS, backend=varied)
 def group_of_a_run_that_leaves(s: Any, q: str) -> Any:
     s += q
@@ -572,6 +593,13 @@ def group_of_a_run_that_leaves(s: Any, q: str) -> Any:
         leave(s)
         forks += " more" + lmc.gen("h", max_tokens=3)
     s += forks[0]["f"] + forks[1]["h"]
+
+
+def test_a_group_joined_inside_of_a_message_leaves_it_open() -> None:
+    case_of: Any = group_joined_inside_of_a_later_message
+    messages = case_of.program.run(q="a", backend=varied()).messages()
+    assert [m["role"] for m in messages[-2:]] == ["user", "assistant"]
+    assert messages[-2]["content"].endswith("!")
 
 
 ALL = cases(globals())
