@@ -70,20 +70,6 @@ def encoder() -> Callable[[Any], bytes]:
     return _or_else(SchemaSerializer(core_schema.any_schema(), CoreConfig(ser_json_inf_nan="constants")).to_json, to_bytes)
 
 
-_BETWEEN = "\x1e"
-_BETWEEN_TEXT = b',"\\u001e",'
-
-
-def encoded(items: list[Any], encode: Callable[[Any], bytes], between: bytes) -> bytes:
-    """`encode` of each item, with `between` between them, by one call for all: many small ones take twice as long."""
-    several = [_BETWEEN] * (2 * len(items) - 1)  # which no item contains
-    several[::2] = items
-    text = encode(several)[1:-1]
-    if text.count(_BETWEEN_TEXT) != len(items) - 1:  # an item contains it
-        return between.join(map(encode, items))
-    return text.replace(_BETWEEN_TEXT, between)
-
-
 def is_json(x: Any) -> bool:
     """Whether a value comes back from JSON as it is."""
     cls = type(x)

@@ -1,9 +1,6 @@
-"""Journals: files of what became known in runs (answers, results of effects), so that a run that was cut off can go on.
+"""Journals: files to which runs write what becomes known (answers, results of effects), so that a run that was cut off can go on.
 
-A journal is lines of text. The first says what it is and of which program; each further one holds a group of records that
-were written together, behind a checksum, so that a file cut at any byte is read up to the last whole group. Records only
-add; their order is the order in which things became known. A group has the records of each run in one piece, which is
-parsed when the run needs it. docs/durability.md is the format's description.
+lmc.records says what is in them.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -12,326 +9,70 @@ parsed when the run needs it. docs/durability.md is the format's description.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import stat
 import threading
 import weakref
-import zlib
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO, Protocol
 
 from lmc import codec
+from lmc.backend.base import Result
 from lmc.errors import JournalError
+from lmc.prompt import Gen, Select
+from lmc.records import MAGIC, VERSION, Ask, Contents, Group, Record, line, parse
 
-VERSION = 3
-MAGIC = "lmc-journal"
 GROUP = 0.05
 """Seconds that records wait for others to be written and synced with, unless somebody waits for them."""
 
-Record = list[Any]
-Late = tuple[Any, ...]
-"""What a record is made of when it is written: the arguments of its run's `record`."""
-Place = tuple[str, str, int, int]
-"""Of an effect: the stream of its run, what is called, a check of its arguments, and which of such calls it is."""
-Ask = tuple[str, int]
-"""Of an answer: stream and ordinal."""
-
-
-@dataclass(slots=True)
-class Effect:
-    """A call of host code. `outcome`: None while only its intent is known.
-
-    number   of the run's effects, in the order in which they began
-    shown    its arguments, for people;  line  where the program calls it
-    ordered  it is made where the program makes it, not ahead
-    """
-
-    number: int
-    place: Place
-    shown: str
-    line: str
-    ordered: bool
-    outcome: Record | None = None
-
-    @property
-    def name(self) -> str:
-        return self.place[1]
-
-
-@dataclass(slots=True)
-class Known:
-    """What a journal knows of one run.
-
-    arguments  as data, or None if they are too large; then digest is of them
-    answers    by place, then by the digest of what was asked
-    effects    by place, and `calls` by number
-    order      of what became known: records of answers, and effects
-    end        None while it runs; then the errors it ended with, from the last to its causes: (type, message)
-    """
-
-    arguments: Any = None
-    digest: str | None = None
-    answers: dict[Ask, dict[int, Record]] = field(default_factory=dict[Ask, dict[int, Record]])
-    effects: dict[Place, Effect] = field(default_factory=dict[Place, Effect])
-    calls: dict[int, Effect] = field(default_factory=dict[int, Effect])
-    order: list[Record | Effect] = field(default_factory=list[Record | Effect])
-    end: list[tuple[str, str]] | None = None
+MANY = 256
+"""Entries that whoever adds the last of them puts into a group, while what they hold is in the processor's caches."""
 
 
 class Writes(Protocol):
-    """A run that writes to a journal: its number, and what makes a record when it is written, or None where there is none."""
+    """A run that writes to a journal."""
 
     item: int
 
-    @property
-    def record(self) -> Callable[..., Record | None]: ...
+    def check(self, text: int, last: Result | None, ask: Gen | Select, result: Result) -> int:
+        """A check of what was asked."""
+        ...
+
+    def record(self, text: int, last: Result | None, ask: Gen | Select, places: Sequence[Ask], result: Result) -> Record | None:
+        """The record of what is no plain answer. None if it is not there yet, and then it comes later, or not to be had."""
+        ...
 
 
-@dataclass(slots=True)
-class Contents:
-    """A journal that was read: its header, the records of its runs by number, and how many bytes are whole.
-
-    records  in pieces as they are in the file, the first of which says how the run begins: most runs of a large batch need
-             theirs for a moment only
-    """
-
-    name: str
-    header: dict[str, Any]
-    records: dict[int, list[bytes]] = field(default_factory=dict[int, list[bytes]])
-    size: int = 0
-    dropped: int = 0
-
-    def known(self, item: int) -> Known:
-        """What is known of a run. Raises JournalError."""
-        known = Known()
-        try:
-            for _, *records in map(codec.decoder(), self.records.get(item, ())):
-                for record in records:
-                    _TAKE[record[0]](known, record)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise JournalError(f"{self.name}: a record of run {item} that no lmc wrote: {type(error).__name__}: {error}") from None
-        _forget_failures(known)
-        return known
-
-    def finished(self, items: Iterable[int]) -> bool:
-        """Whether runs are over, and none with an error."""
-        return all(self.records.get(item, _NO_PIECES)[-1].endswith(b',["e",[]]]') for item in items)
-
-    @property
-    def runs(self) -> dict[int, Known]:
-        """What is known of all runs, by number."""
-        with _no_collection():
-            return {item: self.known(item) for item in self.records}
-
-
-# -- reading ---------------------------------------------------------------------------------------------------------
-
-
-def find(path: str | os.PathLike[str]) -> Path:
-    """The file of a journal: the path itself, or the file in a batch's directory."""
-    path = Path(path)
-    return path / "journal" if path.is_dir() else path
-
-
-def read(path: str | os.PathLike[str]) -> Contents:
-    """A journal from its file, without the end that was not written whole. Raises JournalError."""
-    file = find(path)
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        instead = f"{path} is a directory, and there is no batch's journal in it; " if file != Path(path) else ""
-        raise JournalError(f"{instead}{file}: {error.strerror or error}") from None
-    found = parse(data, str(file))
-    if found is None:
-        raise JournalError(f"{file}: a journal that was cut off before anything was written; delete it")
-    return found
-
-
-def parse(data: bytes, name: str) -> Contents | None:
-    """A journal from its bytes; None if they end before the first line does. Raises JournalError for what is no journal."""
-    head, newline, _ = data.partition(b"\n")
-    magic = f"{MAGIC} ".encode()
-    if not head.startswith(magic):
-        if not newline and magic.startswith(head):
-            return None
-        raise JournalError(f"{name} is not a journal of lmc; give the path of one, or of a file that is not there yet")
-    if not newline:
-        return None
-    version, _, rest = head[len(magic) :].partition(b" ")
-    if version != str(VERSION).encode():
-        shown = version[:20].decode("utf-8", "replace")
-        raise JournalError(
-            f"{name} is a journal of format {shown}; this lmc reads format {VERSION}. Finish it with the lmc that wrote it, or start a new one")
-    header = _header(rest)
-    if header is None:
-        raise JournalError(f"{name} is damaged in its first line; start a new journal")
-    contents = Contents(name, header, size=len(head) + 1)
-    _groups(contents, data)
-    contents.dropped = len(data) - contents.size
-    _check_rest(data, contents.size, name)
-    return contents
-
-
-def _header(line: bytes) -> dict[str, Any] | None:
-    payload = _payload(line)
-    try:
-        header = None if payload is None else codec.from_bytes(payload)
-    except ValueError:
-        return None
-    return header if isinstance(header, dict) else None
-
-
-@contextmanager
-def _no_collection() -> Generator[None]:
-    """Millions of records are no garbage: looking for some again and again would take most of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-@contextmanager
-def few_full_collections() -> Generator[None]:
-    """Puts off the collector's passes through all objects, which take as long as making thousands of states; what dies young is found as always."""
-    with _thresholds_lock:
-        _thresholds.append(gc.get_threshold())
-        young, middle, full = _thresholds[0]
-        gc.set_threshold(young, middle, max(full, 1000))
-    try:
-        yield
-    finally:
-        with _thresholds_lock:
-            first = _thresholds[0]
-            _thresholds.pop()
-            if not _thresholds:
-                gc.set_threshold(*first)
-
-
-_thresholds: list[tuple[int, int, int]] = []  # one for each who puts them off; the first has what is put back
-_thresholds_lock = threading.Lock()
-_NO_PIECES = (b"",)
-
-
-def _groups(contents: Contents, data: bytes) -> None:
-    """Reads the groups behind the first line, up to the last whole one."""
-    at, records = contents.size, contents.records
-    while (end := data.find(b"\n", at)) >= 0 and (payload := _payload(data[at:end])) is not None:
-        for piece in payload.split(b"\t"):
-            try:
-                records.setdefault(int(piece[1 : piece.index(b",")]), []).append(piece)
-            except ValueError:
-                raise JournalError(f"{contents.name}: a record at byte {at} that no lmc wrote") from None
-        at = contents.size = end + 1
-
-
-def _payload(line: bytes) -> bytes | None:
-    """What a line holds behind its checksum, None if it is damaged."""
-    checksum, _, payload = line.partition(b" ")
-    return payload if checksum == _checksum(payload) else None
-
-
-def _checksum(payload: bytes) -> bytes:
-    return b"%08x" % zlib.crc32(payload)
-
-
-def _check_rest(data: bytes, at: int, name: str) -> None:
-    """What follows the first damaged line must be damaged too: otherwise the file was not cut off but changed."""
-    lines = data[at:].split(b"\n")[1:]
-    if any(line and _payload(line) is not None for line in lines):
-        raise JournalError(
-            f"{name} is damaged at byte {at}, and what follows is not: effects that it knows of would be called again. Restore the file, "
-            "or cut it there if that may be")
-
-
-def _begin(known: Known, record: Record) -> None:
-    _, known.arguments, known.digest = record
-
-
-def _answer(known: Known, record: Record) -> None:
-    _, stream, ordinal, digest, *_ = record
-    known.answers.setdefault((stream, ordinal), {})[digest] = record
-    if len(record) > (5 if record[0] == "f" else 8):
-        for also in record[-1]:
-            known.answers.setdefault(tuple(also), {})[digest] = record
-    known.order.append(record)
-
-
-def _intent(known: Known, record: Record) -> None:
-    _, number, stream, name, digest, which, shown, line, ordered = record
-    effect = Effect(_number(number), (stream, name, digest, which), shown, line, bool(ordered))
-    known.effects[effect.place] = known.calls[number] = effect
-    known.order.append(effect)
-
-
-def _result(known: Known, record: Record) -> None:
-    _, number, *outcome = record
-    known.calls[number].outcome = outcome
-
-
-def _undo(known: Known, record: Record) -> None:
-    """A call that was not made after all."""
-    effect = known.calls.pop(_number(record[1]))
-    del known.effects[effect.place]
-    known.order.remove(effect)
-
-
-def _end(known: Known, record: Record) -> None:
-    known.end = [(str(kind), str(message)) for kind, message in record[1]]
-
-
-def _number(number: Any) -> int:
-    if type(number) is not int:
-        raise ValueError(f"a call's number is {number!r}")
-    return number
-
-
-_TAKE = {"b": _begin, "a": _answer, "A": _answer, "f": _answer, "i": _intent, "r": _result, "u": _undo, "e": _end}
-
-
-def _forget_failures(known: Known) -> None:
-    """A run that ended because a request failed asks again; what the program handled stays as it was."""
-    ended = set(known.end or ())
-    if not ended:
-        return
-    for place, found in list(known.answers.items()):
-        for digest, record in list(found.items()):
-            if record[0] == "f" and _failure(record) in ended:
-                del found[digest]
-        if not found:
-            del known.answers[place]
-
-
-def _failure(record: Record) -> tuple[str, str]:
-    data = record[4][codec.TAG]
-    return data[1].partition(":")[2], data[4]
+Asked = tuple[Writes, int, Result | None, Gen | Select, Sequence[Ask], Result]
+Begun = tuple[Sequence[int], Sequence[str], Sequence[Sequence[str]]]
+Entry = Asked | Begun | tuple[int, Record]
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
 class Journal:
-    """A journal that runs write to. `put` from any thread; a thread of its own encodes, writes and syncs what came together.
+    """A journal that runs write to, from any thread. What came together is encoded together; a thread of its own writes and syncs it.
 
-    encode  one record as bytes
+    entries  what is in no group yet: what was asked: run, check of the text, answer before it, request, places and result; runs that begin, by numbers, names and
+             columns of their arguments; every other record with its run
+    encode   data as JSON has it, as bytes
     """
 
-    def __init__(self, path: Path, file: BinaryIO, contents: Contents) -> None:
+    def __init__(self, path: Path, file: BinaryIO, contents: Contents, *, new: bool) -> None:
         self.path, self.contents = path, contents
         self.encode = codec.encoder()
-        self._file = file
-        self._begun: list[tuple[int, Record]] = []  # what is not written; only the writing thread takes from it
-        self._records: list[tuple[Writes, Record | Late]] = []
-        self._waiting: list[Callable[[], object]] = []  # what to call when all that was there before it is written
+        self.entries: list[Entry] = []
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # that drive runs, one or several; not those that programs begin
+        self._file = file
+        self._new = new  # the disk may not have the file's name yet
+        self._lines: list[bytes] = []  # groups that are not written; only the writing thread takes from it
+        self._waiting: list[Callable[[], object]] = []  # what to call when all that was there before it is written
+        self._gathering = threading.Lock()  # groups are made one after another
         self._some, self._urgent = threading.Event(), threading.Event()
+        self._rung = False  # the writing thread will look at the entries
         self._closing = False
         self._error: Exception | None = None
         self._types: dict[tuple[type, ...], bool] = {}
@@ -353,60 +94,61 @@ class Journal:
                 raise JournalError(f"journal={str(path)!r} is no ordinary file; give the path of one, or of a file that is not there yet")
             _lock(file, path)
             data = file.read()
-            contents = parse(data, str(path))
+            contents, new = parse(data, str(path)), False
             if contents is None:
                 contents = Contents(str(path), {**header, "seed": fresh() if header["seed"] is None else header["seed"]})
                 payload = codec.to_bytes(contents.header)
-                line = b"%s %d %s %s\n" % (MAGIC.encode(), VERSION, _checksum(payload), payload)
+                first = b"%s %d %s" % (MAGIC.encode(), VERSION, line(payload))
                 file.truncate(0)
                 file.seek(0)
-                _write(file, line)
-                contents.size = len(line)
+                _write(file, first)
+                contents.size = len(first)
+                new = True
             else:
                 check(contents.header, header, path)
                 file.truncate(contents.size)
                 file.seek(contents.size)
-            os.fsync(file.fileno())
         except OSError as error:
             file.close()
             raise JournalError(f"journal={str(path)!r}: {error.strerror or error}") from None
         except BaseException:
             file.close()
             raise
-        return cls(path, file, contents)
+        return cls(path, file, contents, new=new)
 
     @property
     def seed(self) -> int:
         """The seed of the runs."""
         return self.contents.header["seed"]
 
-    def is_json(self, meta: Mapping[str, Any]) -> bool:
-        """Whether meta info is as JSON has it: looked at once for each combination of types, what has the same is taken to be alike."""
-        types = tuple(map(type, meta.values()))
-        found = self._types.get(types)
-        if found is None:
-            found = self._types[types] = codec.is_json(dict(meta))
-        return found
+    def begin(self, numbers: Sequence[int], names: Sequence[str], columns: Sequence[Sequence[str]]) -> None:
+        """Runs begin, with nothing but text as arguments: a column for each name."""
+        self._add((numbers, names, columns))
 
-    def begin(self, item: int, record: Record) -> None:
-        """How a run begins, before anything else of it."""
-        self._begun.append((item, record))
-        if not self._some.is_set():
-            self._some.set()
-
-    def put(self, run: Writes, what: Record | Late) -> None:
-        """A record of a run, as data as JSON has it that nobody changes any more, or what makes it when it is written.
+    def put(self, item: int, record: Record) -> None:
+        """A record of a run, as data as JSON has it that nobody changes any more.
 
         Never waits and never raises for the file: a disk that is full is said by `sync` and `close`.
         """
-        self._records.append((run, what))
-        if not self._some.is_set():
-            self._some.set()
+        self._add((item, record))
+
+    def put_asked(self, asked: Asked) -> None:
+        """What was asked, whose result is there or not."""
+        self._add(asked)
+
+    def _add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        if not self._rung:
+            self._ring()
+
+    def _ring(self) -> None:
+        self._rung = True
+        self._some.set()
 
     def hurry(self) -> None:
         """What was put is written now, so that it is there if this process ends; the disk has it a moment later."""
         self._urgent.set()
-        self._some.set()
+        self._ring()
 
     def sync(self) -> None:
         """Waits until all that was put is on the disk. Raises JournalError if it cannot be."""
@@ -452,10 +194,12 @@ class Journal:
             due = due or monotonic() + GROUP
             self._urgent.wait(max(0.0, due - monotonic()))
             self._some.clear()  # before taking anything: what comes now is seen now or rings again
+            self._rung = False
             self._urgent.clear()
             closing = self._closing
             waiting = _taken(self._waiting)
-            self._trying(self._write_group)
+            self.gather()
+            self._trying(self._write_groups)
             if waiting or closing or monotonic() >= due:
                 due = self._trying(self._sync)
             for notify in waiting:
@@ -472,23 +216,57 @@ class Journal:
 
     def _sync(self) -> None:
         os.fsync(self._file.fileno())
+        if self._new:
+            _sync_directory(self.path.parent)
+            self._new = False
 
-    def _write_group(self) -> None:
-        taken = _taken(self._records)  # first: what is among them has begun
-        begun, runs = list(map(list, _taken(self._begun))), dict[int, list[Any]]()
-        for run, what in taken:
-            record = what if what.__class__ is list else run.record(*what)
-            if record is None:
-                continue
-            piece = runs.get(run.item)
-            if piece is None:
-                runs[run.item] = [run.item, record]
+    def _write_groups(self) -> None:
+        lines = _taken(self._lines)
+        if lines:
+            _write(self._file, b"".join(lines))
+
+    # -- making groups
+
+    def gather(self) -> None:
+        """Makes a group of the entries that are there."""
+        with self._gathering:
+            entries = _taken(self.entries)
+            if entries:
+                self._trying(self._make_group, entries)
+
+    def gather_many(self) -> None:
+        """As `gather`, unless somebody does already."""
+        if not self._gathering.locked():
+            self.gather()
+
+    def _make_group(self, entries: Sequence[Entry]) -> None:
+        group = Group()
+        for entry in entries:
+            if len(entry) == 6:
+                run, text, last, ask, places, result = entry
+                digest, output = run.check(text, last, ask, result), result.answer
+                if output is not None and self._is_plain(output.metas):
+                    group.answered(run.item, places, digest, output)
+                elif (record := run.record(text, last, ask, places, result)) is not None:
+                    group.add(run.item, record)
+            elif len(entry) == 2:
+                group.add(*entry)
             else:
-                piece.append(record)
-        pieces = [*begun, *runs.values()]
-        if pieces:
-            payload = codec.encoded(pieces, self.encode, b"\t")
-            _write(self._file, b"%s %s\n" % (_checksum(payload), payload))
+                group.begun.append(entry)
+        data = group.data
+        if data:
+            self._lines.append(line(self.encode(data)))
+
+    def _is_plain(self, metas: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether meta info is as JSON has it: looked at once for each combination of types, what has the same is taken to be alike."""
+        for meta in metas:
+            types = tuple(map(type, meta.values()))
+            found = self._types.get(types)
+            if found is None:
+                found = self._types[types] = codec.is_json(dict(meta))
+            if not found:
+                return False
+        return True
 
 
 def _taken(items: list[Any]) -> list[Any]:
@@ -502,6 +280,16 @@ def _write(file: BinaryIO, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]
+
+
+def _sync_directory(path: Path) -> None:
+    """A new file's name is not its own."""
+    if hasattr(os, "O_DIRECTORY"):  # not on every system
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def _lock(file: BinaryIO, path: Path) -> None:

@@ -20,15 +20,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from lmc import codec, journal
+from lmc import codec, records
 from lmc.backend.base import Backend, Output, Result
+from lmc.checks import since_last
 from lmc.errors import JournalError, Loc
 from lmc.frontend import durable
 from lmc.frontend.hooks import program_frame
 from lmc.frontend.interpreter import Function, LiveEmitter, Run
 from lmc.frontend.state import State
-from lmc.journal import Contents, Effect, Journal
+from lmc.journal import Journal
 from lmc.prompt import Excerpt, Gen, Given, Prompt, SamplingParams, Select, plain
+from lmc.records import Ask, Contents, Effect, Record
 
 
 @dataclass
@@ -116,7 +118,7 @@ class WhatIf:
 
 def listed(path: str | Path, item: int | None = None) -> list[Story]:
     """The runs of a journal (or one of them) from the file alone: no prompts. Raises JournalError."""
-    contents = journal.read(path)
+    contents = records.read(path)
     return [_listed(contents, number) for number in _numbers(contents, item, path)]
 
 
@@ -125,7 +127,7 @@ def replayed(path: str | Path, program: Function, backend: Backend, item: int | 
 
     Raises JournalError if the journal is not the program's.
     """
-    contents = journal.read(path)
+    contents = records.read(path)
     found = {"program": program.name, "source": program.digest}
     for name, ours in found.items():
         if contents.header.get(name) != ours:
@@ -157,9 +159,9 @@ def _listed(contents: Contents, item: int) -> Story:
         if isinstance(entry, Effect):
             steps.append(Step(number, "effect", entry.name, entry.line, entry.shown, _outcome(entry)))
         elif entry[0] == "f":
-            steps.append(Step(number, "ask", f"{entry[1]}#{entry[2]}", "", "", f"failed: {_failure(entry[4])}"))
+            steps.append(Step(number, "ask", _place(entry), "", "", f"failed: {_failure(entry[3])}"))
         else:
-            steps.append(_answered(number, f"{entry[1]}#{entry[2]}", durable.output_of(entry)))
+            steps.append(_answered(number, _place(entry), records.output_of(entry)))
     end = "cut off" if known.end is None else "finished" if not known.end else ": ".join(known.end[0])
     return Story(str(contents.header.get("program")), str(contents.header.get("backend")), item, steps, end, _given(known.arguments))
 
@@ -170,6 +172,11 @@ def _given(arguments: Any) -> str:
         return durable.shown_call((), {str(name): codec.decode(x) for name, x in arguments.items()}) if isinstance(arguments, dict) else "…"
     except codec.BadData:
         return "…"
+
+
+def _place(record: Record) -> str:
+    stream, ordinal = record[1][0]
+    return f"{stream}#{ordinal}"
 
 
 def _answered(number: int, name: str, output: Output) -> Step:
@@ -203,10 +210,13 @@ class _Shelf:
     """Stands for a journal that is only read."""
 
     def __init__(self, path: Path, contents: Contents) -> None:
-        self.path, self.contents, self.encode = path, contents, codec.encoder()
+        self.path, self.contents, self.entries = path, contents, list[Any]()
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
-    def put(self, run: Any, what: Any) -> None:
+    def put(self, item: int, record: Any) -> None:
+        """Nothing is written."""
+
+    def put_asked(self, asked: Any) -> None:
         """Nothing is written."""
 
     def sync(self) -> None:
@@ -221,6 +231,7 @@ class View(durable.RunJournal):
 
     def __init__(self, shelf: _Shelf, item: int, change: WhatIf | None, *, elsewhere: bool) -> None:
         super().__init__(cast(Journal, shelf), item)
+        self.resumed = True  # also where the run was cut off before anything of it was known
         self.change = change
         self.elsewhere = elsewhere  # on a backend that is not the journal's
         self.over = False  # the journal goes no further
@@ -241,16 +252,16 @@ class View(durable.RunJournal):
     def _is_now(self) -> bool:
         return self.change is not None and (len(self.steps) > self.change.at or (len(self.steps) == self.change.at and self.change.answer is None))
 
-    def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[journal.Ask], send: Callable[[], Prompt], *, other: bool = False) -> Prompt:
+    def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt], *, other: bool = False) -> Prompt:
         step = Step(len(self.steps), "select" if isinstance(ask, Select) else "gen", str(ask.name), _line(ask.loc), _since(before), "")
         changed = self.change is not None and step.number == self.change.at and self.change.answer is not None
         if changed or self._is_now():
             self._go_on()
             step.source = "changed" if changed else "now"
-            _, digest = self._digest(before, ask)
-            after = self._changed(before, ask, places, digest) if changed else send()
+            text, last = since_last(before)
+            after = self._changed(before, ask, places, self.check(text, last, ask, Result())) if changed else send()
             assert after.result is not None
-            self._digests[after.result] = digest
+            self.check(text, last, ask, after.result)
         else:
             after = super().ask(before, ask, places, lambda: self._missing(f"asks for {ask.name!r}", ask.loc), other=other)
         self.steps.append(step)
@@ -258,7 +269,7 @@ class View(durable.RunJournal):
         self.answers.append((step, after.result))
         return after
 
-    def _find(self, places: Sequence[journal.Ask], digest: int) -> journal.Record | None:
+    def _find(self, places: Sequence[Ask], digest: int) -> Record | None:
         """Elsewhere another template writes the prompts, so that what was asked is known by its place, if that has one answer."""
         found = super()._find(places, digest)
         if found is None and self.elsewhere:
@@ -266,11 +277,11 @@ class View(durable.RunJournal):
             found = there[0] if len(there) == 1 else None
         return found
 
-    def output(self, record: journal.Record) -> Output:
+    def output(self, record: Record) -> Output:
         output = super().output(record)
         return replace(output, ids=()) if self.elsewhere else output  # another model's tokens
 
-    def _changed(self, before: Prompt, ask: Gen | Select, places: Sequence[journal.Ask], digest: int) -> Prompt:
+    def _changed(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], digest: int) -> Prompt:
         assert self.change is not None and self.change.answer is not None
         text = self.change.answer
         if isinstance(ask, Select) and text not in ask.choices:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lmc
-from lmc import journal
+from lmc import records
 
 PROGRAM = '''
 import sys, time, lmc
@@ -63,7 +63,7 @@ class Known:
 def known(directory: Path) -> Known:
     if not (directory / "journal").exists():
         return Known(0, 0, 0)
-    contents = journal.parse((directory / "journal").read_bytes(), "x")
+    contents = records.parse((directory / "journal").read_bytes(), "x")
     runs = {} if contents is None else contents.runs
     effects = [effect for run in runs.values() for effect in run.effects.values()]
     calls = {True: 0, False: 0}

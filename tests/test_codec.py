@@ -185,14 +185,6 @@ def test_restore_keeps_the_containers() -> None:
     assert target == {"a": [1, 2], "c": [3]} and target["a"] is inner
 
 
-@pytest.mark.parametrize("encode", [codec.encoder(), codec.to_bytes])
-def test_many_at_once_are_encoded_as_one_by_one(encode: Any) -> None:
-    apart = "\x1e"
-    several = [["a", 1.5, {"x": None}], ("b", 'quote", "\\u001e"', "ü\n\t"), [], [[1], [apart + apart, "," + apart]], ["\ud800"], [float("inf")]]
-    for items in (several, [*several, [apart]], [*several, {apart: apart}], [*several, ["a", apart, "b"]], several[:1], []):
-        assert codec.encoded(items, encode, b"\t") == b"\t".join([encode(item) for item in items])
-
-
 def test_an_exception_that_only_its_library_makes_is_not_data() -> None:
     pydantic = pytest.importorskip("pydantic")
     with pytest.raises(pydantic.ValidationError) as caught:

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lmc
-from lmc import journal
+from lmc import journal, records
 from lmc.errors import InDoubtEffect, JournalError, ParameterError
 from tests import searching
 from tests.killing import ASYNC, PROGRAM, survives
@@ -83,7 +83,7 @@ def cut(path: Path, size: int, to: Path) -> Path:
 
 
 def ask_places(path: Path) -> set[Any]:
-    return {(item, *place) for item, known in journal.read(path).runs.items() for place in known.answers}
+    return {(item, *place) for item, known in records.read(path).runs.items() for place in known.answers}
 
 
 @pytest.mark.parametrize("first", range(3))
@@ -115,7 +115,7 @@ def test_cut_at_any_byte(tmp_path: Path) -> None:
     program, doubts = lmc.compile(agent), 0
     for at in sorted({*range(0, size, 97), *ends, *[max(0, e - 1) for e in ends]}):
         cut(path, at, rest)
-        known = journal.parse(rest.read_bytes(), "x")
+        known = records.parse(rest.read_bytes(), "x")
         effects = {} if known is None or 0 not in known.runs else known.runs[0].effects
         asked = set() if known is None else ask_places(rest)
         CALLS.clear()
@@ -145,7 +145,7 @@ def test_a_batch_cut_at_random_points(tmp_path: Path) -> None:
         directory = tmp_path / str(n)
         directory.mkdir()
         rest = cut(path, rng.randrange(path.stat().st_size), directory / "journal")
-        known = journal.parse(rest.read_bytes(), "x")
+        known = records.parse(rest.read_bytes(), "x")
         asked = 0 if known is None else len(ask_places(rest))
         done = [] if known is None else [e for run in known.runs.values() for e in run.effects.values()]
         doubts = sum(e.outcome is None for e in done)
@@ -183,11 +183,11 @@ def test_every_cut_is_read_as_that_behind_the_last_whole_line(tmp_path: Path, mo
     _, data = _cheap_journal(tmp_path / "j", monkeypatch)
     first = data.index(b"\n") + 1
     for size in range(len(data) + 1):
-        found = journal.parse(data[:size], "x")
+        found = records.parse(data[:size], "x")
         whole = data.rfind(b"\n", 0, size) + 1
         assert (found is None) == (size < first)
         if found is not None:
-            at_line = journal.parse(data[:whole], "x")
+            at_line = records.parse(data[:whole], "x")
             assert at_line is not None and (found.size, found.dropped) == (whole, size - whole)
             assert found.records == at_line.records
 
@@ -198,7 +198,7 @@ def _resumed_from(data: bytes, sizes: list[int], expected: Any, path: Path) -> N
     ways = [program, cheap.run]
     for n, size in enumerate(sizes):
         path.write_bytes(data[:size])
-        effects = list(journal.read(path).runs[0].effects.values()) if data.count(b"\n", 0, size) > 1 else []
+        effects = list(records.read(path).runs[0].effects.values()) if data.count(b"\n", 0, size) > 1 else []
         CALLS.clear()
         try:
             assert seen(ways[n % 2]("é", backend=lmc.Mock(), seed=1, journal=path)) == expected
@@ -256,7 +256,7 @@ def test_cut_behind_any_record(tmp_path: Path) -> None:
         whole = path.read_bytes().split(b"\n")
         for lines in range(1, len(whole)):
             path.write_bytes(b"\n".join(whole[:lines]) + b"\n")
-            effects = journal.read(path).runs[0].effects.values() if lines > 1 else []
+            effects = records.read(path).runs[0].effects.values() if lines > 1 else []
             CALLS.clear()
             try:
                 assert seen(runs[1 - n]("e", backend=lmc.Mock(), journal=path)) == expected
@@ -308,8 +308,8 @@ def test_full_collections_are_put_off_while_a_finished_batch_is_taken_up(tmp_pat
     assert seen(["a", "b"], "j") == {before} and seen(["a", "b"], "j") == put_off
     assert seen(["a", "b", "c"], "j") == {before} and seen(["a", "b", "c"], "j") == put_off  # one was not there
     assert seen(["a", "bad"], "k") == seen(["a", "bad"], "k") == {before}
-    with journal.few_full_collections():
-        with journal.few_full_collections():
+    with records.few_full_collections():
+        with records.few_full_collections():
             assert gc.get_threshold() in put_off
         assert gc.get_threshold() in put_off
     assert gc.get_threshold() == before
@@ -741,7 +741,7 @@ def test_holding_functions_and_looking_at_them_is_no_effect(tmp_path: Path) -> N
     runs = [keeps_functions.run, lmc.compile(keeps_functions)]
     for n, way in enumerate(runs):
         expected = way(backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value
-        assert [e.name for e in journal.read(tmp_path / str(n)).runs[0].effects.values()] == ["charge"]
+        assert [e.name for e in records.read(tmp_path / str(n)).runs[0].effects.values()] == ["charge"]
         CALLS.clear()
         assert runs[1 - n](backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value == expected and not CALLS
 
@@ -764,7 +764,7 @@ def test_what_keys_of_sorts_call_is_the_same_in_every_execution(tmp_path: Path) 
     runs = [sorts.run, lmc.compile(sorts)]
     for n, way in enumerate(runs):
         expected = way("q", backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value
-        assert [e.name for e in journal.read(tmp_path / str(n)).runs[0].effects.values()] == ["weight"] * 9
+        assert [e.name for e in records.read(tmp_path / str(n)).runs[0].effects.values()] == ["weight"] * 9
         CALLS.clear()
         assert runs[1 - n]("q", backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value == expected and not CALLS
 
@@ -808,8 +808,8 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello\n")
     with pytest.raises(JournalError, match="not a journal of lmc"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "text")
-    (tmp_path / "new").write_text("lmc-journal 4 0 {}\n")
-    with pytest.raises(JournalError, match="format 4; this lmc reads format 3"):
+    (tmp_path / "new").write_text("lmc-journal 5 0 {}\n")
+    with pytest.raises(JournalError, match="format 5; this lmc reads format 4"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "new")
     with pytest.raises(JournalError, match="No such file"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "no" / "where")
@@ -864,19 +864,36 @@ def test_a_changed_byte_is_refused_and_a_cut_is_not(tmp_path: Path) -> None:
     for at in range(data.index(b"\n") + 1, data.rindex(b"\n", 0, -1), 31):
         broken = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         with pytest.raises(JournalError, match="damaged at byte"):
-            journal.parse(broken, "x")
-    cut_off = journal.parse(data[:-3], "x")
+            records.parse(broken, "x")
+    cut_off = records.parse(data[:-3], "x")
     assert cut_off is not None and cut_off.dropped
+
+
+def test_a_damaged_last_group_is_refused_too(tmp_path: Path) -> None:
+    """It has the end of its line, so it was whole: what it knows of would be called again."""
+    path = tmp_path / "j"
+    agent.run("d", backend=lmc.Mock(), seed=3, journal=path)
+    data = path.read_bytes()
+    last = data.rindex(b"\n", 0, -1) + 1
+    for at in (last, last + 4, last + 9, len(data) - 2):
+        path.write_bytes(data[:at] + b"\0" + data[at + 1 :])
+        mock = lmc.Mock()
+        with pytest.raises(JournalError, match=rf"damaged at byte {last}, .*truncate -s {last}"):
+            agent.run("d", backend=mock, seed=3, journal=path)
+        assert not mock.call_log and path.stat().st_size == len(data)
+    path.write_bytes(data)
+    os.truncate(path, last)  # as the error says
+    assert records.read(path).size == last
 
 
 @search(20, 80)
 @given(st.binary(max_size=60), st.lists(st.lists(st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2)), max_size=8), max_size=3))
-def test_any_bytes_are_a_journal_or_refused(noise: bytes, records: list[Any]) -> None:
-    payload = journal.codec.to_bytes(records)
-    head = b"lmc-journal 3 " + journal._checksum(b"{}") + b" {}\n"
-    for data in (noise, head + noise, head + journal._checksum(payload) + b" " + payload + b"\n", head[: len(noise)]):
+def test_any_bytes_are_a_journal_or_refused(noise: bytes, found: list[Any]) -> None:
+    payload = records.codec.to_bytes(found)
+    head = b"lmc-journal 4 " + records.checksum(b"{}") + b" {}\n"
+    for data in (noise, head + noise, head + records.checksum(payload) + b" " + payload + b"\n", head[: len(noise)]):
         try:
-            journal.parse(data, "x")
+            records.parse(data, "x")
         except JournalError:
             pass
 

@@ -42,6 +42,7 @@ from lmc.backend.instructions import (
     case_key,
 )
 from lmc.backend.pins import Pins
+from lmc.checks import Since, shown
 from lmc.ir.core import DEFAULT, Case, Graph, Op, Operand, Symbol, Value
 from lmc.ir.ops import GEN_PARAMS, trait
 from lmc.prompt import Fixed, Image, Mark, Origin, Prompt, SamplingParams, Special, make_gen, make_select
@@ -109,6 +110,7 @@ class Code:
         self.changing = Changing(() if bound is None else graph.params) if any(op.attr("unordered") for op in graph.ops()) else None
         self.slots = self.first = first
         self._asks = count()
+        self.since: dict[Value, Since] = {}  # prompts whose text since their last answer is known, but for its values
         for i, param in enumerate(graph.params):
             self._place[param] = bound[i] if bound is not None else self._new()
         blocks: dict[str, list[Instruction]] = {b.label: [] for b in graph.blocks}
@@ -244,6 +246,10 @@ class Code:
 def _append(code: Code, op: Op) -> Instruction:
     ctx, *parts = op.operands
     at = code.slot(ctx)
+    since = code.since.get(ctx)  # type: ignore[arg-type]  # a prompt is a value
+    if since is not None:
+        places = map(code.place, parts)
+        code.since[op.results[0]] = since.with_parts([p if isinstance(p, int) else shown((p.value,)) for p in places])
     if all(isinstance(p, str | Special | Mark) for p in parts):
         fixed = Fixed(parts)  # type: ignore[arg-type]
         return Simple(code.deps(ctx), 0, op.loc, code.out(op.results[0]), lambda run: run.env[at].append_fixed(fixed))
@@ -252,6 +258,7 @@ def _append(code: Code, op: Op) -> Instruction:
 
 
 def _new(code: Code, op: Op) -> Instruction:
+    code.since[op.results[0]] = Since(None)
     return Simple((), 0, op.loc, code.out(op.results[0]), lambda run: Prompt())
 
 
@@ -297,15 +304,18 @@ def _gen(code: Code, op: Op) -> Instruction:
 
 def _ask(code: Code, op: Op, make: Callable[[Run], Any]) -> Ask:
     """What gen and select have in common: the request that `make` gives, asked of the op's prompt."""
+    outs = tuple(map(code.out, op.results))
+    code.since[op.results[0]] = Since(outs[1])
     return Ask(
         code.deps(*op.operands),
         ALL if code.strict else RAISE,
         op.loc,
-        tuple(map(code.out, op.results)),
+        outs,
         code.slot(op.operands[0]),
         ((op.attr("stream"), op.attr("ordinal")), *op.attr("also", ())),
         make,
         code.visit(op),
+        code.since.get(op.operands[0]),  # type: ignore[arg-type]  # a prompt is a value
     )
 
 

@@ -31,14 +31,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
-from functools import lru_cache
-from operator import attrgetter, getitem, is_
+from operator import getitem, is_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from lmc import codec
-from lmc.backend.base import Backend, Output, Result, Usage
+from lmc.backend.base import Backend, Output, Result
+from lmc.checks import of_ask, of_text, since_last
 from lmc.errors import (
     BudgetExceeded,
     CancelledError,
@@ -53,8 +53,9 @@ from lmc.frontend import aio, hostops, raising, reach
 from lmc.frontend.host import HostFunction
 from lmc.frontend.own import copied_by_code
 from lmc.frontend.primitives import caller_loc
-from lmc.journal import Ask, Effect, Journal, Known, Place, Record, few_full_collections
-from lmc.prompt import Excerpt, Fixed, Gen, Given, Image, Mark, Prompt, SamplingParams, Select, Special
+from lmc.journal import MANY, Journal
+from lmc.prompt import Gen, Given, Prompt, SamplingParams, Select
+from lmc.records import WELL, Ask, Effect, Known, Place, Record, few_full_collections, output_of, record_of
 
 if TYPE_CHECKING:
     from lmc.frontend.interpreter import Function
@@ -110,23 +111,31 @@ class RunJournal:
             raise self.broken
         if not self.resumed:
             after = send()
-            self._asked.append(after.result)  # type: ignore[arg-type]  # an ask has one
-            self.journal.put(self, (before, ask, places, after.result))
+            assert after.result is not None
+            self.asked(*since_last(before), ask, places, after.result)
             return after
-        parent, digest = self._digest(before, ask)
+        text, last = since_last(before)
+        result = Result()
+        digest = self.check(text, last, ask, result)
         found = self._find(places, digest)
         if found is not None:
-            return self._answered(before, found, digest)
+            return self._answered(before, found, result)
         if not other and any(place in self.known.answers for place in places):
             raise self._differs(f"asks something else here than the run of its journal did ({_place(places[0])})", ask.loc)
         # what failed before has no handle that a backend could see
-        after = send() if parent is None or parent.error is None else _failed(before, parent.error)
-        result = after.result
-        assert result is not None
-        self._digests[result] = digest
-        self._asked.append(result)
-        self.journal.put(self, (before, ask, places, result))
+        after = send() if last is None or last.error is None else _failed(before, last.error)
+        assert after.result is not None
+        self.check(text, last, ask, after.result)  # now: what is asked of it may be known
+        self.asked(text, last, ask, places, after.result)
         return after
+
+    def asked(self, text: int, last: Result | None, ask: Gen | Select, places: Sequence[Ask], result: Result) -> None:
+        """Something was asked that the journal does not know: behind the answer `last`, and a text of which this is the check."""
+        self._asked.append(result)
+        journal = self.journal
+        journal.put_asked((self, text, last, ask, places, result))
+        if len(journal.entries) >= MANY:
+            journal.gather_many()
 
     def _find(self, places: Sequence[Ask], digest: int) -> Record | None:
         answers = self.known.answers
@@ -136,11 +145,9 @@ class RunJournal:
                 return record
         return None
 
-    def _answered(self, before: Prompt, record: Record, digest: int) -> Prompt:
-        result = Result()
-        self._digests[result] = digest
+    def _answered(self, before: Prompt, record: Record, result: Result) -> Prompt:
         if record[0] == "f":
-            result.fail(self._decoded(record[4]))
+            result.fail(self._decoded(record[3]))
             return _failed(before, result.error, result)
         output = self.output(record)
         result.finish(output)
@@ -154,54 +161,29 @@ class RunJournal:
         except (codec.BadData, ValueError, TypeError, IndexError) as error:
             raise JournalError(f"journal={str(self.journal.path)!r}: an answer that no lmc wrote: {error}") from None
 
-    def record(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], result: Result) -> Record | None:
-        """The record of an answer; None if it is not there yet, and then it comes later, or not to be had. In the journal's thread.
-
-        Not where it is asked, because many one after another take half the time.
-        """
-        digest = self._digests.get(result)
+    def check(self, text: int, last: Result | None, ask: Gen | Select, result: Result) -> int:
+        """A check of the whole prompt and of what was asked of it, by which the answer is known again."""
+        digests = self._digests
+        digest = digests.get(result)
         if digest is None:
-            digest = self._digests[result] = self._digest(before, ask)[1]
-        output, stream, ordinal = result.answer, *places[0]
-        record: Record
-        if output is not None:
-            record = ["a", stream, ordinal, digest, output.texts, output.metas, _USAGE(output.usage), output.ids]
-            for meta in output.metas:
-                if not self.journal.is_json(meta):
-                    record[0], record[5] = "A", _encoded(output.metas)
-                    break
-        elif (error := result.error) is not None:
-            if isinstance(error, CancelledError | RunTimeout | BudgetExceeded | JournalError):
-                return None  # what this run came to, not what the model said
-            try:
-                record = ["f", stream, ordinal, digest, codec.encode(error)]
-            except codec.NotData:
-                return None  # asked again
-        else:
-            result.on_change(lambda r: self.journal.put(self, (before, ask, places, r)) if r.done else None)
-            return None
-        if len(places) > 1:
-            record.append(places[1:])
-        return record
+            before = 0 if last is None else digests.get(last)
+            digest = digests[result] = of_ask(of_text(last.output().text) if before is None else before, text, ask)  # type: ignore[union-attr]  # of some other run
+        return digest
 
-    def _digest(self, before: Prompt, ask: Gen | Select) -> tuple[Result | None, int]:
-        """The last answer that a prompt has, and a check of what was asked of the whole prompt, however it was cut."""
-        texts: list[bytes] = []
-        node: Prompt | None = before
-        while node is not None and node.result is None:
-            parts: Any = node.parts
-            if parts:
-                texts.append(parts.spelled if parts.__class__ is Fixed else _shown(parts).encode("utf-8", "surrogatepass"))
-            node = node.parent
-        last = None if node is None else node.result
-        digest = 0 if last is None else self._digests.get(last)
-        if digest is None:  # an answer of some other run
-            assert last is not None
-            digest = crc32(last.output().text.encode("utf-8", "surrogatepass"))
-        texts.reverse()
-        digest = crc32(b"".join(texts), digest)
-        asked = _chosen(ask.choices, ask.method) if isinstance(ask, Select) else _asked(ask.params, ask.constraint, ask.tools)
-        return last, digest ^ asked ^ (ask.seed & 0xFFFFFFFF)
+    def record(self, text: int, last: Result | None, ask: Gen | Select, places: Sequence[Ask], result: Result) -> Record | None:
+        """The record of what is no plain answer. None if it is not there yet, and then it comes later, or not to be had."""
+        output, error = result.answer, result.error
+        if output is not None:
+            return record_of(places, self._digests[result], output)
+        if error is None:
+            result.on_change(lambda r: self.journal.put_asked((self, text, last, ask, places, r)) if r.done else None)
+            return None
+        if isinstance(error, CancelledError | RunTimeout | BudgetExceeded | JournalError):
+            return None  # what this run came to, not what the model said
+        try:
+            return ["f", places, self._digests[result], codec.encode(error)]
+        except codec.NotData:
+            return None  # asked again
 
     def decided(self, answer: bool) -> None:
         """The program, which calls this, goes one way at a test. Not in the journal: it is computed again."""
@@ -281,7 +263,7 @@ class RunJournal:
             if instead is not None:
                 raise self._differs(f"calls {name}({shown}) where the run of its journal called {instead.name}({instead.shown})", loc)
             number, self._next = self._next, self._next + 1
-        self.journal.put(self, ["i", number, *place, shown, "" if loc is None else str(loc), int(ordered)])
+        self.journal.put(self.item, ["i", number, *place, shown, "" if loc is None else str(loc), int(ordered)])
         return number, None
 
     async def wait(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
@@ -327,7 +309,7 @@ class RunJournal:
             self.broken = self.broken or error
             raise
         except BaseException:  # cancelled meanwhile
-            self.journal.put(self, ["u", number])
+            self.journal.put(self.item, ["u", number])
             _drop(awaitable)
             raise
 
@@ -427,7 +409,7 @@ class RunJournal:
             if not _is_idempotent(fn):
                 _warn(f"{name}() gave a {type(value).__name__}, and a journal cannot hold {what}: a run that is cut off behind it cannot be taken up. Let it "
                       "give data, or mark it @lmc.host(idempotent=True) if it may be called again", loc)  # fmt: skip
-        self.journal.put(self, ["r", number, *record])
+        self.journal.put(self.item, ["r", number, *record])
         self.journal.hurry()  # until it is written, nobody would know
 
     # -- the run
@@ -451,8 +433,10 @@ class RunJournal:
                     result.wait()
         self._asked.clear()
         error = self.broken or error
-        if self.known.end is None or error is not None:
-            self.journal.put(self, _WELL if error is None else ["e", [[type(e).__name__, str(e)] for e in _causes(error)]])
+        if error is not None:
+            self.journal.put(self.item, ["e", [[type(e).__name__, str(e)] for e in _causes(error)]])
+        elif not self.resumed or self.known.end is None:
+            self.journal.put(self.item, WELL)
         self._known = None  # read again if somebody goes on with the state
         return error
 
@@ -665,48 +649,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 _NOTHING: Mapping[Any, Any] = {}
 _NOTHING_KNOWN = Known()
-_WELL = ["e", ()]
-_USAGE = attrgetter(*[f.name for f in fields(Usage)])
-
-
-def output_of(record: Record) -> Output:
-    """The answer that a record of a journal holds."""
-    texts, metas, usage, ids = record[4:8]
-    if record[0] == "A":
-        metas = [{name: codec.decode(x) for name, x in meta} for meta in metas]
-    return Output(tuple(texts), tuple(metas), Usage(*usage), tuple(ids))
-
-
-def _encoded(metas: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Meta info that is not as JSON has it. Raises JournalError for what is no data."""
-    try:
-        return [[[name, codec.encode(x)] for name, x in meta.items()] for meta in metas]
-    except codec.NotData as what:
-        raise JournalError(f"a journal cannot hold the meta info of an answer: {what}") from None
-
-
-@lru_cache(maxsize=4096)
-def _asked(params: SamplingParams, constraint: Any, tools: str) -> int:
-    return crc32(repr((params, constraint, tools)).encode("utf-8", "surrogatepass"))
-
-
-@lru_cache(maxsize=4096)
-def _chosen(choices: tuple[str, ...], method: str) -> int:
-    return crc32("\0".join((*choices, method)).encode("utf-8", "surrogatepass"))
-
-
-def _shown(parts: Sequence[Any]) -> str:
-    """Parts of a prompt as text to check."""
-    return "".join([p if p.__class__ is str else p.spelling if p.__class__ is Special else "" if p.__class__ is Mark else _shown_part(p) for p in parts])
-
-
-def _shown_part(part: Any) -> str:
-    if isinstance(part, Excerpt):
-        return part.text()
-    if not isinstance(part, Image):
-        return str(part)
-    source = part.source
-    return f"\0image {source if isinstance(source, str | os.PathLike) else crc32(source) if isinstance(source, bytes) else ''}\0"
 
 
 def _place(place: Ask) -> str:
@@ -963,21 +905,40 @@ def journaled(
 
 def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
     """The runs of a call: new ones are written down, those of an earlier call must have the same arguments."""
-    for number, arguments in zip(numbers, bound, strict=True):
+    for arguments in bound:
         if len(arguments.arguments) < len(arguments.signature.parameters):
             arguments.apply_defaults()
-        given = dict(arguments.arguments)
-        del given[next(iter(given))]  # the state
-        known = journal.contents.records.get(number)
-        if known is None:
-            journal.begin(number, _beginning(journal, given))
-            continue
-        piece = journal.encode([number, _beginning(journal, given)])
-        if known[0] != piece and codec.to_bytes(codec.from_bytes(known[0])) != codec.to_bytes(codec.from_bytes(piece)):  # spelled otherwise
+    records = journal.contents.records
+    new = [n for n, number in enumerate(numbers) if number not in records]
+    if new:
+        _begin(journal, [bound[n] for n in new], [numbers[n] for n in new])
+    if len(new) == len(numbers):
+        return
+    for number, arguments in zip(numbers, bound, strict=True):
+        known = records.get(number)
+        if known is not None and (given := _beginning(journal, _given(arguments))) != known[0] and codec.to_bytes(given) != codec.to_bytes(known[0]):  # NaN
             of = f"item {number}" if journal.contents.header["kind"] == "batch" else "the run"
             raise JournalError(
                 f"journal={str(journal.path)!r} is of other arguments: those of {of} are not what they were. Give the call what it was given "
                 "before, or a journal of its own", loc=caller_loc())
+
+
+def _begin(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
+    """New runs, written down together if their arguments are text."""
+    names = list(bound[0].arguments)[1:]
+    columns = list(zip(*[arguments.arguments.values() for arguments in bound], strict=True))[1:]
+    if all(set(map(type, column)) == {str} and len(max(column, key=len)) < LARGEST // 8 // len(columns) for column in columns):  # at most 6 bytes a character
+        journal.begin(numbers, names, columns)
+        return
+    for number, arguments in zip(numbers, bound, strict=True):
+        journal.put(number, _beginning(journal, _given(arguments)))
+
+
+def _given(arguments: inspect.BoundArguments) -> dict[str, Any]:
+    """The arguments of a run, but for its state."""
+    given = dict(arguments.arguments)
+    del given[next(iter(given))]
+    return given
 
 
 def _beginning(journal: Journal, given: Mapping[str, Any]) -> Record:

@@ -297,7 +297,7 @@ class Function:
         self._first = parameters[0].name
         self._plain = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters[1:])
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """A hash of its source."""
         return source_digest(self.func)
@@ -648,9 +648,11 @@ class Function:
             return []
         first = self._state(options, numbers[0])
         run = _run_of(first)
-        if caller is not None or run.limits is not None or run.journal is not None:
+        if caller is not None or run.limits is not None:
             return [first, *[self._state(options, item) for item in numbers[1:]]]
-        others = [Run(run.backend, run.defaults, run.seed, item, None, run.spare, run.watched, None, run.branches) for item in numbers[1:]]
+        journal = run.journal
+        others = [Run(run.backend, run.defaults, run.seed, item, None, run.spare, run.watched, journal and RunJournal(journal.journal, item), run.branches)
+                  for item in numbers[1:]]  # fmt: skip
         return [first, *[State(LiveEmitter(other), name=self.name) for other in others]]
 
     def _batch_item(self, state: State, bound: inspect.BoundArguments) -> State:

@@ -13,7 +13,6 @@ import os
 import re
 import tempfile
 import warnings
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -21,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import lmc
-from lmc import codec, journal
 from lmc.backend.mock import Mock
 from lmc.jit import Program, Traced
+from lmc.records import lines_of, parse, read
 
 EFFECTS: list[Any] = []
 """What the programs' tools did, in order. Tools append here; nothing else does."""
@@ -313,8 +312,8 @@ def resumes_from_anywhere(
                 return
             first, records = _records(path.read_bytes())
             for k in range(0, len(records), max(1, len(records) // CUTS)):
-                path.write_bytes(b"".join([first, *map(_line, records[:k])]))
-                effects = [] if not k else journal.read(path).runs[0].effects.values()
+                path.write_bytes(first + lines_of(records[:k]))
+                effects = [] if not k else read(path).runs[0].effects.values()
                 doubt = any(e.outcome is None or (e.outcome[0] == "awaitable" and e.outcome[1] != "coroutine") for e in effects)
                 reset()
                 seen = run(hows[n ^ (k & 1)], item, outside, {**options, "backend": backend(), "journal": path})
@@ -326,16 +325,11 @@ def resumes_from_anywhere(
                 assert seen == expected, f"{n}, taken up behind record {k} of {len(records)}, {item}: {differences(seen, expected)}"
 
 
-def _records(data: bytes) -> tuple[bytes, list[Any]]:
+def _records(data: bytes) -> tuple[bytes, list[tuple[int, Any]]]:
     """The first line of a journal, and its records, each with its run."""
-    first, *lines = data.splitlines(keepends=True)
-    pieces = [codec.from_bytes(piece) for line in lines for piece in line.rstrip(b"\n").partition(b" ")[2].split(b"\t")]
-    return first, [[number, record] for number, *records in pieces for record in records]
-
-
-def _line(piece: Any) -> bytes:
-    payload = codec.to_bytes(piece)
-    return b"%08x %s\n" % (zlib.crc32(payload), payload)
+    contents = parse(data, "the journal")
+    assert contents is not None
+    return data[: data.index(b"\n") + 1], [(number, record) for number, found in contents.records.items() for record in found]
 
 
 def _batch(
