@@ -297,9 +297,13 @@ class Function:
         self._first = parameters[0].name
         self._plain = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters[1:])
 
-    @functools.cached_property
+    @property
     def digest(self) -> str:
         """A hash of its source."""
+        return self._own_digest
+
+    @functools.cached_property
+    def _own_digest(self) -> str:
         return source_digest(self.func)
 
     # -- arguments
