@@ -162,6 +162,7 @@ class LocalBackend:
         max_tokens: int,
         max_context: int,
         near_context: int | None = None,
+        embedded: int | None = None,
         max_batch: int = 64,
         chunk: int = 512,
         seed: int = 0,
@@ -173,7 +174,7 @@ class LocalBackend:
         self.whole_template: WholeTemplate | None = None  # the model's own, for conversations with tools
         self._asker = Asker(
             name, vocabulary, chat_template, compiler,
-            max_context=max_context, near=near_context, pool=max_tokens, seed=seed, seam=seam,
+            max_context=max_context, near=near_context, pool=max_tokens, seed=seed, seam=seam, embedded=embedded,
         )  # fmt: skip
         self._lock = threading.Lock()  # states of steps and their pending lists, groups
         self._groups: weakref.WeakValueDictionary[tuple[int, ...], Group] = weakref.WeakValueDictionary()
@@ -571,6 +572,7 @@ class Engine(LocalBackend):
         from lmc.backend.engine.constraint import XGrammarCompiler
         from lmc.backend.engine.foresight import Foresight
         from lmc.backend.engine.kv_pool import KVPool
+        from lmc.backend.engine.memory import check_pool
         from lmc.backend.engine.models.loader import load
         from lmc.fsm.store import default_store
 
@@ -578,6 +580,7 @@ class Engine(LocalBackend):
         loaded = load(source, device=device, dtype=dtype, parse_special=parse_special, load_format=load_format)
         config, words = loaded.config, loaded.tokenizer
         slots = _default_pool(loaded) if max_tokens is None else max_tokens
+        check_pool(slots, _kv_bytes(loaded), loaded.device)
         pool = KVPool.of(loaded.layers, slots, loaded.dtype, str(loaded.device))
         of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
         encode = (lambda text: words.encode((text,), at_start=False)) if forced else None
@@ -598,6 +601,7 @@ class Engine(LocalBackend):
             max_tokens=slots,
             max_context=config.max_context,
             near_context=config.near_context,
+            embedded=config.vocab_size,
             max_batch=max_batch or batch,
             chunk=chunk or rows,
             seed=seed,
@@ -639,7 +643,11 @@ def _default_pool(loaded: LoadedModel) -> int:
     """Tokens that fit a quarter of the free memory (at most 1.5 GiB) on a CPU, 85 % of it on a GPU."""
     from lmc.backend.engine.memory import free_memory
 
-    per_token = sum(layer.size for layer in loaded.layers) * loaded.dtype.itemsize
     free = free_memory(loaded.device)
     room = int(free * 0.85) if loaded.device.type == "cuda" else min(free // 4, _POOL_CAP)
-    return max(1024, room // per_token)
+    return max(1024, room // _kv_bytes(loaded))
+
+
+def _kv_bytes(loaded: LoadedModel) -> int:
+    """Of one token."""
+    return sum(layer.size for layer in loaded.layers) * loaded.dtype.itemsize

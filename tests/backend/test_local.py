@@ -451,6 +451,32 @@ def test_a_prompt_over_the_pool_is_refused_with_numbers_and_a_remedy():
         engine.submit(None, [Text(("x" * 100,)), gen(1)])
 
 
+def test_a_choice_over_the_pool_is_refused_as_one():
+    engine, _ = stepped(64)
+    with pytest.raises(PromptTooLongError, match=r"the prompt and its longest choice have 110 tokens; the KV pool holds 64"):
+        engine.submit(None, [Text(("x" * 10,)), Select(("y" * 100, "z"))])
+
+
+def test_text_that_is_no_text_is_refused_with_the_reason(engine):
+    for parts in (("a", "b\ud83d"), ("\udcff",)):
+        with pytest.raises(ParameterError, match=r"the prompt has '\\ud...', half of a surrogate pair"):
+            engine.submit(None, [Text(parts), gen(1)])
+    child = engine.submit(ask(engine, "x", gen(1)), [Text(("\ud800",)), gen(1)])
+    with pytest.raises(ParameterError, match="surrogate"):
+        child.results[0].output()
+    assert ask(engine, "x", gen(2)).results[0].output().text
+
+
+def test_tokens_that_the_model_does_not_know_are_refused():
+    """A tokenizer's files may have more than the weights have rows for."""
+    engine, core = stepped(embedded=260)
+    with pytest.raises(ParameterError, match=r"the prompt has 'the ', token 261, and the model knows 260 tokens only"):
+        engine.submit(None, [Text(("the cat",)), gen(1)])
+    fine = ask(engine, "quiz", gen(1))
+    drain(core)
+    assert fine.results[0].done
+
+
 def test_a_prompt_over_the_context_is_refused_with_its_place():
     engine, _ = stepped(4096, max_context=50)
     ask_ = Gen(loc=Loc("p.py", 2))
@@ -526,6 +552,31 @@ def test_a_failing_pass_fails_everything_and_the_engine_lives_on():
             result.output()
     engine.check()
     assert answer(engine, "x", gen(2)).text
+    engine.close()
+
+
+def test_a_pass_without_memory_says_what_needs_less_and_holds_none_of_it():
+    """Whoever keeps the error keeps no tensor of the pass that failed."""
+
+    class Tensor: ...
+
+    kept: list[weakref.ref[Tensor]] = []
+
+    def run(work):
+        tensor = Tensor()
+        kept.append(weakref.ref(tensor))
+        raise MemoryError(f"{len(work.spans)} spans")
+
+    engine, runner = backend()
+    fine = runner.run
+    runner.run = run
+    handle = ask(engine, "x", gen(4))
+    with pytest.raises(BackendError, match=r"MemoryError: 1 spans; a pass needs less with a smaller Engine\(chunk=…\) or max_batch"):
+        handle.results[0].output()
+    runner.run = fine
+    assert kept[0]() is None
+    assert answer(engine, "x", gen(2)).text
+    engine.check()
     engine.close()
 
 

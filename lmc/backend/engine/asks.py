@@ -65,6 +65,7 @@ class Asker:
 
     limit    tokens that prompt and answer may have together: the context's or the pool's
     near     tokens beyond which the model turns positions otherwise (Request)
+    embedded tokens that the model knows; None: all that the vocabulary has
     seam     "token": an answer's ids stay as generated.  "text": its text joins the literal run
     """
 
@@ -80,6 +81,7 @@ class Asker:
         seed: int,
         seam: Literal["token", "text"],
         near: int | None = None,
+        embedded: int | None = None,
     ) -> None:
         if seam not in ("token", "text"):
             raise ParameterError(f'seam is {seam!r}; it can be "token" or "text"')
@@ -87,7 +89,7 @@ class Asker:
         self.max_context, self.pool, self.limit = max_context, pool, min(max_context, pool)
         self.near = near
         self.use_template(template)
-        self.encoder = Encoder(words)
+        self.encoder = Encoder(words, embedded=embedded)
         self._shown: dict[int, str] = {}  # texts of single tokens; no more than the vocabulary has
 
     def use_template(self, template: ChatTemplate) -> None:
@@ -216,7 +218,8 @@ class Asker:
         branches = [Branch(base, whole[base:]) for whole in wholes]
         if ask.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED:
             branches += [Branch(0, whole[start:]) for whole, start in zip(wholes, starts, strict=True)]
-        self._check_length(max(base + max(b.rows for b in branches), *map(len, wholes)), ask.loc)
+        longest = max(base + max(b.rows for b in branches), *map(len, wholes))
+        self._check_length(longest, ask.loc, "the prompt and its longest choice have")
         scoring = _Scoring(self, ask, wholes, starts, base, padding, on_done)
         return Request(
             Kind.SCORE,
@@ -272,17 +275,17 @@ class Asker:
         start = self.words.bos_token_id
         return np.array([self.words.eos_token_ids[0] if start is None else start], np.int32)
 
-    def _check_length(self, tokens: int, loc: Loc | None) -> None:
+    def _check_length(self, tokens: int, loc: Loc | None, what: str = "the prompt has") -> None:
         """A prompt and one token of the answer must fit."""
         if tokens < self.limit:
             return
         if self.limit == self.max_context:
-            what = f"the context of {self.name} is {self.max_context} tokens, one of them for the answer"
+            limit = f"the context of {self.name} is {self.max_context} tokens, one of them for the answer"
             remedy = "Shorten it or take a model with a longer context"
         else:
-            what = f"the KV pool holds {self.pool} tokens, one of them for the answer"
+            limit = f"the KV pool holds {self.pool} tokens, one of them for the answer"
             remedy = f"Shorten it, or make the pool larger: Engine(max_tokens=…), up to {self.max_context}"
-        raise PromptTooLongError(f"the prompt has {tokens} tokens; {what}. {remedy}", loc=loc)
+        raise PromptTooLongError(f"{what} {tokens} tokens; {limit}. {remedy}", loc=loc)
 
 
 class _Sampling:

@@ -11,6 +11,7 @@ import numpy as np
 
 from lmc.backend.engine.answer import Words
 from lmc.chat import ChatTemplate
+from lmc.errors import ParameterError
 from lmc.prompt import Mark, Part, Special
 
 NO_IDS = np.empty(0, np.int32)
@@ -40,15 +41,30 @@ class Vocabulary(Words, Protocol):
     def last_cut(self, text: str, start: int, end: int) -> int: ...
 
 
+def _encoded(words: Vocabulary, text: str, at_start: bool) -> Sequence[int]:
+    try:
+        return words.encode((text,), at_start=at_start)
+    except (TypeError, UnicodeEncodeError):
+        half = next((c for c in text if "\ud800" <= c <= "\udfff"), None)
+        if half is None:
+            raise
+        raise ParameterError(
+            f"the prompt has {half!r}, half of a surrogate pair, which is no character and has no tokens; "
+            'where text is decoded, errors="replace" leaves none'
+        ) from None
+
+
 class Encoder:
     """Encodes literal runs. Special tokens, and in texts words, cut a run into pieces whose encodings do not depend on
     each other, so each piece is remembered: siblings encode what they share once.
 
     capacity    characters of the pieces that are remembered, least recently used ones first forgotten
+    embedded    tokens that the model has; a tokenizer's files may have more
     """
 
-    def __init__(self, words: Vocabulary, capacity: int = 1 << 23) -> None:
+    def __init__(self, words: Vocabulary, capacity: int = 1 << 23, embedded: int | None = None) -> None:
         self._words, self._capacity = words, capacity
+        self._embedded = words.vocab_size if embedded is None else embedded
         self._known: OrderedDict[tuple[str, bool], np.ndarray] = OrderedDict()
         self._held = 0  # characters
         self._lock = threading.Lock()
@@ -89,7 +105,7 @@ class Encoder:
 
     def _piece(self, piece: str | Special, first: bool) -> np.ndarray:
         if isinstance(piece, Special):
-            return np.array([self._words.id_of(piece.spelling)], np.int32)
+            return self._checked(np.array([self._words.id_of(piece.spelling)], np.int32))
         key = (piece, first)
         with self._lock:
             if key in self._known:
@@ -99,8 +115,14 @@ class Encoder:
         if len(blocks) > 1:
             ids = np.concatenate([self._piece(block, first and i == 0) for i, block in enumerate(blocks)])
         else:
-            ids = np.asarray(self._words.encode((piece,), at_start=first), np.int32)
+            ids = self._checked(np.asarray(_encoded(self._words, piece, first), np.int32))
         self._remember(key, ids)
+        return ids
+
+    def _checked(self, ids: np.ndarray) -> np.ndarray:
+        if len(ids) and (last := int(ids.max())) >= self._embedded:
+            spelling = self._words.decode([last], with_specials=True)
+            raise ParameterError(f"the prompt has {spelling!r}, token {last}, and the model knows {self._embedded} tokens only")
         return ids
 
     def _remember(self, key: tuple[str, bool], ids: np.ndarray) -> None:

@@ -19,6 +19,7 @@ import math
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -62,6 +63,10 @@ _BROKEN = (
     "the model gave no numbers (NaN or infinity) for this prompt: its weights are damaged, or overflow in this dtype; "
     'try Engine(dtype="bfloat16") or Engine(dtype="float32")'
 )
+
+
+_NO_MEMORY = ("OutOfMemoryError", "MemoryError")  # torch's and Python's
+_LESS = "; a pass needs less with a smaller Engine(chunk=…) or max_batch, the KV pool with a smaller max_tokens"
 
 
 class Runner(Protocol):
@@ -267,6 +272,7 @@ class EngineCore:
                     self._rest(lambda: time.sleep(_TURN))
             except BaseException as error:  # nothing may hang on a dead loop: everybody learns of it
                 log.exception("the engine failed; everything outstanding fails with it")
+                traceback.clear_frames(error.__traceback__)  # or the pass's tensors would live as long as anybody has the error
                 self._fail_all(error)
         self._fail_all(None)
         self._ended = True  # first this, then the last look: what is posted later is run by who posts it
@@ -588,6 +594,7 @@ def _as_backend_error(error: BaseException | None) -> LmcError:
         return BackendError("the engine was closed")
     if isinstance(error, LmcError):
         return error
-    failure = BackendError(f"the engine failed: {type(error).__name__}: {error}")
+    name = type(error).__name__
+    failure = BackendError(f"the engine failed: {name}: {error}{_LESS if name in _NO_MEMORY else ''}")
     failure.__cause__ = error
     return failure

@@ -288,6 +288,61 @@ def test_damaged_directories_name_the_file_and_the_remedy(saved, tmp_path):
     assert "the weights lack 'backbone.embeddings.weight'" in broken("f", other_type)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ([], r"config\.json: holds no JSON object; download it again"),
+        ({"hidden_size": "x"}, r"config\.json: a value is not what it should be: invalid literal"),
+        ({"num_attention_heads": 0}, "model config: num_heads is 0, expected a positive number"),
+        ({"num_attention_heads": None}, r"config\.json: a value is not what it should be"),
+        ({"rope_parameters": "x"}, r"config\.json: a value is not what it should be"),
+        ({"eos_token_id": 5000}, "eos_token_id 5000 is not in the model's vocabulary of 96"),
+        ({"vocab_size": 90}, r"'model\.embed_tokens\.weight' is \[96, 64\], and the model's configuration says \[90, 64\]"),
+        ({"intermediate_size": 100}, r"'model\.layers\.\d\.mlp\.gate_proj\.weight' is \[112, 64\].* says \[100, 64\]"),
+        ({"head_dim": 16}, r"'model\.layers\.\d\.self_attn\.q_proj\.weight' is \[128, 64\].* says \[64, 64\]"),
+    ],
+)
+def test_a_config_that_cannot_be_names_the_file_and_the_value(saved, change, says):
+    folder, _ = saved("qwen3")
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "generation_config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(change and raw | change))
+    with pytest.raises(ModelLoadError, match=says):
+        load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("model.layers.1.mlp.up_proj.weight", None, "the weights lack 'model.layers.1.mlp.up_proj.weight'; is the download"),
+        ("model.norm.weight", (63,), r"'model\.norm\.weight' is \[63\], and the model's configuration says \[64\]"),
+        ("model.layers.0.self_attn.o_proj.weight", (64, 60), r"is \[64, 60\], and the model's configuration says \[64, 128\]"),
+        ("model.layers.2.self_attn.k_norm.weight", (16,), r"is \[16\], and the model's configuration says \[32\]"),
+        ("model.layers.2.mlp.down_proj.weight", "int8", "is of int8: quantized safetensors are not supported; take a GGUF"),
+    ],
+)
+def test_weights_of_another_model_name_the_tensor(saved, name, kind, says):
+    from safetensors.torch import load_file, save_file
+
+    folder, _ = saved("qwen3")
+    state = load_file(folder / "model.safetensors")
+    if kind is None:
+        del state[name]
+    else:
+        state[name] = state[name].to(torch.int8) if kind == "int8" else torch.zeros(kind)
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=says) as caught:
+        load(str(folder))
+    assert str(caught.value).startswith(str(folder))
+
+
+def test_an_index_without_places_is_named(saved):
+    folder, _ = saved("qwen3")
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"index\.json: 'weight_map' is missing"):
+        load(str(folder))
+
+
 def test_unknown_sources(monkeypatch, tmp_path):
     with pytest.raises(
         ModelLoadError, match=r"nowhere\.gguf: no such file or directory in .*; a model is a .gguf file"

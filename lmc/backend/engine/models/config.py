@@ -130,6 +130,15 @@ class ModelConfig:
 
 def from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] | None = None) -> ModelConfig:
     """From the content of `config.json`; `generation_config.json`'s end tokens win. `where` names the file in errors."""
+    try:
+        return _from_hf(raw, where, generation)
+    except KeyError as missing:
+        raise ModelLoadError(f"{where}: {missing.args[0]!r} is missing; is this a causal language model?") from None
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as wrong:
+        raise ModelLoadError(f"{where}: a value is not what it should be: {wrong}; download it again") from wrong
+
+
+def _from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] | None) -> ModelConfig:
     kind = str(raw.get("model_type", "?"))
     if kind not in FAMILIES:
         raise UnfusedError(f"{where}: model_type {kind!r} is not supported; supported: {', '.join(FAMILIES)}")
@@ -142,34 +151,31 @@ def from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] | 
         raise UnfusedError(f"{where}: rotating a part of each head (partial_rotary_factor) is not supported")
     if raw.get("hidden_act", "silu") != "silu":
         raise UnfusedError(f"{where}: hidden_act {raw['hidden_act']!r} is not supported; supported: silu")
-    try:
-        heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-        eos = (generation or {}).get("eos_token_id", raw.get("eos_token_id"))
-        rope = _rope_parameters(raw)
-        return ModelConfig(
-            architecture=kind,
-            num_layers=int(raw["num_hidden_layers"]),
-            num_heads=heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or hidden // heads),
-            hidden_size=hidden,
-            intermediate_size=int(raw["intermediate_size"]),
-            vocab_size=int(raw["vocab_size"]),
-            max_context=_hf_context(raw, rope),
-            rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
-            rope_scaling=_hf_scaling(rope, where, int(raw.get("max_position_embeddings", 2048))),
-            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            qkv_bias=kind == "qwen2" or bool(raw.get("attention_bias", False)),
-            o_bias=kind != "qwen2" and bool(raw.get("attention_bias", False)),
-            qk_norm=kind == "qwen3",
-            sliding_window=_hf_window(raw, kind, where),
-            nope_layers=_hf_nope(raw, kind),
-            eos_token_ids=token_ids(eos),
-            bos_token_id=raw.get("bos_token_id"),
-        )
-    except KeyError as missing:
-        raise ModelLoadError(f"{where}: {missing.args[0]!r} is missing; is this a causal language model?") from None
+    heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+    eos = (generation or {}).get("eos_token_id", raw.get("eos_token_id"))
+    rope = _rope_parameters(raw)
+    return ModelConfig(
+        architecture=kind,
+        num_layers=int(raw["num_hidden_layers"]),
+        num_heads=heads,
+        num_kv_heads=int(raw.get("num_key_value_heads") or heads),
+        head_dim=int(raw.get("head_dim") or hidden // heads),
+        hidden_size=hidden,
+        intermediate_size=int(raw["intermediate_size"]),
+        vocab_size=int(raw["vocab_size"]),
+        max_context=_hf_context(raw, rope),
+        rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
+        rope_scaling=_hf_scaling(rope, where, int(raw.get("max_position_embeddings", 2048))),
+        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=kind == "qwen2" or bool(raw.get("attention_bias", False)),
+        o_bias=kind != "qwen2" and bool(raw.get("attention_bias", False)),
+        qk_norm=kind == "qwen3",
+        sliding_window=_hf_window(raw, kind, where),
+        nope_layers=_hf_nope(raw, kind),
+        eos_token_ids=token_ids(eos),
+        bos_token_id=raw.get("bos_token_id"),
+    )
 
 
 def _hf_window(raw: Mapping[str, Any], kind: str, where: str) -> int | None:

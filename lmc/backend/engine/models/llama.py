@@ -143,9 +143,10 @@ def fuse(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
 
 def fuse_ends(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """What comes before the first layer and after the last."""
-    fused = {"embed": _get(state, "model.embed_tokens.weight"), "norm": _get(state, "model.norm.weight")}
+    rows, width = config.vocab_size, config.hidden_size
+    fused = {"embed": _get(state, "model.embed_tokens.weight", rows, width), "norm": _get(state, "model.norm.weight", width)}
     if not config.tie_embeddings:
-        fused["head"] = _get(state, "lm_head.weight")
+        fused["head"] = _get(state, "lm_head.weight", rows, width)
     return fused
 
 
@@ -153,27 +154,27 @@ def fuse_layer(state: Mapping[str, Tensor], config: ModelConfig, index: int) -> 
     """One layer's weights."""
     src, dst = f"model.layers.{index}.", f"layers.{index}."
     attn, mlp = src + "self_attn.", src + "mlp."
+    c, width = config, config.hidden_size
 
-    def paired(name: str, heads: int) -> Tensor:
-        return pair_rows(_get(state, attn + name), heads)
+    def paired(name: str, heads: int, *columns: int) -> Tensor:
+        return pair_rows(_get(state, attn + name, heads * c.head_dim, *columns), heads)
 
     fused: dict[str, Tensor] = {}
-    for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
-        q = paired(f"q_proj.{kind}", config.num_heads)
-        k = paired(f"k_proj.{kind}", config.num_kv_heads)
-        fused[f"{dst}qkv.{kind}"] = torch.cat((q, k, _get(state, f"{attn}v_proj.{kind}")))
-    fused[dst + "o.weight"] = _get(state, attn + "o_proj.weight")
-    if config.o_bias:
-        fused[dst + "o.bias"] = _get(state, attn + "o_proj.bias")
-    if config.qk_norm:
+    for kind, columns in (("weight", (width,)), ("bias", ())) if c.qkv_bias else (("weight", (width,)),):
+        q = paired(f"q_proj.{kind}", c.num_heads, *columns)
+        k = paired(f"k_proj.{kind}", c.num_kv_heads, *columns)
+        fused[f"{dst}qkv.{kind}"] = torch.cat((q, k, _get(state, f"{attn}v_proj.{kind}", c.kv_size, *columns)))
+    fused[dst + "o.weight"] = _get(state, attn + "o_proj.weight", width, c.q_size)
+    if c.o_bias:
+        fused[dst + "o.bias"] = _get(state, attn + "o_proj.bias", width)
+    if c.qk_norm:
         fused[dst + "q_norm"] = paired("q_norm.weight", 1)
         fused[dst + "k_norm"] = paired("k_norm.weight", 1)
-    fused[dst + "gate_up.weight"] = torch.cat(
-        (_get(state, mlp + "gate_proj.weight"), _get(state, mlp + "up_proj.weight"))
-    )
-    fused[dst + "down.weight"] = _get(state, mlp + "down_proj.weight")
-    fused[dst + "input_norm"] = _get(state, src + "input_layernorm.weight")
-    fused[dst + "post_norm"] = _get(state, src + "post_attention_layernorm.weight")
+    gate_up = (_get(state, f"{mlp}{kind}_proj.weight", c.intermediate_size, width) for kind in ("gate", "up"))
+    fused[dst + "gate_up.weight"] = torch.cat(tuple(gate_up))
+    fused[dst + "down.weight"] = _get(state, mlp + "down_proj.weight", width, c.intermediate_size)
+    fused[dst + "input_norm"] = _get(state, src + "input_layernorm.weight", width)
+    fused[dst + "post_norm"] = _get(state, src + "post_attention_layernorm.weight", width)
     return fused
 
 
@@ -200,10 +201,18 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _get(state: Mapping[str, Tensor], name: str) -> Tensor:
+def _get(state: Mapping[str, Tensor], name: str, *shape: int) -> Tensor:
     if name not in state:
         raise ModelLoadError(f"the weights lack {name!r}; is the download complete?")
-    return state[name]
+    found = state[name]
+    if tuple(found.shape) != shape:
+        raise ModelLoadError(
+            f"the weights' {name!r} is {list(found.shape)}, and the model's configuration says {list(shape)}; are both of one model?"
+        )
+    if not found.is_floating_point():
+        kind = str(found.dtype).removeprefix("torch.")
+        raise ModelLoadError(f"the weights' {name!r} is of {kind}: quantized safetensors are not supported; take a GGUF")
+    return found
 
 
 MATRICES = ("qkv", "o", "gate_up", "down")

@@ -173,7 +173,7 @@ def _layout(device: torch.device, dtype: str | None) -> _Layout:
 
 
 def _fused(
-    states: Callable[[int | None], Mapping[str, Tensor]], config: ModelConfig, layout: _Layout
+    path: Path, states: Callable[[int | None], Mapping[str, Tensor]], config: ModelConfig, layout: _Layout
 ) -> dict[str, Tensor]:
     """Fused weights in the layout's dtypes; the embedding stays in the activations' (it is read by rows).
 
@@ -186,8 +186,11 @@ def _fused(
         return {name: tensor.to(layout.dtype_of(name, tensor)).contiguous() for name, tensor in found.items()}
 
     fused: dict[str, Tensor] = {}
-    for found in spread(part, [None, *range(config.num_layers)]):
-        fused |= found
+    try:
+        for found in spread(part, [None, *range(config.num_layers)]):
+            fused |= found
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{path}: {error}") from None
     return fused
 
 
@@ -338,7 +341,7 @@ def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
     tokens = tokenizers.from_gguf(file.metadata, str(file.path))
     return cache.Converted(
         config,
-        _fused(lambda i: _ends(file, config) if i is None else gguf_state(file, config, f"blk.{i}."), config, layout),
+        _fused(file.path, lambda i: _ends(file, config) if i is None else gguf_state(file, config, f"blk.{i}."), config, layout),
         tokens.raw.to_str(),
         {"bos_token_id": tokens.bos_token_id, "add_bos": tokens.add_bos},
         file.metadata.get("tokenizer.chat_template"),
@@ -359,6 +362,8 @@ def _read_directory(
     except configs.UnfusedError as reason:
         config, theirs = _theirs(path, generation, reason)
         layout = layout.unpacked
+    if foreign := [i for i in config.eos_token_ids if not 0 <= i < config.vocab_size]:
+        raise ModelLoadError(f"{path}: eos_token_id {foreign[0]} is not in the model's vocabulary of {config.vocab_size}")
     options = _json_or_none(path / "tokenizer_config.json") or {}
     if not (path / "tokenizer.json").is_file():
         raise ModelLoadError(
@@ -380,7 +385,7 @@ def _read_directory(
         build = _builder(_random(config, layout, dummy_on), config, layout)
     else:
         state = _read_safetensors(path)
-        build = _builder(_fused(lambda _: state, config, layout), config, layout)
+        build = _builder(_fused(path, lambda _: state, config, layout), config, layout)
     return _Source(path.name, config, build, tokens, _template(path, options), layout)
 
 
@@ -436,13 +441,16 @@ def _there(path: Path) -> str:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelLoadError(
             f"{path}: cannot be read: {error.strerror}; make it readable, or download it again"
         ) from error
     except ValueError as error:
         raise ModelLoadError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelLoadError(f"{path}: holds no JSON object; download it again")
+    return found
 
 
 def _json_or_none(path: Path) -> dict[str, Any] | None:
@@ -462,8 +470,12 @@ def _template(path: Path, options: dict[str, Any]) -> str | None:
 def _shards(path: Path) -> list[Path]:
     """The weights' files."""
     index = path / "model.safetensors.index.json"
-    names = sorted(set(_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
-    return [path / name for name in names]
+    if not index.is_file():
+        return [path / "model.safetensors"]
+    places = _json(index).get("weight_map")
+    if not isinstance(places, dict):
+        raise ModelLoadError(f"{index}: 'weight_map' is missing; download it again")
+    return [path / name for name in sorted(set(places.values()))]
 
 
 def _check_room(path: Path, raw: Mapping[str, Any], layout: _Layout) -> None:
