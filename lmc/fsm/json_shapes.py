@@ -197,3 +197,7 @@ def items_of(shape: Shape, index: int) -> All:
 
 def is_within(limits: tuple[int, int | None], count: int) -> bool:
     return limits[0] <= count and (limits[1] is None or count <= limits[1])
+
+
+def is_possible(limits: tuple[int, int | None]) -> bool:
+    return limits[1] is None or limits[0] <= limits[1]

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from lmc.errors import ConstraintError
-from lmc.fsm import bounds, grammar, json_schema
+from lmc.fsm import bounds, grammar, json_ways
 from lmc.fsm.algebra import automaton, both, is_empty, without
 from lmc.fsm.bounds import TooLarge, Work
 from lmc.fsm.dfa import build
@@ -259,7 +259,7 @@ def test_combining_languages_ends_when_the_work_is_used_up():
 
 
 def test_a_schema_that_takes_too_much_work_is_refused_where_it_does(monkeypatch):
-    monkeypatch.setattr(json_schema, "Work", lambda: Work(200))
+    monkeypatch.setattr(json_ways, "Work", lambda: Work(200))
     word = {"type": "string", "allOf": [{"pattern": c} for c in "abcdef"]}
     with pytest.raises(ConstraintError, match="json_schema: /properties/word needs too large an automaton; use smaller"):
         automaton_of("json_schema", json.dumps({"type": "object", "properties": {"id": {"type": "integer"}, "word": word}}))

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lmc.errors import ConstraintError
-from lmc.fsm import json_schema
+from lmc.fsm import json_schema, json_ways
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.dfa import build
 from lmc.fsm.forced import _Endings
@@ -163,7 +163,7 @@ def test_what_cannot_be_enforced_is_refused_by_name_and_place(name):
     ],
 )
 def test_schemas_that_double_at_each_reference_are_refused_soon(both, says, monkeypatch):
-    monkeypatch.setattr(json_schema, "_MOST_LOOKS", 1000)
+    monkeypatch.setattr(json_ways, "_MOST_LOOKS", 1000)
     monkeypatch.setattr(json_schema, "_MOST_NODES", 5000)
     steps = {f"a{i}": both([{"$ref": f"#/$defs/a{i + 1}"}] * 2) for i in range(60)}
     with pytest.raises(ConstraintError, match=says):

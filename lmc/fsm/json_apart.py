@@ -1,0 +1,128 @@
+"""What is of a shape, and which shapes surely have nothing in common: decisions on values and languages, for oneOf, enum and const."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from lmc.fsm.algebra import both, without
+from lmc.fsm.bounds import Work
+from lmc.fsm.json_shapes import (
+    All,
+    Place,
+    Shape,
+    has_text,
+    is_possible,
+    is_within,
+    items_of,
+    opposite,
+    rules_of,
+    same,
+    type_of,
+    wrong,
+)
+from lmc.fsm.json_text import ANY_TEXT, lengths, one_of, repeat, text
+from lmc.fsm.regex import ANY, EMPTY, NOTHING, Node
+
+if TYPE_CHECKING:
+    from lmc.fsm.json_ways import Ways
+
+
+def check_apart(ways: Ways, place: Place, base: Sequence[Shape], arms: Sequence[Sequence[Shape]]) -> None:
+    """Refuses arms of oneOf that might hold together: what is written of one must surely not be of another."""
+    within = [[s for a, b in itertools.product(base, arm) if (s := a.with_(b)) is not None] for arm in arms]
+    wide = [ways.widely.of_place(place.at("oneOf", i), ()) for i in range(len(arms))]
+    for i, j in itertools.permutations(range(len(arms)), 2):
+        if not all(_apart(ways, a, b, 3) for a, b in itertools.product(within[i], wide[j])):
+            raise wrong(f"{place.pointer}/oneOf", f"{min(i, j)} and {max(i, j)} may hold together; make them exclusive (a type and a const in each), or use anyOf")
+
+
+def _apart(ways: Ways, a: Shape, b: Shape, depth: int) -> bool:
+    """Surely nothing is of `a` and of `b`, which is a wide shape."""
+    if a.values is not None:
+        return not any(admits(ways.widely, b, v) for v in a.values if admits(ways, a, v))
+    if b.values is not None:
+        return not any(admits(ways, a, v) for v in b.values if admits(ways.widely, b, v))
+    return all(_apart_as(ways, kind, a, b, depth) for kind in a.types & b.types)
+
+
+def _apart_as(ways: Ways, kind: str, a: Shape, b: Shape, depth: int) -> bool:
+    if kind in ("integer", "number"):
+        return a.bounds.apart(b.bounds)
+    if kind == "string":
+        return both(characters(ways.work, a), characters(ways.work, b), ways.work) == NOTHING
+    if kind == "object":
+        return depth > 0 and (_needs_apart(ways, a, b, depth) or _needs_absent(ways, a, b) or _needs_absent(ways, b, a))
+    if kind == "array":
+        return any(x.items[1] is not None and y.items[0] > x.items[1] for x, y in ((a, b), (b, a)))
+    return False
+
+
+def _needs_apart(ways: Ways, a: Shape, b: Shape, depth: int) -> bool:
+    return any(
+        all(_apart(ways, x, y, depth - 1) for x in ways.shapes(rules_of(a, n)) for y in ways.widely.shapes(rules_of(b, n)))
+        for n in a.required
+        if n in b.required
+    )
+
+
+def _needs_absent(ways: Ways, a: Shape, b: Shape) -> bool:
+    """`a` needs a property that `b` excludes."""
+    return any(n in b.absent or not ways.widely.shapes(rules_of(b, n)) for n in a.required)
+
+
+def admits(ways: Ways, shape: Shape, value: Any) -> bool:
+    """A value is of a shape; what is not said is allowed."""
+    kind = type_of(value)
+    if kind not in shape.types or (shape.values is not None and not any(same(value, v) for v in shape.values)):
+        return False
+    if any(same(value, v) for v in shape.excluded):
+        return False
+    if kind in ("integer", "number"):
+        return shape.bounds.contains(Decimal(value))
+    if kind == "string":
+        return is_within(shape.length, len(value)) and all(has_text(t, value) for t in shape.texts)
+    if kind == "array":
+        return (
+            is_within(shape.items, len(value))
+            and all(admit(ways, items_of(shape, i), v) for i, v in enumerate(value))
+            and not (shape.unique and any(same(x, y) for x, y in itertools.combinations(value, 2)))
+            and all(_has_so_many(ways, value, *contains) for contains in shape.contains)
+        )
+    if kind == "object":
+        return (
+            is_within(shape.size, len(value))
+            and all(name in value for name in shape.required)
+            and shape.absent.isdisjoint(value)
+            and all(admit(ways, rules_of(shape, n), v) and admit(ways, shape.names, n) for n, v in value.items())
+        )
+    return True
+
+
+def _has_so_many(ways: Ways, items: Sequence[Any], place: Place, least: int, most: int | None) -> bool:
+    """Surely so many of the items are of a schema."""
+    sure = sum(admit(ways, (place,), item) for item in items)
+    return least <= sure and (most is None or len(items) - sum(admit(ways, (opposite(place),), item) for item in items) <= most)
+
+
+def admit(ways: Ways, places: All, value: Any) -> bool:
+    return any(admits(ways, s, value) for s in ways.shapes(places))
+
+
+def characters(work: Work, shape: Shape) -> Node:
+    """The characters of the strings of a shape."""
+    implied = any(_is_part(lengths(language), shape.length) for language in shape.texts)
+    found = ANY_TEXT if implied else repeat(ANY, *shape.length) if is_possible(shape.length) else NOTHING
+    for language in shape.texts:
+        found = language if found == ANY_TEXT else both(found, language, work)
+    return less(work, found, [text(v) if v else EMPTY for v in shape.excluded if isinstance(v, str)])
+
+
+def less(work: Work, language: Node, texts: Sequence[Node]) -> Node:
+    return without(language, one_of(texts), work) if texts and language != NOTHING else language
+
+
+def _is_part(lengths: tuple[int, int | None], limits: tuple[int, int | None]) -> bool:
+    return lengths[0] >= limits[0] and (limits[1] is None or (lengths[1] is not None and lengths[1] <= limits[1]))

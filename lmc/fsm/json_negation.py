@@ -1,0 +1,143 @@
+"""What a schema excludes: the ways in which it does not hold, one keyword after the other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lmc.fsm.algebra import without
+from lmc.fsm.json_keywords import NOTES
+from lmc.fsm.json_shapes import TYPES, ObjectRule, Place, Shape, opposite, wrong
+from lmc.fsm.json_text import ANY_TEXT, Bounds
+from lmc.fsm.regex import NOTHING
+
+if TYPE_CHECKING:
+    from lmc.fsm.json_ways import Ways
+
+_MOST_WAYS = 256
+
+
+def negated(ways: Ways, place: Place, refs: tuple[str, ...]) -> tuple[Shape, ...]:
+    """The ways in which a schema does not hold: one keyword after the other."""
+    schema = place.schema
+    if isinstance(schema, bool):
+        return () if schema else (Shape(place.pointer),)
+    if not isinstance(schema, dict):
+        raise wrong(place.pointer, f"must be a schema, not {json.dumps(schema, default=str)}")
+    ways.look(place, refs)
+    found: list[Shape] = []
+    for keyword in schema:
+        ways.check_keyword(place, keyword)
+        if keyword in NOTES:
+            continue
+        if keyword not in _NEGATED or (keyword == "contains" and {"minContains", "maxContains"} & set(schema)):
+            raise wrong(place.pointer, f"has the keyword {keyword!r}, of which the opposite cannot be enforced (in not, if, maxContains); leave it out")
+        found += _NEGATED[keyword](ways, place, (*refs, place.pointer))
+    return tuple(found)
+
+
+def _not_types(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+    said = ways.types(place)
+    rest = frozenset(TYPES) - said - ({"number"} if "integer" in said else set())  # no way to write fractions only
+    return [Shape(place.pointer, types=rest)] if rest else []
+
+
+def _not_values(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+    return [Shape(place.pointer, excluded=ways.values(place) or ())] if ways.values(place) else []
+
+
+def _not_bounds(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+    numbers, schema = frozenset(("number", "integer")), place.schema
+    sides = [Bounds(high=ways.bound(place, k), open_high=k == "minimum") for k in ("minimum", "exclusiveMinimum") if k in schema]
+    sides += [Bounds(low=ways.bound(place, k), open_low=k == "maximum") for k in ("maximum", "exclusiveMaximum") if k in schema]
+    return [Shape(place.pointer, types=numbers, bounds=side) for side in sides]
+
+
+def _not_counts(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+    for kind, field, low, high in _COUNTED:
+        least, most = ways.counts(place, low, high)
+        for outside in ([(0, least - 1)] if least else []) + ([(most + 1, None)] if most is not None else []):
+            yield replace(Shape(place.pointer, types=frozenset((kind,))), **{field: outside})
+
+
+def _not_pattern(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+    rest = without(ANY_TEXT, ways.pattern(place.schema["pattern"], f"{place.pointer}/pattern"), ways.work)
+    return [Shape(place.pointer, types=frozenset(("string",)), texts=(rest,))] if rest != NOTHING else []
+
+
+def _not_required(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+    objects = frozenset(("object",))
+    return [Shape(place.pointer, types=objects, absent=frozenset((name,))) for name in ways.required(place)]
+
+
+def _not_dependent(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+    for name in ways.dependent(place, "dependentRequired"):
+        for other in ways.names_of(place.at("dependentRequired", name)):
+            if other != name:
+                yield Shape(place.pointer, types=frozenset(("object",)), required=(name,), absent=frozenset((other,)))
+
+
+def _not_properties(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+    [rule] = ways.object_rules(place)
+    for name, at in rule.properties.items():
+        fails = ObjectRule({name: opposite(at)}, (), None, evaluates=False)
+        yield Shape(place.pointer, types=frozenset(("object",)), required=(name,), objects=(fails,))
+
+
+def _not_contains(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+    return [Shape(place.pointer, types=frozenset(("array",)), contains=((place.at("contains"), 0, 0),))]
+
+
+def _not_any(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+    found = [Shape(place.pointer)]
+    for i in range(len(ways.list_of(place, "anyOf"))):
+        arms = negated(ways, place.at("anyOf", i), refs)
+        found = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
+        if len(found) > _MOST_WAYS:
+            raise wrong(place.pointer, f"has more than {_MOST_WAYS} ways not to hold; use fewer")
+    return found
+
+
+def _not_all(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+    return [s for i in range(len(ways.list_of(place, "allOf"))) for s in negated(ways, place.at("allOf", i), refs)]
+
+
+def _not_not(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+    return ways.of_place(place.at("not"), refs)
+
+
+def _not_ref(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+    return negated(ways, ways.target(place), refs)
+
+
+_COUNTED = (
+    ("string", "length", "minLength", "maxLength"),
+    ("array", "items", "minItems", "maxItems"),
+    ("object", "size", "minProperties", "maxProperties"),
+)
+_Negation = Callable[["Ways", Place, tuple[str, ...]], Iterable[Shape]]
+
+
+def _one_by_one(keyword: str, negation: _Negation) -> _Negation:
+    """Of a rule that looks at several keywords: at this one alone."""
+    return lambda ways, place, refs: negation(ways, replace(place, schema={keyword: place.schema[keyword]}), refs)
+
+
+_NEGATED: Mapping[str, _Negation] = {
+    "type": _not_types,
+    "pattern": _not_pattern,
+    "required": _not_required,
+    "dependentRequired": _not_dependent,
+    "contains": _not_contains,
+    "anyOf": _not_any,
+    "allOf": _not_all,
+    "not": _not_not,
+    "$ref": _not_ref,
+    **{k: _one_by_one(k, _not_values) for k in ("enum", "const")},
+    **{k: _one_by_one(k, _not_properties) for k in ("properties",)},
+    **{k: _one_by_one(k, _not_bounds) for k in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")},
+    **{k: _one_by_one(k, _not_counts) for _, _, low, high in _COUNTED for k in (low, high)},
+}  # what makes each keyword fail; of the others (formats, of which ours are parts; items; …) that cannot be written

@@ -1,0 +1,112 @@
+"""Members of objects and items of arrays, one after another: which may follow which, as graphs of few states. Knows how many and in what
+order; what each of them is, it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lmc.fsm.json_layout import Layout
+from lmc.fsm.json_shapes import All, Shape, counts_behind, wrong
+from lmc.fsm.json_text import one_of, seq
+from lmc.fsm.regex import EMPTY, NOTHING, Graph, Node
+
+_MOST_COUNTED = 4096  # states of an array whose items are counted
+
+
+def members(layout: Layout, fixed: Sequence[tuple[Node, bool]], others: Sequence[Node], shape: Shape, *, each_once: bool = False) -> Node:
+    """Members in order, optional ones or not, then any others; with commas between them and brackets around.
+
+    A state: how many of `fixed` are passed, whether a comma is due, how many members there are (as far as `size` asks), and
+    which of `others` there are, if each may come once. Otherwise one alone counts for the minimum, for their names may be equal.
+    """
+    low, high = shape.size
+    if others and not each_once and low > len(fixed) + 1 and (high is None or high >= low):
+        raise wrong(shape.pointer, f"needs {low} properties, of which only {len(fixed)} are named: others may be equal, so that one counts; name them in properties")
+    numbers: dict[tuple[int, bool | None, int, int, int], int] = {}
+    edges: list[tuple[int, Node, int]] = []
+    order: list[tuple[int, bool | None, int, int, int]] = []
+
+    def state(at: int, due: bool | None, count: int, sure: int, used: int = 0) -> int:
+        key = (at, due, count if high is not None else 0, min(sure, low), used)
+        if key not in numbers:
+            numbers[key] = len(numbers)
+            order.append(key)
+        return numbers[key]
+
+    state(0, False, 0, 0)
+    empty, final = False, set[int]()
+    for at, due, count, sure, used in order:
+        if len(order) > _MOST_COUNTED * 8:
+            raise wrong(shape.pointer, "counts too many properties; use a smaller maxProperties")
+        here = numbers[at, due, count, sure, used]
+        room = high is None or count < high
+        if due is None:  # the comma is written, if there is one
+            edges.append((here, fixed[at][0], state(at + 1, True, count + 1, sure + 1)))
+        elif at < len(fixed):
+            if not fixed[at][1]:
+                edges.append((here, EMPTY, state(at + 1, due, count, sure)))
+            if room:
+                edges.append((here, layout.item if due else EMPTY, state(at, None, count, sure)))
+        else:
+            if sure >= low and due:
+                final.add(here)
+            empty |= sure >= low and not due
+            more = sure + 1 if each_once or at == len(fixed) else sure
+            for i, other in enumerate(others if room else ()):
+                if not used >> i & 1:
+                    member = seq(layout.item, other) if due else other
+                    edges.append((here, member, state(len(fixed) + 1, True, count + 1, more, used | each_once << i)))
+    full = layout.bracketed("{}", Graph(tuple(edges), frozenset(final))) if final else NOTHING
+    return one_of([layout.bracketed("{}", EMPTY) if empty else NOTHING, full])
+
+
+def counted_items(layout: Layout, shape: Shape, item_of: Callable[[int, All], Node]) -> Node:
+    """Items of which so many are of some schemas. A state: how many items there are, and how many of them each schema has.
+
+    item_of   what an item at a place is, if it is also of some schemas
+    """
+    if shape.unique:
+        raise wrong(shape.pointer, "has contains beside uniqueItems; use one of them")
+    low, high = shape.items
+    known = max((len(r.first) for r in shape.arrays), default=0)
+    if shape.arrays and all(r.rest is None for r in shape.arrays):
+        high = known if high is None else min(high, known)
+    last = max(known, low, 1) if high is None else high  # behind it, items are like each other
+    start: tuple[int, tuple[int, ...]] = (0, (0,) * len(shape.contains))
+    numbers: dict[tuple[int, tuple[int, ...]], int] = {start: 0}
+    order: list[tuple[int, tuple[int, ...]]] = [start]
+    edges: list[tuple[int, Node, int]] = []
+    for items, counts in order:
+        if high is not None and items >= high:
+            continue
+        for found, after in counts_behind(shape, counts):
+            item = item_of(items, found)
+            if item == NOTHING:
+                continue
+            to = min(items + 1, last), after
+            if to not in numbers:
+                numbers[to] = len(order)
+                order.append(to)
+            edges.append((numbers[items, counts], seq(layout.item, item) if items else item, numbers[to]))
+        if len(order) > _MOST_COUNTED:
+            raise wrong(shape.pointer, "counts too many items; use a smaller maxItems, minContains or maxContains")
+    enough = {state for state in order if all(n >= least for n, (_, least, _) in zip(state[1], shape.contains))}
+    final = frozenset(numbers[state] for state in enough if state[0] >= max(low, 1))
+    empty = layout.bracketed("[]", EMPTY) if low == 0 and start in enough else NOTHING
+    return one_of([empty, layout.bracketed("[]", Graph(tuple(edges), final)) if final else NOTHING])
+
+
+def unique_items(layout: Layout, texts: Sequence[Node], limits: tuple[int, int | None]) -> Node:
+    """Items out of a few different ones, none twice: one state for each set of them."""
+    low, high = limits
+    most = len(texts) if high is None else min(high, len(texts))
+    if low > most:
+        return NOTHING
+    edges: list[tuple[int, Node, int]] = []
+    for used in range(1 << len(texts)):
+        for i, item in enumerate(texts):
+            if not used >> i & 1 and used.bit_count() < most:
+                edges.append((used, seq(layout.item, item) if used else item, used | 1 << i))
+    final = frozenset(used for used in range(1, 1 << len(texts)) if low <= used.bit_count() <= most)
+    full = layout.bracketed("[]", Graph(tuple(edges), final)) if final else NOTHING
+    return one_of([layout.bracketed("[]", EMPTY) if low == 0 else NOTHING, full])

@@ -1,0 +1,153 @@
+"""The ways in which schemas can hold: of each way through anyOf, oneOf, allOf, if and $ref the shape, and those together. What follows
+from several schemas is here, what one keyword says in json_keywords.
+
+    anyOf [{A}, {B}], allOf [{C}, {D}]   ─►   shape(A, C, D), shape(B, C, D)
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from lmc.errors import ConstraintError
+from lmc.fsm.bounds import Work
+from lmc.fsm.json_apart import check_apart
+from lmc.fsm.json_keywords import Keywords
+from lmc.fsm.json_negation import negated
+from lmc.fsm.json_shapes import All, Place, Shape, rules_of, without_unevaluated, wrong
+
+MOST_SHAPES = 256
+_FEW_SHAPES = 8  # of more it is worth while to see which are possible
+_MOST_LOOKS = 30_000  # at schemas: a second or two
+
+
+class Ways(Keywords):
+    """Of the schemas of one root.
+
+    wide   shapes have at least the values that JSON Schema says, to tell what is surely not of a schema; else at most those, and
+           less where it would write what nobody means: other types than the keywords speak of, other properties
+    work   what combining languages may still take
+    """
+
+    def __init__(self, root: Any, wide: bool = False) -> None:
+        super().__init__(root, wide)
+        self.work = Work()
+        self._known: dict[tuple[str, ...], tuple[Shape, ...]] = {}
+        self._looked = 0  # at schemas
+        self._deciding = False  # which shapes cannot be
+
+    @cached_property
+    def widely(self) -> Ways:
+        return self if self.wide else Ways(self.root, wide=True)
+
+    def shapes(self, places: All, refs: tuple[str, ...] = ()) -> tuple[Shape, ...]:
+        """The ways in which all of `places` can hold."""
+        key = tuple(p.pointer for p in places)
+        if not refs and key in self._known:
+            return self._known[key]
+        found: list[Shape] = [Shape(places[0].pointer if places else "")]
+        for place in places:
+            arms = self.of_place(place, refs)
+            found = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
+            if len(found) > MOST_SHAPES:
+                raise _too_many(place)
+        if not refs:
+            self._known[key] = tuple(found)
+        return tuple(found)
+
+    def look(self, place: Place, refs: tuple[str, ...]) -> None:
+        if place.pointer in refs:
+            raise wrong(place.pointer, "refers to itself with nothing between")
+        self._looked += 1
+        if self._looked > _MOST_LOOKS:
+            raise wrong(place.pointer, "is one of too many schemas that combine others, each of them several times; use fewer $ref within anyOf, oneOf and allOf")
+
+    def of_place(self, place: Place, refs: tuple[str, ...]) -> tuple[Shape, ...]:
+        schema = place.schema
+        if schema is True:
+            return (Shape(place.pointer),)
+        if schema is False:
+            return ()
+        if not isinstance(schema, dict):
+            raise wrong(place.pointer, f"must be a schema, not {json.dumps(schema, default=str)}")
+        self.look(place, refs)
+        refs = (*refs, place.pointer)
+        for keyword in schema:
+            self.check_keyword(place, keyword)
+        found: list[Shape] = [shape] if (shape := self.plain(place)) is not None else []
+
+        def and_(arms: Sequence[Shape]) -> None:
+            found[:] = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
+            if len(found) > _FEW_SHAPES:
+                found[:] = self.possible(found)
+            if len(found) > MOST_SHAPES:
+                raise _too_many(place)
+
+        if "$ref" in schema:
+            and_(self.of_place(self.target(place), refs))
+        for i in range(len(self.list_of(place, "allOf"))):
+            and_(self.of_place(place.at("allOf", i), refs))
+        for keyword in ("anyOf", "oneOf"):
+            if keyword not in schema:
+                continue
+            arms = [self.of_place(place.at(keyword, i), refs) for i in range(len(self.list_of(place, keyword)))]
+            if keyword == "oneOf" and not self.wide:
+                check_apart(self, place, found, arms)
+            and_([s for arm in arms for s in arm])
+        if not self.wide:
+            for arms in self.conditions(place, refs):
+                and_(arms)
+            found = [without_unevaluated(shape, place) for shape in found]
+        if schema.get("nullable") is True:
+            found.append(Shape(place.pointer, types=frozenset(("null",))))
+        return tuple(found)
+
+    def possible(self, found: Sequence[Shape]) -> Sequence[Shape]:
+        """Without those that need a property which cannot be: `kind` is not "a" and "b" at once."""
+        if self._deciding:  # about a property of a schema that is within itself
+            return found
+        self._deciding = True
+        try:
+            return [s for s in found if all(not (said := rules_of(s, n)) or self.shapes(said) for n in s.required)]
+        finally:
+            self._deciding = False
+
+    def conditions(self, place: Place, refs: tuple[str, ...]) -> Iterator[Sequence[Shape]]:
+        """The keywords that say what must hold if something else does or does not; all of them hold."""
+        schema = place.schema
+        if "not" in schema:
+            yield negated(self, place.at("not"), refs)
+        if "if" in schema:
+            yield [
+                s
+                for given, then in ((self.of_place(place.at("if"), refs), "then"), (negated(self, place.at("if"), refs), "else"))
+                for a in given
+                for b in (self.of_place(place.at(then), refs) if then in schema else (Shape(place.pointer),))
+                if (s := a.with_(b)) is not None
+            ]
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+            for name in self.dependent(place, keyword):
+                there, at = Shape(place.pointer, required=(name,)), place.at(keyword, name)
+                if isinstance(at.schema, list):
+                    more: Sequence[Shape] = [Shape(place.pointer, required=self.names_of(at))]
+                else:
+                    more = self.of_place(at, refs)
+                with_it = [s for m in more if (s := there.with_(m)) is not None]
+                yield [Shape(place.pointer, absent=frozenset((name,))), *with_it]
+
+    def dependent(self, place: Place, keyword: str) -> Mapping[str, Any]:
+        found = place.schema.get(keyword, {})
+        if not isinstance(found, dict):
+            raise wrong(f"{place.pointer}/{keyword}", "must be an object")
+        for name, value in found.items():
+            if isinstance(value, list) != (keyword == "dependentRequired") and keyword != "dependencies":
+                what = "a list of names" if keyword == "dependentRequired" else "a schema"
+                raise wrong(f"{place.pointer}/{keyword}/{name}", f"must be {what}")
+        return found
+
+
+def _too_many(place: Place) -> ConstraintError:
+    return wrong(place.pointer, f"has more than {MOST_SHAPES} ways through anyOf, oneOf and allOf; use fewer")
