@@ -597,7 +597,7 @@ class SavedFile:
                     raise ValueError(f"the switch of ^{label} does not end in an exit")
                 seen.add(exit_label)
                 live = tuple(out.uses)
-                node.end = Switch(next(end.uses), live, int(out.attrs["id"]), Op("switch", end.operands, (), {}, (), end.loc), None)  # type: ignore[arg-type]
+                node.end = Switch(end.uses[0], live, int(out.attrs["id"]), Op("switch", end.operands, (), {}, (), end.loc), None)  # type: ignore[arg-type]
                 for case, to in cases:
                     key = decision_of(symbols[case.name] if isinstance(case, Symbol) else case)
                     if key is None:

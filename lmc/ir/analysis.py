@@ -151,14 +151,7 @@ def ctx_parent(graph: Graph, value: Value) -> Value | None:
 
 def ctx_children(graph: Graph) -> Mapping[Value, tuple[Op, ...]]:
     """For each prompt the ops that extend it, in order: two or more make it a fork point."""
-    children: dict[Value, list[Op]] = {p: [] for p in graph.params if p.type == "ctx"}
-    for op in graph.ops():
-        for v in op.results:
-            if v.type == "ctx":
-                children[v] = []
-                if op.operands and isinstance(op.operands[0], Value):
-                    children[op.operands[0]].append(op)
-    return {v: tuple(ops) for v, ops in children.items()}
+    return graph.extended
 
 
 def ctx_tree(graph: Graph) -> nx.DiGraph[Value]:

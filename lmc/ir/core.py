@@ -79,8 +79,8 @@ class Op:
     loc: Loc | None = field(default=None, compare=True)
 
     @property
-    def uses(self) -> Iterator[Value]:
-        return (x for x in self.operands if isinstance(x, Value))
+    def uses(self) -> list[Value]:
+        return [x for x in self.operands if isinstance(x, Value)]
 
     def attr(self, name: str, default: Any = None) -> Any:
         return self.attrs.get(name, default)
@@ -143,6 +143,18 @@ class Graph:
         from lmc.ir.page import Section, fragment
 
         return fragment(f"@{self.name}", [Section(f"@{self.name}", self)])
+
+    @cached_property
+    def extended(self) -> Mapping[Value, tuple[Op, ...]]:
+        """For each prompt the ops that extend it, in order: two or more make it a fork point."""
+        found: dict[Value, list[Op]] = {p: [] for p in self.params if p.type == "ctx"}
+        for op in self.ops():
+            for v in op.results:
+                if v.type == "ctx":
+                    found[v] = []
+                    if op.operands and isinstance(op.operands[0], Value):
+                        found[op.operands[0]].append(op)
+        return {v: tuple(ops) for v, ops in found.items()}
 
     @cached_property
     def users(self) -> Mapping[Value, tuple[Op, ...]]:

@@ -78,19 +78,20 @@ def _adds_text(op: Op, graph: Graph) -> bool:
 
 def _absorbed(graph: Graph) -> set[Value]:
     """Results of appends and concats that their only user takes in."""
-    uses = Counter(v for op in graph.ops() for v in op.uses)
-    found: set[Value] = set()
-    for op in graph.ops():
-        if op.kind not in ("append", "concat"):
-            continue
-        for i, x in enumerate(op.operands):
-            producer = graph.producer.get(x) if isinstance(x, Value) and uses[x] == 1 else None
-            if producer is None or not isinstance(x, Value):
-                continue
-            same_prompt = op.kind == "append" and i == 0 and producer.kind == "append"
-            if same_prompt or (producer.kind == "concat" and _is_text(producer.operands)):
-                found.add(x)
-    return found
+    found = {x for op in graph.ops() if op.kind in ("append", "concat") for i, x in enumerate(op.operands)
+             if isinstance(x, Value) and _takes_in(op, i, graph.producer.get(x))}
+    if not found:
+        return found
+    uses = Counter(v for op in graph.ops() for v in op.uses if v in found)
+    return {v for v in found if uses[v] == 1}
+
+
+def _takes_in(op: Op, i: int, producer: Op | None) -> bool:
+    """Whether an append or a concat can have, in place of its operand `i`, what made that."""
+    if producer is None:
+        return False
+    same_prompt = op.kind == "append" and i == 0 and producer.kind == "append"
+    return same_prompt or (producer.kind == "concat" and _is_text(producer.operands))
 
 
 def _is_text(operands: Sequence[Operand]) -> bool:
