@@ -51,11 +51,14 @@ class Following:
     def close(self, logits: torch.Tensor, requests: Sequence[Request]) -> Answers | None:
         """Closes in `logits` [N, V], a row for each of `requests`, what their constraints do not allow. Those that `advance` wants
         to know the tokens of, if there are some."""
-        told = [i for i, req in enumerate(requests) if is_constrained(req) and not req.runs_free]
+        rows: list[int] = []
+        told: list[int] = []
+        for i, req in enumerate(requests):
+            if is_constrained(req):
+                (rows if req.runs_free else told).append(i)
         if told:
             bits = np.stack([legal_bits(requests[i], logits.shape[1]) for i in told]).view(np.int32)
             self._kernels.close_bits(logits, to_device(told, logits), to_device(bits, logits))
-        rows = [i for i, req in enumerate(requests) if is_constrained(req) and req.runs_free]
         if not rows:
             self._places = {}
             return None
@@ -81,13 +84,22 @@ class Following:
         self._clock += 1
         if self._before is None:
             self._before = torch.zeros(1, dtype=torch.int32, device=like.device)
-        places = [_place(req) for req in requests]
-        held = [self._hold(automaton, like) for automaton, _ in places]
-        new = {(h, state): None for h, (_, state) in zip(held, places, strict=True) if state not in h.filled}
+        states: list[int] = []
+        automata: list[Automaton] = []
+        here: dict[TokenAutomaton, _Held] = {}
+        new: dict[tuple[_Held, int], None] = {}
+        for req in requests:
+            automaton, state = _place(req)
+            held = here.get(automaton)
+            if held is None:
+                held = here[automaton] = self._hold(automaton, like)
+            if state not in held.filled:
+                new[held, state] = None
+            states.append(-1 - self._places[req] if req.awaited else state)
+            automata.append(held.arrays)
         if new and self.nbytes < _MOST_BYTES:
             self._fill(list(new), self._before)
-        states = [-1 - self._places[req] if req.awaited else state for req, (_, state) in zip(requests, places, strict=True)]
-        return Answers.of(rows, states, [h.arrays for h in held], self._before)
+        return Answers.of(rows, states, automata, self._before)
 
     def _fill(self, new: Sequence[tuple[_Held, int]], like: torch.Tensor) -> None:
         from lmc.backend.engine.kernels.automata import Answers

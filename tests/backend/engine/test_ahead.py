@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from random import Random
 
 import pytest
 
@@ -19,8 +20,10 @@ from tests.backend.engine_fakes import (
     FakeWords,
     automata,
     backend,
+    promising_little,
     stepped,
 )
+from tests.searching import size
 
 WORDS = FakeWords()
 
@@ -116,6 +119,43 @@ def test_constrained_answers_ahead_are_those_of_a_loop_that_waits(names, monkeyp
     found, core = answers(FakeAheadRunner, [[name] for name in names])
     assert found == expected
     assert core.runner.launched == len(core.runner.passes)
+
+
+PARTS = ["[ab]", "[a-d ]{1,6}", " the cat", "(yes|no)", "END", "(ab|abcd|cd)", "[世界]{1,2}", "[0-9]{1,3}", "(the |cat )+", "[a-e]*"]
+
+
+def random_ask(rng: Random) -> Gen | Select:
+    options = rng.choice([{}, {}, {}, {"temperature": 1.0, "seed": rng.randint(0, 99)}, {"stop": ("d",)}, {"return_logprob": True}])
+    regex = "".join(rng.choice(PARTS) for _ in range(rng.randint(1, 5)))
+    kind = rng.random()
+    return ASKS["chosen"] if kind < 0.1 else gen(rng.randint(4, 60), constraint=None if kind < 0.3 else regex, **options)
+
+
+@pytest.mark.search
+def test_random_answers_ahead_are_those_of_a_loop_that_waits(monkeypatch):
+    """In pools that are too small for all of them, some of them under constraints; however surprises are weighed."""
+
+    def said(runs: type[FakeRunner]) -> list[object]:
+        engine, core = stepped(slots, chunk=chunk, max_batch=max_batch, compiler=automata(WORDS), runs=runs, max_context=140)
+        handles = [engine.submit(None, [p for i, a in enumerate(chain) for p in (Text((f"{i} go ",)), a)]) for chain in chains]
+        with promising_little():
+            while core.turn():
+                engine.check()
+        preempted.append(core.counters().preemptions)
+        return [error_of(r) or r.output().texts for handle in handles for r in handle.results]
+
+    preempted: list[int] = []
+    for seed in range(size(12, 400)):
+        rng = Random(seed)
+        chains = [[random_ask(rng) for _ in range(rng.randint(1, 3))] for _ in range(rng.randint(4, 12))]
+        slots, chunk, max_batch = rng.choice([145, 160, 180]), rng.choice([6, 12, 64]), rng.choice([2, 5, 32])
+        monkeypatch.setattr("lmc.backend.engine.engine._SURPRISED", rng.choice([0.0, 0.3, 1.0]))
+        assert said(FakeAheadRunner) == said(FakeRunner), seed
+    assert sum(preempted) > 0
+
+
+def error_of(result) -> str | None:
+    return None if result.error is None else str(result.error)
 
 
 def test_an_automaton_is_followed_by_the_device():

@@ -68,9 +68,11 @@ class Answers(NamedTuple):
     @staticmethod
     def of(rows: Sequence[int], states: Sequence[int], automata: Sequence[Automaton], before: Tensor) -> Answers:
         """On the device of `before`, by one transfer that is not waited for."""
-        arrays = {id(a): (a.deltas.data_ptr(), a.rows.data_ptr(), a.masks.data_ptr()) for a in automata}
-        table = [(row, state, *arrays[id(a)]) for row, state, a in zip(rows, states, automata, strict=True)]
-        return Answers(to_device(np.array(table, np.int64), before), before, automata)
+        arrays = {id(a): a for a in automata}
+        addresses = {i: (a.deltas.data_ptr(), a.rows.data_ptr(), a.masks.data_ptr()) for i, a in arrays.items()}
+        table = np.empty((len(automata), _WIDTH), np.int64)
+        table[:, 0], table[:, 1], table[:, 2:] = rows, states, [addresses[id(a)] for a in automata]
+        return Answers(to_device(table, before), before, automata)
 
     @property
     def known(self) -> list[tuple[int, int, Automaton]]:
