@@ -98,6 +98,8 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(_ALIASES.get(name, name))
     if home is None and name in _LATER:
         raise import_module("lmc.compat").refusal(name)
+    if home is None and name.startswith("__"):  # what Python asks any module for: nobody misspelt it
+        raise AttributeError(f"module 'lmc' has no attribute {name!r}")
     if home is None:
         from lmc.prompt import suggestion
 

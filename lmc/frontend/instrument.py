@@ -15,12 +15,13 @@ import __future__
 import ast
 import contextlib
 import dis
+import functools
 import inspect
 import itertools
 import linecache
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -1091,9 +1092,18 @@ def rebinds(code: types.CodeType, name: str) -> bool:
     return any(_stores(inner, name) for inner in (code, *_codes(code)) if name in inner.co_freevars)
 
 
-def _stores(code: types.CodeType, name: str) -> list[int]:
+def _stores(code: types.CodeType, name: str) -> Sequence[int]:
     """Where code stores or deletes a variable that is shared with inner functions."""
-    return [i.offset for i in dis.get_instructions(code) if i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval == name]
+    return _all_stores(code).get(name, ())
+
+
+@functools.lru_cache(maxsize=4096)
+def _all_stores(code: types.CodeType) -> Mapping[str, Sequence[int]]:
+    found: dict[str, list[int]] = {}
+    for i in dis.get_instructions(code):
+        if i.opname in ("STORE_DEREF", "DELETE_DEREF"):
+            found.setdefault(i.argval, []).append(i.offset)
+    return found
 
 
 def _copied(node: Any) -> Any:
