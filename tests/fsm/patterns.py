@@ -108,7 +108,7 @@ UNICODE = [
 ]
 HAND_WRITTEN = ASCII + UNICODE
 
-LETTERS = "aAbBcCdxyYzZ019_-+. \n\t\r\x0b\x1c\\\"'/{}[]()|^$*?,:éÉßſ世界和平大战😀kK\u212a\u00a0٣\u07ff\u0800\ud7ff\ue000\U0010ffff"
+LETTERS = "aAbBcCdxyYzZ019_-+. \n\t\r\x0b\x1c\\\"'/{}[]()|^$*?,:éÉßſ世界和平大战😀kK\u212a\u00a0٣\u07ff\u0800\ud7ff\ue000\U0010ffff𐐀𐐨İıσςΣǆǅsSiI"
 
 
 def word_of(tree: Node, rng: random.Random) -> str:
@@ -149,3 +149,10 @@ def _larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 regexes = st.recursive(_ATOMS, _larger, max_leaves=8)
+
+_CASED = st.sampled_from(
+    ["k", "S", "ß", "ſ", "İ", "ı", "σ", "Σ", "ǆ", "𐐀", "𐐨", "[𐐀i]", "[𐐨k]", "[k-𐐀]", "[^s𐐀-𐐨]", r"[^\Wé]", r"[\d𐐀]", r"[^\S😀]", "(?:𐐀|i)", "(?i:s)", r"(?a:\w)", r"(?u:\s)"]
+)  # fmt: skip
+flagged_regexes = st.tuples(
+    st.sampled_from(["", "(?i)", "(?u)", "(?iu)", "(?u)(?s:.)?", "(?iu)"]), st.recursive(_CASED | _ATOMS, _larger, max_leaves=6)
+).map("".join)

@@ -16,7 +16,18 @@ from lmc.fsm import bytedfa, dfa
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.dfa import DEAD, build, compile_regex
 from lmc.fsm.regex import parse
-from tests.fsm.patterns import ASCII, CHARACTER, HAND_WRITTEN, JUDGE, LETTERS, NAMES, mutated, regexes, word_of
+from tests.fsm.patterns import (
+    ASCII,
+    CHARACTER,
+    HAND_WRITTEN,
+    JUDGE,
+    LETTERS,
+    NAMES,
+    flagged_regexes,
+    mutated,
+    regexes,
+    word_of,
+)
 from tests.searching import search, some
 
 compiled = lru_cache(compile_regex)
@@ -97,6 +108,13 @@ def test_any_regex_has_the_language_of_fullmatch_and_a_minimal_automaton(pattern
     check_words_of_the_automaton(pattern, 3)
     automaton = compiled(pattern)
     assert equivalent_states(automaton) == automaton.states
+
+
+@search(25, 600)
+@given(flagged_regexes)
+def test_any_regex_with_classes_and_case_has_the_language_of_fullmatch(pattern):
+    check_language(pattern, 6)
+    check_words_of_the_automaton(pattern, 3)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from lmc.fsm.json_keywords import KEYWORDS
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.json_text import NOTHING, Bounds, integer, number
 from lmc.fsm.sources import automaton_of, ebnf_of
+from tests.fsm.random_schemas import VALUES, random_schema
 from tests.fsm.schemas import RECURSIVE, REFUSED, SCHEMAS
 from tests.searching import search, size, some
 
@@ -254,6 +255,25 @@ def test_what_follows_from_what_holds_for_exactly_the_values_that_it_should(kind
         return
     assert dfa is not None
     assert [v for v in values if dfa.accepts(json.dumps(v).encode()) != valid.is_valid(v)] == []
+
+
+@search(60, 2000)
+@given(st.randoms(use_true_random=False), st.integers(1, 3))
+def test_every_text_of_a_random_schema_validates(rng, depth):
+    """And of a few values, those that are accepted. What is refused, or needs a stack, is not looked at."""
+    schema = random_schema(rng, depth)
+    try:
+        dfa = automaton_of("json_schema", json.dumps(schema))
+    except ConstraintError:
+        return
+    if dfa is None:
+        return
+    valid = validator(schema)
+    texts = [*samples(dfa, 4), *(text for v in VALUES if dfa.accepts((text := json.dumps(v, ensure_ascii=False)).encode()))]
+    try:
+        assert [t for t in texts if not valid.is_valid(_parsed(t, schema))] == []
+    except (ArithmeticError, RecursionError):  # the package's own: a large number % 0.1, a schema that leads to itself
+        return
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------
