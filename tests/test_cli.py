@@ -268,6 +268,31 @@ def test_version(lmc_cli):
     assert code == 0 and out.startswith("lmc ")
 
 
+def test_dump_fsm_draws_a_lark_grammar_as_the_regex_of_its_language(lmc_cli, tmp_path):
+    file = tmp_path / "grammar.lark"
+    file.write_text('start: "id" DIGIT ("x" | "y")\nDIGIT: /[0-9]/\n')
+    for format in ("text", "dot"):
+        assert lmc_cli("dump-fsm", "--lark", str(file), "--format", format) == lmc_cli("dump-fsm", "id[0-9](x|y)", "--format", format)
+    code, out, _ = lmc_cli("dump-fsm", "--lark", str(file), "--format", "html")
+    assert code == 0 and str(file) in out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("start: word\n", "lark: Rule 'word' used but not defined (in rule start)"),
+        ('start: "a\n', "at line 1 column 8"),
+        ('start: a\na: "(" a ")" | "x"\n', "no automaton: it recurs or is too large"),
+    ],
+)
+def test_dump_fsm_of_a_lark_grammar_that_has_no_automaton(lmc_cli, tmp_path, text, says):
+    file = tmp_path / "grammar.lark"
+    file.write_text(text)
+    code, _, err = lmc_cli("dump-fsm", "--lark", str(file))
+    assert code == 2 and says in err
+    assert lmc_cli("dump-fsm", "a", "--lark", str(file))[0] == 2
+
+
 @pytest.mark.parametrize("command", [[], ["run"], ["dump-ir"], ["dump-fsm"], ["opt"]])
 def test_help_teaches_by_examples(lmc_cli, command):
     code, out, _ = lmc_cli(*command, "--help")
