@@ -2,11 +2,14 @@
 
     python -m benchmarks.bench_engine --model DIR --load-format dummy --device cuda      # all parts
     python -m benchmarks.bench_engine --parts decode,prefill --json out.json
+    python -m benchmarks.bench_engine --device cpu --batches 1,8 --contexts 256 --raw-n 8 --raw-longest 100    # minutes
 
 decode    one of several passes in a row by batch and context, through the runner, each planned while the one before
           it runs as in the engine; against reading the weights and the KV once
+shared    the same where all of a batch share a prefix as long as the context, and have 256 tokens of their own; against
+          reading the prefix once
 prefill   prompts in chunks, in tokens per second, against the arithmetic of the weights
-raw       256 prompts of random length, in and out, through the whole engine
+raw       256 prompts of random length, in and out, through the whole engine; and what it counted
 
 The limits are computed from two ceilings measured first: a device-to-device copy and a large product of matrices.
 """
@@ -33,13 +36,15 @@ import lmc
 from benchmarks.workloads import text
 from lmc.backend.engine.model_runner import ModelRunner
 from lmc.backend.engine.models.config import ModelConfig
+from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Kind, Request
 from lmc.backend.engine.work import Pass, Rows
 from lmc.backend.local import Engine
 from lmc.prompt import Gen, SamplingParams, Text
 
-PARTS = ("decode", "prefill", "raw")
-_IN_A_ROW = 8
+PARTS = ("decode", "shared", "prefill", "raw")
+_OWN = 256  # tokens of each sibling behind a shared prefix
+_SHORTEST = 100  # words of a raw prompt, and tokens of its answer
 
 
 @dataclass(frozen=True)
@@ -70,14 +75,15 @@ class Machine:
     def __init__(self, device: str) -> None:
         self.device = device
         self.gpu = device.startswith("cuda")
+        self.in_a_row = 8 if self.gpu else 1  # passes of a run: only a device works while the next one is planned
 
     def wait(self) -> None:
         if self.gpu:
             torch.cuda.synchronize()
 
-    def times(self, action: Callable[[], object], reps: int, warmup: int = 3) -> list[float]:
-        """Seconds of each of `reps` runs, after `warmup` untimed ones."""
-        for _ in range(warmup):
+    def times(self, action: Callable[[], object], reps: int) -> list[float]:
+        """Seconds of each of `reps` runs, after untimed ones."""
+        for _ in range(3 if self.gpu else 1):
             action()
         found: list[float] = []
         for _ in range(reps):
@@ -125,42 +131,73 @@ def last_rows(work: Pass) -> list[int]:
     return (ends - 1).tolist()
 
 
-def decode(engine: Engine, machine: Machine, ceilings: Ceilings, reps: int) -> list[Row]:
+def decode(engine: Engine, machine: Machine, ceilings: Ceilings, args: argparse.Namespace) -> list[Row]:
     found: list[Row] = []
-    c, runner, slots = _parts(engine)
-    per_token = 2 * c.num_layers * c.kv_size * 2
-    for context in (1024, 4096):
-        for batch in (1, 8, 64, 256):
-            if batch * context > slots:
-                continue
-            order = np.random.default_rng(batch).permutation(slots)[: batch * context].reshape(batch, context)
-            work = pass_of([(1, own) for own in order], c.vocab_size, batch)
-            wanted = last_rows(work)
-
-            def passes(w: Pass = work, n: list[int] = wanted) -> None:
-                for _ in range(_IN_A_ROW):
-                    runner.logits(w, n).argmax(-1)
-
-            with torch.inference_mode():
-                times = [t / _IN_A_ROW for t in machine.times(passes, reps)]
-            moved = weight_elements(c) * 2 + batch * context * per_token
-            found.append(
-                _row("decode", f"batch {batch}, context {context}", times, 1e3, "ms", moved / ceilings.bandwidth)
-            )
+    slots = engine.server_info()["max_tokens"]
+    for context in args.contexts:
+        for batch in args.batches:
+            if batch * context <= slots:
+                own = np.random.default_rng(batch).permutation(slots)[: batch * context].reshape(batch, context)
+                case = f"batch {batch}, context {context}"
+                found.append(_decode("decode", case, engine, machine, ceilings, list(own), batch * context, args.reps))
     return found
 
 
-def prefill(engine: Engine, machine: Machine, ceilings: Ceilings, reps: int) -> list[Row]:
+def shared(engine: Engine, machine: Machine, ceilings: Ceilings, args: argparse.Namespace) -> list[Row]:
     found: list[Row] = []
-    c, runner, slots = _parts(engine)
+    slots = engine.server_info()["max_tokens"]
+    for prefix in args.contexts:
+        for batch in args.batches:
+            if batch > 1 and (read := prefix + batch * _OWN) <= slots:
+                order = np.random.default_rng(batch).permutation(slots)[:read]
+                contexts = [np.concatenate((order[:prefix], own)) for own in order[prefix:].reshape(batch, _OWN)]
+                tree = RadixCache()  # where the runner sees what they have in common
+                node = tree.insert(tree.root, np.arange(prefix, dtype=np.int32), order[:prefix]).node
+                case = f"batch {batch}, prefix {prefix}"
+                found.append(_decode("shared", case, engine, machine, ceilings, contexts, read, args.reps, node))
+    return found
+
+
+def _decode(
+    part: str,
+    case: str,
+    engine: Engine,
+    machine: Machine,
+    ceilings: Ceilings,
+    contexts: list[np.ndarray],
+    read: int,
+    reps: int,
+    node: Node | None = None,
+) -> Row:
+    """A pass with one row behind each context; `read`: tokens whose KV it has to read; `node`: where what all share ends."""
+    c, runner = _parts(engine)
+    work = pass_of([(1, slots) for slots in contexts], c.vocab_size, len(contexts))
+    wanted = last_rows(work)
+    for span in work.spans:
+        span.request.node = node
+
+    def passes() -> None:
+        for _ in range(machine.in_a_row):
+            runner.logits(work, wanted).argmax(-1)
+
+    with torch.inference_mode():
+        times = [t / machine.in_a_row for t in machine.times(passes, reps)]
+    moved = weight_elements(c) * 2 + read * 2 * c.num_layers * c.kv_size * runner._kv.key(0).element_size()
+    return _row(part, case, times, 1e3, "ms", moved / ceilings.bandwidth)
+
+
+def prefill(engine: Engine, machine: Machine, ceilings: Ceilings, args: argparse.Namespace) -> list[Row]:
+    found: list[Row] = []
+    slots = engine.server_info()["max_tokens"]
+    c, runner = _parts(engine)
     for rows, sequences in ((256, 1), (512, 1), (1024, 1), (2048, 1), (4096, 1), (2048, 8), (8192, 8)):
-        if rows > slots:
+        if rows > min(slots, max(args.contexts) * sequences):
             continue
         own = np.arange(rows).reshape(sequences, -1)
         work = pass_of([(rows // sequences, s) for s in own], c.vocab_size, rows)
         wanted = last_rows(work)
         with torch.inference_mode():
-            times = machine.times(lambda w=work, n=wanted: runner.logits(w, n).argmax(-1).tolist(), reps)
+            times = machine.times(lambda w=work, n=wanted: runner.logits(w, n).argmax(-1).tolist(), args.reps)
         operations = 2 * (weight_elements(c) - c.vocab_size * c.hidden_size) * rows
         limit = max(operations / ceilings.flops, weight_elements(c) * 2 / ceilings.bandwidth)
         row = _row("prefill", f"{sequences} x {rows // sequences}", times, 1e3, "ms", limit)
@@ -180,22 +217,26 @@ def prefill(engine: Engine, machine: Machine, ceilings: Ceilings, reps: int) -> 
     return found
 
 
-def _parts(engine: Engine) -> tuple[ModelConfig, ModelRunner, int]:
+def _parts(engine: Engine) -> tuple[ModelConfig, ModelRunner]:
     runner: Any = engine._core._runner
-    return runner._model.config, runner, engine.server_info()["max_tokens"]
+    return runner._model.config, runner
 
 
 # -- the whole engine --------------------------------------------------------------------------------------------------
 
 
-def raw(engine: Engine, machine: Machine, reps: int, n: int, longest: int) -> list[Row]:
-    """`n` prompts of U(100, longest) words, each answered with U(100, longest) tokens, all at once."""
+def raw(engine: Engine, machine: Machine, ceilings: Ceilings, args: argparse.Namespace) -> list[Row]:
+    """`raw_n` prompts of U(100, raw_longest) words, each answered with U(100, raw_longest) tokens, all at once."""
     times: list[float] = []
-    made = total = 0
-    for rep in range(reps + 1):
+    n, longest = args.raw_n, args.raw_longest
+    shortest = min(_SHORTEST, longest)
+    before, host = engine.counters(), 0.0
+    for rep in range(args.raw_reps + 1):
         rng = Random(f"raw/{rep}")
-        asks = [(text(rng, rng.randint(100, longest)), rng.randint(100, longest)) for _ in range(n)]
+        asks = [(text(rng, rng.randint(shortest, longest)), rng.randint(shortest, longest)) for _ in range(n)]
         engine.flush_cache()
+        if rep == 1:  # the first was to warm up
+            before, host = engine.counters(), engine.stats()["host_seconds"]
         began = time.perf_counter()
         handles = [
             engine.submit(
@@ -204,16 +245,28 @@ def raw(engine: Engine, machine: Machine, reps: int, n: int, longest: int) -> li
             )
             for i, (words, new) in enumerate(asks)
         ]
-        outputs = [handle.results[0].output() for handle in handles]
+        for handle in handles:
+            handle.results[0].output()
         if rep:
             times.append(time.perf_counter() - began)
-            made = sum(o.usage.completion_tokens for o in outputs)
-            total = made + sum(o.usage.prompt_tokens for o in outputs)
-    row = _row("raw", f"{n} prompts, U(100, {longest}) in and out", times, 1, "s", None)
-    print(
-        f"raw: {made / statistics.median(times):.0f} output tok/s, {total / statistics.median(times):.0f} total; {engine.stats()}"
-    )
-    return [row]
+    counted = engine.counters() - before
+    seconds, host = sum(times), engine.stats()["host_seconds"] - host
+
+    def told(case: str, value: float, unit: str) -> Row:
+        """Over all repetitions."""
+        return Row("raw", case, value, value, value, unit, None, None)
+
+    return [
+        _row("raw", f"{n} prompts, U({shortest}, {longest})", times, 1, "s", None),
+        told("output", counted.generated_tokens / seconds, "tok/s"),
+        told("in and out", (counted.prompt_tokens + counted.generated_tokens) / seconds, "tok/s"),
+        told("passes", counted.passes / len(times), ""),
+        told("rows of a pass", counted.rows / counted.passes, ""),
+        told("computed of unique prompt tokens", counted.prefilled_tokens / max(1, counted.unique_tokens), ""),
+        told("preemptions", counted.preemptions, ""),
+        told("host beside a pass", host / counted.passes * 1e6, "µs"),
+        told("device idle", max(0.0, 1 - counted.device_seconds / seconds) * 100, "%"),
+    ]
 
 
 def _row(part: str, case: str, times: list[float], scale: float, unit: str, limit: float | None) -> Row:
@@ -231,19 +284,40 @@ def _row(part: str, case: str, times: list[float], scale: float, unit: str, limi
     )
 
 
+_RUN = {"decode": decode, "shared": shared, "prefill": prefill, "raw": raw}
+
+
+def _numbers(listed: str) -> list[int]:
+    return [int(number) for number in listed.split(",")]
+
+
+def _positive(number: str) -> int:
+    if int(number) < 1:
+        raise ValueError
+    return int(number)
+
+
+def _of_parts(listed: str) -> list[str]:
+    if unknown := set(parts := listed.split(",")) - set(PARTS):
+        raise argparse.ArgumentTypeError(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    return parts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--reps", type=int, default=10)
-    parser.add_argument("--raw-reps", type=int, default=3)
-    parser.add_argument("--raw-n", type=int, default=256)
-    parser.add_argument("--raw-longest", type=int, default=1024)
-    parser.add_argument("--max-batch", type=int, default=512)
-    parser.add_argument("--chunk", type=int, default=2048)
-    parser.add_argument("--json")
+    parser.add_argument("--parts", type=_of_parts, default=list(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--batches", type=_numbers, default=[1, 8, 64, 256], help="sequences that decode together")
+    parser.add_argument("--contexts", type=_numbers, default=[1024, 4096], help="tokens before them, and of prefixes")
+    parser.add_argument("--reps", type=_positive, default=10)
+    parser.add_argument("--raw-reps", type=_positive, default=3)
+    parser.add_argument("--raw-n", type=_positive, default=256)
+    parser.add_argument("--raw-longest", type=_positive, default=1024)
+    parser.add_argument("--max-batch", type=_positive, default=512)
+    parser.add_argument("--chunk", type=_positive, default=2048)
+    parser.add_argument("--json", help="write the rows to this file, after each part")
     args = parser.parse_args()
     machine = Machine(args.device)
     began = time.perf_counter()
@@ -259,27 +333,23 @@ def main() -> None:
     print(
         f"{datetime.now(UTC):%Y-%m-%d} · {where} · commit {commit} · copy {ceilings.bandwidth / 1e12:.2f} TB/s · products {ceilings.flops / 1e12:.0f} TFLOP/s"
     )
+    print(f"{'part':8} {'case':34} {'median':>12} {'range':25} {'unit':6} {'limit':>11} {'ratio':>6}")
     rows: list[Row] = []
-    for part in args.parts.split(","):
-        if part == "raw":
-            rows += raw(engine, machine, args.raw_reps, args.raw_n, args.raw_longest)
-        else:
-            rows += {"decode": decode, "prefill": prefill}[part](engine, machine, ceilings, args.reps)
-        show(rows[-100:] if part == PARTS[0] else [r for r in rows if r.part == part])
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(
-                {"machine": where, "commit": commit, "ceilings": asdict(ceilings), "rows": [asdict(r) for r in rows]},
-                file,
-                indent=1,
-            )
+    for part in args.parts:
+        found = _RUN[part](engine, machine, ceilings, args)
+        show(found)
+        rows += found
+        if args.json:
+            about = {"machine": where, "commit": commit, "ceilings": asdict(ceilings)}
+            with open(args.json, "w") as file:
+                json.dump({**about, "rows": [asdict(r) for r in rows]}, file, indent=1)
     engine.close()
 
 
 def show(rows: list[Row]) -> None:
     for r in rows:
-        limit = "" if r.limit is None else f"{r.limit:12.2f} {r.ratio:6.0%}"
-        print(f"{r.part:8} {r.case:28} {r.value:12.2f} ({r.low:.2f}–{r.high:.2f}) {r.unit:6}{limit}", flush=True)
+        limit = "" if r.limit is None else f"{r.limit:11.2f} {r.ratio:6.0%}"
+        print(f"{r.part:8} {r.case:34} {r.value:12.2f} {f'{r.low:.2f}–{r.high:.2f}':25} {r.unit:6} {limit}", flush=True)
 
 
 if __name__ == "__main__":
