@@ -100,7 +100,8 @@ def written(pair: tuple[int, int]) -> str:
     return f"\\U{low:08x}" if low == high else f"\\U{low:08x}-\\U{high:08x}"
 
 
-def fold_as_re(members: Iterable[tuple[int, int]], inner: str, flags: int) -> Ranges:
+@lru_cache(1024)  # letters of literals come again and again
+def fold_as_re(members: tuple[tuple[int, int], ...], inner: str, flags: int) -> Ranges:
     """The class of `members`, written `inner` between brackets, as `re` has it under `flags` and re.IGNORECASE: asked of `re` itself, character
     by character, for it has a mind of its own beyond the first plane. (`(?i)[𐐀i]` does not match 𐐀, while `(?i)[𐐀]` and
     `(?i)[𐐨i]` do; `(?ai)[a-𐐀]` matches 𐐨.)"""

@@ -246,7 +246,7 @@ class _Reader:
             return charset.merged(members)
         if self.flags & re.UNICODE or any(high > charset.MAX_BMP for _, high in spelled):
             written = [charset.written(r) for r in spelled] + [f"\\{n.upper() if negated else n}" for n, negated in named]
-            return charset.fold_as_re(members, "".join(written), re.UNICODE if self.flags & re.UNICODE else re.ASCII)
+            return charset.fold_as_re(tuple(members), "".join(written), re.UNICODE if self.flags & re.UNICODE else re.ASCII)
         return charset.fold_ascii(members)
 
     def chars(self, ranges: Ranges) -> Node:
