@@ -115,17 +115,20 @@ def _or_else(fast: Callable[[Any], Any], slow: Callable[[Any], Any]) -> Callable
     return either
 
 
-def encode(x: Any) -> Any:
-    """A value as JSON-able data. Raises NotData."""
-    return x if type(x) in _PLAIN else _Encoding().value(x, 0)
+def encode(x: Any, held: Mapping[int, list[Any]] | None = None) -> Any:
+    """A value as JSON-able data. Raises NotData.
+
+    held  places of objects that are there where it is read, too, by id: of these the data has the places
+    """
+    return x if type(x) in _PLAIN else _Encoding(held or {}).value(x, 0)
 
 
-def decode(data: Any) -> Any:
-    """The value that data stands for. Raises BadData."""
+def decode(data: Any, found: Callable[[list[Any]], Any] | None = None) -> Any:
+    """The value that data stands for; `found` gives the object at a place. Raises BadData."""
     if type(data) in _PLAIN:
         return data
     try:
-        return _Decoding().value(data)
+        return _Decoding(found).value(data)
     except BadData:
         raise
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -138,7 +141,8 @@ def decode(data: Any) -> Any:
 class _Encoding:
     """One value on its way to data. `seen` numbers what can change, so that one list held twice comes back as one."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: Mapping[int, list[Any]]) -> None:
+        self.held = held
         self.seen: dict[int, int] = {}
         self.keep: list[Any] = []
 
@@ -149,6 +153,8 @@ class _Encoding:
         if depth > MAX_DEPTH:
             raise NotData(f"a {cls.__name__} that is nested more than {MAX_DEPTH} deep")
         if cls not in _FIXED:
+            if id(x) in self.held:
+                return {TAG: ["held", self.held[id(x)]]}
             if id(x) in self.seen:
                 return {TAG: ["=", self.seen[id(x)]]}
             self.seen[id(x)] = len(self.seen)
@@ -201,7 +207,7 @@ class _Encoding:
         """What an exception was raised from; what is not data is left out, as its traceback is."""
         if x.__cause__ is None:
             return []
-        apart = _Encoding()
+        apart = _Encoding(self.held)
         apart.seen, apart.keep = dict(self.seen), self.keep
         try:
             found = apart.value(x.__cause__, depth + 1)
@@ -306,7 +312,8 @@ _FACTORIES: Mapping[str, Any] = {"none": None, "list": list, "dict": dict, "set"
 class _Decoding:
     """Data on its way to a value. `seen` has what can change, by the numbers that it was written with."""
 
-    def __init__(self) -> None:
+    def __init__(self, found: Callable[[list[Any]], Any] | None) -> None:
+        self.found = found
         self.seen: list[Any] = []
 
     def value(self, data: Any) -> Any:
@@ -356,6 +363,12 @@ def _again(d: _Decoding, index: int) -> Any:
     if made is _UNMADE or index < 0:
         raise BadData("something that holds itself and cannot")
     return made
+
+
+def _held(d: _Decoding, place: list[Any]) -> Any:
+    if d.found is None:
+        raise BadData("a place of an object, and nothing to find it in")
+    return d.found(place)
 
 
 def _fill(d: _Decoding, made: Any, pairs: Any) -> Any:
@@ -474,6 +487,7 @@ _PATHS: Mapping[str, Any] = {c.__name__: c for c in (
 
 _READ: Mapping[str, Callable[..., Any]] = {
     "=": _again,
+    "held": _held,
     "tuple": lambda d, items: tuple(d.many(items)),
     "set": _read_set,
     "frozenset": lambda d, items: frozenset(d.many(items)),
@@ -522,7 +536,9 @@ def restore(target: Any, wanted: Any) -> None:
     """Makes a container hold what another of its type holds, down to the containers inside, which stay the same objects."""
     if target is wanted or type(target) is not type(wanted):
         return
-    if isinstance(target, list):
+    if isinstance(target, list) and not {id(x) for x in target if can_change(x)}.isdisjoint(map(id, wanted)):
+        target[:] = wanted  # its own items in another order
+    elif isinstance(target, list):
         items = [_restored(t, w) for t, w in zip(target, wanted, strict=False)]
         target[:] = [*items, *wanted[len(items) :]]
     elif isinstance(target, dict):

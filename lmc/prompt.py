@@ -620,7 +620,12 @@ def make_select(
     if temperature.__class__ is not float:
         temperature = resolve(SamplingParams(), {"temperature": temperature}, loc)[0].temperature
     seed = origin.seed if origin is not None and temperature > 0 else 0
-    return Select(tuple(choices), method, temperature, seed, name, loc)
+    return Select(tuple([c if c.__class__ is str else plain_text(c) for c in choices]), method, temperature, seed, name, loc)
+
+
+def plain_text(text: str) -> str:
+    """The text of a member of a StrEnum, or of an instance of any other subclass of `str`."""
+    return str.__str__(text)
 
 
 # -- the persistent prompt -------------------------------------------------------------------------------------

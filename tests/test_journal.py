@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -655,6 +656,81 @@ def test_containers_that_a_tool_gives_or_puts_into_others_stay_the_same(tmp_path
         program.run(shared=True, backend=lmc.Mock(), seed=1, journal=tmp_path / "k")
     with pytest.raises(JournalError, match="cannot be taken up"):
         program.run(shared=True, backend=lmc.Mock(), seed=1, journal=tmp_path / "k")
+
+
+@lmc.function
+def draws(s: Any, q: str) -> Any:
+    table: list[dict[str, Any]] = [{"n": n} for n in range(4)]
+    first = table[0]
+    s += q + lmc.gen("a", max_tokens=2)
+    for row in random.sample(table, 3):
+        row["seen"] = s["a"]
+    random.shuffle(table)
+    found = {"best": random.choice(table), "all": random.sample([table, table], 1)}
+    s += lmc.gen("b", max_tokens=2)
+    return table, first, found, [x is first for x in table], found["best"] in table, found["all"][0] is table
+
+
+@pytest.mark.parametrize("first", range(2))
+def test_parts_of_what_a_call_was_handed_come_back_as_themselves(first: int, tmp_path: Path) -> None:
+    runs, path = [draws.run, lmc.compile(draws)], tmp_path / "j"
+    expected = runs[first]("q", backend=lmc.Mock(), seed=1, journal=path).ret_value
+    head = path.read_bytes().splitlines(keepends=True)[0]
+    for way in runs:
+        assert way("q", backend=lmc.Mock(), journal=path).ret_value == expected
+    found = [(n, r) for n, known in records.read(path).records.items() for r in known]
+    drawn = max(k for k, (_, record) in enumerate(found) if record[0] == "r") + 1
+    for k in range(1, len(found)):
+        path.write_bytes(head + records.lines_of(found[:k]))
+        result = runs[k % 2]("q", backend=lmc.Mock(), journal=path).ret_value
+        assert sum(result[3]) == 1 and all(result[4:]) and sum("seen" in row for row in result[0]) == 3
+        assert k < drawn or result == expected
+
+
+@lmc.function
+def draws_states(s: Any, q: str) -> Any:
+    s += q
+    forks = s.fork(4)
+    forks += lambda i: f"{i}" + lmc.gen("a", max_tokens=3)
+    chosen = random.sample(list(forks), 2)
+    for f in chosen:
+        f += " chosen " + lmc.gen("b", max_tokens=3)
+    s += chosen[0]["a"] + lmc.gen("c", max_tokens=3)
+    return s["c"], [f["b"] for f in chosen]
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_states_that_are_drawn(tmp_path: Path) -> None:
+    runs, path = [draws_states.run, lmc.compile(draws_states)], tmp_path / "j"
+    expected = seen(runs[0]("q", backend=lmc.Mock(), seed=1, journal=path))
+    head = path.read_bytes().splitlines(keepends=True)[0]
+    found = [(n, r) for n, known in records.read(path).records.items() for r in known]
+    drawn = max(k for k, (_, record) in enumerate(found) if record[0] == "r") + 1
+    for k in range(1, len(found)):
+        path.write_bytes(head + records.lines_of(found[:k]))
+        result = seen(runs[k % 2]("q", backend=lmc.Mock(), journal=path))  # a draw of which nobody knows is made again
+        assert k < drawn or result == expected
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@lmc.function
+def chooses(s: Any, q: str) -> Any:
+    s += q + lmc.select("colour", choices=list(Colour)) + lmc.gen("other", choices=[Colour.RED, "grey"])
+    return s["colour"], type(s["colour"]).__name__, s["other"] == Colour.RED
+
+
+def test_choices_of_an_enum_are_answered_by_their_text(tmp_path: Path) -> None:
+    program = lmc.compile(chooses)
+    expected = chooses.run("q", backend=lmc.Mock(), seed=1).ret_value
+    assert expected[1] == "str" and expected[0] in list(Colour)
+    for way in (chooses.run, program, chooses.run):
+        assert way("q", backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == expected
+    program.save(tmp_path / "saved")
+    assert lmc.load(tmp_path / "saved")("q", backend=lmc.Mock(), seed=1).ret_value == expected
 
 
 @pytest.mark.parametrize("way", range(3))

@@ -359,14 +359,14 @@ class RunJournal:
     def _known_result(self, outcome: Record, name: str, args: Sequence[Any], reached: _Reached | None) -> tuple[bool, Any]:
         kind, data, *changed = outcome
         if changed and reached is not None:
-            reached.restore([(index, self._decoded(content)) for index, content in changed[0]])
+            reached.restore([(index, self._decoded(content, reached.at)) for index, content in changed[0]])
         if kind == "argument":
             return True, args[data]
         if kind == "part" and reached is not None:
-            return True, functools.reduce(getitem, data[1:], reached.values[data[0]])
+            return True, reached.at(data)
         if kind == "opaque":  # of something awaited
             return False, self._lost(f"{name} gave a {data}, which a journal cannot hold, so the run cannot be taken up behind it")
-        return kind == "value", self._decoded(data)
+        return kind == "value", self._decoded(data, None if reached is None else reached.at)
 
     def _lost(self, what: str) -> JournalError:
         """What ends the run, whatever the program makes of it."""
@@ -374,9 +374,9 @@ class RunJournal:
         self.broken = self.broken or error
         return error
 
-    def _decoded(self, data: Any) -> Any:
+    def _decoded(self, data: Any, found: Callable[[list[Any]], Any] | None = None) -> Any:
         try:
-            return codec.decode(data)
+            return codec.decode(data, found)
         except codec.BadData as error:
             raise self._differs(f"cannot be taken up: {error}", None) from None
 
@@ -401,7 +401,7 @@ class RunJournal:
             elif ok and inspect.isawaitable(value):
                 record = ["awaitable", type(value).__name__]
             else:
-                record = ["value" if ok else "raised", codec.encode(value)]
+                record = ["value" if ok else "raised", codec.encode(value, None if reached is None else reached.places)]
             if reached is not None and (changed := reached.changed()):
                 record.append(changed)
         except codec.NotData as what:
@@ -518,6 +518,7 @@ class _Reached:
                 if isinstance(content, types.FunctionType) and content.__closure__:
                     functions.append(content)
         self._before = self._snapshots()
+        self._items = [list(x) if type(x) is list else [] for x in self.values]
         self._held = [_containers(x) for x in self.values]
 
     def part(self, value: Any) -> list[Any] | None:
@@ -525,6 +526,24 @@ class _Reached:
         if not codec.can_change(value):
             return None
         return next(([i, *path] for i, x in enumerate(self.values) if (path := _path(x, value)) is not None), None)
+
+    @property
+    def places(self) -> dict[int, list[Any]]:
+        """The places of the containers and objects that it was handed, as `part` gives them, by id."""
+        found: dict[int, list[Any]] = {}
+        left: list[tuple[Any, list[Any]]] = [(x, [i]) for i, x in enumerate(self.values)]
+        while left:
+            x, place = left.pop()
+            if codec.can_change(x) and id(x) in found:
+                continue
+            if codec.can_change(x):
+                found[id(x)] = place
+            left += [(item, [*place, key]) for key, item in _items(x)] if len(place) <= DEPTH else []
+        return found
+
+    def at(self, place: list[Any]) -> Any:
+        """What is at a place."""
+        return functools.reduce(getitem, place[1:], self.values[place[0]])
 
     def _snapshots(self) -> list[Any]:
         return [_snapshot(x) for x in (*self.values, *map(_content, self.variables))] if self.values or self.variables else []
@@ -541,7 +560,22 @@ class _Reached:
             new = _containers(self.values[index]) - self._held[index] if index < len(self.values) else set[int]()
             if any(new & held for held in self._held) or '["=",' in codec.dumps(after):  # a copy would come back instead
                 raise codec.NotData("that it put a container of the program into another one")
-        return [[i, after] for i, after in found]
+        return [[i, self._rearranged(i) or after] for i, after in found]
+
+    def _rearranged(self, index: int) -> list[Any] | None:
+        """What a list holds now, if containers among that stand elsewhere than they did: these by their places. Raises NotData."""
+        if index >= len(self.values) or type(self.values[index]) is not list:
+            return None
+        now, were, before = self.values[index], {id(x): k for k, x in enumerate(self._items[index]) if codec.can_change(x)}, self._before[index]
+        if all(were.get(id(x), k) == k for k, x in enumerate(now)):
+            return None
+        data: list[Any] = []
+        for x in now:
+            place = were.get(id(x))
+            data.append(codec.encode(x) if place is None else {codec.TAG: ["held", [index, place]]})
+            if place is not None and codec.encode(x) != before[place]:
+                raise codec.NotData("that it moved a container of the program and changed it")
+        return data
 
     def restore(self, contents: list[tuple[int, Any]]) -> None:
         for index, content in contents:
@@ -578,15 +612,25 @@ def _containers(x: Any) -> set[int]:
     return found
 
 
-def _path(x: Any, wanted: Any, depth: int = 8) -> list[Any] | None:
+DEPTH = 8
+"""How deep in what a call was handed something is looked for."""
+
+
+def _path(x: Any, wanted: Any, depth: int = DEPTH) -> list[Any] | None:
     """The keys that lead from a list or dict to an object in it."""
     if x is wanted:
         return []
-    if depth and isinstance(x, list | dict | deque | tuple):
-        for key, item in x.items() if isinstance(x, dict) else enumerate(x):
-            if (isinstance(key, str | int) or key is None) and (path := _path(item, wanted, depth - 1)) is not None:
-                return [key, *path]
+    for key, item in _items(x) if depth else ():
+        if (path := _path(item, wanted, depth - 1)) is not None:
+            return [key, *path]
     return None
+
+
+def _items(x: Any) -> Iterable[tuple[Any, Any]]:
+    """What a container holds, by keys that a journal can write."""
+    if not isinstance(x, list | dict | deque | tuple):
+        return ()
+    return [(key, item) for key, item in (x.items() if isinstance(x, dict) else enumerate(x)) if isinstance(key, str | int) or key is None]
 
 
 class _Held:
@@ -776,6 +820,8 @@ def _makes_coroutine(fn: Any) -> bool:
 
 def _is_idempotent(fn: Any) -> bool:
     if isinstance(fn, types.FunctionType | types.BuiltinFunctionType | types.MethodType) and fn in _CHANGE_NOTHING:
+        return True
+    if type(getattr(fn, "__self__", None)) in (random.Random, random.SystemRandom):
         return True
     fn = getattr(fn, "__func__", fn)
     return isinstance(fn, HostFunction) and fn.idempotent

@@ -26,6 +26,7 @@ from lmc.prompt import (
     REGEX_STR,
     ChoicesMethod,
     SamplingParams,
+    plain_text,
     resolve,
     suggestion,
 )
@@ -432,6 +433,7 @@ def _select(what: str, name: str | None, choices: Any, temperature: Any, method:
             raise ArgumentError(f"{what}(choices=…): {choice!r} is {an(type(choice).__name__)}; choices are texts", loc=loc)
     if not isinstance(temperature, Value):
         resolve(_ANY_RUN, {"temperature": temperature}, loc)
+    choices = tuple([plain_text(c) if isinstance(c, str) else c for c in choices])  # an answer is text, whatever class the choice was of
     return SelectExpr(name, choices, temperature, _method(what, method, loc), loc)
 
 
