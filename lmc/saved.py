@@ -31,10 +31,10 @@ from lmc import codec
 from lmc.chat import ChatTemplate, RoleTemplate
 from lmc.errors import LmcError, Loc, ProgramError
 from lmc.frontend import hostops, reach
-from lmc.frontend.durable import source_digest
 from lmc.frontend.hooks import outside_key
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
+from lmc.frontend.opening import source_digest
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.raising import Place
 from lmc.frontend.reasoning import ReasoningFormat

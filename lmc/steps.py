@@ -24,7 +24,7 @@ from lmc import codec, records
 from lmc.backend.base import Backend, Output, Result
 from lmc.checks import since_last
 from lmc.errors import JournalError, Loc
-from lmc.frontend import durable
+from lmc.frontend import durable, effects
 from lmc.frontend.hooks import program_frame
 from lmc.frontend.interpreter import Function, LiveEmitter, Run
 from lmc.frontend.state import State
@@ -169,7 +169,7 @@ def _listed(contents: Contents, item: int) -> Story:
 def _given(arguments: Any) -> str:
     """The arguments of a run, as far as they are data."""
     try:
-        return durable.shown_call((), {str(name): codec.decode(x) for name, x in arguments.items()}) if isinstance(arguments, dict) else "…"
+        return effects.shown_call((), {str(name): codec.decode(x) for name, x in arguments.items()}) if isinstance(arguments, dict) else "…"
     except codec.BadData:
         return "…"
 
@@ -296,7 +296,7 @@ class View(durable.RunJournal):
         self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool
     ) -> tuple[int, Effect | None]:
         number, known = super()._begin(stream, name, args, kwargs, loc, ordered=ordered)
-        shown = durable.shown_call(args, kwargs)
+        shown = effects.shown_call(args, kwargs)
         if self.change is not None and self.change.answer is not None and len(self.steps) == self.change.at:
             raise self._stop(f"step {self.change.at} is a call of {name}; only what the model was asked can have another answer", loc)
         if self.change is not None and self.change.effects and len(self.steps) > self.change.at:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from lmc.errors import JournalError
 from lmc.frontend import aio, hostops, raising, reach
 from lmc.frontend.class_code import is_of_a_library_metaclass
-from lmc.frontend.durable import foreign
+from lmc.frontend.effects import foreign
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Shape, targets
 from lmc.frontend.instrument import CannotInstrument, awaits, instrument, is_instrumented

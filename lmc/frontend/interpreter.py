@@ -28,8 +28,9 @@ from lmc.backend.base import Backend, Beyond, Hints, Result, Usage, check_suppor
 from lmc.config import compiler, default_backend, settings
 from lmc.errors import ArgumentError, CancelledError, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
-from lmc.frontend.durable import RunJournal, journaled, source_digest
+from lmc.frontend.durable import RunJournal
 from lmc.frontend.emitter import taken
+from lmc.frontend.opening import journaled, source_digest
 from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, signature
 from lmc.frontend.prefix import Traced, constant_prefix
 from lmc.frontend.primitives import GenExpr, SelectExpr, caller_loc

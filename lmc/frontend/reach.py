@@ -46,7 +46,7 @@ def is_language(x: object) -> bool:
     return cls.__module__.startswith("lmc.frontend.") and cls.__module__ not in _NOT_LANGUAGE
 
 
-_NOT_LANGUAGE = frozenset({"lmc.frontend.values", "lmc.frontend.hooks", "lmc.frontend.host", "lmc.frontend.durable"})
+_NOT_LANGUAGE = frozenset(f"lmc.frontend.{name}" for name in ("values", "hooks", "host", "durable", "again", "handed"))
 
 
 def only_defines(decorator: Any) -> bool:

@@ -1,0 +1,145 @@
+"""Opening journals: what a call must have in common with the one that wrote a journal, and how its runs begin."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import os
+import textwrap
+import tokenize
+import types
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmc import codec
+from lmc.backend.base import Backend
+from lmc.errors import (
+    JournalError,
+    ParameterError,
+)
+from lmc.frontend.effects import data_or_class
+from lmc.frontend.primitives import caller_loc
+from lmc.journal import Journal
+from lmc.prompt import SamplingParams
+from lmc.records import Record, few_full_collections
+
+if TYPE_CHECKING:
+    from lmc.frontend.interpreter import Function
+    from lmc.frontend.options import Options
+
+
+LARGEST = 1 << 20
+"""Bytes of a run's arguments that a journal holds; of larger ones it has the digest."""
+
+
+def source_digest(fn: Any) -> str:
+    """A hash of a function's source as Python reads it: comments and blank lines do not count; of its code where there is no source."""
+    try:
+        source = textwrap.dedent(inspect.getsource(fn))
+        kept = [t.string for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in (tokenize.COMMENT, tokenize.NL)]
+        text = "".join(kept)
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+        code = getattr(fn, "__code__", None)
+        text = repr(None if code is None else (code.co_code, code.co_names, [c for c in code.co_consts if not isinstance(c, types.CodeType)]))
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
+def header(function: Function, options: Options, backend: Backend, compiled: str, *, batch: bool) -> dict[str, Any]:
+    """What a journal must be of, to be used for a call."""
+    defaults = options.defaults(SamplingParams())
+    changed = {f.name: codec.encode(getattr(defaults, f.name)) for f in fields(defaults) if getattr(defaults, f.name) != f.default}
+    return {
+        "kind": "batch" if batch else "run", "program": function.name, "source": function.digest, "compiled": compiled,
+        "backend": backend.capabilities.name, "sampling": changed, "seed": options.seed,
+    }  # fmt: skip
+
+
+@contextmanager
+def journaled(
+    function: Function, options: Options, backend: Backend, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int], fresh: Callable[[], int],
+    *, batch: bool, compiled: str = "",
+) -> Generator[Options]:  # fmt: skip
+    """The options with the journal open and the seed that it has. Raises JournalError if it is of something else."""
+    assert options.journal is not None and isinstance(options.journal, str)
+    if options.stream:
+        raise ParameterError("journal= with stream=True: a stream is not journaled; leave one out", loc=caller_loc())
+    path = Path(options.journal)
+    if batch:
+        if os.path.isfile(path):
+            raise JournalError(f"journal={str(path)!r}: a batch's journal is a directory, and this is a file", loc=caller_loc())
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}", loc=caller_loc()) from None
+        path = path / "journal"
+    elif os.path.isdir(path):
+        raise JournalError(f"journal={str(path)!r}: a run's journal is a file, and this is a directory", loc=caller_loc())
+    wanted = header(function, options, backend, compiled, batch=batch)
+    try:
+        journal = Journal.open(path, wanted, fresh)
+    except JournalError as error:
+        error.loc = caller_loc()
+        raise
+    try:
+        _enter(journal, bound, numbers)
+        with few_full_collections() if batch and journal.contents.finished(numbers) else nullcontext():
+            yield replace(options, journal=journal, seed=journal.seed)
+    finally:
+        journal.close()
+
+
+def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
+    """The runs of a call: new ones are written down, those of an earlier call must have the same arguments."""
+    for arguments in bound:
+        if len(arguments.arguments) < len(arguments.signature.parameters):
+            arguments.apply_defaults()
+    records = journal.contents.records
+    new = [n for n, number in enumerate(numbers) if number not in records]
+    if new:
+        _begin(journal, [bound[n] for n in new], [numbers[n] for n in new])
+    if len(new) == len(numbers):
+        return
+    for number, arguments in zip(numbers, bound, strict=True):
+        known = records.get(number)
+        if known is not None and (given := _beginning(journal, _given(arguments))) != known[0] and codec.to_bytes(given) != codec.to_bytes(known[0]):  # NaN
+            of = f"item {number}" if journal.contents.header["kind"] == "batch" else "the run"
+            raise JournalError(
+                f"journal={str(journal.path)!r} is of other arguments: those of {of} are not what they were. Give the call what it was given "
+                "before, or a journal of its own", loc=caller_loc())
+
+
+def _begin(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
+    """New runs, written down together if their arguments are text."""
+    names = list(bound[0].arguments)[1:]
+    columns = list(zip(*[arguments.arguments.values() for arguments in bound], strict=True))[1:]
+    if all(set(map(type, column)) == {str} and len(max(column, key=len)) < LARGEST // 8 // len(columns) for column in columns):  # at most 6 bytes a character
+        journal.begin(numbers, names, columns)
+        return
+    for number, arguments in zip(numbers, bound, strict=True):
+        journal.put(number, _beginning(journal, _given(arguments)))
+
+
+def _given(arguments: inspect.BoundArguments) -> dict[str, Any]:
+    """The arguments of a run, but for its state."""
+    given = dict(arguments.arguments)
+    del given[next(iter(given))]
+    return given
+
+
+def _beginning(journal: Journal, given: Mapping[str, Any]) -> Record:
+    """The record of a run's arguments, or of their digest if they are too large."""
+    if set(map(type, given.values())) <= {str} and sum(map(len, given.values())) < LARGEST // 8:  # JSON has 6 bytes for a character at most
+        return ["b", given, None]
+    data = {name: data_or_class(x) for name, x in given.items()}
+    record = ["b", data, None]
+    if len(journal.encode(record)) <= LARGEST:
+        return record
+    return ["b", None, hashlib.blake2b(codec.to_bytes(data), digest_size=12).hexdigest()]
