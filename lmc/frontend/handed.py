@@ -29,7 +29,7 @@ class Handed:
         values = [*args, *kwargs.values()]
         self.hidden = next((f"the class {x.__qualname__}" for x in values if isinstance(x, type) and "<locals>" in x.__qualname__), None)
         owners = [x.__self__ for x in values if isinstance(x, types.BuiltinMethodType | types.MethodType)]
-        self.values = [x for x in (*values, *owners) if codec.can_change(x)]
+        self.values: list[Any] = [x for x in (*values, *owners) if codec.can_change(x)]
         self.variables: list[types.CellType] = []
         functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType)]
         self.values += [x.__dict__ for x in functions if "<locals>" in x.__qualname__]  # attributes of the program's own
