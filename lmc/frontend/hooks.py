@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import heapq
 import inspect
 import itertools
 import sys
@@ -36,6 +37,7 @@ from lmc.frontend.raising import caused
 from lmc.frontend.state import State, StateGroup
 from lmc.frontend.tree import Tree
 from lmc.frontend.values import TraceEscape, Value, active
+from lmc.ir.core import exact
 from lmc.prompt import RUN_SAMPLING
 
 if TYPE_CHECKING:
@@ -770,6 +772,10 @@ class ReplayMode(CountingMode):
                 return None
         if (self.tick, ORDERED, 0) in self.record:
             return self._in_order(fn, args, kwargs)
+        if fn is functools.wraps or (hostops.is_definition(fn) and reach.defines(fn)):  # written in Python, and no code of the program's
+            return fn(*args, **kwargs)
+        if (fn is heapq.nlargest or fn is heapq.nsmallest) and any(map(reach.holds_language, args)):
+            return self._ranked(*args, **kwargs, reverse=fn is heapq.nlargest)
         try:
             twin = self.twin(fn, args, kwargs)
         except CannotInstrument as error:
@@ -806,13 +812,16 @@ class ReplayMode(CountingMode):
                 args = tuple(map(self.star, args))
         if isinstance(getattr(fn, "__self__", None), LAZY) or any(isinstance(a, LAZY) for a in args):
             return fn(*args, **kwargs)  # runs the program's own generators
-        if hostops.is_definition(fn) and reach.defines(fn):
-            return fn(*args, **kwargs)
         if self.journal is None:
             return self._host_call(fn, args, kwargs)
         if self.tick >= self.last and type(getattr(fn, "__self__", None)) in _HOLD and foreign(fn, args, kwargs) is None:
             return fn(*args, **kwargs)  # what it lets go of may be a generator of the program's, whose last lines are the program's own
         return self._journaled(self.journal, fn, args, kwargs)
+
+    def _ranked(self, count: int, items: Any, key: Any = None, *, reverse: bool) -> list[Any]:
+        """What `heapq.nlargest` or `nsmallest` gives of what holds states, as while tracing."""
+        given = self._recorded_iter(1, self.own_items(items))
+        return sorted(given, key=None if key is None else self.callback(key), reverse=reverse)[: max(0, count)]
 
     def _in_order(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a builtin that compares objects gave: those at the places that it found then. They may have changed since."""
@@ -1027,14 +1036,14 @@ def _unordered(name: str, args: tuple[Any, ...]) -> tuple[HostFunction, tuple[An
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two arguments are the same object, or equal data that cannot change."""
+    """Whether two arguments are the same object, or data that cannot change and prints equal: nan is nan."""
     if a is b:
         return True
     if type(a) is not type(b):
         return False
     if type(a) is tuple:
         return len(a) == len(b) and all(map(_alike, a, b))
-    return hostops.is_immutable(a) and bool(a == b)
+    return hostops.is_immutable(a) and exact(a) == exact(b)
 
 
 def only_sampling(fn: Function, kwargs: dict[str, Any]) -> bool:

@@ -15,6 +15,8 @@ import copy
 import dataclasses
 import dis
 import functools
+import inspect
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -87,7 +89,21 @@ class Own:
         return member if isinstance(member, types.FunctionType) else None
 
     def called(self, fn: Callable[..., Any], *args: Any) -> Any:
-        return self.dispatch("call", (fn, *args), {})
+        fields = _written_for(fn, type(args[0]))
+        if fields is None or any(reach.holds_language(getattr(x, field, None)) for x in args for field in fields):
+            return self.dispatch("call", (fn, *args), {})
+        return self._of_fields(fn.__name__, fields, *args)
+
+    def _of_fields(self, name: str, fields: list[str], owner: Any, other: Any = None) -> Any:
+        """What a method gives that `dataclass` wrote."""
+        if name == "__repr__":
+            named = [part for field in fields for part in (f", {field}=", (getattr(owner, field), "r", ""))]
+            first = [named[0][2:], *named[1:]] if named else []
+            return self.dispatch("fstring", (f"{type(owner).__qualname__}(", *first, ")"), {})
+        if type(other) is not type(owner):
+            return NotImplemented
+        values = [tuple([getattr(x, field) for field in fields]) for x in (owner, other)]
+        return self.dispatch("compare", (_WRITTEN[name], *values), {})
 
     def own_method(self, owner: Any, name: str, *args: Any) -> Any:
         """What a method of the owner's class gives."""
@@ -196,18 +212,25 @@ class Own:
     def own_compare(self, op: str, a: Any, b: Any) -> Any:
         if (id(a) not in self.instances and id(b) not in self.instances) or op in ("is", "is not"):
             return NOT_OWN
+        if op in ("in", "not in") and type(b) in (list, tuple) and any(self.method_of(x, "__eq__") for x in (a, *b)):
+            return any(x is a or self._holds(self.dispatch("compare", ("==", x, a), {})) for x in b) is (op == "in")
         if op in ("in", "not in"):
             found = self.own_method(b, "__contains__", a)
             if found is NOT_OWN:
                 if self.method_of(b, "__iter__") or self.method_of(b, "__getitem__"):
                     return self.beyond(f"looks for something in a {type(b).__name__}, whose class has no __contains__")
                 return NOT_OWN
-            return self.truth(found) is (op == "in")
+            return self._holds(found) is (op == "in")
         name, mirrored = _COMPARED[op]
         methods = self.method_of(a, f"__{name}__"), self.method_of(b, f"__{mirrored}__")
         if op == "!=" and methods == (None, None) and (self.method_of(a, "__eq__") or self.method_of(b, "__eq__")):
-            return not self.truth(self.own_compare("==", a, b))
+            return not self._holds(self.own_compare("==", a, b))
         return self._first_of([(methods[0], a, b), (methods[1], b, a)], a, b, lambda: hostops.incomparable(op, a, b), False)
+
+    def _holds(self, x: Any) -> bool:
+        """The truth of what a method gave, on the way to the hook call's result."""
+        with self.auxiliary():
+            return self.truth(x)
 
     def _first_of(self, tries: list[tuple[Any, Any, Any]], a: Any, b: Any, otherwise: Callable[[], Any], textual: bool) -> Any:
         """The first method that has an answer, in Python's order: a subclass of the left operand's class goes first."""
@@ -282,7 +305,7 @@ class Own:
             return self.own_text(owner)
         if fn is bool and not more:
             value = self.own_truth(owner)
-            return NOT_OWN if value is NOT_OWN else self.truth(value)
+            return NOT_OWN if value is NOT_OWN else self._holds(value)
         if fn is iter and not more:
             made = self.own_method(owner, "__iter__")
             return made
@@ -377,6 +400,21 @@ class Own:
                 return (text, "", "")
             text = NOT_OWN if isinstance(spec, Value) or spec else self.own_text(value)
         return part if text is NOT_OWN else (text, "", spec if conversion else "")
+
+
+def _written_for(fn: Any, cls: type) -> list[str] | None:
+    """The fields that a method is about that `dataclass` wrote for a class; None for other functions, and for those that it writes in another way."""
+    name = getattr(fn, "__name__", "")
+    if name not in _WRITTEN or getattr(inspect.unwrap(fn), "__code__", None) is None or inspect.unwrap(fn).__code__.co_filename != "<string>":
+        return None
+    base = next((base for base in cls.__mro__ if base.__dict__.get(name) is fn), None)
+    if base is None or "__dataclass_fields__" not in base.__dict__ or (name == "__eq__" and sys.version_info >= (3, 13)):
+        return None
+    return [field.name for field in dataclasses.fields(base) if (field.repr if name == "__repr__" else field.compare)]
+
+
+_WRITTEN: Final = {"__repr__": "", "__eq__": "==", "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">="}
+"""What `dataclass` writes: the sign between the tuples of two instances' fields."""
 
 
 class _Compared:

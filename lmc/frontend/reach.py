@@ -59,9 +59,9 @@ def only_defines(decorator: Any) -> bool:
 
 
 DEFINERS: frozenset[Any] = frozenset({
-    property, classmethod, staticmethod, functools.cached_property, functools.partialmethod, dataclasses.field, enum.auto,
+    property, classmethod, staticmethod, functools.cached_property, functools.partialmethod, dataclasses.field, dataclasses.dataclass, enum.auto,
 })  # fmt: skip
-"""What a class body calls for parts of its class: Python, or a decorator of the class, looks for what they give."""
+"""What a class, or its body, is defined with: Python, or a decorator of the class, looks for what they give."""
 
 def defines(fn: Any) -> bool:
     """Whether a function is one that a class body calls for a part of its class."""

@@ -19,6 +19,7 @@ from lmc.frontend.hostops import Known, native
 from lmc.frontend.own import NOT_OWN
 from lmc.frontend.raising import class_of, content
 from lmc.frontend.state import State
+from lmc.frontend.trace_outside import is_lazy
 from lmc.frontend.trace_record import NO_KEY
 from lmc.frontend.values import TraceEscape, Value
 
@@ -256,7 +257,14 @@ def _set(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     if args and isinstance(args[0], Value):
         t.main = True
         return t.known_call(set, Known(fresh=True), args, kwargs)
-    return t.build_set(list(t.items(args[0])) if args else [])
+    items = list(t.items(args[0])) if args else []
+    _is_the_call(t, args)
+    return t.build_set(items)
+
+
+def _is_the_call(t: TraceMode, args: _Args) -> None:
+    """The next host operation makes the container of the run that the call gives: a replay has that one, and goes through no other argument than a lazy one."""
+    t.main = not any(t.is_own_instance(x) and not is_lazy(x) for x in args)
 
 
 def _pair(t: TraceMode, item: Any, index: int) -> Any:
@@ -275,8 +283,9 @@ def _dict(t: TraceMode, args: _Args, kwargs: _Kwargs) -> Any:
     if any(isinstance(pair, Value) for pair in pairs):
         if t.wants(pairs):
             raise TraceEscape("puts a container that it made under a traced key")
-        t.main = True
+        _is_the_call(t, args)
         return t.known_call(dict, Known(fresh=True), (tuple(pairs),), kwargs)
+    _is_the_call(t, args)
     return t.build_dict([*pairs, *kwargs.items()])
 
 

@@ -280,7 +280,7 @@ class TraceMode(CallMode):
             value = self.own_truth(a)
             if value is NOT_OWN and (hasattr(type(a), "__bool__") or hasattr(type(a), "__len__")):
                 raise TraceEscape(f"tests a {type(a).__name__}, which runs code of its class")
-            return value is NOT_OWN or self.truth(value)
+            return value is NOT_OWN or self._holds(value)
         if self.is_plain(a) or isinstance(a, type | types.FunctionType | types.ModuleType | types.BuiltinFunctionType | types.MethodType):
             return bool(a)
         if self.steady(a):
@@ -434,7 +434,10 @@ class TraceMode(CallMode):
 
     def unpack(self, value: Any, shape: Shape) -> Any:
         items = self.own_iter(value)
-        return self.unpacked(value if items is NOT_OWN else self.fresh(items), shape)
+        if items is NOT_OWN:
+            return self.unpacked(value, shape)
+        with self.auxiliary():  # a replay calls the method again
+            return self.unpacked(self.fresh(items), shape)
 
     def unpacked(self, value: Any, shape: Shape, key: Key | None = None) -> Any:
         if isinstance(value, Value):
@@ -672,6 +675,7 @@ class TraceMode(CallMode):
         if id(manager) not in self.entered_hosts:
             self.guarded(-int(may_handle(manager)))
             result = self.methods(manager, "__exit__", (None if error is None else class_of(error), error, error and error.__traceback__), {})
+            return error is not None and self._holds(result)  # a replay runs the method again
         else:
             self.managers -= 1
             raised = None if error is None else self.located(error)

@@ -451,7 +451,7 @@ def decorator_that_remembers(s, q):
     return f(q), g(s["g"]), f.cache_info().hits, g.calls
 
 
-@case(leaves="decorates a definition")
+@case(leaves="decorates a definition|hands a class that it made")
 def decorators_that_the_host_makes(s, q):
     @registered
     @dataclass(frozen=True)

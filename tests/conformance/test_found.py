@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import abc
 import collections
+import contextlib
+import dataclasses
 import datetime
 import enum
 import functools
+import heapq
 import json
 import operator
 import re
@@ -18,6 +21,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator
 
+import lmc
 from lmc import gen, user
 
 from .harness import Case, case, cases, effect, leave, scripted
@@ -737,6 +741,237 @@ def lists_grow_by_what_is_made(s, q):
     last.extend(w for w in "rs")
     counts.update(w for w in words)
     return words, data, lengths, sorted(some), last, counts
+
+
+def announced(fn: Any) -> Any:
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        effect("call", fn.__name__)
+        return fn(*args)
+
+    return call
+
+
+@case(ITEMS)
+def decorators_written_in_python_then_left(s, q):
+    class timed(contextlib.ContextDecorator):
+        def __enter__(self):
+            effect("begins")
+            return self
+
+        def __exit__(self, *error):
+            effect("ends", error[0])
+            return False
+
+    @announced
+    def ask(text):
+        s.__iadd__(text + gen("x", max_tokens=3))
+        return s["x"]
+
+    @timed()
+    def asks(text):
+        return ask(text)
+
+    @dataclass
+    class Row:
+        xs: list = dataclasses.field(default_factory=lambda: [ask("row")])
+
+    row = Row()
+    effect("row", row.xs)
+    x = ask(q)
+    effect("x", x)
+    leave(s)
+    return asks(x), ask.__name__, row.xs
+
+
+@case(ITEMS)
+def largest_of_states_then_left(s, q):
+    forks = s.fork(3)
+    for i, f in enumerate(forks):
+        f += f"{q}{i}" + gen("x", max_tokens=3)
+    top = heapq.nlargest(2, forks, key=lambda f: f["x"])
+    low = heapq.nsmallest(1, [(f["x"], i, f) for i, f in enumerate(forks)])
+    effect("low", low[0][1])
+    leave(s)
+    s += top[0]["x"]
+    return [f["x"] for f in top], low[0][0]
+
+
+@case(ITEMS)
+def dataclasses_of_the_program(s, q):
+    @dataclass(order=True)
+    class Draft:
+        score: int
+        text: str = ""
+        state: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+        def ask(self):
+            self.state += gen("y", max_tokens=1)
+            return self.state["y"]
+
+    @dataclass
+    class Long(Draft):
+        rows: list = dataclasses.field(default_factory=list)
+
+    @dataclass(eq=False)
+    class Plain:
+        x: int
+
+    s += q
+    drafts = []
+    for i, f in enumerate(s.fork(3)):
+        f += f"{i}" + gen("x", max_tokens=3)
+        drafts.append(Draft(len(f["x"]) % 3, f["x"], f))
+    best, long = max(drafts), Long(drafts[0].score, "long", s, [q])
+    effect("best", best.ask(), repr(best), f"{long} {drafts[0]!r} {long!s}", repr(Plain(3)))
+    falling = sorted(drafts, reverse=True)
+    drafts.sort()
+    try:
+        long < 3  # noqa: B015
+    except TypeError as error:
+        s += str(error)
+    same = Draft(best.score, best.text)
+    return (
+        [d.score for d in falling], drafts[0] <= drafts[1], best == same, best != same, same in drafts, Draft(9) in drafts, Draft(9) not in drafts,
+        long == Long(long.score, "long", None, [q]), long == best, Plain(1) == Plain(1), drafts[-1] > drafts[0],
+    )  # fmt: skip
+
+
+@case(ITEMS)
+def dataclasses_of_the_program_then_left(s, q):
+    @dataclass(order=True)
+    class Draft:
+        score: int
+        words: list
+        state: Any = dataclasses.field(default=None, compare=False)
+
+    s += q
+    drafts = []
+    for i, f in enumerate(s.fork(3)):
+        f += f"{i}" + gen("x", max_tokens=3)
+        drafts.append(Draft(len(f["x"]) % 2, f["x"].split(), f))
+    best, lowest, there = max(drafts), min(drafts), Draft(1, [q]) in drafts
+    best.words.append(weight(q))
+    leave(s)
+    return best.words, lowest.score, there, sorted(drafts)[0].words
+
+
+def rows_of(x: str) -> list[str]:
+    effect("rows", x)
+    return x.split()
+
+
+@case(ITEMS, leaves="bool of an object that can change")
+def what_contains_and_equals_gives_then_left(s, q):
+    class Bag:
+        def __init__(self, text):
+            self.rows = rows_of(text)
+
+        def __contains__(self, x):
+            return self.rows and x
+
+        def __eq__(self, other):
+            return self.rows and other.rows
+
+    s += q + gen("x", max_tokens=3)
+    bag, none = Bag(s["x"]), Bag(" ")
+    found = q in bag, q not in bag, "" in bag, q in none, q not in none, bag != none, none != bag, bag != Bag(q), bag in [none, Bag(q)], none not in (bag, 1)
+    effect("found", found)
+    effect("more", weight(q))
+    leave(s)
+    return found, bag.rows
+
+
+@case(ITEMS, leaves="of an object that can change")
+def what_methods_give_that_python_asks_then_left(s, q):
+    class Bag:
+        def __init__(self, text):
+            self.rows = rows_of(text)
+
+        def __bool__(self):
+            s.__iadd__("?")
+            return "b" in self.rows
+
+        def __iter__(self):
+            s.__iadd__("!")
+            return iter((*self.rows, "x", "y")[:2])
+
+        def __enter__(self):
+            s.__iadd__("<")
+            return self
+
+        def __exit__(self, kind, error, trace):
+            s.__iadd__(">")
+            return kind is KeyError and rows_of(str(error))
+
+    s += q + gen("x", max_tokens=3)
+    bag = Bag(s["x"])
+    seen = [bool(bag), not bag]
+    if bag:
+        s += "full"
+    first, second = bag
+    with bag, Bag(q):
+        raise KeyError(first)
+    effect("seen", seen, first, second)
+    leave(s)
+    return seen, first, second
+
+
+@case(ITEMS)
+def dicts_and_sets_of_answers_changed_then_left(s, q):
+    s += q + gen("x", max_tokens=3)
+    pairs = [(s["x"], 1), (q, 2)]
+    numbers, words = dict(pairs), set(w for w in (s["x"], q))
+    numbers["n"], more = 2, dict(((w, i) for i, w in enumerate(words_of(s["x"]))), k=1)
+    numbers.update({w: size([w]) for w in (q, "new")})
+    words.add("z")
+    words.discard(q)
+    more.pop("k")
+    effect("changed")
+    leave(s)
+    return numbers, sorted(words), more
+
+
+def words_of(x: str) -> list[str]:
+    effect("words", x)
+    return [x, x.upper()]
+
+
+def other(x: str) -> str:
+    return x + "2"
+
+
+def first(x: str) -> str:
+    return x + "1"
+
+
+NOW: Any = first
+
+
+def change() -> None:
+    global NOW
+    effect("change")
+    NOW = other
+
+
+def back() -> None:
+    global NOW
+    NOW = first
+
+
+@lmc.host(ordered=False)
+def looked_up(*args: Any, **kwargs: Any) -> str:
+    effect("looked up", repr(args), repr(kwargs))
+    return repr((args, kwargs))
+
+
+@case(ITEMS, reset=back, batch=False, leaves="finds something else than")
+def numbers_for_unordered_calls_that_were_made_ahead(s, q):
+    s += q + gen("x", max_tokens=3)
+    before = NOW(q)
+    change()
+    after = NOW(s["x"])
+    return before, after, [looked_up(x) for x in (float("nan"), -0.0, 0.0, 1, 1.0, True, frozenset({1}), frozenset({True}))], looked_up(q, a=[q], b=(1, [2]))
 
 
 CASES = cases(globals())

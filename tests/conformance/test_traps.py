@@ -284,7 +284,7 @@ USES = {
     "dict": lambda b: {b: 1}[b],
 }
 LEFT = {
-    "unpack": "whose __len__", "list": "whose __len__", "hasattr": "asks whether", "getattr": "asks whether", "in": "hands a Box", "percent": "hands a Box",
+    "unpack": "whose __len__", "list": "whose __len__", "hasattr": "asks whether", "getattr": "asks whether", "percent": "hands a Box",
     "sorted": "whose __len__", "print": "hands a Box", "dict": "hands a Box",
 }  # fmt: skip
 """Why those are not captured that are not."""
