@@ -722,10 +722,10 @@ class SavedFile:
             case {"module": module}:
                 return self._import(module, "it uses that module")
             case {"method": owner, "name": name, "of": function}:
-                self._reference(function, "it calls ")
+                self._reference(function, "of what it calls, ")
                 return getattr(self._object(owner), name)
             case {"ref": _}:
-                return self._marked(entry, self._reference(entry, "it uses "))
+                return self._marked(entry, self._reference(entry, "of what it uses, "))
             case _:
                 raise self._refusal(f"a name stands for {entry!r:.80}; save the program again")
 
