@@ -85,7 +85,7 @@ def test_the_longer_no_run_is_carried_the_fewer_try() -> None:
 @lmc.function
 def many_decisions(s: Any, q: str) -> int:
     total = 0
-    for i in range(60):
+    for i in range(40):
         if i % 10 == 0:
             s += f"{i}" + lmc.gen("a", max_tokens=2)
         total += len(s["a"]) * i
