@@ -206,7 +206,7 @@ class Scheduler:
         req.computed = max(req.computed, req.device_len)
         self._held.leave(req, req.device_len)
         req.head_len, req.device_len, req.cached_len = req.wanted_len, 0, 0
-        req.behind, req.kept = req.kept and req.kept(), None
+        req.behind, req.found, req.kept = req.kept and req.kept(), None, None  # a twin has what it found when it waited first
         req.preempted += 1
         req.group = None
         self.tally.preemptions += 1

@@ -434,6 +434,24 @@ def test_a_sequence_that_outgrows_its_positions_is_computed_again_once(runs, nea
     engine.check()
 
 
+@pytest.mark.parametrize("runs", [FakeRunner, FakeAheadRunner])
+def test_twins_that_outgrow_their_positions_are_computed_again(runs):
+    """What a twin found in the cache while it waited is of shorter sequences."""
+    engine, core = stepped(200, near_context=10, runs=runs)
+    drain_after(engine, core, "w" * 9)
+    handles = [engine.submit(None, [Text(("w" * 9 + "x",)), gen(4)]) for _ in range(3)]
+    drain(core)
+    assert [h.results[0].output().text for h in handles] == [expected_text("w" * 9 + "x", 4)] * 3
+    assert engine.counters().twins == 2 * 2  # and again when they go on
+    engine.check()
+
+
+def drain_after(engine, core, text: str) -> None:
+    """Leaves a text in the cache."""
+    engine.submit(None, [Text((text,)), gen(1)])
+    drain(core)
+
+
 def test_what_was_far_may_be_near_again():
     """A stop takes back what made a sequence long: what goes on from it is computed as a short one."""
     engine, core = stepped(200, near_context=13)

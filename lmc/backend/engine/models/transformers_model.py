@@ -383,7 +383,7 @@ def build(path: Path, theirs: Any, config: ModelConfig, dtype: torch.dtype, devi
     options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
     try:
         model, info = read(str(path), config=theirs, dtype=dtype, **options)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, RuntimeError, KeyError) as error:  # also of shapes, and of names in the configuration
         raise ModelLoadError(f"{path}: the weights cannot be read: {error}") from error
     if missing := sorted(info["missing_keys"]):  # transformers would take random ones
         raise ModelLoadError(f"{path}: the weights lack {missing[0]!r} ({len(missing)} in all); is the download complete?")
