@@ -687,6 +687,30 @@ def test_parts_of_what_a_call_was_handed_come_back_as_themselves(first: int, tmp
         assert k < drawn or result == expected
 
 
+class Shop:
+    @lmc.host(idempotent=True)
+    def look(self, q: str) -> str:
+        CALLS.append(("look", q))
+        return q + "?"
+
+
+SHOP = Shop()
+
+
+@lmc.function
+def looks_up(s: Any, q: str) -> Any:
+    s += SHOP.look(q) + lmc.gen("x", max_tokens=4)
+    return s["x"]
+
+
+def test_marked_methods_are_the_same_in_every_execution(tmp_path: Path) -> None:
+    runs = [looks_up.run, lmc.compile(looks_up)]
+    for n, way in enumerate(runs):
+        expected = way("q", backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value
+        CALLS.clear()
+        assert runs[1 - n]("q", backend=lmc.Mock(), journal=tmp_path / str(n)).ret_value == expected and not CALLS
+
+
 @lmc.function
 def draws_states(s: Any, q: str) -> Any:
     s += q

@@ -68,6 +68,8 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
         args = tuple(rest)
     while isinstance(fn, functools.partial):
         fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
+    if isinstance(fn, types.MethodType) and isinstance(fn.__func__, HostFunction):  # compiled, it is called with its owner
+        fn, args = fn.__func__, (fn.__self__, *args)
     if isinstance(fn, HostFunction):
         return None if fn.pure or inspect.iscoroutinefunction(fn.fn) else (fn, args, kwargs)
     if isinstance(fn, type) and issubclass(fn, BaseException):
