@@ -32,6 +32,9 @@ TAG = "!"
 MAX_DEPTH = 200
 """How deep containers may be nested."""
 _PLAIN = frozenset({str, int, float, bool, type(None)})
+_TEXT = frozenset({str})
+_LARGE = 1 << 64
+"""Whole numbers from here on are written in hex: Python reads no decimal number of more than 4,300 digits."""
 
 
 class NotData(Exception):
@@ -73,10 +76,17 @@ def encoder() -> Callable[[Any], bytes]:
 def is_json(x: Any) -> bool:
     """Whether a value comes back from JSON as it is."""
     cls = type(x)
-    if cls is list:
-        return all(map(is_json, x))
     if cls is dict:
-        return all(type(k) is str for k in x) and all(map(is_json, x.values()))
+        return _TEXT.issuperset(map(type, x)) and _all_json(x.values())
+    return _all_json(x) if cls is list else cls in _PLAIN
+
+
+def _all_json(items: Any) -> bool:
+    return _PLAIN.issuperset(map(type, items)) or all(map(is_json, items))
+
+
+def is_atom(cls: type) -> bool:
+    """Whether JSON has all values of a type, and they hold no others."""
     return cls in _PLAIN
 
 
@@ -120,7 +130,12 @@ def encode(x: Any, held: Mapping[int, list[Any]] | None = None) -> Any:
 
     held  places of objects that are there where it is read, too, by id: of these the data has the places
     """
-    return x if type(x) in _PLAIN else _Encoding(held or {}).value(x, 0)
+    return x if _is_plain(x) else _Encoding(held or {}).value(x, 0)
+
+
+def _is_plain(x: Any) -> bool:
+    cls = type(x)
+    return cls in _PLAIN and (cls is not int or -_LARGE < x < _LARGE)
 
 
 def decode(data: Any, found: Callable[[list[Any]], Any] | None = None) -> Any:
@@ -147,9 +162,9 @@ class _Encoding:
         self.keep: list[Any] = []
 
     def value(self, x: Any, depth: int) -> Any:
-        cls = type(x)
-        if cls in _PLAIN:
+        if _is_plain(x):
             return x
+        cls = type(x)
         if depth > MAX_DEPTH:
             raise NotData(f"a {cls.__name__} that is nested more than {MAX_DEPTH} deep")
         if cls not in _FIXED:
@@ -160,10 +175,10 @@ class _Encoding:
             self.seen[id(x)] = len(self.seen)
             self.keep.append(x)
         if cls is list:
-            return [i if type(i) in _PLAIN else self.value(i, depth + 1) for i in x]
+            return [i if _is_plain(i) else self.value(i, depth + 1) for i in x]
         if cls is dict:
             if all(type(k) is str and not k.startswith(TAG) for k in x):
-                return {k: v if type(v) in _PLAIN else self.value(v, depth + 1) for k, v in x.items()}
+                return {k: v if _is_plain(v) else self.value(v, depth + 1) for k, v in x.items()}
             return {TAG: ["dict", [self.many(pair, depth) for pair in x.items()]]}
         rule = _WRITE.get(cls)
         if rule is not None:
@@ -275,6 +290,7 @@ def _instant(e: _Encoding, x: Any, depth: int) -> list[Any]:
 
 _Write = Callable[[_Encoding, Any, int], list[Any]]
 _WRITE: Mapping[type, _Write] = {
+    int: lambda e, x, d: ["int", hex(x)],
     tuple: lambda e, x, d: ["tuple", e.many(x, d)],
     set: lambda e, x, d: ["set", e.many(_sorted(x), d)],
     frozenset: lambda e, x, d: ["frozenset", e.many(_sorted(x), d)],
@@ -282,7 +298,7 @@ _WRITE: Mapping[type, _Write] = {
     bytearray: lambda e, x, d: ["bytearray", base64.b64encode(x).decode()],
     complex: lambda e, x, d: ["complex", x.real, x.imag],
     slice: lambda e, x, d: ["slice", e.many((x.start, x.stop, x.step), d)],
-    range: lambda e, x, d: ["range", x.start, x.stop, x.step],
+    range: lambda e, x, d: ["range", *e.many((x.start, x.stop, x.step), d)],
     type(Ellipsis): lambda e, x, d: ["ellipsis"],
     type(NotImplemented): lambda e, x, d: ["notimplemented"],
     deque: lambda e, x, d: ["deque", e.many(x, d), x.maxlen],
@@ -295,11 +311,11 @@ _WRITE: Mapping[type, _Write] = {
     datetime.datetime: _instant,
     datetime.timedelta: lambda e, x, d: ["timedelta", x.days, x.seconds, x.microseconds],
     decimal.Decimal: lambda e, x, d: ["decimal", str(x)],
-    fractions.Fraction: lambda e, x, d: ["fraction", x.numerator, x.denominator],
+    fractions.Fraction: lambda e, x, d: ["fraction", *e.many((x.numerator, x.denominator), d)],
     uuid.UUID: lambda e, x, d: ["uuid", x.hex],
 }
 _FIXED = frozenset({
-    tuple, frozenset, bytes, complex, slice, range, type(Ellipsis), type(NotImplemented), datetime.date, datetime.time, datetime.datetime,
+    int, tuple, frozenset, bytes, complex, slice, range, type(Ellipsis), type(NotImplemented), datetime.date, datetime.time, datetime.datetime,
     datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID,
 })  # fmt: skip
 """Types whose objects cannot change: two equal ones are as good as one."""
@@ -487,6 +503,7 @@ _PATHS: Mapping[str, Any] = {c.__name__: c for c in (
 
 _READ: Mapping[str, Callable[..., Any]] = {
     "=": _again,
+    "int": lambda d, text: int(text, 16),
     "held": _held,
     "tuple": lambda d, items: tuple(d.many(items)),
     "set": _read_set,
@@ -496,7 +513,7 @@ _READ: Mapping[str, Callable[..., Any]] = {
     "bytearray": lambda d, text: d.keeps(bytearray(base64.b64decode(text, validate=True))),
     "complex": lambda d, real, imag: complex(real, imag),
     "slice": lambda d, parts: slice(*d.many(parts)),
-    "range": lambda d, *parts: range(*parts),
+    "range": lambda d, *parts: range(*map(d.value, parts)),
     "ellipsis": lambda d: Ellipsis,
     "notimplemented": lambda d: NotImplemented,
     "deque": _read_deque,
@@ -509,7 +526,7 @@ _READ: Mapping[str, Callable[..., Any]] = {
     "datetime": _read_instant(datetime.datetime),
     "timedelta": lambda d, *parts: datetime.timedelta(*parts),
     "decimal": lambda d, text: decimal.Decimal(text),
-    "fraction": lambda d, a, b: fractions.Fraction(a, b),
+    "fraction": lambda d, a, b: fractions.Fraction(d.value(a), d.value(b)),
     "uuid": lambda d, text: uuid.UUID(text),
     "path": lambda d, name, text: d.keeps(_PATHS[name](text)),
     "enum": _read_enum,

@@ -75,7 +75,7 @@ class Journal:
         self._rung = False  # the writing thread will look at the entries
         self._closing = False
         self._error: Exception | None = None
-        self._types: dict[tuple[type, ...], bool] = {}
+        self._types: dict[tuple[type, ...], list[int]] = {}  # of meta info: where its containers are
         self._thread = threading.Thread(target=self._work, name="lmc-journal", daemon=True)
         self._thread.start()
 
@@ -258,14 +258,17 @@ class Journal:
             self._lines.append(line(self.encode(data)))
 
     def _is_plain(self, metas: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether meta info is as JSON has it: looked at once for each combination of types, what has the same is taken to be alike."""
+        """Whether meta info is as JSON has it. Which of its values need a look is found once for each combination of types."""
         for meta in metas:
             types = tuple(map(type, meta.values()))
             found = self._types.get(types)
             if found is None:
-                found = self._types[types] = codec.is_json(dict(meta))
-            if not found:
-                return False
+                found = self._types[types] = [n for n, cls in enumerate(types) if not codec.is_atom(cls)]
+            if found:
+                values = list(meta.values())
+                for n in found:
+                    if not codec.is_json(values[n]):
+                        return False
         return True
 
 

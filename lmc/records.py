@@ -232,8 +232,8 @@ def checksum(payload: bytes) -> bytes:
 
 
 def _check_rest(data: bytes, at: int, name: str) -> None:
-    """What follows the last whole group has no end of a line, if the file was cut off while it was written. Otherwise it was changed."""
-    if data.find(b"\n", at) >= 0:
+    """What follows the last whole group is the beginning of one, if the file was cut off while it was written. Otherwise it was changed."""
+    if data.find(b"\n", at) >= 0 or _payload(data[at:-1]) is not None:  # of a whole one only the end of its line may have been changed
         raise JournalError(
             f"{name} is damaged at byte {at}, where a group is whole and not as it was written: effects that it, or what follows, knows of would be "
             f"called again. Restore the file, or cut it there if that may be (truncate -s {at})")
@@ -403,4 +403,4 @@ def _forget_failures(known: Known) -> None:
 
 def _failure(record: Record) -> tuple[str, str]:
     data = record[3][codec.TAG]
-    return data[1].partition(":")[2], data[4]
+    return data[1].rpartition(":")[2].rpartition(".")[2], data[4]  # of a class within another one, too

@@ -522,8 +522,8 @@ class SavedFile:
         self.template = _template(data["template"])
         self.capture = _text(data["capture"])
         self._values, self._outside = data["values"], [dict(entry) for entry in data["outside"]]
-        self._data = [self._tree(entry) for entry in data["trees"]]
         self.objects: dict[object, tuple[Callable[[], Any], Any]] = {}
+        self._data = [self._tree(entry) for entry in data["trees"]]
         self.steady: dict[int, tuple[Any, tuple[Any, ...]]] = {}
         self._decoded: list[Any] = []
         self._cells: dict[int, types.CellType] = {}  # closure variables that the program stores or reads as it runs
@@ -565,6 +565,8 @@ class SavedFile:
             for name in _symbols_of(op):
                 if not isinstance(symbols[name], dict):
                     raise TypeError(f"@{name} stands for nothing")
+                if symbols[name].keys() & _LMCS:
+                    self._object(symbols[name])  # what there is not is refused now
         found = _TreeData(tuple(map(_text, data["key"])), bool(data["watched"]), graph, symbols)
         self._built(found, {name: _Later(name) for name in symbols})  # refuses what is no tree
         return found

@@ -402,7 +402,7 @@ def _replayed(contents: Contents, path: Path, program: Function, backend: Backen
 
 
 def to_json(stories: Sequence[Story]) -> str:
-    return "\n".join(json.dumps(asdict(story), ensure_ascii=False) for story in stories)
+    return _written("\n".join(json.dumps(asdict(story), ensure_ascii=False) for story in stories))
 
 
 def to_text(stories: Sequence[Story]) -> str:
@@ -418,7 +418,12 @@ def to_text(stories: Sequence[Story]) -> str:
                 lines += [f"        | {line}" for line in step.prompt.splitlines()]
             lines += [f"        > {line}" for line in (step.result.splitlines() or [""])]
             lines += _ways(step.decided)
-    return "\n".join(lines)
+    return _written("\n".join(lines))
+
+
+def _written(text: str) -> str:
+    """Text that can be written in UTF-8: lone surrogates, which Python's text may have, are spelled \\udxxx, as JSON does."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _ways(decided: Sequence[Decision]) -> list[str]:
@@ -452,7 +457,7 @@ def to_html(stories: Sequence[Story], title: str) -> str:
             f"<details{' open' if len(stories) == 1 else ''}><summary>{escape(story.title)}</summary><p>{escape(story.totals)}</p>{_listed_ways(story.decided)}<table>"
             f"<tr><th>step<th>line<th>kind<th>name<th>prompt, or arguments<th>answer, or result<th>decided then<th>tokens"
             f"<th>from{rows}</table></details>")
-    return (
+    return _written(
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         f"style-src 'unsafe-inline'; img-src data:\"><title>{escape(title)}</title><link rel=\"icon\" href=\"data:,\"><style>{_STYLE}</style></head>"
         f"<body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>\n")

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import fractions
 import pathlib
 import uuid
 import zoneinfo
@@ -96,12 +97,16 @@ def _typed(x: Any) -> Any:
     datetime.datetime(2026, 2, 3, 4, 5, 6, 7, tzinfo=datetime.UTC), datetime.date(1, 2, 3), datetime.timedelta(1, 2, 3), datetime.time(1, 2),
     decimal.Decimal("1.10"), uuid.UUID(int=7), pathlib.PurePosixPath("/a/b"), Color.RED, Point(1, [2]), Page("a", ["b"]), deque([1], maxlen=2),
     OrderedDict([("b", 1), ("a", 2)]), Counter("aab"), defaultdict(list, {"a": [1]}), bytearray(b"x"), 1 + 2j, range(1, 9, 2), slice(1, None),
-    "\ud800", float("inf"), {"!": ["tuple", []]}, ..., Rights.READ | Rights.WRITE, Rights(0), Codes(12), [Rights.READ],
+    "\ud800", float("inf"), 1 << 64, -(1 << 99), {7: 1 << 64}, fractions.Fraction(1 << 70, 3), range(0, 1 << 70, 1 << 66), {"!": ["tuple", []]}, ..., Rights.READ | Rights.WRITE, Rights(0), Codes(12), [Rights.READ],
     datetime.datetime(2025, 10, 26, 2, 30, fold=1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")),
 ])  # fmt: skip
 def test_objects_come_back(x: Any) -> None:
     back = there_and_back(x)
     assert type(back) is type(x) and repr(back) == repr(x)
+
+
+def test_numbers_of_more_digits_than_python_reads() -> None:
+    assert there_and_back([10**5000, -(10**5000)]) == [10**5000, -(10**5000)]
 
 
 def test_one_list_held_twice_comes_back_as_one() -> None:

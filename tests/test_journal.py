@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 
 import lmc
 from lmc import journal, records
+from lmc.backend.base import Result
 from lmc.errors import InDoubtEffect, JournalError, ParameterError
 from tests import searching
 from tests.killing import ASYNC, PROGRAM, survives
@@ -797,6 +799,78 @@ def test_a_request_that_failed_is_asked_again(tmp_path: Path) -> None:
     mock = lmc.Mock()
     assert seen(program("a", seed=3, journal=path, backend=mock)) == seen(agent.run("a", seed=3, backend=lmc.Mock()))
     assert len(mock.call_log) == len(ask_places(path)) - 2
+    assert records.read(path).runs[0].end == []  # not what it ended with before
+
+
+def test_meta_info_that_json_lacks_behind_some_of_the_same_types(tmp_path: Path) -> None:
+    """A backend may give any values: what comes back is of the types that came."""
+    backend, real = lmc.Mock(), Result.finish
+    given: list[Any] = [[1], [(1, 2)], [b"z"], {"a": 1}, {1: 2}, {"a": (1,)}]
+
+    @lmc.function
+    def program(s: Any) -> Any:
+        for n in range(len(given)):
+            s += lmc.gen(f"a{n}", max_tokens=2)
+        return [s.get_meta_info(f"a{n}")["more"] for n in range(len(given))]
+
+    left = list(given)
+
+    def finish(result: Any, output: Any) -> None:
+        more = left.pop(0)
+        real(result, replace(output, metas=tuple({**meta, "more": more} for meta in output.metas)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Result, "finish", finish)
+        assert program.run(backend=backend, seed=1, journal=tmp_path / "j").ret_value == given
+    back = program.run(backend=backend, seed=1, journal=tmp_path / "j").ret_value
+    assert back == given and type(back[1][0]) is type(back[5]["a"]) is tuple
+
+
+class Service:
+    class Down(lmc.BackendError):
+        pass
+
+
+def test_a_request_that_failed_with_an_exception_of_a_class_in_a_class_is_asked_again(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    with pytest.raises(Service.Down):
+        large.run(1, seed=3, journal=path, backend=lmc.Mock(fault=lambda ask, n: Service.Down("down")))
+    assert large.run(1, seed=3, journal=path, backend=lmc.Mock()).text() == large.run(1, seed=3, backend=lmc.Mock()).text()
+
+
+def counts(x: int, more: list[int]) -> int:
+    CALLS.append(len(more))
+    return x * 10
+
+
+@lmc.function
+def large(s: Any, n: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    return counts(n, [n]) if s["a"] else None
+
+
+def test_numbers_of_more_digits_than_python_writes(tmp_path: Path) -> None:
+    for way in (large.run, lmc.compile(large)):
+        assert way(10**5000, seed=1, journal=tmp_path / "j", backend=lmc.Mock()).ret_value == 10**5001
+    assert CALLS == [1]
+
+
+@lmc.function
+def given_anything(s: Any, x: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+
+
+@pytest.mark.parametrize("first, then", [(1, True), (1, 1.0), (0.0, -0.0), ([1], [True]), ({"a": 1}, {"a": 1.0})])
+def test_arguments_that_are_only_equal_are_other_ones(first: Any, then: Any, tmp_path: Path) -> None:
+    given_anything.run(first, backend=lmc.Mock(), journal=tmp_path / "j", seed=1)
+    with pytest.raises(JournalError, match="other arguments"):
+        given_anything.run(then, backend=lmc.Mock(), journal=tmp_path / "j", seed=1)
+
+
+def test_arguments_that_are_the_same(tmp_path: Path) -> None:
+    for n, (first, then) in enumerate([(float("nan"), float("nan")), ({"a": 1, "b": 2}, {"b": 2, "a": 1})]):
+        for x in (first, then):
+            given_anything.run(x, backend=lmc.Mock(), journal=tmp_path / str(n), seed=1)
 
 
 def test_budgets_count_what_is_known(tmp_path: Path) -> None:
@@ -928,8 +1002,9 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "j", stream=True)
     with pytest.raises(ParameterError, match="a stream is not journaled"):
         lmc.compile(small).stream("q", backend=lmc.Mock(), journal=tmp_path / "j")
-    with pytest.raises(lmc.ArgumentError, match="the path of a file"):
-        small.run("q", backend=lmc.Mock(), journal=7)
+    for what in (7, "", b"j"):
+        with pytest.raises(lmc.ArgumentError, match="the path of a file"):
+            small.run("q", backend=lmc.Mock(), journal=what)
     source = {"lmc": lmc}
     exec("@lmc.function\ndef made(s): s += lmc.gen('a')", source)
     with pytest.raises(JournalError, match="cannot be journaled"):
@@ -975,7 +1050,7 @@ def test_a_damaged_last_group_is_refused_too(tmp_path: Path) -> None:
     agent.run("d", backend=lmc.Mock(), seed=3, journal=path)
     data = path.read_bytes()
     last = data.rindex(b"\n", 0, -1) + 1
-    for at in (last, last + 4, last + 9, len(data) - 2):
+    for at in (last, last + 4, last + 9, len(data) - 2, len(data) - 1):
         path.write_bytes(data[:at] + b"\0" + data[at + 1 :])
         mock = lmc.Mock()
         with pytest.raises(JournalError, match=rf"damaged at byte {last}, .*truncate -s {last}"):

@@ -451,6 +451,19 @@ def test_files_of_other_types(tmp_path: Path, user: Any) -> None:
                 pass
 
 
+@pytest.mark.parametrize("entry", [{"op": "system"}, {"op": []}, {"own": "os:system"}, {"own": "lmc.frontend.hooks:no_such"}, {"lmc": "x"}])
+def test_what_lmc_has_not_is_refused_when_it_is_read(tmp_path: Path, user: Any, entry: Any) -> None:
+    saved_at(tmp_path / "p", user(SOURCE))
+
+    def change(data: Any) -> None:
+        symbols = data["trees"][0]["symbols"]
+        name = next(name for name, x in symbols.items() if "op" in x)
+        symbols[name] = entry
+
+    with pytest.raises(lmc.ProgramError, match="save the program again"):
+        lmc.load(with_body(tmp_path / "p", change))
+
+
 def test_graph_that_does_not_verify(tmp_path: Path, user: Any) -> None:
     saved_at(tmp_path / "p", user(SOURCE))
 

@@ -65,6 +65,14 @@ def test_steps_of_the_file_alone(path: Path) -> None:
     assert steps.to_text([story]).splitlines()[0] == story.title and json.loads(steps.to_json([story]))["given"] == "q='<b>'"
 
 
+def test_lone_surrogates_are_spelled(tmp_path: Path) -> None:
+    agent.run("\ud800", backend=lmc.Mock(script), seed=1, journal=tmp_path / "j")
+    for stories in (steps.listed(tmp_path / "j"), steps.replayed(tmp_path / "j", agent, lmc.Mock(script))):
+        for text in (steps.to_text(stories), steps.to_json(stories), steps.to_html(stories, "x")):
+            assert "\\ud800" in text and text.encode()
+        assert "about \ud800" in json.loads(steps.to_json(stories))["steps"][1]["result"]
+
+
 def test_steps_by_the_program(path: Path) -> None:
     before, mock = path.read_bytes(), lmc.Mock()
     (story,) = steps.replayed(path, agent, mock)

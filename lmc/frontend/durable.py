@@ -416,7 +416,7 @@ class RunJournal:
         error = self.broken or error
         if error is not None:
             self.journal.put(self.item, ["e", [[type(e).__name__, str(e)] for e in _causes(error)]])
-        elif not self.resumed or self.known.end is None:
+        elif self.known.end != []:  # what it ended with before is over
             self.journal.put(self.item, WELL)
         self._known = None  # read again if somebody goes on with the state
         return error

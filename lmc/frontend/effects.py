@@ -191,12 +191,17 @@ def shown_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 def _short(x: Any) -> str:
     if type(x) is str and len(x) > 80:
         return repr(x[:77] + "…")
-    return repr(x) if type(x) in (str, int, float, bool, bytes, type(None)) else f"{_repr(x):.80}"
+    return _repr(x) if type(x) in _ATOMS else f"{_repr(x):.80}"
 
 
 def _repr(x: Any) -> str:
     """Never that of an object of the host, whose `__repr__` could do anything."""
     try:
-        return repr(x) if type(x) in (list, tuple, dict, set) and codec.encode(x) is not None else f"<{kind_of(x)}>"
-    except codec.NotData:
-        return f"<{kind_of(x)}>"
+        if type(x) in _ATOMS or (type(x) in (list, tuple, dict, set) and codec.encode(x) is not None):
+            return repr(x)
+    except (codec.NotData, ValueError):  # a number of more digits than Python writes
+        pass
+    return f"<{kind_of(x)}>"
+
+
+_ATOMS = (str, int, float, bool, bytes, type(None))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import io
+import json
 import os
 import textwrap
 import tokenize
@@ -109,11 +110,18 @@ def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: S
         return
     for number, arguments in zip(numbers, bound, strict=True):
         known = records.get(number)
-        if known is not None and (given := _beginning(journal, _given(arguments))) != known[0] and codec.to_bytes(given) != codec.to_bytes(known[0]):  # NaN
+        if known is not None and not _same(_beginning(journal, _given(arguments)), known[0]):
             of = f"item {number}" if journal.contents.header["kind"] == "batch" else "the run"
             raise JournalError(
                 f"journal={str(journal.path)!r} is of other arguments: those of {of} are not what they were. Give the call what it was given "
                 "before, or a journal of its own", loc=caller_loc())
+
+
+def _same(given: Record, known: Record) -> bool:
+    """Whether two runs begin alike: 1, 1.0 and True are three values, NaN is one, and the order of a dict does not count."""
+    if type(known[1]) is dict and set(map(type, known[1].values())) <= {str}:
+        return given == known
+    return json.dumps(given, sort_keys=True) == json.dumps(known, sort_keys=True)
 
 
 def _begin(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:

@@ -72,7 +72,7 @@ class Options:
             raise ArgumentError(f"budget={budget!r}: write lmc.Budget(tokens=…, calls=…, cost=…)", loc=caller_loc())
         timeout = check_timeout(given.get("timeout"), caller_loc())
         journal: Any = given.get("journal")
-        if journal is not None and not isinstance(journal, str | os.PathLike):
+        if journal is not None and not (isinstance(journal, str | os.PathLike) and journal):
             raise ArgumentError(f"journal={journal!r}: the path of a file; of a directory for a batch", loc=caller_loc())
         speculate = given.get("speculate")
         if speculate not in (None, "branches"):
