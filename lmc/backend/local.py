@@ -518,12 +518,13 @@ def _stretches(segments: Sequence[Segment]) -> list[tuple[tuple[Part, ...], Gen 
 
 _OPEN: weakref.WeakSet[EngineCore] = weakref.WeakSet()
 _COMPILERS: weakref.WeakSet[Compiler] = weakref.WeakSet()
+_AT_EXIT = 5.0  # seconds that an engine may take beside its pass, for listeners who do not come back
 
 
 @atexit.register
 def _close_all() -> None:
     for core in list(_OPEN):
-        core.close(timeout=5.0)
+        core.close(timeout=_AT_EXIT)
     for compiler in list(_COMPILERS):
         compiler.close()
 

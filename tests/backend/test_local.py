@@ -730,6 +730,27 @@ def test_a_process_ends_with_work_unfinished():
     assert (status, err) == (0, "")
 
 
+@pytest.mark.model  # needs torch
+def test_a_process_ends_behind_a_pass_that_takes_longer_than_its_end_may():
+    """A thread in native code when the interpreter ends would abort the process."""
+    pytest.importorskip("torch")
+    code = (
+        "import torch\n"
+        "import lmc.backend.local as local\n"
+        "local._AT_EXIT = 0.01\n"
+        "class Native(FakeRunner):\n"
+        "    def run(self, work):\n"
+        "        print('go', flush=True)\n"
+        "        torch.mm(*[torch.ones(1500, 1500, dtype=torch.float64)] * 2)\n"
+        "        return super().run(work)\n"
+        "engine._core._runner.__class__ = Native\n"
+        "h = engine.submit(None, [Text(('x',)), ask])\n"
+        "time.sleep(0.1)\n"
+    )
+    status, err = in_a_process(code)
+    assert (status, err) == (0, "")
+
+
 def test_ctrl_c_while_waiting_does_not_hang():
     code = "h = engine.submit(None, [Text(('x',)), ask]); print('go', flush=True); h.results[0].output()"
     status, err = in_a_process(code, interrupt_after=0.3)

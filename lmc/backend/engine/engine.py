@@ -53,6 +53,8 @@ _MOMENT = 0.005
 _TURN = 0.0005
 """Seconds of a turn of Python's threads, and that the loop leaves at least to those who submit, where its device does not make
 it wait as long."""
+_LOOK = 0.1
+"""Seconds after which who closes an engine looks whether a pass still computes."""
 _SURPRISED = 0.3
 """The share of answers that may lose a pass to what is forced. The device idles about as large a share of a pass that is waited for
 (docs/performance.md), which is all that going on can save."""
@@ -128,6 +130,7 @@ class EngineCore:
         self._held = False  # somebody gave way since the loop last rested
         self._posted = 0  # tokens of prompts since the last pass began
         self._asleep = False  # the loop has nothing to do, or is about to wake up
+        self._computing = False  # the loop is in a pass, which may be native code for long
         self._live: dict[Request, None] = {}
         self._closed = self._ended = False
         self._generated = self._forced = self._calls = 0
@@ -213,11 +216,13 @@ class EngineCore:
         return self._closed
 
     def close(self, timeout: float = 10.0) -> None:
-        """Fails what is unfinished and ends the thread; idempotent."""
+        """Fails what is unfinished and ends the thread; idempotent. Waits for the pass that computes, and at most so many seconds
+        more (0: for nothing): a thread that comes back from native code to an interpreter that has ended aborts the process."""
         self._closed = True
         self._inbox.put(None)
-        if self._thread.is_alive() and not self.on_thread:
-            self._thread.join(timeout)
+        while timeout > 0 and self._thread.is_alive() and not self.on_thread:
+            self._thread.join(min(timeout, _LOOK))
+            timeout -= 0.0 if self._computing else _LOOK
 
     def counters(self) -> Counters:
         t = self.scheduler.tally
@@ -354,7 +359,7 @@ class EngineCore:
             self._flying = work, flight
             return self._speak()
         began = time.perf_counter()
-        output = self._runner.run(work)
+        output = self._compute(lambda: self._runner.run(work))
         seconds = time.perf_counter() - began
         self._device_seconds += seconds
         self._record(work, seconds)
@@ -375,9 +380,16 @@ class EngineCore:
             config.log("engine", f"pass {s.tally.passes}: {counts}; {left}")
         for req in work.requests:
             req.in_flight += 1
-        if isinstance(self._runner, AheadRunner):
-            return work, self._runner.launch(work)
-        return work, None
+        runner = self._runner
+        return work, self._compute(lambda: runner.launch(work)) if isinstance(runner, AheadRunner) else None
+
+    def _compute(self, act: Callable[[], _T]) -> _T:
+        """A part of a pass, for which `close` waits."""
+        self._computing = True
+        try:
+            return act()
+        finally:
+            self._computing = False
 
     def _can_go_on(self, flying: Pass) -> bool:
         """Whether a pass without the answers that must wait for this one is worth while, or none must and most will gain."""
@@ -391,7 +403,7 @@ class EngineCore:
         if self._flying is None:
             return
         (work, flight), self._flying = self._flying, None
-        output, seconds = self._rest(flight.land)
+        output, seconds = self._rest(lambda: self._compute(flight.land))
         self._device_seconds += seconds
         self._record(work, seconds)
         self._deliver(work, output)
