@@ -146,8 +146,8 @@ class CudaRunner(ModelRunner):
         return self._tiled.plan(layout.lengths[:spans], slots, cuts, layout.shared, rows)
 
     def _replay(self, known: int, layout: _Layout, plan: Plan, rows: int) -> Tensor:
-        captured = self._captured(rows, wide=len(plan.wide) > 0)
         self._staged.synchronize()  # what was staged last is on the device
+        captured = self._captured(rows, wide=len(plan.wide) > 0)  # a graph that nobody needed yet is captured over the stage
         self._fill(self._stage, layout, known, rows)
         self._stage.send(put(plan, self._stage))
         self._staged.record()
