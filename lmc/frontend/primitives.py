@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Never, NoReturn, cast
@@ -89,10 +89,9 @@ def _locate(code: CodeType, at: int, line: int | None) -> Loc:
 # -- expressions -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Expr:
     """Something that can be appended to a state. `str + expr`, `expr + str` and `expr + expr` concatenate."""
-
-    __slots__ = ()
 
     def __add__(self, other: Expr | str | Value) -> Seq:
         return Seq(_items(self) + _items(other))
@@ -103,6 +102,23 @@ class Expr:
     def __format__(self, spec: str) -> str:
         """An f-string would make a prompt of its repr."""
         raise ArgumentError('an expression is not text and cannot be put into an f-string; concatenate it: "…" + lmc.gen(…)', loc=caller_loc())
+
+    def __str__(self) -> str:
+        """`str(expr)` and `"%s" % expr` would make a prompt of its repr."""
+        raise ArgumentError('an expression is not text, and str() cannot make it one; concatenate it: "…" + lmc.gen(…); '
+                            'repr(…) shows what it is', loc=caller_loc())
+
+    def __eq__(self, other: object) -> bool:
+        """Equal expressions ask for the same. An answer is not there yet: to compare with text or a number is a mistake, and never true."""
+        if isinstance(other, (str, bytes, int, float)):
+            raise ArgumentError(f"{an(type(self).__name__)} is an expression, which is asked when it is appended: it equals no "
+                                f'text and no number; what the model says is then s["name"]', loc=caller_loc())
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self) if f.compare)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *(getattr(self, f.name) for f in fields(self) if (f.compare if f.hash is None else f.hash))))
 
     def _is_no_answer(self, *_: object) -> Never:
         raise ArgumentError(f"{an(type(self).__name__)} is an expression, which is asked when it is appended: it has no items and no order; "
@@ -116,28 +132,28 @@ class Expr:
                                    f'appended; what the model says is then s["name"]', loc=caller_loc())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Seq(Expr):
     """Expressions one after another; never nested."""
 
     items: tuple[Expr, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Lit(Expr):
     """Plain text: a special token's spelling in it stays ordinary text."""
 
     text: str | Value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SpecialExpr(Expr):
     """A special token of the model by its spelling."""
 
     spelling: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GenExpr(Expr):
     """Sample an answer. `given` holds only the arguments that the user gave, by their names in the language.
 
@@ -149,7 +165,7 @@ class GenExpr(Expr):
     loc: Loc | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SelectExpr(Expr):
     """Choose one of several continuations."""
 
@@ -160,7 +176,7 @@ class SelectExpr(Expr):
     loc: Loc | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RoleBegin(Expr):
     """Opens a message of a role."""
 
@@ -168,7 +184,7 @@ class RoleBegin(Expr):
     loc: Loc | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RoleEnd(Expr):
     """Closes the open message, which must be of this role."""
 
@@ -176,7 +192,7 @@ class RoleEnd(Expr):
     loc: Loc | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ImageExpr(Expr):
     """An image: a path, bytes, a PIL image or a tensor."""
 
@@ -184,7 +200,7 @@ class ImageExpr(Expr):
     loc: Loc | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class VideoExpr(Expr):
     """`num_frames` frames of a video file."""
 
@@ -193,21 +209,21 @@ class VideoExpr(Expr):
     loc: Loc | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class VarScopeBegin(Expr):
     """From here on text belongs to the variable `name`."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class VarScopeEnd(Expr):
     """The variable `name` is the text since its begin."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ReasoningExpr(Expr):
     """An expression whose answers are split into reasoning and content, as the model family writes them."""
 

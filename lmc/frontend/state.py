@@ -41,7 +41,7 @@ from lmc.frontend.values import Value
 from lmc.prompt import Special
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Submitted(Expr):
     """What `s.user(expr)` returns: already part of `state`, so that `s += s.user(expr)` does not append it twice."""
 

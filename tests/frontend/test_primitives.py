@@ -45,6 +45,12 @@ def test_concatenation_is_flat_and_keeps_order() -> None:
     assert expr.items[0] == Lit("a")
 
 
+def test_expressions_that_ask_for_the_same_are_equal() -> None:
+    one, other = p.gen("x", stop=["a"]), p.gen("x", stop=["a"])  # two places in the source
+    assert one == other and one != p.gen("x") and one != p.select("x", ["a"]) and one not in (None, [])
+    assert len({one, other, p.user("q" + one), p.user("q" + other)}) == 2
+
+
 def test_expressions_are_values_not_submissions() -> None:
     one = p.gen("x")
     two = one + one

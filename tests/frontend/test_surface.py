@@ -365,6 +365,26 @@ def an_expression_as_text(s, x):
     gen("answer").strip()  # a GenExpr has no attribute 'strip': it is an expression, which is asked when it is appended
 
 
+def an_expression_compared_with_text(s, x):
+    return gen("answer") == "yes"  # a GenExpr is an expression, which is asked when it is appended: it equals no text and no number
+
+
+def text_compared_with_a_sum(s, x):
+    return "A" + gen("answer") != "A"  # a Seq is an expression, which is asked when it is appended: it equals no text and no number
+
+
+def an_expression_among_texts(s, x):
+    return select("answer", ["yes"]) in ("yes", "no")  # a SelectExpr is an expression, which is asked when it is appended: it equals no text and no number
+
+
+def an_expression_made_text(s, x):
+    s += str(gen("answer"))  # an expression is not text, and str() cannot make it one; concatenate it: "…" + lmc.gen(…)
+
+
+def an_expression_among_texts_that_are_joined(s, x):
+    s += " ".join(map(str, [x, gen("answer")]))  # an expression is not text, and str() cannot make it one
+
+
 def a_sum_without_an_assignment(s, x):
     s + gen("answer")  # a state is appended to in place: write s += …
 
