@@ -285,6 +285,15 @@ def _write(file: BinaryIO, data: bytes) -> None:
         view = view[file.write(view) :]
 
 
+def make_directory(path: Path) -> None:
+    """A directory, and those above it that are not there; the disk has their names. Raises OSError or ValueError."""
+    if not path.is_dir():
+        if path != path.parent:
+            make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        _sync_directory(path.parent)
+
+
 def _sync_directory(path: Path) -> None:
     """A new file's name is not its own."""
     if hasattr(os, "O_DIRECTORY"):  # not on every system

@@ -1011,6 +1011,15 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
         source["made"].run(backend=lmc.Mock(), journal=tmp_path / "made")
 
 
+def test_the_disk_has_the_names_of_new_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    real = journal._sync_directory  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(journal, "_sync_directory", lambda path: (synced.append(path), real(path)))
+    for _ in range(2):
+        small.run_batch([{"q": "q"}], backend=lmc.Mock(), journal=tmp_path / "a" / "b", seed=1)
+        assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+
+
 def test_a_journal_in_use_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "j"
 

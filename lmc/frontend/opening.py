@@ -28,7 +28,7 @@ from lmc.errors import (
 )
 from lmc.frontend.effects import data_or_class
 from lmc.frontend.primitives import caller_loc
-from lmc.journal import Journal
+from lmc.journal import Journal, make_directory
 from lmc.prompt import SamplingParams
 from lmc.records import Record, few_full_collections
 
@@ -77,7 +77,7 @@ def journaled(
         if os.path.isfile(path):
             raise JournalError(f"journal={str(path)!r}: a batch's journal is a directory, and this is a file", loc=caller_loc())
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_directory(path)
         except (OSError, ValueError) as error:
             raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}", loc=caller_loc()) from None
         path = path / "journal"
