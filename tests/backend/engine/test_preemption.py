@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from lmc.backend.engine.lengths import Lengths
@@ -47,6 +49,12 @@ def run(core: SteppedCore, engine, most: int = 5000) -> None:
             return
         engine.check()
     raise AssertionError("the engine does not come to rest")
+
+
+def run_until(core: SteppedCore, engine, there: Callable[[], bool]) -> None:
+    while not there():
+        assert core.turn(), "the engine came to rest"
+        engine.check()
 
 
 def outcomes(slots: int, chains: list[list[str]], runs=FakeRunner, **options):
@@ -129,6 +137,20 @@ def test_a_promise_is_kept():
         run(core, engine)
         assert reqs[1].preempted == 0 and reqs[0].preempted > 0
         assert [len(h.results[0].output().ids) for h in (first, sure)] == [90, 60]
+
+
+def test_whoever_was_preempted_as_often_as_can_be_is_promised_everything():
+    """Which is what bounds how often it is: each time it goes on with more, at last with all that it may need."""
+    with promising_little():
+        engine, core = stepped(120, max_context=110)
+        handles = [engine.submit(None, [Text((text * 10,)), gen(90)]) for text in "ab"]
+        run_until(core, engine, lambda: any(req.preempted for h in handles for req in h.last.requests))
+        (req,) = [req for h in handles for req in h.last.requests if req.preempted]
+        promised = [core.scheduler.promises.at_first(req)]
+        while req.preempted < most_preemptions(req):
+            req.preempted += 1
+            promised.append(core.scheduler.promises.at_first(req))
+        assert promised == sorted(promised) and promised[0] < promised[-1] == req.need
 
 
 def test_what_is_preempted_goes_before_what_is_new():
