@@ -277,16 +277,16 @@ def _refused(pattern: str, what: str) -> ConstraintError:
     position = _position(pattern, what)
     return ConstraintError(
         f"regex {shown(pattern)}: {what} cannot be used in a constraint{_pointed(pattern, position)}"
-        f"{'; ' if position is None or chr(10) in pattern else chr(10)}"
+        f"{chr(10) if position is not None and pattern.isprintable() else '; '}"
         f"rewrite it with classes, groups, alternatives and repeats, or check the answer afterwards"
     )
 
 
 def _pointed(pattern: str, position: int | None) -> str:
-    """Where, with a caret when the pattern is one line."""
+    """Where, with a caret under a pattern that is one line of printable characters (no tabs, no half surrogates)."""
     if position is None:
         return ""
-    caret = "" if "\n" in pattern else f"\n    {pattern}\n    {' ' * position}^"
+    caret = f"\n    {pattern}\n    {' ' * position}^" if pattern.isprintable() else ""
     return f" at position {position}{caret}"
 
 
@@ -298,7 +298,7 @@ def _position(pattern: str, what: str) -> int | None:
         return None
     places = list(_places(pattern, _SPELLED[what]))
     if what == _ANCHOR and len(places) > 1:
-        return next((at for at, _ in places if _is_inner_anchor(pattern, places, at)), None)
+        return next((at for at, _ in places if _is_inner_anchor(pattern, places, at)), places[0][0])  # of `$^` none alone
     return places[0][0] if places else None
 
 

@@ -23,6 +23,7 @@ REFUSED = {
     r"^a$b": ("anchor", 2),
     r"a^b": ("anchor", 1),
     r"^\^[$]a(b|c$|^d)$": ("anchor", 13),
+    r"$^": ("anchor", 0),
     r"(?m)^a$": ("(?m)", 0),
     r"a(?m:b)": ("(?m)", 1),
     r"[*+]a*+b": ("possessive", 6),
@@ -54,6 +55,14 @@ def test_a_pattern_of_many_lines_has_no_caret():
     with pytest.raises(ConstraintError, match="at position 2; rewrite") as caught:
         parse("a\n(?=b)")
     assert "\n" not in str(caught.value)
+
+
+def test_errors_can_be_printed():
+    """Also of half a surrogate pair, which no terminal takes."""
+    for pattern in ("x\ud800", "(\ud800"):
+        with pytest.raises(ConstraintError, match=r"at position [01]") as caught:
+            parse(pattern)
+        assert str(caught.value).isprintable()
 
 
 def test_trees():

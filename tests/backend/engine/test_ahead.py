@@ -124,34 +124,60 @@ def test_constrained_answers_ahead_are_those_of_a_loop_that_waits(names, monkeyp
 PARTS = ["[ab]", "[a-d ]{1,6}", " the cat", "(yes|no)", "END", "(ab|abcd|cd)", "[世界]{1,2}", "[0-9]{1,3}", "(the |cat )+", "[a-e]*"]
 
 
+OPTIONS = [
+    {}, {}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.7, "seed": 71, "n": 2}, {"stop": ("d",)}, {"stop": ("e c", "世")},
+    {"stop_regex": ("c[a-d]",)}, {"stop_token_ids": (WORDS.encode((" cat",))[0],)}, {"return_logprob": True}, {"min_new_tokens": 5},
+    {"presence_penalty": 1.0}, {"logit_bias": ((97, 2.0),)},
+]  # fmt: skip
+
+
 def random_ask(rng: Random) -> Gen | Select:
-    options = rng.choice([{}, {}, {}, {"temperature": 1.0, "seed": rng.randint(0, 99)}, {"stop": ("d",)}, {"return_logprob": True}])
     regex = "".join(rng.choice(PARTS) for _ in range(rng.randint(1, 5)))
     kind = rng.random()
-    return ASKS["chosen"] if kind < 0.1 else gen(rng.randint(4, 60), constraint=None if kind < 0.3 else regex, **options)
+    if kind < 0.1:
+        return ASKS["chosen"]
+    return gen(rng.choice([5, 6, 9, 30, 60]), constraint=None if kind < 0.3 else regex, **rng.choice(OPTIONS))
 
 
 @pytest.mark.search
 def test_random_answers_ahead_are_those_of_a_loop_that_waits(monkeypatch):
-    """In pools that are too small for all of them, some of them under constraints; however surprises are weighed."""
+    """In pools that are too small for all of them, some of them under constraints, some cancelled; however surprises are weighed."""
 
     def said(runs: type[FakeRunner]) -> list[object]:
         engine, core = stepped(slots, chunk=chunk, max_batch=max_batch, compiler=automata(WORDS), runs=runs, max_context=140)
         handles = [engine.submit(None, [p for i, a in enumerate(chain) for p in (Text((f"{i} go ",)), a)]) for chain in chains]
         with promising_little():
+            turns = 0
             while core.turn():
+                turns += 1
+                for handle, when in zip(handles, cancelled, strict=True):
+                    if when == turns:
+                        handle.cancel()
                 engine.check()
         preempted.append(core.counters().preemptions)
-        return [error_of(r) or r.output().texts for handle in handles for r in handle.results]
+        kept = [handle for handle, when in zip(handles, cancelled, strict=True) if when is None]
+        return [seen_of(r) for handle in kept for r in handle.results]
 
     preempted: list[int] = []
     for seed in range(size(12, 400)):
         rng = Random(seed)
         chains = [[random_ask(rng) for _ in range(rng.randint(1, 3))] for _ in range(rng.randint(4, 12))]
+        cancelled = [rng.randint(1, 40) if rng.random() < 0.15 else None for _ in chains]
         slots, chunk, max_batch = rng.choice([145, 160, 180]), rng.choice([6, 12, 64]), rng.choice([2, 5, 32])
         monkeypatch.setattr("lmc.backend.engine.engine._SURPRISED", rng.choice([0.0, 0.3, 1.0]))
         assert said(FakeAheadRunner) == said(FakeRunner), seed
     assert sum(preempted) > 0
+
+
+def seen_of(result) -> object:
+    """What a user sees of it: texts, why each ended, its counts; and its streams say the same."""
+    if result.error is not None:
+        return str(result.error)
+    out = result.output()
+    if len(out.texts) == 1 and result.deltas:
+        assert "".join(result.stream()) == out.text
+    told = [{k: m.get(k) for k in ("finish_reason", "completion_tokens", "output_token_logprobs")} for m in out.metas]
+    return out.texts, told, out.usage.forced_tokens
 
 
 def error_of(result) -> str | None:
