@@ -184,7 +184,7 @@ class Seams:
         return tail[begin:]
 
     def may_join(self, last: int, first: int) -> bool:
-        """Whether some token could reach over the border between a token and one behind it."""
+        """Whether what is behind the border between two tokens may be cut otherwise than by itself (`Vocabulary.joins`)."""
         before, behind = self._tokens[last], self._tokens[first]
         return not (before and behind) or self._joins[before[-1] << 8 | behind[0]] == 1
 

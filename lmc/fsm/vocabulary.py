@@ -13,6 +13,10 @@ import numpy as np
 from lmc.fsm.bytedfa import LONG, ByteDFA
 from lmc.fsm.trie import Trie
 
+_byte = np.arange(256)
+_begins_words = np.isin(_byte, list(b" \t")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))  # behind anything
+_ends_words = np.isin(_byte, list(b"0123456789")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))
+
 
 class Vocabulary:
     """The bytes of each token, and which tokens can be part of a text. Immutable; one for all constraints.
@@ -62,14 +66,18 @@ class Vocabulary:
 
     @cached_property
     def joins(self) -> bytes:
-        """65536 flags: entry `a << 8 | b` is 1 if some token has byte b right behind byte a. Only there can a token reach
-        over the border between two texts."""
+        """65536 flags: entry `a << 8 | b` is 1 if some token has byte b right behind byte a, or a tokenizer may cut what begins with
+        b otherwise behind a. Elsewhere two texts are cut as each by itself: no token reaches over the border, and tokenizers that cut
+        words first begin one at a letter or space behind anything but `'`, and at anything behind a letter or digit; but in `—'s` the `'`
+        is the dash's, in `—"id` the `"`, in `٣123` the `12`, and in `'set` the `s` the apostrophe's."""
         text = np.frombuffer(b"".join(self.tokens), np.uint8).astype(np.int64)
         lengths = np.array([len(text) for text in self.tokens if text], np.int64)
         within = np.ones(len(text), bool)
         within[np.cumsum(lengths) - 1] = False  # the last byte of a token has the next one's behind it
         found = np.zeros(1 << 16, np.uint8)
         found[(text[:-1] << 8 | text[1:])[within[:-1]]] = 1
+        found.reshape(256, 256)[np.ix_(~_ends_words, ~_begins_words)] = 1
+        found.reshape(256, 256)[ord("'")] = 1
         return found.tobytes()
 
     def has_inside(self, text: bytes) -> bool:

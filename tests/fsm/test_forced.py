@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from lmc.fsm import forced
 from lmc.fsm.dfa import compile_regex
@@ -17,7 +19,7 @@ from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.forced_oracle import CHARACTER_TEXT, FINITE, TOOL, by_definition, forced_tokens
 from tests.fsm.patterns import ASCII, CHARACTER, JUDGE, regexes, word_of
-from tests.fsm.small_vocabulary import small, smollm2
+from tests.fsm.small_vocabulary import byte_alphabet, small, smollm2
 from tests.searching import search
 
 ORDER = r'\{"order(Id|Name)": "\w+"\}'
@@ -152,6 +154,46 @@ def test_behind_half_a_word_nothing_is_certain():
         tail = f.seams.tail((*tail, token))
     state = f.automaton.dfa.step(state, b"ister")
     assert f.behind(tail, state) == f.run(state).tokens == tuple(encode('", "wand'))  # no token reaches over the r
+
+
+WORDS = {
+    "GPT-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "Llama 3": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+
+
+def cutting_words(how: str, text: str):
+    """A byte-level vocabulary trained on a text whose words are cut first."""
+    raw = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(WORDS[how]), "isolated")
+    raw.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    raw.train_from_iterator([text] * 3, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
+    byte_of = {char: byte for byte, char in byte_alphabet().items()}
+    tokens = [bytes(byte_of[c] for c in raw.id_to_token(i)) for i in range(raw.get_vocab_size())]
+    return Vocabulary([*tokens, b""], [len(tokens)]), lambda t: raw.encode(t, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(
+    ("how", "before", "forced_text", "taken"),
+    [
+        ("GPT-2", "—", "'s end", b"'s"),
+        ("Llama 3", "😀", '"id end', b'"id'),
+        ("Llama 3", "٣", "123 end", b"123"),
+        ("Llama 3", "—", "\n \n end", b"\n \n"),
+        ("Llama 3", "'", "set end", b"set"),
+    ],
+)
+def test_a_run_is_not_certain_where_words_are_cut_by_what_stands_before(how, before, forced_text, taken):
+    """No token reaches over the border, and yet the text behind it is cut otherwise."""
+    vocabulary, encode = cutting_words(how, f"cat{forced_text}")
+    assert taken in vocabulary.tokens and vocabulary.tokens[encode(forced_text)[0]] == taken
+    f = ForcedTokens(TokenAutomaton(compile_regex(f"(a|{before}){re.escape(forced_text)}"), vocabulary), encode)
+    for first in ("a", before):
+        state, recent = f.automaton.dfa.step(0, first.encode()), encode(first)
+        run = f.behind(recent, state)
+        assert tuple(encode(first + forced_text)[len(recent) :])[: len(run)] == run
+        assert bool(run) == (first == "a")
 
 
 # -- the traps of semantics.md §3 --------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from lmc.backend.engine.answer import Answer
 from lmc.backend.engine.automaton import AutomatonMatcher
 from lmc.backend.engine.engine import PassOutput
-from lmc.backend.engine.request import PENDING, STUCK, Kind, Request
+from lmc.backend.engine.request import BROKEN, PENDING, STUCK, Kind, Request
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.sources import automaton_of
 from lmc.fsm.tokens import TokenAutomaton
@@ -176,6 +176,20 @@ def test_answers_drawn_a_step_ahead_are_those_of_a_sampler_that_waits(k, kernels
     assert landed > 80
     assert any(one.filled for one in held) == (room > 0)
     assert len(held) <= 6 or room > 1 << 20, "automata that are not needed go"
+
+
+@pytest.mark.parametrize("kernels", ["fast", "slow"])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}])
+def test_behind_logits_that_are_no_numbers_nothing_is_legal(k, kernels, params):
+    """What was launched before the host knew is drawn from nothing, and says so."""
+    from lmc.backend.engine.sampler import Sampler
+
+    sampler, req = Sampler(VOCABULARY.size, getattr(k, kernels)), request(automaton("[a-z]{9}"), 1, **params)
+    tokens = []
+    for logits in (torch.full((1, PADDED), torch.nan), torch.zeros(1, PADDED), torch.zeros(1, PADDED)):
+        tokens += sampler.sample_ahead(logits.to(k.device), [0], [req]).tokens.tolist()
+        req.expect()
+    assert tokens == [BROKEN, STUCK, STUCK]
 
 
 def requests_at(requests, places) -> list[Request]:

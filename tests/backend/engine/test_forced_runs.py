@@ -118,6 +118,17 @@ def test_an_answer_without_any_choice_can_be_cancelled():
     engine.check()
 
 
+def test_nothing_is_forced_behind_a_cut_that_no_tokenizer_makes():
+    engine, core, runner = engine_of()
+    letters = [token for letter in "order" for token in ids(letter)]
+    assert len(ids("order")) == 1 and forced_tokens("(order|Harry)!").run(1).tokens
+    runner.say(ids("Q"), [*letters, *ids("!")])
+    handle = engine.submit(None, [Text(("Q",)), gen("(order|Harry)!")])
+    drain(core)
+    assert result(handle).text == "order!" and result(handle).usage.completion_tokens == 6
+    assert result(handle).usage.forced_tokens == 1, "the mark, for which it does not matter"
+
+
 def oracle_passes(pattern: str, answer: str) -> int:
     """Samples that are needed for `answer`, one by one, when every run is the definition's."""
     f, tokens = forced_tokens(pattern), ids(answer)
