@@ -32,7 +32,7 @@ import numpy as np
 
 from lmc.fsm.bytedfa import LONG, ByteDFA
 from lmc.fsm.completion import all_endings
-from lmc.fsm.minimise import to_the_end
+from lmc.fsm.minimise import DEAD, to_the_end
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 
@@ -130,7 +130,10 @@ class ForcedTokens:
             return self._common([text + ending for ending in few])
         stable = self._common([text])
         stable = stable[: self._stable_boundaries(text, end, stable)]
-        samples = self._common([text + ending for ending in self._endings.of_each_kind(end)])
+        endings = self._endings.of_each_kind(end)
+        if text.decode()[-1].isspace():  # which of them go with what follows depends on whether that is one more
+            endings += self._endings.beyond_ascii(end)
+        samples = self._common([text + ending for ending in endings])
         return _common_prefix([stable, samples])
 
     def _common(self, texts: Sequence[bytes]) -> tuple[int, ...]:
@@ -265,6 +268,13 @@ class _Endings:
         endings = [bytes([byte]) + self._shortest(int(row[byte])) for byte in kinds.values()]
         return [b"", *endings] if self.dfa.final[state] else endings
 
+    def beyond_ascii(self, state: int) -> list[bytes]:
+        """A shortest ending through characters of each kind that tokenizers tell apart, spaces among them."""
+        found = [char + self._shortest(at) for char in _RARE if (at := self.dfa.step(state, char)) != DEAD]
+        leads = [byte for byte in np.flatnonzero(self.dfa.row(state) >= 0).tolist() if byte >= 0x80]
+        some = leads if len(leads) <= len(_RARE) else []
+        return found + [bytes([lead]) + self._shortest(self.dfa.step(state, bytes([lead]))) for lead in some]
+
     def _shortest(self, state: int) -> bytes:
         if (known := self._known.get(state)) is not None:
             return known
@@ -305,4 +315,5 @@ def _oddity(byte: int) -> int:
     return {"a": 0, "A": 1, "0": 2, ".": 3, "control": 9}.get(_kind(byte), 4)
 
 
+_RARE = tuple(char.encode() for char in "\u00a0\u0085\u2003\u2028\u3000éÉ²٣—😀世\u0301\u200d")
 _ODDITY = np.array([_oddity(byte) for byte in range(256)])

@@ -196,6 +196,17 @@ def test_a_run_is_not_certain_where_words_are_cut_by_what_stands_before(how, bef
         assert bool(run) == (first == "a")
 
 
+def test_spaces_before_what_may_be_one_more_are_not_certain():
+    """Also of those that are not ASCII: what follows decides how many spaces go with it."""
+    vocabulary, encode = cutting_words("GPT-2", "x \n")
+    assert b" \n" in vocabulary.tokens
+    for class_ in ("\u200d\u3000", "\u2003\u200d", "\u3000😀", "a\u00a0"):
+        f = ForcedTokens(TokenAutomaton(compile_regex(rf"x \n[{class_}]{{1,50}}"), vocabulary), encode)
+        run = f.run(0).tokens
+        for char in class_:
+            assert tuple(encode(f"x \n{char}"))[: len(run)] == run
+
+
 # -- the traps of semantics.md §3 --------------------------------------------------------------------------------------
 
 
