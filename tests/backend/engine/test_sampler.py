@@ -127,6 +127,15 @@ def test_steps_of_one_seed_differ():
     assert len(set(numbers)) == 1000 and abs(sum(numbers) / 1000 - 0.5) < 0.05
 
 
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}])
+def test_the_tokens_of_one_answer_follow_the_distribution(sampler, options):
+    """Each place of it is drawn by a number of its own."""
+    p = torch.tensor([0.5, 0.3, 0.2] + [1e-9] * (V - 3))
+    places = [request(seed=7, generated=(1,) * i, temperature=1.0, max_new_tokens=500, **options) for i in range(500)]
+    found = Counter(pick(sampler, p.log()[None], *places, rows=[0] * len(places)))
+    assert [found[i] / 500 for i in range(3)] == pytest.approx([0.5, 0.3, 0.2], abs=0.08)
+
+
 def test_penalties_count_what_was_generated(sampler):
     values = logits({3: 2.0, 4: 1.5})
     assert pick(sampler, values, request(generated=(3,), presence_penalty=1.0)) == [4]
