@@ -134,18 +134,18 @@ class _Writer:
         self.guards = list(guards)
         self.values: list[Any] = []
         self.cells: dict[int, int] = {}
-        self.places: dict[int, list[Any]] = {}  # where the program finds objects that have no name of their own
+        self.places: dict[int, tuple[str, str]] = {}  # where the program finds objects that have no name of their own
         self.celled = {id(cell_content(cell)) for cell in fn.__closure__ or ()}  # data that no module has
         for guard in self.guards:
             if not hostops.is_immutable(guard.value) and (owner := self.owner(guard)) is not None:
-                self.places.setdefault(id(guard.value), [*owner, guard.name])
+                self.places.setdefault(id(guard.value), (owner, guard.name))
 
-    def owner(self, guard: Guard) -> list[str] | None:
+    def owner(self, guard: Guard) -> str | None:
         """The module whose global or attribute a guard is about."""
         x = guard.owner
         name = x.get("__name__") if isinstance(x, dict) else x.__name__ if isinstance(x, types.ModuleType) else None
         module = sys.modules.get(name) if isinstance(name, str) else None
-        return None if module is None or (module is not x and vars(module) is not x) else [module.__name__]
+        return None if module is None or (module is not x and vars(module) is not x) else module.__name__
 
     def value(self, x: Any) -> Entry:
         """A value by what it is. Raises _Unsayable."""
@@ -164,10 +164,9 @@ class _Writer:
             if sys.modules.get(x.__name__) is not x:
                 raise _Unsayable(f"the module {x.__name__} cannot be imported by its name")
             return {"module": x.__name__}
-        where = next((n for n in _names(x) if _is(_at(*n), x)), None)
-        if where is None and id(x) in self.places:
-            module, name = self.places[id(x)]
-            where = (module, name) if _is(_at(module, name), x) else None
+        names = [*_names(x), *([self.places[id(x)]] if id(x) in self.places else [])]
+        # itself first: `look_up = lmc.host(read)` is found as look_up, and `read` only marks the same function
+        where = next((n for n in names if _at(*n) is x), None) or next((n for n in names if _is(_at(*n), x)), None)
         if where is None:
             name = getattr(unmarked(x), "__qualname__", None)
             raise _Unsayable(
@@ -241,7 +240,7 @@ class _Writer:
             if isinstance(guard.owner, list) or (isinstance(guard.owner, dict) and not guard.name):
                 entry["content"] = self.container(guard.owner)
             elif (module := self.owner(guard)) is not None:
-                entry["owner"] = {"module": module[0]}
+                entry["owner"] = {"module": module}
                 entry["global"] = isinstance(guard.owner, dict)
             elif isinstance(guard.owner, type | types.FunctionType):
                 entry["owner"] = self.reference(guard.owner)
@@ -415,13 +414,23 @@ def capture() -> str:
 
 def write(path: Path, data: bytes) -> None:
     """Writes a file at once: nobody sees half of it. Raises ProgramError."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    beside: Path | None = None
     try:
-        beside.write_bytes(data)
+        beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        with beside.open("xb") as file:
+            file.write(data)
         os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise ProgramError(f"{str(path)!r} cannot be written: {error.strerror or error}", loc=caller_loc()) from None
+    except (OSError, ValueError) as error:
+        if beside is not None and _exists(beside):
+            beside.unlink()
+        raise ProgramError(f"{str(path)!r} cannot be written: {getattr(error, 'strerror', None) or error}", loc=caller_loc()) from None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # of a name that is too long
+        return False
 
 
 # -- reading -------------------------------------------------------------------------------------------------------------
@@ -537,8 +546,8 @@ class SavedFile:
         name = str(path)
         try:
             content = path.read_bytes()
-        except OSError as error:
-            raise ProgramError(f"{name!r} cannot be read: {error.strerror or error}", loc=caller_loc()) from None
+        except (OSError, ValueError) as error:
+            raise ProgramError(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}", loc=caller_loc()) from None
         first, _, body = content.partition(b"\n")
         magic, version, checksum = (*first.decode("ascii", "replace").split(" "), "", "", "")[:3]
         if magic != MAGIC:

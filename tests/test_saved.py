@@ -176,6 +176,29 @@ def test_path_that_was_not_saved(tmp_path: Path, user: Any) -> None:
         loaded.save(tmp_path / "again")
 
 
+def test_path_that_was_not_saved_of_a_program_with_a_function_that_is_marked_under_another_name(tmp_path: Path, user: Any) -> None:
+    source = "import lmc\n\ndef read(x):\n    return x + '?'\n\nlook_up = lmc.host(read, idempotent=True)\n\n"
+    source += "@lmc.function\ndef program(s, n):\n    for _ in range(n):\n        s += lmc.gen('x', max_tokens=2)\n        s += look_up(s['x'])\n"
+    program = lmc.compile(user(source).program)
+    program(n=1, backend=lmc.Mock(), seed=1)
+    program.save(tmp_path / "p")
+    user("")
+    loaded = lmc.load(tmp_path / "p")
+    for n in (1, 3):
+        assert loaded(n=n, seed=1, backend=lmc.Mock()).text() == program(n=n, seed=1, backend=lmc.Mock()).text()
+
+
+def test_paths_that_no_file_can_have(tmp_path: Path, user: Any) -> None:
+    program = lmc.compile(user(SOURCE).program)
+    program(q="a", backend=lmc.Mock())
+    for path in ("a\0b", str(tmp_path / ("x" * 300)), "", str(tmp_path / "no" / "where")):
+        with pytest.raises(lmc.ProgramError, match=r"test_saved.py:\d+: .*cannot be written"):
+            program.save(path)
+        with pytest.raises(lmc.ProgramError, match=r"test_saved.py:\d+: .*cannot be read"):
+            lmc.load(path)
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_path_that_was_not_saved_without_its_module(tmp_path: Path, user: Any) -> None:
     module = user("import lmc\n\n@lmc.function\ndef program(s, n):\n    s += lmc.gen('x', max_tokens=2)\n    if n == 7:\n        s += '!'\n    return n\n")
     program = lmc.compile(module.program)
