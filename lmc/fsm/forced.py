@@ -152,15 +152,15 @@ class ForcedTokens:
                 return 0
             before = tuple(self.encode(text[:at].decode()))
             agreed = len(_common_prefix([before, ids]))
-            if agreed < keep and self._one_is_canonical(text[:at], before, longer):
+            if agreed < keep and self._one_is_canonical(text[:at], longer):
                 keep = agreed
         return keep
 
-    def _one_is_canonical(self, text: bytes, before: tuple[int, ...], tokens: np.ndarray) -> bool:
-        """Whether some of `tokens` can follow `before` in a canonical encoding. In doubt, yes."""
+    def _one_is_canonical(self, text: bytes, tokens: np.ndarray) -> bool:
+        """Whether some of `tokens` can follow `text` in a canonical encoding, however that then is cut. In doubt, yes."""
         for token in tokens[:_TRIED].tolist():
             whole = text + self.automaton.vocabulary.tokens[token]
-            if whole != _whole_characters(whole) or tuple(self.encode(whole.decode())) == (*before, token):
+            if whole != _whole_characters(whole) or tuple(self.encode(whole.decode()))[-1:] == (token,):
                 return True
         return len(tokens) > _TRIED
 

@@ -207,6 +207,15 @@ def test_spaces_before_what_may_be_one_more_are_not_certain():
             assert tuple(encode(f"x \n{char}"))[: len(run)] == run
 
 
+@pytest.mark.model
+def test_a_longer_token_behind_spaces_that_are_cut_by_it_is_seen():
+    """The line end is one token at the end of a text and two before a quote."""
+    head = 'aId\r\n"'
+    f = forced_tokens(head + r"[\u00a0\u3000é—😀]{1,50}  x", smollm2)
+    run = f.run(0).tokens
+    assert run and all(tuple(f.encode(f"{head}{char}  x"))[: len(run)] == run for char in "é—😀")
+
+
 # -- the traps of semantics.md §3 --------------------------------------------------------------------------------------
 
 
