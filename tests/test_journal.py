@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import random
@@ -584,6 +585,41 @@ def test_what_waits_for_idempotent_calls_alone_is_in_no_doubt(tmp_path: Path) ->
     for whole in range(1, len(lines)):
         path.write_bytes(b"".join(lines[:whole]))
         assert program(backend=lmc.Mock(), seed=1, journal=path).ret_value == expected
+
+
+@contextlib.asynccontextmanager
+async def tagged(s: Any) -> Any:
+    s += "<" + await fetch_again("open")
+    yield "tag"
+    s += ">" + lmc.gen("closed", max_tokens=2)
+
+
+async def turns_of(s: Any) -> Any:
+    while True:
+        s += lmc.gen("turn", max_tokens=2)
+        yield s["turn"]
+
+
+@lmc.function
+async def by_hand(s: Any) -> Any:
+    manager, turns = tagged(s), turns_of(s)
+    name = await manager.__aenter__()
+    s += name + lmc.gen("a", max_tokens=3)
+    told = [await anext(turns), await fetch_again(s["a"]), await turns.asend(None)]
+    await manager.__aexit__(None, None, None)
+    return told, s.text(), await fetch_again("end")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_managers_and_generators_of_the_program_that_are_moved_on_by_hand_run_again(tmp_path: Path, compiled: bool) -> None:
+    path, way = tmp_path / "j", lmc.compile(by_hand) if compiled else by_hand.run
+    expected = way(backend=lmc.Mock(), seed=1, journal=path).ret_value
+    assert expected == by_hand.run(backend=lmc.Mock(), seed=1).ret_value
+    lines = path.read_bytes().splitlines(keepends=True)
+    for whole in range(1, len(lines)):
+        path.write_bytes(b"".join(lines[:whole]))
+        assert way(backend=lmc.Mock(), seed=1, journal=path).ret_value == expected
 
 
 def marks(f: Any) -> None:

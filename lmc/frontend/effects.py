@@ -77,7 +77,7 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
     owner = getattr(fn, "__self__", None)
     if type(owner) in _OWN_DATA and owner is not None:
         return None if not _calls_back(getattr(fn, "__name__", ""), args, kwargs) else (fn, (owner, *args), kwargs)
-    if isinstance(owner, BaseException):
+    if isinstance(owner, BaseException | types.AsyncGeneratorType):  # whose methods only make what is awaited
         return None
     if reach.is_own(fn) or reach.is_language(fn) or reach.is_language(owner) or _is_of_lmc(fn):
         return None

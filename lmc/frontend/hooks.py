@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import gc
 import heapq
 import inspect
 import itertools
@@ -936,7 +937,7 @@ class ReplayMode(CountingMode):
         """What the program awaits. Hooks in what host code runs meanwhile are not the program's own."""
         if isinstance(value, aio.Gathering):
             return self._gathered(value, (self.tick, GATHERED, 0))
-        if is_own_coroutine(value) or isinstance(value, aio.Ready):
+        if is_own_coroutine(value) or isinstance(value, aio.Ready) or _is_turn_of_own_generator(value):
             return value
         if self.journal is not None:
             value = self.journal.wait(self.stream, value, caller_loc())
@@ -1080,6 +1081,18 @@ _SUB_PROGRAM = CountingMode.sub_program_async.__code__
 
 def _is_own_generator(x: Any) -> bool:
     return isinstance(x, types.AsyncGeneratorType) and is_instrumented(x.ag_code)
+
+
+_MANAGING = frozenset(
+    getattr(contextlib._AsyncGeneratorContextManager, name).__code__ for name in ("__aenter__", "__aexit__")  # pyright: ignore[reportPrivateUsage]
+)
+
+
+def _is_turn_of_own_generator(x: Any) -> bool:
+    """Whether something moves an async generator of the program's own on: what `anext` and `asend` give, or its manager's `__aexit__`."""
+    if isinstance(x, types.CoroutineType):
+        return x.cr_code in _MANAGING and _is_own_generator(getattr(inspect.getcoroutinelocals(x).get("self"), "gen", None))
+    return type(x).__name__ in ("async_generator_asend", "async_generator_athrow") and any(map(_is_own_generator, gc.get_referents(x)))
 
 
 @contextlib.contextmanager
