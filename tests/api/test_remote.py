@@ -16,7 +16,7 @@ from tests.api.sglang_server import WORDS, SGLangModel, TokenModel, VLLMModel, s
 from tests.api.test_conformance import ITEMS, plain_text, turns
 from tests.api.test_faults import planted
 from tests.api.text_model import TextModel
-from tests.api.view import agree_with_the_mock, views
+from tests.api.view import agree_with_the_mock, greedy, views
 from tests.conformance.harness import conform
 from tests.conformance.programs import compiled, source
 
@@ -41,7 +41,7 @@ def test_executions_agree(remote):
     conform(plain_text, [{"q": "x"}, {"q": "cats"}], backend=views(backend, server, log=False))
 
 
-@pytest.mark.parametrize("seed", (1, 2, 5))
+@pytest.mark.parametrize("seed", greedy(3))
 def test_random_programs(remote, seed):
     program, reset, outside = compiled(source(seed))
     model = TokenModel()
