@@ -10,15 +10,10 @@ import asyncio
 import inspect
 import types
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lmc.errors import (
-    InDoubtEffect,
-)
+from lmc.errors import InDoubtEffect
 from lmc.frontend import raising
-
-if TYPE_CHECKING:
-    pass
 
 
 class Again:

@@ -17,7 +17,7 @@ import types
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmc import codec
 from lmc.backend.base import Output, Result
@@ -32,18 +32,14 @@ from lmc.errors import (
     RunTimeout,
 )
 from lmc.frontend import aio
+from lmc.frontend.again import Again, AgainMethod, drop, inner_of
+from lmc.frontend.effects import AWAITED_AGAIN, SORTS, arguments_digest, foreign, is_idempotent, name_of, shown_call
+from lmc.frontend.handed import Handed
 from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import caller_loc
 from lmc.journal import MANY, Journal
 from lmc.prompt import Gen, Given, Prompt, Select
 from lmc.records import WELL, Ask, Effect, Known, Place, Record, output_of, record_of
-
-if TYPE_CHECKING:
-    pass
-
-from lmc.frontend.again import Again, AgainMethod, drop, inner_of
-from lmc.frontend.effects import AWAITED_AGAIN, SORTS, arguments_digest, foreign, is_idempotent, name_of, shown_call
-from lmc.frontend.handed import Handed
 
 
 class RunJournal:

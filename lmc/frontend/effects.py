@@ -19,7 +19,7 @@ import time
 import types
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 from lmc import codec
@@ -27,9 +27,6 @@ from lmc.frontend import hostops, raising, reach
 from lmc.frontend.again import Again
 from lmc.frontend.host import HostFunction
 from lmc.frontend.own import copied_by_code
-
-if TYPE_CHECKING:
-    pass
 
 
 def _copied_by_python(x: Any, fn: Any) -> bool:

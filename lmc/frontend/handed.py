@@ -11,12 +11,9 @@ import types
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from operator import getitem, is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmc import codec
-
-if TYPE_CHECKING:
-    pass
 
 
 class Handed:
