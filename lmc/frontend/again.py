@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import types
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from lmc.errors import InDoubtEffect
-from lmc.frontend import raising
+from lmc.frontend import raising, tools
+from lmc.frontend.host import HostFunction
 
 
 class Again:
@@ -81,6 +82,14 @@ def drop(awaitable: Any) -> None:
 
 def inner_of(awaitable: Any) -> Any:
     """What a coroutine of lmc's own awaits."""
-    if isinstance(awaitable, types.CoroutineType) and awaitable.cr_frame is not None and awaitable.cr_code is raising.ahandling.__code__:
-        return awaitable.cr_frame.f_locals["args"][-1]
+    while isinstance(awaitable, types.CoroutineType) and awaitable.cr_frame is not None and awaitable.cr_code in _INNER:
+        awaitable = _INNER[awaitable.cr_code](awaitable.cr_frame.f_locals)
     return awaitable
+
+
+_INNER: Mapping[types.CodeType, Callable[[Mapping[str, Any]], Any]] = {
+    raising.ahandling.__code__: lambda held: held["args"][-1],
+    tools.later.__code__: lambda held: held["result"],
+}  # fmt: skip
+AROUND_HOST_CODE = frozenset({*_INNER, HostFunction.awaited.__code__})
+"""The code of lmc's coroutines that await what host code made."""

@@ -33,7 +33,17 @@ from lmc.errors import (
 )
 from lmc.frontend import aio
 from lmc.frontend.again import Again, AgainMethod, drop, inner_of
-from lmc.frontend.effects import AWAITED_AGAIN, SORTS, arguments_digest, foreign, is_idempotent, name_of, shown_call
+from lmc.frontend.effects import (
+    AWAITED_AGAIN,
+    SORTS,
+    arguments_digest,
+    awaited_call,
+    called,
+    foreign,
+    is_idempotent,
+    name_of,
+    shown_call,
+)
 from lmc.frontend.handed import Handed
 from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import caller_loc
@@ -170,10 +180,11 @@ class RunJournal:
     def call(self, stream: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
              call: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
         """What a call gives, (True, result) or (False, exception): the known one, or that of `call`, whose intent is written before."""
+        fn, args, kwargs = called(fn, args, kwargs)
         effect = foreign(fn, args, kwargs)
         if effect is None:
             outcome = call()
-            self._note_coroutine(fn, outcome)
+            self._note_coroutine(args[0] if fn is asyncio.to_thread and args else fn, outcome)
             return outcome
         fn, args, kwargs = effect
         self._go_on()
@@ -249,9 +260,9 @@ class RunJournal:
             return await awaitable
         self._go_on()
         inner = inner_of(awaitable)
-        name = f"await {inner.kind if isinstance(inner, Again) else name_of(inner)}"
-        given = inspect.getcoroutinelocals(inner) if isinstance(inner, types.CoroutineType) else {}
-        number, known = self._begin(stream, name, (), given, loc, ordered=False)  # tasks may await in any order
+        what, args, given = awaited_call(inner)
+        name = f"await {what}"
+        number, known = self._begin(stream, name, args, given, loc, ordered=False)  # tasks may await in any order
         idempotent = inner.doubt is None if isinstance(inner, Again) else self._may_begin_again([inner]) or self._may_begin_again(given.values())
         if known is not None and (known.outcome is not None or not idempotent):
             drop(awaitable)
@@ -306,8 +317,8 @@ class RunJournal:
                 self._busy -= 1
 
     def _note_coroutine(self, fn: Any, outcome: tuple[bool, Any]) -> None:
-        if outcome[0] and isinstance(outcome[1], types.CoroutineType) and is_idempotent(fn):
-            self._idempotent[id(outcome[1])] = outcome[1]
+        if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType) and is_idempotent(fn):
+            self._idempotent[id(made)] = made
 
     def _may_begin_again(self, given: Iterable[Any]) -> bool:
         """Whether what awaits these does nothing but what is idempotent."""

@@ -27,6 +27,7 @@ from lmc.frontend import hostops, raising, reach
 from lmc.frontend.again import Again
 from lmc.frontend.host import HostFunction
 from lmc.frontend.own import copied_by_code
+from lmc.frontend.tools import asked_for, call_tool
 
 
 def _copied_by_python(x: Any, fn: Any) -> bool:
@@ -43,23 +44,17 @@ def _copied_by_python(x: Any, fn: Any) -> bool:
     return True
 
 
-def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None:
-    """The function and the arguments of a call that does something outside of the run, or None for one that is made again.
-
-    Made again: what computes with the run's own values (methods of text, lists, dicts and the like, library functions that only read, what
-    is marked `lmc.pure`), what makes exceptions and coroutines, and what enters and leaves a `with`.
-    """
+def called(fn: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
+    """The function that a call comes to, and its arguments: behind operations of graphs, partials, methods that are marked, and `call_tool`."""
     args = tuple(args)
     if fn is raising.handling:
         _, fn, *rest = args
         args = tuple(rest)
     if fn is hostops.OPERATIONS["py.call_method"]:
         owner, name, *rest = args
-        if type(owner) in _OWN_DATA:
-            return None if not _calls_back(name, rest, kwargs) else (getattr(owner, name), (owner, *rest), kwargs)
-        if (fn := getattr(owner, name, None)) is None:
-            return None  # raises
-        args = tuple(rest)
+        if type(owner) in _OWN_DATA or (method := getattr(owner, name, None)) is None:
+            return fn, args, kwargs
+        fn, args = method, tuple(rest)
     elif fn is hostops.OPERATIONS["py.call"]:
         fn, *rest = args
         args = tuple(rest)
@@ -67,6 +62,34 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
         fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
     if isinstance(fn, types.MethodType) and isinstance(fn.__func__, HostFunction):  # compiled, it is called with its owner
         fn, args = fn.__func__, (fn.__self__, *args)
+    if fn is call_tool and _holds_tools(args):
+        try:
+            tool, given = asked_for(args[0], args[1])
+        except Exception:  # as the call does, which then calls nothing
+            return fn, args, kwargs
+        return called(tool, (), given)
+    return fn, args, kwargs
+
+
+def _holds_tools(args: tuple[Any, ...]) -> bool:
+    """Whether what `call_tool` is handed can be looked through, and once more."""
+    return len(args) == 2 and isinstance(args[1], list | tuple)
+
+
+def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None:
+    """The function and the arguments of a call that does something outside of the run, or None for one that is made again.
+
+    Made again: what computes with the run's own values (methods of text, lists, dicts and the like, library functions that only read, what
+    is marked `lmc.pure`), what makes exceptions and coroutines, and what enters and leaves a `with`.
+    """
+    fn, args, kwargs = called(fn, args, kwargs)
+    if fn is hostops.OPERATIONS["py.call_method"]:
+        owner, name, *rest = args
+        if type(owner) not in _OWN_DATA:
+            return None  # raises
+        return None if not _calls_back(name, rest, kwargs) else (getattr(owner, name), (owner, *rest), kwargs)
+    if fn is call_tool and _holds_tools(args):
+        return None  # calls nothing, and raises
     if isinstance(fn, HostFunction):
         return None if fn.pure or inspect.iscoroutinefunction(fn.fn) else (fn, args, kwargs)
     if isinstance(fn, type) and issubclass(fn, BaseException):
@@ -160,6 +183,20 @@ def name_of(fn: Any) -> str:
         fn = fn.func
     name = getattr(fn, "__qualname__", None) or getattr(fn, "name", None) or type(fn).__qualname__
     return str(name).replace("<locals>.", "")
+
+
+def awaited_call(awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]]:
+    """What an awaitable that nobody has awaited is a call of: name and arguments."""
+    if isinstance(awaitable, Again):
+        return awaitable.kind, (), {}
+    held = inspect.getcoroutinelocals(awaitable) if isinstance(awaitable, types.CoroutineType) else {}
+    if isinstance(awaitable, types.CoroutineType) and awaitable.cr_code in _CALLING and "args" in held:
+        return name_of(held.get("func", awaitable)), held["args"], held["kwargs"]
+    return name_of(awaitable), (), held
+
+
+_CALLING = frozenset({HostFunction.awaited.__code__, asyncio.to_thread.__code__})
+"""The code of coroutines that call what they are handed."""
 
 
 def arguments_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lmc.errors import JournalError
 from lmc.frontend import aio, hostops, raising, reach
+from lmc.frontend.again import AROUND_HOST_CODE
 from lmc.frontend.class_code import is_of_a_library_metaclass
 from lmc.frontend.effects import foreign
 from lmc.frontend.host import HostFunction
@@ -800,7 +801,7 @@ class ReplayMode(CountingMode):
         if _calls_back(fn):
             args, kwargs = reach.with_callables(fn, args, kwargs, self.callback)
             return self.made(fn(*args, **kwargs))
-        if reach.is_own(fn) or reach.is_language(fn) or reach.is_language(getattr(fn, "__self__", None)):
+        if not isinstance(fn, HostFunction) and (reach.is_own(fn) or reach.is_language(fn) or reach.is_language(getattr(fn, "__self__", None))):
             if self.tick < self.first:
                 args, kwargs = tuple(map(self._as_begun, args)), {name: self._as_begun(x) for name, x in kwargs.items()}
             if (self.tick, CHOICES, 0) in self.record:
@@ -1060,7 +1061,8 @@ _SAMPLING = frozenset(RUN_SAMPLING) - {"max_new_tokens", "min_new_tokens", "n"}
 
 def is_own_coroutine(x: Any) -> bool:
     """Whether something is a coroutine of the program's own functions, or of programs."""
-    return isinstance(x, types.CoroutineType) and (is_instrumented(x.cr_code) or x.cr_code.co_filename.startswith(PACKAGE))
+    return isinstance(x, types.CoroutineType) and (
+        is_instrumented(x.cr_code) or (x.cr_code.co_filename.startswith(PACKAGE) and x.cr_code not in AROUND_HOST_CODE))
 
 
 def waits_for_answers(x: Any) -> bool:

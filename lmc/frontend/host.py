@@ -10,7 +10,7 @@ import functools
 import inspect
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextvars import copy_context
 from typing import Any, overload
@@ -43,7 +43,9 @@ class HostFunction:
         if self.timeout is None:
             return self.fn(*args, **kwargs)
         if inspect.iscoroutinefunction(self.fn):
-            return self._awaited(*args, **kwargs)
+            made = self.awaited(args, kwargs)
+            made.__qualname__ = getattr(self.fn, "__qualname__", self.name)
+            return made
         return self._in_time(self.timeout, args, kwargs)
 
     def _in_time(self, seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -63,7 +65,8 @@ class HostFunction:
             raise self._late()
         return future.result()
 
-    async def _awaited(self, *args: Any, **kwargs: Any) -> Any:
+    async def awaited(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The call of an async function that has a time-out."""
         within = asyncio.timeout(self.timeout)
         try:
             async with within:

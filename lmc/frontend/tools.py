@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from lmc.errors import LmcError, ToolError
 from lmc.frontend.host import host, pure
@@ -43,8 +43,16 @@ def call_tool(call: Mapping[str, Any], tools: Iterable[Any], /) -> Any:
     Of an `async def` tool it gives an awaitable of that. Raises ToolError where the model named no tool of these or gave arguments
     that the tool does not take; what the tool raises comes through.
     """
+    tool, arguments = asked_for(call, tools)
+    result = tool(**arguments)
+    return later(result) if inspect.isawaitable(result) else _text(result)
+
+
+def asked_for(call: Mapping[str, Any], tools: Iterable[Any], /) -> tuple[Any, Mapping[str, Any]]:
+    """The function that `call_tool` calls, and its arguments. Raises ToolError."""
     known = {getattr(tool, "__name__", ""): tool for tool in tools if callable(tool)}
-    name, arguments = call["name"], call["arguments"]
+    name: Any = call["name"]
+    arguments: Any = call["arguments"]
     if name not in known:
         raise ToolError(f"there is no tool {name!r}; there are {', '.join(known)}")
     if not isinstance(arguments, Mapping):
@@ -53,11 +61,11 @@ def call_tool(call: Mapping[str, Any], tools: Iterable[Any], /) -> Any:
         inspect.signature(known[name]).bind(**arguments)
     except TypeError as error:
         raise ToolError(f"{name}: {error}") from None
-    result = known[name](**arguments)
-    return _later(result) if inspect.isawaitable(result) else _text(result)
+    return known[name], cast("Mapping[str, Any]", arguments)
 
 
-async def _later(result: Awaitable[Any]) -> str:
+async def later(result: Awaitable[Any]) -> str:
+    """What an async tool gives, as text."""
     return _text(await result)
 
 
