@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import lmc.jit
 from lmc.backend.engine.engine import EngineCore
 from lmc.backend.executor import Execution
 from lmc.backend.local import LocalBackend
+from lmc.jit import driving
 
 
 class SteppedCore(EngineCore):
@@ -43,9 +43,9 @@ def stepped(engine: LocalBackend) -> Iterator[Callable[[], None]]:
         while core.turn():
             pass
 
-    engine._core, lmc.jit.Execution = core, InTurns
+    engine._core, driving.Execution = core, InTurns
     try:
         yield drain
         drain()
     finally:
-        engine._core, lmc.jit.Execution = threaded, Execution
+        engine._core, driving.Execution = threaded, Execution

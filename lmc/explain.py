@@ -21,7 +21,9 @@ from lmc.measured import Measured
 from lmc.passes.predict import predict
 
 if TYPE_CHECKING:
-    from lmc.jit import Plan, Program, Stats, Traced
+    from lmc.jit.notices import Stats
+    from lmc.jit.program import Program
+    from lmc.jit.traced import Plan, Traced
 
 
 def explain(program: Program) -> str:

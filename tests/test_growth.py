@@ -6,7 +6,7 @@ from typing import Any
 
 import lmc
 from lmc.backend.mock import Mock
-from lmc.growth import FIRST, PATIENCE, Growth, Start
+from lmc.jit.growth import FIRST, PATIENCE, Growth, Start
 
 
 @lmc.function

@@ -18,7 +18,8 @@ import lmc
 from lmc.backend.mock import Mock
 from lmc.chat import RoleTemplate
 from lmc.errors import ArgumentError, CaptureWarning, ParameterError, ProgramError
-from lmc.jit import MAX_ARMS, MAX_TREES
+from lmc.jit.traced import MAX_ARMS
+from lmc.jit.trees import MAX_TREES
 from tests.conformance.harness import conform, effect
 
 
@@ -320,7 +321,7 @@ def counting() -> Mock:
 
 
 def test_a_decision_with_many_answers_drops_the_arms_that_were_not_used_for_longest(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lmc.growth.FIRST", 1000)  # it is not the credit that ends here
+    monkeypatch.setattr("lmc.jit.growth.FIRST", 1000)  # it is not the credit that ends here
     fast, backend = lmc.compile(counts), counting()
 
     def run(n: int) -> None:
@@ -342,8 +343,8 @@ def test_a_decision_with_many_answers_drops_the_arms_that_were_not_used_for_long
 
 
 def test_a_tree_with_many_ops_drops_what_was_not_used_for_longest(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lmc.jit.MAX_OPS", 60)
-    monkeypatch.setattr("lmc.growth.FIRST", 1000)  # it is not the credit that ends here
+    monkeypatch.setattr("lmc.jit.traced.MAX_OPS", 60)
+    monkeypatch.setattr("lmc.jit.growth.FIRST", 1000)  # it is not the credit that ends here
     fast, backend = lmc.compile(counts), counting()
     for n in [*range(40), *range(40)]:
         assert fast(q=str(n), seed=1, backend=backend).text() == counts.run(q=str(n), seed=1, backend=backend).text()
@@ -353,7 +354,7 @@ def test_a_tree_with_many_ops_drops_what_was_not_used_for_longest(monkeypatch: p
 
 
 def test_runs_on_their_way_go_on_when_their_path_is_dropped(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lmc.jit.MAX_ARMS", 4)
+    monkeypatch.setattr("lmc.jit.traced.MAX_ARMS", 4)
 
     @lmc.function
     def twice(s: Any, q: str) -> Any:
@@ -471,7 +472,7 @@ def test_every_replay_has_a_reason() -> None:
                 fast(q=q)
         reasons = [reason for traced in fast.traces() for reason in traced.ledger.replayed]
         assert all("test_jit.py:" in reason for reason in reasons)
-        assert bool(reasons) == bool(fast.stats.replays) == bool(fast._said)
+        assert bool(reasons) == bool(fast.stats.replays) == bool(fast._notices.said)
 
 
 def test_a_program_that_raises_is_no_matter_for_a_warning() -> None:
@@ -529,7 +530,7 @@ exec("def no_source(s, q):\n    s += q + gen('x', max_tokens=2)", sourceless)
 ])  # fmt: skip
 def test_what_is_not_captured_runs_in_the_interpreter_and_says_why_once(program: Any, reason: str):
     items = [{"q": "a"}, {"q": "b"}]
-    (said,) = conform(program, items, opts=(1,), leaves=re.escape(reason))._said
+    (said,) = conform(program, items, opts=(1,), leaves=re.escape(reason))._notices.said
     assert reason in said
 
 

@@ -203,7 +203,7 @@ def test_path_that_was_not_saved_without_its_module(tmp_path: Path, user: Any) -
     module = user("import lmc\n\n@lmc.function\ndef program(s, n):\n    s += lmc.gen('x', max_tokens=2)\n    if n == 7:\n        s += '!'\n    return n\n")
     program = lmc.compile(module.program)
     program(n=1, backend=lmc.Mock())
-    del program._trees[("int",)][0].tree.root.end.arms[(bool, True)]
+    del program._trees.by_types[("int",)][0].tree.root.end.arms[(bool, True)]
     program.save(tmp_path / "p")
     Path(module.__file__).unlink()
     user("")

@@ -21,7 +21,8 @@ from typing import Any
 
 import lmc
 from lmc.backend.mock import Mock
-from lmc.jit import Program, Traced
+from lmc.jit.program import Program
+from lmc.jit.traced import Traced
 from lmc.records import lines_of, parse, read
 
 EFFECTS: list[Any] = []
@@ -176,12 +177,12 @@ def conform(
             traces = fast.stats.traces
             loads(fast, items, reference, logs, backend=backend, reset=reset, outside=outside, options=options)
             fast.stats.traces = traces
-    faults = [said for one in compiled.values() for said in one._said if "internal error" in said]
+    faults = [said for one in compiled.values() for said in one._notices.said if "internal error" in said]
     assert not faults, faults
     assert all(all(traced.ledger.replayed) for one in compiled.values() for traced in one.traces()), "a replay without a reason"
     if replays is not None:
-        assert fast.stats.replays <= replays, f"{fast.stats.replays} replays: {fast._said}"
-    said = {why for one in compiled.values() for why in one._said if LEFT_ON_PURPOSE not in why}
+        assert fast.stats.replays <= replays, f"{fast.stats.replays} replays: {fast._notices.said}"
+    said = {why for one in compiled.values() for why in one._notices.said if LEFT_ON_PURPOSE not in why}
     undeclared = {why for why in said if leaves is None or not re.search(leaves, why)}
     assert not undeclared, f"not captured, and the test does not say so: {undeclared}"
     assert said or leaves is None or re.search(leaves, ""), f"captured, though the test says otherwise: {leaves}"
@@ -201,7 +202,7 @@ def _compiled(
     traced: dict[Any, list[Traced]] = {}
     for opt in sorted(opts, reverse=True):
         fast = compiled[opt] = lmc.compile(program, opt=opt)
-        fast._trees = {key: [Traced(one.tree, one.arguments) for one in trees[:1]] for key, trees in traced.items()}
+        fast._trees.by_types = {key: [Traced(one.tree, one.arguments) for one in trees[:1]] for key, trees in traced.items()}
         for _ in range(1 if traced else 2):  # the second time on the trees that the first one grew
             for item, expected, log in zip(items, reference, logs, strict=True):
                 reset()
@@ -212,7 +213,7 @@ def _compiled(
                     assert asked(mock) == log, f"other calls for {item}"
                 elif expected.error is None:
                     assert not asked(mock) - log, f"calls added for {item}: {asked(mock) - log}"
-        traced = fast._trees
+        traced = fast._trees.by_types
     return compiled
 
 

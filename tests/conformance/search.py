@@ -114,10 +114,10 @@ def check(text: str, setting: Setting) -> Found:
         _batch(program, lmc.compile(program, opt=setting.opt), setting, options, "cold")
     if private and setting.threads:
         _threads(lmc.compile(program, opt=setting.opt), [seen for seen, _ in reference], setting, options)
-    faults = [said for said in fast._said if "internal error" in said]
+    faults = [said for said in fast._notices.said if "internal error" in said]
     if faults:
         raise Differs(f"{faults}")
-    return Found(fast.stats.runs, fast.stats.replays, tuple(fast._said))
+    return Found(fast.stats.runs, fast.stats.replays, tuple(fast._notices.said))
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def _same(where: str, seen: Any, expected: Any, fast: lmc.Program) -> None:
         a, b = getattr(seen, name), getattr(expected, name)
         if a != b:
             lines += [f"  {name}", f"    compiled    {a!r}", f"    interpreter {b!r}"]
-    raise Differs("\n".join([*lines, *[f"  said: {said}" for said in fast._said]]))
+    raise Differs("\n".join([*lines, *[f"  said: {said}" for said in fast._notices.said]]))
 
 
 def _calls(where: str, got: Counter[Any], want: Counter[Any], setting: Setting, expected: Seen) -> None:

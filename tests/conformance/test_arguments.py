@@ -31,7 +31,7 @@ def same(program: Any, *calls: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         want = program.run_batch(items, backend=Mock(), seed=3, errors="return", num_threads=1)
         got = fast.batch(items, backend=Mock(), seed=3, errors="return")
         assert [observe(s) for s in got] == [observe(s) for s in want]
-    assert fast.stats.replays == 0 and not fast._said, fast._said
+    assert fast.stats.replays == 0 and not fast._notices.said, fast._notices.said
     return fast
 
 
@@ -51,7 +51,7 @@ def test_positional_arguments_in_any_number():
         return s["x"], words, words[1:], words[::-1]
 
     fast = same(program, ((), {}), (("a",), {}), (("a", "b"), {}), (("c", "d"), {}), (("a", "b", "c"), {}))
-    assert len(fast._trees) == 4  # one for each length, for any text
+    assert len(fast._trees.by_types) == 4  # one for each length, for any text
 
 
 def test_values_of_star_arguments_are_symbolic():
@@ -265,7 +265,7 @@ def test_bound_arguments():
 
 
 def test_forms_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lmc.jit.MAX_SHAPES", 3)
+    monkeypatch.setattr("lmc.jit.trees.MAX_SHAPES", 3)
 
     @lmc.function
     def program(s, *args):
@@ -275,7 +275,7 @@ def test_forms_are_bounded(monkeypatch: pytest.MonkeyPatch):
     with pytest.warns(lmc.CaptureWarning, match=r"more than 3 forms of \*args") as said:
         for n in (*range(6), 5):
             assert fast(*"abcdef"[:n], backend=Mock(), seed=1).text() == program.run(*"abcdef"[:n], backend=Mock(), seed=1).text()
-    assert len(said) == 1 and len(fast._trees) == 3
+    assert len(said) == 1 and len(fast._trees.by_types) == 3
 
 
 def test_traced_ahead_without_a_call():
@@ -297,4 +297,4 @@ def test_watched_runs():
     fast = lmc.compile(program)
     shown = "".join(fast.stream("a", "b", k="c", backend=Mock(), seed=1).text_iter())
     assert shown == program.run("a", "b", k="c", backend=Mock(), seed=1).text()
-    assert not fast._said and fast.stats.replays == 0
+    assert not fast._notices.said and fast.stats.replays == 0

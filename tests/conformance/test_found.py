@@ -982,4 +982,4 @@ def test_means_the_same(name: str) -> None:
     one: Case = CASES[name]
     fast = one.check()
     if one.options.get("replays") == 0:
-        assert not fast._said and fast.interpreted is None, fast._said
+        assert not fast._notices.said and fast.interpreted is None, fast._notices.said

@@ -26,7 +26,8 @@ from lmc.frontend.tracer import TraceMode
 from lmc.frontend.tree import Tree
 from lmc.frontend.values import Value
 from lmc.ir.core import Block, Graph, Op
-from lmc.jit import Program, Traced
+from lmc.jit.owner import Owner
+from lmc.jit.traced import Traced
 
 from .programs import BEGIN, source
 from .search import Setting, problem
@@ -171,8 +172,8 @@ def count_a_hook_twice(plant: Plant) -> None:
 
 
 def link_the_wrong_arm(plant: Plant) -> None:
-    real = Program.extend
-    plant.setattr(Program, "extend", lambda self, run, exit: next(iter(exit.switch.arms.values()), None) or real(self, run, exit))
+    real = Owner.extend
+    plant.setattr(Owner, "extend", lambda self, run, exit: next(iter(exit.switch.arms.values()), None) or real(self, run, exit))
 
 
 SHOWN_BY = {"drop_an_effect": 338, "forget_a_guard": 111, "erase_an_op_that_can_raise": 619, "share_a_mutable_result": 19, "trace_a_tool": 20, "forget_what_was_done": 10, "count_a_hook_twice": 5}

@@ -2080,10 +2080,10 @@ def test_means_the_same(name: str) -> None:
     case_: Case = CASES[name]
     fast = case_.check()
     if name not in REPLAYED:
-        assert not fast.stats.replays and not fast._said and fast.interpreted is None, (fast.stats.replays, fast._said)
+        assert not fast.stats.replays and not fast._notices.said and fast.interpreted is None, (fast.stats.replays, fast._notices.said)
     else:
         assert fast.stats.replays or fast.interpreted
-        assert REPLAYED[name] is None or any(REPLAYED[name] in said for said in fast._said), fast._said
+        assert REPLAYED[name] is None or any(REPLAYED[name] in said for said in fast._notices.said), fast._notices.said
 
 
 def left(case_: Case, name: str) -> Case:

@@ -16,6 +16,7 @@ import lmc
 from lmc.backend.base import Output, Scored
 from lmc.backend.mock import Mock
 from lmc.errors import BackendError
+from lmc.jit.owner import Owner
 from tests.backend.gated import Gated
 from tests.conformance.harness import leave
 
@@ -242,7 +243,7 @@ def test_a_stream_is_compiled_and_streams_while_it_runs() -> None:
     assert "".join(pieces).startswith("A then B<x> end")
     assert state.text().startswith(shown)
     assert fast.stats.replays == 0
-    assert "show(" in "".join(map(str, [op.kind + "(" for trees in fast._trees.values() for t in trees for op in t.tree.graph().ops()]))
+    assert "show(" in "".join(map(str, [op.kind + "(" for trees in fast._trees.by_types.values() for t in trees for op in t.tree.graph().ops()]))
     backend.close()
 
 
@@ -252,13 +253,13 @@ def test_streams_and_calls_keep_their_own_traces() -> None:
     fast(q="Why?", backend=mock(), seed=1)
     assert "show" not in fast.dump_ir()
     fast.stream(q="Why?", backend=mock(), seed=1).sync()
-    assert len(fast._trees) == 2
+    assert len(fast._trees.by_types) == 2
 
 
 def test_what_was_shown_before_anything_was_asked_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run leaves the graph with nothing recorded, after its text was seen."""
     seen = threading.Event()
-    real = lmc.Program.replay
+    real = Owner.replay
 
     def replay(self: Any, run: Any) -> Any:
         assert seen.wait(5)
@@ -271,7 +272,7 @@ def test_what_was_shown_before_anything_was_asked_is_shown_once(monkeypatch: pyt
             _ = s.usage  # not captured, and nothing is asked or recorded before it
             s += q + lmc.gen("a", max_tokens=3)
 
-    monkeypatch.setattr(lmc.Program, "replay", replay)
+    monkeypatch.setattr(Owner, "replay", replay)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
         state = (fast := lmc.compile(program)).stream(q="Q", backend=mock(), seed=1)

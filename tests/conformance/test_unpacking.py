@@ -78,7 +78,7 @@ def test_nested_targets(name):
     found: Case = globals()[name]
     program = found.check()
     if name in ("in_a_loop_over_zip", "of_iterators", "in_an_assignment"):
-        assert program.stats.replays == 0, program._said
+        assert program.stats.replays == 0, program._notices.said
 
 
 @lmc.function

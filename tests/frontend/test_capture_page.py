@@ -705,7 +705,7 @@ def outcome(program: Any) -> str:
         warnings.simplefilter("ignore")
         for _ in range(2):
             asyncio.run(fast.acall(argument)) if inspect.iscoroutinefunction(program) else fast(argument)
-    if fast.interpreted is not None or (program is handed_a_state and fast._said):
+    if fast.interpreted is not None or (program is handed_a_state and fast._notices.said):
         return "interpreter"
     return "finished by the interpreter" if fast.stats.replays else "captured"
 
