@@ -377,6 +377,52 @@ def _resolve(defaults: SamplingParams, items: tuple[tuple[str, Any], ...]) -> tu
     return params, next(iter(constraints.values()), None)
 
 
+ANY_RUN = SamplingParams(max_new_tokens=sys.maxsize)
+"""The defaults with which only what no run could accept is refused: `min_tokens` is compared with the run's own limit when it is asked."""
+NEVER_CHANGE = frozenset({str, int, float, bool, type(None)})
+"""Classes of most arguments of `gen`."""
+
+
+def fixed(name: str, value: Any) -> Any:
+    """An argument of `gen` as it is now, for good: texts in a list as a tuple, a schema or tools as JSON text. Raises as `resolve` does."""
+    if value.__class__ in NEVER_CHANGE or name == "dtype" or isinstance(value, type):
+        return value
+    if name in _PARAMETERS:
+        return _PARAMETERS[name][1](name, value)
+    if name in ("json_schema", "structural_tag"):
+        return _json_text(name, value)
+    return _tools(value) if name == "tools" else value
+
+
+def as_given(names: Sequence[str], values: Sequence[Any]) -> list[Any]:
+    """What the arguments of one `gen` are where it is written, or of one `select`: "choice" (each), "method", "temperature".
+
+    Raises as `gen` and `select` do for what no run could accept.
+    """
+    found: list[Any] = []
+    given: dict[str, Any] = {}
+    for name, value in zip(names, values, strict=True):
+        if name == "choice":
+            if not isinstance(value, str):
+                raise ArgumentError(f"select(choices=…): {value!r} is not text; write str(x)")
+            found.append(plain_text(value))
+        elif name == "method":
+            found.append(_method(value))
+        else:
+            given[name] = fixed(name, value)
+            found.append(given[name])
+    resolve(ANY_RUN, given)
+    return found
+
+
+def _method(value: Any, loc: Loc | None = None) -> ChoicesMethod:
+    try:
+        return ChoicesMethod(value)
+    except ValueError:
+        known = ", ".join(ChoicesMethod)
+        raise ParameterError(f"select(choices_method={value!r}): one of {known}", loc=loc) from None
+
+
 def make_constraint(kind: str, value: Any) -> Constraint:
     """A constraint of one kind from what the user wrote; schemas become JSON text in the order they were written."""
     if kind == "regex":
@@ -612,11 +658,7 @@ def make_select(
     for choice in choices:
         if not isinstance(choice, str):
             raise ArgumentError(f"select(choices=…): {choice!r} is not text; write str(x)", loc=loc)
-    try:
-        method = ChoicesMethod(method or ChoicesMethod.TOKEN_LENGTH_NORMALIZED)
-    except ValueError:
-        known = ", ".join(ChoicesMethod)
-        raise ParameterError(f"select(choices_method={method!r}): one of {known}", loc=loc) from None
+    method = _method(method or ChoicesMethod.TOKEN_LENGTH_NORMALIZED, loc)
     if temperature.__class__ is not float:
         temperature = resolve(SamplingParams(), {"temperature": temperature}, loc)[0].temperature
     seed = origin.seed if origin is not None and temperature > 0 else 0

@@ -11,7 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmc.backend.instructions import PENDING, Ask, Enter, Instruction, Prefill, Read, Release, Run, Show, Simple, Switch
+from lmc.backend.instructions import (
+    PENDING,
+    Ask,
+    Enter,
+    Given,
+    Instruction,
+    Prefill,
+    Read,
+    Release,
+    Run,
+    Show,
+    Simple,
+    Switch,
+)
 from lmc.prompt import Image, Prompt
 
 MAX_ARMS = 2
@@ -69,7 +82,7 @@ def _follow(run: Run, arm: Sequence[Instruction]) -> None:
             elif asked < MAX_ASKS and instruction.has_operands(ahead.env) and _complete(ahead.env[instruction.ctx]):
                 asked += 1
                 _guess(run, ahead, instruction)
-        elif isinstance(instruction, Simple):
+        elif isinstance(instruction, Simple | Given):
             if instruction.has_operands(ahead.env):
                 try:
                     instruction.execute(ahead, _NOBODY)

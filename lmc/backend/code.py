@@ -25,6 +25,7 @@ from lmc.backend.instructions import (
     Exit,
     Fetch,
     Get,
+    Given,
     HostCall,
     Instruction,
     Prefill,
@@ -278,6 +279,11 @@ def _image(code: Code, op: Op) -> Instruction:
     return Simple(code.deps(*op.operands), RAISE, op.loc, code.out(op.results[0]), compute)
 
 
+def _given(code: Code, op: Op) -> Instruction:
+    deps, values = code.deps(*op.operands), code.fetch(op.operands)
+    return Given(deps, op.loc, tuple(map(code.out, op.results)), op.attr("params"), values, op.attr("ord"))
+
+
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 
@@ -410,6 +416,6 @@ def _release(code: Code, op: Op) -> Instruction:
 
 _RULES: Mapping[str, Callable[[Code, Op], Instruction]] = {
     "ctx.new": _new, "append": _append, "image": _image, "video": _image, "ctx.text": _read_prompt, "ctx.slice": _read_prompt,
-    "ctx.messages": _read_prompt, "concat": _concat, "gen": _gen, "select": _select, "read": _read, "host.call": _host,
+    "ctx.messages": _read_prompt, "concat": _concat, "given": _given, "gen": _gen, "select": _select, "read": _read, "host.call": _host,
     "show": _show, "prefill": _prefill, "release": _release,
 }  # fmt: skip

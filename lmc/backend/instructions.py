@@ -22,7 +22,7 @@ from lmc.checks import Since, since_last
 from lmc.errors import LmcError, Loc
 from lmc.ir.core import exact
 from lmc.limits import Limits
-from lmc.prompt import Prompt, SamplingParams
+from lmc.prompt import Prompt, SamplingParams, as_given
 
 if TYPE_CHECKING:
     from lmc.backend.code import Code
@@ -339,6 +339,27 @@ class Visit:
         if any(stop in text for stop in stops for text, _ in self.covers):
             stops = ()
         return Beyond(tokens, len(self.covers), stops)
+
+
+class Given(Instruction):
+    """given: arguments of an ask as they are here. Like an ask it waits for what can raise, and holds back what can change them."""
+
+    __slots__ = ("key", "names", "outs", "values")
+
+    def __init__(self, deps: tuple[int, ...], loc: Loc | None, outs: tuple[int, ...], names: tuple[str, ...], values: Fetch, key: Any) -> None:
+        super().__init__(deps, RAISE, READ, loc)
+        self.outs, self.names, self.values, self.key = outs, names, values, key
+
+    def execute(self, run: Run, x: Scheduler) -> bool:
+        try:
+            found = as_given(self.names, self.values(run.env))
+        except LmcError as error:
+            raise TakeOver(f"raises {type(error).__name__}") from None  # the interpreter says it in the user's words
+        for out, value in zip(self.outs, found, strict=True):
+            run.env[out] = value
+        if self.key is not None:
+            run.record[self.key] = True, dict(zip(self.names, found, strict=True))
+        return True
 
 
 class Ask(Instruction):

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from lmc.errors import JournalError
 from lmc.frontend import aio, hostops, raising, reach
 from lmc.frontend.again import AROUND_HOST_CODE
+from lmc.frontend.asks import CHOICES, GIVEN, as_recorded, unbound
 from lmc.frontend.class_code import is_of_a_library_metaclass
 from lmc.frontend.effects import foreign
 from lmc.frontend.host import HostFunction
@@ -48,10 +49,6 @@ if TYPE_CHECKING:
 
 Key = tuple[int, int, int]
 """Number of the hook call; 0 for its own result, or 1 + the number of what it iterates or formats; the step in that."""
-
-CHOICES = -1
-"""As the second part of a key: the list of choices that a select was handed."""
-
 
 DEFINED = -2
 """As the second part of a key: a function or class that the program made, once host code was handed it."""
@@ -562,7 +559,7 @@ class ReplayMode(CountingMode):
         self.record = record
         self.ahead = [ahead[key] for key in sorted(ahead)]
         self.tree = tree  # what the outside was when the run began
-        done = [tick for tick, which, _ in record if which != DEFINED]
+        done = [tick for tick, which, _ in record if which not in (DEFINED, GIVEN)]
         self.first = min(done, default=0)  # up to here nothing foreign had run
         self.until = max(done, default=0) if changed is None else changed  # up to here its objects were the same
         self.last = max((tick for tick, _, _ in record), default=0)  # of the hook calls that are in the record
@@ -762,6 +759,7 @@ class ReplayMode(CountingMode):
         return owner
 
     def call(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        fn, args, kwargs = unbound(fn, args, kwargs)
         if isinstance(fn, Function) and not fn.is_async and only_sampling(fn, kwargs) and self._sees_into(fn):
             return self.sub_program(fn, args, kwargs)
         result = self.own_builtin(fn, args, kwargs)
@@ -805,8 +803,9 @@ class ReplayMode(CountingMode):
             if self.tick < self.first:
                 args, kwargs = tuple(map(self._as_begun, args)), {name: self._as_begun(x) for name, x in kwargs.items()}
             if (self.tick, CHOICES, 0) in self.record:
-                args = args if "choices" in kwargs else args[:1]
-                kwargs = {**kwargs, "choices": self._answer((self.tick, CHOICES, 0))}
+                args, kwargs = (), as_recorded(fn, args, kwargs, {"choices": self._answer((self.tick, CHOICES, 0))})
+            if (self.tick, GIVEN, 0) in self.record:
+                args, kwargs = (), as_recorded(fn, args, kwargs, self._answer((self.tick, GIVEN, 0)))
             return fn(*args, **kwargs)
         if hostops.pure_function(fn) is not None or type(getattr(fn, "__self__", None)) is str:
             args = tuple([list(a) if isinstance(a, LAZY) else a for a in args])

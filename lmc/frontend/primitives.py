@@ -19,18 +19,19 @@ from lmc.errors import ArgumentError, AttributeMissing, LmcError, Loc, Parameter
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_format
 from lmc.frontend.values import Value
 from lmc.prompt import (
+    ANY_RUN,
     CONSTRAINT_KINDS,
+    NEVER_CHANGE,
     REGEX_BOOL,
     REGEX_FLOAT,
     REGEX_INT,
     REGEX_STR,
     ChoicesMethod,
-    SamplingParams,
+    fixed,
     plain_text,
     resolve,
     suggestion,
 )
-from lmc.tools import described
 
 __all__ = [
     "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR", "Expr", "GenExpr", "ImageExpr", "Lit", "ReasoningExpr",
@@ -157,7 +158,7 @@ class SpecialExpr(Expr):
 class GenExpr(Expr):
     """Sample an answer. `given` holds only the arguments that the user gave, by their names in the language.
 
-    Lists among them are the user's own, and are read when the model is asked.
+    Lists and dicts among them were read when it was made: nothing that is done to them changes what is asked.
     """
 
     name: str | None
@@ -319,27 +320,28 @@ def gen(
         return _gen_choices(name, given)
     if choices_method is not None:
         raise ParameterError("gen(choices_method=…) needs choices=[…]", loc=caller_loc())
-    if tools is not None and not _is_symbolic(tools):
-        given["tools"] = _described(tools)
     return _gen("gen", name, given)
 
 
 _NOT_PARAMETERS = frozenset({"name", "unknown"})
 
 
-def _described(tools: Any) -> str:
-    try:
-        return described(tools)
-    except LmcError as error:
-        error.loc = error.loc or caller_loc()
-        raise
-
-
 def _gen(what: str, name: str | None, given: dict[str, Any]) -> GenExpr:
     loc = caller_loc()
     _check_name(what, name, loc)
+    given = {key: x if x.__class__ in NEVER_CHANGE else _fixed(key, x, loc) for key, x in given.items()}
     _check_given(given, any(map(_is_symbolic, given.values())), loc)
     return GenExpr(name, given, loc)
+
+
+def _fixed(name: str, x: Any, loc: Loc | None) -> Any:
+    if _is_symbolic(x):
+        return x if isinstance(x, Value) else tuple(x)
+    try:
+        return fixed(name, x)
+    except LmcError as error:
+        error.loc = error.loc or loc
+        raise
 
 
 def _check_given(given: Mapping[str, Any], symbolic: bool, loc: Loc | None) -> None:
@@ -349,10 +351,7 @@ def _check_given(given: Mapping[str, Any], symbolic: bool, loc: Loc | None) -> N
         if len(kinds) > 1:
             raise ParameterError(f"gen({kinds[0]}=…, {kinds[1]}=…): an answer has one constraint", loc=loc)
         given = {k: v for k, v in given.items() if not _is_symbolic(v)}
-    resolve(_ANY_RUN, given, loc)
-
-
-_ANY_RUN = SamplingParams(max_new_tokens=sys.maxsize)  # min_tokens is compared with the run's own limit later
+    resolve(ANY_RUN, given, loc)
 
 
 def _is_symbolic(x: Any) -> bool:
@@ -448,7 +447,7 @@ def _select(what: str, name: str | None, choices: Any, temperature: Any, method:
         if not isinstance(choice, (str, Value)):
             raise ArgumentError(f"{what}(choices=…): {choice!r} is {an(type(choice).__name__)}; choices are texts", loc=loc)
     if not isinstance(temperature, Value):
-        resolve(_ANY_RUN, {"temperature": temperature}, loc)
+        resolve(ANY_RUN, {"temperature": temperature}, loc)
     choices = tuple([plain_text(c) if isinstance(c, str) else c for c in choices])  # an answer is text, whatever class the choice was of
     return SelectExpr(name, choices, temperature, _method(what, method, loc), loc)
 

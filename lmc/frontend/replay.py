@@ -7,15 +7,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from lmc.backend.base import Result
 from lmc.errors import JournalError
 from lmc.frontend.hooks import Ahead, Key, Record, ReplayMode, hooks
-from lmc.frontend.hostops import is_immutable
 from lmc.frontend.instrument import instrument
 from lmc.frontend.interpreter import ACTIVE, Function, LiveEmitter, Run
 from lmc.frontend.primitives import GenExpr, SelectExpr
@@ -23,7 +21,7 @@ from lmc.frontend.state import State
 from lmc.frontend.tree import Tree
 from lmc.frontend.values import TraceEscape, active
 from lmc.limits import decided
-from lmc.prompt import CONSTRAINT_KINDS, Excerpt, Gen, Origin, Prompt, Select, make_gen, make_select
+from lmc.prompt import Excerpt, Gen, Origin, Prompt, Select, make_gen, make_select
 
 Answers = Mapping[tuple[str, int], tuple[Prompt, Any, Prompt]]
 """What was asked, by stream and ordinal: (prompt before, request, prompt after)."""
@@ -47,7 +45,7 @@ class ReplayEmitter(LiveEmitter):
     def gen(self, ctx: Prompt, expr: GenExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
         run = self.run
         ask = make_gen(run.defaults, expr.given, Origin(run.seed, run.item, stream, ordinal), expr.name, expr.loc)
-        return self._reused(ctx, ask, (stream, ordinal), _changeable(expr)) or self._submit(ctx, ask, (stream, ordinal))
+        return self._reused(ctx, ask, (stream, ordinal)) or self._submit(ctx, ask, (stream, ordinal))
 
     def select(self, ctx: Prompt, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
         run = self.run
@@ -58,11 +56,11 @@ class ReplayEmitter(LiveEmitter):
     def _ahead(self, place: tuple[str, int]) -> bool:
         return place in self._answers
 
-    def _reused(self, ctx: Prompt, ask: Gen | Select, key: tuple[str, int], changeable: Collection[str] = ()) -> tuple[Prompt, Result] | None:
+    def _reused(self, ctx: Prompt, ask: Gen | Select, key: tuple[str, int]) -> tuple[Prompt, Result] | None:
         if key not in self._answers:
             return None
         before, asked, after = self._answers[key]
-        if not _same_request(ask, asked, changeable) or _content(ctx) != _content(before):
+        if not _same_request(ask, asked) or _content(ctx) != _content(before):
             return None
         assert after.result is not None
         prompt = Prompt(ctx, (), after.result, after.handle, after.tail)  # what a journal answered is in the tail
@@ -98,20 +96,10 @@ def _owned(made: Any) -> Any:
     return mode.owned_list(made) if type(made) is list and isinstance(mode, ReplayMode) else made
 
 
-_LISTS = ("stop", "stop_token_ids", "stop_regex", "logit_bias")
-
-
-def _changeable(expr: GenExpr) -> Collection[str]:
-    """The parameters that are lists and the like: since the model was asked, they may have changed."""
-    return [name for name, given in expr.given.items() if not is_immutable(given)]
-
-
-def _same_request(a: Gen | Select, b: Gen | Select, changeable: Collection[str]) -> bool:
-    """Whether `b`, which was asked, is what the program asks with `a`, but for parameters that may have changed since."""
+def _same_request(a: Gen | Select, b: Gen | Select) -> bool:
+    """Whether `b`, which was asked, is what the program asks with `a`."""
     if isinstance(a, Gen) and isinstance(b, Gen):
-        kept = {name: getattr(a.params, name) for name in changeable if name in _LISTS}
-        same_constraint = a.constraint == b.constraint or any(name in CONSTRAINT_KINDS for name in changeable)
-        return same_constraint and (a.params, a.seed, a.name) == (replace(b.params, **kept), b.seed, b.name)
+        return (a.params, a.constraint, a.seed, a.name) == (b.params, b.constraint, b.seed, b.name)
     if isinstance(a, Select) and isinstance(b, Select):
         return (a.choices, a.method, a.temperature, a.seed) == (b.choices, b.method, b.temperature, b.seed)
     return False

@@ -20,7 +20,8 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from lmc.frontend import hostops, reach
-from lmc.frontend.hooks import BUILT, CHOICES, hooks, only_sampling
+from lmc.frontend.asks import as_given
+from lmc.frontend.hooks import BUILT, hooks, only_sampling
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native
 from lmc.frontend.instrument import cleaning, is_instrumented
@@ -243,29 +244,19 @@ class CallMode(OutsideMode):
 
     def language_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(fn, "__name__", "")
-        if name in _CONCRETE_FIRST and args:
+        if (given := as_given(self, fn, args, kwargs)) is not None:
+            args, kwargs = (), given
+        elif name in _CONCRETE_FIRST and args:
             args = (self.concrete(args[0]), *args[1:])
-        if fn is tool_result and args:
+        elif fn is tool_result and args:
             fn, args = result_message, (self.calls(line_of, args[:1], {}), *args[1:])
-        if name == "select" and len(args) > 1 and self._is_read_at_run_time(args[1]):
-            args, kwargs = (args[0], *args[2:]), {**kwargs, "choices": args[1]}
-            if len(args) > 1:
-                raise TraceEscape("select with all its arguments by position")
-        if self._is_read_at_run_time(choices := kwargs.get("choices")):
-            items = self.simple("py.choices", choices, key=(self.tick, CHOICES, 0))
-            kwargs = {**kwargs, "choices": tuple(self.spread(items, choices if isinstance(choices, Value) else items))}
-        for key in ("name", "size"):
-            if key in kwargs:
-                kwargs = {**kwargs, key: self.concrete(kwargs[key])}
+        else:
+            kwargs = {key: self.concrete(x) if key in ("name", "size") else x for key, x in kwargs.items()}
         with self.auxiliary():
             if name == "set_var":
                 self.lends(args[1:])
             made = self.fresh(native(fn, *args, **kwargs))
         return self.keep(made) if isinstance(made, StateGroup) else made
-
-    def _is_read_at_run_time(self, choices: Any) -> bool:
-        """Whether a list of choices is only known in a run: traced, or a list of the outside that may have changed."""
-        return isinstance(choices, Value) or (type(choices) in (list, dict, set) and id(choices) not in self.local and not self.steady(choices))
 
     def known_call(self, fn: Any, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A library function that only reads its arguments."""
@@ -521,4 +512,4 @@ def is_method(cls: Any, name: str) -> bool:
 _DEFINED = (
     types.FunctionType, staticmethod, classmethod, property, types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
 )  # fmt: skip
-_CONCRETE_FIRST = frozenset({"fork", "get_var", "set_var", "get_meta_info", "var_scope", "gen", "select", "gen_int", "gen_string", "copy"})
+_CONCRETE_FIRST = frozenset({"fork", "get_var", "set_var", "get_meta_info", "var_scope", "copy"})

@@ -88,6 +88,7 @@ class Recorder(CountingMode):
         self.checked = 0  # as of how many effects the objects of the outside are known to be those that the trace saw
         self.local: dict[int, Any] = self.instances  # containers, iterators and instances that the program itself made
         self.texts: dict[IRValue, Value] = {}  # lists of the run that hold nothing but text, as far as nobody else has them
+        self.given: dict[tuple[str, Operand], tuple[Node, int, IRValue]] = {}  # what asks were given: when, and what it was
         self.lent: dict[int, Any] = {}  # containers of the outside that the program stored in a state
         self.prompts: dict[IRValue, Op] = {}  # what made each prompt of the path
         self.sites: dict[int, Site] = {}  # where the program made a container
@@ -457,12 +458,6 @@ class Recorder(CountingMode):
         if hostops.is_immutable(x) or isinstance(x, type | types.FunctionType | types.BuiltinFunctionType | HostFunction):
             return "imm"
         return "any"
-
-    def parameter(self, x: Any) -> Any:
-        """A gen's argument as it is when the model is asked: lists whose items are known while tracing as tuples."""
-        if type(x) is list and (id(x) in self.local or self.steady(x)):
-            return tuple(x)
-        return tuple(sorted(x)) if type(x) is set and id(x) in self.local else x
 
     def attribute(self, x: Any) -> Any:
         """A gen's argument as an attribute, or NOT_AN_ATTRIBUTE."""

@@ -143,7 +143,6 @@ class TraceEmitter:
         operands: list[Operand] = [ctx.ir]
         params: list[str] = []
         for key, given in {**self.sampling, **_named(expr.given)}.items() if self.sampling else expr.given.items():
-            given = self.trace.parameter(given)
             attr = self.trace.attribute(given)
             if attr is NOT_AN_ATTRIBUTE:
                 params.append(key)

@@ -42,7 +42,7 @@ ATTRS: dict[str, str] = {
     "stream": 'the fork path of the state, "" for the root; with `ordinal` the identity from which the seed derives',
     "ordinal": "the number of the ask on its stream; of a return: how many asks the state has made",
     "also": "stream and ordinal of each equal ask that was merged into this one",
-    "params": "names of the parameters that the trailing operands give, in their order",
+    "params": "names of the parameters that the trailing operands give, in their order; of a given: of its operands",
     "constraint": "the compiled constraint, a constant of the graph",
     "order": "the ask's place in the depth-first visit of the prompts, where it is not its place in the program",
     "group": "number and size of a group: its siblings are submitted together",
@@ -60,7 +60,7 @@ ATTRS: dict[str, str] = {
     "inline": "quick and without effects on anything else: runs where the executor runs",
     "catch": "gives two more results instead of raising: the class of the exception (none if there is none) and the exception",
     "within": "inside of a `with` of the host: all such calls of a run are made on one thread",
-    "ord": "the identity of an effect or ordered call, by which an interpreter that takes over finds its result",
+    "ord": "the identity of an effect, an ordered call or a given, by which an interpreter that takes over finds its result",
     "touches": "the objects that an ordered call touches",
     "unordered": "an effect that need not wait for others of its kind: several may run at once",
     "idempotent": "may be called again when a run is taken up again",
@@ -98,6 +98,8 @@ OPS: dict[str, OpSpec] = {
         OpSpec("ctx.slice", ("ctx", "ctx"), ("str",), "pure", "The text of the first prompt after the second, its ancestor.", ("catch",)),
         OpSpec("ctx.messages", ("ctx",), ("any",), "ordered", "The closed messages of a prompt, a new list.", ("catch",)),
         OpSpec("concat", ("*str",), ("str",), "pure", "Text joined."),
+        OpSpec("given", ("*any",), ("*any",), "ordered", "Arguments of a gen or select as they are where it is written: what no run could accept is "
+               "raised here, and nothing that is done to a list or dict later changes what is asked.", ("params", "ord")),
         OpSpec("gen", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Samples an answer: the prompt with it, its value, its meta info.",
                (*_ASK, *GEN_PARAMS, "constraint", "order", "group", "ways", "lookahead")),
         OpSpec("select", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Chooses one of the operands by log-probability.",
@@ -143,7 +145,7 @@ def request(op: Op, *, but: Collection[str] = ()) -> dict[str, Attr]:
 
 def can_raise(op: Op) -> bool:
     """Whether the op may raise an exception into the program at its place."""
-    return (op.kind in _READS or (op.kind == "host.call" and not op.attr("total"))) and not op.attr("catch")
+    return op.kind == "given" or ((op.kind in _READS or (op.kind == "host.call" and not op.attr("total"))) and not op.attr("catch"))
 
 
 def is_terminator(op: Op) -> bool:

@@ -230,6 +230,10 @@ class _Verifier:
         kwargs = _names(op, "kwargs")
         _require(len(kwargs) <= len(op.operands) - 1, "attribute kwargs names more arguments than there are operands")
 
+    def given(self, op: Op) -> None:
+        n = len(_names(op, "params"))
+        _require(n == len(op.operands) == len(op.results), f"{len(op.operands)} operands and {len(op.results)} results for {n} parameters")
+
     def role(self, op: Op) -> None:
         _require(isinstance(op.attr("role"), str), "attribute role is missing or not a string")
         _require(isinstance(op.attr("previous"), (str, type(None))), "attribute previous is neither a string nor none")
@@ -258,6 +262,7 @@ _RULES: Mapping[str, Callable[[_Verifier, Op], None]] = {
     "ctx.slice": _Verifier.slice,
     "gen": _Verifier.ask,
     "select": _Verifier.ask,
+    "given": _Verifier.given,
     "host.call": _Verifier.call,
     "role.begin": _Verifier.role,
     "role.end": _Verifier.role,

@@ -114,7 +114,7 @@ def _ready(graph: Graph) -> Iterator[tuple[str, Op, int]]:
                 needs[op.results[0]] = own
                 needs.update((v, own | 1 << number) for v in op.results[1:])
                 continue
-            if trait(op) in ("effect", "ordered") and op.kind not in ("prefill", "release"):
+            if trait(op) in ("effect", "ordered") and op.kind not in ("given", "prefill", "release"):
                 number += 1
                 own |= before | 1 << number
             needs.update((v, own) for v in op.results)

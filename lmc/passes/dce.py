@@ -2,6 +2,7 @@
 
 Kept: terminators and all they name (what an exit names, the program can still reach), effects and ordered calls in
 their order, and every op that can raise. Removed: pure ops that cannot raise and sampling ops, none of whose results is used.
+A gen that a run's own limit may refuse stays.
 """
 
 from __future__ import annotations
@@ -57,7 +58,15 @@ def _dead(graph: Graph, reads_matter: bool) -> dict[int, Op]:
 def _erasable(op: Op, reads_matter: bool) -> bool:
     if op.kind == "read" and not reads_matter:
         return True
-    return trait(op) == "samples" or (trait(op) == "pure" and not can_raise(op))
+    if trait(op) == "samples":
+        return not (reads_matter and _is_compared(op))
+    return trait(op) == "pure" and not can_raise(op)
+
+
+def _is_compared(op: Op) -> bool:
+    """Whether a gen is refused by runs whose limit is below its own least number of tokens."""
+    given = {*op.attrs, *op.attr("params", ())}
+    return "min_tokens" in given and "max_tokens" not in given
 
 
 def _narrowed(graph: Graph, outputs: Sequence[str]) -> Graph:

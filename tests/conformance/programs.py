@@ -476,6 +476,16 @@ LANGUAGE = [
     "v = next(lazy(2), 'none')", "v = {{'s': say}}['s']({s}, {t})", "v = {s}.fork(1)[0]['x']",
     "{s} += lmc.gen('m', n=2, max_tokens=2, temperature=0.7); {s}['m'].append(n); L = {s}['m']; w = str(L is {s}['m'])", "a = {s}.messages(); a.append(n); w = str({s}.messages())[-9:]; L = a[-1:]",
 ]  # fmt: skip
+ASKED = [
+    "a = [{t} or 'z']; {s} += {u} + lmc.gen('x', max_tokens=3, stop=a); a.append({u} or n)", "a = json.loads(json.dumps([{t} or 'z'])); {s} += lmc.gen('x', max_tokens=3, stop=a); a.append(n)",
+    "a = [{t} or 'z', 'e']; E = lmc.gen('x', max_tokens=3, stop=a); fill({u}, a, q)", "a = Rec(w, [{t} or 'z']); {s} += lmc.gen('x', max_tokens=3, stop=a.rows); a.add(n); w = a.shown",
+    "a = json.loads(json.dumps([{t}, 'k'])); {s} += lmc.select('x', a); a.append(n)", "a = json.loads(json.dumps([{t}, n]))[:1 + n % 2]; E = lmc.select('x', choices=a); effect('written', q)",
+    "a = json.loads(json.dumps({{'type': 'string'}})); E = lmc.gen('x', max_tokens=3, json_schema=a); a['enum'] = [{t}]", "a = {{n % 3 + 1: 1.0}}; {s} += lmc.gen('x', max_tokens=2, logit_bias=a); a[{t}] = n",
+    "E = lmc.gen('x', max_tokens={n} - 1); effect('written', q)", "lmc.gen('x', max_tokens={n}, min_tokens=n % 3); effect('written', q)", "a = functools.partial(lmc.gen, max_tokens=3, stop=xs); {s} += a('x'); xs.append({t} or 'z')",
+    "E = lmc.gen('x', max_tokens=3, stop=xs); xs[0] = {t} or 'z'", "a = words({t} + ' z', q); E = lmc.gen('x', max_tokens=3, stop=a); a.append(n)",
+    "g = {s}.fork(2); a = json.loads(json.dumps([{t} or 'z'])); [f.__iadd__(lmc.gen('x', max_tokens=2, stop=a)) for f in g]; a.append(n); v = g[1]['x']",
+    "E = lmc.gen('x', max_tokens=3, tools=[quiet, shout][:n]); effect('written', q)", "a = dict(max_tokens=2, stop=[{t} or 'z']); {s} += lmc.gen('x', **a); a['stop'].append(n); E = lmc.gen('x', **a)",
+]  # fmt: skip
 DEFINED = [
     "n = Box().add({t}) % 7", "Box.n += 1; n = Box.n % 7", "Box.seen.append({t}); w = str(Box.most())[-7:]", "Box.first += 'm'; v = Box.first[-5:]", "Box.seen.append({t}); L = Box.seen", "w = getattr(Box, 'last', 'none')",
     "box = Box(); box.n += 1; n = (box.n + Box.n) % 7", "Box.seen = [{t}]", "n = tally({t}) % 7", "w = getattr(tally, 'last', 'none')[-7:]", "tally.seen = [{t}]; tally.seen.append(n); L = tally.seen",
@@ -623,7 +633,7 @@ class Writer:
     def statement(self) -> None:
         self.left -= 1
         simple: list[Callable[[], None]] = [self.append] * 4 + [self.one_of(ASSIGN)] * 2 + [self.one_of(COLLECT)] * 2 + [self.one_of(CALL)] * 2 + [self.one_of(LANGUAGE)] * 2
-        simple += [self.one_of(DEFINED)] * 2 + [self.one_of(CLASSES)] * 3 + [self.one_of(ERRORS)] * 2
+        simple += [self.one_of(ASKED)] + [self.one_of(DEFINED)] * 2 + [self.one_of(CLASSES)] * 3 + [self.one_of(ERRORS)] * 2
         simple += [self.one_of(OUTSIDE)] * 3 if self.shared else []
         if self.pick(range(40)) == 0:
             return self.one_of(LEAVE)()

@@ -1,7 +1,10 @@
-"""What a gen is asked with is read when it is asked: lists that change before and after, and answers that are asked once."""
+"""What a gen is handed is read where it is written: lists that change before and after, what no run could accept, and answers that are asked once."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from lmc.backend.mock import Mock
 from lmc.frontend import replay
 
 from . import outside
-from .harness import case, cases, effect, observe
+from .harness import case, cases, effect, leave, observe
 from .outside import STEPS
 
 OUTSIDE = {"reset": outside.reset, "outside": outside.look, "batch": False}  # items of a batch would share it
@@ -92,12 +95,225 @@ def dicts(s: Any, q: str, schema: Any, bias: Any) -> Any:
     return s["x"], s["y"], id(s["x"]) * 0
 
 
+TOLD = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+TOLD_AGAIN = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+NUMBERS = [{"q": q, "n": n} for q, n in (("a", 3), ("b", -5), ("c", "many"))]
+"""The last two are no number of tokens, temperature or way to choose."""
+GIVEN: list[dict[str, Any]] = [{"q": "a", "xs": ["z"]}, {"q": "b", "xs": [1]}, {"q": "c", "xs": ["z", "e"]}]
+"""The list of the second one is no list of texts."""
+
+
+@dataclasses.dataclass
+class Rows:
+    rows: list[Any]
+
+    def add(self, x: Any) -> None:
+        self.rows.append(x)
+
+
+def spoil(xs: list[Any], x: Any) -> None:
+    xs.append(x)
+
+
+@case(GIVEN)
+def spoilt_by_an_own_object_that_raises(s: Any, q: str, xs: list[Any]) -> Any:
+    s += q + lmc.gen("x", max_tokens=9, stop=xs)
+    record = Rows(xs)
+    record.add(0)
+    return record.shown
+
+
+@case(GIVEN)
+def spoilt_by_host_code_and_left(s: Any, q: str, xs: list[Any]) -> Any:
+    s += q + lmc.gen("x", max_tokens=9, stop=xs)
+    spoil(xs, 0)
+    return s["x"], leave(q) * 0
+
+
+@case(GIVEN)
+def grown_and_left_unread(s: Any, q: str, xs: list[Any]) -> Any:
+    s += q + lmc.gen("x", max_tokens=9, stop=xs)
+    xs.append("a")
+    return leave(q) * 0
+
+
+@case(GIVEN)
+def grown_between_asks_and_left(s: Any, q: str, xs: list[Any]) -> Any:
+    forks = s.fork(3)
+    for f in forks:
+        f += q + lmc.gen("x", max_tokens=9, stop=xs)
+        xs.append("aeiou"[len(xs)])
+    return "".join(f["x"] for f in forks), leave(q) * 0
+
+
+@case(GIVEN)
+def written_before_it_is_asked(s: Any, q: str, xs: list[Any]) -> Any:
+    ask = lmc.gen("x", max_tokens=9, stop=xs)
+    effect("between", q)
+    xs[:] = ["a"]
+    s += q + ask
+    xs[:] = ["e"]
+    s += ask
+    return s["x"]
+
+
+@case(GIVEN)
+def written_and_never_asked(s: Any, q: str, xs: list[Any]) -> Any:
+    lmc.gen("x", max_tokens=9, stop=xs)
+    effect("after", q)
+    return q
+
+
+@case(GIVEN)
+def asked_and_never_read(s: Any, q: str, xs: list[Any]) -> Any:
+    (fork,) = s.fork(1)
+    fork += lmc.gen("x", max_tokens=9, stop=xs)
+    return q
+
+
+@case(GIVEN, leaves="raises ArgumentError")
+def refused_and_handled(s: Any, q: str, xs: list[Any]) -> Any:
+    try:
+        s += q + lmc.gen("x", max_tokens=9, stop=xs)
+    except lmc.LmcError as error:
+        effect("refused", str(error).splitlines()[0], q)
+        xs[:] = ["a"]
+        s += q + lmc.gen("x", max_tokens=9, stop=xs)
+    return s["x"]
+
+
+@case(GIVEN)
+def by_position(s: Any, q: str, xs: list[Any]) -> Any:
+    s += q + lmc.gen("x", 9, None, None, xs) + lmc.gen_string("y", 9, None, xs)
+    xs.append(0)
+    return s["x"], leave(q) * 0
+
+
+@case(GIVEN)
+def through_a_partial(s: Any, q: str, xs: list[Any]) -> Any:
+    ask = functools.partial(lmc.gen, stop=xs, max_tokens=9)
+    s += q + ask("x") + ask("y")
+    xs.append(0)
+    return leave(q) * 0
+
+
+@case(GIVEN)
+def by_keywords_of_a_dict(s: Any, q: str, xs: list[Any]) -> Any:
+    options = {"stop": xs, "max_tokens": 9}
+    s += q + lmc.gen("x", **options) + lmc.gen("y", **options)
+    xs.append(0)
+    return leave(q) * 0
+
+
+@case(GIVEN)
+def in_a_helper_and_a_sub_program(s: Any, q: str, xs: list[Any]) -> Any:
+    asks = list(map(lambda stops: lmc.gen("x", max_tokens=9, stop=stops), [xs, [q, *xs]]))
+    below = asking(xs)
+    for ask in asks:
+        s += q + ask
+    xs.append(0)
+    return below["c"], leave(q) * 0
+
+
+@lmc.function
+def asking(s: Any, xs: list[Any]) -> None:
+    s += "a" + lmc.gen("c", max_tokens=9, stop=xs)
+    xs.append("e")
+
+
+@case(GIVEN)
+def in_messages(s: Any, q: str, xs: list[Any]) -> Any:
+    with s.user():
+        s += q
+    s.assistant(lmc.gen("x", max_tokens=9, stop=xs) + lmc.gen("y", max_tokens=9, stop_regex=xs))
+    xs.append(0)
+    return leave(q) * 0
+
+
+@case(GIVEN)
+def choices(s: Any, q: str, xs: list[Any]) -> Any:
+    one, other = lmc.select("x", choices=xs), lmc.gen("y", choices=[q, *xs])
+    xs.append(0)
+    effect("between", q)
+    s += q + one + other
+    return s["x"], s["y"], leave(q) * 0
+
+
+@case([{"q": q, "x": x} for q, x in (("a", "z"), ("b", 2), ("c", None))])
+def choices_of_a_value(s: Any, q: str, x: Any) -> Any:
+    ask = lmc.select("x", ["e", json.loads(json.dumps(x))])
+    effect("between", q)
+    s += q + ask
+    return s["x"]
+
+
+@case(NUMBERS)
+def number_of_tokens(s: Any, q: str, n: Any) -> Any:
+    ask = lmc.gen("x", max_tokens=n, min_tokens=2)
+    effect("between", q)
+    s += q + ask
+    return s["x"]
+
+
+@case(NUMBERS)
+def number_that_nobody_reads(s: Any, q: str, n: Any) -> Any:
+    (fork,) = s.fork(1)
+    fork += lmc.gen("x", max_tokens=n)
+    return q
+
+
+@case(NUMBERS, leaves="raises (Argument|Parameter)Error")
+def number_that_is_handled(s: Any, q: str, n: Any) -> Any:
+    try:
+        s += q + lmc.gen("x", max_tokens=n)
+    except lmc.LmcError as error:
+        effect("refused", str(error).splitlines()[0], q)
+    return "x" in s
+
+
+@case(NUMBERS)
+def ways_to_choose(s: Any, q: str, n: Any) -> Any:
+    ask = lmc.select("x", ["a", "e"], temperature=n)
+    effect("between", q)
+    s += q + ask + lmc.select("y", ["a", "e"], choices_method=n if n == "many" else "greedy_token_selection")
+    return s["x"]
+
+
+@case([{"q": q, "told": told} for q, told in (("a", [TOLD]), ("b", [3]), ("c", [TOLD, TOLD_AGAIN]))])
+def tools(s: Any, q: str, told: list[Any]) -> Any:
+    ask = lmc.gen("x", max_tokens=9, tools=told)
+    told.append(TOLD)
+    effect("between", q)
+    s += q + ask
+    return s["x"], leave(q) * 0
+
+
+@case([{"q": "a", "schema": {"type": "string"}, "bias": {1: 2}}, {"q": "b", "schema": [1], "bias": {1: 2}}, {"q": "c", "schema": {}, "bias": {"u": 2}}])
+def dicts_that_are_spoilt(s: Any, q: str, schema: Any, bias: Any) -> Any:
+    s += q + lmc.gen("x", max_tokens=9, json_schema=schema) + lmc.gen("y", max_tokens=9, logit_bias=bias)
+    schema["type"] = bias["u"] = 3
+    return leave(q) * 0
+
+
 CASES = cases(dict(globals()))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_means_the_same(name: str) -> None:
     CASES[name].check()
+
+
+def test_siblings_that_are_given_the_same_list_are_one_request() -> None:
+    @lmc.function
+    def siblings(s: Any, q: str, xs: list[str]) -> Any:
+        s += q
+        forks = s.fork(3)
+        forks += lmc.gen("x", max_tokens=9, stop=xs)
+        return [f["x"] for f in forks]
+
+    program = lmc.compile(siblings, backend=Mock())
+    program(q="a", xs=["e"], temperature=0.8)
+    assert program.dump_ir().count("ways = ") == 3
 
 
 def test_guards_of_lists_of_the_outside() -> None:
@@ -134,5 +350,5 @@ def test_an_answer_to_other_parameters_is_not_taken(temperature: float, monkeypa
         return observe(lmc.compile(taken_for_text)(q="a", seed=1, temperature=temperature, backend=Mock())) != want
 
     assert not differs()
-    monkeypatch.setattr(replay, "_same_request", lambda a, b, _: (a.seed, a.name) == (b.seed, b.name))
+    monkeypatch.setattr(replay, "_same_request", lambda a, b: (a.seed, a.name) == (b.seed, b.name))
     assert differs()

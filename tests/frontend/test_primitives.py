@@ -30,13 +30,28 @@ def test_gen_keeps_only_what_was_given() -> None:
     assert expr.given == {"max_tokens": 8, "temperature": 0}
 
 
-def test_lists_are_read_when_the_model_is_asked_and_never_changed() -> None:
-    stops = ["END", "\n"]
-    expr = p.gen("x", stop=stops)
+def test_lists_are_read_where_the_gen_is_written_and_never_changed() -> None:
+    stops, bias, schema = ["END", "\n"], {2: 1.0, 1: 3}, {"type": "string"}
+    expr, constrained = p.gen("x", stop=stops, logit_bias=bias, temperature=0), p.gen("y", json_schema=schema)
     stops.append("later")
-    assert isinstance(expr, GenExpr)
-    assert expr.given["stop"] is stops
+    bias.clear()
+    schema["enum"] = "a"
+    assert isinstance(expr, GenExpr) and isinstance(constrained, GenExpr)
+    assert expr.given == {"stop": ("END", "\n"), "logit_bias": ((1, 3.0), (2, 1.0)), "temperature": 0}
+    assert constrained.given == {"json_schema": '{"type":"string"}'}
     assert stops == ["END", "\n", "later"]
+
+
+def test_an_iterator_of_stops_is_read_once() -> None:
+    expr = p.gen("x", stop=iter(["a", "b"]))
+    assert isinstance(expr, GenExpr) and expr.given["stop"] == ("a", "b")
+
+
+@pytest.mark.parametrize("given", [{"stop": [1]}, {"stop": [""]}, {"logit_bias": {"a": "b"}}, {"json_schema": [1]}, {"tools": [3]}, {"stop_regex": ["("]}])
+def test_what_a_list_or_dict_holds_is_refused_where_it_is_written(given: Any) -> None:
+    with pytest.raises(LmcError) as error:
+        p.gen("x", **given)
+    assert error.value.loc is not None and (error.value.loc.file, error.value.loc.line) == here(-1)
 
 
 def test_concatenation_is_flat_and_keeps_order() -> None:

@@ -129,7 +129,7 @@ class Maker:
     # -- ops
 
     def op(self, scope: Scope) -> None:
-        kinds = "append append append append gen gen read read select concat ctx.new ctx.text ctx.slice ctx.messages image video pure pure effect ordered show"
+        kinds = "append append append append gen gen given read read select concat ctx.new ctx.text ctx.slice ctx.messages image video pure pure effect ordered show"
         kinds += " role role" if self.stage == "traced" else " prefill release" if self.stage == "planned" else ""
         getattr(self, "make_" + self.draw(st.sampled_from(kinds.split())).replace(".", "_"))(scope)
 
@@ -236,6 +236,11 @@ class Maker:
 
     def make_ordered(self, scope: Scope) -> None:
         self.make_effect(scope, "ordered")
+
+    def make_given(self, scope: Scope) -> None:
+        self.order += 1
+        names = self.draw(st.sampled_from([("stop",), ("max_tokens", "stop")]))
+        self.emit(scope, "given", [self.any(scope) for _ in names], {"params": names, "ord": (0, self.order)}, types=["any"] * len(names))
 
     def make_show(self, scope: Scope) -> None:
         self.order += 1

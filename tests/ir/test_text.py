@@ -39,7 +39,7 @@ def test_parse_inverts_print(stage: str) -> None:
     seen: set[str] = set()
 
     @given(graphs(stage))
-    @examples(7, 100)
+    @examples(12, 100)
     def check(graph: Graph) -> None:
         text = print_graph(graph)
         parsed = parse(text)

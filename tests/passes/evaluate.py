@@ -196,6 +196,12 @@ class _Run:
             raise Raised(fn.name, number % 9)
         return value
 
+    def given(self, op: Op, values: list[Any]) -> Any:
+        if digest((self.seed, op.attrs["params"], repr(values))) % 8 == 0:
+            raise Raised("given", len(values))
+        found = [f"given {value!r}" for value in values]
+        return found[0] if len(found) == 1 else tuple(found)
+
     def show(self, op: Op, values: list[Any]) -> tuple[()]:
         self.out.effects.append(("show", op.attrs["number"], repr((op.attrs["vars"], values))))
         return ()
@@ -239,6 +245,7 @@ _RULES: Mapping[str, Any] = {
     "ctx.slice": _Run.slice,
     "ctx.messages": lambda run, op, values: ["messages", values[0].text()],
     "concat": lambda run, op, values: "".join(x if isinstance(x, str) else repr(x) for x in values),
+    "given": _Run.given,
     "gen": _Run.ask,
     "select": _Run.ask,
     "read": _Run.read,

@@ -57,6 +57,22 @@ def test_a_call_between_siblings_that_can_raise_parts_them() -> None:
     """, params="%c0: ctx")  # fmt: skip
 
 
+def test_what_siblings_are_given_does_not_part_them() -> None:
+    check("batch-forks", """
+        %s0 = given(%e) {params = ["stop"], ord = 1}
+        %a, %x, %m0 = gen(%c0, %s0) {stream = "/0.0", ordinal = 0, params = ["stop"]}
+        %s1 = given(%e) {params = ["stop"], ord = 2}
+        %b, %y, %m1 = gen(%c0, %s0) {stream = "/0.1", ordinal = 0, params = ["stop"]}
+        return(%x, %b)
+    """, """
+        %s0 = given(%e) {params = ["stop"], ord = 1}
+        %a, %x, %m0 = gen(%c0, %s0) {stream = "/0.0", ordinal = 0, params = ["stop"], group = [0, 2], ways = [0, 2]}
+        %s1 = given(%e) {params = ["stop"], ord = 2}
+        %b, %y, %m1 = gen(%c0, %s0) {stream = "/0.1", ordinal = 0, params = ["stop"], group = [0, 2], ways = [1, 2]}
+        return(%x, %b)
+    """, params="%c0: ctx, %e: any")  # fmt: skip
+
+
 def test_the_next_level_of_a_tree_is_a_group_for_each_branch() -> None:
     check("batch-forks", """
         %a, %x, %m0 = gen(%c0)

@@ -48,6 +48,29 @@ def test_a_total_pure_call_goes_and_with_it_what_only_it_used() -> None:
     """)  # fmt: skip
 
 
+def test_what_a_gen_is_given_is_read_and_checked_though_nobody_reads_the_answer() -> None:
+    check("dce", """
+        %c0 = ctx.new()
+        %e = host.call(@load) {ord = 1}
+        %stop = given(%e) {params = ["stop"], ord = 2}
+        %c1, %x, %m = gen(%c0, %stop) {params = ["stop"]}
+        return(none, %c0)
+    """, """
+        %c0 = ctx.new()
+        %e = host.call(@load) {ord = 1}
+        %stop = given(%e) {params = ["stop"], ord = 2}
+        return(none, %c0)
+    """)  # fmt: skip
+
+
+def test_a_gen_that_a_run_may_refuse_stays() -> None:
+    check_unchanged("dce", """
+        %c0 = ctx.new()
+        %c1, %x, %m = gen(%c0) {min_tokens = 9}
+        return(none, %c0)
+    """)  # fmt: skip
+
+
 def test_what_an_exit_names_is_used() -> None:
     check_unchanged("dce", """
         %c0 = ctx.new()
