@@ -17,7 +17,8 @@ import pytest
 
 from lmc.backend.instructions import HostCall, Read, Run
 from lmc.errors import BackendError
-from lmc.frontend import hostops
+from lmc.frontend import hooks, hostops
+from lmc.frontend.asks import by_name
 from lmc.frontend.hooks import ReplayMode
 from lmc.frontend.hostops import Known
 from lmc.frontend.trace_record import Recorder
@@ -159,6 +160,10 @@ def trace_a_tool(plant: Plant) -> None:
 def forget_what_was_done(plant: Plant) -> None:
     real = ReplayMode.__init__
     plant.setattr(ReplayMode, "__init__", lambda self, record, *more: real(self, dict(list(record.items())[:-1]), *more))
+
+
+def read_what_an_ask_was_given_too_late(plant: Plant) -> None:
+    plant.setattr(hooks, "as_recorded", lambda fn, args, kwargs, recorded: by_name(fn, args, kwargs))
 
 
 def count_a_hook_twice(plant: Plant) -> None:
