@@ -25,7 +25,7 @@ import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 TAG = "!"
 """The key of what JSON lacks: `{"!": [tag, …]}`. Plain dicts with keys that begin so are tagged as well."""
@@ -200,8 +200,8 @@ class _Encoding:
             return ["enum", where, x.name]
         if isinstance(x, BaseException):
             if next(base for base in cls.__mro__ if isinstance(base.__dict__.get("__new__"), types.BuiltinFunctionType)).__module__ != "builtins":
-                raise NotData(f"a {cls.__name__}, which only its own library makes")
-            own = [[k, self.value(v, depth + 1)] for k, v in _held_by_error(x)]
+                return self.refusal(x, depth)
+            own = self.held_by(x, depth)
             args = x.__reduce__()[1] if isinstance(x, OSError) and type(x).__reduce__ is OSError.__reduce__ else x.args  # with file names
             return ["error", where, self.many(args, depth), own, str(x), *self.cause(x, depth)]
         if isinstance(x, tuple) and hasattr(cls, "_fields") and not getattr(x, "__dict__", None):
@@ -217,6 +217,17 @@ class _Encoding:
             return ["model", where, held, sorted(getattr(x, "__pydantic_fields_set__", ())), self.value(extra, depth + 1)]
         raise NotData(f"a {cls.__name__}")
 
+    def held_by(self, x: BaseException, depth: int) -> list[Any]:
+        return [[k, self.value(v, depth + 1)] for k, v in _held_by_error(x)]
+
+    def refusal(self, x: BaseException, depth: int) -> list[Any]:
+        """Pydantic's ValidationError: what does not hold of what was to be validated."""
+        cls = type(x)
+        if (cls.__module__, cls.__qualname__) != _REFUSAL:
+            raise NotData(f"a {cls.__name__}, which only its own library makes")
+        title, errors, kind, hidden = cast(Any, x.__reduce__()[1])  # a function and what it takes
+        lines = [[_kind_of_refusal(e["type"]), self.many(e["loc"], depth), self.value(e["input"], depth + 1), self.value(e.get("ctx"), depth + 1)] for e in errors]
+        return ["refused", ":".join(_REFUSAL), title, lines, str(x), kind, hidden, self.held_by(x, depth), *self.cause(x, depth)]
 
     def cause(self, x: BaseException, depth: int) -> list[Any]:
         """What an exception was raised from; what is not data is left out, as its traceback is."""
@@ -230,6 +241,14 @@ class _Encoding:
             return []
         self.seen = apart.seen
         return [found]
+
+
+def _kind_of_refusal(kind: Any) -> Any:
+    """A kind of error by its name; one of a program's own is that and a text."""
+    return kind if isinstance(kind, str) else [kind.type, kind.message_template]
+
+
+_REFUSAL = ("pydantic_core._pydantic_core", "ValidationError")
 
 
 def _held_by_error(x: BaseException) -> list[tuple[str, Any]]:
@@ -453,6 +472,25 @@ def _read_error(d: _Decoding, where: str, args: Any, own: Any, shown: str, cause
     return made
 
 
+def _read_refusal(d: _Decoding, where: str, title: str, lines: Any, shown: str, kind: str, hidden: bool, own: Any, cause: Any = None) -> BaseException:
+    cls = _class(where, lambda c: (c.__module__, c.__qualname__) == _REFUSAL)
+    from pydantic_core import InitErrorDetails, PydanticCustomError
+
+    index, found = d.place(), list[InitErrorDetails]()
+    for name, loc, given, context in lines:
+        loc, given, context = tuple(d.many(loc)), d.value(given), d.value(context)
+        known: Any = name if isinstance(name, str) else PydanticCustomError(name[0], name[1], context)
+        found.append(InitErrorDetails(type=known, loc=loc, input=given))
+        if context is not None:
+            found[-1]["ctx"] = context
+    made = d.seen[index] = cls.from_exception_data(title, found, kind, hidden)
+    made.args = ()
+    vars(made).update({name: d.value(value) for name, value in own})
+    if cause is not None:
+        made.__cause__ = d.value(cause)
+    return made
+
+
 def _read_named(d: _Decoding, where: str, items: Any) -> Any:
     cls = _class(where, lambda c: issubclass(c, tuple) and hasattr(c, "_fields"))
     index = d.place()
@@ -532,6 +570,7 @@ _READ: Mapping[str, Callable[..., Any]] = {
     "enum": _read_enum,
     "flag": _read_flag,
     "error": _read_error,
+    "refused": _read_refusal,
     "named": _read_named,
     "data": _read_data,
     "model": _read_model,

@@ -7,6 +7,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import json
 import pathlib
 import uuid
 import zoneinfo
@@ -191,8 +192,48 @@ def test_restore_keeps_the_containers() -> None:
 
 
 def test_an_exception_that_only_its_library_makes_is_not_data() -> None:
-    pydantic = pytest.importorskip("pydantic")
-    with pytest.raises(pydantic.ValidationError) as caught:
-        pydantic.TypeAdapter(int).validate_python("x")
-    with pytest.raises(codec.NotData, match="ValidationError"):
-        codec.encode(caught.value)
+    core = pytest.importorskip("pydantic_core")
+    with pytest.raises(codec.NotData, match="PydanticKnownError"):
+        codec.encode(core.PydanticKnownError("missing"))
+
+
+def _refusals() -> list[Any]:
+    pydantic, core = pytest.importorskip("pydantic"), pytest.importorskip("pydantic_core")
+
+    class Model(pydantic.BaseModel):
+        x: int
+        tags: list[str] = []
+        n: int = pydantic.Field(3, ge=1)
+
+        @pydantic.field_validator("n")
+        @classmethod
+        def right(cls, n: int) -> int:
+            if n == 5:
+                raise ValueError("no five")
+            if n == 6:
+                raise core.PydanticCustomError("six", "not {what} {{x}}", {"what": "six"})
+            if n == 7:
+                raise core.PydanticCustomError("seven", "never")
+            assert n != 8
+            return n
+
+    found: list[Any] = []
+    for text in ('{"x": "a", "tags": {}, "n": 5}', '{"x": 1, "n": 0}', '{"x":', '{"x": 1, "n": 6}', '{"n": 7}', '{"x": 1, "n": 8}', '{"x": 1, "tags": [1, null]}'):
+        for call in (Model.model_validate_json, lambda text: Model.model_validate(text if text == '{"x":' else json.loads(text))):
+            with pytest.raises(pydantic.ValidationError) as caught:
+                call(text)
+            found.append(caught.value)
+    return found
+
+
+def test_what_pydantic_refuses_is_data() -> None:
+    for error in _refusals():
+        again = there_and_back(error)
+        assert type(again) is type(error) and str(again) == str(error) and repr(again.errors()) == repr(error.errors())
+        assert again.json() == error.json() and again.title == error.title and again.args == error.args
+    error.add_note("twice")
+    error.__cause__ = KeyError("k")
+    again = there_and_back([error, error])
+    assert again[0] is again[1] and again[0].__notes__ == ["twice"] and repr(again[0].__cause__) == "KeyError('k')"
+    with pytest.raises(codec.NotData, match="object"):
+        codec.encode(type(error).from_exception_data("x", [{"type": "missing", "input": object()}]))

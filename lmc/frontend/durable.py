@@ -345,9 +345,11 @@ class RunJournal:
         return self._known_result(known.outcome, known.name, args, reached)
 
     def _known_result(self, outcome: Record, name: str, args: Sequence[Any], reached: Handed | None) -> tuple[bool, Any]:
-        kind, data, *changed = outcome
-        if changed and reached is not None:
-            reached.restore([(index, self._decoded(content, reached.at)) for index, content in changed[0]])
+        kind, data, *rest = outcome
+        if rest and reached is not None:
+            changed, taken = rest
+            reached.restore([(index, self._decoded(content, reached.at)) for index, content in changed])
+            reached.take(taken or [0] * len(reached.iterators))
         if kind == "argument":
             return True, args[data]
         if kind == "part" and reached is not None:
@@ -390,8 +392,8 @@ class RunJournal:
                 record = ["awaitable", type(value).__name__]
             else:
                 record = ["value" if ok else "raised", codec.encode(value, None if reached is None else reached.places)]
-            if reached is not None and (changed := reached.changed()):
-                record.append(changed)
+            if reached is not None and ((changed := reached.changed()) or reached.iterators):
+                record += [changed, reached.taken()]
         except codec.NotData as what:
             record = ["opaque", type(value).__name__]
             if not is_idempotent(fn):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import datetime
+import enum
 import functools
 import inspect
 import os
@@ -114,6 +116,8 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
     name = getattr(fn, "__name__", "")
     if getattr(fn, "__module__", None) == "builtins" and name not in _OUTSIDE and not _calls_back(name, args, kwargs):
         return None
+    if _only_makes_data(fn) or _is_of_pydantic(fn):
+        return None
     if _makes_coroutine(fn) or (hostops.pure_function(fn) is not None and not _calls_something(args, kwargs)):
         return None
     return fn, (owner, *args) if codec.is_object(owner) else args, kwargs
@@ -149,6 +153,29 @@ def _is_builtin_tool(fn: Any, owner: Any) -> bool:
         return True
     module = getattr(owner if isinstance(owner, type) else fn, "__module__", None)
     return module in ("itertools", "operator", "_operator")
+
+
+def _only_makes_data(fn: Any) -> bool:
+    """Whether it is a class whose constructor keeps what it is handed, as Python wrote it: of a dataclass, a named tuple, an enum."""
+    if not isinstance(fn, type):
+        return False
+    if issubclass(fn, enum.Enum):
+        return not issubclass(fn, enum.Flag) and fn._missing_.__func__ is vars(enum.Enum)["_missing_"].__func__  # type: ignore[attr-defined]
+    if fn.__bases__ == (tuple,):
+        return hasattr(fn, "_fields")
+    if not dataclasses.is_dataclass(fn) or type(fn) is not type or hasattr(fn, "__post_init__") or fn.__new__ is not object.__new__:
+        return False
+    made = [f.default_factory for f in dataclasses.fields(fn) if f.default_factory is not dataclasses.MISSING]
+    return fn.__init__.__code__.co_filename == "<string>" and all(isinstance(f, type) and f in _OWN_DATA for f in made)
+
+
+def _is_of_pydantic(fn: Any) -> bool:
+    """Whether it validates, copies or shows data as pydantic does; what a program's own validators do is done again."""
+    cls = fn if isinstance(fn, type) else None
+    if cls is not None:
+        init = getattr(cls.__init__, "__module__", "")
+        return init == "pydantic.type_adapter" or (init == "pydantic.main" and hasattr(cls, "__pydantic_fields__"))
+    return getattr(fn, "__module__", None) in ("pydantic.main", "pydantic.type_adapter")
 
 
 def _is_of_lmc(fn: Any) -> bool:

@@ -9,11 +9,50 @@ from __future__ import annotations
 import functools
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from operator import getitem, is_
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from itertools import islice
+from operator import getitem, is_, length_hint
+from typing import Any, cast
 
 from lmc import codec
+
+
+class Drawn:
+    """An iterator that the program made, handed to host code: what that takes of it runs in the program, and is counted.
+
+    within  in what an item is made: the hooks of the program are on
+    taken   items so far, its end too;  None where something else was done to it
+    """
+
+    def __init__(self, items: Iterator[Any], within: Callable[[], AbstractContextManager[Any]]) -> None:
+        self.items, self.within = items, within
+        self.taken: int | None = 0
+
+    def __iter__(self) -> Drawn:
+        return self
+
+    def __next__(self) -> Any:
+        if self.taken is not None:
+            self.taken += 1
+        with self.within():
+            return next(self.items)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.items, name)
+        self.taken = None  # `send` or `close` of a generator
+        return found
+
+    def take(self, count: int) -> None:
+        """Goes on as far as host code did in an earlier time of the run, which knows what it came to."""
+        for _ in range(count):
+            with suppress(Exception):  # StopIteration, or what was raised into the call then, which has handled it or raised it
+                next(self.items)
+
+
+ITERATORS = tuple({type(iter(x)) for x in ([], (), "", b"", {}, {}.values(), {}.items(), set[Any](), range(0), range(1 << 70))}
+                  | {type(reversed(x)) for x in ([], (), range(0), {}, {}.values(), {}.items())})  # fmt: skip
+"""Python's iterators of containers, which say how much is left."""
 
 
 class Handed:
@@ -37,6 +76,8 @@ class Handed:
                 self.variables.append(cell)
                 if isinstance(content, types.FunctionType) and content.__closure__:
                     functions.append(content)
+        self.iterators = [x for x in values if isinstance(x, (Drawn, *ITERATORS))]
+        self._left = [0 if isinstance(x, Drawn) else length_hint(x) for x in self.iterators]
         self._before = self._snapshots()
         self._items = [list(x) if type(x) is list else [] for x in self.values]
         self._held = [_containers(x) for x in self.values]
@@ -64,6 +105,21 @@ class Handed:
     def at(self, place: list[Any]) -> Any:
         """What is at a place."""
         return functools.reduce(getitem, place[1:], self.values[place[0]])
+
+    def taken(self) -> list[int]:
+        """How many items it took of each iterator. Raises NotData."""
+        found = [x.taken if isinstance(x, Drawn) else left - length_hint(x) for x, left in zip(self.iterators, self._left, strict=True)]
+        if None in found:
+            raise codec.NotData("what it did to a generator")
+        return cast("list[int]", found) if any(found) else []
+
+    def take(self, counts: Sequence[int]) -> None:
+        """Takes as many items."""
+        for items, count in zip(self.iterators, counts, strict=True):
+            if isinstance(items, Drawn):
+                items.take(count)
+            else:
+                deque(islice(items, count), maxlen=0)
 
     def _snapshots(self) -> list[Any]:
         return [_snapshot(x) for x in (*self.values, *map(_content, self.variables))] if self.values or self.variables else []

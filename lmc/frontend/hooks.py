@@ -29,6 +29,7 @@ from lmc.frontend.again import AROUND_HOST_CODE
 from lmc.frontend.asks import CHOICES, GIVEN, as_recorded, unbound
 from lmc.frontend.class_code import is_of_a_library_metaclass
 from lmc.frontend.effects import foreign
+from lmc.frontend.handed import Drawn
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Shape, targets
 from lmc.frontend.instrument import CannotInstrument, awaits, instrument, is_instrumented
@@ -811,7 +812,8 @@ class ReplayMode(CountingMode):
             args = tuple([list(a) if isinstance(a, LAZY) else a for a in args])
             if getattr(fn, "__name__", "") == "join":
                 args = tuple(map(self.star, args))
-        if isinstance(getattr(fn, "__self__", None), LAZY) or any(isinstance(a, LAZY) for a in args):
+        lazy = isinstance(getattr(fn, "__self__", None), LAZY) or any(isinstance(a, LAZY) for a in args)
+        if lazy and (self.journal is None or foreign(fn, args, kwargs) is None):
             return fn(*args, **kwargs)  # runs the program's own generators
         if self.journal is None:
             return self._host_call(fn, args, kwargs)
@@ -858,6 +860,7 @@ class ReplayMode(CountingMode):
     def _journaled(self, journal: RunJournal, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of host code, from the journal if it is there. Raises JournalError where it was handed the program's own coroutines then."""
         made: list[bool] = []
+        args, kwargs = tuple(map(self._drawn, args)), {name: self._drawn(x) for name, x in kwargs.items()}
 
         def call() -> tuple[bool, Any]:
             made.append(True)
@@ -874,6 +877,18 @@ class ReplayMode(CountingMode):
         if not ok:
             raise value
         return value
+
+    def _drawn(self, x: Any) -> Any:
+        return Drawn(x, self._going_on) if isinstance(x, LAZY) else x
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Generator[None]:
+        """In host code: hooks in here are the program's."""
+        token = active.set(self)
+        try:
+            yield
+        finally:
+            active.reset(token)
 
     def callm(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(owner, Function) and name == "run":

@@ -18,6 +18,7 @@ from typing import Any
 from lmc.backend.base import TakeOver
 from lmc.frontend import hostops, reach
 from lmc.frontend.class_code import is_of_a_library_metaclass, stores_elsewhere
+from lmc.frontend.handed import ITERATORS
 from lmc.frontend.hooks import LAZY, hooks, outside_key, program_frame
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native
@@ -30,8 +31,6 @@ from lmc.ir.core import exact
 
 MISSING = object()
 DICT_VIEWS = tuple(map(type, ({}.keys(), {}.values(), {}.items())))
-_ITERATORS = tuple({type(iter(x)) for x in ([], (), "", b"", {}, {}.values(), {}.items(), set[Any](), range(0), range(1 << 70))}
-                   | {type(reversed(x)) for x in ([], (), "", range(0), {}, {}.values(), {}.items())})  # fmt: skip
 _STEADY_ITEMS = 256  # of an outside container that is read while tracing
 
 
@@ -324,7 +323,7 @@ def is_enum_member(x: Any) -> bool:
 
 def is_lazy(x: Any) -> bool:
     """Whether iterating an object uses it up, or shows what it was made from."""
-    return isinstance(x, (*LAZY, *DICT_VIEWS, *_ITERATORS))
+    return isinstance(x, (*LAZY, *DICT_VIEWS, *ITERATORS))
 
 
 def same(a: Any, b: Any) -> bool:
