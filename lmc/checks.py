@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, repeat
+from operator import itemgetter
 from typing import Any
 from zlib import crc32
 
@@ -18,8 +19,11 @@ from lmc.prompt import Excerpt, Fixed, Gen, Image, Mark, Prompt, Select, Special
 
 def of_ask(last: int, text: int, ask: Gen | Select) -> int:
     """Of a request: from the checks of the last answer in its prompt (0 if there is none) and of the text since then."""
-    request = _of_choices(ask.choices, ask.method) if isinstance(ask, Select) else _of_gen(ask)
-    return (last * 0x9E3779B1 ^ text ^ ask.seed ^ request) & 0xFFFFFFFF  # an odd factor, so that none of last is lost
+    return (last * _ODD ^ text ^ ask.seed ^ _of_request(ask)) & _BITS
+
+
+_ODD = 0x9E3779B1  # so that no bit of what it multiplies is lost
+_BITS = 0xFFFFFFFF
 
 
 def since_last(before: Prompt) -> tuple[int, Result | None]:
@@ -43,45 +47,81 @@ class Since:
     """What a compiled prompt has since its last answer, so that it is not looked for in each run.
 
     last   slot of that answer, None if there is none
-    parts  texts, and slots of what is computed
+    parts  texts, and slots of what is computed; `certain`: that is text, and nothing else that is shown as one
     """
 
-    __slots__ = ("_fixed", "_holes", "_template", "last", "parts")
+    __slots__ = ("certain", "last", "parts")
 
-    def __init__(self, last: int | None, parts: tuple[str | int, ...] = ()) -> None:
-        self.last, self.parts = last, parts
-        self._template: list[Any] | None = None  # made when it is first checked: most prompts are never asked of
-        self._holes: list[tuple[int, int]] = []
-        self._fixed: int | None = None
+    def __init__(self, last: int | None, parts: tuple[str | int, ...] = (), *, certain: bool = True) -> None:
+        self.last, self.parts, self.certain = last, parts, certain
 
-    def with_parts(self, parts: Sequence[str | int]) -> Since:
-        return Since(self.last, (*self.parts, *parts))
+    def with_parts(self, parts: Sequence[str | int], *, certain: bool) -> Since:
+        return Since(self.last, (*self.parts, *parts), certain=self.certain and certain)
 
-    def check(self, env: list[Any]) -> int:
-        """Of the text in a run with these values."""
-        if self._fixed is not None:
-            return self._fixed
-        if self._template is None:
-            return self._first(env)
-        values = self._template.copy()
-        for i, slot in self._holes:
-            values[i] = env[slot]
+
+class Site:
+    """Where a compiled run asks: what is the same there in every run.
+
+    places  of the ask, and of the equal ones that it answers as well
+    order   among the sites of a run: one comes behind those whose answers its prompt has
+    take    what is checked of a run's values: the last answer before, and the texts since then that are computed
+    """
+
+    __slots__ = ("_since", "_template", "order", "places", "take")
+
+    def __init__(self, places: Sequence[tuple[str, int]], order: tuple[int, int], since: Since) -> None:
+        self.places, self.order, self._since = places, order, since
+        self._template: list[str | None] = []  # texts that are the same in every run; None: the next one that is taken
+        self.take: Callable[[list[Any]], tuple[Any, ...]] = self._first_taken
+
+    def _first_taken(self, env: list[Any]) -> tuple[Any, ...]:
+        """Makes what the first journaled run needs: most never see one."""
+        slots = [self._since.last or 0]
+        for constant, parts in groupby(self._since.parts, key=lambda part: isinstance(part, str)):
+            found: list[Any] = list(parts)
+            slots += [] if constant else found
+            self._template += ["".join(found)] if constant else [None] * len(found)
+        self.take = itemgetter(*slots) if len(slots) > 1 else lambda env: (env[slots[0]],)
+        return self.take(env)
+
+    def check(self, runs: Sequence[object], taken: Sequence[tuple[Any, ...]], asks: Sequence[Gen | Select], results: Sequence[Result]) -> list[int]:
+        """Checks of what runs asked here, which it notes in the results; those of the answers before are noted."""
+        lasts, *texts = zip(*taken, strict=True)
+        before = repeat(0) if self._since.last is None else [last.checked[1] for last in lasts]
+        asked = zip(before, self._of_texts(texts, len(asks)), asks, _of_requests(asks), strict=False)
+        checks = [(last * _ODD ^ text ^ ask.seed ^ request) & _BITS for last, text, ask, request in asked]
+        for result, checked in zip(results, zip(runs, checks, strict=True), strict=True):
+            result.checked = checked
+        return checks
+
+    def _of_texts(self, texts: Sequence[Sequence[str]], count: int) -> Iterable[int]:
+        """Of what stands in the template, by columns."""
+        if not texts:
+            return repeat(of_text("".join(map(str, self._template))))
+        columns = iter(texts)
+        filled = zip(*[next(columns) if part is None else repeat(part, count) for part in self._template], strict=True)
         try:
-            text = "".join(values)
-        except TypeError:  # a value that is no text but is shown as one
-            text = shown(values)
-        return of_text(text)
+            return [crc32(text.encode()) for text in map("".join, filled)]
+        except UnicodeEncodeError:  # half a surrogate
+            return self._one_by_one(texts)
 
-    def _first(self, env: list[Any]) -> int:
-        template: list[str | int] = []
-        for constant, parts in groupby(self.parts, key=lambda part: isinstance(part, str)):
-            found = list(parts)
-            template += ["".join(map(str, found))] if constant else found
-        self._holes = [(i, slot) for i, slot in enumerate(template) if isinstance(slot, int)]
-        if not self._holes:
-            self._fixed = of_text("".join(map(str, template)))
-        self._template = template
-        return self.check(env)
+    def _one_by_one(self, texts: Sequence[Sequence[str]]) -> list[int]:
+        rows = [iter(row) for row in zip(*texts, strict=True)]
+        return [of_text("".join([next(row) if part is None else part for part in self._template])) for row in rows]
+
+
+def _of_requests(asks: Sequence[Any]) -> Iterable[int]:
+    """Of many, which mostly are alike."""
+    alike: list[Any]
+    if asks[0].__class__ is Select:
+        alike = [(ask.choices, ask.method) for ask in asks]
+    else:
+        alike = [(id(ask.params), id(ask.constraint), ask.tools) for ask in asks]
+    return repeat(_of_request(asks[0])) if alike.count(alike[0]) == len(asks) else map(_of_request, asks)
+
+
+def _of_request(ask: Gen | Select) -> int:
+    return _of_choices(ask.choices, ask.method) if ask.__class__ is Select else _of_gen(ask)  # type: ignore[arg-type]
 
 
 def _of_gen(ask: Gen) -> int:

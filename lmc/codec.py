@@ -23,7 +23,7 @@ import sys
 import types
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
@@ -60,34 +60,25 @@ _pieces: Any = getattr(json.encoder, "c_make_encoder", None) and json.encoder.c_
 """What `_encoder` makes anew for each call, where Python has it in C: records are many and small."""
 
 
-@lru_cache(maxsize=1)
-def encoder() -> Callable[[Any], bytes]:
-    """As `to_bytes`, but numbers may be spelled in other ways; with pydantic installed, several times as fast.
-
-    Only for what `is_json`: pydantic would take other things for JSON, too.
-    """
-    try:
-        from pydantic_core import CoreConfig, SchemaSerializer, core_schema
-    except ImportError:
-        return to_bytes
-    return _or_else(SchemaSerializer(core_schema.any_schema(), CoreConfig(ser_json_inf_nan="constants")).to_json, to_bytes)
-
-
 def is_json(x: Any) -> bool:
     """Whether a value comes back from JSON as it is."""
     cls = type(x)
     if cls is dict:
-        return _TEXT.issuperset(map(type, x)) and _all_json(x.values())
+        return are_texts(x) and _all_json(x.values())
     return _all_json(x) if cls is list else cls in _PLAIN
 
 
 def _all_json(items: Any) -> bool:
-    return _PLAIN.issuperset(map(type, items)) or all(map(is_json, items))
+    return are_atoms(map(type, items)) or all(map(is_json, items))
 
 
-def is_atom(cls: type) -> bool:
-    """Whether JSON has all values of a type, and they hold no others."""
-    return cls in _PLAIN
+def are_atoms(kinds: Iterable[type]) -> bool:
+    """Whether JSON has all values of these types, and they hold no others."""
+    return _PLAIN.issuperset(kinds)
+
+
+def are_texts(values: Iterable[Any]) -> bool:
+    return _TEXT.issuperset(map(type, values))
 
 
 def to_bytes(x: Any) -> bytes:
@@ -103,9 +94,45 @@ def from_bytes(data: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+class Encoder:
+    """As `to_bytes`, but numbers may be spelled in other ways, and only for what `is_json`.
+
+    With pydantic installed, several times as fast once importing it has paid off: when somebody else has, or about as much time was spent without it.
+    """
+
+    PAYS = 4 << 20
+    """Bytes that take as long as the import."""
+
+    def __init__(self) -> None:
+        self._left = self.PAYS
+        self._encode = to_bytes
+
+    def __call__(self, x: Any) -> bytes:
+        data = self._encode(x)
+        if self._left > 0:
+            self._left -= self._left if "pydantic_core" in sys.modules else len(data)
+            if self._left <= 0:
+                self._encode = _fast_encoder()
+        return data
+
+
+encode_json = Encoder()
+
+
 @lru_cache(maxsize=1)
-def decoder() -> Callable[[bytes], Any]:
-    """`from_bytes`; with pydantic installed, twice as fast."""
+def _fast_encoder() -> Callable[[Any], bytes]:
+    """pydantic's, which would take other things for JSON, too; ours where that is not installed."""
+    try:
+        from pydantic_core import CoreConfig, SchemaSerializer, core_schema
+    except ImportError:
+        return to_bytes
+    return _or_else(SchemaSerializer(core_schema.any_schema(), CoreConfig(ser_json_inf_nan="constants")).to_json, to_bytes)
+
+
+def decoder(size: int) -> Callable[[bytes], Any]:
+    """`from_bytes`; with pydantic installed, twice as fast for so many bytes that importing it pays off."""
+    if size < Encoder.PAYS and "pydantic_core" not in sys.modules:
+        return from_bytes
     try:
         from pydantic_core import from_json
     except ImportError:

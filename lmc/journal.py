@@ -16,13 +16,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from lmc import codec
-from lmc.backend.base import Result
 from lmc.errors import JournalError
-from lmc.prompt import Gen, Select
-from lmc.records import MAGIC, VERSION, Ask, Contents, Group, Record, line, parse
+from lmc.groups import Entry, Record, first_line, group_of, line
+from lmc.records import Contents, parse
 
 GROUP = 0.05
 """Seconds that records wait for others to be written and synced with, unless somebody waits for them."""
@@ -31,39 +30,14 @@ MANY = 256
 """Entries that whoever adds the last of them puts into a group, while what they hold is in the processor's caches."""
 
 
-class Writes(Protocol):
-    """A run that writes to a journal."""
-
-    item: int
-
-    def check(self, text: int, last: Result | None, ask: Gen | Select, result: Result) -> int:
-        """A check of what was asked."""
-        ...
-
-    def record(self, text: int, last: Result | None, ask: Gen | Select, places: Sequence[Ask], result: Result) -> Record | None:
-        """The record of what is no plain answer. None if it is not there yet, and then it comes later, or not to be had."""
-        ...
-
-
-Asked = tuple[Writes, int, Result | None, Gen | Select, Sequence[Ask], Result]
-Begun = tuple[Sequence[int], Sequence[str], Sequence[Sequence[str]]]
-Entry = Asked | Begun | tuple[int, Record]
-
-
-# -- writing ---------------------------------------------------------------------------------------------------------
-
-
 class Journal:
     """A journal that runs write to, from any thread. What came together is encoded together; a thread of its own writes and syncs it.
 
-    entries  what is in no group yet: what was asked: run, check of the text, answer before it, request, places and result; runs that begin, by numbers, names and
-             columns of their arguments; every other record with its run
-    encode   data as JSON has it, as bytes
+    entries  what is in no group yet
     """
 
     def __init__(self, path: Path, file: BinaryIO, contents: Contents, *, new: bool) -> None:
         self.path, self.contents = path, contents
-        self.encode = codec.encoder()
         self.entries: list[Entry] = []
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # that drive runs, one or several; not those that programs begin
         self._file = file
@@ -72,10 +46,10 @@ class Journal:
         self._waiting: list[Callable[[], object]] = []  # what to call when all that was there before it is written
         self._gathering = threading.Lock()  # groups are made one after another
         self._some, self._urgent = threading.Event(), threading.Event()
-        self._rung = False  # the writing thread will look at the entries
+        self.rung = False  # the writing thread will look at the entries
         self._closing = False
         self._error: Exception | None = None
-        self._types: dict[tuple[type, ...], list[int]] = {}  # of meta info: where its containers are
+        self._sum = contents.sum  # of the last group
         self._thread = threading.Thread(target=self._work, name="lmc-journal", daemon=True)
         self._thread.start()
 
@@ -97,8 +71,7 @@ class Journal:
             contents, new = parse(data, str(path)), False
             if contents is None:
                 contents = Contents(str(path), {**header, "seed": fresh() if header["seed"] is None else header["seed"]})
-                payload = codec.to_bytes(contents.header)
-                first = b"%s %d %s" % (MAGIC.encode(), VERSION, line(payload))
+                first, contents.sum = first_line(contents.header)
                 file.truncate(0)
                 file.seek(0)
                 _write(file, first)
@@ -123,32 +96,29 @@ class Journal:
 
     def begin(self, numbers: Sequence[int], names: Sequence[str], columns: Sequence[Sequence[str]]) -> None:
         """Runs begin, with nothing but text as arguments: a column for each name."""
-        self._add((numbers, names, columns))
+        self.add(((numbers, names, columns),))
 
     def put(self, item: int, record: Record) -> None:
         """A record of a run, as data as JSON has it that nobody changes any more.
 
         Never waits and never raises for the file: a disk that is full is said by `sync` and `close`.
         """
-        self._add((item, record))
+        self.add((item, record))
 
-    def put_asked(self, asked: Asked) -> None:
-        """What was asked, whose result is there or not."""
-        self._add(asked)
-
-    def _add(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> None:
+        """As `put`, of anything."""
         self.entries.append(entry)
-        if not self._rung:
-            self._ring()
+        if not self.rung:
+            self.ring()
 
-    def _ring(self) -> None:
-        self._rung = True
+    def ring(self) -> None:
+        self.rung = True
         self._some.set()
 
     def hurry(self) -> None:
         """What was put is written now, so that it is there if this process ends; the disk has it a moment later."""
         self._urgent.set()
-        self._ring()
+        self.ring()
 
     def sync(self) -> None:
         """Waits until all that was put is on the disk. Raises JournalError if it cannot be."""
@@ -194,7 +164,7 @@ class Journal:
             due = due or monotonic() + GROUP
             self._urgent.wait(max(0.0, due - monotonic()))
             self._some.clear()  # before taking anything: what comes now is seen now or rings again
-            self._rung = False
+            self.rung = False
             self._urgent.clear()
             closing = self._closing
             waiting = _taken(self._waiting)
@@ -240,36 +210,10 @@ class Journal:
             self.gather()
 
     def _make_group(self, entries: Sequence[Entry]) -> None:
-        group = Group()
-        for entry in entries:
-            if len(entry) == 6:
-                run, text, last, ask, places, result = entry
-                digest, output = run.check(text, last, ask, result), result.answer
-                if output is not None and self._is_plain(output.metas):
-                    group.answered(run.item, places, digest, output)
-                elif (record := run.record(text, last, ask, places, result)) is not None:
-                    group.add(run.item, record)
-            elif len(entry) == 2:
-                group.add(*entry)
-            else:
-                group.begun.append(entry)
-        data = group.data
-        if data:
-            self._lines.append(line(self.encode(data)))
-
-    def _is_plain(self, metas: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether meta info is as JSON has it. Which of its values need a look is found once for each combination of types."""
-        for meta in metas:
-            types = tuple(map(type, meta.values()))
-            found = self._types.get(types)
-            if found is None:
-                found = self._types[types] = [n for n, cls in enumerate(types) if not codec.is_atom(cls)]
-            if found:
-                values = list(meta.values())
-                for n in found:
-                    if not codec.is_json(values[n]):
-                        return False
-        return True
+        sections = group_of(entries)
+        if sections:
+            found, self._sum = line(codec.encode_json(sections), self._sum)
+            self._lines.append(found)
 
 
 def _taken(items: list[Any]) -> list[Any]:

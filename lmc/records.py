@@ -1,9 +1,8 @@
 """Records: what a journal's file holds, and how it is read.
 
 A journal is lines of text. The first says what it is and of which program; each further one is a group of records that
-were written together, behind a checksum, so that a file cut at any byte is read up to the last whole group. Records only
-add; their order is the order in which things became known. A group has the answers, of which there are most, by columns:
-they are written and read by a few calls that way. docs/durability.md is the format's description.
+were written together (lmc.groups), behind a checksum, so that a file cut at any byte is read up to the last whole group.
+Records only add; those of a run are in the order in which things became known. docs/durability.md is the format's description.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -14,27 +13,18 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import zlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from itertools import islice
-from operator import attrgetter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lmc import codec
-from lmc.backend.base import Output, Usage
 from lmc.errors import JournalError
+from lmc.groups import MAGIC, VERSION, WELL, Ask, Record, in_group, payload
 
-VERSION = 4
-MAGIC = "lmc-journal"
-
-Record = list[Any]
 Place = tuple[str, str, int, int]
 """Of an effect: the stream of its run, what is called, a check of its arguments, and which of such calls it is."""
-Ask = tuple[str, int]
-"""Of an answer: stream and ordinal."""
 
 
 @dataclass(slots=True)
@@ -83,6 +73,7 @@ class Contents:
     """A journal that was read: its header, the records of its runs by number, and how many bytes are whole.
 
     records  the first of a run says how it begins
+    sum      the checksum of the last group, which that of the next goes on from
     """
 
     name: str
@@ -90,6 +81,7 @@ class Contents:
     records: dict[int, list[Record]] = field(default_factory=dict[int, list[Record]])
     size: int = 0
     dropped: int = 0
+    sum: int = 0
 
     def known(self, item: int) -> Known:
         """What is known of a run. Raises JournalError."""
@@ -151,23 +143,24 @@ def parse(data: bytes, name: str) -> Contents | None:
         shown = version[:20].decode("utf-8", "replace")
         raise JournalError(
             f"{name} is a journal of format {shown}; this lmc reads format {VERSION}. Finish it with the lmc that wrote it, or start a new one")
-    header = _header(rest)
+    header, total = _header(rest)
     if header is None:
         raise JournalError(f"{name} is damaged in its first line; start a new journal")
-    contents = Contents(name, header, size=len(head) + 1)
+    contents = Contents(name, header, size=len(head) + 1, sum=total)
     _groups(contents, data)
     contents.dropped = len(data) - contents.size
-    _check_rest(data, contents.size, name)
+    _check_rest(contents, data)
     return contents
 
 
-def _header(line: bytes) -> dict[str, Any] | None:
-    payload = _payload(line)
+def _header(first: bytes) -> tuple[dict[str, Any] | None, int]:
+    """What the first line says behind the format's number, None if it is damaged; and its checksum."""
+    found = payload(first, 0)
     try:
-        header = None if payload is None else codec.from_bytes(payload)
+        header = None if found is None else codec.from_bytes(found[0])
     except ValueError:
-        return None
-    return header if isinstance(header, dict) else None
+        header = None
+    return (header, found[1]) if found is not None and isinstance(header, dict) else (None, 0)
 
 
 @contextmanager
@@ -206,140 +199,28 @@ _NO_RECORDS: Sequence[Record] = ([],)
 
 def _groups(contents: Contents, data: bytes) -> None:
     """Reads the groups behind the first line, up to the last whole one."""
-    at, records, decode = contents.size, contents.records, codec.decoder()
+    records, decode = contents.records, codec.decoder(len(data))
     with _no_collection():
-        while (end := data.find(b"\n", at)) >= 0 and (payload := _payload(data[at:end])) is not None:
+        while (end := data.find(b"\n", contents.size)) >= 0 and (found := payload(data[contents.size : end], contents.sum)) is not None:
             try:
-                for item, record in _in_group(decode(payload)):
+                for item, record in in_group(decode(found[0])):
                     known = records.get(item)
                     if known is None:
                         records[_number(item)] = [record]
                     else:
                         known.append(record)
-            except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-                raise JournalError(f"{contents.name}: a group at byte {at} that no lmc wrote: {type(error).__name__}: {error}") from None
-            at = contents.size = end + 1
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+                raise JournalError(f"{contents.name}: a group at byte {contents.size} that no lmc wrote: {type(error).__name__}: {error}") from None
+            contents.size, contents.sum = end + 1, found[1]
 
 
-def _payload(line: bytes) -> bytes | None:
-    """What a line holds behind its checksum, None if it is damaged."""
-    found, _, payload = line.partition(b" ")
-    return payload if found == checksum(payload) else None
-
-
-def checksum(payload: bytes) -> bytes:
-    return b"%08x" % zlib.crc32(payload)
-
-
-def _check_rest(data: bytes, at: int, name: str) -> None:
+def _check_rest(contents: Contents, data: bytes) -> None:
     """What follows the last whole group is the beginning of one, if the file was cut off while it was written. Otherwise it was changed."""
-    if data.find(b"\n", at) >= 0 or _payload(data[at:-1]) is not None:  # of a whole one only the end of its line may have been changed
+    at = contents.size
+    if data.find(b"\n", at) >= 0 or payload(data[at:-1], contents.sum) is not None:  # of a whole one only the end of its line may have been changed
         raise JournalError(
-            f"{name} is damaged at byte {at}, where a group is whole and not as it was written: effects that it, or what follows, knows of would be "
-            f"called again. Restore the file, or cut it there if that may be (truncate -s {at})")
-
-
-# -- groups ----------------------------------------------------------------------------------------------------------
-
-
-class Group:
-    """Records that are written together.
-
-    begun    runs that begin with nothing but text: numbers, names of their arguments, and a column of values for each
-    answers  of which `answered` takes one;  others  every other record, with its run and how many answers were before it
-    ended    runs that are over, and well
-    """
-
-    __slots__ = ("_digests", "_items", "_outputs", "_places", "_table", "begun", "ended", "others")
-
-    def __init__(self) -> None:
-        self.begun: list[tuple[Sequence[int], Sequence[str], Sequence[Sequence[str]]]] = []
-        self.others: list[tuple[int, int, Record]] = []
-        self.ended: list[int] = []
-        self._items: list[int] = []
-        self._places: list[int] = []
-        self._digests: list[int] = []
-        self._outputs: list[Output] = []
-        self._table: dict[Sequence[Ask], int] = {}
-
-    def answered(self, item: int, places: Sequence[Ask], digest: int, output: Output) -> None:
-        """An answer whose meta info is as JSON has it. `places`: its own, and those of the equal asks that it answers."""
-        self._items.append(item)
-        self._places.append(self._table.setdefault(places, len(self._table)))
-        self._digests.append(digest)
-        self._outputs.append(output)
-
-    def add(self, item: int, record: Record) -> None:
-        """Any other record."""
-        if record is WELL:
-            self.ended.append(item)
-        else:
-            self.others.append((len(self._items), item, record))
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """As JSON has it; empty if nothing is in it."""
-        outputs = self._outputs
-        answers = outputs and [
-            self._items, self._places, self._digests, [o.texts for o in outputs], [o.metas for o in outputs],
-            list(map(_USAGE, map(_USAGE_OF, outputs))), [o.ids for o in outputs], list(self._table)]  # fmt: skip
-        sections = {"begun": self.begun, "answers": answers, "others": self.others, "ended": self.ended}
-        return {name: section for name, section in sections.items() if section}
-
-
-def _in_group(data: Any) -> Iterator[tuple[int, Record]]:
-    """The records of a group in order, each with its run."""
-    for items, names, columns in data.get("begun", ()):
-        for item, *values in zip(items, *columns, strict=True):
-            yield item, ["b", dict(zip(names, values, strict=True)), None]
-    answers, at = _answers_of(data.get("answers")), 0
-    for before, item, record in data.get("others", ()):
-        yield from islice(answers, before - at)
-        at = before
-        yield item, record
-    yield from answers
-    for item in data.get("ended", ()):
-        yield item, WELL
-
-
-def _answers_of(section: Any) -> Iterator[tuple[int, Record]]:
-    if section is not None:
-        items, where, *columns, table = section
-        for item, place, *column in zip(items, where, *columns, strict=True):
-            yield item, ["a", table[place], *column]
-
-
-def lines_of(records: Iterable[tuple[int, Record]]) -> bytes:
-    """Groups of one record each, as they are in a file."""
-    return b"".join(line(codec.to_bytes({"others": [(0, item, record)]})) for item, record in records)
-
-
-def line(payload: bytes) -> bytes:
-    """A group as it is in a file."""
-    return b"%s %s\n" % (checksum(payload), payload)
-
-
-WELL: Record = ["e", []]
-"""The record of a run that is over, and well."""
-_USAGE = attrgetter(*[f.name for f in fields(Usage)])
-_USAGE_OF = attrgetter("usage")
-
-
-def output_of(record: Record) -> Output:
-    """The answer that a record holds. Raises BadData, ValueError, TypeError or IndexError for what no lmc wrote."""
-    kind, _, _, texts, metas, usage, ids = record
-    if kind == "A":
-        metas = [{name: codec.decode(x) for name, x in meta} for meta in metas]
-    return Output(tuple(texts), tuple(metas), Usage(*usage), tuple(ids))
-
-
-def record_of(places: Sequence[Ask], digest: int, output: Output) -> Record:
-    """The record of an answer whose meta info is not as JSON has it. Raises JournalError for what is no data."""
-    try:
-        metas = [[[name, codec.encode(x)] for name, x in meta.items()] for meta in output.metas]
-    except codec.NotData as what:
-        raise JournalError(f"a journal cannot hold the meta info of an answer: {what}") from None
-    return ["A", places, digest, output.texts, metas, _USAGE(output.usage), output.ids]
+            f"{contents.name} is damaged at byte {at}, where what was written behind the group before is not, or not as it was: effects that it, or what "
+            f"follows, knows of would be called again. Restore the file, or cut it there if that may be (truncate -s {at})")
 
 
 # -- what is known of a run ------------------------------------------------------------------------------------------

@@ -28,9 +28,10 @@ from lmc.frontend import durable, effects
 from lmc.frontend.hooks import program_frame
 from lmc.frontend.interpreter import Function, LiveEmitter, Run
 from lmc.frontend.state import State
+from lmc.groups import Ask, Record, output_of
 from lmc.journal import Journal
 from lmc.prompt import Excerpt, Gen, Given, Prompt, SamplingParams, Select, plain
-from lmc.records import Ask, Contents, Effect, Record
+from lmc.records import Contents, Effect
 
 
 @dataclass
@@ -161,7 +162,7 @@ def _listed(contents: Contents, item: int) -> Story:
         elif entry[0] == "f":
             steps.append(Step(number, "ask", _place(entry), "", "", f"failed: {_failure(entry[3])}"))
         else:
-            steps.append(_answered(number, _place(entry), records.output_of(entry)))
+            steps.append(_answered(number, _place(entry), output_of(entry)))
     end = "cut off" if known.end is None else "finished" if not known.end else ": ".join(known.end[0])
     return Story(str(contents.header.get("program")), str(contents.header.get("backend")), item, steps, end, _given(known.arguments))
 
@@ -216,7 +217,10 @@ class _Shelf:
     def put(self, item: int, record: Any) -> None:
         """Nothing is written."""
 
-    def put_asked(self, asked: Any) -> None:
+    def add(self, entry: Any) -> None:
+        """Nothing is written."""
+
+    def gather(self) -> None:
         """Nothing is written."""
 
     def sync(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import lmc
 from lmc import records
+from lmc.groups import journal_of
 
 CALLS: list[tuple[Any, ...]] = []
 """What was called: name of the function and what it was handed. Functions of the programs that are taken up note it here."""
@@ -20,9 +21,9 @@ def seen(state: lmc.State) -> Any:
 
 def prefixes(path: Path) -> list[bytes]:
     """A journal as a process leaves it that ends behind each of its records: the first one has none but that the run begins."""
-    data, (found,) = path.read_bytes(), records.read(path).records.values()
-    head = data[: data.index(b"\n") + 1]
-    return [head + records.lines_of([(0, record) for record in found[:count]]) for count in range(1, len(found) + 1)]
+    contents = records.read(path)
+    (found,) = contents.records.values()
+    return [journal_of(contents.header, [(0, record) for record in found[:count]]) for count in range(1, len(found) + 1)]
 
 
 def done(path: Path) -> Counter[str]:

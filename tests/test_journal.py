@@ -25,7 +25,9 @@ from hypothesis import strategies as st
 import lmc
 from lmc import journal, records
 from lmc.backend.base import Result
+from lmc.codec import to_bytes
 from lmc.errors import InDoubtEffect, JournalError, ParameterError
+from lmc.groups import first_line, journal_of, line
 from tests import searching
 from tests.killing import ASYNC, PROGRAM, survives
 from tests.searching import TIMES, apart, search
@@ -713,13 +715,12 @@ def draws(s: Any, q: str) -> Any:
 def test_parts_of_what_a_call_was_handed_come_back_as_themselves(first: int, tmp_path: Path) -> None:
     runs, path = [draws.run, lmc.compile(draws)], tmp_path / "j"
     expected = runs[first]("q", backend=lmc.Mock(), seed=1, journal=path).ret_value
-    head = path.read_bytes().splitlines(keepends=True)[0]
     for way in runs:
         assert way("q", backend=lmc.Mock(), journal=path).ret_value == expected
-    found = [(n, r) for n, known in records.read(path).records.items() for r in known]
+    header, found = records.read(path).header, [(n, r) for n, known in records.read(path).records.items() for r in known]
     drawn = max(k for k, (_, record) in enumerate(found) if record[0] == "r") + 1
     for k in range(1, len(found)):
-        path.write_bytes(head + records.lines_of(found[:k]))
+        path.write_bytes(journal_of(header, found[:k]))
         result = runs[k % 2]("q", backend=lmc.Mock(), journal=path).ret_value
         assert sum(result[3]) == 1 and all(result[4:]) and sum("seen" in row for row in result[0]) == 3
         assert k < drawn or result == expected
@@ -765,11 +766,10 @@ def draws_states(s: Any, q: str) -> Any:
 def test_states_that_are_drawn(tmp_path: Path) -> None:
     runs, path = [draws_states.run, lmc.compile(draws_states)], tmp_path / "j"
     expected = seen(runs[0]("q", backend=lmc.Mock(), seed=1, journal=path))
-    head = path.read_bytes().splitlines(keepends=True)[0]
-    found = [(n, r) for n, known in records.read(path).records.items() for r in known]
+    header, found = records.read(path).header, [(n, r) for n, known in records.read(path).records.items() for r in known]
     drawn = max(k for k, (_, record) in enumerate(found) if record[0] == "r") + 1
     for k in range(1, len(found)):
-        path.write_bytes(head + records.lines_of(found[:k]))
+        path.write_bytes(journal_of(header, found[:k]))
         result = seen(runs[k % 2]("q", backend=lmc.Mock(), journal=path))  # a draw of which nobody knows is made again
         assert k < drawn or result == expected
 
@@ -1018,8 +1018,8 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello\n")
     with pytest.raises(JournalError, match="not a journal of lmc"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "text")
-    (tmp_path / "new").write_text("lmc-journal 5 0 {}\n")
-    with pytest.raises(JournalError, match="format 5; this lmc reads format 4"):
+    (tmp_path / "new").write_text("lmc-journal 4 0 {}\n")
+    with pytest.raises(JournalError, match="format 4; this lmc reads format 5"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "new")
     with pytest.raises(JournalError, match="No such file"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "no" / "where")
@@ -1106,12 +1106,24 @@ def test_a_damaged_last_group_is_refused_too(tmp_path: Path) -> None:
     assert records.read(path).size == last
 
 
+def test_a_line_that_is_missing_or_moved_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    agent.run("e", backend=lmc.Mock(), seed=3, journal=path)
+    first, *lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) > 3
+    for k in range(len(lines) - 1):
+        for changed in (lines[:k] + lines[k + 1 :], [*lines[:k], lines[k + 1], lines[k], *lines[k + 2 :]], [*lines[: k + 1], *lines[k:]]):
+            with pytest.raises(JournalError, match="damaged at byte"):
+                records.parse(first + b"".join(changed), "x")
+    without_the_last = records.parse(first + b"".join(lines[:-1]), "x")
+    assert without_the_last is not None and not without_the_last.dropped  # as one that was cut off there
+
+
 @search(20, 80)
 @given(st.binary(max_size=60), st.lists(st.lists(st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2)), max_size=8), max_size=3))
 def test_any_bytes_are_a_journal_or_refused(noise: bytes, found: list[Any]) -> None:
-    payload = records.codec.to_bytes(found)
-    head = b"lmc-journal 4 " + records.checksum(b"{}") + b" {}\n"
-    for data in (noise, head + noise, head + records.checksum(payload) + b" " + payload + b"\n", head[: len(noise)]):
+    head, total = first_line({})
+    for data in (noise, head + noise, head + line(to_bytes(found), total)[0], head[: len(noise)]):
         try:
             records.parse(data, "x")
         except JournalError:

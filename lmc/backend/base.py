@@ -165,13 +165,15 @@ class Result:
     Callbacks run in the thread that completes the result and must only enqueue.
 
     began, ended  when it was asked for, and when the answer was there, by `time.perf_counter()`
+    checked       the journaled run that asked for it, and a check of what was asked, once it is known (lmc.checks)
     """
 
-    __slots__ = ("_callbacks", "_deltas", "_error", "_output", "_scored", "began", "ended")
+    __slots__ = ("_callbacks", "_deltas", "_error", "_output", "_scored", "began", "checked", "ended")
 
     def __init__(self) -> None:
         self.began = perf_counter()
         self.ended = 0.0
+        self.checked: tuple[object, int] | None = None
         self._output: Output | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Result], None]] | None = None

@@ -43,7 +43,7 @@ from lmc.backend.instructions import (
     case_key,
 )
 from lmc.backend.pins import Pins
-from lmc.checks import Since, shown
+from lmc.checks import Since, Site, shown
 from lmc.ir.core import DEFAULT, Case, Graph, Op, Operand, Symbol, Value
 from lmc.ir.ops import GEN_PARAMS, trait
 from lmc.prompt import Fixed, Image, Mark, Origin, Prompt, SamplingParams, Special, make_gen, make_select
@@ -110,7 +110,7 @@ class Code:
         self.loose: set[int] = set()  # slots of values computed from what unordered calls gave
         self.changing = Changing(() if bound is None else graph.params) if any(op.attr("unordered") for op in graph.ops()) else None
         self.slots = self.first = first
-        self._asks = count()
+        self._asks, self._sites = count(), count()
         self.since: dict[Value, Since] = {}  # prompts whose text since their last answer is known, but for its values
         for i, param in enumerate(graph.params):
             self._place[param] = bound[i] if bound is not None else self._new()
@@ -137,6 +137,11 @@ class Code:
         longest = constant.attr("longest") if constant is not None else None
         reserve = None if longest is None else longest + 1
         return Visit((self.first, op.attr("order", place)), group, members, op.attr("ways", (0, 1)), reserve, self._covers(op))
+
+    def site(self, op: Op, places: Sequence[tuple[str, int]]) -> Site | None:
+        """Where an ask is, if what its prompt has since the last answer is text for certain, and where."""
+        since = self.since.get(op.operands[0])  # type: ignore[arg-type]  # a prompt is a value
+        return Site(places, (self.first, next(self._sites)), since) if since is not None and since.certain else None
 
     def _covers(self, op: Op) -> tuple[tuple[str, Mapping[str, Any]], ...]:
         """What the plan says that one request can cover besides a gen: texts, and the attributes of the gens behind them."""
@@ -250,7 +255,8 @@ def _append(code: Code, op: Op) -> Instruction:
     since = code.since.get(ctx)  # type: ignore[arg-type]  # a prompt is a value
     if since is not None:
         places = map(code.place, parts)
-        code.since[op.results[0]] = since.with_parts([p if isinstance(p, int) else shown((p.value,)) for p in places])
+        certain = all(p.type == "str" for p in parts if isinstance(p, Value))
+        code.since[op.results[0]] = since.with_parts([p if isinstance(p, int) else shown((p.value,)) for p in places], certain=certain)
     if all(isinstance(p, str | Special | Mark) for p in parts):
         fixed = Fixed(parts)  # type: ignore[arg-type]
         return Simple(code.deps(ctx), 0, op.loc, code.out(op.results[0]), lambda run: run.env[at].append_fixed(fixed))
@@ -311,6 +317,8 @@ def _gen(code: Code, op: Op) -> Instruction:
 def _ask(code: Code, op: Op, make: Callable[[Run], Any]) -> Ask:
     """What gen and select have in common: the request that `make` gives, asked of the op's prompt."""
     outs = tuple(map(code.out, op.results))
+    keys = (op.attr("stream"), op.attr("ordinal")), *op.attr("also", ())
+    site = code.site(op, keys)
     code.since[op.results[0]] = Since(outs[1])
     return Ask(
         code.deps(*op.operands),
@@ -318,10 +326,10 @@ def _ask(code: Code, op: Op, make: Callable[[Run], Any]) -> Ask:
         op.loc,
         outs,
         code.slot(op.operands[0]),
-        ((op.attr("stream"), op.attr("ordinal")), *op.attr("also", ())),
+        keys,
         make,
         code.visit(op),
-        code.since.get(op.operands[0]),  # type: ignore[arg-type]  # a prompt is a value
+        site,
     )
 
 

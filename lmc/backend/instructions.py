@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lmc.backend import recording
 from lmc.backend.base import Backend, Beyond, Handle, Hints, Meta, Result, TakeOver
 from lmc.backend.pins import Pins
-from lmc.checks import Since, since_last
+from lmc.checks import Site
 from lmc.errors import LmcError, Loc
 from lmc.ir.core import exact
 from lmc.limits import Limits
@@ -170,8 +170,12 @@ class Journaling(Protocol):
         """The prompt with the answer to `ask`: the known one, or the one that `send` asks for."""
         ...
 
-    def asked(self, text: int, last: Result | None, ask: Any, places: Sequence[tuple[str, int]], result: Result) -> None:
-        """Something was asked of a run of which nothing is known: behind the answer `last`, and a text of which this is the check."""
+    def asked(self, before: Prompt, ask: Any, places: Sequence[tuple[str, int]], result: Result) -> None:
+        """Something was asked in a run of which nothing is known."""
+        ...
+
+    def asked_at(self, site: Site, env: list[Any], ask: Any, result: Result) -> None:
+        """As `asked`, where a compiled run asks, with the values that it has."""
         ...
 
     def call(self, stream: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
@@ -365,14 +369,14 @@ class Given(Instruction):
 class Ask(Instruction):
     """gen and select: submits at once, waits for nothing."""
 
-    __slots__ = ("ctx", "keys", "make", "outs", "since", "visit")
+    __slots__ = ("ctx", "keys", "make", "outs", "site", "visit")
 
     def __init__(self, deps: tuple[int, ...], waits: int, loc: Loc | None, outs: tuple[int, ...], ctx: int,
-                 keys: tuple[tuple[str, int], ...], make: Callable[[Run], Any], visit: Visit, since: Since | None) -> None:  # fmt: skip
+                 keys: tuple[tuple[str, int], ...], make: Callable[[Run], Any], visit: Visit, site: Site | None) -> None:  # fmt: skip
         super().__init__(deps, waits | ASK, READ | ASK, loc)
         self.outs, self.ctx, self.make, self.visit = outs, ctx, make, visit
         self.keys = keys  # its own identity, and those of the equal asks merged into it
-        self.since = since  # what the prompt has since its last answer, where that is the same in every run
+        self.site = site  # where what the prompt has since its last answer is the same in every run
 
     def execute(self, run: Run, x: Scheduler) -> bool:
         env = run.env
@@ -402,15 +406,18 @@ class Ask(Instruction):
         journal = run.journal
         if journal is None:
             return before.submit(run.backend, ask, self.visit.hints(run))
-        places = tuple([(run.stream + stream, ordinal) for stream, ordinal in self.keys]) if run.stream else self.keys
-        if journal.resumed or journal.broken is not None:
-            hints = Hints(False, (run.item, *self.visit.order))  # of a group, some may be known: then the others must not wait for them
-            return journal.ask(before, ask, places, lambda: before.submit(run.backend, ask, hints))
-        after = before.submit(run.backend, ask, self.visit.hints(run))
-        since = self.since
-        text, last = since_last(before) if since is None else (since.check(run.env), None if since.last is None else run.env[since.last])
-        journal.asked(text, last, ask, places, after.result)  # type: ignore[arg-type]  # an ask has one
-        return after
+        if not journal.resumed and journal.broken is None:
+            after = before.submit(run.backend, ask, self.visit.hints(run))
+            if self.site is None or run.stream:
+                journal.asked(before, ask, self._places(run), after.result)  # type: ignore[arg-type]  # an ask has one
+            else:
+                journal.asked_at(self.site, run.env, ask, after.result)  # type: ignore[arg-type]
+            return after
+        hints = Hints(False, (run.item, *self.visit.order))  # of a group, some may be known: then the others must not wait for them
+        return journal.ask(before, ask, self._places(run), lambda: before.submit(run.backend, ask, hints))
+
+    def _places(self, run: Run) -> Sequence[tuple[str, int]]:
+        return tuple([(run.stream + stream, ordinal) for stream, ordinal in self.keys])
 
 
 class Read(Instruction):

@@ -21,7 +21,7 @@ from typing import Any
 
 from lmc import codec
 from lmc.backend.base import Output, Result
-from lmc.checks import of_ask, of_text, since_last
+from lmc.checks import Site, of_ask, of_text, since_last
 from lmc.errors import (
     BudgetExceeded,
     CancelledError,
@@ -47,9 +47,10 @@ from lmc.frontend.effects import (
 from lmc.frontend.handed import Handed
 from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import caller_loc
+from lmc.groups import WELL, Ask, Record, output_of, record_of
 from lmc.journal import MANY, Journal
 from lmc.prompt import Gen, Given, Prompt, Select
-from lmc.records import WELL, Ask, Effect, Known, Place, Record, output_of, record_of
+from lmc.records import Effect, Known, Place
 
 
 class RunJournal:
@@ -60,7 +61,7 @@ class RunJournal:
     """
 
     __slots__ = (
-        "_asked", "_busy", "_counts", "_digests", "_idempotent", "_known", "_left", "_lock", "_next", "broken", "item", "journal", "resumed",
+        "_asked", "_busy", "_counts", "_idempotent", "_known", "_left", "_lock", "_next", "broken", "item", "journal", "resumed",
     )  # fmt: skip
 
     def __init__(self, journal: Journal, item: int) -> None:
@@ -71,7 +72,6 @@ class RunJournal:
         self._counts: dict[tuple[str, str, int], int] = {}  # calls so far
         self._left: dict[Place, Effect] | None = None  # effects that the program has not come to
         self._next = 0
-        self._digests: dict[Result, int] = {}
         self._asked: list[Result] = []
         self._idempotent: dict[int, Any] = {}  # coroutines of idempotent functions, by id
         self._busy = 0  # calls of host code that go on
@@ -99,7 +99,7 @@ class RunJournal:
         if not self.resumed:
             after = send()
             assert after.result is not None
-            self.asked(*since_last(before), ask, places, after.result)
+            self.asked(before, ask, places, after.result)
             return after
         text, last = since_last(before)
         result = Result()
@@ -112,16 +112,23 @@ class RunJournal:
         # what failed before has no handle that a backend could see
         after = send() if last is None or last.error is None else _failed(before, last.error)
         assert after.result is not None
-        self.check(text, last, ask, after.result)  # now: what is asked of it may be known
-        self.asked(text, last, ask, places, after.result)
+        self.asked(before, ask, places, after.result)
         return after
 
-    def asked(self, text: int, last: Result | None, ask: Gen | Select, places: Sequence[Ask], result: Result) -> None:
-        """Something was asked that the journal does not know: behind the answer `last`, and a text of which this is the check."""
+    def asked(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], result: Result) -> None:
+        """Something was asked that the journal does not know."""
+        self.check(*since_last(before), ask, result)
         self._asked.append(result)
+        self.journal.add((places, self, result))
+
+    def asked_at(self, site: Site, env: list[Any], ask: Gen | Select, result: Result) -> None:
+        """As `asked`, where a compiled run asks, with the values that it has: checked with the others that were asked there."""
         journal = self.journal
-        journal.put_asked((self, text, last, ask, places, result))
-        if len(journal.entries) >= MANY:
+        entries = journal.entries
+        entries.append((site, self, site.take(env), ask, result))
+        if not journal.rung:
+            journal.ring()
+        if len(entries) >= MANY:
             journal.gather_many()
 
     def _find(self, places: Sequence[Ask], digest: int) -> Record | None:
@@ -149,26 +156,31 @@ class RunJournal:
             raise JournalError(f"journal={str(self.journal.path)!r}: an answer that no lmc wrote: {error}") from None
 
     def check(self, text: int, last: Result | None, ask: Gen | Select, result: Result) -> int:
-        """A check of the whole prompt and of what was asked of it, by which the answer is known again."""
-        digests = self._digests
-        digest = digests.get(result)
-        if digest is None:
-            before = 0 if last is None else digests.get(last)
-            digest = digests[result] = of_ask(of_text(last.output().text) if before is None else before, text, ask)  # type: ignore[union-attr]  # of some other run
+        """A check of the whole prompt and of what was asked of it, by which the answer is known again: `text` is that of what follows the answer `last`."""
+        digest = of_ask(0 if last is None else self._checked(last), text, ask)
+        result.checked = self, digest
         return digest
 
-    def record(self, text: int, last: Result | None, ask: Gen | Select, places: Sequence[Ask], result: Result) -> Record | None:
+    def _checked(self, result: Result) -> int:
+        if result.checked is None:
+            self.journal.gather()  # it may have been asked a moment ago
+        if result.checked is None or result.checked[0] is not self:  # of some other run
+            return of_text(result.output().text)
+        return result.checked[1]
+
+    def record(self, places: Sequence[Ask], result: Result) -> Record | None:
         """The record of what is no plain answer. None if it is not there yet, and then it comes later, or not to be had."""
         output, error = result.answer, result.error
+        assert result.checked is not None
         if output is not None:
-            return record_of(places, self._digests[result], output)
+            return record_of(places, result.checked[1], output)
         if error is None:
-            result.on_change(lambda r: self.journal.put_asked((self, text, last, ask, places, r)) if r.done else None)
+            result.on_change(lambda r: self.journal.add((places, self, r)) if r.done else None)
             return None
         if isinstance(error, CancelledError | RunTimeout | BudgetExceeded | JournalError):
             return None  # what this run came to, not what the model said
         try:
-            return ["f", places, self._digests[result], codec.encode(error)]
+            return ["f", places, result.checked[1], codec.encode(error)]
         except codec.NotData:
             return None  # asked again
 
@@ -415,18 +427,18 @@ class RunJournal:
         self.broken = self.broken or error
         return error
 
-    def ended(self, error: BaseException | None) -> BaseException | None:
-        """The run is over; gives the error that it ended with. Waits for what it asked."""
+    def ended(self, error: BaseException | None, asked: Iterable[Result] = ()) -> BaseException | None:
+        """The run is over; gives the error that it ended with. Waits for what it asked: `asked`, and what no compiled run did."""
         if error is None:
-            for result in self._asked:
+            for result in (*asked, *self._asked):
                 if not result.done:
                     result.wait()
         self._asked.clear()
         error = self.broken or error
         if error is not None:
             self.journal.put(self.item, ["e", [[type(e).__name__, str(e)] for e in _causes(error)]])
-        elif self.known.end != []:  # what it ended with before is over
-            self.journal.put(self.item, WELL)
+        elif not self.resumed or self.known.end != []:  # what it ended with before is over
+            self.journal.add((self.item, WELL))
         self._known = None  # read again if somebody goes on with the state
         return error
 

@@ -28,9 +28,10 @@ from lmc.errors import (
 )
 from lmc.frontend.effects import data_or_class
 from lmc.frontend.primitives import caller_loc
+from lmc.groups import Record
 from lmc.journal import Journal, make_directory
 from lmc.prompt import SamplingParams
-from lmc.records import Record, few_full_collections
+from lmc.records import few_full_collections
 
 if TYPE_CHECKING:
     from lmc.frontend.interpreter import Function
@@ -110,7 +111,7 @@ def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: S
         return
     for number, arguments in zip(numbers, bound, strict=True):
         known = records.get(number)
-        if known is not None and not _same(_beginning(journal, _given(arguments)), known[0]):
+        if known is not None and not _same(_beginning(_given(arguments)), known[0]):
             of = f"item {number}" if journal.contents.header["kind"] == "batch" else "the run"
             raise JournalError(
                 f"journal={str(journal.path)!r} is of other arguments: those of {of} are not what they were. Give the call what it was given "
@@ -132,7 +133,7 @@ def _begin(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: S
         journal.begin(numbers, names, columns)
         return
     for number, arguments in zip(numbers, bound, strict=True):
-        journal.put(number, _beginning(journal, _given(arguments)))
+        journal.put(number, _beginning(_given(arguments)))
 
 
 def _given(arguments: inspect.BoundArguments) -> dict[str, Any]:
@@ -142,12 +143,12 @@ def _given(arguments: inspect.BoundArguments) -> dict[str, Any]:
     return given
 
 
-def _beginning(journal: Journal, given: Mapping[str, Any]) -> Record:
+def _beginning(given: Mapping[str, Any]) -> Record:
     """The record of a run's arguments, or of their digest if they are too large."""
     if set(map(type, given.values())) <= {str} and sum(map(len, given.values())) < LARGEST // 8:  # JSON has 6 bytes for a character at most
         return ["b", given, None]
     data = {name: data_or_class(x) for name, x in given.items()}
     record = ["b", data, None]
-    if len(journal.encode(record)) <= LARGEST:
+    if len(codec.to_bytes(record)) <= LARGEST:
         return record
     return ["b", None, hashlib.blake2b(codec.to_bytes(data), digest_size=12).hexdigest()]

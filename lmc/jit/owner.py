@@ -186,7 +186,8 @@ class Owner:
         self.stats.wasted += run.wasted
         root: Root = run.root
         if run.journal is not None and not run.stream:
-            run.error = root.live.run.journal.ended(run.error)  # type: ignore[union-attr]  # the same
+            asked = [after.result for _, _, after in run.answers.values()]
+            run.error = root.live.run.journal.ended(run.error, asked)  # type: ignore[union-attr,arg-type]  # the same; an ask has a result
         if root.traced is not None:
             root.traced.ledger.note(run)
         if recording.recorder is not None:

@@ -21,9 +21,10 @@ from typing import Any
 
 import lmc
 from lmc.backend.mock import Mock
+from lmc.groups import journal_of
 from lmc.jit.program import Program
 from lmc.jit.traced import Traced
-from lmc.records import lines_of, parse, read
+from lmc.records import parse, read
 
 EFFECTS: list[Any] = []
 """What the programs' tools did, in order. Tools append here; nothing else does."""
@@ -311,9 +312,9 @@ def resumes_from_anywhere(
             seen = run(how, item, outside, {**options, "backend": backend(), "journal": path})
             if (seen.error is not None and seen.error[0] == "JournalError") or seen.outside != before or seen.arguments != item:
                 return
-            first, records = _records(path.read_bytes())
+            header, records = _records(path.read_bytes())
             for k in range(0, len(records), max(1, len(records) // CUTS)):
-                path.write_bytes(first + lines_of(records[:k]))
+                path.write_bytes(journal_of(header, records[:k]))
                 effects = [] if not k else read(path).runs[0].effects.values()
                 doubt = any(e.outcome is None or (e.outcome[0] == "awaitable" and e.outcome[1] != "coroutine") for e in effects)
                 reset()
@@ -326,11 +327,11 @@ def resumes_from_anywhere(
                 assert seen == expected, f"{n}, taken up behind record {k} of {len(records)}, {item}: {differences(seen, expected)}"
 
 
-def _records(data: bytes) -> tuple[bytes, list[tuple[int, Any]]]:
-    """The first line of a journal, and its records, each with its run."""
+def _records(data: bytes) -> tuple[dict[str, Any], list[tuple[int, Any]]]:
+    """The header of a journal, and its records, each with its run."""
     contents = parse(data, "the journal")
     assert contents is not None
-    return data[: data.index(b"\n") + 1], [(number, record) for number, found in contents.records.items() for record in found]
+    return contents.header, [(number, record) for number, found in contents.records.items() for record in found]
 
 
 def _batch(

@@ -1,0 +1,114 @@
+"""Columns: values of one shape, written part by part, so that a few calls write and read many of them, and what is the same in each is written once.
+
+(Cf. the columns of Dremel and Parquet; unlike theirs, a column whose values are not of one shape has them as they are.)
+
+    [x, y, …]                          the values
+    {"=": x}                           each is x: a text, a whole number, true, false or null
+    {"keys": […], "columns": […]}      dicts with these keys, in this order
+    {"columns": […]}                   lists that are as long as there are columns
+    {"of": [i, …], "kinds": […]}       dicts of several kinds, each with a column of its own: which of them the values are of, in order
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (values are data by nature)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from lmc import codec
+
+Column = list[Any] | dict[str, Any]
+
+FEW = 4
+"""Fewer values than these are written as they are."""
+WIDE = 16
+"""Lists that are longer are written as they are: they rarely are equally long."""
+
+
+def packed(values: Sequence[Any]) -> Column:
+    """JSON values as a column. Raises NotData for what JSON lacks."""
+    if len(values) >= FEW:
+        kinds = set(map(type, values))
+        if len(kinds) == 1:
+            rule = _PACKED.get(kinds.pop())
+            if rule is not None:
+                return rule(values)
+        elif codec.are_atoms(kinds):
+            return list(values)
+    return _as_they_are(values)
+
+
+def packed_numbers(rows: Sequence[Sequence[int]]) -> Column:
+    """As `packed`, of tuples of as many whole numbers."""
+    return {"columns": list(map(_packed_equals, zip(*rows, strict=True)))} if len(rows) >= FEW else list(map(list, rows))
+
+
+def packed_rows(rows: Sequence[Sequence[Any]]) -> Column:
+    """As `packed`, of lists or tuples."""
+    widths = set(map(len, rows))
+    if len(widths) > 1 or len(rows) < FEW or (width := widths.pop()) > WIDE:
+        return _as_they_are(list(map(list, rows)))
+    return {"columns": list(map(packed, zip(*rows, strict=True))) if width else []}
+
+
+def _packed_dicts(dicts: Sequence[dict[Any, Any]]) -> Column:
+    if not codec.are_texts(chain.from_iterable(dicts)):
+        raise codec.NotData("what JSON lacks")
+    shapes = list(map(tuple, dicts))
+    kinds = dict.fromkeys(shapes)
+    if len(kinds) == 1:
+        return _of_one_kind(shapes[0], dicts)
+    if len(kinds) > FEW:
+        return _as_they_are(dicts)
+    order = list(kinds)
+    columns = [_of_one_kind(kind, [x for x, shape in zip(dicts, shapes, strict=True) if shape == kind]) for kind in order]
+    return {"of": list(map(order.index, shapes)), "kinds": columns}
+
+
+def _of_one_kind(keys: tuple[Any, ...], dicts: Sequence[dict[Any, Any]]) -> Column:
+    if len(dicts) < FEW:
+        return _as_they_are(dicts)
+    return {"keys": keys, "columns": list(map(packed, zip(*map(dict.values, dicts), strict=True)))}
+
+
+def _packed_equals(values: Sequence[Any]) -> Column:
+    """Values of one type whose equality says that they are the same: not floats, of which 0.0 equals -0.0."""
+    first = values[0]
+    if values[-1] == first and values.count(first) == len(values):
+        return {"=": first}
+    return list(values)
+
+
+def _as_they_are(values: Sequence[Any]) -> Column:
+    if not all(map(codec.is_json, values)):
+        raise codec.NotData("what JSON lacks")
+    return list(values)
+
+
+_PACKED: Mapping[type, Callable[[Sequence[Any]], Column]] = {
+    str: _packed_equals, int: _packed_equals, bool: _packed_equals, type(None): _packed_equals, float: list, dict: _packed_dicts, list: packed_rows,
+}  # fmt: skip
+
+
+def unpacked(column: Any, count: int) -> list[Any]:
+    """The values of a column, none of which share a container. Raises ValueError, TypeError or KeyError for what is no column of `count` values."""
+    if isinstance(column, list):
+        values = column
+    elif "=" in column:
+        values = [column["="]] * count
+    elif "of" in column:
+        parts = [unpacked(part, column["of"].count(i)) for i, part in enumerate(column["kinds"])]
+        if sum(map(len, parts)) != len(column["of"]):
+            raise ValueError("a column of kinds that it does not have")
+        rest = list(map(iter, parts))
+        values = [next(rest[i]) for i in column["of"]]
+    else:
+        rows: Any = zip(*[unpacked(part, count) for part in column["columns"]], strict=True) if column["columns"] else [()] * count
+        keys = column.get("keys")
+        values = list(map(list, rows)) if keys is None else [dict(zip(keys, row, strict=True)) for row in rows]
+    if len(values) != count:
+        raise ValueError(f"a column of {len(values)} values for {count}")
+    return values

@@ -1,0 +1,205 @@
+"""Groups: the lines of a journal, each with the records that were written together.
+
+A group is a list of sections, `[kind, …]`. Answers, of which there are most, are in it by columns (lmc.columns), a section for each
+place where programs asked: a few calls write and read all of them. A line's checksum goes on from that of the line before, so
+that no line can be missing either.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (records are data by nature)
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import chain
+from operator import attrgetter
+from typing import Any, Protocol
+
+from lmc import codec
+from lmc.backend.base import Output, Result, Usage
+from lmc.checks import Site
+from lmc.columns import packed_numbers, packed_rows, unpacked
+from lmc.errors import JournalError
+from lmc.prompt import Gen, Select
+
+VERSION = 5
+MAGIC = "lmc-journal"
+
+Record = list[Any]
+Ask = tuple[str, int]
+"""The place of an answer: stream and ordinal."""
+WELL: Record = ["e", []]
+"""The record of a run that is over, and well."""
+
+
+class Writes(Protocol):
+    """A run that writes to a journal."""
+
+    item: int
+
+    def record(self, places: Sequence[Ask], result: Result) -> Record | None:
+        """The record of what is no plain answer. None if it is not there yet, and then it comes later, or not to be had."""
+        ...
+
+
+Asked = tuple[Site, Writes, tuple[Any, ...], Gen | Select, Result]
+"""What a compiled run asked, with what the site has taken of its values: not checked yet."""
+Answered = tuple[Sequence[Ask], Writes, Result]
+"""What was asked at places and is checked."""
+Begun = tuple[Sequence[int], Sequence[str], Sequence[Sequence[str]]]
+"""Runs that begin with nothing but text: their numbers, names of their arguments, and a column of values for each."""
+Entry = Asked | Answered | tuple[int, Record] | tuple[Begun]
+"""What goes into a group; a record has its run. They are told apart by their lengths."""
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def group_of(entries: Iterable[Entry]) -> list[list[Any]]:
+    """The sections of what became known, in this order for each run; the checks of answers are noted in them."""
+    sections: list[list[Any]] = []
+    ended: list[int] = []
+    answers = _Answers()
+    for entry in entries:
+        if len(entry) == 5:
+            answers.unchecked[entry[0]].append(entry)
+        elif len(entry) == 3:
+            answers.checked[entry[0]].append(entry)
+        elif len(entry) == 1:
+            sections.append(["begun", *entry[0]])
+        elif entry[1] is WELL:
+            ended.append(entry[0])
+        else:
+            if answers.are_of(entry[0]):
+                sections += answers.taken()
+            sections.append(["record", *entry])
+    sections += answers.taken()
+    return [*sections, ["ended", ended]] if ended else sections
+
+
+class _Answers:
+    """Answers that are in no section yet, by where they were asked for."""
+
+    def __init__(self) -> None:
+        self.unchecked: defaultdict[Site, list[Asked]] = defaultdict(list)
+        self.checked: defaultdict[Sequence[Ask], list[Answered]] = defaultdict(list)
+
+    def are_of(self, item: int) -> bool:
+        """Whether a run has some among them."""
+        return any(entry[1].item == item for entries in chain(self.unchecked.values(), self.checked.values()) for entry in entries)
+
+    def taken(self) -> Iterator[list[Any]]:
+        """The sections of all there are, which then are no more."""
+        for site in sorted(self.unchecked, key=_ORDER):
+            _, runs, taken, asks, results = zip(*self.unchecked[site], strict=True)
+            yield from _sections(site.places, runs, results, site.check(runs, taken, asks, results))
+        for places, entries in self.checked.items():
+            _, runs, results = zip(*entries, strict=True)
+            yield from _sections(places, runs, results, [result.checked[1] for result in results])  # type: ignore[index]  # they are
+        self.unchecked.clear()
+        self.checked.clear()
+
+
+def _sections(places: Sequence[Ask], runs: Sequence[Writes], results: Sequence[Result], checks: Sequence[int]) -> Iterator[list[Any]]:
+    """A section for answers, if all are there and their meta info is as JSON has it; otherwise for each what it has."""
+    outputs: Any = [result.answer for result in results]
+    if all(outputs):
+        try:
+            yield _answers(places, runs, checks, outputs)
+            return
+        except codec.NotData:
+            pass  # of some
+    for run, result, check, output in zip(runs, results, checks, outputs, strict=True):
+        if output is not None and all(map(codec.is_json, output.metas)):
+            yield _answers(places, [run], [check], [output])
+        elif (record := run.record(places, result)) is not None:
+            yield ["record", run.item, record]
+
+
+def _answers(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int], outputs: Sequence[Output]) -> list[Any]:
+    """Raises NotData."""
+    return [
+        "answers", places, list(map(_ITEM, runs)), checks, packed_rows([o.texts for o in outputs]), packed_rows([o.metas for o in outputs]),
+        packed_numbers([_USAGE(o.usage) for o in outputs]), packed_rows([o.ids for o in outputs])]  # fmt: skip
+
+
+_ORDER = attrgetter("order")
+_ITEM = attrgetter("item")
+_USAGE = attrgetter(*[f.name for f in fields(Usage)])
+
+
+def record_of(places: Sequence[Ask], digest: int, output: Output) -> Record:
+    """The record of an answer whose meta info is not as JSON has it. Raises JournalError for what is no data."""
+    try:
+        metas = [[[name, codec.encode(x)] for name, x in meta.items()] for meta in output.metas]
+    except codec.NotData as what:
+        raise JournalError(f"a journal cannot hold the meta info of an answer: {what}") from None
+    return ["A", places, digest, output.texts, metas, _USAGE(output.usage), output.ids]
+
+
+# -- lines -----------------------------------------------------------------------------------------------------------
+
+
+def line(data: bytes, before: int) -> tuple[bytes, int]:
+    """A line, and its checksum; `before` is that of the line before, 0 of the first."""
+    total = zlib.crc32(data, before)
+    return b"%08x %s\n" % (total, data), total
+
+
+def payload(found: bytes, before: int) -> tuple[bytes, int] | None:
+    """What a line holds, without its end, and its checksum; None if it is damaged, or not the next line."""
+    total, _, data = found.partition(b" ")
+    expected = zlib.crc32(data, before)
+    return (data, expected) if total == b"%08x" % expected else None
+
+
+def first_line(header: Mapping[str, Any]) -> tuple[bytes, int]:
+    """The first line of a journal, and its checksum."""
+    found, total = line(codec.to_bytes(header), 0)
+    return b"%s %d %s" % (MAGIC.encode(), VERSION, found), total
+
+
+def journal_of(header: Mapping[str, Any], records: Iterable[tuple[int, Record]]) -> bytes:
+    """The file of a journal with these records, a group for each."""
+    found, total = first_line(header)
+    lines = [found]
+    for item, record in records:
+        found, total = line(codec.to_bytes([["record", item, record]]), total)
+        lines.append(found)
+    return b"".join(lines)
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def in_group(sections: Any) -> Iterator[tuple[int, Record]]:
+    """The records of a group in order, each with its run."""
+    for kind, *section in sections:
+        yield from _READ[kind](*section)
+
+
+def _read_begun(items: Any, names: Any, columns: Any) -> Iterator[tuple[int, Record]]:
+    for item, *values in zip(items, *columns, strict=True):
+        yield item, ["b", dict(zip(names, values, strict=True)), None]
+
+
+def _read_answers(places: Any, items: Any, digests: Any, *columns: Any) -> Iterator[tuple[int, Record]]:
+    unpacked_columns = [unpacked(column, len(items)) for column in columns]
+    for item, *record in zip(items, digests, *unpacked_columns, strict=True):
+        yield item, ["a", places, *record]
+
+
+_READ: Mapping[str, Any] = {
+    "begun": _read_begun, "answers": _read_answers, "record": lambda item, record: ((item, record),), "ended": lambda items: [(item, WELL) for item in items],
+}  # fmt: skip
+
+
+def output_of(record: Record) -> Output:
+    """The answer that a record holds. Raises BadData, ValueError, TypeError or IndexError for what no lmc wrote."""
+    kind, _, _, texts, metas, usage, ids = record
+    if kind == "A":
+        metas = [{name: codec.decode(x) for name, x in meta} for meta in metas]
+    return Output(tuple(texts), tuple(metas), Usage(*usage), tuple(ids))
