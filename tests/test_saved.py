@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -507,3 +509,17 @@ def test_own_functions_are_the_frontends() -> None:
     for name in ("os:system", "lmc.cli:app", "lmc.frontend.hostops:sys", "lmc.frontend.__init__:x", "lmc.frontend.hooks:types"):
         with pytest.raises(ValueError):
             saved._found_own(name)
+
+
+@lmc.function
+def greets(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=2)
+
+
+def test_a_program_is_pickled_by_its_name_and_a_compiled_one_not_at_all() -> None:
+    assert pickle.loads(pickle.dumps(greets)) is greets and copy.deepcopy([greets]) == [greets]
+    with pytest.raises(pickle.PicklingError, match="greets"):
+        pickle.dumps(greets.bind(q="x"))
+    for fails in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(lmc.ProgramError, match=r"greets.* cannot be pickled or copied once it is compiled: program\.save\(path\) .* lmc\.load\(path\)"):
+            fails(lmc.compile(greets))

@@ -748,6 +748,10 @@ class Function:
             if bar is not None:
                 bar.close()
 
+    def __reduce__(self) -> str:
+        """Pickled as Python's functions are, by its name: another process finds it in its module."""
+        return self.__qualname__
+
     def __repr__(self) -> str:
         return f"<lmc {self.described}>"
 

@@ -205,6 +205,12 @@ class Program:
         """
         write(Path(path), self._encoded() if self._trees.saved is None else self._content(self._trees.saved))
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Raises ProgramError: a program is neither pickled nor copied."""
+        raise ProgramError(
+            f"{self.function.described} cannot be pickled or copied once it is compiled: program.save(path) writes it to a file, and lmc.load(path) reads that "
+            "in another process", loc=caller_loc())  # fmt: skip
+
     def _encoded(self) -> bytes:
         """All that was traced, as the bytes of a file."""
         described = self.function.described
