@@ -750,7 +750,7 @@ class Function:
 
     def __reduce__(self) -> str:
         """Pickled as Python's functions are, by its name: another process finds it in its module."""
-        return self.__qualname__
+        return vars(self)["__qualname__"]
 
     def __repr__(self) -> str:
         return f"<lmc {self.described}>"
