@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lmc.frontend import reach
-from lmc.frontend.instrument import node_of
+from lmc.frontend.source import node_of
 
 _STORES = ("setattr", "delattr", "__setattr__", "__delattr__")
 

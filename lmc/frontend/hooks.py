@@ -32,12 +32,14 @@ from lmc.frontend.effects import foreign
 from lmc.frontend.handed import Drawn
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Shape, targets
-from lmc.frontend.instrument import CannotInstrument, awaits, instrument, is_instrumented
+from lmc.frontend.instrument import instrument
+from lmc.frontend.instrumented import awaits, is_instrumented
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.managers import AsyncManaged, Managed, is_own_async_manager, is_own_manager
 from lmc.frontend.own import NOT_OWN, Own, default_containers
 from lmc.frontend.primitives import Expr, caller_loc
 from lmc.frontend.raising import caused
+from lmc.frontend.source import CannotInstrument
 from lmc.frontend.state import State, StateGroup
 from lmc.frontend.tree import Tree
 from lmc.frontend.values import TraceEscape, Value, active

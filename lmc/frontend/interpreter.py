@@ -486,7 +486,8 @@ class Function:
         if limits is not None and limits.timed:
             return await self._timed_call(state, bound, limits)
         from lmc.frontend.hooks import hooks  # knows programs itself
-        from lmc.frontend.instrument import CannotInstrument, instrument
+        from lmc.frontend.instrument import instrument
+        from lmc.frontend.source import CannotInstrument
 
         try:
             run = instrument(self.func, hooks) if isinstance(self.func, FunctionType) else self.func
@@ -497,8 +498,9 @@ class Function:
 
     async def _timed_call(self, state: State, bound: inspect.BoundArguments, limits: Limits) -> None:
         """As `_acall`, with hooks at all that the program awaits; without its source, the whole of it is one thing that is awaited."""
-        from lmc.frontend.instrument import CannotInstrument, instrument
+        from lmc.frontend.instrument import instrument
         from lmc.frontend.replay import areplay  # knows programs itself
+        from lmc.frontend.source import CannotInstrument
 
         with _running(state):
             try:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lmc.frontend import reach
-from lmc.frontend.instrument import is_instrumented
+from lmc.frontend.instrumented import is_instrumented
 
 PACKAGE = __file__.rsplit("frontend", 1)[0]
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 from lmc.backend.base import TakeOver
-from lmc.frontend.instrument import HOOKS_NAME
+from lmc.frontend.instrumented import HOOKS_NAME
 from lmc.frontend.values import TraceEscape, Value
 
 _OWN = __file__.rsplit("frontend", 1)[0]

@@ -22,7 +22,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lmc.frontend.hostops import native
-from lmc.frontend.instrument import CannotInstrument, instrument, is_instrumented
+from lmc.frontend.instrument import instrument
+from lmc.frontend.instrumented import is_instrumented
+from lmc.frontend.source import CannotInstrument, codes
 from lmc.frontend.values import Value, active
 
 HIGHER_ORDER: frozenset[Any] = frozenset({
@@ -156,20 +158,13 @@ def holds_language(x: Any) -> bool:
     return type(x) not in _ATOMS and holds(x, is_language)
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _codes(const)
-
-
 def names_language(fn: types.FunctionType, seen: set[int] | None = None) -> bool:
     """Whether a function's code names lmc's primitives or, transitively, a function or class that does."""
     seen = set() if seen is None else seen
     if id(fn.__code__) in seen:
         return False
     seen.add(id(fn.__code__))
-    names = {name for code in _codes(fn.__code__) for name in code.co_names}
+    names = {name for code in codes(fn.__code__) for name in code.co_names}
     for name in names:
         value = fn.__globals__.get(name)
         if isinstance(value, types.ModuleType) and not is_own(value) and value is not builtins and not _is_library(value):
@@ -192,9 +187,9 @@ def texts(fn: Any) -> set[str]:
             continue
         seen.add(id(x))
         if isinstance(x, types.FunctionType):
-            codes = list(_codes(x.__code__))
-            names = {name for code in codes for name in code.co_names}
-            found.update(text for code in codes for const in code.co_consts for text in (const if isinstance(const, tuple) else (const,)) if isinstance(text, str))
+            own = list(codes(x.__code__))
+            names = {name for code in own for name in code.co_names}
+            found.update(text for code in own for const in code.co_consts for text in (const if isinstance(const, tuple) else (const,)) if isinstance(text, str))
             reached = [x.__globals__[name] for name in names if name in x.__globals__]
             modules = [m for m in reached if isinstance(m, types.ModuleType) and not is_own(m) and not _is_library(m)]
             todo += [*reached, *inside(x), *[getattr(m, name, None) for m in modules for name in names]]

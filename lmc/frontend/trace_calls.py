@@ -24,7 +24,7 @@ from lmc.frontend.asks import as_given
 from lmc.frontend.hooks import BUILT, hooks, only_sampling
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native
-from lmc.frontend.instrument import cleaning, is_instrumented
+from lmc.frontend.instrumented import cleaning, is_instrumented
 from lmc.frontend.interpreter import Function
 from lmc.frontend.managers import is_generator_manager
 from lmc.frontend.own import NOT_OWN

@@ -22,7 +22,7 @@ from lmc.frontend.handed import ITERATORS
 from lmc.frontend.hooks import LAZY, hooks, outside_key, program_frame
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native
-from lmc.frontend.instrument import stays
+from lmc.frontend.instrumented import stays
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.trace_record import EMPTY, NO_KEY, Recorder, cell_content
 from lmc.frontend.tree import Guard, Site, site_of

@@ -31,9 +31,10 @@ from lmc.frontend.emitter import Taken
 from lmc.frontend.hooks import DEFINED, LAZY, CountingMode, Key, hooks, program_frame
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known
-from lmc.frontend.instrument import is_instrumented, rebinds, stays, tried
+from lmc.frontend.instrumented import is_instrumented, rebinds, stays
 from lmc.frontend.managers import is_generator_manager
 from lmc.frontend.primitives import caller_loc
+from lmc.frontend.source import tried
 from lmc.frontend.state import Gathered, Scoped, State, StateGroup, Stored
 from lmc.frontend.trace_state import NOT_AN_ATTRIBUTE, Answer
 from lmc.frontend.tree import Decision, Escape, Node, Return, Site, Switch, Tree, answer_of, decision_of

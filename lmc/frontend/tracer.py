@@ -27,7 +27,8 @@ from lmc.frontend.aio import Gathering, Ready, gathering
 from lmc.frontend.arguments import Parameters
 from lmc.frontend.hooks import GATHERED, Key, hooks, inner_key, member_of, program_frame, waits_for_answers
 from lmc.frontend.hostops import Known, Shape, native
-from lmc.frontend.instrument import guarding, instrument
+from lmc.frontend.instrument import instrument
+from lmc.frontend.instrumented import guarding
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.managers import (
     AsyncGuarded,

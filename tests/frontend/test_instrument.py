@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from lmc.frontend.hooks import hooks
-from lmc.frontend.instrument import CannotInstrument, instrument
+from lmc.frontend.instrument import instrument
+from lmc.frontend.source import CannotInstrument
 
 LOG: list[Any] = []
 LEVEL = 1
