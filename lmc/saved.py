@@ -31,7 +31,7 @@ from lmc import codec
 from lmc.chat import ChatTemplate, RoleTemplate
 from lmc.errors import LmcError, Loc, ProgramError
 from lmc.frontend import hostops, reach
-from lmc.frontend.hooks import outside_key
+from lmc.frontend.counting import outside_key
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
 from lmc.frontend.opening import source_digest

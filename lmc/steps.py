@@ -25,7 +25,7 @@ from lmc.backend.base import Backend, Output, Result
 from lmc.checks import since_last
 from lmc.errors import JournalError, Loc
 from lmc.frontend import durable, effects
-from lmc.frontend.hooks import program_frame
+from lmc.frontend.counting import program_frame
 from lmc.frontend.interpreter import Function, LiveEmitter, Run
 from lmc.frontend.state import State
 from lmc.groups import Ask, Record, output_of

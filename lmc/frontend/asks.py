@@ -16,6 +16,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend import reach
+from lmc.frontend.keys import CHOICES, GIVEN
 from lmc.frontend.primitives import gen, gen_int, gen_string, select
 from lmc.frontend.values import Value
 from lmc.ir.core import Attr, Type
@@ -23,11 +24,6 @@ from lmc.ir.core import Value as IRValue
 
 if TYPE_CHECKING:
     from lmc.frontend.trace_calls import CallMode
-
-GIVEN = -6
-"""As the second part of a key: what a gen was given."""
-CHOICES = -1
-"""As the second part of a key: the list of choices that a select was handed."""
 
 _ASKS: Mapping[Callable[..., Any], tuple[str, ...]] = {fn: fn.__code__.co_varnames[: fn.__code__.co_argcount] for fn in (gen, gen_int, gen_string, select)}
 

@@ -219,7 +219,7 @@ class RunJournal:
 
     def _sorted(self, stream: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
         """A sort of a compiled run as the interpreter makes it, so that both have the same calls: those of its key, one by one."""
-        from lmc.frontend.hooks import ReplayMode
+        from lmc.frontend.replay_mode import ReplayMode
         from lmc.frontend.values import active
 
         mode = ReplayMode({}, None, {})

@@ -1,7 +1,7 @@
 """Instrumentation: rewrites a Python function so that everything that could touch a symbolic value goes through a hook.
 
 The new code keeps the file name, line numbers, globals object and closure cells of the old one, so tracebacks and
-debuggers point at the user's lines. What a hook does depends on the active mode (hooks.py): without one it is what
+debuggers point at the user's lines. What a hook does depends on the active mode (mode.py): without one it is what
 plain Python does.
 """
 

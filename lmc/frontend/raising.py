@@ -190,7 +190,8 @@ def unlocated(error: BaseException) -> None:
     error.__traceback__ = kept[0] if kept else None
 
 
-_BETWEEN = frozenset(os.path.join(_OWN, "frontend", f"{name}.py") for name in ("hooks", "own", "durable", "again", "managers"))
+_BETWEEN = frozenset(os.path.join(_OWN, "frontend", f"{name}.py") for name in (
+    "hooks", "mode", "counting", "coroutines", "replay_record", "replay_items", "replay_async", "replay_mode", "own", "durable", "again", "managers"))
 """Where the hooks are that stand between the program and what it calls."""
 
 

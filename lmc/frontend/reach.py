@@ -48,7 +48,8 @@ def is_language(x: object) -> bool:
     return cls.__module__.startswith("lmc.frontend.") and cls.__module__ not in _NOT_LANGUAGE
 
 
-_NOT_LANGUAGE = frozenset(f"lmc.frontend.{name}" for name in ("values", "hooks", "host", "durable", "again", "handed"))
+_NOT_LANGUAGE = frozenset(f"lmc.frontend.{name}" for name in (
+    "values", "hooks", "mode", "counting", "coroutines", "replay_record", "replay_items", "replay_async", "replay_mode", "host", "durable", "again", "handed"))
 
 
 def only_defines(decorator: Any) -> bool:

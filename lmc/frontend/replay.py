@@ -13,10 +13,12 @@ from typing import Any
 
 from lmc.backend.base import Result
 from lmc.errors import JournalError
-from lmc.frontend.hooks import Ahead, Key, Record, ReplayMode, hooks
+from lmc.frontend.hooks import hooks
 from lmc.frontend.instrument import instrument
 from lmc.frontend.interpreter import ACTIVE, Function, LiveEmitter, Run
+from lmc.frontend.keys import Ahead, Key, Record
 from lmc.frontend.primitives import GenExpr, SelectExpr
+from lmc.frontend.replay_mode import ReplayMode
 from lmc.frontend.state import State
 from lmc.frontend.tree import Tree
 from lmc.frontend.values import TraceEscape, active

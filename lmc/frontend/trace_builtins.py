@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend import hostops, reach
-from lmc.frontend.hooks import ORDERED, hooks
+from lmc.frontend.hooks import hooks
 from lmc.frontend.hostops import Known, native
+from lmc.frontend.keys import ORDERED
 from lmc.frontend.own import NOT_OWN
 from lmc.frontend.raising import class_of, content
 from lmc.frontend.state import State

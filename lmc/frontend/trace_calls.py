@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lmc.frontend import hostops, reach
 from lmc.frontend.asks import as_given
-from lmc.frontend.hooks import BUILT, hooks, only_sampling
+from lmc.frontend.counting import only_sampling
+from lmc.frontend.hooks import hooks
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native
 from lmc.frontend.instrumented import cleaning, is_instrumented
 from lmc.frontend.interpreter import Function
+from lmc.frontend.keys import BUILT
 from lmc.frontend.managers import is_generator_manager
 from lmc.frontend.own import NOT_OWN
 from lmc.frontend.raising import content, is_constant

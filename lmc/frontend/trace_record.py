@@ -27,11 +27,13 @@ from lmc.errors import LmcError, Loc
 from lmc.frontend import hostops, raising, reach
 from lmc.frontend.aio import Ready
 from lmc.frontend.class_code import functions_of, made_with, may_change_classes, stays_of_its_class
+from lmc.frontend.counting import LAZY, CountingMode, program_frame
 from lmc.frontend.emitter import Taken
-from lmc.frontend.hooks import DEFINED, LAZY, CountingMode, Key, hooks, program_frame
+from lmc.frontend.hooks import hooks
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known
 from lmc.frontend.instrumented import is_instrumented, rebinds, stays
+from lmc.frontend.keys import DEFINED, Key
 from lmc.frontend.managers import is_generator_manager
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.source import tried

@@ -25,11 +25,14 @@ from lmc.config import log
 from lmc.frontend import hostops, reach
 from lmc.frontend.aio import Gathering, Ready, gathering
 from lmc.frontend.arguments import Parameters
-from lmc.frontend.hooks import GATHERED, Key, hooks, inner_key, member_of, program_frame, waits_for_answers
+from lmc.frontend.coroutines import waits_for_answers
+from lmc.frontend.counting import member_of, program_frame
+from lmc.frontend.hooks import hooks
 from lmc.frontend.hostops import Known, Shape, native
 from lmc.frontend.instrument import instrument
 from lmc.frontend.instrumented import guarding
 from lmc.frontend.interpreter import ACTIVE, Function
+from lmc.frontend.keys import GATHERED, Key, inner_key
 from lmc.frontend.managers import (
     AsyncGuarded,
     AsyncManaged,

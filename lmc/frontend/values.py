@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lmc.ir.core import Value as IRValue
 
 if TYPE_CHECKING:
-    from lmc.frontend.hooks import CountingMode
+    from lmc.frontend.counting import CountingMode
 
 active: ContextVar[CountingMode | None] = ContextVar("lmc_active", default=None)
 """The mode under which instrumented code runs in this context: tracing, replaying, or (None) plain Python."""

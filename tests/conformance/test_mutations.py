@@ -17,10 +17,10 @@ import pytest
 
 from lmc.backend.instructions import HostCall, Read, Run
 from lmc.errors import BackendError
-from lmc.frontend import hooks, hostops
+from lmc.frontend import hostops, replay_mode
 from lmc.frontend.asks import by_name
-from lmc.frontend.hooks import ReplayMode
 from lmc.frontend.hostops import Known
+from lmc.frontend.replay_mode import ReplayMode
 from lmc.frontend.trace_record import Recorder
 from lmc.frontend.trace_state import TraceEmitter
 from lmc.frontend.tracer import TraceMode
@@ -163,7 +163,7 @@ def forget_what_was_done(plant: Plant) -> None:
 
 
 def read_what_an_ask_was_given_too_late(plant: Plant) -> None:
-    plant.setattr(hooks, "as_recorded", lambda fn, args, kwargs, recorded: by_name(fn, args, kwargs))
+    plant.setattr(replay_mode, "as_recorded", lambda fn, args, kwargs, recorded: by_name(fn, args, kwargs))
 
 
 def count_a_hook_twice(plant: Plant) -> None:
