@@ -316,7 +316,7 @@ def main() -> None:
     parser.add_argument("--raw-n", type=_positive, default=256)
     parser.add_argument("--raw-longest", type=_positive, default=1024)
     parser.add_argument("--max-batch", type=_positive, default=512)
-    parser.add_argument("--chunk", type=_positive, default=2048)
+    parser.add_argument("--chunk", type=_positive, help="rows of a pass (default: the engine's)")
     parser.add_argument("--json", help="write the rows to this file, after each part")
     args = parser.parse_args()
     machine = Machine(args.device)

@@ -33,6 +33,8 @@ from lmc.errors import BackendError, CancelledError, ParameterError
 from lmc.prompt import Gen, Given, Part, Segment, Select, Text
 
 if TYPE_CHECKING:
+    import torch
+
     from lmc.backend.engine.chat_template import WholeTemplate
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.loader import LoadedModel
@@ -540,7 +542,7 @@ class Engine(LocalBackend):
     dtype        "float32", "bfloat16", "float16"; None: what suits the device
     max_tokens   size of the KV pool in tokens; None: a part of the free memory
     max_batch    sequences that run together; None: 64 on a CPU, 512 on a GPU
-    chunk        prompt tokens computed in one pass; None: 512 on a CPU, 2048 on a GPU
+    chunk        prompt tokens computed in one pass; None: 512 on a CPU, 4096 on a GPU, 2048 on one of less than 40 GiB
     seed         mixed into the seed of every sampling op
     parse_special  encode a special token's spelling in plain text as that token (unsafe with foreign text)
     seam         "token", or "text" to encode answers again with what follows them
@@ -585,7 +587,7 @@ class Engine(LocalBackend):
         pool = KVPool.of(loaded.layers, slots, loaded.dtype, str(loaded.device))
         of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
         encode = (lambda text: words.encode((text,), at_start=False)) if forced else None
-        batch, rows = (512, 2048) if loaded.device.type == "cuda" else (64, 512)
+        batch, rows = _default_batch(loaded.device)
         super().__init__(
             name=loaded.name,
             vocabulary=words,
@@ -635,6 +637,18 @@ def _eos(loaded: LoadedModel) -> int:
     if not loaded.tokenizer.eos_token_ids:
         raise ModelLoadError(f"{loaded.name}: the model's files name no end-of-text token (eos_token_id)")
     return loaded.tokenizer.eos_token_ids[0]
+
+
+_ROOMY = 40 << 30  # bytes of a GPU's memory from which on what a larger pass computes has its place beside the pool
+
+
+def _default_batch(device: torch.device) -> tuple[int, int]:
+    """Sequences that run together, and rows of a pass. Larger passes take a GPU less time for each row (docs/performance.md)."""
+    if device.type != "cuda":
+        return 64, 512
+    import torch
+
+    return 512, 4096 if torch.cuda.get_device_properties(device).total_memory >= _ROOMY else 2048
 
 
 _POOL_CAP = 3 << 29  # bytes of KV that a pool takes on a CPU without being told: 1.5 GiB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,3 +168,13 @@ def test_seeds_do_not_depend_on_company(engine):
     again = engine.submit(None, [Text(("A short poem:",)), ask])
     assert again.results[0].output().text == alone
     assert all(h.results[0].output().text is not None for h in company)
+
+
+@pytest.mark.parametrize(("device", "gib", "expected"), [("cpu", 0, (64, 512)), ("cuda", 24, (512, 2048)), ("cuda", 80, (512, 4096))])
+def test_passes_are_as_large_as_the_device_has_room_for(device, gib, expected, monkeypatch):
+    import torch
+
+    from lmc.backend import local
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=gib << 30))
+    assert local._default_batch(torch.device(device)) == expected

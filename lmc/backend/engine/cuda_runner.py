@@ -93,6 +93,7 @@ class CudaRunner(ModelRunner):
         self._graphs: dict[tuple[int, bool], _Captured] = {}
         self._memory = torch.cuda.graph_pool_handle()
         self._staged = torch.cuda.Event()
+        self._begun = torch.cuda.Event(enable_timing=True)  # when the device takes what is staged
         self._sampled = torch.zeros(_MOST_SAMPLES, dtype=torch.int32, device=model.device)  # by the pass launched last
         self._places: dict[Request, int] = {}  # where in it
         self.share_from = _SHARE_FROM if c.sliding_window is None else None
@@ -110,8 +111,7 @@ class CudaRunner(ModelRunner):
     def launch(self, work: Pass) -> Landing:
         """See AheadRunner. Scores come with it."""
         wanted, index = wanted_rows(work)
-        begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begun.record()
+        self._begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         logits = self.logits(work, wanted)
         scores = self._scores(logits, work, index)
         requests = [req for _, req in work.samples]
@@ -120,7 +120,7 @@ class CudaRunner(ModelRunner):
         if requests:
             drawn = self._sampler.sample_ahead(logits, [index[row] for row, _ in work.samples], requests)
             self._sampled[: len(requests)] = drawn.tokens.clamp_min(0)  # what is none is an embedding, and nobody's answer
-        landing = Landing(drawn and drawn.leave(), scores and scores.leave(), begun, ended)
+        landing = Landing(drawn and drawn.leave(), scores and scores.leave(), self._begun, ended)
         ended.record()
         return landing
 
@@ -149,7 +149,7 @@ class CudaRunner(ModelRunner):
         self._staged.synchronize()  # what was staged last is on the device
         captured = self._captured(rows, wide=len(plan.wide) > 0)  # a graph that nobody needed yet is captured over the stage
         self._fill(self._stage, layout, known, rows)
-        self._stage.send(put(plan, self._stage))
+        self._send(self._stage, put(plan, self._stage))
         self._staged.record()
         captured.graph.replay()
         return self._fused.logits(captured.hidden[: len(layout.wanted)])
@@ -162,7 +162,7 @@ class CudaRunner(ModelRunner):
         self._fill(stage, layout, known, rows)
         attend = None if flash is None or layout.short == spans else self._apart(flash, stage, layout)
         if attend is None:
-            stage.send(put(self._plan(layout, spans, rows), stage))
+            self._send(stage, put(self._plan(layout, spans, rows), stage))
             attend = self._tiled.over(stage, self._partials_of(rows), known, wide=True, beside=False)
         self._staged.record()
         wanted = stage.device("logits", len(layout.wanted))
@@ -174,7 +174,7 @@ class CudaRunner(ModelRunner):
         if rows:
             indices = put(self._plan(layout, layout.short, rows), stage)
         pages = _put_pages(layout, stage, indices)
-        stage.send(indices + pages)
+        self._send(stage, indices + pages)
         qo, kv = (stage.host(name, len(layout.spans) - layout.short + 1) for name in ("qo", "kv"))
         try:
             long = flash.plan(qo, kv, stage.device("indices", indices + pages)[indices:])
@@ -186,6 +186,11 @@ class CudaRunner(ModelRunner):
         if not rows:
             return long
         return Apart(rows, self._tiled.over(stage, self._partials_of(rows), rows, wide=True, beside=False), long)
+
+    def _send(self, stage: Stage, last: int) -> None:
+        """Here the pass begins: until now the device had nothing of it to do."""
+        self._begun.record()
+        stage.send(last)
 
     def _partials_of(self, rows: int) -> Partials:
         """Those of captured passes where they are enough: passes end one after the other."""

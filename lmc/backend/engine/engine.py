@@ -58,6 +58,8 @@ _LOOK = 0.1
 _SURPRISED = 0.3
 """The share of answers that may lose a pass to what is forced. The device idles about as large a share of a pass that is waited for
 (docs/performance.md), which is all that going on can save."""
+_FULL = 2048
+"""Rows from which on a pass takes hardly less time for each: no pass waits for more to arrive (measured; docs/performance.md)."""
 _T = TypeVar("_T")
 
 
@@ -123,6 +125,7 @@ class EngineCore:
 
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self.scheduler, self._runner = scheduler, runner
+        self._full = min(scheduler.chunk, _FULL)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # reentrant: usable from destructors
         self.more = False  # who submitted last is not done; a guess, set from any thread
         self._resting = threading.Event()  # not set while the loop works for a device that works by itself
@@ -162,7 +165,7 @@ class EngineCore:
     def submit(self, req: Request) -> None:
         self.post(lambda: self.start(req))
         self._posted += req.prompt_len
-        if self._asleep and self._posted >= self.scheduler.chunk and isinstance(self._runner, AheadRunner):
+        if self._asleep and self._posted >= self._full and isinstance(self._runner, AheadRunner):
             self._resting.clear()  # there is enough for a pass
 
     def give_way(self) -> None:
@@ -289,7 +292,7 @@ class EngineCore:
         s, until = self.scheduler, time.perf_counter() + _MOMENT
         while self._has_time and (self.more or s.expects_more):
             left = until - time.perf_counter()
-            if left <= 0 or s.has_prompts(s.chunk):
+            if left <= 0 or s.has_prompts(self._full):
                 break
             if not self._take(wait=left):
                 return False
@@ -300,7 +303,7 @@ class EngineCore:
         """Whether the next pass may as well begin a moment later: nothing runs yet, or the device has a long pass to do."""
         if self._flying is None:
             return self.scheduler.only_waiting
-        return self._flying[0].rows >= self.scheduler.chunk // 2 and self.more
+        return self._flying[0].rows >= self._full // 2 and self.more
 
     def _take(self, *, wait: float | None, closing: bool = False) -> bool:
         """Runs what was posted, after waiting so many seconds (None: as long as it takes) for something to be; False
@@ -396,7 +399,7 @@ class EngineCore:
         samples = flying.samples
         if all(req.runs_free for _, req in samples) and sum(req.surprise for _, req in samples) <= _SURPRISED * len(samples):
             return True
-        return self.scheduler.has_prompts(self.scheduler.chunk // 2)
+        return self.scheduler.has_prompts(self._full // 2)
 
     def _land(self) -> None:
         """Delivers the pass in flight, if there is one."""

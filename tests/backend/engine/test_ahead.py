@@ -267,6 +267,18 @@ def test_prompts_are_read_while_a_constraint_is_looked_at():
     assert core.runner.passes == [16, 16, 16, 16, 1]  # 3 + 13, then 16 without the constrained row and 15 + 1 with it
 
 
+@pytest.mark.parametrize(("full", "second"), [(16, 10), (64, 11)])
+def test_a_pass_is_worth_while_with_fewer_rows_than_it_has_room_for(full, second, monkeypatch):
+    monkeypatch.setattr("lmc.backend.engine.engine._FULL", full)
+    engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner, chunk=64)
+    bound = engine.submit(None, [Text(("n: ",)), gen(3, constraint="[0-9]{3}", **HOST)])
+    long = engine.submit(None, [Text(("t" * 71,)), gen(1)])
+    while core.turn():
+        engine.check()
+    assert len(bound.results[0].output().text) == 3 and long.results[0].output().text
+    assert core.runner.passes[:2] == [64, second]  # 3 + 61, then 10 without the constrained row, or with it
+
+
 @pytest.mark.parametrize("options", [{"return_logprob": True, "top_logprobs_num": 2}, {"presence_penalty": 1.0}])
 def test_log_probabilities_and_penalties_are_not_waited_for(options):
     engine, core = stepped(512, runs=FakeAheadRunner)
