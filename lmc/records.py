@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -175,25 +174,6 @@ def _no_collection() -> Generator[None]:
             gc.enable()
 
 
-@contextmanager
-def few_full_collections() -> Generator[None]:
-    """Puts off the collector's passes through all objects, which take as long as making thousands of states; what dies young is found as always."""
-    with _thresholds_lock:
-        _thresholds.append(gc.get_threshold())
-        young, middle, full = _thresholds[0]
-        gc.set_threshold(young, middle, max(full, 1000))
-    try:
-        yield
-    finally:
-        with _thresholds_lock:
-            first = _thresholds[0]
-            _thresholds.pop()
-            if not _thresholds:
-                gc.set_threshold(*first)
-
-
-_thresholds: list[tuple[int, int, int]] = []  # one for each who puts them off; the first has what is put back
-_thresholds_lock = threading.Lock()
 _NO_RECORDS: Sequence[Record] = ([],)
 
 

@@ -28,16 +28,18 @@ from lmc.errors import (
 )
 from lmc.frontend.effects import data_or_class
 from lmc.frontend.primitives import caller_loc
+from lmc.garbage import few_full_collections
 from lmc.groups import Record
 from lmc.journal import Journal, make_directory
 from lmc.prompt import SamplingParams
-from lmc.records import few_full_collections
 
 if TYPE_CHECKING:
     from lmc.frontend.interpreter import Function
     from lmc.frontend.options import Options
 
 
+_FEW = 1000
+"""Passes of the garbage collector through younger objects for one through all, while a batch is taken up that has ended."""
 LARGEST = 1 << 20
 """Bytes of a run's arguments that a journal holds; of larger ones it has the digest."""
 
@@ -92,7 +94,7 @@ def journaled(
         raise
     try:
         _enter(journal, bound, numbers)
-        with few_full_collections() if batch and journal.contents.finished(numbers) else nullcontext():
+        with few_full_collections(_FEW) if batch and journal.contents.finished(numbers) else nullcontext():
             yield replace(options, journal=journal, seed=journal.seed)
     finally:
         journal.close()

@@ -1,0 +1,63 @@
+"""Full garbage collections are put off as long as somebody wants it, and what the user sets is left alone."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from lmc.garbage import few_full_collections
+
+
+@pytest.fixture(autouse=True)
+def before() -> Iterator[tuple[int, int, int]]:
+    thresholds = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield gc.get_threshold()
+    gc.set_threshold(*thresholds)
+
+
+def test_of_several_the_fewest_count(before):
+    with few_full_collections(100):
+        with few_full_collections(1000):
+            with few_full_collections(100):
+                assert gc.get_threshold() == (700, 10, 1000)
+            assert gc.get_threshold() == (700, 10, 1000)
+        assert gc.get_threshold() == (700, 10, 100)
+    assert gc.get_threshold() == before
+
+
+def test_whoever_comes_first_may_go_first(before):
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(few_full_collections(1000))
+        second.enter_context(few_full_collections(100))
+        first.close()
+        assert gc.get_threshold() == (700, 10, 100)
+        second.close()
+        assert gc.get_threshold() == before
+
+
+def test_fewer_than_wanted_stay():
+    gc.set_threshold(700, 10, 5000)
+    with few_full_collections(100):
+        assert gc.get_threshold() == (700, 10, 5000)
+    assert gc.get_threshold() == (700, 10, 5000)
+
+
+def test_what_somebody_sets_meanwhile_stays():
+    with few_full_collections(100):
+        gc.set_threshold(900, 5, 5)
+        with few_full_collections(1000):
+            assert gc.get_threshold() == (900, 5, 5)
+    assert gc.get_threshold() == (900, 5, 5)
+    with few_full_collections(100):
+        assert gc.get_threshold() == (900, 5, 100)
+    assert gc.get_threshold() == (900, 5, 5)
+
+
+def test_they_are_put_back_after_an_error(before):
+    with pytest.raises(KeyError), few_full_collections(100):
+        raise KeyError
+    assert gc.get_threshold() == before
