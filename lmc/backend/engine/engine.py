@@ -55,9 +55,8 @@ _TURN = 0.0005
 it wait as long."""
 _LOOK = 0.1
 """Seconds after which who closes an engine looks whether a pass still computes."""
-_SURPRISED = 0.3
-"""The share of answers that may lose a pass to what is forced. The device idles about as large a share of a pass that is waited for
-(docs/performance.md), which is all that going on can save."""
+_SURPRISED = 0.5
+"""The share of answers that may lose a pass to what is forced before a pass is waited for (measured; docs/performance.md)."""
 _FULL = 2048
 """Rows from which on a pass takes hardly less time for each: no pass waits for more to arrive (measured; docs/performance.md)."""
 _COLLECTIONS = 100
