@@ -135,7 +135,7 @@ def replayed(path: str | Path, program: Function, backend: Backend, item: int | 
             raise JournalError(f"{path} is of the program {contents.header.get('program')} with another source than {program.described} has now")
     numbers = _numbers(contents, item, path)
     if change is not None and len(numbers) > 1:
-        raise JournalError(f"{path} has {len(numbers)} runs; say which one to change")
+        raise JournalError(f"{path} has {len(numbers)} runs; say which one to change: --item N")
     if change is not None and change.at < 0:
         raise JournalError(f"there is no step {change.at}; steps are counted from 0")
     return [_replayed(contents, Path(path), program, backend, number, change) for number in numbers]

@@ -208,7 +208,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "   0  user.py:4  gen a" in ran("j", "user.py:small")[0]
     assert "(changed)" in (out := ran("j", "user.py:small", "--from", 0, "--answer", "zz")[0]) and "> zz" in out and "(now)" in out
     assert json.loads(ran("j", "user.py", "--json")[0])["steps"][1]["name"] == "b"
-    ran("j", "user.py", "--html", "page.html")
+    assert not ran("j", "user.py", "--html", "page.html")[0]
+    assert json.loads(ran("j", "user.py", "--html", "page.html", "--json")[0])["item"] == 0
     assert "run 0 of small" in (tmp_path / "page.html").read_text()
     lmc.compile(small).save("p.lmcp")
     assert "gen a" in ran("j", "p.lmcp")[0]

@@ -52,9 +52,9 @@ def replay(
     broken = [story.item for story in stories if not story.whole]
     if html is not None:
         write(steps.to_html(stories, f"{path}"), html)
-        return _replayed_whole(broken)
-    typer.echo(steps.to_json(stories) if as_json else steps.to_text(stories))
-    if target is None and not as_json:
+    if as_json or html is None:
+        typer.echo(steps.to_json(stories) if as_json else steps.to_text(stories))
+    if target is None and not as_json and html is None:
         say(f"prompts, names and lines of what was asked: lmc replay {path} FILE.py:{stories[0].program if stories else 'FUNCTION'}")
     _replayed_whole(broken)
 
