@@ -47,6 +47,7 @@ from lmc.frontend.effects import (
 from lmc.frontend.handed import Handed
 from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import caller_loc
+from lmc.frontend.tasks import Tasks
 from lmc.groups import WELL, Ask, Record, output_of, record_of
 from lmc.journal import MANY, Journal
 from lmc.prompt import Gen, Given, Prompt, Select
@@ -61,7 +62,7 @@ class RunJournal:
     """
 
     __slots__ = (
-        "_asked", "_busy", "_counts", "_idempotent", "_known", "_left", "_lock", "_next", "broken", "item", "journal", "resumed",
+        "_asked", "_busy", "_counts", "_idempotent", "_known", "_left", "_lock", "_next", "broken", "item", "journal", "resumed", "tasks",
     )  # fmt: skip
 
     def __init__(self, journal: Journal, item: int) -> None:
@@ -74,6 +75,7 @@ class RunJournal:
         self._next = 0
         self._asked: list[Result] = []
         self._idempotent: dict[int, Any] = {}  # coroutines of idempotent functions, by id
+        self.tasks = Tasks()  # that the program began
         self._busy = 0  # calls of host code that go on
         self._lock = threading.Lock()
 
@@ -193,10 +195,13 @@ class RunJournal:
              call: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
         """What a call gives, (True, result) or (False, exception): the known one, or that of `call`, whose intent is written before."""
         fn, args, kwargs = called(fn, args, kwargs)
-        effect = foreign(fn, args, kwargs)
+        if (task := self.task(stream, fn, args, kwargs, loc)) is not None:
+            return True, task
+        effect = None if getattr(fn, "__self__", None) in self.tasks else foreign(fn, args, kwargs)
         if effect is None:
             outcome = call()
-            self._note_coroutine(args[0] if fn is asyncio.to_thread and args else fn, outcome)
+            if is_idempotent(fn) or (fn is asyncio.to_thread and args and (is_idempotent(args[0]) or foreign(args[0], args[1:], kwargs) is None)):
+                self._note_coroutine(outcome)
             return outcome
         fn, args, kwargs = effect
         self._go_on()
@@ -266,6 +271,12 @@ class RunJournal:
         self.journal.put(self.item, ["i", number, *place, shown, "" if loc is None else str(loc), int(ordered)])
         return number, None
 
+    def task(
+        self, stream: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, is_own: Callable[[Any], bool] = lambda x: False
+    ) -> Any | None:
+        """What a call gives that begins tasks of the program; None for any other call."""
+        return self.tasks.begun(fn, args, kwargs, is_own, lambda awaitable: self.wait(stream, awaitable, loc))
+
     async def wait(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
         """What an awaitable of host code gives: the known result, or what it gives now. `call` has made it, or a stand-in for it."""
         if getattr(awaitable, "cr_code", None) in AWAITED_AGAIN:
@@ -273,6 +284,8 @@ class RunJournal:
         self._go_on()
         inner = inner_of(awaitable)
         what, args, given = awaited_call(inner)
+        if inner in self.tasks or self.tasks.any_in([*args, *given.values()]):
+            return await awaitable  # what it waits for is in the journal by itself
         name = f"await {what}"
         number, known = self._begin(stream, name, args, given, loc, ordered=False)  # tasks may await in any order
         idempotent = inner.doubt is None if isinstance(inner, Again) else self._may_begin_again([inner]) or self._may_begin_again(given.values())
@@ -328,13 +341,13 @@ class RunJournal:
             with self._lock:
                 self._busy -= 1
 
-    def _note_coroutine(self, fn: Any, outcome: tuple[bool, Any]) -> None:
-        if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType) and is_idempotent(fn):
+    def _note_coroutine(self, outcome: tuple[bool, Any]) -> None:
+        if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType):
             self._idempotent[id(made)] = made
 
     def _may_begin_again(self, given: Iterable[Any]) -> bool:
         """Whether what awaits these does nothing but what is idempotent."""
-        awaited = [inner_of(x) for x in given if inspect.isawaitable(x)]
+        awaited = [inner_of(x) for x in given if inspect.isawaitable(x) and x not in self.tasks]
         return bool(awaited) and all(x.doubt is None if isinstance(x, Again) else id(x) in self._idempotent for x in awaited)
 
     def _recalled(

@@ -126,7 +126,7 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
 _OWN_DATA = codec.DATA | {memoryview, type({}.keys()), type({}.values()), type({}.items()), re.Pattern, re.Match}
 _OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "__import__", "exit", "quit"})
 """Builtins that do something outside of the run, or may."""
-_TURNS = frozenset({asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Timeout, type(threading.Lock()), type(threading.RLock()),
+_TURNS = frozenset({asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Timeout, asyncio.TaskGroup, type(threading.Lock()), type(threading.RLock()),
                     threading.Semaphore, threading.BoundedSemaphore})  # fmt: skip
 """What a run's own tasks and threads take turns by: entered and left again, it ends as it was."""
 _MADE_AGAIN = (functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at, asyncio.get_running_loop,

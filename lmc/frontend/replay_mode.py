@@ -224,6 +224,8 @@ class ReplayMode(ReplayAsync):
 
     def _journaled(self, journal: RunJournal, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of host code, from the journal if it is there. Raises JournalError where it was handed the program's own coroutines then."""
+        if (task := journal.task(self.stream, fn, args, kwargs, caller_loc(), is_own_coroutine)) is not None:
+            return task
         made: list[bool] = []
         args, kwargs = tuple(map(self._drawn, args)), {name: self._drawn(x) for name, x in kwargs.items()}
 

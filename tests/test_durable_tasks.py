@@ -1,0 +1,155 @@
+"""Durable runs of programs that begin tasks: each goes on where it was, and what one of them asked or called is not asked or called again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmc
+from tests.resuming import CALLS, prefixes, resumes_anywhere, seen
+
+
+@lmc.host(idempotent=True)
+async def fetch(q: str) -> str:
+    CALLS.append(("fetch", q))
+    await asyncio.sleep(0.001)
+    if "missing" in q:
+        raise LookupError(q)
+    return q[::-1]
+
+
+async def charge(q: str) -> str:
+    CALLS.append(("charge", q))
+    await asyncio.sleep(0)
+    return q + "!"
+
+
+@lmc.function
+async def group_of_tools(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=3)
+    async with asyncio.TaskGroup() as group:
+        one, two = group.create_task(fetch(s["a"]), name="one"), group.create_task(fetch("b"))
+    s += one.result() + await two + lmc.gen("c", max_tokens=2)
+    return s["c"], one.done(), one.get_name(), two.exception()
+
+
+async def researched(f: Any, q: str) -> str:
+    f += q + lmc.gen("x", max_tokens=3)
+    f += await fetch(f["x"] + q) + lmc.gen("y", max_tokens=3)
+    return f["y"]
+
+
+@lmc.function
+async def group_of_helpers(s: Any) -> Any:
+    """The fan-out of an agent: each task asks, calls and asks on its own fork."""
+    forks = s.fork(3)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(researched(f, str(n))) for n, f in enumerate(forks)]
+    s += "".join(task.result() for task in tasks) + "".join(f["x"] for f in forks) + lmc.gen("end", max_tokens=2)
+    return s["end"]
+
+
+@lmc.function
+async def gathers_helpers_and_tools(s: Any) -> Any:
+    one, two = s.fork(2)
+    found = await asyncio.gather(researched(one, "1"), fetch("beside"), researched(two, "2"), fetch("missing"), return_exceptions=True)
+    s += "".join(map(str, found)) + one["x"] + two["x"] + lmc.gen("end", max_tokens=2)
+    return [type(x).__name__ for x in found]
+
+
+@lmc.function
+async def helpers_by_themselves(s: Any) -> Any:
+    one, two, three, four = s.fork(4)
+    task = asyncio.create_task(researched(one, "1"))
+    s += lmc.gen("meanwhile", max_tokens=2) + await asyncio.wait_for(researched(two, "2"), 60)
+    s += await asyncio.shield(researched(three, "3")) + await task
+    later = asyncio.get_running_loop().create_task(researched(four, "4"))
+    done, _ = await asyncio.wait([task, later])
+    s += later.result() + lmc.gen("end", max_tokens=2)
+    return len(done)
+
+
+@lmc.function
+async def expert(s: Any, topic: str) -> Any:
+    s += topic + lmc.gen("x", max_tokens=3)
+    s += await fetch(s["x"]) + lmc.gen("y", max_tokens=3)
+    return s["y"]
+
+
+@lmc.function
+async def group_of_programs(s: Any) -> Any:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(expert.arun(topic=topic)) for topic in "ab"]
+    states = [task.result() for task in tasks] + await asyncio.gather(*[expert.arun(topic=topic) for topic in "cd"])
+    s += "".join(state["y"] for state in states) + lmc.gen("end", max_tokens=2)
+    return [state.ret_value for state in states]
+
+
+@lmc.function
+async def groups_in_groups(s: Any) -> Any:
+    limit, found = asyncio.Semaphore(2), dict[str, str]()
+
+    async def one(topic: str) -> None:
+        async with limit, asyncio.TaskGroup() as inner:
+            for part in "xy":
+                inner.create_task(two(topic + part))
+
+    async def two(topic: str) -> None:
+        found[topic] = await fetch(topic)
+
+    async with asyncio.TaskGroup() as group:
+        for topic in "abc":
+            group.create_task(one(topic))
+    s += str(sorted(found.items())) + lmc.gen("end", max_tokens=2)
+    return len(found)
+
+
+@lmc.function
+async def a_task_fails(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fetch("missing"))
+    except* LookupError as errors:
+        s += str(errors.exceptions)
+    s += lmc.gen("b", max_tokens=2)
+    return s["b"]
+
+
+PROGRAMS = [group_of_tools, group_of_helpers, gathers_helpers_and_tools, helpers_by_themselves, group_of_programs, groups_in_groups, a_task_fails]
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_tasks_are_taken_up(program: Any, tmp_path: Path) -> None:
+    resumes_anywhere(program, {}, tmp_path)
+
+
+@lmc.function
+async def charges_in_a_group(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(charge(s["a"]))
+    s += task.result()
+    return s["a"]
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_a_task_of_a_group_that_was_begun_is_in_doubt(tmp_path: Path) -> None:
+    expected = seen(charges_in_a_group.run(backend=lmc.Mock(), seed=1))
+    for n, way in enumerate((charges_in_a_group.run, lmc.compile(charges_in_a_group))):
+        path, doubts = tmp_path / str(n), 0
+        way(backend=lmc.Mock(), seed=1, journal=path)
+        for data in prefixes(path):
+            path.write_bytes(data)
+            CALLS.clear()
+            try:
+                assert seen(way(backend=lmc.Mock(), journal=path)) == expected
+            except ExceptionGroup as group:  # as asyncio raises what a task does
+                (error,) = group.exceptions
+                assert isinstance(error, lmc.InDoubtEffect) and "await charge(" in str(error) and not CALLS
+                doubts += 1
+        assert doubts == 1
