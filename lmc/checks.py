@@ -112,6 +112,8 @@ class Site:
 
 def _of_requests(asks: Sequence[Any]) -> Iterable[int]:
     """Of many, which mostly are alike."""
+    if len(set(map(id, asks))) == 1:
+        return repeat(_of_request(asks[0]))
     alike: list[Any]
     if asks[0].__class__ is Select:
         alike = [(ask.choices, ask.method) for ask in asks]

@@ -55,10 +55,10 @@ def packed_rows(rows: Sequence[Sequence[Any]]) -> Column:
 
 
 def _packed_dicts(dicts: Sequence[dict[Any, Any]]) -> Column:
-    if not codec.are_texts(chain.from_iterable(dicts)):
-        raise codec.NotData("what JSON lacks")
     shapes = list(map(tuple, dicts))
-    kinds = dict.fromkeys(shapes)
+    kinds = dict.fromkeys(shapes)  # what equals a text, such as a member of a StrEnum, is one when it is read
+    if not codec.are_texts(chain.from_iterable(kinds)):
+        raise codec.NotData("what JSON lacks")
     if len(kinds) == 1:
         return _of_one_kind(shapes[0], dicts)
     if len(kinds) > FEW:
