@@ -13,6 +13,7 @@ from lmc.backend.instructions import (
     EFFECT,
     LOOSE,
     RAISE,
+    READ,
     Ask,
     Awaiting,
     CatchingAwait,
@@ -395,7 +396,7 @@ def _host(code: Code, op: Op) -> Instruction:
             call.waits = EFFECT
         return call
     simple = CatchingSimple if catch else Simple
-    marks = 0 if op.attr("total") or catch else LOOSE if out in code.loose else RAISE
+    marks = 0 if op.attr("total") or catch else LOOSE if out in code.loose else READ if symbol.name == "py.text" else RAISE  # as what it is appended to
     if not kwargs:
         return simple(deps, marks, op.loc, out, lambda run: fn(*fetch(run.env)))
     n = len(operands) - len(kwargs)

@@ -250,6 +250,8 @@ class CallMode(OutsideMode):
             args, kwargs = (), given
         elif name in _CONCRETE_FIRST and args:
             args = (self.concrete(args[0]), *args[1:])
+        elif name in _ROLES:
+            args, kwargs = tuple(map(self.as_text, args)), {key: self.as_text(x) for key, x in kwargs.items()}
         elif fn is tool_result and args:
             fn, args = result_message, (self.calls(line_of, args[:1], {}), *args[1:])
         else:
@@ -514,4 +516,5 @@ def is_method(cls: Any, name: str) -> bool:
 _DEFINED = (
     types.FunctionType, staticmethod, classmethod, property, types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
 )  # fmt: skip
+_ROLES = frozenset({"system", "user", "assistant"})
 _CONCRETE_FIRST = frozenset({"fork", "get_var", "set_var", "get_meta_info", "var_scope", "copy"})

@@ -678,9 +678,12 @@ class Recorder(CountingMode):
 
     def text_operand(self, x: Any) -> Operand:
         """Something appended to a prompt."""
-        if isinstance(x, Value) and x.type != "str":
-            return self.simple("py.text", x).ir
+        x = self.as_text(x)
         return x.ir if isinstance(x, Value) else x
+
+    def as_text(self, x: Any) -> Any:
+        """What becomes a part of an expression: a value of the run has to be text there."""
+        return self.simple("py.text", x) if isinstance(x, Value) and x.type != "str" else x
 
     def operation(self, name: str) -> Symbol:
         return self.tree.symbol(("op", name), name, hostops.OPERATIONS[name])

@@ -187,6 +187,8 @@ class TraceMode(CallMode):
 
     def binop(self, op: str, a: Any, b: Any) -> Any:
         if isinstance(a, Expr | State) or isinstance(b, Expr):
+            if op == "+":
+                a, b = self.as_text(a), self.as_text(b)
             return b.__radd__(a) if op == "+" and isinstance(a, Value) else native(hostops.OPERATIONS[hostops.BINARY[op]], a, b)
         result = self.own_binary(op, a, b)
         if result is not NOT_OWN:

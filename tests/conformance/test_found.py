@@ -974,6 +974,27 @@ def numbers_for_unordered_calls_that_were_made_ahead(s, q):
     return before, after, [looked_up(x) for x in (float("nan"), -0.0, 0.0, 1, 1.0, True, frozenset({1}), frozenset({True}))], looked_up(q, a=[q], b=(1, [2]))
 
 
+PARTS = [{"q": "a", "x": "z"}, {"q": "b", "x": 2}, {"q": "c", "x": None}]
+"""The last two are no text."""
+
+
+@case(PARTS)
+def part_of_an_expression_that_is_no_text(s, q, x):
+    v = json.loads(json.dumps(x))
+    s += q + gen("x", max_tokens=3) + v
+    return s["x"]
+
+
+@case(PARTS, leaves="raises where it appends a NoneType")  # which is a message without text
+def message_that_is_no_text(s, q, x):
+    v = json.loads(json.dumps(x))
+    ask = lmc.user(v) + lmc.assistant(gen("x", max_tokens=3))
+    effect("between", q)
+    s += ask
+    s.user(expr=v)
+    return s["x"]
+
+
 CASES = cases(globals())
 
 
