@@ -38,6 +38,7 @@ class Journal:
 
     def __init__(self, path: Path, file: BinaryIO, contents: Contents, *, new: bool) -> None:
         self.path, self.contents = path, contents
+        self._place = os.path.abspath(path)  # the program may change the directory
         self.entries: list[Entry] = []
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # that drive runs, one or several; not those that programs begin
         self._file = file
@@ -186,6 +187,8 @@ class Journal:
 
     def _sync(self) -> None:
         os.fsync(self._file.fileno())
+        if not _is_at(self._file, self._place):
+            raise JournalError("it was deleted, moved or replaced while a run wrote to it")
         if self._new:
             _sync_directory(self.path.parent)
             self._new = False
@@ -221,6 +224,14 @@ def _taken(items: list[Any]) -> list[Any]:
     taken = items[:]
     del items[: len(taken)]
     return taken
+
+
+def _is_at(file: BinaryIO, place: str) -> bool:
+    """Whether an open file is what a path leads to."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(place))
+    except FileNotFoundError:
+        return False
 
 
 def _write(file: BinaryIO, data: bytes) -> None:
@@ -278,7 +289,7 @@ def check(found: Mapping[str, Any], header: Mapping[str, Any], path: Path) -> No
 
 
 def _shown(x: Any) -> str:
+    """What is empty is nothing that somebody gave."""
     if isinstance(x, dict):
-        return ", ".join(f"{k}={v!r}" for k, v in x.items()) or "of no change"
-    return str(x)
-
+        return ", ".join(f"{k}={v!r}" for k, v in x.items()) or "that are the default"
+    return "no outputs= or aggressive=" if x == "" else str(x)

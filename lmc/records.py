@@ -134,7 +134,7 @@ def parse(data: bytes, name: str) -> Contents | None:
     if not head.startswith(magic):
         if not newline and magic.startswith(head):
             return None
-        raise JournalError(f"{name} is not a journal of lmc; give the path of one, or of a file that is not there yet")
+        raise JournalError(f"{name} is not a journal of lmc; give the path of one")
     if not newline:
         return None
     version, _, rest = head[len(magic) :].partition(b" ")

@@ -995,9 +995,9 @@ def _other() -> Any:
     (lambda p, b: _other().run("q", backend=b, journal=p), "another source"),
     (lambda p, b: pays.run("q", backend=b, journal=p), "the program small, not pays"),
     (lambda p, b: small.run("q", backend=b, journal=p, seed=2), "the seed 1, not 2"),
-    (lambda p, b: small.run("q", backend=b, journal=p, temperature=0), "temperature=0.0"),
+    (lambda p, b: small.run("q", backend=b, journal=p, temperature=0), "parameters that are the default, not temperature=0.0"),
     (lambda p, b: small.run("q", backend=lmc.Mock(capabilities=lmc.backend.base.Capabilities("other")), journal=p), "the backend mock, not other"),
-    (lambda p, b: lmc.compile(small, aggressive=True)("q", backend=b, journal=p), "compiled"),
+    (lambda p, b: lmc.compile(small, aggressive=True)("q", backend=b, journal=p), "compiled with no outputs= or aggressive=, not aggressive=True"),
     (lambda p, b: lmc.compile(small).batch([{"q": "q"}], backend=b, journal=p), "is a directory, and this is a file"),
 ])  # fmt: skip
 def test_a_journal_of_something_else_is_refused(call: Any, message: str, tmp_path: Path) -> None:
@@ -1070,6 +1070,31 @@ def test_a_journal_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="in use by another run"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "k")
     other.communicate(timeout=60)
+
+
+@lmc.function
+def loses(s: Any, tool: Any) -> Any:
+    s += lmc.gen("a", max_tokens=2)
+    s["a"]
+    tool()
+    return s["a"]
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.rename(path.with_name("elsewhere")), lambda path: (path.unlink(), path.write_text("another"))])
+def test_a_journal_that_is_gone_ends_the_run(lose: Any, tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    for n, way in enumerate((loses.run, lmc.compile(loses))):
+        with pytest.raises(JournalError, match="deleted, moved or replaced while a run wrote to it; the run cannot go on"):
+            way(lambda: lose(path), backend=lmc.Mock(), seed=1, journal=path)
+        path.unlink(missing_ok=True)
+        assert n or not path.exists()
+
+
+def test_a_program_may_change_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "below").mkdir()
+    loses.run(lambda: os.chdir("below"), backend=lmc.Mock(), seed=1, journal="j")
+    assert (tmp_path / "j").exists()
 
 
 def test_a_changed_byte_is_refused_and_a_cut_is_not(tmp_path: Path) -> None:
