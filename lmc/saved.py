@@ -688,7 +688,7 @@ class SavedFile:
         there = self._import(module, what + f"{module}:{name}")
         found = _at(module, name)
         if found is MISSING:
-            raise self._refusal(f"{what}{name} is not in the module {module} ({getattr(there, '__file__', 'built in')}) any more")
+            raise self._refusal(f"{what}{name} is not in the module {module} ({getattr(there, '__file__', 'built in')}) any more; bring it back, or save the program again")
         if (said := entry.get("source")) is None:
             if "type" in entry and type(unmarked(found)).__name__ != entry["type"]:
                 raise self._refusal(f"{what}{module}:{name} is a {type(found).__name__} now, and was a {entry['type']}")

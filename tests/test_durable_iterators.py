@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cmp_to_key
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,20 @@ def fails_in_generators(s: Any) -> Any:
         s += str(error)
     s += lmc.gen("a", max_tokens=2)
     return list(rows)
+
+
+@lmc.function
+def compares_keys(s: Any) -> Any:
+    """A key that refuses to be compared with what is none, journaled or not."""
+    s += "q" + lmc.gen("a", max_tokens=4)
+    return sorted(s["a"], key=cmp_to_key(lambda one, other: (one > other) - (one < other)))
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_objects_are_not_compared_by_a_journal(tmp_path: Path) -> None:
+    expected = compares_keys.run(backend=lmc.Mock(), seed=1).ret_value
+    for n, way in enumerate((compares_keys.run, lmc.compile(compares_keys))):
+        assert way(backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value == expected
 
 
 @pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")

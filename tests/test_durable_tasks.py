@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import lmc
+from lmc import records
 from tests.resuming import CALLS, prefixes, resumes_anywhere, seen
 
 
@@ -153,3 +154,41 @@ def test_a_task_of_a_group_that_was_begun_is_in_doubt(tmp_path: Path) -> None:
                 assert isinstance(error, lmc.InDoubtEffect) and "await charge(" in str(error) and not CALLS
                 doubts += 1
         assert doubts == 1
+
+
+async def charged(f: Any, q: str) -> None:
+    f += q + lmc.gen("x", max_tokens=2)
+    f += await charge(q)
+
+
+@lmc.function
+async def charges_several(s: Any) -> Any:
+    forks = s.fork(2)
+    async with asyncio.TaskGroup() as group:
+        for q in "abc":
+            group.create_task(charge(q))
+        for f, q in zip(forks, "de", strict=True):
+            group.create_task(charged(f, q))
+    s += "".join(f["x"] for f in forks)
+    return s.text()
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_a_doubt_puts_nothing_else_in_doubt(tmp_path: Path) -> None:
+    """A group is over when one of its tasks is in doubt; until then no other one calls what was not called before."""
+    for n, way in enumerate((charges_several.run, lmc.compile(charges_several))):
+        path, doubts = tmp_path / str(n), 0
+        way(backend=lmc.Mock(), seed=1, journal=path)
+        for data in prefixes(path):
+            path.write_bytes(data)
+            begun = [e for e in records.read(path).runs[0].effects.values() if e.outcome is None]
+            for _ in range(2):
+                CALLS.clear()
+                try:
+                    way(backend=lmc.Mock(), journal=path)
+                except ExceptionGroup as group:
+                    assert len(group.exceptions) == len(begun) > 0 and not CALLS
+                    doubts += 1
+                else:
+                    assert not begun
+        assert doubts >= 2

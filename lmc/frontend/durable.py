@@ -287,6 +287,8 @@ class RunJournal:
         if inner in self.tasks or self.tasks.any_in([*args, *given.values()]):
             return await awaitable  # what it waits for is in the journal by itself
         name = f"await {what}"
+        if self._in_doubts and asyncio.current_task() in self.tasks and not self._is_known(stream, name, args, given):
+            await self._after_doubts(awaitable)
         number, known = self._begin(stream, name, args, given, loc, ordered=False)  # tasks may await in any order
         idempotent = inner.doubt is None if isinstance(inner, Again) else self._may_begin_again([inner]) or self._may_begin_again(given.values())
         if known is not None and (known.outcome is not None or not idempotent):
@@ -310,6 +312,25 @@ class RunJournal:
         if not outcome[0]:
             raise outcome[1]
         return outcome[1]
+
+    @property
+    def _in_doubts(self) -> bool:
+        """Whether something was begun in an earlier time of the run that is not known to be done."""
+        return self.resumed and any(effect.outcome is None for effect in self.known.effects.values())
+
+    def _is_known(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether an effect that the program is about to come to was begun before."""
+        digest = arguments_digest(args, kwargs)
+        return (stream, name, digest, self._counts.get((stream, name, digest), 0)) in self.known.effects
+
+    async def _after_doubts(self, awaitable: Any) -> None:
+        """Gives other tasks turns to come to what is in doubt, which ends their group; then this one is cancelled, and has not begun."""
+        try:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+        except BaseException:
+            drop(awaitable)
+            raise
 
     async def _synced(self, number: int, awaitable: Any) -> None:
         """As `_sync`, before something is awaited. Holds the loop where tasks of the program could be on it: they would go first."""
@@ -477,6 +498,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+_TURNS = 16
+"""Turns of the event loop within which a task of a group, and of groups in it, comes to what the journal knows of it."""
 _NOTHING: Mapping[Any, Any] = {}
 _NOTHING_KNOWN = Known()
 

@@ -40,7 +40,7 @@ class Tasks:
         wait    what awaits a coroutine of host code, with the journal
         """
         grouped = _is_method(fn, asyncio.TaskGroup, "create_task")
-        if not args or not (grouped or ((fn in _COMBINE or _begins(fn)) and any(is_own(x) or x in self for x in args))):
+        if not args or not (grouped or ((_is_one(fn, _COMBINE) or _begins(fn)) and any(is_own(x) or x in self for x in args))):
             return None
         if grouped or _begins(fn):
             return self._begin(fn, args[0], kwargs, is_own, wait)
@@ -67,7 +67,11 @@ class Tasks:
 
 
 def _begins(fn: Any) -> bool:
-    return fn in (asyncio.create_task, asyncio.ensure_future) or _is_method(fn, asyncio.AbstractEventLoop, "create_task")
+    return _is_one(fn, (asyncio.create_task, asyncio.ensure_future)) or _is_method(fn, asyncio.AbstractEventLoop, "create_task")
+
+
+def _is_one(fn: Any, functions: Sequence[Any]) -> bool:
+    return any(fn is known for known in functions)  # `in` would ask an object's `__eq__`
 
 
 def _is_method(fn: Any, cls: type, name: str) -> bool:
