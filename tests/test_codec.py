@@ -9,6 +9,8 @@ import enum
 import fractions
 import json
 import pathlib
+import subprocess
+import sys
 import uuid
 import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -237,3 +239,32 @@ def test_what_pydantic_refuses_is_data() -> None:
     assert again[0] is again[1] and again[0].__notes__ == ["twice"] and repr(again[0].__cause__) == "KeyError('k')"
     with pytest.raises(codec.NotData, match="object"):
         codec.encode(type(error).from_exception_data("x", [{"type": "missing", "input": object()}]))
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=4), st.just("\ud800"), st.just("\x00\u2028é😀")),
+    lambda inside: st.one_of(st.lists(inside, max_size=4), st.dictionaries(st.text(max_size=3), inside, max_size=3)), max_leaves=12)  # fmt: skip
+
+
+@search(100, 2000)
+@given(JSON)
+def test_encoders_write_what_decoders_read(x: Any) -> None:
+    slow, fast = codec.Encoder(), codec.Encoder()
+    fast._left = 1
+    fast([])  # from here on it is worth an import
+    for data in (slow(x), fast(x), to_bytes(x)):
+        assert b"\n" not in data
+        for decode_json in (codec.decoder(0), codec.decoder(1 << 30)):
+            assert repr(decode_json(data)) == repr(x)
+
+
+def test_an_encoder_imports_pydantic_when_that_has_paid_off() -> None:
+    script = (
+        "import sys; from lmc import codec\n"
+        "few, many, loaded = codec.Encoder(), codec.Encoder(), codec.Encoder()\n"
+        "few(['x']); print('pydantic_core' in sys.modules)\n"
+        "many(['x' * codec.Encoder.PAYS]); print('pydantic_core' in sys.modules)\n"
+        "loaded(1.0); print(loaded._encode is many._encode)\n")  # fmt: skip
+    pytest.importorskip("pydantic_core")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "True"]
