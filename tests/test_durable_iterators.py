@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import lmc
+from lmc import records
 from tests.resuming import CALLS, resumes_anywhere
 
 
@@ -123,6 +124,13 @@ def ends(rows: Any) -> str:
 def closes(s: Any) -> Any:
     s += "q" + lmc.gen("a", max_tokens=2)
     return ends(c for c in s["a"])
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_an_iterator_is_shown_by_its_type(tmp_path: Path) -> None:
+    hands_iterators.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
+    shown = [effect.shown for effect in records.read(tmp_path / "j").runs[0].effects.values()]
+    assert shown[:4] == ["<generator>", "<map>", "rows=<zip>", "<reversed>"]
 
 
 @pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")

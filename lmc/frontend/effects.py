@@ -27,6 +27,7 @@ from zlib import crc32
 from lmc import codec
 from lmc.frontend import hostops, raising, reach
 from lmc.frontend.again import Again
+from lmc.frontend.handed import Drawn
 from lmc.frontend.host import HostFunction
 from lmc.frontend.own import copied_by_code
 from lmc.frontend.tools import asked_for, call_tool
@@ -240,7 +241,7 @@ def data_or_class(x: Any) -> Any:
 
 def kind_of(x: Any) -> str:
     """The class of an object, also of one that something else stands for."""
-    return x.kind if isinstance(x, Again) else type(x).__qualname__
+    return x.kind if isinstance(x, Again) else type(x.items if isinstance(x, Drawn) else x).__qualname__
 
 
 def shown_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
