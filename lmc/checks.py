@@ -75,12 +75,13 @@ class Site:
         self.take: Callable[[list[Any]], tuple[Any, ...]] = self._first_taken
 
     def _first_taken(self, env: list[Any]) -> tuple[Any, ...]:
-        """Makes what the first journaled run needs: most never see one."""
-        slots = [self._since.last or 0]
+        """Makes what the first journaled run needs: most never see one. Several threads may, and make the same."""
+        slots, template = [self._since.last or 0], list[str | None]()
         for constant, parts in groupby(self._since.parts, key=lambda part: isinstance(part, str)):
             found: list[Any] = list(parts)
             slots += [] if constant else found
-            self._template += ["".join(found)] if constant else [None] * len(found)
+            template += ["".join(found)] if constant else [None] * len(found)
+        self._template = template
         self.take = itemgetter(*slots) if len(slots) > 1 else lambda env: (env[slots[0]],)
         return self.take(env)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,9 @@ import pytest
 
 import lmc
 from lmc import records
+from lmc.backend.base import Result
+from lmc.checks import Since, Site, of_ask, of_text
+from lmc.prompt import Gen, SamplingParams
 
 TEXTS = ["plain", "", "é😀", "half a surrogate: \ud800", "plain"]
 
@@ -39,3 +44,28 @@ def test_checks_of_compiled_runs_are_those_of_the_interpreter(tmp_path: Path, op
     fast.batch(items, backend=lmc.Mock(), seed=1, journal=tmp_path / "fast")
     assert checks(tmp_path / "fast") == checks(tmp_path / "slow")
     assert len(checks(tmp_path / "slow")[0]) == 7
+
+
+def test_threads_that_come_first_make_one_template() -> None:
+    """What a site needs is made by the first run that asks there; runs on other threads may do so at the same time."""
+    began = threading.Barrier(4)
+
+    def take(site: Site) -> None:
+        began.wait()
+        site.take([0, "x", "y"])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(300):
+            site = Site((("", 0),), (0, 0), Since(None, ("a", 1, "b", 2)))
+            threads = [threading.Thread(target=take, args=(site,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            ask = Gen(SamplingParams())
+            alone = of_ask(0, of_text("axby"), ask)
+            assert site.check([None], [site.take([0, "x", "y"])], [ask], [Result()]) == [alone]
+    finally:
+        sys.setswitchinterval(interval)
