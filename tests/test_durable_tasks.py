@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lmc
-from lmc import records
+from lmc import records, steps
 from tests.resuming import CALLS, prefixes, resumes_anywhere, seen
 
 
@@ -192,3 +195,40 @@ def test_a_doubt_puts_nothing_else_in_doubt(tmp_path: Path) -> None:
                 else:
                     assert not begun
         assert doubts >= 2
+
+
+@lmc.function
+async def cancels_before_it_begins(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(fetch("never"))
+        task.cancel()
+    s += lmc.gen("b", max_tokens=2)
+    return task.cancelled()
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_a_task_that_is_cancelled_before_it_begins_leaves_nothing(tmp_path: Path) -> None:
+    ways = [cancels_before_it_begins.run, lmc.compile(cancels_before_it_begins)]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", RuntimeWarning)  # of coroutines that were never awaited
+        for n, way in enumerate(ways * 2):
+            CALLS.clear()
+            assert way(backend=lmc.Mock(), seed=1, journal=tmp_path / str(n % 2)).ret_value is True and not CALLS
+            gc.collect()
+    assert not [w for w in said if w.category is RuntimeWarning]
+
+
+def test_a_group_is_shown_as_far_as_its_journal_goes(tmp_path: Path) -> None:
+    group_of_helpers.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
+    shown: list[int] = []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", RuntimeWarning)
+        for data in prefixes(tmp_path / "j"):
+            (tmp_path / "cut").write_bytes(data)
+            (story,) = steps.replayed(tmp_path / "cut", group_of_helpers, lmc.Mock())
+            assert story.whole and re.match(r"stopped: .* (which is not in the journal|nobody knows whether it was done)|returned", story.end)
+            shown.append(len(story.steps))
+            gc.collect()
+    assert shown[-1] == 10 and story.end.startswith("returned")
+    assert not [w for w in said if w.category is RuntimeWarning]

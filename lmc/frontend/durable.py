@@ -287,9 +287,13 @@ class RunJournal:
         if inner in self.tasks or self.tasks.any_in([*args, *given.values()]):
             return await awaitable  # what it waits for is in the journal by itself
         name = f"await {what}"
-        if self._in_doubts and asyncio.current_task() in self.tasks and not self._is_known(stream, name, args, given):
-            await self._after_doubts(awaitable)
-        number, known = self._begin(stream, name, args, given, loc, ordered=False)  # tasks may await in any order
+        try:
+            if self._in_doubts and asyncio.current_task() in self.tasks and not self._is_known(stream, name, args, given):
+                await self._after_doubts()
+            number, known = self._begin(stream, name, args, given, loc, ordered=False)  # tasks may await in any order
+        except BaseException:
+            drop(awaitable)
+            raise
         idempotent = inner.doubt is None if isinstance(inner, Again) else self._may_begin_again([inner]) or self._may_begin_again(given.values())
         if known is not None and (known.outcome is not None or not idempotent):
             drop(awaitable)
@@ -323,14 +327,10 @@ class RunJournal:
         digest = arguments_digest(args, kwargs)
         return (stream, name, digest, self._counts.get((stream, name, digest), 0)) in self.known.effects
 
-    async def _after_doubts(self, awaitable: Any) -> None:
+    async def _after_doubts(self) -> None:
         """Gives other tasks turns to come to what is in doubt, which ends their group; then this one is cancelled, and has not begun."""
-        try:
-            for _ in range(_TURNS):
-                await asyncio.sleep(0)
-        except BaseException:
-            drop(awaitable)
-            raise
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
 
     async def _synced(self, number: int, awaitable: Any) -> None:
         """As `_sync`, before something is awaited. Holds the loop where tasks of the program could be on it: they would go first."""

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
+from lmc.frontend.again import drop
 from lmc.frontend.values import active
 
 Wait = Callable[[Any], Coroutine[Any, Any, Any]]
@@ -62,6 +63,7 @@ class Tasks:
                 task = fn(wait(awaitable), **kwargs)
             finally:
                 active.reset(token)
+            task.add_done_callback(lambda _: drop(awaitable))  # if it was cancelled before it began
         self._found.add(task)
         return task
 
