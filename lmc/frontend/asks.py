@@ -21,6 +21,7 @@ from lmc.frontend.primitives import gen, gen_int, gen_string, select
 from lmc.frontend.values import Value
 from lmc.ir.core import Attr, Type
 from lmc.ir.core import Value as IRValue
+from lmc.prompt import CONSTRAINT_KINDS
 
 if TYPE_CHECKING:
     from lmc.frontend.trace_calls import CallMode
@@ -65,15 +66,17 @@ def as_given(mode: CallMode, fn: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _sampled(mode: CallMode, given: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a gen."""
     of_run = {name: tuple(x) if type(x) is list and id(x) in mode.local else x for name, x in given.items() if not _is_known(mode, name, x)}
-    if not of_run.keys().isdisjoint(_COMPARED):  # they are checked together
-        of_run |= {name: given[name] for name in _COMPARED if given.get(name) is not None}
+    for together in _TOGETHER:
+        if not of_run.keys().isdisjoint(together):
+            of_run |= {name: x for name, x in given.items() if name in together and name not in of_run and x is not None}
     if not of_run:
         return given
     changing = any(mode.type_of(x) == "any" for x in of_run.values())
     return given | dict(zip(of_run, _recorded(mode, [*of_run.items()], {"ord": (mode.tick, GIVEN, 0)} if changing else {}), strict=True))
 
 
-_COMPARED = ("max_tokens", "min_tokens")
+_TOGETHER = frozenset({"max_tokens", "min_tokens"}), frozenset({*CONSTRAINT_KINDS, "dtype"})
+"""Arguments that are checked against each other."""
 
 
 def _is_known(mode: CallMode, name: str, x: Any) -> bool:

@@ -20,7 +20,6 @@ from lmc.frontend.reasoning import ReasoningFormat, reasoning_format
 from lmc.frontend.values import Value
 from lmc.prompt import (
     ANY_RUN,
-    CONSTRAINT_KINDS,
     NEVER_CHANGE,
     REGEX_BOOL,
     REGEX_FLOAT,
@@ -347,9 +346,6 @@ def _fixed(name: str, x: Any, loc: Loc | None) -> Any:
 def _check_given(given: Mapping[str, Any], symbolic: bool, loc: Loc | None) -> None:
     """Raises for constant parameters that no run could accept."""
     if symbolic:
-        kinds = [k for k in CONSTRAINT_KINDS if k in given]
-        if len(kinds) > 1:
-            raise ParameterError(f"gen({kinds[0]}=…, {kinds[1]}=…): an answer has one constraint", loc=loc)
         given = {k: v for k, v in given.items() if not _is_symbolic(v)}
     resolve(ANY_RUN, given, loc)
 

@@ -497,7 +497,10 @@ class TraceMode(CallMode):
         mapping = self.simple("py.named", value)
         names = self.decide(self.host(self.operation("py.getitem"), [mapping.ir, 0], Known(total=True), "pure"))
         items = self.host(self.operation("py.getitem"), [mapping.ir, 1], Known(total=True), "pure")
-        return self.fresh({name: self.host(self.operation("py.getitem"), [items.ir, i], Known(total=True), "pure") for i, name in enumerate(names)})
+        found = {name: self.host(self.operation("py.getitem"), [items.ir, i], Known(total=True), "pure") for i, name in enumerate(names)}
+        for item in found.values():
+            item.immutable = False
+        return self.fresh(found)
 
     # -- async code
 

@@ -974,6 +974,18 @@ def numbers_for_unordered_calls_that_were_made_ahead(s, q):
     return before, after, [looked_up(x) for x in (float("nan"), -0.0, 0.0, 1, 1.0, True, frozenset({1}), frozenset({True}))], looked_up(q, a=[q], b=(1, [2]))
 
 
+def grow(rows):
+    rows.append("grown")
+
+
+@case([{"q": q, "options": {"rows": [q]}} for q in "ab"])
+def items_of_keywords_that_change(s, q, options):
+    named = dict(**options)
+    before = len(named["rows"]), str(named["rows"])
+    grow(options["rows"])
+    return before, len(named["rows"]), str(named["rows"])
+
+
 PARTS = [{"q": "a", "x": "z"}, {"q": "b", "x": 2}, {"q": "c", "x": None}]
 """The last two are no text."""
 

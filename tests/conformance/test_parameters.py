@@ -95,6 +95,25 @@ def dicts(s: Any, q: str, schema: Any, bias: Any) -> Any:
     return s["x"], s["y"], id(s["x"]) * 0
 
 
+@case([{"q": q, "options": {"max_tokens": 9, "stop": [stop]}} for q, stop in (("a", "z"), ("b", 1))])
+def by_keywords_of_an_argument(s: Any, q: str, options: dict[str, Any]) -> Any:
+    ask = lmc.gen("x", **options)
+    options["stop"].append("e")
+    effect("between", q)
+    s += q + ask
+    options["stop"].append(0)
+    return s["x"], leave(q) * 0
+
+
+@case([{"q": "a", "regex": "[ab]+"}, {"q": "b", "regex": None}, {"q": "c", "regex": "("}])
+def two_constraints(s: Any, q: str, regex: str | None) -> Any:
+    s += q + lmc.gen("x", max_tokens=3, dtype=int if q == "b" else None, regex=regex)
+    ask = lmc.gen("x", max_tokens=3, dtype=int, regex=regex)
+    effect("between", q)
+    s += ask
+    return s["x"]
+
+
 TOLD = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 TOLD_AGAIN = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 NUMBERS = [{"q": q, "n": n} for q, n in (("a", 3), ("b", -5), ("c", "many"))]
