@@ -4,7 +4,7 @@ They are no effects: they begin again when the run is taken up. What they ask an
 the program awaited it.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
 # (objects of the host are Any by nature)
 
 from __future__ import annotations
