@@ -23,8 +23,9 @@ unit: $(VENV)/.dev $(VENV)/.model  ## tests that need no model (under a minute),
 mutations: $(VENV)/.dev  ## faults planted in the compiler are found by the conformance tests
 	LMC_MUTATIONS=1 $(PYTEST) -q tests/conformance/test_mutations.py
 
-conformance: $(VENV)/.dev  ## 500 random programs in every execution and the other random searches, on all cores
+conformance: $(VENV)/.dev  ## 500 random programs in every execution, the tables with journals, and the other random searches, on all cores
 	$(PY) -m tests.conformance --programs 500
+	LMC_TEST_JOURNAL=1 $(PYTEST) -q -n auto -m unit tests/conformance
 	LMC_SEARCH=1 $(PYTEST) -q -n auto -m search
 
 nightly: $(VENV)/.dev  ## 20,000 random programs, going on where it was interrupted; SEED=n for others

@@ -177,8 +177,8 @@ class ReplayMode(ReplayAsync):
             args = tuple([list(a) if isinstance(a, LAZY) else a for a in args])
             if getattr(fn, "__name__", "") == "join":
                 args = tuple(map(self.star, args))
-        lazy = isinstance(getattr(fn, "__self__", None), LAZY) or any(isinstance(a, LAZY) for a in args)
-        if lazy and (self.journal is None or foreign(fn, args, kwargs) is None):
+        moves_on = isinstance(getattr(fn, "__self__", None), LAZY)
+        if moves_on or (any(isinstance(a, LAZY) for a in args) and (self.journal is None or foreign(fn, args, kwargs) is None)):
             return fn(*args, **kwargs)  # runs the program's own generators
         if self.journal is None:
             return self._host_call(fn, args, kwargs)

@@ -246,6 +246,11 @@ DONE_AGAIN = {
     "length_that_is_asked_for": "Python calls `__len__` by itself, and what that does is done again",
     "called_by_python": "so are other methods",
     "keys_with_code": "the `__hash__` of a key too",
+    "objects_that_compare_then_left": "so is the `__lt__` of an outside object",
+    "models_that_refuse": "and what the validators of models do",
+    "exceptions_that_only_their_library_makes": "models again",
+    "exceptions_that_only_their_library_makes_leave": "models again",
+    "numbers_for_unordered_calls_that_were_made_ahead": "a tool changes a global, which is not in the journal",
 }
 """Programs that durability.md excepts where they are taken up again."""
 
