@@ -17,9 +17,10 @@ def labels(error: Exception, label: list[str]) -> None:
 
 
 @lmc.function
-def explains(s: Any) -> Any:
+def explains(s: Any, one: str) -> Any:
+    s += lmc.gen("two", max_tokens=3)
     kept = []
-    for text in ("one", "two"):
+    for text in (one, s["two"]):
         try:
             int(text)
         except ValueError as error:
@@ -31,4 +32,4 @@ def explains(s: Any) -> Any:
 
 
 def test_what_a_tool_puts_on_an_exception_is_there_again(tmp_path: Path) -> None:
-    resumes_anywhere(explains, {}, tmp_path)
+    resumes_anywhere(explains, {"one": "x"}, tmp_path)
