@@ -63,14 +63,13 @@ class Site:
     """Where a compiled run asks: what is the same there in every run.
 
     places  of the ask, and of the equal ones that it answers as well
-    order   among the sites of a run: one comes behind those whose answers its prompt has
     take    what is checked of a run's values: the last answer before, and the texts since then that are computed
     """
 
-    __slots__ = ("_since", "_template", "order", "places", "take")
+    __slots__ = ("_since", "_template", "places", "take")
 
-    def __init__(self, places: Sequence[tuple[str, int]], order: tuple[int, int], since: Since) -> None:
-        self.places, self.order, self._since = places, order, since
+    def __init__(self, places: Sequence[tuple[str, int]], since: Since) -> None:
+        self.places, self._since = places, since
         self._template: list[str | None] = []  # texts that are the same in every run; None: the next one that is taken
         self.take: Callable[[list[Any]], tuple[Any, ...]] = self._first_taken
 

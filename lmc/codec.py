@@ -23,7 +23,7 @@ import sys
 import types
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
@@ -65,16 +65,22 @@ def is_json(x: Any) -> bool:
     cls = type(x)
     if cls is dict:
         return are_texts(x) and _all_json(x.values())
-    return _all_json(x) if cls is list else cls in _PLAIN
+    return _all_json(x) if cls is list else _is_plain(x)
 
 
-def _all_json(items: Any) -> bool:
-    return are_atoms(map(type, items)) or all(map(is_json, items))
+def _all_json(items: Collection[Any]) -> bool:
+    return are_atoms(items) or all(map(is_json, items))
 
 
-def are_atoms(kinds: Iterable[type]) -> bool:
-    """Whether JSON has all values of these types, and they hold no others."""
-    return _PLAIN.issuperset(kinds)
+def are_atoms(values: Collection[Any]) -> bool:
+    """Whether JSON has all these values, and they hold no others."""
+    kinds = set(map(type, values))
+    return kinds <= _PLAIN and (int not in kinds or are_short([x for x in values if type(x) is int]))
+
+
+def are_short(numbers: Collection[int]) -> bool:
+    """Whether whole numbers, at least one, are not too long for JSON."""
+    return min(numbers) > -_LARGE and max(numbers) < _LARGE
 
 
 def are_texts(values: Iterable[Any]) -> bool:

@@ -36,7 +36,7 @@ def packed(values: Sequence[Any]) -> Column:
             rule = _PACKED.get(kinds.pop())
             if rule is not None:
                 return rule(values)
-        elif codec.are_atoms(kinds):
+        elif codec.are_atoms(values):
             return list(values)
     return _as_they_are(values)
 
@@ -82,6 +82,13 @@ def _packed_equals(values: Sequence[Any]) -> Column:
     return list(values)
 
 
+def _packed_ints(values: Sequence[int]) -> Column:
+    column = _packed_equals(values)
+    if not codec.are_short(values if isinstance(column, list) else values[:1]):
+        raise codec.NotData("what JSON lacks")
+    return column
+
+
 def _as_they_are(values: Sequence[Any]) -> Column:
     if not all(map(codec.is_json, values)):
         raise codec.NotData("what JSON lacks")
@@ -89,7 +96,7 @@ def _as_they_are(values: Sequence[Any]) -> Column:
 
 
 _PACKED: Mapping[type, Callable[[Sequence[Any]], Column]] = {
-    str: _packed_equals, int: _packed_equals, bool: _packed_equals, type(None): _packed_equals, float: list, dict: _packed_dicts, list: packed_rows,
+    str: _packed_equals, int: _packed_ints, bool: _packed_equals, type(None): _packed_equals, float: list, dict: _packed_dicts, list: packed_rows,
 }  # fmt: skip
 
 
@@ -100,6 +107,8 @@ def unpacked(column: Any, count: int) -> list[Any]:
     elif "=" in column:
         values = [column["="]] * count
     elif "of" in column:
+        if len(column["kinds"]) > FEW:  # so many are not written, and each is looked for
+            raise ValueError(f"a column of {len(column['kinds'])} kinds")
         parts = [unpacked(part, column["of"].count(i)) for i, part in enumerate(column["kinds"])]
         if sum(map(len, parts)) != len(column["of"]):
             raise ValueError("a column of kinds that it does not have")

@@ -11,10 +11,8 @@ that no line can be missing either.
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from itertools import chain
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -52,7 +50,7 @@ Answered = tuple[Sequence[Ask], Writes, Result]
 Begun = tuple[Sequence[int], Sequence[str], Sequence[Sequence[str]]]
 """Runs that begin with nothing but text: their numbers, names of their arguments, and a column of values for each."""
 Entry = Asked | Answered | tuple[int, Record] | tuple[Begun]
-"""What goes into a group; a record has its run. They are told apart by their lengths."""
+"""What goes into a group; a record has its run. They are told apart by their lengths, and those of answers by their first."""
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -64,59 +62,86 @@ def group_of(entries: Iterable[Entry]) -> list[list[Any]]:
     ended: list[int] = []
     answers = _Answers()
     for entry in entries:
-        if len(entry) == 5:
-            answers.unchecked[entry[0]].append(entry)
-        elif len(entry) == 3:
-            answers.checked[entry[0]].append(entry)
+        if len(entry) > 2:
+            answers.add(entry)
         elif len(entry) == 1:
             sections.append(["begun", *entry[0]])
         elif entry[1] is WELL:
             ended.append(entry[0])
         else:
-            if answers.are_of(entry[0]):
+            if entry[0] in answers.items:
                 sections += answers.taken()
+                answers = _Answers()
             sections.append(["record", *entry])
     sections += answers.taken()
     return [*sections, ["ended", ended]] if ended else sections
 
 
 class _Answers:
-    """Answers that are in no section yet, by where they were asked for."""
+    """Answers that are in no section yet, by where they were asked for; what a run asked later is in a later one.
+
+    items  their runs, each with the last section that it is in
+    """
 
     def __init__(self) -> None:
-        self.unchecked: defaultdict[Site, list[Asked]] = defaultdict(list)
-        self.checked: defaultdict[Sequence[Ask], list[Answered]] = defaultdict(list)
+        self.items: dict[int, int] = {}
+        self._sections: list[list[Any]] = []
+        self._newest: dict[Site | Sequence[Ask], int] = {}
 
-    def are_of(self, item: int) -> bool:
-        """Whether a run has some among them."""
-        return any(entry[1].item == item for entries in chain(self.unchecked.values(), self.checked.values()) for entry in entries)
+    def add(self, entry: Asked | Answered) -> None:
+        where, item = entry[0], entry[1].item
+        at = self._newest.get(where, -1)
+        if at <= self.items.get(item, -1):
+            at = self._newest[where] = len(self._sections)
+            self._sections.append([])
+        self._sections[at].append(entry)
+        self.items[item] = at
 
     def taken(self) -> Iterator[list[Any]]:
-        """The sections of all there are, which then are no more."""
-        for site in sorted(self.unchecked, key=_ORDER):
-            _, runs, taken, asks, results = zip(*self.unchecked[site], strict=True)
-            yield from _sections(site.places, runs, results, site.check(runs, taken, asks, results))
-        for places, entries in self.checked.items():
-            _, runs, results = zip(*entries, strict=True)
-            yield from _sections(places, runs, results, [result.checked[1] for result in results])  # type: ignore[index]  # they are
-        self.unchecked.clear()
-        self.checked.clear()
+        """The sections of all there are."""
+        for entries in self._sections:
+            where = entries[0][0]
+            if isinstance(where, Site):
+                _, runs, taken, asks, results = zip(*entries, strict=True)
+                yield from _sections(where.places, runs, results, where.check(runs, taken, asks, results))
+            else:
+                _, runs, results = zip(*entries, strict=True)
+                yield from _sections(where, runs, results, [result.checked[1] for result in results])
 
 
 def _sections(places: Sequence[Ask], runs: Sequence[Writes], results: Sequence[Result], checks: Sequence[int]) -> Iterator[list[Any]]:
-    """A section for answers, if all are there and their meta info is as JSON has it; otherwise for each what it has."""
+    """A section for the answers that are there; of what is no answer the record, if there is one."""
     outputs: Any = [result.answer for result in results]
     if all(outputs):
-        try:
-            yield _answers(places, runs, checks, outputs)
-            return
-        except codec.NotData:
-            pass  # of some
-    for run, result, check, output in zip(runs, results, checks, outputs, strict=True):
-        if output is not None and all(map(codec.is_json, output.metas)):
-            yield _answers(places, [run], [check], [output])
-        elif (record := run.record(places, result)) is not None:
+        yield from _of_outputs(places, runs, checks, outputs)
+        return
+    there = [row for row in zip(runs, checks, outputs, strict=True) if row[2] is not None]
+    if there:
+        yield from _of_outputs(places, *zip(*there, strict=True))
+    for run, result, output in zip(runs, results, outputs, strict=True):
+        if output is None and (record := run.record(places, result)) is not None:
             yield ["record", run.item, record]
+
+
+def _of_outputs(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int], outputs: Sequence[Output]) -> Iterator[list[Any]]:
+    """A section for all, if their meta info is as JSON has it; otherwise one for each."""
+    try:
+        yield _answers(places, runs, checks, outputs)
+        return
+    except (codec.NotData, RecursionError):
+        pass  # of some
+    for run, check, output in zip(runs, checks, outputs, strict=True):
+        if all(map(_is_json, output.metas)):
+            yield _answers(places, [run], [check], [output])
+        else:
+            yield ["record", run.item, record_of(places, check, output)]
+
+
+def _is_json(x: Any) -> bool:
+    try:
+        return codec.is_json(x)
+    except RecursionError:
+        return False
 
 
 def _answers(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int], outputs: Sequence[Output]) -> list[Any]:
@@ -126,7 +151,6 @@ def _answers(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int
         packed_numbers([_USAGE(o.usage) for o in outputs]), packed_rows([o.ids for o in outputs])]  # fmt: skip
 
 
-_ORDER = attrgetter("order")
 _ITEM = attrgetter("item")
 _USAGE = attrgetter(*[f.name for f in fields(Usage)])
 

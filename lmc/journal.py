@@ -203,9 +203,10 @@ class Journal:
     def gather(self) -> None:
         """Makes a group of the entries that are there."""
         with self._gathering:
-            entries = _taken(self.entries)
+            entries = self.entries[:]
             if entries:
                 self._trying(self._make_group, entries)
+                del self.entries[: len(entries)]  # only now: Ctrl-C, on the thread of a run, loses none
 
     def gather_many(self) -> None:
         """As `gather`, unless somebody does already."""

@@ -159,7 +159,7 @@ def _header(first: bytes) -> tuple[dict[str, Any] | None, int]:
         header = None if found is None else codec.from_bytes(found[0])
     except ValueError:
         header = None
-    return (header, found[1]) if found is not None and isinstance(header, dict) else (None, 0)
+    return (header, found[1]) if found is not None and isinstance(header, dict) and type(header.get("seed")) is int else (None, 0)
 
 
 @contextmanager

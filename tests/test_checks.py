@@ -58,7 +58,7 @@ def test_threads_that_come_first_make_one_template() -> None:
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(300):
-            site = Site((("", 0),), (0, 0), Since(None, ("a", 1, "b", 2)))
+            site = Site((("", 0),), Since(None, ("a", 1, "b", 2)))
             threads = [threading.Thread(target=take, args=(site,)) for _ in range(4)]
             for thread in threads:
                 thread.start()

@@ -69,7 +69,7 @@ def test_what_json_lacks_is_refused(odd: Any, others: list[Any]) -> None:
 
 @pytest.mark.parametrize("damaged", [
     [1], {}, {"columns": [[1]]}, {"columns": 3}, {"keys": ["a"], "columns": [[1, 2, 3], [1, 2, 3]]}, {"of": [0, 1, 0], "kinds": [[1, 2]]}, {"of": [-1, 0, 0], "kinds": [[1, 2]]},
-    {"of": [0, 0], "kinds": [[1, 2]]}, {"of": 3, "kinds": []}, 3, None], ids=repr)  # fmt: skip
+    {"of": [0, 0], "kinds": [[1, 2]]}, {"of": 3, "kinds": []}, {"of": [0, 0, 0], "kinds": [[1, 2, 3], [], [], [], []]}, 3, None], ids=repr)  # fmt: skip
 def test_what_is_no_column_is_refused(damaged: Any) -> None:
     with pytest.raises((ValueError, TypeError, KeyError, IndexError, AttributeError)):
         unpacked(damaged, 3)

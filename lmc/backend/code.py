@@ -111,7 +111,7 @@ class Code:
         self.loose: set[int] = set()  # slots of values computed from what unordered calls gave
         self.changing = Changing(() if bound is None else graph.params) if any(op.attr("unordered") for op in graph.ops()) else None
         self.slots = self.first = first
-        self._asks, self._sites = count(), count()
+        self._asks = count()
         self.since: dict[Value, Since] = {}  # prompts whose text since their last answer is known, but for its values
         for i, param in enumerate(graph.params):
             self._place[param] = bound[i] if bound is not None else self._new()
@@ -142,7 +142,7 @@ class Code:
     def site(self, op: Op, places: Sequence[tuple[str, int]]) -> Site | None:
         """Where an ask is, if what its prompt has since the last answer is text for certain, and where."""
         since = self.since.get(op.operands[0])  # type: ignore[arg-type]  # a prompt is a value
-        return Site(places, (self.first, next(self._sites)), since) if since is not None and since.certain else None
+        return Site(places, since) if since is not None and since.certain else None
 
     def _covers(self, op: Op) -> tuple[tuple[str, Mapping[str, Any]], ...]:
         """What the plan says that one request can cover besides a gen: texts, and the attributes of the gens behind them."""

@@ -62,7 +62,7 @@ class RunJournal:
     """
 
     __slots__ = (
-        "_asked", "_busy", "_counts", "_idempotent", "_known", "_left", "_lock", "_next", "broken", "item", "journal", "resumed", "tasks",
+        "_asked", "_busy", "_counts", "_idempotent", "_known", "_late", "_left", "_lock", "_next", "broken", "item", "journal", "resumed", "tasks",
     )  # fmt: skip
 
     def __init__(self, journal: Journal, item: int) -> None:
@@ -74,6 +74,7 @@ class RunJournal:
         self._left: dict[Place, Effect] | None = None  # effects that the program has not come to
         self._next = 0
         self._asked: list[Result] = []
+        self._late: dict[Result, Sequence[Ask]] = {}  # what was not there when the group was made to which it belongs
         self._idempotent: dict[int, Any] = {}  # coroutines of idempotent functions, by id
         self.tasks = Tasks()  # that the program began
         self._busy = 0  # calls of host code that go on
@@ -177,7 +178,8 @@ class RunJournal:
         if output is not None:
             return record_of(places, result.checked[1], output)
         if error is None:
-            result.on_change(lambda r: self.journal.add((places, self, r)) if r.done else None)
+            self._late[result] = places
+            result.on_change(self._came)
             return None
         if isinstance(error, CancelledError | RunTimeout | BudgetExceeded | JournalError):
             return None  # what this run came to, not what the model said
@@ -185,6 +187,11 @@ class RunJournal:
             return ["f", places, result.checked[1], codec.encode(error)]
         except codec.NotData:
             return None  # asked again
+
+    def _came(self, result: Result) -> None:
+        """Something is there that was late, or more of it."""
+        if result.done and (places := self._late.pop(result, None)) is not None:
+            self.journal.add((places, self, result))
 
     def decided(self, answer: bool) -> None:
         """The program, which calls this, goes one way at a test. Not in the journal: it is computed again."""
@@ -468,6 +475,8 @@ class RunJournal:
                 if not result.done:
                     result.wait()
         self._asked.clear()
+        for result in list(self._late):
+            self._came(result)  # the thread that completed it may not have come to say so, and then the journal would be closed
         error = self.broken or error
         if error is not None:
             self.journal.put(self.item, ["e", [[type(e).__name__, str(e)] for e in _causes(error)]])
