@@ -226,4 +226,6 @@ def output_of(record: Record) -> Output:
     kind, _, _, texts, metas, usage, ids = record
     if kind == "A":
         metas = [{name: codec.decode(x) for name, x in meta} for meta in metas]
+    if not texts or not codec.are_texts(texts) or len(texts) != len(metas) or any(type(meta) is not dict for meta in metas):
+        raise ValueError(f"{len(texts)} texts and {len(metas)} metas")
     return Output(tuple(texts), tuple(metas), Usage(*usage), tuple(ids))

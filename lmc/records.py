@@ -225,8 +225,10 @@ def _intent(known: Known, record: Record) -> None:
 
 
 def _result(known: Known, record: Record) -> None:
-    _, number, *outcome = record
-    known.calls[number].outcome = outcome
+    _, number, kind, _, *changes = record
+    if not isinstance(kind, str) or len(changes) not in (0, 2):
+        raise ValueError(f"the result of call {number} is {record[2:]}")
+    known.calls[number].outcome = record[2:]
 
 
 def _undo(known: Known, record: Record) -> None:

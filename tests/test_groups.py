@@ -15,7 +15,7 @@ from lmc.backend.base import Output, Result
 from lmc.errors import CancelledError, JournalError
 from lmc.frontend import durable
 from lmc.frontend.durable import RunJournal
-from lmc.groups import first_line
+from lmc.groups import first_line, journal_of
 from lmc.journal import Journal
 from lmc.prompt import Gen, Prompt
 
@@ -223,3 +223,39 @@ def test_a_first_line_without_a_seed_is_refused(tmp_path: Path, seed: dict[str, 
     (tmp_path / "j").write_bytes(first_line({"kind": "run", **seed})[0])
     with pytest.raises(JournalError, match="damaged in its first line"):
         records.read(tmp_path / "j")
+
+
+def tool(x: str) -> list[str]:
+    return [x]
+
+
+@lmc.function
+def calls(s: Any) -> Any:
+    s += lmc.gen("a", max_tokens=2)
+    try:
+        return tool(s["a"])
+    except Exception:  # which stops no run that its journal cannot go on with
+        return "handled"
+
+
+@pytest.mark.parametrize("outcome", [
+    [], ["value"], [1, 2], ["value", 1, 2], ["value", 1, 2, 3, 4], ["raised", 1], ["raised", {"!": ["error"]}], ["argument", 3], ["argument", "x"], ["part", []], ["part", [7]],
+    ["part", None], ["value", [], [[1]], []], ["value", [], [], [1]], ["value", [], [], "a"], ["value", {"!": ["nothing"]}]], ids=repr)  # fmt: skip
+def test_a_result_that_no_lmc_wrote_is_refused(tmp_path: Path, outcome: list[Any]) -> None:
+    calls.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
+    found = records.read(tmp_path / "j")
+    changed = [["r", record[1], *outcome] if record[0] == "r" else record for record in found.records[0]]
+    for way in (calls.run, lmc.compile(calls)):
+        (tmp_path / "k").write_bytes(journal_of(found.header, [(0, record) for record in changed]))
+        with pytest.raises(JournalError, match=r"that no lmc wrote|cannot be taken up"):
+            way(backend=lmc.Mock(), journal=tmp_path / "k")
+
+
+@pytest.mark.parametrize("texts, metas", [([], []), ([1], [{}]), (["a"], []), (["a"], [1]), (["a", "b"], [{}]), (3, [{}])], ids=repr)
+def test_an_answer_that_no_lmc_wrote_is_refused(tmp_path: Path, texts: Any, metas: Any) -> None:
+    calls.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
+    found = records.read(tmp_path / "j")
+    changed = [[*record[:3], texts, metas, *record[5:]] if record[0] == "a" else record for record in found.records[0]]
+    (tmp_path / "k").write_bytes(journal_of(found.header, [(0, record) for record in changed]))
+    with pytest.raises(JournalError, match="an answer that no lmc wrote"):
+        calls.run(backend=lmc.Mock(), journal=tmp_path / "k")

@@ -401,15 +401,30 @@ class RunJournal:
         kind, data, *rest = outcome
         if rest and reached is not None:
             changed, taken = rest
-            reached.restore([(index, self._decoded(content, reached.at)) for index, content in changed])
+            with self._reading(name):
+                reached.restore([(index, self._decoded(content, reached.at)) for index, content in changed])
+                if taken and list(map(type, taken)) != [int] * len(reached.iterators):
+                    raise ValueError(f"items taken of iterators: {taken}")
             reached.take(taken or [0] * len(reached.iterators))
-        if kind == "argument":
-            return True, args[data]
-        if kind == "part" and reached is not None:
-            return True, reached.at(data)
         if kind == "opaque":  # of something awaited
             return False, self._lost(f"{name} gave a {data}, which a journal cannot hold, so the run cannot be taken up behind it")
-        return kind == "value", self._decoded(data, None if reached is None else reached.at)
+        with self._reading(name):
+            if kind == "argument":
+                return True, args[data]
+            if kind == "part" and reached is not None:
+                return True, reached.at(data)
+            value = self._decoded(data, None if reached is None else reached.at)
+            if kind != "value" and not isinstance(value, BaseException):
+                raise TypeError(f"it raised a {type(value).__name__}")
+        return kind == "value", value
+
+    @contextmanager
+    def _reading(self, name: str) -> Generator[None]:
+        """While what the journal has of a call is looked at."""
+        try:
+            yield
+        except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._lost(f"journal={str(self.journal.path)!r}: a result of {name} that no lmc wrote: {error}") from None
 
     def _lost(self, what: str) -> JournalError:
         """What ends the run, whatever the program makes of it."""
