@@ -1,6 +1,6 @@
 """What a journal costs: processor and wall time with and without it, in turns, the time to take up a finished batch, and the size of its file.
 
-    python benchmarks/bench_journal.py [--programs 1000] [--finished 10000]
+    python benchmarks/bench_journal.py [--programs 1000] [--finished 10000] [--collector]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
@@ -61,15 +61,15 @@ def uncollected() -> Generator[None]:
         gc.enable()
 
 
-def cost(programs: int, rounds: int) -> tuple[list[tuple[float, float]], list[tuple[float, float]], int, int]:
-    """Processor and wall seconds without and with a journal, in turns; bytes of the file; answers in it."""
+def cost(programs: int, rounds: int, around: Callable[[], AbstractContextManager[Any]]) -> tuple[list[tuple[float, float]], list[tuple[float, float]], int, int]:
+    """Processor and wall seconds without and with a journal, in turns, each within `around`; bytes of the file; answers in it."""
     program, items = lmc.compile(judge), essays(programs)
     program.batch(items[:50], backend=lmc.Mock(), seed=1)
     without: list[tuple[float, float]] = []
     with_journal: list[tuple[float, float]] = []
     size = asked = 0
     for _ in range(rounds):
-        with uncollected(), tempfile.TemporaryDirectory() as directory:
+        with around(), tempfile.TemporaryDirectory() as directory:
             backend = lmc.Mock()
             without.append(measured(lambda b=backend: program.batch(items, backend=b, seed=1)))
             asked = len(backend.call_log)
@@ -119,9 +119,10 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--finished", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--collector", action="store_true", help="with Python's garbage collector, as programs run")
     given = parser.parse_args()
     print(f"{date.today()} · {platform.processor() or platform.machine()} · Python {platform.python_version()} · {commit()}")
-    without, with_journal, size, asked = cost(given.programs, given.rounds)
+    without, with_journal, size, asked = cost(given.programs, given.rounds, nullcontext if given.collector else uncollected)
     print(f"{given.programs} judges, {asked} requests, on the mock, {given.rounds} times each in turns; {size / given.programs:.0f} bytes a program")
     for n, kind in enumerate(("processor time", "wall time")):
         print(f"  {kind}: {compared([x[n] for x in without], [x[n] for x in with_journal], given.programs)}")
