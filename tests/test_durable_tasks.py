@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc import records, steps
+from lmc import journal, records, steps
 from tests.resuming import CALLS, prefixes, resumes_anywhere, seen
 
 
@@ -123,13 +123,144 @@ async def a_task_fails(s: Any) -> Any:
     return s["b"]
 
 
-PROGRAMS = [group_of_tools, group_of_helpers, gathers_helpers_and_tools, helpers_by_themselves, group_of_programs, groups_in_groups, a_task_fails]
+@lmc.function
+async def gathers_tools(s: Any) -> Any:
+    """Several at once, gathered in one another, one of them twice, two with the same arguments; one fails."""
+    s += "q" + lmc.gen("a", max_tokens=3)
+    again = fetch("again")
+    found = await asyncio.gather(fetch(s["a"]), asyncio.gather(fetch("x"), fetch("x")), again, fetch("missing"), again, return_exceptions=True)
+    s += str(found) + await asyncio.shield(fetch("y")) + lmc.gen("b", max_tokens=3)
+    try:
+        await asyncio.gather(*[fetch(q) for q in (s["b"], "missing", "z")])
+    except LookupError as error:
+        s += str(error)
+    return await fetch("end")
+
+
+@lmc.function
+async def tasks_of_tools(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=3)
+    tasks = [asyncio.create_task(fetch(f"{n}"), name=f"{n}") for n in range(3)]
+    s += lmc.gen("b", max_tokens=3)
+    s += s["b"] + "".join([await task + task.get_name() for task in tasks])
+    return await asyncio.wait_for(asyncio.ensure_future(fetch("end")), 60)
+
+
+async def cancels_the_last(f: Any, tasks: list[asyncio.Task[Any]]) -> None:
+    f += "x"
+    tasks[-1].cancel()
+
+
+@lmc.function
+async def cancels_one_that_comes(s: Any) -> Any:
+    """Its intent is written with that of the first; the same is called again later."""
+    (f,) = s.fork(1)
+    tasks = list[asyncio.Task[Any]]()
+    for awaitable in (fetch("1"), cancels_the_last(f, tasks), fetch("2")):
+        tasks.append(asyncio.create_task(awaitable))
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    s += str([type(x).__name__ for x in found]) + lmc.gen("b", max_tokens=3)
+    return await asyncio.gather(fetch("2"), fetch("3"))
+
+
+def later(q: str) -> Any:
+    return fetch(q)
+
+
+@lmc.host(idempotent=True)
+def later_by_a_tool(q: str) -> Any:
+    return later(q)
+
+
+PROGRAMS = [gathers_tools, tasks_of_tools, cancels_one_that_comes, group_of_tools, group_of_helpers, gathers_helpers_and_tools, helpers_by_themselves, group_of_programs, groups_in_groups, a_task_fails]
 
 
 @pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_tasks_are_taken_up(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path)
+
+
+@lmc.function
+async def gathers_charges(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    found = await asyncio.gather(charge(s["a"]), charge("b"), charge("c"))
+    task = asyncio.create_task(charge("d"))
+    s += "".join(found) + lmc.gen("e", max_tokens=2)
+    return s["e"] + await task
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_of_several_tools_only_those_without_a_result_are_in_doubt(tmp_path: Path) -> None:
+    resumes_anywhere(gathers_charges, {}, tmp_path, doubtful=True)
+
+
+@pytest.mark.parametrize("way", range(3))
+def test_tools_that_begin_together_wait_for_the_disk_together(way: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited, sync = list[Any](), journal.Journal.sync
+    monkeypatch.setattr(journal.Journal, "sync", lambda self: (waited.append(CALLS[:]), sync(self)))  # type: ignore[misc]
+    CALLS.clear()
+    run = [gathers_charges.run, lmc.compile(gathers_charges), lmc.compile(gathers_charges, opt=0)][way]
+    run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
+    assert len(waited) == 2 and waited[0] == [] and len(waited[1]) == 3, "once for three tools, before any of them, and once for the fourth"
+    begun = [record[0] for record in records.read(tmp_path / "j").records[0] if record[0] in "ir"]
+    assert "".join(begun) == "iiirrrir"
+
+
+@lmc.function
+async def awaits_what_a_tool_made(s: Any, make: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    s += await make("b")
+    return await asyncio.gather(make("c"), make("d"))
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.parametrize("way", range(3))
+def test_a_coroutine_that_a_tool_gave_is_not_awaited_again(way: int, tmp_path: Path) -> None:
+    """One that was begun is in doubt, unless the tool may be called again."""
+    program, path = awaits_what_a_tool_made, tmp_path / "j"
+    ways = [program.run, lmc.compile(program), lmc.compile(program, opt=0)]
+    for make, idempotent in ((later, False), (later_by_a_tool, True)):
+        path.unlink(missing_ok=True)
+        expected = ways[way](make, backend=lmc.Mock(), seed=1, journal=path).ret_value
+        for data in prefixes(path):
+            path.write_bytes(data)
+            effects = records.read(path).runs[0].effects.values()
+            known, begun = [e for e in effects if e.outcome is not None and e.name.startswith("await")], [e for e in effects if e.outcome is None]
+            CALLS.clear()
+            try:
+                assert ways[way - 1](make, backend=lmc.Mock(), journal=path).ret_value == expected
+                assert len(CALLS) == 3 - len(known) and (idempotent or not begun)
+            except lmc.InDoubtEffect:
+                assert begun and not idempotent and not CALLS
+
+
+async def forever(q: str) -> None:
+    CALLS.append(("forever", q))
+    await asyncio.Event().wait()
+
+
+@lmc.function
+async def waits_too_long(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    for task in (asyncio.gather(fetch("1"), forever("2")), asyncio.create_task(forever("3"))):
+        try:
+            await asyncio.wait_for(task, 0.03)
+        except TimeoutError:
+            s += "late"
+    s += lmc.gen("b", max_tokens=2)
+    return await asyncio.wait_for(asyncio.gather(fetch("1"), charge("4")), 60)
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_tools_that_were_late_are_not_waited_for_again(tmp_path: Path) -> None:
+    ways = [waits_too_long.run, lmc.compile(waits_too_long), lmc.compile(waits_too_long, opt=0)]
+    for n, way in enumerate(ways):
+        expected = seen(way(backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)))
+        assert "latelate" in expected[0]
+        for again in ways:
+            CALLS.clear()
+            assert seen(again(backend=lmc.Mock(), journal=tmp_path / str(n))) == expected and not CALLS
 
 
 @lmc.function

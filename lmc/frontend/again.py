@@ -16,17 +16,29 @@ from lmc.errors import InDoubtEffect
 from lmc.frontend import raising, tools
 from lmc.frontend.host import HostFunction
 
+MadeBy = tuple[str, Sequence[Any], Mapping[str, Any]]
+"""What awaiting something is a call of: name and arguments."""
+
+
+def made_by(name: str, number: int) -> MadeBy:
+    """What awaiting a coroutine is that an effect gave."""
+    return name, (number,), {}
+
 
 class Again:
     """Stands for what a call gave to await, in a run that is taken up again: the call is made again if it is awaited after all.
 
-    kind    its type's name
-    doubt   what is raised then: a task may have done something since it was begun. None where it may begin again
-    called  its methods that the journal has
+    kind        its type's name
+    of          what awaiting it is a call of
+    doubt       what is raised then: a task may have done something since it was begun. None where it may be made again
+    idempotent  whether what was begun to await it may begin again
+    called      its methods that the journal has
     """
 
-    def __init__(self, call: Callable[[], tuple[bool, Any]], args: Sequence[Any], kind: str, doubt: Callable[[], InDoubtEffect] | None) -> None:
-        self.kind, self.doubt, self.called = kind, doubt, set[str]()
+    def __init__(
+        self, call: Callable[[], tuple[bool, Any]], args: Sequence[Any], kind: str, of: MadeBy, doubt: Callable[[], InDoubtEffect] | None, *, idempotent: bool
+    ) -> None:
+        self.kind, self.of, self.doubt, self.idempotent, self.called = kind, of, doubt, idempotent, set[str]()
         self._call, self._args, self._made = call, args, list[Any]()
 
     def __getattr__(self, name: str) -> Any:

@@ -15,7 +15,7 @@ import inspect
 import threading
 import types
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,10 +32,11 @@ from lmc.errors import (
     RunTimeout,
 )
 from lmc.frontend import aio
-from lmc.frontend.again import Again, AgainMethod, drop, inner_of
+from lmc.frontend.again import Again, AgainMethod, MadeBy, drop, inner_of, made_by
 from lmc.frontend.effects import (
     AWAITED_AGAIN,
     SORTS,
+    WAIT_FOR,
     arguments_digest,
     awaited_call,
     called,
@@ -47,7 +48,7 @@ from lmc.frontend.effects import (
 from lmc.frontend.handed import Handed
 from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import caller_loc
-from lmc.frontend.tasks import Tasks
+from lmc.frontend.tasks import Coming, Tasks
 from lmc.groups import WELL, Ask, Record, output_of, record_of
 from lmc.journal import MANY, Journal
 from lmc.prompt import Gen, Given, Prompt, Select
@@ -62,7 +63,8 @@ class RunJournal:
     """
 
     __slots__ = (
-        "_asked", "_busy", "_counts", "_idempotent", "_known", "_late", "_left", "_lock", "_next", "broken", "item", "journal", "resumed", "tasks",
+        "_asked", "_busy", "_coming", "_counts", "_idempotent", "_known", "_late", "_left", "_lock", "_made", "_next", "broken", "item", "journal",
+        "resumed", "tasks",
     )  # fmt: skip
 
     def __init__(self, journal: Journal, item: int) -> None:
@@ -76,7 +78,9 @@ class RunJournal:
         self._asked: list[Result] = []
         self._late: dict[Result, Sequence[Ask]] = {}  # what was not there when the group was made to which it belongs
         self._idempotent: dict[int, Any] = {}  # coroutines of idempotent functions, by id
+        self._made: dict[int, tuple[Any, MadeBy]] = {}  # coroutines that effects gave, by id
         self.tasks = Tasks()  # that the program began
+        self._coming: list[Coming] = []  # what tasks were made to await that have not begun
         self._busy = 0  # calls of host code that go on
         self._lock = threading.Lock()
 
@@ -226,6 +230,8 @@ class RunJournal:
         self._sync()
         with self._working():
             outcome = call()
+        if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType):
+            self._made[id(made)] = made, made_by(name, number)
         self._write_outcome(number, fn, name, args, reached, outcome, loc)
         return outcome
 
@@ -258,57 +264,77 @@ class RunJournal:
         self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool
     ) -> tuple[int, Effect | None]:
         """The number of an effect that the program has come to, and what is known of it; a new one is written down."""
+        place, known = self._come_to(stream, name, args, kwargs)
+        return (self._intend(place, args, kwargs, loc, ordered=ordered), None) if known is None else (known.number, known)
+
+    def _come_to(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Place, Effect | None]:
+        """The place of the effect that the program has come to, and what is known of it."""
         digest = arguments_digest(args, kwargs)
         with self._lock:
             which = self._counts.get((stream, name, digest), 0)
             self._counts[stream, name, digest] = which + 1
             place: Place = stream, name, digest, which
-            known = self.known.effects.get(place)
             if self._left is None:
                 self._left = {p: effect for p, effect in self.known.effects.items() if effect.ordered}
                 self._next = max(self.known.calls, default=-1) + 1
-            if known is not None:
-                self._left.pop(place, None)
-                return known.number, known
-            shown = shown_call(args, kwargs)
-            instead = next((e for e in self._left.values() if e.place[0] == stream), None) if ordered else None
+            self._left.pop(place, None)
+            return place, self.known.effects.get(place)
+
+    def _intend(self, place: Place, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool) -> int:
+        """Writes a new effect down; its number."""
+        assert self._left is not None
+        shown = shown_call(args, kwargs)
+        with self._lock:
+            instead = next((e for e in self._left.values() if e.place[0] == place[0]), None) if ordered else None
             if instead is not None:
-                raise self._differs(f"calls {name}({shown}) where the run of its journal called {instead.name}({instead.shown})", loc)
+                raise self._differs(f"calls {place[1]}({shown}) where the run of its journal called {instead.name}({instead.shown})", loc)
             number, self._next = self._next, self._next + 1
         self.journal.put(self.item, ["i", number, *place, shown, "" if loc is None else str(loc), int(ordered)])
-        return number, None
+        return number
 
     def task(
         self, stream: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, is_own: Callable[[Any], bool] = lambda x: False
     ) -> Any | None:
-        """What a call gives that begins tasks of the program; None for any other call."""
-        return self.tasks.begun(fn, args, kwargs, is_own, lambda awaitable: self.wait(stream, awaitable, loc))
+        """What a call gives that begins tasks, or gathers them; None for any other call."""
 
-    async def wait(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
-        """What an awaitable of host code gives: the known result, or what it gives now. `call` has made it, or a stand-in for it."""
-        if getattr(awaitable, "cr_code", None) in AWAITED_AGAIN:
-            return await awaitable
-        self._go_on()
-        inner = inner_of(awaitable)
-        what, args, given = awaited_call(inner)
-        if inner in self.tasks or self.tasks.any_in([*args, *given.values()]):
-            return await awaitable  # what it waits for is in the journal by itself
-        name = f"await {what}"
+        def wait(awaitable: Any) -> tuple[Coroutine[Any, Any, Any], Callable[[], None]]:
+            self._coming.append(coming := Coming(stream, awaitable, loc))
+            return self.wait(stream, awaitable, loc, coming), lambda: self._gone(coming)
+
+        return self.tasks.begun(fn, args, kwargs, is_own, wait)
+
+    async def wait(self, stream: str, awaitable: Any, loc: Loc | None, coming: Coming | None = None) -> Any:
+        """What an awaitable of host code gives: the known result, or what it gives now. `call` has made it, or a stand-in for it.
+
+        coming  the same, where a task was made to await it
+        """
+        call = self._awaited(awaitable)
         try:
-            if self._in_doubts and asyncio.current_task() in self.tasks and not self._is_known(stream, name, args, given):
-                await self._after_doubts()
-            number, known = self._begin(stream, name, args, given, loc, ordered=False)  # tasks may await in any order
+            if getattr(awaitable, "cr_code", None) not in AWAITED_AGAIN:
+                self._go_on()
+            begun = None if coming is None else self._begin_together(coming)
+            synced = begun is not None
+            if begun is None and call is not None:
+                if asyncio.current_task() in self.tasks and self._is_behind_doubts(self._next_place(stream, *call)):
+                    await self._after_doubts()
+                begun = self._begin(stream, *call, loc, ordered=False)  # tasks may await in any order
         except BaseException:
             drop(awaitable)
             raise
-        idempotent = inner.doubt is None if isinstance(inner, Again) else self._may_begin_again([inner]) or self._may_begin_again(given.values())
+        if begun is None or call is None:  # what it waits for is in the journal by itself
+            return await (awaitable if getattr(inner_of(awaitable), "cr_code", None) is not WAIT_FOR else self._in_time(stream, awaitable, loc))
+        name, _, given = call
+        number, known = begun
+        inner = inner_of(awaitable)
+        idempotent = inner.idempotent if isinstance(inner, Again) else self._may_begin_again([inner]) or self._may_begin_again(given.values())
         if known is not None and (known.outcome is not None or not idempotent):
             drop(awaitable)
             ok, value = (False, self._in_doubt(known, loc)) if known.outcome is None else self._known_result(known.outcome, known.name, (), None)
             if not ok:
                 raise value
             return value
-        await self._synced(number, awaitable)
+        if not synced:
+            await self._synced(number, awaitable)
         outcome: tuple[bool, Any]
         try:
             with self._working():
@@ -324,15 +350,71 @@ class RunJournal:
             raise outcome[1]
         return outcome[1]
 
-    @property
-    def _in_doubts(self) -> bool:
-        """Whether something was begun in an earlier time of the run that is not known to be done."""
-        return self.resumed and any(effect.outcome is None for effect in self.known.effects.values())
+    async def _in_time(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
+        """What `asyncio.wait_for` gives of a task of the run. That the task was late is an effect, or else nobody would know how far it got."""
+        what, args, given = awaited_call(inner_of(awaitable))
+        place, known = self._come_to(stream, f"await {what}", args, given)
+        if known is not None and known.outcome is not None:
+            drop(awaitable)
+            drop(given["fut"])
+            raise self._known_result(known.outcome, known.name, (), None)[1]
+        try:
+            return await awaitable
+        except TimeoutError as error:
+            self._write_outcome(self._intend(place, args, given, loc, ordered=False), None, place[1], (), None, (False, error), loc)
+            raise
 
-    def _is_known(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether an effect that the program is about to come to was begun before."""
+    def _awaited(self, awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]] | None:
+        """The effect that awaiting it is: name and arguments. None where it is none."""
+        if getattr(awaitable, "cr_code", None) in AWAITED_AGAIN:
+            return None
+        inner = inner_of(awaitable)
+        what, args, given = self._made[id(inner)][1] if id(inner) in self._made else awaited_call(inner)
+        handed = [*args, *given.values()]
+        if inner in self.tasks or (self.tasks.any_in(handed) and not self.tasks.are_timed(handed)):
+            return None
+        return f"await {what}", args, given
+
+    def _begin_together(self, first: Coming) -> tuple[int, Effect | None] | None:
+        """The effect of a task that begins, by number, and what is known of it. Its intent is on the disk, with those of all other tasks that were made by then.
+
+        None where it has none yet: it is behind what is in doubt, or no effect.
+        """
+        if first.begun is None and self._intend_all():
+            self._sync()
+        self._coming.remove(first)
+        return first.begun
+
+    def _intend_all(self) -> bool:
+        """Writes the intents of what tasks were made to await, in that order; whether there are any."""
+        found = False
+        for coming in self._coming:
+            call = self._awaited(coming.awaitable) if coming.begun is None else None
+            if call is not None and not self._is_behind_doubts(place := self._next_place(coming.stream, *call)):
+                coming.place, coming.begun = place, self._begin(coming.stream, *call, coming.loc, ordered=False)
+                found = found or coming.begun[1] is None
+        return found
+
+    def _gone(self, coming: Coming) -> None:
+        """A task has ended that was made to await something, or does not begin: then that was not called."""
+        if coming in self._coming:
+            self._coming.remove(coming)
+            if coming.begun is not None:
+                (stream, name, digest, which), (number, known) = coming.place, coming.begun
+                if self._counts[stream, name, digest] == which + 1:  # the next one is this one
+                    self._counts[stream, name, digest] = which
+                if known is None:
+                    self.journal.put(self.item, ["u", number])
+        drop(coming.awaitable)
+
+    def _is_behind_doubts(self, place: Place) -> bool:
+        """Whether an effect has not begun in an earlier time of the run, and another one has that is not known to be done."""
+        return self.resumed and place not in self.known.effects and any(effect.outcome is None for effect in self.known.effects.values())
+
+    def _next_place(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Place:
+        """That of an effect that the program is about to come to."""
         digest = arguments_digest(args, kwargs)
-        return (stream, name, digest, self._counts.get((stream, name, digest), 0)) in self.known.effects
+        return stream, name, digest, self._counts.get((stream, name, digest), 0)
 
     async def _after_doubts(self) -> None:
         """Gives other tasks turns to come to what is in doubt, which ends their group; then this one is cancelled, and has not begun."""
@@ -376,7 +458,7 @@ class RunJournal:
     def _may_begin_again(self, given: Iterable[Any]) -> bool:
         """Whether what awaits these does nothing but what is idempotent."""
         awaited = [inner_of(x) for x in given if inspect.isawaitable(x) and x not in self.tasks]
-        return bool(awaited) and all(x.doubt is None if isinstance(x, Again) else id(x) in self._idempotent for x in awaited)
+        return bool(awaited) and all(x.idempotent if isinstance(x, Again) else id(x) in self._idempotent for x in awaited)
 
     def _recalled(
         self, known: Effect, fn: Any, args: Sequence[Any], reached: Handed, call: Callable[[], Any], loc: Loc | None
@@ -393,8 +475,10 @@ class RunJournal:
                 "Let it give data, or mark it @lmc.host(idempotent=True) if it may be called again")
         if known.outcome[0] == "awaitable":
             kind = known.outcome[1]
-            safe = kind == "coroutine" or is_idempotent(fn) or self._may_begin_again(args)
-            return True, Again(call, args, kind, None if safe else lambda: self._in_doubt(known, loc))
+            idempotent = is_idempotent(fn) or self._may_begin_again(args)
+            if kind == "coroutine":  # which has not begun where nothing awaited it
+                return True, Again(call, args, kind, made_by(known.name, known.number), None, idempotent=idempotent)
+            return True, Again(call, args, kind, (kind, (), {}), None if idempotent else lambda: self._in_doubt(known, loc), idempotent=idempotent)
         return self._known_result(known.outcome, known.name, args, reached)
 
     def _known_result(self, outcome: Record, name: str, args: Sequence[Any], reached: Handed | None) -> tuple[bool, Any]:
@@ -492,6 +576,7 @@ class RunJournal:
         self._asked.clear()
         for result in list(self._late):
             self._came(result)  # the thread that completed it may not have come to say so, and then the journal would be closed
+        self._intend_all()  # tasks that nobody has awaited may begin yet
         error = self.broken or error
         if error is not None:
             self.journal.put(self.item, ["e", [[type(e).__name__, str(e)] for e in _causes(error)]])

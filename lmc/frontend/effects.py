@@ -142,6 +142,7 @@ AWAITED_AGAIN = frozenset(
     fn.__code__ for fn in (hostops.anext_step, hostops.turns, hostops.aenter, hostops.aexit, asyncio.Lock.acquire, asyncio.Semaphore.acquire)
 )
 """The code of coroutines that only iterate or wait, or enter and leave a `with`."""
+WAIT_FOR = asyncio.wait_for.__code__
 SORTS = (sorted, min, max, list.sort)
 _CALL_BACK = frozenset({"sort", "sub", "subn", "sorted", "min", "max", "map", "filter", "iter"})
 """Methods of data and builtins that call a function they are handed. The others hold it or look at it."""
@@ -216,7 +217,7 @@ def name_of(fn: Any) -> str:
 def awaited_call(awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]]:
     """What an awaitable that nobody has awaited is a call of: name and arguments."""
     if isinstance(awaitable, Again):
-        return awaitable.kind, (), {}
+        return awaitable.of
     held = inspect.getcoroutinelocals(awaitable) if isinstance(awaitable, types.CoroutineType) else {}
     if isinstance(awaitable, types.CoroutineType) and awaitable.cr_code in _CALLING and "args" in held:
         return name_of(held.get("func", awaitable)), held["args"], held["kwargs"]
