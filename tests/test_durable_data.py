@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import base64
+import binascii
 import dataclasses
+import datetime
+import difflib
 import enum
+import fnmatch
+import html
+import os
+import shlex
+import statistics
+import textwrap
+import unicodedata
+import urllib.parse
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,3 +141,55 @@ def test_what_a_tool_refuses_is_known(tmp_path: Path) -> None:
 def test_making_data_is_no_effect_unless_it_runs_code(tmp_path: Path) -> None:
     resumes_anywhere(makes_data, {}, tmp_path, doubtful=True)
     assert [effects(tmp_path / str(n)) for n in range(3)] == [["Counted"]] * 3
+
+
+@lmc.function
+def computes(s: Any) -> Any:
+    """With functions of Python that only compute."""
+    s += "q" + lmc.gen("a", max_tokens=3)
+    a = s["a"]
+    found: list[Any] = [
+        html.escape(a), html.unescape("&lt;" + a), urllib.parse.quote(a), urllib.parse.urlencode({"q": a}), urllib.parse.urlsplit("http://x/" + a).path,
+        urllib.parse.urlparse("http://x/" + a).netloc, urllib.parse.parse_qs("q=" + a), urllib.parse.urljoin("http://x/", a),
+        textwrap.wrap(a * 3, 4), textwrap.dedent(a), ast.literal_eval(repr([[a]])), statistics.mean([len(a), 2]), statistics.quantiles([1, len(a), 3]),
+        os.path.join("x", a), os.path.splitext(a + ".py"), os.path.basename("x/" + a), os.path.normpath("x/../" + a), os.path.commonpath([a, a]),
+        difflib.get_close_matches(a, [a + "x", "y"]), base64.b64encode(a.encode()),
+        fnmatch.fnmatch(a, "*"), shlex.quote(a), unicodedata.normalize("NFC", a), zlib.crc32(a.encode()), binascii.hexlify(a.encode()),
+        datetime.datetime.fromisoformat("2026-11-22"), datetime.date.fromisoformat("2026-11-22"),
+    ]  # fmt: skip
+    s += str(found) + lmc.gen("b", max_tokens=2)
+    save(Person(name="x"), "saved")
+    return found
+
+
+def test_functions_that_only_compute_are_no_effects(tmp_path: Path) -> None:
+    resumes_anywhere(computes, {}, tmp_path)
+    for n in range(3):
+        assert [e.name for e in records.read(tmp_path / str(n)).runs[0].effects.values()] == ["save"]
+
+
+@lmc.function
+def computes_with_others(s: Any) -> Any:
+    """What does something of the program's, or is only named like what computes, is an effect."""
+    s += "q" + lmc.gen("a", max_tokens=3)
+    return urllib.parse.urlencode({"q": s["a"]}, quote_via=quoted), escape(s["a"]), os.path.exists("/" + s["a"])
+
+
+def quoted(x: str, *_: Any) -> str:
+    CALLS.append(("quoted", x))
+    return x
+
+
+@lmc.host
+def escape(x: str) -> str:
+    CALLS.append(("escape", x))
+    return x
+
+
+def test_functions_that_call_others_are_effects(tmp_path: Path) -> None:
+    for n, way in enumerate((computes_with_others.run, lmc.compile(computes_with_others))):
+        way(backend=lmc.Mock(), seed=1, journal=tmp_path / str(n))
+        assert [e.name for e in records.read(tmp_path / str(n)).runs[0].effects.values()] == ["urlencode", "escape", "exists"]
+        CALLS.clear()
+        way(backend=lmc.Mock(), journal=tmp_path / str(n))
+        assert not CALLS

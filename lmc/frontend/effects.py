@@ -16,6 +16,7 @@ import inspect
 import os
 import random
 import re
+import sys
 import threading
 import time
 import types
@@ -119,7 +120,7 @@ def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
         return None
     if _only_makes_data(fn) or _is_of_pydantic(fn):
         return None
-    if _makes_coroutine(fn) or (hostops.pure_function(fn) is not None and not _calls_something(args, kwargs)):
+    if _makes_coroutine(fn) or ((hostops.pure_function(fn) is not None or _only_computes(fn)) and not _calls_something(args, kwargs)):
         return None
     return fn, (owner, *args) if codec.is_object(owner) else args, kwargs
 
@@ -144,6 +145,31 @@ AWAITED_AGAIN = frozenset(
 """The code of coroutines that only iterate or wait, or enter and leave a `with`."""
 WAIT_FOR = asyncio.wait_for.__code__
 SORTS = (sorted, min, max, list.sort)
+_COMPUTING: Mapping[str, str] = {
+    "ast": "literal_eval",
+    "base64": "b64encode b64decode standard_b64encode standard_b64decode urlsafe_b64encode urlsafe_b64decode b32encode b32decode b16encode b16decode "
+              "b85encode b85decode a85encode a85decode",
+    "binascii": "hexlify unhexlify crc32",
+    "difflib": "get_close_matches",
+    "fnmatch": "fnmatch fnmatchcase filter translate",
+    "html": "escape unescape",
+    "os.path": "join split splitext splitdrive basename dirname isabs normcase normpath commonpath commonprefix",
+    "shlex": "quote join",
+    "textwrap": "wrap",
+    "unicodedata": "normalize category name lookup combining bidirectional east_asian_width decimal digit numeric",
+    "urllib.parse": "quote quote_plus quote_from_bytes unquote unquote_plus unquote_to_bytes urlencode urljoin urlparse urlsplit urlunparse urlunsplit "
+                    "urldefrag parse_qs parse_qsl",
+    "zlib": "crc32 adler32",
+}  # fmt: skip
+"""Functions of Python that only compute with what they are handed, besides those that `hostops` knows: no files, no clock, no state, no generators. By name, because importing
+them here would cost every program."""
+_MODULES_OF: Mapping[str, Sequence[str]] = {
+    name: [module for module, names in _COMPUTING.items() if name in names.split()] for names in _COMPUTING.values() for name in names.split()
+}
+_MAKE_DATES = frozenset({
+    datetime.date.fromisoformat, datetime.date.fromordinal, datetime.date.fromisocalendar, datetime.time.fromisoformat,
+    datetime.datetime.fromisoformat, datetime.datetime.fromordinal, datetime.datetime.fromisocalendar, datetime.datetime.combine,
+})  # fmt: skip
 _CALL_BACK = frozenset({"sort", "sub", "subn", "sorted", "min", "max", "map", "filter", "iter"})
 """Methods of data and builtins that call a function they are handed. The others hold it or look at it."""
 _OPERATIONS = frozenset(map(id, hostops.OPERATIONS.values()))
@@ -155,6 +181,20 @@ def _is_builtin_tool(fn: Any, owner: Any) -> bool:
         return True
     module = getattr(owner if isinstance(owner, type) else fn, "__module__", None)
     return module in ("itertools", "operator", "_operator")
+
+
+def _only_computes(fn: Any) -> bool:
+    """Whether it is a function of Python whose result depends on its arguments alone, and that changes nothing."""
+    if type(fn) not in (types.FunctionType, types.BuiltinFunctionType, type(_cached)):
+        return False
+    if type(fn) is types.BuiltinFunctionType and fn in _MAKE_DATES:
+        return True
+    return any(getattr(sys.modules.get(module), fn.__name__, None) is fn for module in _MODULES_OF.get(fn.__name__, ()))
+
+
+@functools.lru_cache
+def _cached() -> None:
+    """Of the type that such functions have: `urlsplit` is one."""
 
 
 def _only_makes_data(fn: Any) -> bool:
