@@ -139,3 +139,31 @@ def test_what_a_tool_did_to_a_generator_is_done_again(tmp_path: Path) -> None:
         for times in (1, 2):
             CALLS.clear()
             assert way(backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value == "closed" and len(CALLS) == 1, times
+
+
+@lmc.host(idempotent=True)
+def rows_of(q: str) -> Iterator[str]:
+    CALLS.append(("rows_of", q))
+    return (q[i:] + "." for i in range(5))
+
+
+@lmc.function
+def hands_iterators_of_tools(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=4)
+    rows = rows_of(s["a"] + "abcde")
+    first = first_two(rows)
+    s += "".join(first) + lmc.gen("b", max_tokens=4)
+    return first, list(rows), s["b"]
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_iterators_that_tools_made_stand_where_they_stood(tmp_path: Path) -> None:
+    expected = hands_iterators_of_tools.run(backend=lmc.Mock(), seed=1).ret_value
+    ways = [hands_iterators_of_tools.run, lmc.compile(hands_iterators_of_tools), lmc.compile(hands_iterators_of_tools, opt=0)]
+    for n, way in enumerate(ways):
+        path = tmp_path / str(n)
+        assert way(backend=lmc.Mock(), seed=1, journal=path).ret_value == expected
+        for again in ways:
+            CALLS.clear()
+            assert again(backend=lmc.Mock(), journal=path).ret_value == expected
+            assert [name for name, *_ in CALLS] == ["rows_of"]

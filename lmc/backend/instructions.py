@@ -178,6 +178,10 @@ class Journaling(Protocol):
         """As `asked`, where a compiled run asks, with the values that it has."""
         ...
 
+    def handed(self, args: Sequence[Any]) -> Sequence[Any]:
+        """What a call is handed instead of these, so that it is known what it takes of them."""
+        ...
+
     def call(self, stream: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
              call: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
         """What a host call gives, (True, result) or (False, exception): the known outcome, or that of `call`."""
@@ -501,6 +505,7 @@ class HostCall(Instruction):
         """As `call`, unless the run's journal has the outcome."""
         if run.journal is None or not self.effect:
             return self.call(context, args)
+        args = run.journal.handed(args)
         values, named = self.split(args)
         try:
             return run.journal.call(run.stream, self.fn, values, named, lambda: self.call(context, args), self.loc)

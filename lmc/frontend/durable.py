@@ -16,7 +16,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from lmc import codec
@@ -45,7 +45,7 @@ from lmc.frontend.effects import (
     name_of,
     shown_call,
 )
-from lmc.frontend.handed import Handed
+from lmc.frontend.handed import Drawn, Handed
 from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.tasks import Coming, Tasks
@@ -201,6 +201,12 @@ class RunJournal:
         """The program, which calls this, goes one way at a test. Not in the journal: it is computed again."""
 
     # -- what is called
+
+    def handed(self, args: Sequence[Any]) -> Sequence[Any]:
+        """What a call of a compiled run is handed: iterators that are counted, in place of those that host code has made."""
+        from lmc.frontend.counting import LAZY
+
+        return [Drawn(x, nullcontext) if isinstance(x, LAZY) else x for x in args]
 
     def call(self, stream: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
              call: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
