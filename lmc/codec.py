@@ -106,7 +106,7 @@ class Encoder:
     With pydantic installed, several times as fast once importing it has paid off: when somebody else has, or about as much time was spent without it.
     """
 
-    PAYS = 4 << 20
+    PAYS = 1 << 20
     """Bytes that take as long as the import."""
 
     def __init__(self) -> None:

@@ -243,7 +243,7 @@ class View(durable.RunJournal):
         self.decided_first: list[Decision] = []
         self.answers: list[tuple[Step, Result]] = []
         if change is not None:
-            self._left = {}
+            self.effects.left = {}
 
     def decided(self, answer: bool) -> None:
         line, test = _test()

@@ -55,6 +55,32 @@ from lmc.prompt import Gen, Given, Prompt, Select
 from lmc.records import Effect, Known, Place
 
 
+class _Effects:
+    """What is known of the effects of one run.
+
+    counts      of calls so far;  left: effects that the program has not come to;  next: the number of the next one
+    idempotent  coroutines of idempotent functions, by id;  made: coroutines that effects gave, by id
+    tasks       that the program began;  coming: what tasks were made to await that have not begun
+    busy        calls of host code that go on
+    """
+
+    __slots__ = ("busy", "coming", "counts", "idempotent", "left", "lock", "made", "next", "tasks")
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str, int], int] = {}
+        self.left: dict[Place, Effect] | None = None
+        self.next = 0
+        self.idempotent: dict[int, Any] = {}
+        self.made: dict[int, tuple[Any, MadeBy]] = {}
+        self.tasks = Tasks()
+        self.coming: list[Coming] = []
+        self.busy = 0
+        self.lock = threading.Lock()
+
+
+_making = threading.Lock()
+
+
 class RunJournal:
     """The journal of one run, its sub-programs included. Safe to use from any thread.
 
@@ -62,27 +88,24 @@ class RunJournal:
     broken   why the run is not that of the journal: it does nothing more, whatever the program makes of it
     """
 
-    __slots__ = (
-        "_asked", "_busy", "_coming", "_counts", "_idempotent", "_known", "_late", "_left", "_lock", "_made", "_next", "broken", "item", "journal",
-        "resumed", "tasks",
-    )  # fmt: skip
+    __slots__ = ("_asked", "_effects", "_known", "_late", "broken", "item", "journal", "resumed")
 
     def __init__(self, journal: Journal, item: int) -> None:
         self.journal, self.item = journal, item
         self.resumed = len(journal.contents.records.get(item, ())) > 1  # the first says that it begins
         self._known: Known | None = None
         self.broken: JournalError | None = None
-        self._counts: dict[tuple[str, str, int], int] = {}  # calls so far
-        self._left: dict[Place, Effect] | None = None  # effects that the program has not come to
-        self._next = 0
         self._asked: list[Result] = []
         self._late: dict[Result, Sequence[Ask]] = {}  # what was not there when the group was made to which it belongs
-        self._idempotent: dict[int, Any] = {}  # coroutines of idempotent functions, by id
-        self._made: dict[int, tuple[Any, MadeBy]] = {}  # coroutines that effects gave, by id
-        self.tasks = Tasks()  # that the program began
-        self._coming: list[Coming] = []  # what tasks were made to await that have not begun
-        self._busy = 0  # calls of host code that go on
-        self._lock = threading.Lock()
+        self._effects: _Effects | None = None
+
+    @property
+    def effects(self) -> _Effects:
+        """What is known of effects; made for the first one, since most runs have none."""
+        if self._effects is None:
+            with _making:
+                self._effects = self._effects or _Effects()
+        return self._effects
 
     @property
     def known(self) -> Known:
@@ -214,7 +237,7 @@ class RunJournal:
         fn, args, kwargs = called(fn, args, kwargs)
         if (task := self.task(stream, fn, args, kwargs, loc)) is not None:
             return True, task
-        effect = None if getattr(fn, "__self__", None) in self.tasks else foreign(fn, args, kwargs)
+        effect = None if getattr(fn, "__self__", None) in self.effects.tasks else foreign(fn, args, kwargs)
         if effect is None:
             outcome = call()
             if is_idempotent(fn) or (fn is asyncio.to_thread and args and (is_idempotent(args[0]) or foreign(args[0], args[1:], kwargs) is None)):
@@ -237,7 +260,7 @@ class RunJournal:
         with self._working():
             outcome = call()
         if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType):
-            self._made[id(made)] = made, made_by(name, number)
+            self.effects.made[id(made)] = made, made_by(name, number)
         self._write_outcome(number, fn, name, args, reached, outcome, loc)
         return outcome
 
@@ -276,25 +299,25 @@ class RunJournal:
     def _come_to(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Place, Effect | None]:
         """The place of the effect that the program has come to, and what is known of it."""
         digest = arguments_digest(args, kwargs)
-        with self._lock:
-            which = self._counts.get((stream, name, digest), 0)
-            self._counts[stream, name, digest] = which + 1
+        with self.effects.lock:
+            which = self.effects.counts.get((stream, name, digest), 0)
+            self.effects.counts[stream, name, digest] = which + 1
             place: Place = stream, name, digest, which
-            if self._left is None:
-                self._left = {p: effect for p, effect in self.known.effects.items() if effect.ordered}
-                self._next = max(self.known.calls, default=-1) + 1
-            self._left.pop(place, None)
+            if self.effects.left is None:
+                self.effects.left = {p: effect for p, effect in self.known.effects.items() if effect.ordered}
+                self.effects.next = max(self.known.calls, default=-1) + 1
+            self.effects.left.pop(place, None)
             return place, self.known.effects.get(place)
 
     def _intend(self, place: Place, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool) -> int:
         """Writes a new effect down; its number."""
-        assert self._left is not None
+        assert self.effects.left is not None
         shown = shown_call(args, kwargs)
-        with self._lock:
-            instead = next((e for e in self._left.values() if e.place[0] == place[0]), None) if ordered else None
+        with self.effects.lock:
+            instead = next((e for e in self.effects.left.values() if e.place[0] == place[0]), None) if ordered else None
             if instead is not None:
                 raise self._differs(f"calls {place[1]}({shown}) where the run of its journal called {instead.name}({instead.shown})", loc)
-            number, self._next = self._next, self._next + 1
+            number, self.effects.next = self.effects.next, self.effects.next + 1
         self.journal.put(self.item, ["i", number, *place, shown, "" if loc is None else str(loc), int(ordered)])
         return number
 
@@ -304,10 +327,10 @@ class RunJournal:
         """What a call gives that begins tasks, or gathers them; None for any other call."""
 
         def wait(awaitable: Any) -> tuple[Coroutine[Any, Any, Any], Callable[[], None]]:
-            self._coming.append(coming := Coming(stream, awaitable, loc))
+            self.effects.coming.append(coming := Coming(stream, awaitable, loc))
             return self.wait(stream, awaitable, loc, coming), lambda: self._gone(coming)
 
-        return self.tasks.begun(fn, args, kwargs, is_own, wait)
+        return self.effects.tasks.begun(fn, args, kwargs, is_own, wait)
 
     async def wait(self, stream: str, awaitable: Any, loc: Loc | None, coming: Coming | None = None) -> Any:
         """What an awaitable of host code gives: the known result, or what it gives now. `call` has made it, or a stand-in for it.
@@ -321,7 +344,7 @@ class RunJournal:
             begun = None if coming is None else self._begin_together(coming)
             synced = begun is not None
             if begun is None and call is not None:
-                if asyncio.current_task() in self.tasks and self._is_behind_doubts(self._next_place(stream, *call)):
+                if asyncio.current_task() in self.effects.tasks and self._is_behind_doubts(self._next_place(stream, *call)):
                     await self._after_doubts()
                 begun = self._begin(stream, *call, loc, ordered=False)  # tasks may await in any order
         except BaseException:
@@ -375,9 +398,9 @@ class RunJournal:
         if getattr(awaitable, "cr_code", None) in AWAITED_AGAIN:
             return None
         inner = inner_of(awaitable)
-        what, args, given = self._made[id(inner)][1] if id(inner) in self._made else awaited_call(inner)
+        what, args, given = self.effects.made[id(inner)][1] if id(inner) in self.effects.made else awaited_call(inner)
         handed = [*args, *given.values()]
-        if inner in self.tasks or (self.tasks.any_in(handed) and not self.tasks.are_timed(handed)):
+        if inner in self.effects.tasks or (self.effects.tasks.any_in(handed) and not self.effects.tasks.are_timed(handed)):
             return None
         return f"await {what}", args, given
 
@@ -388,13 +411,13 @@ class RunJournal:
         """
         if first.begun is None and self._intend_all():
             self._sync()
-        self._coming.remove(first)
+        self.effects.coming.remove(first)
         return first.begun
 
     def _intend_all(self) -> bool:
         """Writes the intents of what tasks were made to await, in that order; whether there are any."""
         found = False
-        for coming in self._coming:
+        for coming in self.effects.coming:
             call = self._awaited(coming.awaitable) if coming.begun is None else None
             if call is not None and not self._is_behind_doubts(place := self._next_place(coming.stream, *call)):
                 coming.place, coming.begun = place, self._begin(coming.stream, *call, coming.loc, ordered=False)
@@ -403,12 +426,12 @@ class RunJournal:
 
     def _gone(self, coming: Coming) -> None:
         """A task has ended that was made to await something, or does not begin: then that was not called."""
-        if coming in self._coming:
-            self._coming.remove(coming)
+        if coming in self.effects.coming:
+            self.effects.coming.remove(coming)
             if coming.begun is not None:
                 (stream, name, digest, which), (number, known) = coming.place, coming.begun
-                if self._counts[stream, name, digest] == which + 1:  # the next one is this one
-                    self._counts[stream, name, digest] = which
+                if self.effects.counts[stream, name, digest] == which + 1:  # the next one is this one
+                    self.effects.counts[stream, name, digest] = which
                 if known is None:
                     self.journal.put(self.item, ["u", number])
         drop(coming.awaitable)
@@ -420,7 +443,7 @@ class RunJournal:
     def _next_place(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Place:
         """That of an effect that the program is about to come to."""
         digest = arguments_digest(args, kwargs)
-        return stream, name, digest, self._counts.get((stream, name, digest), 0)
+        return stream, name, digest, self.effects.counts.get((stream, name, digest), 0)
 
     async def _after_doubts(self) -> None:
         """Gives other tasks turns to come to what is in doubt, which ends their group; then this one is cancelled, and has not begun."""
@@ -449,22 +472,22 @@ class RunJournal:
     @contextmanager
     def _working(self) -> Generator[None]:
         """While host code works, what it starts is a part of its result."""
-        with self._lock:
-            self._busy += 1
+        with self.effects.lock:
+            self.effects.busy += 1
         try:
             yield
         finally:
-            with self._lock:
-                self._busy -= 1
+            with self.effects.lock:
+                self.effects.busy -= 1
 
     def _note_coroutine(self, outcome: tuple[bool, Any]) -> None:
         if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType):
-            self._idempotent[id(made)] = made
+            self.effects.idempotent[id(made)] = made
 
     def _may_begin_again(self, given: Iterable[Any]) -> bool:
         """Whether what awaits these does nothing but what is idempotent."""
-        awaited = [inner_of(x) for x in given if inspect.isawaitable(x) and x not in self.tasks]
-        return bool(awaited) and all(x.idempotent if isinstance(x, Again) else id(x) in self._idempotent for x in awaited)
+        awaited = [inner_of(x) for x in given if inspect.isawaitable(x) and x not in self.effects.tasks]
+        return bool(awaited) and all(x.idempotent if isinstance(x, Again) else id(x) in self.effects.idempotent for x in awaited)
 
     def _recalled(
         self, known: Effect, fn: Any, args: Sequence[Any], reached: Handed, call: Callable[[], Any], loc: Loc | None
@@ -580,9 +603,10 @@ class RunJournal:
                 if not result.done:
                     result.wait()
         self._asked.clear()
-        for result in list(self._late):
+        for result in list(self._late) if self._late else ():
             self._came(result)  # the thread that completed it may not have come to say so, and then the journal would be closed
-        self._intend_all()  # tasks that nobody has awaited may begin yet
+        if self._effects is not None:
+            self._intend_all()  # tasks that nobody has awaited may begin yet
         error = self.broken or error
         if error is not None:
             self.journal.put(self.item, ["e", [[type(e).__name__, str(e)] for e in _causes(error)]])
@@ -593,7 +617,7 @@ class RunJournal:
 
     def refuse_batch(self) -> None:
         """A program of a journaled run starts a batch, or a run with a seed of its own, which are not at places of the run."""
-        if not self._busy:
+        if not self.effects.busy:
             raise JournalError("a batch, or a run with a seed of its own, inside of a journaled run has no place in its journal; "
                                "start it in a tool, whose result is journaled", loc=caller_loc())  # fmt: skip
 
