@@ -24,7 +24,7 @@ def test_a_graph_is_captured_over_the_stage_once_the_pass_before_has_what_was_st
     runner = object.__new__(CudaRunner)
     vars(runner).update(
         _graphs={}, _staged=SimpleNamespace(synchronize=step("wait"), record=step("record")),
-        _stage=SimpleNamespace(send=step("send")), _fused=SimpleNamespace(logits=step("logits")),
+        _stage=SimpleNamespace(send=step("send")), _begun=SimpleNamespace(record=step("begins")), _fused=SimpleNamespace(logits=step("logits")),
     )  # fmt: skip
     captured = SimpleNamespace(graph=SimpleNamespace(replay=step("replay")), hidden=torch.zeros(8, 4))
     monkeypatch.setattr(runner, "_capture", lambda rows, wide: done.append("capture") or captured)
@@ -34,5 +34,5 @@ def test_a_graph_is_captured_over_the_stage_once_the_pass_before_has_what_was_st
     plan: Any = SimpleNamespace(wide=np.zeros((0, 8)))
     for _ in range(2):
         runner._replay(3, layout, plan, 8)
-    each = ["fill", "put", "send", "record", "replay", "logits"]
+    each = ["fill", "put", "begins", "send", "record", "replay", "logits"]
     assert done == ["wait", "capture", *each, "wait", *each]
