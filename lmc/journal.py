@@ -47,7 +47,7 @@ class Journal:
         self._waiting: list[Callable[[], object]] = []  # what to call when all that was there before it is written
         self._gathering = threading.Lock()  # groups are made one after another
         self._some, self._urgent = threading.Event(), threading.Event()
-        self.rung = False  # the writing thread will look at the entries
+        self._rung = False  # the writing thread will look at the entries
         self._closing = False
         self._error: Exception | None = None
         self._sum = contents.sum  # of the last group
@@ -109,17 +109,17 @@ class Journal:
     def add(self, entry: Entry) -> None:
         """As `put`, of anything."""
         self.entries.append(entry)
-        if not self.rung:
-            self.ring()
+        if not self._rung:
+            self._ring()
 
-    def ring(self) -> None:
-        self.rung = True
+    def _ring(self) -> None:
+        self._rung = True
         self._some.set()
 
     def hurry(self) -> None:
         """What was put is written now, so that it is there if this process ends; the disk has it a moment later."""
         self._urgent.set()
-        self.ring()
+        self._ring()
 
     def sync(self) -> None:
         """Waits until all that was put is on the disk. Raises JournalError if it cannot be."""
@@ -165,7 +165,7 @@ class Journal:
             due = due or monotonic() + GROUP
             self._urgent.wait(max(0.0, due - monotonic()))
             self._some.clear()  # before taking anything: what comes now is seen now or rings again
-            self.rung = False
+            self._rung = False
             self._urgent.clear()
             closing = self._closing
             waiting = _taken(self._waiting)

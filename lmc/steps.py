@@ -211,7 +211,7 @@ class _Shelf:
     """Stands for a journal that is only read."""
 
     def __init__(self, path: Path, contents: Contents) -> None:
-        self.path, self.contents, self.entries = path, contents, list[Any]()
+        self.path, self.contents = path, contents
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def put(self, item: int, record: Any) -> None:

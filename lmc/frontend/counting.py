@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
-import itertools
 import sys
 import types
 import weakref
@@ -226,10 +225,3 @@ def only_sampling(fn: Function, kwargs: dict[str, Any]) -> bool:
 
 
 _SAMPLING = frozenset(RUN_SAMPLING) - {"max_new_tokens", "min_new_tokens", "n"}
-
-
-LAZY = (
-    types.GeneratorType, map, filter, zip, enumerate, itertools.islice, itertools.chain, itertools.zip_longest, itertools.pairwise,
-    itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.product, type(iter(int, 0)),
-)  # fmt: skip
-"""Iterators that the program makes and host code would drive."""

@@ -45,7 +45,7 @@ from lmc.frontend.effects import (
     name_of,
     shown_call,
 )
-from lmc.frontend.handed import Drawn, Handed
+from lmc.frontend.handed import Handed, drawn
 from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.tasks import Coming, Tasks
@@ -142,24 +142,23 @@ class RunJournal:
         # what failed before has no handle that a backend could see
         after = send() if last is None or last.error is None else _failed(before, last.error)
         assert after.result is not None
-        self.asked(before, ask, places, after.result)
+        self._new(text, last, ask, places, after.result)
         return after
 
     def asked(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], result: Result) -> None:
         """Something was asked that the journal does not know."""
-        self.check(*since_last(before), ask, result)
+        self._new(*since_last(before), ask, places, result)
+
+    def _new(self, text: int, last: Result | None, ask: Gen | Select, places: Sequence[Ask], result: Result) -> None:
+        self.check(text, last, ask, result)
         self._asked.append(result)
         self.journal.add((places, self, result))
 
     def asked_at(self, site: Site, env: list[Any], ask: Gen | Select, result: Result) -> None:
         """As `asked`, where a compiled run asks, with the values that it has: checked with the others that were asked there."""
-        journal = self.journal
-        entries = journal.entries
-        entries.append((site, self, site.take(env), ask, result))
-        if not journal.rung:
-            journal.ring()
-        if len(entries) >= MANY:
-            journal.gather_many()
+        self.journal.add((site, self, site.take(env), ask, result))
+        if len(self.journal.entries) >= MANY:
+            self.journal.gather_many()
 
     def _find(self, places: Sequence[Ask], digest: int) -> Record | None:
         answers = self.known.answers
@@ -227,9 +226,7 @@ class RunJournal:
 
     def handed(self, args: Sequence[Any]) -> Sequence[Any]:
         """What a call of a compiled run is handed: iterators that are counted, in place of those that host code has made."""
-        from lmc.frontend.counting import LAZY
-
-        return [Drawn(x, nullcontext) if isinstance(x, LAZY) else x for x in args]
+        return [drawn(x, nullcontext) for x in args]
 
     def call(self, stream: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
              call: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
@@ -603,7 +600,7 @@ class RunJournal:
                 if not result.done:
                     result.wait()
         self._asked.clear()
-        for result in list(self._late) if self._late else ():
+        for result in list(self._late):
             self._came(result)  # the thread that completed it may not have come to say so, and then the journal would be closed
         if self._effects is not None:
             self._intend_all()  # tasks that nobody has awaited may begin yet

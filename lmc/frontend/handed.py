@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from itertools import islice
 from operator import getitem, is_, length_hint
 from typing import Any, cast
 
@@ -48,6 +48,18 @@ class Drawn:
         for _ in range(count):
             with suppress(Exception):  # StopIteration, or what was raised into the call then, which has handled it or raised it
                 next(self.items)
+
+
+LAZY = (
+    types.GeneratorType, map, filter, zip, enumerate, itertools.islice, itertools.chain, itertools.zip_longest, itertools.pairwise,
+    itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.product, type(iter(int, 0)),
+)  # fmt: skip
+"""Iterators that the program makes and host code would drive."""
+
+
+def drawn(x: Any, within: Callable[[], AbstractContextManager[Any]]) -> Any:
+    """What host code is handed in place of a value: an iterator that is counted, or itself."""
+    return Drawn(x, within) if isinstance(x, LAZY) else x
 
 
 ITERATORS = tuple({type(iter(x)) for x in ([], (), "", b"", {}, {}.values(), {}.items(), set[Any](), range(0), range(1 << 70))}
@@ -120,7 +132,7 @@ class Handed:
             if isinstance(items, Drawn):
                 items.take(count)
             else:
-                deque(islice(items, count), maxlen=0)
+                deque(itertools.islice(items, count), maxlen=0)
 
     def _snapshots(self) -> list[Any]:
         return [_snapshot(x) for x in (*self.values, *map(_content, self.variables))] if self.values or self.variables else []

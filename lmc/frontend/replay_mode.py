@@ -19,9 +19,9 @@ from lmc.errors import JournalError
 from lmc.frontend import hostops, reach
 from lmc.frontend.asks import as_recorded, unbound
 from lmc.frontend.coroutines import beyond_hooks, is_own_coroutine
-from lmc.frontend.counting import LAZY, only_sampling
+from lmc.frontend.counting import only_sampling
 from lmc.frontend.effects import foreign
-from lmc.frontend.handed import Drawn
+from lmc.frontend.handed import LAZY, drawn
 from lmc.frontend.hooks import hooks
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import ACTIVE, Function
@@ -227,7 +227,7 @@ class ReplayMode(ReplayAsync):
         if (task := journal.task(self.stream, fn, args, kwargs, caller_loc(), is_own_coroutine)) is not None:
             return task
         made: list[bool] = []
-        args, kwargs = tuple(map(self._drawn, args)), {name: self._drawn(x) for name, x in kwargs.items()}
+        args, kwargs = tuple([drawn(x, self._going_on) for x in args]), {name: drawn(x, self._going_on) for name, x in kwargs.items()}
 
         def call() -> tuple[bool, Any]:
             made.append(True)
@@ -244,9 +244,6 @@ class ReplayMode(ReplayAsync):
         if not ok:
             raise value
         return value
-
-    def _drawn(self, x: Any) -> Any:
-        return Drawn(x, self._going_on) if isinstance(x, LAZY) else x
 
     @contextlib.contextmanager
     def _going_on(self) -> Generator[None]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.frontend import aio, hostops, raising
 from lmc.frontend.class_code import is_of_a_library_metaclass
-from lmc.frontend.counting import LAZY, CountingMode, outside_key, program_frame
+from lmc.frontend.counting import CountingMode, outside_key, program_frame
+from lmc.frontend.handed import LAZY
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Shape, targets
 from lmc.frontend.keys import BUILT, DEFINED, GIVEN, Ahead, Key, Record
