@@ -9,6 +9,18 @@ from contextlib import contextmanager
 
 
 @contextmanager
+def no_collection() -> Generator[None]:
+    """Where millions of objects are made that are no garbage: looking for some again and again would take most of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@contextmanager
 def few_full_collections(least: int) -> Generator[None]:
     """Puts off the collector's passes through all objects, which take as long as making thousands of states: one for so many through
     the younger ones at least. What dies young is found as always. Of several at a time who wants the fewest is heard; thresholds that

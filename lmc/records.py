@@ -10,16 +10,15 @@ Records only add; those of a run are in the order in which things became known. 
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lmc import codec
 from lmc.errors import JournalError
+from lmc.garbage import no_collection
 from lmc.groups import MAGIC, VERSION, WELL, Ask, Record, in_group, payload
 
 Place = tuple[str, str, int, int]
@@ -100,7 +99,7 @@ class Contents:
     @property
     def runs(self) -> dict[int, Known]:
         """What is known of all runs, by number."""
-        with _no_collection():
+        with no_collection():
             return {item: self.known(item) for item in self.records}
 
 
@@ -162,25 +161,13 @@ def _header(first: bytes) -> tuple[dict[str, Any] | None, int]:
     return (header, found[1]) if found is not None and isinstance(header, dict) and type(header.get("seed")) is int else (None, 0)
 
 
-@contextmanager
-def _no_collection() -> Generator[None]:
-    """Millions of records are no garbage: looking for some again and again would take most of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 _NO_RECORDS: Sequence[Record] = ([],)
 
 
 def _groups(contents: Contents, data: bytes) -> None:
     """Reads the groups behind the first line, up to the last whole one."""
     records, decode = contents.records, codec.decoder(len(data))
-    with _no_collection():
+    with no_collection():
         while (end := data.find(b"\n", contents.size)) >= 0 and (found := payload(data[contents.size : end], contents.sum)) is not None:
             try:
                 for item, record in in_group(decode(found[0])):
