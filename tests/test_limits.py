@@ -94,10 +94,10 @@ PROGRAMS = {p.name: p for p in (forks, careful, parent, tooled)}
 def test_a_budget_stops_every_execution_at_the_same_place(name: str, budget: lmc.Budget):
     able = replace(CAPABILITIES, prices=Prices(prompt=1, completion=2))
     leaves = "^$|raises BudgetExceeded" if name == "careful" else None
-    conform(PROGRAMS[name], ITEMS, backend=lambda: Mock(capabilities=able), budget=budget, leaves=leaves)
+    conform(PROGRAMS[name], ITEMS, backend=lambda: Mock(capabilities=able), budget=budget)
     if 0 < (budget.calls or 2) < 6 and budget.tokens != 1:  # in the midst of the program, where it may matter when answers come
         late = lambda: Mock(capabilities=able, latency=lambda ask: 1e-4 * (len(ask.name or "") % 3))
-        conform(PROGRAMS[name], ITEMS, backend=late, budget=budget, leaves=leaves, opts=(1,))
+        conform(PROGRAMS[name], ITEMS, backend=late, budget=budget)
 
 
 def test_the_error_says_where_and_what_was_spent():
@@ -162,7 +162,7 @@ def test_a_sub_program_may_have_a_smaller_budget():
         s += lmc.gen("z", max_tokens=3)
 
     for budget in (None, lmc.Budget(calls=2), lmc.Budget(calls=3)):
-        conform(outer, ITEMS, budget=budget, leaves="with options of its own")
+        conform(outer, ITEMS, budget=budget)
     assert "1 of 1" in outer.run(q="a", backend=Mock(), budget=lmc.Budget(calls=3)).text()
 
 

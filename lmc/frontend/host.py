@@ -17,6 +17,7 @@ from typing import Any, overload
 
 from lmc.backend.base import TakeOver
 from lmc.errors import ArgumentError, HostTimeout, ParameterError
+from lmc.frontend.active import ACTIVE
 from lmc.frontend.primitives import caller_loc
 
 
@@ -40,6 +41,8 @@ class HostFunction:
         return self.pure, self.ordered, self.idempotent, self.timeout
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.pure and (state := ACTIVE.get()) is not None and (ledger := state.emitter.run.ledger) is not None and ledger.calls is not None:
+            return ledger.calls.take(self, args, kwargs)
         if self.timeout is None:
             return self.fn(*args, **kwargs)
         if inspect.iscoroutinefunction(self.fn):

@@ -25,6 +25,7 @@ class RunLedger(Protocol):
 
     usage: Usage
     stream: str
+    calls: Any
 
     def ask(self, address: Any, before: Prompt, ask: Gen | Select, send: Callable[[], Prompt]) -> Prompt:
         """Return `before` followed by the answer to a request: one that was made ahead and is equal, else what `send` makes."""
@@ -34,6 +35,10 @@ class RunLedger(Protocol):
         """Wait until all of them are there."""
         ...
 
+    def close(self) -> None:
+        """The function has returned: nothing is asked ahead any more."""
+        ...
+
 
 class Run(NamedTuple):
     """What one run of a program shares: the backend, the sampling defaults, the seed, its number in its batch, its limits, its journal.
@@ -41,7 +46,7 @@ class Run(NamedTuple):
     ledger   asks ahead while the program waits; None: nothing is asked ahead
     spare    tokens that a request to an API may generate beyond its answer, since what follows may be taken from them
     watched  somebody reads the answers while they grow
-    branches a compiled run may ask the arms of a decision ahead
+    begin    called with state and arguments when the run begins; of sub-programs, None
     """
 
     backend: Backend
@@ -52,8 +57,8 @@ class Run(NamedTuple):
     spare: int = 0
     watched: bool = False
     journal: RunJournal | None = None
-    branches: bool = False
     ledger: RunLedger | None = None
+    begin: Callable[..., None] | None = None
 
     def hints(self) -> Hints | None:
         """What a backend may want to know of every request; None: nothing."""

@@ -10,17 +10,20 @@ malicious guess changes nothing but counters and time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 from time import thread_time
 from typing import Any, Protocol
 
-from lmc.backend.base import Backend, Hints, Result, Usage
+from lmc.backend.base import Hints, Result, Usage
 from lmc.config import log, logs
 from lmc.errors import LmcError, Loc
-from lmc.limits import Limits
+from lmc.frontend.host import HostFunction
+from lmc.frontend.live import Run
 from lmc.prompt import Excerpt, Gen, Image, Prompt, Select
+from lmc.runahead.calls import CallsAhead
 from lmc.runahead.profile import Profile, reading_line
 
 
@@ -39,7 +42,7 @@ Address = tuple[int, int, str, int]
 class Source(Protocol):
     """What says which requests come next. It may be wrong."""
 
-    def evaluate(self, ledger: Ledger, awaited: Sequence[Result]) -> Sequence[frozenset[Address]]:
+    def evaluate(self, ledger: Ledger, run: Run, awaited: Sequence[Result]) -> Sequence[frozenset[Hashable]]:
         """Ask ahead (`ledger.guess`) what is known to come next; stop early when `awaited` are there.
 
         Return the sets of answers with any of which it could go further.
@@ -85,6 +88,7 @@ MAX_OPEN = 64
 class Ledger:
     """What one run has asked, and what was asked ahead for it. Thread-safe: bodies of forks run on threads of their own.
 
+    run      whose ledger it is: sub-programs may have another backend, seed and defaults
     source   says what comes next; None: nothing is asked ahead
     profile  what earlier runs of the program have taught
     stream   of the run's root state
@@ -92,11 +96,10 @@ class Ledger:
     """
 
     def __init__(
-        self, backend: Backend, policy: Ahead, source: Source | None, profile: Profile, *, limits: Limits | None = None,
-        idle: Callable[[], bool] | None = None, stream: str = "",
+        self, run: Run, policy: Ahead, source: Source | None, profile: Profile, *, stream: str = "", idle: Callable[[], bool] | None = None,
     ) -> None:  # fmt: skip
-        self.stream = stream
-        self.backend, self.policy, self.source, self.profile, self.limits, self.idle = backend, policy, source, profile, limits, idle
+        self.run, self.policy, self.source, self.profile, self.stream, self.idle = run, policy, source, profile, stream, idle
+        self.calls: CallsAhead | None = None  # made when the first one is
         self.asked: dict[Address, tuple[Prompt, Gen | Select, Prompt]] = {}
         self.guesses: dict[Address, Guess] = {}
         self.records: list[Record] = []
@@ -104,7 +107,7 @@ class Ledger:
         self.usage = Usage()
         self.closed = False
         self._by_content: dict[Hashable, list[Guess]] = {}
-        self._blocked: Sequence[frozenset[Address]] = ()  # what the latest evaluation lacks
+        self._blocked: Sequence[frozenset[Hashable]] = ()  # what the latest evaluation lacks
         self._fresh = True  # Python has asked something since that no evaluation foresaw
         self._lock = threading.RLock()
         self._waiting: set[threading.Event] = set()
@@ -154,7 +157,7 @@ class Ledger:
 
     # -- asking ahead
 
-    def guess(self, address: Address, before: Prompt, ask: Gen | Select, hints: Hints | None, *, certain: bool) -> Prompt | None:
+    def guess(self, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, certain: bool) -> Prompt | None:
         """Ask ahead; return the prompt with the answer to come, or None where that is not allowed or was refused.
 
         What was asked at the address before is kept if it is equal, and dropped if not.
@@ -176,7 +179,7 @@ class Ledger:
             if len(self.guesses) >= MAX_OPEN or self.profile.is_off(ask.loc) or not self._affordable(before, ask):
                 return None
             try:
-                after = before.submit(self.backend, ask, (hints or Hints())._replace(guess=True))
+                after = before.submit(run.backend, ask, (run.hints() or Hints())._replace(guess=True))
             except LmcError as error:  # raised where Python asks it, if it does
                 if logs("ahead"):
                     log("ahead", f"refused at {address}: {error}")
@@ -188,6 +191,14 @@ class Ledger:
         guess.result.on_change(self._notify)
         return after
 
+    def call(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, Future[Any]] | None:
+        """Call an `@lmc.pure` function ahead: the key that `known` takes and what will be its result; None where that cannot be."""
+        if self.closed:
+            return None
+        if self.calls is None:
+            self.calls = CallsAhead(self.wake)
+        return self.calls.begin(fn, args, kwargs)
+
     def _moved(self, before: Prompt, ask: Gen | Select) -> Guess | None:
         """An equal guess at an address that the latest evaluation has not reached."""
         equal = self._by_content.get(content(before), ())
@@ -197,9 +208,10 @@ class Ledger:
 
     def _affordable(self, before: Prompt, ask: Gen | Select) -> bool:
         """Whether the budget would allow it, if all that was asked ahead so far were spent in vain."""
-        if self.limits is None:
+        limits = self.run.limits
+        if limits is None:
             return True
-        bound = self.limits.allows_ahead(ask, before, self._bound, self.usage.ahead_asked - self.usage.ahead_used)
+        bound = limits.allows_ahead(ask, before, self._bound, self.usage.ahead_asked - self.usage.ahead_used)
         if bound is None:
             return False
         self._bound += bound
@@ -223,10 +235,12 @@ class Ledger:
     def _count(self, **more: int) -> None:
         self.usage += Usage(**more)
 
-    def known(self, address: Address) -> bool:
-        """Whether the answer at an address is there."""
+    def known(self, address: Any) -> bool:
+        """Whether the answer at an address is there, or the result of a call made ahead."""
         entry = self.asked.get(address)
         result = entry[2].result if entry is not None else g.result if (g := self.guesses.get(address)) is not None else None
+        if result is None and self.calls is not None and self.calls.done(address):
+            return True
         return result is not None and result.done
 
     # -- waiting: the one place where a run waits for answers
@@ -271,7 +285,7 @@ class Ledger:
             self.evaluations += 1
             self._fresh, before, began = False, self.usage.ahead_asked, thread_time()
             try:
-                self._blocked = self.source.evaluate(self, awaited)
+                self._blocked = self.source.evaluate(self, self.run, awaited)
             finally:
                 self.profile.evaluated(line, thread_time() - began, self.usage.ahead_asked - before)
             if not all(result.done for result in awaited):  # else it may have stopped early
@@ -280,8 +294,12 @@ class Ledger:
 
     def _notify(self, result: Result) -> None:
         if result.done:
-            for event in tuple(self._waiting):
-                event.set()
+            self.wake()
+
+    def wake(self) -> None:
+        """Something that was asked or called ahead is there: from any thread."""
+        for event in tuple(self._waiting):
+            event.set()
 
     def close(self) -> None:
         """The function has returned: nothing is asked ahead any more, and what was in vain is cancelled."""
@@ -292,6 +310,10 @@ class Ledger:
             for guess in list(self.guesses.values()):
                 self._drop(guess)
             self._by_content.clear()
+            self.asked.clear()
+            if self.calls is not None:
+                self.calls.close()
+                self.calls = None
         self.profile.ended(self)
 
 

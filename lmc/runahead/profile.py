@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmc.config import log
 from lmc.errors import Loc
@@ -78,6 +78,16 @@ class Profile:
     def is_off(self, site: Loc | None) -> bool:
         """Whether nothing is asked ahead for a site any more."""
         return site in self.off
+
+    def measured(self) -> dict[str, Any]:
+        """What a saved program keeps of it, as data."""
+        return {"cost": self.cost, "evaluations": self.evaluations, "asked": self.asked, "used": self.used, "wasted": self.wasted}
+
+    def learn(self, measured: Mapping[str, Any]) -> None:
+        """Go on from what a saved program has kept."""
+        self.cost = float(measured["cost"])
+        self.evaluations, self.asked = int(measured["evaluations"]), int(measured["asked"])
+        self.used, self.wasted = int(measured["used"]), int(measured["wasted"])
 
     def ended(self, ledger: Ledger) -> None:
         """A run is over."""
