@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from lmc import waiting
 from lmc.errors import ArgumentError, BudgetExceeded, ParameterError, RunTimeout
 from lmc.prompt import Excerpt, Gen, Image, Prompt, Select
 
@@ -222,11 +223,11 @@ class Limits:
             if prompt is not None and prompt.handle is not None:
                 prompt.handle.cancel()
 
-    async def wait(self, awaitable: Awaitable[Any], loc: Loc | None) -> Any:
-        """What host code gives to an async program; cancelled when the time is over.
+    async def wait(self, awaitable: Awaitable[Any], loc: Loc | Callable[[BaseException], Loc | None] | None) -> Any:
+        """What an async program, or host code in one, gives; cancelled when the time is over, once (cf. asyncio.timeout).
 
-        Raises RunTimeout then, at `loc`. So does the first await that begins later and has to wait, unless the program knows already
-        that the time is over: its handlers may await.
+        Raises RunTimeout then, at `loc`. An answer that is being read fails instead, and once the program knows in this way that the
+        time is over, it is not cancelled: its handlers may await.
         """
         awaiting = _Await()
         timed = [limits for limits in self._chain() if limits.timeout is not None]
@@ -234,9 +235,9 @@ class Limits:
             limits._watch(awaiting)
         try:
             return await awaitable
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if (late := awaiting.over()) is not None:
-                raise late._late(loc) from None
+                raise late._late(loc(error) if callable(loc) else loc) from None
             raise
         finally:
             awaiting.over()
@@ -253,8 +254,13 @@ class Limits:
         with self.lock:
             if not self._expired:
                 self._awaits.add(awaiting)
-            elif not any(error.__traceback__ is not None for error in self._said):
+            elif not self.is_known:
                 awaiting.end_soon(self)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the program has been told that its time is over."""
+        return any(error.__traceback__ is not None for error in self._said)
 
     # -- one request
 
@@ -349,6 +355,9 @@ def _most(ask: Gen | Select) -> int:
     return ask.params.max_new_tokens if isinstance(ask, Gen) else max(len(c.encode()) for c in ask.choices)
 
 
+_SOON = 1e-3  # seconds
+
+
 class _Await:
     """Something that a task awaits, which a run whose time is over ends."""
 
@@ -365,9 +374,17 @@ class _Await:
             self._loop.call_soon_threadsafe(self._end, limits)
 
     def _end(self, limits: Limits) -> None:
-        if not self._ended and self._late is None:
-            self._late = limits
-            self._task.cancel()
+        if self._ended or self._late is not None:
+            return
+        if self._task in waiting.reading:  # what it reads fails in a moment
+            self._loop.call_later(_SOON, self._unless_known, limits)
+            return
+        self._late = limits
+        self._task.cancel()
+
+    def _unless_known(self, limits: Limits) -> None:
+        if self._task in waiting.reading or not limits.is_known:
+            self._end(limits)
 
     def over(self) -> Limits | None:
         """It has ended. Gives whose time was over, if that is why and nobody else has cancelled the task (cf. asyncio.Timeout)."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from lmc.chat import ChatTemplate
 from lmc.errors import Loc, UnsupportedOpError
 from lmc.prompt import Gen, Image, Segment, Select, Text
+from lmc.waiting import Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +270,9 @@ class Result:
         """Waits until done; False if `timeout` seconds passed first."""
         if self.done:
             return True
-        event = threading.Event()
-        self.on_change(lambda result: event.set() if result.done else None)
-        return event.wait(timeout)
+        signal = Signal()
+        self.on_change(lambda result: signal.set() if result.done else None)
+        return signal.wait(timeout)
 
     def output(self) -> Output:
         """The answer; waits for it, and raises what it failed with."""
@@ -284,7 +285,7 @@ class Result:
 
     def stream(self) -> Iterator[str]:
         """Text deltas of the first item as they come, ending with the answer; raises what it failed with."""
-        changed = threading.Event()
+        changed = Signal()
         self.on_change(lambda _: changed.set())
         seen, shown = 0, 0
         while True:

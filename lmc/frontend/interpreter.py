@@ -19,7 +19,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import replace
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from lmc.backend.base import Backend
@@ -47,7 +46,6 @@ from lmc.frontend.state import (
 from lmc.frontend.streaming import Mirror, Progress, on_abandoned
 from lmc.frontend.values import TraceEscape
 from lmc.journal import Journal
-from lmc.limits import Limits
 from lmc.prompt import (
     Prompt,
     SamplingParams,
@@ -306,43 +304,30 @@ class Function:
         return state
 
     async def _acall(self, state: State, bound: inspect.BoundArguments) -> None:
-        """Runs an async program on the running loop, which it does not hold while it reads an answer."""
+        """Run an async program on the running loop, which it does not hold while it reads an answer."""
         if _run_of(state).journal is not None:
             from lmc.frontend.replay import areplay  # knows programs itself
 
             with _running(state, bound):
                 return await areplay(self, state, bound, {})
+        from lmc.frontend.suspending import prepare, suspendable  # brings greenlets, which only async programs need
+
+        prepare(ACTIVE)
         limits = _run_of(state).limits
-        if limits is not None and limits.timed:
-            return await self._timed_call(state, bound, limits)
-        from lmc.frontend.hooks import hooks  # knows programs itself
-        from lmc.frontend.instrument import instrument
-        from lmc.frontend.source import CannotInstrument
-
-        try:
-            run = instrument(self.func, hooks) if isinstance(self.func, FunctionType) else self.func
-        except CannotInstrument:
-            run = self.func  # right, but reading an answer holds the loop
         with _running(state, bound):
-            state.ret_value = await run(state, *bound.args[1:], **bound.kwargs)
+            running: Any = suspendable(self.func(state, *bound.args[1:], **bound.kwargs))
+            if limits is not None and limits.timed:
+                running = limits.wait(running, self._awaits_at)
+            state.ret_value = await running
 
-    async def _timed_call(self, state: State, bound: inspect.BoundArguments, limits: Limits) -> None:
-        """As `_acall`, with hooks at all that the program awaits; without its source, the whole of it is one thing that is awaited."""
-        from lmc.frontend.instrument import instrument
-        from lmc.frontend.replay import areplay  # knows programs itself
-        from lmc.frontend.source import CannotInstrument
-
-        with _running(state, bound):
-            try:
-                instrument(self.func, None)  # pyright: ignore[reportArgumentType]  # it refuses what is no plain function
-            except (CannotInstrument, AttributeError):
-                state.ret_value = await limits.wait(self.func(state, *bound.args[1:], **bound.kwargs), self.loc)
-            else:
-                await areplay(self, state, bound, {})
-
-    async def _plain_call(self, state: State, bound: inspect.BoundArguments) -> None:
-        with _running(state, bound):
-            state.ret_value = await self.func(state, *bound.args[1:], **bound.kwargs)
+    def _awaits_at(self, error: BaseException) -> Loc | None:
+        """Where in the program an exception came out of what it awaited."""
+        found, at = self.loc, error.__traceback__
+        while at is not None:
+            if at.tb_frame.f_code is getattr(self.func, "__code__", None):
+                found = Loc(at.tb_frame.f_code.co_filename, at.tb_lineno)
+            at = at.tb_next
+        return found
 
     def _call(self, state: State, bound: inspect.BoundArguments) -> None:
         if _run_of(state).journal is not None and not self.is_async:
@@ -351,10 +336,7 @@ class Function:
             with _running(state, bound):
                 return replay(self, state, bound, {})
         if self.is_async:
-            run = _run_of(state)
-            hooked = run.journal is not None or (run.limits is not None and run.limits.timed)
-            call = self._acall if hooked else self._plain_call
-            return aio.run_here(lambda: call(state, bound), self.described, f"await {self.name}.arun(…)")
+            return aio.run_here(lambda: self._acall(state, bound), self.described, f"await {self.name}.arun(…)")
         with _running(state, bound):
             state.ret_value = self.func(state, *bound.args[1:], **bound.kwargs)
 

@@ -133,6 +133,8 @@ class LiveEmitter:
     def _submit(self, ctx: Prompt, ask: Gen | Select, place: tuple[str, int]) -> tuple[Prompt, Result]:
         if self._cancelled:
             raise CancelledError("the run was cancelled", loc=ask.loc)
+        if kept := [part.result for part in ctx.tail if isinstance(part, Excerpt)]:  # answers of which the prompt has a part: before any lock
+            self._wait(kept)
         try:
             ctx = self._sent(ctx, ask, place)
         except LmcError as error:

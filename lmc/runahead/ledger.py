@@ -25,6 +25,7 @@ from lmc.frontend.live import Run
 from lmc.prompt import Excerpt, Gen, Image, Prompt, Select
 from lmc.runahead.calls import CallsAhead
 from lmc.runahead.profile import Profile, reading_line
+from lmc.waiting import Signal
 
 
 class Ahead(StrEnum):
@@ -110,7 +111,7 @@ class Ledger:
         self._blocked: Sequence[frozenset[Hashable]] = ()  # what the latest evaluation lacks
         self._fresh = True  # Python has asked something since that no evaluation foresaw
         self._lock = threading.RLock()
-        self._waiting: set[threading.Event] = set()
+        self._waiting: set[Signal] = set()
         self._bound = 0.0  # tokens that open and wasted guesses may cost
 
     # -- Python's own requests
@@ -254,7 +255,7 @@ class Ledger:
             for result in awaited:
                 result.wait()
             return
-        event = threading.Event()
+        event = Signal()
         for result in awaited:
             result.on_change(lambda r: event.set() if r.done else None)
         line = reading_line()
