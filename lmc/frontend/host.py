@@ -15,7 +15,6 @@ from concurrent.futures import Future, wait
 from contextvars import copy_context
 from typing import Any, overload
 
-from lmc.backend.base import TakeOver
 from lmc.errors import ArgumentError, HostTimeout, ParameterError
 from lmc.frontend.active import ACTIVE
 from lmc.frontend.primitives import caller_loc
@@ -81,13 +80,6 @@ class HostFunction:
 
     def _late(self) -> HostTimeout:
         return HostTimeout(f"{self.name}() gave no answer within {self.timeout:g} s")
-
-    def steady(self, *args: Any, **kwargs: Any) -> Any:
-        """A pure call whose result several places of a program may share; what can change is left to the interpreter."""
-        result = self.fn(*args, **kwargs)
-        if isinstance(result, list | dict | set | bytearray):
-            raise TakeOver(f"{self.name}() is @lmc.pure and gave a {type(result).__name__}, which can change; let it give a tuple")
-        return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
