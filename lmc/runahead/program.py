@@ -22,7 +22,6 @@ from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import State
 from lmc.ir.core import Graph
 from lmc.passes.manager import Target, run_pipeline
-from lmc.runahead.evaluating import ProgramSource
 from lmc.runahead.ledger import Ahead, Ledger, Source
 from lmc.runahead.planning import Planner, target_of
 from lmc.runahead.profile import Profile
@@ -103,7 +102,7 @@ class Program:
         self.stats = Stats()
         self.profile = Profile()
         self.planner = Planner(fn, self.outputs, opt, aggressive)
-        self.make_source: Callable[[Function, inspect.BoundArguments, State], Source] = ProgramSource
+        self.make_source: Callable[[Function, inspect.BoundArguments, State], Source] = _evaluation
 
     # -- running
 
@@ -196,7 +195,7 @@ class Program:
         emitter = state.emitter
         assert isinstance(emitter, LiveEmitter)
         run = emitter.run
-        source = None if policy is Ahead.OFF else self.make_source(self.function, bound, state)
+        source = None if policy is Ahead.OFF or self.make_source is _evaluation else self.make_source(self.function, bound, state)
         run = run._replace(begin=None)
         emitter.run = run._replace(ledger=Ledger(run, policy, source, self.profile, stream=state.stream))
 
@@ -336,6 +335,13 @@ class _During:
         self._stats.runs += self._runs
         self._stats.run_seconds = perf_counter() - self._start
         self._stats.counters = self._backend.counters() - self._before
+
+
+def _evaluation(function: Function, bound: inspect.BoundArguments, state: State) -> Source:
+    """What asks ahead unless a test puts something else in its place."""
+    from lmc.runahead.evaluating import ProgramSource  # when the first run begins that may be asked ahead
+
+    return ProgramSource(function, bound, state)
 
 
 def checked_ahead(ahead: str) -> Ahead:
