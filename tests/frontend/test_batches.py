@@ -243,7 +243,7 @@ def test_states_that_a_consumer_drops_are_freed():
     def program(s: Any, i: int) -> str:
         return ask(s, str(i))
 
-    seen = list[Any]()
+    seen, state = list[Any](), None
     for state in program.run_batch([{"i": i} for i in range(20)], backend=Mock(), generator_style=True, num_threads=2):
         seen.append(weakref.ref(state))
     del state
@@ -398,7 +398,7 @@ def test_abandoning_a_batch_cancels_what_is_left(is_async: bool):
 
     states = (coroutine if is_async else plain).run_batch([{"i": i} for i in range(20)], backend=backend, num_threads=4, generator_style=True)
     assert next(states).ret_value == "at once"
-    states.close()
+    states.close()  # type: ignore[attr-defined]
     assert len(began) <= 5
     backend.open()
 
