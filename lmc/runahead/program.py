@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -147,8 +146,8 @@ class Program:
         if bound:
             numbers = range(len(bound))
             with self._journaled(given, bound, numbers, batch=True) as given, self._during(len(bound), given):
-                work = lambda: dict(enumerate(self.function._batch(bound, numbers, given, {"progress_bar": progress})))
-                states = await asyncio.to_thread(work)
+                async with aclosing(self.function._in_flight(bound, numbers, given, progress=progress).acompleted()) as done:
+                    states = {index: state async for index, state in done}
         return _in_order(states, errors)
 
     def batch(
@@ -180,7 +179,8 @@ class Program:
         self, bound: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, progress: bool
     ) -> Iterator[tuple[int, State]]:
         with self._journaled(options, bound, numbers, batch=True) as options, self._during(len(bound), options):
-            yield from enumerate(self.function._batch(bound, numbers, options, {"progress_bar": progress}))
+            with closing(self.function._in_flight(bound, numbers, options, progress=progress).completed()) as done:
+                yield from done
 
     def _call(self, bound: inspect.BoundArguments, options: Options) -> State:
         with self._journaled(options, (bound,)) as options, self._during(1, options):
