@@ -818,10 +818,8 @@ def _threads(wanted: Any) -> int:
 
 
 def _progress_bar(total: int) -> Any:
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        raise ProgramError("progress_bar=True needs tqdm: pip install tqdm", loc=caller_loc()) from None
+    from tqdm import tqdm
+
     return tqdm(total=total)
 
 
