@@ -8,6 +8,10 @@ A hook that gives a `Signal` gives how control goes on behind the statement: Non
 (`frame.result` is the value).
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of a program are Any by nature)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -150,7 +154,8 @@ class Domain:
         """Something unknown in the body of a `try` may have raised: what its handlers bind is unknown."""
         evaluation.blocked(deps)
         for arm in handlers:
-            self.exit(evaluation, frame, arm.effects, arm.loc, deps)
+            for kind in arm.effects.exits - {"raise"}:  # another exception instead of one
+                self.leave(evaluation, frame, kind, arm.loc, deps)
             evaluation.havoc(frame, arm.effects, deps)
 
     def exit(self, evaluation: Evaluation, frame: Frame, effects: Effects, loc: Loc, deps: Deps) -> None:
@@ -165,7 +170,7 @@ class Domain:
         enough it does not.
         """
         if kind == "raise":
-            if evaluation.passes(loc) < PASSES:
+            if evaluation.tries or evaluation.passes(loc) < PASSES:
                 evaluation.uncertain()
             return
         target = frame.loops[-1] if kind != "return" and frame.loops else frame

@@ -1,5 +1,9 @@
 """Values of an evaluation: what is unknown and which answers would tell it, functions, classes and objects of the program."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of a program are Any by nature)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -99,13 +103,14 @@ class Abandoned(BaseException):
 class Closure:
     """A function of the program: its code, where it was made, its defaults. `own` is the function of the outside that it stands for."""
 
-    __slots__ = ("attributes", "code", "defaults", "kwdefaults", "name", "outer", "own", "owner")
+    __slots__ = ("attributes", "code", "defaults", "kwdefaults", "module", "name", "outer", "own", "owner")
 
     def __init__(
-        self, code: Code, outer: Frame | None, name: str, defaults: tuple[Any, ...], kwdefaults: Mapping[str, Any], own: Any = None, owner: Any = None
+        self, code: Code, outer: Frame | None, name: str, defaults: tuple[Any, ...], kwdefaults: Mapping[str, Any], *, module: dict[str, Any], own: Any = None
     ) -> None:
         self.code, self.outer, self.name, self.defaults, self.kwdefaults, self.own = code, outer, name, defaults, kwdefaults, own
-        self.owner = owner  # the class whose body defines it, for `super()`
+        self.module = module  # its globals
+        self.owner: Any = None  # the class whose body defines it, for `super()`
         self.attributes: dict[str, Any] = {}
 
 
