@@ -7,6 +7,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lmc.config import log
@@ -99,9 +100,14 @@ class Profile:
             self.runs.append(ledger)
 
 
+def is_own(frame: FrameType) -> bool:
+    """Whether it is lmc's code that runs in a frame."""
+    return frame.f_code.co_filename.startswith(_OWN)
+
+
 def reading_line() -> Hashable:
     """The line of the program that waits: the innermost frame that is not lmc's."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
-        frame = frame.f_back  # type: ignore[assignment]
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_own(frame):
+        frame = frame.f_back
     return None if frame is None else (frame.f_code, frame.f_lineno)

@@ -198,7 +198,7 @@ class Program:
         emitter = state.emitter
         assert isinstance(emitter, LiveEmitter)
         run = emitter.run
-        source = None if policy is Ahead.OFF or self.make_source is _evaluation else self.make_source(self.function, bound, state)
+        source = None if policy is Ahead.OFF else self.make_source(self.function, bound, state)
         run = run._replace(begin=None)
         emitter.run = run._replace(ledger=Ledger(run, policy, source, self.profile, stream=state.stream))
 

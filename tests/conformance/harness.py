@@ -174,7 +174,7 @@ def _scripted_in_order(mock: Mock) -> bool:
 
 def _ahead(program: Any, items: Sequence[dict[str, Any]], backend: Callable[..., Mock], options: dict[str, Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Executions that are asked ahead: as far as what is certain, what is likely, and by a plan that lies."""
-    for policy in ():
+    for policy in ("certain", "likely"):
         ahead = lmc.compile(program, ahead=policy)
         eager(ahead)
         yield policy, ahead
