@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections import Counter, deque
@@ -27,6 +28,7 @@ PASSED = 8
 KEPT = 256
 """Runs whose requests are kept for reports."""
 
+_log = logging.getLogger("lmc.ahead")
 _OWN = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -42,6 +44,7 @@ class Profile:
         self._lines: dict[Hashable, list[int]] = {}  # reading line: evaluations there, requests that they made
         self._sites: dict[Loc | None, list[int]] = {}  # of an ask: right, wrong
         self.off: set[Loc | None] = set()
+        self.faults: list[Exception] = []
 
     @property
     def patience(self) -> float:
@@ -63,6 +66,12 @@ class Profile:
         seen[1] += asked
         self.evaluations += 1
         self.cost += (seconds - self.cost) / min(self.evaluations, 16)
+
+    def fault(self, error: Exception) -> None:
+        """An evaluation failed by a fault of lmc's: said once, and kept for tests."""
+        if not self.faults:
+            _log.warning("a fault of lmc, which costs time and changes nothing: nothing more is asked ahead in this run; please report it", exc_info=error)
+        self.faults.append(error)
 
     def right(self, site: Loc | None) -> None:
         """A guess for the ask at a site was used."""

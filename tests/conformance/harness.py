@@ -186,7 +186,13 @@ def eager(program: Program) -> Program:
     profile = program.profile
     profile.cost = 0.0
     profile.evaluated = lambda *_: None  # type: ignore[method-assign]
+    profile.fault = _raised  # type: ignore[method-assign]
     return program
+
+
+def _raised(fault: Exception) -> None:
+    """Faults of the evaluator fail a test."""
+    raise AssertionError("a fault of the evaluator") from fault
 
 
 def lying(program: Any, choose: random.Random) -> Callable[..., Any]:
