@@ -184,8 +184,9 @@ _SAFE_TYPES = frozenset({types.GenericAlias, types.UnionType, slice, object, typ
 def _is_key(x: Any) -> bool:
     """Whether hashing and comparing it runs no code of the user."""
     kind = type(x)
-    return kind in ATOMS or (isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType)) and type(x).__hash__ is object.__hash__) or type(x) is type or (
-        kind in (tuple, frozenset) and all(map(_is_key, x)))
+    if kind in (tuple, frozenset):
+        return all(map(_is_key, x))
+    return kind in ATOMS or kind in (type, types.FunctionType, types.BuiltinFunctionType)
 
 
 def _attributes(x: Any) -> dict[str, Any]:
