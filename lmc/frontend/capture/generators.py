@@ -185,6 +185,10 @@ def _with(node: ast.With, scope: Scope) -> Run:
             if manager.leave(raised.value):
                 return None
             raise
+        except GeneratorExit as over:
+            if not frame.ev.over:
+                manager.leave(over)
+            raise
         manager.leave(None)
         return signal
 
@@ -214,6 +218,11 @@ def _try(node: ast.Try, scope: Scope) -> Run:
             over = yield from last(frame)
             if over is not None:
                 return over
+            raise
+        except GeneratorExit:  # nobody takes the rest
+            if not frame.ev.over:
+                for _ in last(frame):
+                    break
             raise
         over = yield from last(frame)
         return signal if over is None else over

@@ -109,7 +109,7 @@ def binary(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
     if name == "add" and (isinstance(a, Expr) or isinstance(b, Expr)):
         if ka is Object or kb is Object:
             return ev.operation(name, (a, b), None)
-        return native(fn, a, b) if isinstance(a, Expr) or (isinstance(b, Expr) and ka in PLAIN | {Unknown}) else native(as_expr, a)
+        return native(fn, as_expr(a) if isinstance(a, Unknown) else a, b)
     if ka is Object or kb is Object:
         return _own_operator(ev, name, a, b)
     if not ev.is_lost(a) and not ev.is_lost(b):

@@ -110,6 +110,10 @@ class Outside:
         self._adopted.setdefault(id(x), (x, made))
         return made
 
+    def holds(self, x: Any) -> bool:
+        """Whether a value is the outside's own."""
+        return id(x) in self._adopted
+
     def _made(self, x: Any, kind: type) -> Any:
         if kind in CONTAINERS:
             return self._container(x, kind)
