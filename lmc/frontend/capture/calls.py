@@ -27,6 +27,7 @@ from lmc.frontend.capture.values import (
     Items,
     Manager,
     Method,
+    NotFollowed,
     Object,
     Partial,
     Raised,
@@ -232,6 +233,11 @@ class Calls:
                 raise
             self.havoc(frame, code.effects, abandoned.deps)
             return Unknown(abandoned.deps)
+        except NotFollowed:
+            if frame.is_program:
+                raise
+            self.havoc(frame, code.effects, None)
+            return self.unknown_code(None, [*frame.vars.values()], {})
         finally:
             self.depth -= 1
         return frame.result if frame.undecided is False else Unknown(join(frame.undecided, op.need(self, frame.result) or NOTHING))

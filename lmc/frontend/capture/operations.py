@@ -199,8 +199,7 @@ def inplace(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b:
         method = ev.special(a, "__i" + _DUNDER[name][2:])
         return binary(ev, name, fn, a, b) if method is None else ev.call(method, [b], {})
     if isinstance(a, Unknown):
-        ev.hand_over([b]) if isinstance(b, State) else None
-        return binary(ev, name, fn, a, b)
+        return Unknown(a.deps) if isinstance(b, Expr) else binary(ev, name, fn, a, b)  # forks of an unknown number, maybe
     if kind is list and name == "add":
         ev.changes(a)
         ev.call_method(a, "extend", [b], {})
