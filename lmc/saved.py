@@ -32,9 +32,9 @@ from lmc.chat import ChatTemplate, RoleTemplate
 from lmc.errors import LmcError, Loc, ProgramError
 from lmc.frontend import hostops, reach
 from lmc.frontend.counting import outside_key
+from lmc.frontend.digest import source_digest
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
-from lmc.frontend.opening import source_digest
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.raising import Place
 from lmc.frontend.reasoning import ReasoningFormat

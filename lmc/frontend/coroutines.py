@@ -13,13 +13,17 @@ import types
 from collections.abc import Awaitable, Generator
 from typing import Any
 
-from lmc.frontend.again import AROUND_HOST_CODE
+from lmc.frontend import raising, tools
 from lmc.frontend.counting import PACKAGE, CountingMode
 from lmc.frontend.hooks import hooks
+from lmc.frontend.host import HostFunction
 from lmc.frontend.instrument import instrument
 from lmc.frontend.instrumented import awaits, is_instrumented
 from lmc.frontend.source import CannotInstrument
 from lmc.frontend.values import active
+
+AROUND_HOST_CODE = frozenset({raising.ahandling.__code__, tools.later.__code__, HostFunction.awaited.__code__})
+"""The code of lmc's coroutines that await what host code made."""
 
 
 def is_own_coroutine(x: Any) -> bool:

@@ -26,9 +26,8 @@ from lmc.backend.base import Backend
 from lmc.config import compiler, default_backend
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
-from lmc.frontend.durable import RunJournal
+from lmc.frontend.digest import source_digest
 from lmc.frontend.live import LiveEmitter, Run, fresh_seed
-from lmc.frontend.opening import journaled, source_digest
 from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, signature
 from lmc.frontend.prefix import Traced, constant_prefix
 from lmc.frontend.primitives import caller_loc
@@ -45,7 +44,6 @@ from lmc.frontend.state import (
 )
 from lmc.frontend.streaming import Mirror, Progress, on_abandoned
 from lmc.frontend.values import TraceEscape
-from lmc.journal import Journal
 from lmc.limits import Limits
 from lmc.prompt import (
     Prompt,
@@ -53,6 +51,10 @@ from lmc.prompt import (
     derive_seed,
     suggestion,
 )
+
+if TYPE_CHECKING:
+    from lmc.durable.journal import Journal
+    from lmc.durable.run import RunJournal
 
 __all__ = [
     "ACTIVE", "RUN_OPTIONS", "Emitter", "Function", "Gathered", "LiveEmitter", "ProgramState", "ProgramStateGroup", "Run",
@@ -224,6 +226,8 @@ class Function:
         backend: Backend | None = None,
     ) -> AbstractContextManager[Options]:  # fmt: skip
         """The options of a call with its journal open."""
+        from lmc.durable.opening import journaled
+
         caller = ACTIVE.get()
         backend = options.backend or backend or (_run_of(caller).backend if caller is not None else default_backend())
         return journaled(self, options, backend, bound, numbers, fresh_seed, batch=batch, compiled=compiled)
@@ -255,6 +259,10 @@ class Function:
         state = self._state(options)
         if options.stream:
             return self._stream(state, bound)
+        return await self._afinished(state, bound)
+
+    async def _afinished(self, state: State, bound: inspect.BoundArguments) -> State:
+        """As `_finished`, on the running loop."""
         try:
             if self.is_async:
                 await self._acall(state, bound)
@@ -273,14 +281,14 @@ class Function:
     def _state(self, options: Options, item: int = 0) -> State:
         """A new state for a run with these options; a sub-program's when a program is running here."""
         caller = ACTIVE.get()
-        own = options.journal if isinstance(options.journal, Journal) else None
+        own = None if isinstance(options.journal, str) else options.journal
         if caller is None or options.seed is not None:
             if caller is not None and own is None and (journal := _run_of(caller).journal) is not None:
                 journal.refuse_batch()
             inherited = _run_of(caller).defaults if caller else _NO_DEFAULTS
             backend = options.backend or (_run_of(caller).backend if caller else default_backend())
             limits = options.limits(backend, _run_of(caller).limits if caller else None)
-            journal = own and RunJournal(own, item)
+            journal = own and _journal_of_run(own, item)
             run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal, options.branches)
             return self._counted(caller, State(LiveEmitter(run), name=self.name))
         outer = _run_of(caller)
@@ -299,10 +307,9 @@ class Function:
     async def _acall(self, state: State, bound: inspect.BoundArguments) -> None:
         """Runs an async program on the running loop, which it does not hold while it reads an answer."""
         if _run_of(state).journal is not None:
-            from lmc.frontend.replay import areplay  # knows programs itself
-
-            with _running(state):
-                return await areplay(self, state, bound, {})
+            with _running(state), self._recorded(state) as run:
+                state.ret_value = await run(state, *bound.args[1:], **bound.kwargs)
+            return
         limits = _run_of(state).limits
         if limits is not None and limits.timed:
             return await self._timed_call(state, bound, limits)
@@ -336,18 +343,22 @@ class Function:
             state.ret_value = await self.func(state, *bound.args[1:], **bound.kwargs)
 
     def _call(self, state: State, bound: inspect.BoundArguments) -> None:
-        if _run_of(state).journal is not None and not self.is_async:
-            from lmc.frontend.replay import replay  # knows programs itself
-
-            with _running(state):
-                return replay(self, state, bound, {})
         if self.is_async:
             run = _run_of(state)
             hooked = run.journal is not None or (run.limits is not None and run.limits.timed)
             call = self._acall if hooked else self._plain_call
             return aio.run_here(lambda: call(state, bound), self.described, f"await {self.name}.arun(…)")
-        with _running(state):
-            state.ret_value = self.func(state, *bound.args[1:], **bound.kwargs)
+        with _running(state), self._recorded(state) as func:
+            state.ret_value = func(state, *bound.args[1:], **bound.kwargs)
+
+    def _recorded(self, state: State) -> AbstractContextManager[Callable[..., Any]]:
+        """The function as it runs with `state`: the user's own, or in a journaled run the same with its calls recorded."""
+        run = _run_of(state)
+        if run.journal is None:
+            return contextlib.nullcontext(self.func)
+        from lmc.durable.recorder import recording
+
+        return recording(self.func, self.described, run.journal, state, run.limits)
 
     def _stream(self, own: State, bound: inspect.BoundArguments) -> State:
         state, mirror = watch(own)
@@ -479,7 +490,7 @@ class Function:
         if caller is not None or run.limits is not None:
             return [first, *[self._state(options, item) for item in numbers[1:]]]
         journal = run.journal
-        others = [Run(run.backend, run.defaults, run.seed, item, None, run.spare, run.watched, journal and RunJournal(journal.journal, item), run.branches)
+        others = [Run(run.backend, run.defaults, run.seed, item, None, run.spare, run.watched, journal and _journal_of_run(journal.journal, item), run.branches)
                   for item in numbers[1:]]  # fmt: skip
         return [first, *[State(LiveEmitter(other), name=self.name) for other in others]]
 
@@ -607,6 +618,12 @@ def _running(state: State) -> Generator[None]:
         yield
     finally:
         ACTIVE.reset(token)
+
+
+def _journal_of_run(journal: Journal, item: int) -> RunJournal:
+    from lmc.durable.run import RunJournal
+
+    return RunJournal(journal, item)
 
 
 def _cancel(state: State) -> None:

@@ -191,7 +191,7 @@ def unlocated(error: BaseException) -> None:
 
 
 _BETWEEN = frozenset(os.path.join(_OWN, "frontend", f"{name}.py") for name in (
-    "hooks", "mode", "counting", "coroutines", "replay_record", "replay_items", "replay_async", "replay_mode", "own", "durable", "again", "managers"))
+    "hooks", "mode", "counting", "coroutines", "replay_record", "replay_items", "replay_async", "replay_mode", "own", "managers"))
 """Where the hooks are that stand between the program and what it calls."""
 
 

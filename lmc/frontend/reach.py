@@ -49,7 +49,7 @@ def is_language(x: object) -> bool:
 
 
 _NOT_LANGUAGE = frozenset(f"lmc.frontend.{name}" for name in (
-    "values", "hooks", "mode", "counting", "coroutines", "replay_record", "replay_items", "replay_async", "replay_mode", "host", "durable", "again", "handed"))
+    "values", "hooks", "mode", "counting", "coroutines", "replay_record", "replay_items", "replay_async", "replay_mode", "host"))
 
 
 def only_defines(decorator: Any) -> bool:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from lmc.backend.base import Result
-from lmc.errors import JournalError
 from lmc.frontend.hooks import hooks
 from lmc.frontend.instrument import instrument
 from lmc.frontend.interpreter import ACTIVE, Function, LiveEmitter, Run
@@ -21,7 +20,7 @@ from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.replay_mode import ReplayMode
 from lmc.frontend.state import State
 from lmc.frontend.tree import Tree
-from lmc.frontend.values import TraceEscape, active
+from lmc.frontend.values import active
 from lmc.limits import decided
 from lmc.prompt import Excerpt, Gen, Origin, Prompt, Select, make_gen, make_select
 
@@ -149,14 +148,10 @@ async def areplay(
 def _replaying(program: Function, state: State, mode: ReplayMode) -> Generator[Callable[..., Any]]:
     if isinstance(state.emitter, LiveEmitter):
         run = state.emitter.run
-        mode.journal, mode.stream, mode.limits = run.journal, state.stream, run.limits if run.limits is not None and run.limits.timed else None
+        mode.limits = run.limits if run.limits is not None and run.limits.timed else None
     token, state_token = active.set(mode), ACTIVE.set(state)
     try:
         yield instrument(program.func, hooks)  # type: ignore[arg-type]  # a program that was traced is a plain function
-    except TraceEscape as error:
-        if mode.journal is None:
-            raise
-        raise JournalError(f"{program.described} cannot be journaled: {error}", loc=program.loc) from None
     finally:
         ACTIVE.reset(state_token)
         active.reset(token)

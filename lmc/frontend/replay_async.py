@@ -37,7 +37,7 @@ class ReplayAsync(ReplayItems):
         return self.callm(owner, name, *args, **kwargs)
 
     def call_awaited(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if self.last > self.tick or self.journal is not None:  # the graph ran them too; else they are tasks like any other
+        if self.last > self.tick:  # the graph ran them too; else they are tasks like any other
             found = aio.gathering(fn, args, kwargs, waits_for_answers)
             if found is not None:
                 return found
@@ -49,14 +49,12 @@ class ReplayAsync(ReplayItems):
             return self._gathered(value, (self.tick, GATHERED, 0))
         if is_own_coroutine(value) or isinstance(value, aio.Ready) or is_turn_of_own_generator(value):
             return value
-        if self.journal is not None:
-            value = self.journal.wait(self.stream, value, caller_loc())
         if self.limits is not None and inspect.isawaitable(value):
             value = self.limits.wait(value, caller_loc())
         return as_host(value) if isinstance(value, types.CoroutineType) else value
 
     async def _gathered(self, gathering: aio.Gathering, key: Key) -> Any:
-        results = await gathering.in_order(lambda: self.journal is None and self.count >= self.last, beyond_hooks)
+        results = await gathering.in_order(lambda: self.count >= self.last, beyond_hooks)
         return self._answer(key) if key in self.record else results
 
     def aiter(self, value: Any, shape: Shape | None = None) -> Any:

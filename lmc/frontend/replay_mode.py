@@ -7,33 +7,28 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import heapq
 import itertools
 import types
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lmc.errors import JournalError
+from lmc.durable.snapshots import LAZY
 from lmc.frontend import hostops, reach
 from lmc.frontend.asks import as_recorded, unbound
-from lmc.frontend.coroutines import beyond_hooks, is_own_coroutine
+from lmc.frontend.coroutines import beyond_hooks
 from lmc.frontend.counting import only_sampling
-from lmc.frontend.effects import foreign
-from lmc.frontend.handed import LAZY, drawn
 from lmc.frontend.hooks import hooks
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.keys import CHOICES, GIVEN, ORDERED
 from lmc.frontend.own import NOT_OWN
-from lmc.frontend.primitives import caller_loc
 from lmc.frontend.replay_async import ReplayAsync
 from lmc.frontend.source import CannotInstrument
-from lmc.frontend.values import active
 
 if TYPE_CHECKING:
-    from lmc.frontend.durable import RunJournal
+    pass
 
 
 class ReplayMode(ReplayAsync):
@@ -144,9 +139,7 @@ class ReplayMode(ReplayAsync):
             return self._ranked(*args, **kwargs, reverse=fn is heapq.nlargest)
         try:
             twin = self.twin(fn, args, kwargs)
-        except CannotInstrument as error:
-            if self.journal is not None:
-                raise JournalError(f"a run that calls {getattr(fn, '__qualname__', fn)} cannot be journaled: {error}") from None
+        except CannotInstrument:
             twin = fn  # as it is: nothing after this point is in the record
         if twin is not None:
             result = twin(*args, **kwargs)
@@ -178,13 +171,9 @@ class ReplayMode(ReplayAsync):
             if getattr(fn, "__name__", "") == "join":
                 args = tuple(map(self.star, args))
         moves_on = isinstance(getattr(fn, "__self__", None), LAZY)
-        if moves_on or (any(isinstance(a, LAZY) for a in args) and (self.journal is None or foreign(fn, args, kwargs) is None)):
+        if moves_on or any(isinstance(a, LAZY) for a in args):
             return fn(*args, **kwargs)  # runs the program's own generators
-        if self.journal is None:
-            return self._host_call(fn, args, kwargs)
-        if self.tick >= self.last and type(getattr(fn, "__self__", None)) in _HOLD and foreign(fn, args, kwargs) is None:
-            return fn(*args, **kwargs)  # what it lets go of may be a generator of the program's, whose last lines are the program's own
-        return self._journaled(self.journal, fn, args, kwargs)
+        return self._host_call(fn, args, kwargs)
 
     def _ranked(self, count: int, items: Any, key: Any = None, *, reverse: bool) -> list[Any]:
         """What `heapq.nlargest` or `nsmallest` gives of what holds states, as while tracing."""
@@ -210,9 +199,7 @@ class ReplayMode(ReplayAsync):
         return None
 
     def _sees_into(self, fn: Function) -> bool:
-        """Whether a sub-program is run with hooks. One without source is run as it is: nothing after it is in the record; a journal needs hooks."""
-        if self.journal is not None:
-            return True
+        """Whether a sub-program is run with hooks. One without source is run as it is: nothing after it is in the record."""
         try:
             return reach.traced_twin(fn.func, (ACTIVE.get(),), {}, hooks) is not None
         except CannotInstrument:
@@ -221,38 +208,6 @@ class ReplayMode(ReplayAsync):
     def _host_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with beyond_hooks():  # hooks in functions that host code calls are not the program's own
             return fn(*args, **kwargs)
-
-    def _journaled(self, journal: RunJournal, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of host code, from the journal if it is there. Raises JournalError where it was handed the program's own coroutines then."""
-        if (task := journal.task(self.stream, fn, args, kwargs, caller_loc(), is_own_coroutine)) is not None:
-            return task
-        made: list[bool] = []
-        args, kwargs = tuple([drawn(x, self._going_on) for x in args]), {name: drawn(x, self._going_on) for name, x in kwargs.items()}
-
-        def call() -> tuple[bool, Any]:
-            made.append(True)
-            try:
-                return True, self._host_call(fn, args, kwargs)
-            except BaseException as error:  # handed on
-                return False, error
-
-        ok, value = journal.call(self.stream, fn, args, kwargs, call, caller_loc())
-        if not made and reach.holds((args, kwargs), is_own_coroutine):
-            raise JournalError(
-                f"{getattr(fn, '__qualname__', fn)}() was handed tasks of the program's own, and what they did to states is something "
-                "which a journal cannot hold, so the run cannot be taken up behind it", loc=caller_loc())  # fmt: skip
-        if not ok:
-            raise value
-        return value
-
-    @contextlib.contextmanager
-    def _going_on(self) -> Generator[None]:
-        """In host code: hooks in here are the program's."""
-        token = active.set(self)
-        try:
-            yield
-        finally:
-            active.reset(token)
 
     def callm(self, owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(owner, Function) and name == "run":

@@ -12,10 +12,10 @@ import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from lmc.durable.snapshots import LAZY
 from lmc.frontend import aio, hostops, raising
 from lmc.frontend.class_code import is_of_a_library_metaclass
 from lmc.frontend.counting import CountingMode, outside_key, program_frame
-from lmc.frontend.handed import LAZY
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Shape, targets
 from lmc.frontend.keys import BUILT, DEFINED, GIVEN, Ahead, Key, Record
@@ -23,7 +23,6 @@ from lmc.frontend.tree import Tree
 from lmc.ir.core import exact
 
 if TYPE_CHECKING:
-    from lmc.frontend.durable import RunJournal
     from lmc.limits import Limits
 
 _NOTHING: Mapping[Any, Any] = {}
@@ -44,8 +43,6 @@ class ReplayRecord(CountingMode):
         self.last = max((tick for tick, _, _ in record), default=0)  # of the hook calls that are in the record
         self.lazy: dict[int, Any] = {}  # iterators that the program made
         self.classes: dict[type, type] = {}  # of the program, by those that stand for them in the record
-        self.journal: RunJournal | None = None
-        self.stream = ""  # of the run
         self.limits: Limits | None = None  # of a run that has to end in time
 
     def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -58,8 +55,6 @@ class ReplayRecord(CountingMode):
             if (handled := sys.exc_info()[1]) is not None:
                 raising.without_hooks(handled)  # the program may print its traceback
             result, built = super().dispatch(name, args, kwargs), (key[0], BUILT, 0)
-            if name == "truth" and self.journal is not None:
-                self.journal.decided(result)
             return self._answer(built) if built in self.record else result
         self.count += 1
         for x in (*args, *kwargs.values()):

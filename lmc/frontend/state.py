@@ -18,6 +18,7 @@ from lmc.backend.base import Usage
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, ProgramError
 from lmc.frontend import streaming
 from lmc.frontend.emitter import Answer, Ctx, Emitter, Gathered, Scoped, Stored, Taken
+from lmc.frontend.host import RECORDING
 from lmc.frontend.primitives import (
     Expr,
     GenExpr,
@@ -560,7 +561,8 @@ class StateGroup:
                 raise ParameterError(f"{len(items)} items for {len(self)} forks", loc=caller_loc())
             return items
         if callable(other) and not isinstance(other, (Expr, Value)):
-            return map(cast(Callable[[int], Any], other), range(len(self)))
+            recorder = RECORDING.get()
+            return map(cast(Callable[[int], Any], other if recorder is None else recorder.callback(other)), range(len(self)))
         return repeat(other, len(self))
 
     def join(self, mode: str = "gather_variable") -> None:

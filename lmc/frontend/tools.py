@@ -44,7 +44,11 @@ def call_tool(call: Mapping[str, Any], tools: Iterable[Any], /) -> Any:
     that the tool does not take; what the tool raises comes through.
     """
     tool, arguments = asked_for(call, tools)
-    result = tool(**arguments)
+    return result_of(tool(**arguments))
+
+
+def result_of(result: Any) -> Any:
+    """What `call_tool` gives of what a tool returned."""
     return later(result) if inspect.isawaitable(result) else _text(result)
 
 

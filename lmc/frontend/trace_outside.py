@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lmc.backend.base import TakeOver
+from lmc.durable.snapshots import ITERATORS, LAZY
 from lmc.frontend import hostops, reach
 from lmc.frontend.class_code import is_of_a_library_metaclass, stores_elsewhere
 from lmc.frontend.counting import outside_key, program_frame
-from lmc.frontend.handed import ITERATORS, LAZY
 from lmc.frontend.hooks import hooks
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known, native

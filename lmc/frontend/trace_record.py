@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.backend.base import Meta, Result, TakeOver
 from lmc.config import log
+from lmc.durable.snapshots import LAZY
 from lmc.errors import LmcError, Loc
 from lmc.frontend import hostops, raising, reach
 from lmc.frontend.aio import Ready
 from lmc.frontend.class_code import functions_of, made_with, may_change_classes, stays_of_its_class
 from lmc.frontend.counting import CountingMode, program_frame
 from lmc.frontend.emitter import Taken
-from lmc.frontend.handed import LAZY
 from lmc.frontend.hooks import hooks
 from lmc.frontend.host import HostFunction
 from lmc.frontend.hostops import Known

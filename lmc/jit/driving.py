@@ -40,7 +40,7 @@ class Driver:
             instead = f"await {self.function.name}.acall(…)"
             return aio.run_here(lambda: self.acall(bound, options), self.function.described, instead)
         root = self.function._state(options)
-        if not self.owner.trees.captured():
+        if _is_journaled(root) or not self.owner.trees.captured():
             return self.function._finished(root, bound)
         with self.stats.during(1, _backend(root)):
             token = ACTIVE.set(root)
@@ -55,13 +55,18 @@ class Driver:
         """The same on the running loop."""
         if options.stream:
             return stream(self.owner, bound, options)
-        (run,) = [run async for run in self._arun([self.function._state(options)], [bound])]
+        root = self.function._state(options)
+        if _is_journaled(root):
+            return await self.function._afinished(root, bound)
+        (run,) = [run async for run in self._arun([root], [bound])]
         return _result(run)
 
     # -- a batch
 
     def batch(self, bound: list[Bound], numbers: Sequence[int], options: Options, progress: bool) -> Iterator[tuple[int, State]]:
         """Index and state of each item as soon as it is done."""
+        if options.journal is not None:
+            return enumerate(self.function._batch(bound, numbers, options, {"progress_bar": progress}))
         if self.function.is_async:
             return aio.iterate(lambda: self.abatch(bound, numbers, options, progress), f"lmc-{self.function.name}")
         if not self.owner.trees.captured():
@@ -81,6 +86,11 @@ class Driver:
         self, bound: list[Bound], numbers: Sequence[int], options: Options, progress: bool
     ) -> AsyncGenerator[tuple[int, State]]:
         """The same on the running loop."""
+        if options.journal is not None:
+            states = iter(self.function._batch(bound, numbers, options, {"progress_bar": progress}))
+            for index in range(len(bound)):
+                yield index, await asyncio.to_thread(next, states)
+            return
         with _counted(len(bound), progress) as finished:
             roots = self.function._batch_states(numbers, options)
             async with contextlib.aclosing(self._arun(roots, bound)) as runs:
@@ -111,6 +121,11 @@ class Driver:
 def _backend(root: State) -> Backend:
     """Where the run of a live state runs."""
     return root.emitter.run.backend  # type: ignore[attr-defined]
+
+
+def _is_journaled(root: State) -> bool:
+    """Whether Python runs the program itself, because a journal is written of it."""
+    return root.emitter.run.journal is not None  # type: ignore[attr-defined]
 
 
 def _result(run: Run) -> State:

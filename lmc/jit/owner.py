@@ -39,7 +39,7 @@ class Owner:
         """A run that the executor can drive: on the graph, or in the interpreter where that is to run all of it."""
         live = root.live.run
         values = self.trees.parameters.values(root.arguments)
-        run = Run(self, live.backend, live.defaults, live.seed, live.item, values, root.state.stream, live.limits, live.journal)
+        run = Run(self, live.backend, live.defaults, live.seed, live.item, values, root.state.stream, live.limits)
         if live.limits is not None:
             live.limits.begin()
         run.root = root

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import lmc
-from tests.resuming import CALLS, resumes_anywhere
+from tests.durable.resuming import CALLS, resumes_anywhere
 
 
 @lmc.host(idempotent=True)

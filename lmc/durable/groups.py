@@ -1,11 +1,11 @@
 """Groups: the lines of a journal, each with the records that were written together.
 
-A group is a list of sections, `[kind, …]`. Answers, of which there are most, are in it by columns (lmc.columns), a section for each
+A group is a list of sections, `[kind, …]`. Answers, of which there are most, are in it by columns (lmc.durable.columns), a section for each
 place where programs asked: a few calls write and read all of them. A line's checksum goes on from that of the line before, so
 that no line can be missing either.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
 # (records are data by nature)
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from typing import Any, Protocol
 
 from lmc import codec
 from lmc.backend.base import Output, Result, Usage
-from lmc.checks import Site
-from lmc.columns import packed_numbers, packed_rows, unpacked
+from lmc.durable.columns import packed_numbers, packed_rows, unpacked
 from lmc.errors import JournalError
-from lmc.prompt import Gen, Select
 
 VERSION = 5
 MAGIC = "lmc-journal"
@@ -43,21 +41,19 @@ class Writes(Protocol):
         ...
 
 
-Asked = tuple[Site, Writes, tuple[Any, ...], Gen | Select, Result]
-"""What a compiled run asked, with what the site has taken of its values: not checked yet."""
 Answered = tuple[Sequence[Ask], Writes, Result]
 """What was asked at places and is checked."""
 Begun = tuple[Sequence[int], Sequence[str], Sequence[Sequence[str]]]
 """Runs that begin with nothing but text: their numbers, names of their arguments, and a column of values for each."""
-Entry = Asked | Answered | tuple[int, Record] | tuple[Begun]
-"""What goes into a group; a record has its run. They are told apart by their lengths, and those of answers by their first."""
+Entry = Answered | tuple[int, Record] | tuple[Begun]
+"""What goes into a group; a record has its run. They are told apart by their lengths."""
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
 def group_of(entries: Iterable[Entry]) -> list[list[Any]]:
-    """The sections of what became known, in this order for each run; the checks of answers are noted in them."""
+    """The sections of what became known, in this order for each run."""
     sections: list[list[Any]] = []
     ended: list[int] = []
     answers = _Answers()
@@ -86,9 +82,9 @@ class _Answers:
     def __init__(self) -> None:
         self.items: dict[int, int] = {}
         self._sections: list[list[Any]] = []
-        self._newest: dict[Site | Sequence[Ask], int] = {}
+        self._newest: dict[Sequence[Ask], int] = {}
 
-    def add(self, entry: Asked | Answered) -> None:
+    def add(self, entry: Answered) -> None:
         where, item = entry[0], entry[1].item
         at = self._newest.get(where, -1)
         if at <= self.items.get(item, -1):
@@ -100,13 +96,8 @@ class _Answers:
     def taken(self) -> Iterator[list[Any]]:
         """The sections of all there are."""
         for entries in self._sections:
-            where = entries[0][0]
-            if isinstance(where, Site):
-                _, runs, taken, asks, results = zip(*entries, strict=True)
-                yield from _sections(where.places, runs, results, where.check(runs, taken, asks, results))
-            else:
-                _, runs, results = zip(*entries, strict=True)
-                yield from _sections(where, runs, results, [result.checked[1] for result in results])
+            places, runs, results = zip(*entries, strict=True)
+            yield from _sections(places[0], runs, results, [result.checked[1] for result in results])
 
 
 def _sections(places: Sequence[Ask], runs: Sequence[Writes], results: Sequence[Result], checks: Sequence[int]) -> Iterator[list[Any]]:

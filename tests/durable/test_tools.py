@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc import records
-from tests.resuming import CALLS, resumes_anywhere
+from lmc.durable import records
+from tests.durable.resuming import CALLS, resumes_anywhere
 
 
 def temperature(city: str) -> str:

@@ -1,4 +1,4 @@
-"""What a call of host code was handed of the run's own: what it changed of that, and what it chose of it."""
+"""Snapshots of what a call of host code was handed of the run's own: what it changed of that, and what it chose of it."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
@@ -16,6 +16,7 @@ from operator import getitem, is_, length_hint
 from typing import Any, cast
 
 from lmc import codec
+from lmc.frontend.state import State, StateGroup
 
 
 class Drawn:
@@ -67,7 +68,7 @@ ITERATORS = tuple({type(iter(x)) for x in ([], (), "", b"", {}, {}.values(), {}.
 """Python's iterators of containers, which say how much is left."""
 
 
-class Handed:
+class Snapshot:
     """What a call can change of the run's own: containers and objects it is handed, and what functions among them close over.
 
     `contents` has them by number; those from `cells` on are variables, which a function may store anew.
@@ -78,6 +79,9 @@ class Handed:
         self.hidden = next((f"the class {x.__qualname__}" for x in values if isinstance(x, type) and "<locals>" in x.__qualname__), None)
         owners = [x.__self__ for x in values if isinstance(x, types.BuiltinMethodType | types.MethodType)]
         self.values: list[Any] = [x for x in (*values, *owners) if codec.can_change(x)]
+        self.states = [x for value in values for x in (value, *[item for _, item in _items(value)]) if isinstance(x, State)]
+        self._prompts = [state.ctx for state in self.states]
+        self._of_states: dict[int, list[Any]] = {id(state): ["state", n] for n, state in enumerate(self.states)}
         self.variables: list[types.CellType] = []
         functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType)]
         self.values += [x.__dict__ for x in functions if "<locals>" in x.__qualname__]  # attributes of the program's own
@@ -97,6 +101,8 @@ class Handed:
 
     def part(self, value: Any) -> list[Any] | None:
         """Where a container that a call gave is among what it was handed: [number, key, …]."""
+        if isinstance(value, State):
+            return self._of_states.get(id(value))
         if not codec.can_change(value):
             return None
         return next(([i, *path] for i, x in enumerate(self.values) if (path := _path(x, value)) is not None), None)
@@ -104,7 +110,7 @@ class Handed:
     @property
     def places(self) -> dict[int, list[Any]]:
         """The places of the containers and objects that it was handed, as `part` gives them, by id."""
-        found: dict[int, list[Any]] = {}
+        found = dict(self._of_states)
         left: list[tuple[Any, list[Any]]] = [(x, [i]) for i, x in enumerate(self.values)]
         while left:
             x, place = left.pop()
@@ -117,7 +123,7 @@ class Handed:
 
     def at(self, place: list[Any]) -> Any:
         """What is at a place."""
-        return functools.reduce(getitem, place[1:], self.values[place[0]])
+        return self.states[place[1]] if place[0] == "state" else functools.reduce(getitem, place[1:], self.values[place[0]])
 
     def taken(self) -> list[int]:
         """How many items it took of each iterator. Raises NotData."""
@@ -135,12 +141,14 @@ class Handed:
                 deque(itertools.islice(items, count), maxlen=0)
 
     def _snapshots(self) -> list[Any]:
-        return [_snapshot(x) for x in (*self.values, *map(_content, self.variables))] if self.values or self.variables else []
+        return [_snapshot(x, self._of_states) for x in (*self.values, *map(_content, self.variables))] if self.values or self.variables else []
 
     def changed(self) -> list[list[Any]]:
         """What is not what it was: [number, content as data]. Raises NotData."""
         if self.hidden is not None:
             raise codec.NotData(f"what it may have done to {self.hidden}")
+        if not all(state.ctx is prompt for state, prompt in zip(self.states, self._prompts, strict=True)):
+            raise codec.NotData("what it appended to a state")
         found = [(i, after) for i, (before, after) in enumerate(zip(self._before, self._snapshots(), strict=True)) if not _same(before, after)]
         for index, after in found:
             if isinstance(after, _Held):
@@ -162,8 +170,8 @@ class Handed:
         data: list[Any] = []
         for x in now:
             place = were.get(id(x))
-            data.append(codec.encode(x) if place is None else {codec.TAG: ["held", [index, place]]})
-            if place is not None and codec.encode(x) != before[place]:
+            data.append(codec.encode(x, self._of_states) if place is None else {codec.TAG: ["held", [index, place]]})
+            if place is not None and codec.encode(x, self._of_states) != before[place]:
                 raise codec.NotData("that it moved a container of the program and changed it")
         return data
 
@@ -218,6 +226,8 @@ def _path(x: Any, wanted: Any, depth: int = DEPTH) -> list[Any] | None:
 
 def _items(x: Any) -> Iterable[tuple[Any, Any]]:
     """What a container holds, by keys that a journal can write."""
+    if isinstance(x, StateGroup):
+        return list(enumerate(x))
     if not isinstance(x, list | dict | deque | tuple):
         return ()
     return [(key, item) for key, item in (x.items() if isinstance(x, dict) else enumerate(x)) if isinstance(key, str | int) or key is None]
@@ -230,11 +240,11 @@ class _Held:
         self.x, self.items = x, [*x, *(x.values() if isinstance(x, dict) else ())] if isinstance(x, list | dict | deque) else []
 
 
-def _snapshot(x: Any) -> Any:
+def _snapshot(x: Any, held: Mapping[int, list[Any]]) -> Any:
     if type(x) is dict and "__builtins__" in x:  # `eval` puts them there
         x = {name: value for name, value in x.items() if name != "__builtins__"}
     try:
-        return codec.encode(x)
+        return codec.encode(x, held)
     except codec.NotData:
         return _Held(x)
 

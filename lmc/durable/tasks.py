@@ -17,10 +17,10 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmc.durable.deferred import Deferred
+from lmc.durable.records import Effect, Place
 from lmc.errors import Loc
-from lmc.frontend.again import Again
-from lmc.frontend.values import active
-from lmc.records import Effect, Place
+from lmc.frontend.host import RECORDING
 
 
 @dataclass(eq=False, slots=True)
@@ -89,7 +89,7 @@ class Tasks:
             task = fn(awaitable, **kwargs)
         else:
             waiting, ended = wait(awaitable)
-            token = active.set(None)
+            token = RECORDING.set(None)
             try:
                 task = fn(waiting, **kwargs)
             except BaseException:
@@ -97,7 +97,7 @@ class Tasks:
                 ended()
                 raise
             finally:
-                active.reset(token)
+                RECORDING.reset(token)
             task.add_done_callback(lambda _: ended())  # if it was cancelled before it began
             self._of_host.add(task)
         self._found.add(task)
@@ -106,7 +106,7 @@ class Tasks:
 
 def _is_coroutine(x: Any) -> bool:
     """Whether it is a coroutine, or stands for one."""
-    return isinstance(x, types.CoroutineType) or (isinstance(x, Again) and x.kind == "coroutine")
+    return isinstance(x, types.CoroutineType) or (isinstance(x, Deferred) and x.kind == "coroutine")
 
 
 def _begins(fn: Any) -> bool:

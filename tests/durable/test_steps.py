@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc import steps
 from lmc.backend.mock import CAPABILITIES
 from lmc.cli.errors import RunFailed
+from lmc.durable import steps, viewer
+from lmc.durable.viewer import WhatIf
 from lmc.errors import JournalError
-from lmc.steps import WhatIf
 from lmc.userfiles import UsageError, load_program
 
 CALLS: list[Any] = []
@@ -67,7 +67,7 @@ def test_steps_of_the_file_alone(path: Path) -> None:
 
 def test_lone_surrogates_are_spelled(tmp_path: Path) -> None:
     agent.run("\ud800", backend=lmc.Mock(script), seed=1, journal=tmp_path / "j")
-    for stories in (steps.listed(tmp_path / "j"), steps.replayed(tmp_path / "j", agent, lmc.Mock(script))):
+    for stories in (steps.listed(tmp_path / "j"), viewer.replayed(tmp_path / "j", agent, lmc.Mock(script))):
         for text in (steps.to_text(stories), steps.to_json(stories), steps.to_html(stories, "x")):
             assert "\\ud800" in text and text.encode()
         assert "about \ud800" in json.loads(steps.to_json(stories))["steps"][1]["result"]
@@ -75,7 +75,7 @@ def test_lone_surrogates_are_spelled(tmp_path: Path) -> None:
 
 def test_steps_by_the_program(path: Path) -> None:
     before, mock = path.read_bytes(), lmc.Mock()
-    (story,) = steps.replayed(path, agent, mock)
+    (story,) = viewer.replayed(path, agent, mock)
     assert [(s.kind, s.name) for s in story.steps][:3] == [("select", "action"), ("effect", "search"), ("gen", "thought")]
     assert story.steps[0].prompt == "<b>\nNext:" and story.steps[2].prompt == "nothing"
     line = agent.func.__code__.co_firstlineno + 4
@@ -107,7 +107,7 @@ def test_decisions(tmp_path: Path) -> None:
 
     for n, run in enumerate((decides.run, lmc.compile(decides))):
         run(2, backend=lmc.Mock(script), seed=1, journal=tmp_path / f"j{n}")
-        (story,) = steps.replayed(tmp_path / f"j{n}", decides, lmc.Mock())
+        (story,) = viewer.replayed(tmp_path / f"j{n}", decides, lmc.Mock())
         line, test = decides.func.__code__.co_firstlineno, 'not s.text().endswith("yes")'
         assert [(d.line, d.test, d.answer) for d in story.decided] == [(f"{__file__}:{line + 2}", "n > 1 and n < 9", True), (f"{__file__}:{line + 5}", test, True)]
         assert [[(d.test, d.answer, d.times) for d in s.decided] for s in story.steps] == [
@@ -115,25 +115,25 @@ def test_decisions(tmp_path: Path) -> None:
             [('case "no"', False, 1), (test, False, 1)]]
         assert "        ? x: True, 2 times  (" in steps.to_text([story]) and "n &gt; 1 and n &lt; 9: True" in steps.to_html([story], "")
         assert json.loads(steps.to_json([story]))["steps"][1]["decided"][0]["test"] == 'case "no"'
-    (story,) = steps.replayed(tmp_path / "j0", decides, lmc.Mock(), change=WhatIf(0, "yes"))
+    (story,) = viewer.replayed(tmp_path / "j0", decides, lmc.Mock(), change=WhatIf(0, "yes"))
     assert [(d.test, d.answer) for d in story.steps[0].decided] == [('case "no"', False), (test, False)]
 
 
 def test_what_if(path: Path) -> None:
-    (story,) = steps.replayed(path, agent, lmc.Mock(), change=WhatIf(3, " finish"))
+    (story,) = viewer.replayed(path, agent, lmc.Mock(), change=WhatIf(3, " finish"))
     assert [s.source for s in story.steps] == ["journal", "journal", "journal", "changed"] and story.end == "returned ' finish'"
     mock = lmc.Mock(lambda prompt, ask: " search" if ask.name == "action" else "other")
-    (story,) = steps.replayed(path, agent, mock, change=WhatIf(2))
+    (story,) = viewer.replayed(path, agent, mock, change=WhatIf(2))
     assert next(s.result for s in story.steps if s.name == "thought") == "other" and len(mock.call_log) > 2
     assert "calls search('<b>'), which is not in the journal; --run-effects makes such calls" in story.end and not CALLS  # the third time
-    (story,) = steps.replayed(path, agent, mock, change=WhatIf(2, effects=True))
+    (story,) = viewer.replayed(path, agent, mock, change=WhatIf(2, effects=True))
     assert len(CALLS) == 2 and story.steps[-2].result == "raised LookupError: <b>" and story.end == "returned ' search'"
-    (story,) = steps.replayed(path, agent, lmc.Mock(), change=WhatIf(0, "x"))
+    (story,) = viewer.replayed(path, agent, lmc.Mock(), change=WhatIf(0, "x"))
     assert "step 0 chooses one of [' search', ' finish'], not 'x'" in story.end and not story.whole
-    (story,) = steps.replayed(path, agent, lmc.Mock(), change=WhatIf(1, "x"))
+    (story,) = viewer.replayed(path, agent, lmc.Mock(), change=WhatIf(1, "x"))
     assert "step 1 is a call of search; only what the model was asked can have another answer" in story.end and not story.whole
     with pytest.raises(JournalError, match="run 0 has no step 99; its 7 steps are counted from 0"):
-        steps.replayed(path, agent, lmc.Mock(), change=WhatIf(99))
+        viewer.replayed(path, agent, lmc.Mock(), change=WhatIf(99))
 
 
 @lmc.function
@@ -151,14 +151,14 @@ def test_another_backend_writes_other_prompts(tmp_path: Path) -> None:
 
     first = lmc.compile(dialogue)("Who?", backend=llama(), seed=1, journal=tmp_path / "j")
     CALLS.clear()
-    (story,) = steps.replayed(tmp_path / "j", dialogue, lmc.Mock())
+    (story,) = viewer.replayed(tmp_path / "j", dialogue, lmc.Mock())
     assert story.end == f"returned {first.ret_value!r}" and story.whole and len(story.steps) == 4 and not CALLS
     assert story.title.startswith("run 0 of dialogue(q='Who?') on other: ") and story.totals.endswith("; prompts as mock writes them")
     assert story.steps[0].prompt.startswith("<|im_start|>user")
-    (story,) = steps.replayed(tmp_path / "j", dialogue, llama())
+    (story,) = viewer.replayed(tmp_path / "j", dialogue, llama())
     assert story.steps[0].prompt.startswith("<|begin_of_text|>") and not story.written
     mock = lmc.Mock(answers={"answer": "now"})
-    (story,) = steps.replayed(tmp_path / "j", dialogue, mock, change=WhatIf(2, effects=True))
+    (story,) = viewer.replayed(tmp_path / "j", dialogue, mock, change=WhatIf(2, effects=True))
     assert "on other, from step 2 on mock: returned 'now'" in story.title and [s.source for s in story.steps] == ["journal"] * 2 + ["now"] * 2
     assert story.steps[0].result in mock.call_log[0].prompt_text
 
@@ -169,10 +169,10 @@ def test_what_cannot_be_replayed(path: Path, tmp_path: Path) -> None:
         s += q
 
     with pytest.raises(JournalError, match="with another source than program other"):
-        steps.replayed(path, other, lmc.Mock())
+        viewer.replayed(path, other, lmc.Mock())
     mock = lmc.Mock()
     with pytest.raises(JournalError, match="there is no step -1"):
-        steps.replayed(path, agent, mock, change=WhatIf(-1))
+        viewer.replayed(path, agent, mock, change=WhatIf(-1))
     assert not mock.call_log
     with pytest.raises(JournalError, match="is a directory, and there is no batch's journal in it"):
         steps.listed(tmp_path)
@@ -181,12 +181,12 @@ def test_what_cannot_be_replayed(path: Path, tmp_path: Path) -> None:
     lmc.compile(agent).batch([("a",), ("b",)], backend=lmc.Mock(), journal=tmp_path / "batch")
     assert [s.item for s in steps.listed(tmp_path / "batch")] == [0, 1]
     with pytest.raises(JournalError, match="say which one"):
-        steps.replayed(tmp_path / "batch", agent, lmc.Mock(), change=WhatIf(0))
+        viewer.replayed(tmp_path / "batch", agent, lmc.Mock(), change=WhatIf(0))
     cut = tmp_path / "cut"
     lines = path.read_bytes().splitlines(keepends=True)
     for count in range(2, len(lines)):  # what is in a line depends on time
         cut.write_bytes(b"".join(lines[:count]))
-        (story,) = steps.replayed(cut, agent, lmc.Mock())
+        (story,) = viewer.replayed(cut, agent, lmc.Mock())
         assert story.whole and re.search(r"stopped: .*(which is not in the journal|nobody knows whether it was done)|returned", story.end)
     cut.write_bytes(b"".join(lines[:2]))
     assert steps.listed(cut)[0].end == "cut off"

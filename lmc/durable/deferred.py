@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from lmc.errors import InDoubtEffect
-from lmc.frontend import raising, tools
+from lmc.frontend import tools
 from lmc.frontend.host import HostFunction
 
 MadeBy = tuple[str, Sequence[Any], Mapping[str, Any]]
@@ -25,7 +25,7 @@ def made_by(name: str, number: int) -> MadeBy:
     return name, (number,), {}
 
 
-class Again:
+class Deferred:
     """Stands for what a call gave to await, in a run that is taken up again: the call is made again if it is awaited after all.
 
     kind        its type's name
@@ -43,7 +43,7 @@ class Again:
 
     def __getattr__(self, name: str) -> Any:
         """A method, whose call is in the journal too."""
-        return AgainMethod(self, name)
+        return DeferredMethod(self, name)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return (yield from self.made().__await__())
@@ -66,10 +66,10 @@ class Again:
             drop(x)
 
 
-class AgainMethod:
-    """Of what `Again` stands for. No function, so that nobody takes it for one of the program's."""
+class DeferredMethod:
+    """Of what `Deferred` stands for. No function, so that nobody takes it for one of the program's."""
 
-    def __init__(self, of: Again, name: str) -> None:
+    def __init__(self, of: Deferred, name: str) -> None:
         self.of, self.name = of, name
         self.__name__ = self.__qualname__ = f"{of.kind}.{name}"
         self.__module__ = "asyncio"
@@ -88,7 +88,7 @@ def drop(awaitable: Any) -> None:
             drop(inner)
     elif isinstance(awaitable, asyncio.Future):
         awaitable.cancel()
-    elif isinstance(awaitable, Again):
+    elif isinstance(awaitable, Deferred):
         awaitable.drop()
 
 
@@ -100,7 +100,6 @@ def inner_of(awaitable: Any) -> Any:
 
 
 _INNER: Mapping[types.CodeType, Callable[[Mapping[str, Any]], Any]] = {
-    raising.ahandling.__code__: lambda held: held["args"][-1],
     tools.later.__code__: lambda held: held["result"],
 }  # fmt: skip
 AROUND_HOST_CODE = frozenset({*_INNER, HostFunction.awaited.__code__})

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import io
 import json
 import os
-import textwrap
-import tokenize
-import types
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -22,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from lmc import codec
 from lmc.backend.base import Backend
+from lmc.durable.effects import data_or_class
+from lmc.durable.groups import Record
+from lmc.durable.journal import Journal, make_directory
 from lmc.errors import (
     JournalError,
     ParameterError,
 )
-from lmc.frontend.effects import data_or_class
 from lmc.frontend.primitives import caller_loc
 from lmc.garbage import few_full_collections
-from lmc.groups import Record
-from lmc.journal import Journal, make_directory
 from lmc.prompt import SamplingParams
 
 if TYPE_CHECKING:
@@ -42,18 +38,6 @@ _FEW = 1000
 """Passes of the garbage collector through younger objects for one through all, while a batch is taken up that has ended."""
 LARGEST = 1 << 20
 """Bytes of a run's arguments that a journal holds; of larger ones it has the digest."""
-
-
-def source_digest(fn: Any) -> str:
-    """A hash of a function's source as Python reads it: comments and blank lines do not count; of its code where there is no source."""
-    try:
-        source = textwrap.dedent(inspect.getsource(fn))
-        kept = [t.string for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in (tokenize.COMMENT, tokenize.NL)]
-        text = "".join(kept)
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
-        code = getattr(fn, "__code__", None)
-        text = repr(None if code is None else (code.co_code, code.co_names, [c for c in code.co_consts if not isinstance(c, types.CodeType)]))
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
 def header(function: Function, options: Options, backend: Backend, compiled: str, *, batch: bool) -> dict[str, Any]:

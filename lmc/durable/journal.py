@@ -1,6 +1,6 @@
 """Journals: files to which runs write what becomes known (answers, results of effects), so that a run that was cut off can go on.
 
-lmc.records says what is in them.
+lmc.durable.records says what is in them.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -19,9 +19,9 @@ from time import monotonic
 from typing import Any, BinaryIO
 
 from lmc import codec
+from lmc.durable.groups import Entry, Record, first_line, group_of, line
+from lmc.durable.records import Contents, parse
 from lmc.errors import JournalError
-from lmc.groups import Entry, Record, first_line, group_of, line
-from lmc.records import Contents, parse
 
 GROUP = 0.05
 """Seconds that records wait for others to be written and synced with, unless somebody waits for them."""

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import lmc
-from lmc import records
-from tests.resuming import CALLS, resumes_anywhere
+from lmc.durable import records
+from tests.durable.resuming import CALLS, resumes_anywhere
 
 pydantic = pytest.importorskip("pydantic")
 
@@ -170,7 +170,7 @@ def test_functions_that_only_compute_are_no_effects(tmp_path: Path) -> None:
 
 @lmc.function
 def computes_with_others(s: Any) -> Any:
-    """What does something of the program's, or is only named like what computes, is an effect."""
+    """What those that compute call of the program's, and what is only named like them, is an effect."""
     s += "q" + lmc.gen("a", max_tokens=3)
     return urllib.parse.urlencode({"q": s["a"]}, quote_via=quoted), escape(s["a"]), os.path.exists("/" + s["a"])
 
@@ -189,7 +189,7 @@ def escape(x: str) -> str:
 def test_functions_that_call_others_are_effects(tmp_path: Path) -> None:
     for n, way in enumerate((computes_with_others.run, lmc.compile(computes_with_others))):
         way(backend=lmc.Mock(), seed=1, journal=tmp_path / str(n))
-        assert [e.name for e in records.read(tmp_path / str(n)).runs[0].effects.values()] == ["urlencode", "escape", "exists"]
+        assert [e.name for e in records.read(tmp_path / str(n)).runs[0].effects.values()] == ["quoted", "quoted", "escape", "exists"]
         CALLS.clear()
         way(backend=lmc.Mock(), journal=tmp_path / str(n))
         assert not CALLS

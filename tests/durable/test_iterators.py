@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc import records
-from tests.resuming import CALLS, resumes_anywhere
+from lmc.durable import records
+from tests.durable.resuming import CALLS, resumes_anywhere
 
 
 @lmc.host(idempotent=True)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc import journal, records, steps
-from tests.resuming import CALLS, prefixes, resumes_anywhere, seen
+from lmc.durable import journal, records, viewer
+from tests.durable.resuming import CALLS, prefixes, resumes_anywhere, seen
 
 
 @lmc.host(idempotent=True)
@@ -357,7 +357,7 @@ def test_a_group_is_shown_as_far_as_its_journal_goes(tmp_path: Path) -> None:
         warnings.simplefilter("always", RuntimeWarning)
         for data in prefixes(tmp_path / "j"):
             (tmp_path / "cut").write_bytes(data)
-            (story,) = steps.replayed(tmp_path / "cut", group_of_helpers, lmc.Mock())
+            (story,) = viewer.replayed(tmp_path / "cut", group_of_helpers, lmc.Mock())
             assert story.whole and re.match(r"stopped: .* (which is not in the journal|nobody knows whether it was done)|returned", story.end)
             shown.append(len(story.steps))
             gc.collect()

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc import codec, journal, records
+from lmc import codec
 from lmc.backend.base import Output, Result
+from lmc.durable import answers, journal, records
+from lmc.durable.groups import first_line, journal_of
+from lmc.durable.journal import Journal
+from lmc.durable.run import RunJournal
 from lmc.errors import CancelledError, JournalError
-from lmc.frontend import durable
-from lmc.frontend.durable import RunJournal
-from lmc.groups import first_line, journal_of
-from lmc.journal import Journal
 from lmc.prompt import Gen, Prompt
 
 
@@ -57,7 +57,7 @@ def without_ids(x: Any) -> Any:
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many groups, made by every thread."""
     monkeypatch.setattr(journal, "GROUP", 0.001)
-    monkeypatch.setattr(durable, "MANY", 3)
+    monkeypatch.setattr(answers, "MANY", 3)
 
 
 def late(seed: int) -> lmc.Mock:
@@ -118,9 +118,9 @@ def opened(path: Path) -> Journal:
 
 
 def asked(run: RunJournal, n: int = 0) -> Result:
-    result = Result()
-    run.asked(Prompt().append(f"prompt {n}"), Gen(), (("", n),), result)
-    return result
+    after = run.ask(Prompt().append(f"prompt {n}"), Gen(), (("", n),), lambda: Prompt(Prompt(), (), Result()))
+    assert after.result is not None
+    return after.result
 
 
 def read(path: Path) -> list[records.Record]:
@@ -194,7 +194,7 @@ def test_meta_info_may_be_nested(tmp_path: Path, depth: int) -> None:
         for n in range(8):
             asked(RunJournal(opening, n)).finish(Output(("text",), ({"deep": nested(depth)},)))
     opening.close()
-    assert [durable.output_of(found[0]).meta["deep"] for found in records.read(tmp_path / "j").records.values()] == [nested(depth)] * 8  # type: ignore[index]
+    assert [answers.output_of(found[0]).meta["deep"] for found in records.read(tmp_path / "j").records.values()] == [nested(depth)] * 8  # type: ignore[index]
 
 
 def test_meta_info_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_numbers_of_any_length_are_read(tmp_path: Path, many: int, fast: bool, m
         for n, meta in enumerate(metas):
             asked(RunJournal(opening, n)).finish(Output(("text",), (meta,)))
     opening.close()
-    assert [durable.output_of(found[0]).meta for found in records.read(tmp_path / "j").records.values()] == metas
+    assert [answers.output_of(found[0]).meta for found in records.read(tmp_path / "j").records.values()] == metas
 
 
 @pytest.mark.parametrize("seed", [{}, {"seed": None}, {"seed": "1"}, {"seed": True}])
@@ -247,7 +247,7 @@ def test_a_result_that_no_lmc_wrote_is_refused(tmp_path: Path, outcome: list[Any
     changed = [["r", record[1], *outcome] if record[0] == "r" else record for record in found.records[0]]
     for way in (calls.run, lmc.compile(calls)):
         (tmp_path / "k").write_bytes(journal_of(found.header, [(0, record) for record in changed]))
-        with pytest.raises(JournalError, match=r"that no lmc wrote|cannot be taken up"):
+        with pytest.raises(JournalError, match=r"that no lmc wrote|cannot be resumed"):
             way(backend=lmc.Mock(), journal=tmp_path / "k")
 
 

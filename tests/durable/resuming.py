@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import lmc
-from lmc import records
-from lmc.groups import journal_of
+from lmc.durable import records
+from lmc.durable.groups import journal_of
 
 CALLS: list[tuple[Any, ...]] = []
 """What was called: name of the function and what it was handed. Functions of the programs that are taken up note it here."""

@@ -23,13 +23,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lmc
-from lmc import journal, records
 from lmc.backend.base import Result
 from lmc.codec import to_bytes
+from lmc.durable import journal, records
+from lmc.durable.groups import first_line, journal_of, line
 from lmc.errors import InDoubtEffect, JournalError, ParameterError
-from lmc.groups import first_line, journal_of, line
 from tests import searching
-from tests.killing import ASYNC, PROGRAM, survives
+from tests.durable.killing import ASYNC, PROGRAM, survives
 from tests.searching import TIMES, apart, search
 
 CALLS: list[Any] = []
@@ -689,7 +689,7 @@ def test_containers_that_a_tool_gives_or_puts_into_others_stay_the_same(tmp_path
         assert way(shared=False, backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == expected
     with pytest.warns(lmc.CaptureWarning, match="that it put a container of the program into another one"):
         program.run(shared=True, backend=lmc.Mock(), seed=1, journal=tmp_path / "k")
-    with pytest.raises(JournalError, match="cannot be taken up"):
+    with pytest.raises(JournalError, match="cannot be resumed"):
         program.run(shared=True, backend=lmc.Mock(), seed=1, journal=tmp_path / "k")
 
 
@@ -1063,7 +1063,7 @@ def test_a_journal_in_use_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(JournalError, match="in use by another run"):
         program.run(backend=lmc.Mock(), journal=path)
-    script = "import sys\nfrom pathlib import Path\nfrom lmc.journal import Journal\nj = Journal.open(Path(sys.argv[1]), {'seed': 1}, int)\nprint('open', flush=True)\nsys.stdin.read()"
+    script = "import sys\nfrom pathlib import Path\nfrom lmc.durable.journal import Journal\nj = Journal.open(Path(sys.argv[1]), {'seed': 1}, int)\nprint('open', flush=True)\nsys.stdin.read()"
     env = {**os.environ, "PYTHONPATH": str(Path(lmc.__file__).parent.parent)}
     other = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "k")], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert other.stdout is not None and other.stdout.readline() == b"open\n"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lmc
-from lmc import records
+from lmc.durable import records
 
 PROGRAM = '''
 import sys, time, lmc

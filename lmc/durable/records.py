@@ -1,7 +1,7 @@
 """Records: what a journal's file holds, and how it is read.
 
 A journal is lines of text. The first says what it is and of which program; each further one is a group of records that
-were written together (lmc.groups), behind a checksum, so that a file cut at any byte is read up to the last whole group.
+were written together (lmc.durable.groups), behind a checksum, so that a file cut at any byte is read up to the last whole group.
 Records only add; those of a run are in the order in which things became known. docs/durability.md is the format's description.
 """
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from lmc import codec
+from lmc.durable.groups import MAGIC, VERSION, WELL, Ask, Record, in_group, payload
 from lmc.errors import JournalError
 from lmc.garbage import no_collection
-from lmc.groups import MAGIC, VERSION, WELL, Ask, Record, in_group, payload
 
 Place = tuple[str, str, int, int]
 """Of an effect: the stream of its run, what is called, a check of its arguments, and which of such calls it is."""
@@ -213,7 +213,7 @@ def _intent(known: Known, record: Record) -> None:
 
 def _result(known: Known, record: Record) -> None:
     _, number, kind, _, *changes = record
-    if not isinstance(kind, str) or len(changes) not in (0, 2):
+    if not isinstance(kind, str) or len(changes) not in (0, 2, 3) or (len(changes) == 3 and type(changes[2]) is not int):
         raise ValueError(f"the result of call {number} is {record[2:]}")
     known.calls[number].outcome = record[2:]
 

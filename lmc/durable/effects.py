@@ -1,4 +1,8 @@
-"""Which calls of host code are effects, to be written down, and how they are named and told apart; the others are made again."""
+"""Which calls of a program are effects, to be recorded, and how they are named and told apart; the others are made again.
+
+Made again: what computes with the run's own values (methods of text, lists, dicts and the like, functions of Python that only compute, what is marked
+`lmc.pure`), what makes exceptions, data and coroutines, and what enters and leaves a `with`.
+"""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
@@ -6,7 +10,9 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
+import contextlib
 import copy
 import dataclasses
 import datetime
@@ -14,6 +20,7 @@ import enum
 import functools
 import inspect
 import os
+import pathlib
 import random
 import re
 import sys
@@ -26,103 +33,134 @@ from typing import Any
 from zlib import crc32
 
 from lmc import codec
-from lmc.frontend import hostops, raising, reach
-from lmc.frontend.again import Again
-from lmc.frontend.handed import Drawn
+from lmc.durable.deferred import Deferred
+from lmc.durable.instrument import is_instrumented
+from lmc.durable.reaches import (
+    class_names_language,
+    from_library,
+    holds_language,
+    is_language,
+    is_of_lmc,
+    names_language,
+)
+from lmc.durable.snapshots import LAZY, Drawn
 from lmc.frontend.host import HostFunction
-from lmc.frontend.own import copied_by_code
-from lmc.frontend.tools import asked_for, call_tool
+from lmc.frontend.state import StateGroup
+from lmc.frontend.tools import call_tool
 
 
-def _copied_by_python(x: Any, fn: Any) -> bool:
-    """Whether a copy of an object runs no code of its classes."""
-    found, left = dict[int, Any](), [x]
-    while left:
-        one = left.pop()
-        if id(one) in found:
-            continue
-        found[id(one)] = one
-        if type(one).__module__ != "builtins" and copied_by_code(type(one)):
-            return False
-        left += reach.inside(one) if fn is copy.deepcopy else ()
-    return True
+class Kind(enum.Enum):
+    """What becomes of a call."""
+
+    AGAIN = "made again, and nothing that it calls is an effect"
+    CALLS_BACK = "made again; the functions that it is handed are looked at in turn"
+    OWN = "of the program's own: made again, with each call in it looked at"
+    EITHER = "an effect, unless it is handed a state or a function of the program's own"
+    MAKES_COROUTINE = "what it does it does when it is awaited, unless it is handed a state"
+    EFFECT = "recorded"
 
 
-def called(fn: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
-    """The function that a call comes to, and its arguments: behind operations of graphs, partials, methods that are marked, and `call_tool`."""
-    args = tuple(args)
-    if fn is raising.handling:
-        _, fn, *rest = args
-        args = tuple(rest)
-    if fn is hostops.OPERATIONS["py.call_method"]:
-        owner, name, *rest = args
-        if type(owner) in _OWN_DATA or (method := getattr(owner, name, None)) is None:
-            return fn, args, kwargs
-        fn, args = method, tuple(rest)
-    elif fn is hostops.OPERATIONS["py.call"]:
-        fn, *rest = args
-        args = tuple(rest)
-    while isinstance(fn, functools.partial):
-        fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
-    if isinstance(fn, types.MethodType) and isinstance(fn.__func__, HostFunction):  # compiled, it is called with its owner
-        fn, args = fn.__func__, (fn.__self__, *args)
-    if fn is call_tool and _holds_tools(args):
-        try:
-            tool, given = asked_for(args[0], args[1])
-        except Exception:  # as the call does, which then calls nothing
-            return fn, args, kwargs
-        return called(tool, (), given)
-    return fn, args, kwargs
-
-
-def _holds_tools(args: tuple[Any, ...]) -> bool:
-    """Whether what `call_tool` is handed can be looked through, and once more."""
-    return len(args) == 2 and isinstance(args[1], list | tuple)
-
-
-def foreign(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None:
-    """The function and the arguments of a call that does something outside of the run, or None for one that is made again.
-
-    Made again: what computes with the run's own values (methods of text, lists, dicts and the like, library functions that only read, what
-    is marked `lmc.pure`), what makes exceptions and coroutines, and what enters and leaves a `with`.
-    """
-    fn, args, kwargs = called(fn, args, kwargs)
-    if fn is hostops.OPERATIONS["py.call_method"]:
-        owner, name, *rest = args
-        if type(owner) not in _OWN_DATA:
-            return None  # raises
-        return None if not _calls_back(name, rest, kwargs) else (getattr(owner, name), (owner, *rest), kwargs)
-    if fn is call_tool and _holds_tools(args):
-        return None  # calls nothing, and raises
+def kind_of(fn: Any) -> Kind:
+    """What becomes of a call of `fn`, which is no partial."""
+    cls = type(fn)
+    if cls is types.FunctionType:
+        return _of_function(fn)
+    if isinstance(fn, type):
+        return _of_class(fn)
+    if cls is types.MethodType:
+        return _of_method(fn)
+    if cls in _BUILTINS:
+        return _of_builtin(fn)
     if isinstance(fn, HostFunction):
-        return None if fn.pure or inspect.iscoroutinefunction(fn.fn) else (fn, args, kwargs)
-    if isinstance(fn, type) and issubclass(fn, BaseException):
-        return None
-    owner = getattr(fn, "__self__", None)
+        return Kind.CALLS_BACK if fn is call_tool else Kind.AGAIN if fn.pure else Kind.MAKES_COROUTINE if makes_coroutine(fn) else Kind.EFFECT
+    if is_language(fn) or cls in _DESCRIPTORS:
+        return Kind.AGAIN
+    if cls is type(_cached) and (_only_computes(fn) or is_instrumented(getattr(fn.__wrapped__, "__code__", None))):
+        return Kind.AGAIN
+    call = vars(cls).get("__call__") or getattr(cls, "__call__", None)  # noqa: B004
+    return Kind.OWN if isinstance(call, types.FunctionType) and not from_library(cls) and (names_language(call) or holds_language(fn)) else Kind.EITHER
+
+
+def _of_function(fn: types.FunctionType) -> Kind:
+    if is_instrumented(fn.__code__):
+        return Kind.AGAIN
+    if is_of_lmc(fn):
+        return Kind.AGAIN
+    if fn in BEGINS_TASKS:
+        return Kind.MAKES_COROUTINE if makes_coroutine(fn) else Kind.EITHER
+    if fn.__code__ in MANAGERS:
+        return Kind.OWN if not from_library(fn) else Kind.AGAIN
+    if fn in _CHANGE_NOTHING and not makes_coroutine(fn):
+        return Kind.EFFECT
+    if fn in _MADE_AGAIN:
+        return Kind.AGAIN
+    if fn in _HOLD_FUNCTIONS or _is_of_pydantic(fn) or _only_computes(fn):
+        return Kind.CALLS_BACK
+    if names_language(fn) or (not from_library(fn) and (inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn))):
+        return Kind.OWN
+    return Kind.MAKES_COROUTINE if makes_coroutine(fn) else Kind.EITHER
+
+
+def _of_class(cls: type) -> Kind:
+    if issubclass(cls, BaseException | pathlib.PurePath) or cls in _OWN_DATA or cls in _MADE_AGAIN or is_of_lmc(cls) or _only_makes_data(cls) or _is_of_pydantic(cls):
+        return Kind.AGAIN
+    if cls.__module__ == "builtins" or cls.__module__ in _COMPUTE:
+        return Kind.CALLS_BACK
+    if from_library(cls) or type(cls) not in (type, abc.ABCMeta):
+        return Kind.EITHER
+    if cls.__init__ is object.__init__ and cls.__new__ is object.__new__:
+        return Kind.AGAIN
+    if isinstance(cls.__init__, types.FunctionType) and is_instrumented(cls.__init__.__code__):
+        return Kind.AGAIN
+    return Kind.OWN if class_names_language(cls) else Kind.EITHER
+
+
+def _of_method(fn: types.MethodType) -> Kind:
+    owner, function = fn.__self__, fn.__func__
+    if not isinstance(function, types.FunctionType):
+        return kind_of(function)  # of a marked function, say
+    if is_instrumented(function.__code__) or fn.__name__ in _MANAGING:
+        return Kind.AGAIN
+    if isinstance(owner, StateGroup):
+        return Kind.CALLS_BACK
+    if is_language(owner) or is_of_lmc(type(owner)) or is_of_lmc(function) or isinstance(owner, BaseException) or type(owner) in _TURNS:
+        return Kind.EITHER if isinstance(owner, asyncio.TaskGroup) else Kind.AGAIN
+    if _is_of_pydantic(fn) or _is_of_pydantic(function):
+        return Kind.CALLS_BACK
+    if fn in _CHANGE_NOTHING or type(owner) in _RANDOM:
+        return Kind.EFFECT
+    found = _of_function(function)
+    if found is Kind.EITHER and not from_library(function) and (holds_language(owner) or (isinstance(owner, type) and class_names_language(owner))):
+        return Kind.OWN
+    return found
+
+
+def _of_builtin(fn: Any) -> Kind:
+    owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
+    if fn in _CHANGE_NOTHING or type(owner) in _RANDOM:
+        return Kind.EFFECT
     if type(owner) in _OWN_DATA and owner is not None:
-        return None if not _calls_back(getattr(fn, "__name__", ""), args, kwargs) else (fn, (owner, *args), kwargs)
-    if isinstance(owner, BaseException | types.AsyncGeneratorType):  # whose methods only make what is awaited
-        return None
-    if reach.is_own(fn) or reach.is_language(fn) or reach.is_language(owner) or _is_of_lmc(fn):
-        return None
-    if getattr(fn, "__name__", "") in ("__enter__", "__exit__", "__aenter__", "__aexit__"):
-        return None
-    if (isinstance(fn, type) and fn in _OWN_DATA) or isinstance(fn, types.MethodWrapperType | types.WrapperDescriptorType):
-        return None
-    if _is_builtin_tool(fn, owner) and not _calls_something(args, kwargs):
-        return None
-    if (fn is copy.copy or fn is copy.deepcopy) and len(args) == 1 and not kwargs and _copied_by_python(args[0], fn):
-        return None  # a copy shares what it does not make anew, which that of a journal would not
-    if any(fn is made for made in _MADE_AGAIN) or type(owner) in _TURNS:  # `in` would ask an object's `__eq__`
-        return None
-    name = getattr(fn, "__name__", "")
-    if getattr(fn, "__module__", None) == "builtins" and name not in _OUTSIDE and not _calls_back(name, args, kwargs):
-        return None
-    if _only_makes_data(fn) or _is_of_pydantic(fn):
-        return None
-    if _makes_coroutine(fn) or ((hostops.pure_function(fn) is not None or _only_computes(fn)) and not _calls_something(args, kwargs)):
-        return None
-    return fn, (owner, *args) if codec.is_object(owner) else args, kwargs
+        return Kind.CALLS_BACK if name in _CALL_BACK else Kind.AGAIN
+    if isinstance(owner, (BaseException, types.AsyncGeneratorType, types.CoroutineType, *LAZY)) or type(owner) in _TURNS or name in _MANAGING:
+        return Kind.AGAIN
+    if getattr(fn, "__objclass__", None) in _OWN_DATA or (isinstance(owner, type) and owner in _OWN_DATA):
+        return Kind.CALLS_BACK
+    if fn.__module__ == "builtins":
+        return Kind.EFFECT if name in _OUTSIDE else Kind.CALLS_BACK if name in _CALL_BACK else Kind.AGAIN
+    if fn in _MADE_AGAIN:
+        return Kind.AGAIN
+    return Kind.CALLS_BACK if fn in _HOLD_FUNCTIONS or _only_computes(fn) else Kind.EITHER
+
+
+_BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
+_DESCRIPTORS = frozenset({types.MethodWrapperType, types.WrapperDescriptorType})
+_MANAGING = frozenset({"__enter__", "__exit__", "__aenter__", "__aexit__"})
+MANAGERS = {
+    contextlib.contextmanager(lambda: (x for x in ())).__code__: contextlib.contextmanager,
+    contextlib.asynccontextmanager(lambda: (x async for x in ())).__code__: contextlib.asynccontextmanager,  # type: ignore[arg-type]
+}
+"""What makes managers of generator functions, by the code of what it makes of one."""
+BEGINS_TASKS = frozenset({asyncio.gather, asyncio.create_task, asyncio.ensure_future, asyncio.wait_for, asyncio.shield})
 
 
 _OWN_DATA = codec.DATA | {memoryview, type({}.keys()), type({}.values()), type({}.items()), re.Pattern, re.Match}
@@ -131,20 +169,19 @@ _OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "_
 _TURNS = frozenset({asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Timeout, asyncio.TaskGroup, type(threading.Lock()), type(threading.RLock()),
                     threading.Semaphore, threading.BoundedSemaphore})  # fmt: skip
 """What a run's own tasks and threads take turns by: entered and left again, it ends as it was."""
-_MADE_AGAIN = (functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at, asyncio.get_running_loop,
-               asyncio.get_event_loop, threading.Lock, threading.RLock, *_TURNS)  # fmt: skip
+_MADE_AGAIN = frozenset({copy.copy, copy.deepcopy, functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at, asyncio.get_running_loop,
+               asyncio.get_event_loop, threading.Lock, threading.RLock, *_TURNS})  # fmt: skip
+_RANDOM = frozenset({random.Random, random.SystemRandom})
+_HOLD_FUNCTIONS = frozenset({functools.reduce, functools.cmp_to_key, functools.lru_cache, functools.cache})
 _CHANGE_NOTHING = frozenset({
     asyncio.sleep, *[getattr(time, n) for n in ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")],
     datetime.date.today, datetime.datetime.now, *[getattr(datetime.datetime, n) for n in ("today", "utcnow")], uuid.uuid1, uuid.uuid4, os.getenv, os.getcwd, os.urandom,
     *[getattr(random, n) for n in ("random", "randint", "randrange", "choice", "choices", "sample", "shuffle", "uniform", "gauss", "getrandbits")],
 })  # fmt: skip
 """Functions of Python that only wait, look at the clock or draw lots: where nobody knows whether they were called, they are called again."""
-AWAITED_AGAIN = frozenset(
-    fn.__code__ for fn in (hostops.anext_step, hostops.turns, hostops.aenter, hostops.aexit, asyncio.Lock.acquire, asyncio.Semaphore.acquire)
-)
-"""The code of coroutines that only iterate or wait, or enter and leave a `with`."""
+AWAITED_AGAIN = frozenset(fn.__code__ for fn in (asyncio.Lock.acquire, asyncio.Semaphore.acquire))
+"""The code of coroutines that only wait for their turn."""
 WAIT_FOR = asyncio.wait_for.__code__
-SORTS = (sorted, min, max, list.sort)
 _COMPUTING: Mapping[str, str] = {
     "ast": "literal_eval",
     "base64": "b64encode b64decode standard_b64encode standard_b64decode urlsafe_b64encode urlsafe_b64decode b32encode b32decode b16encode b16decode "
@@ -153,16 +190,20 @@ _COMPUTING: Mapping[str, str] = {
     "difflib": "get_close_matches",
     "fnmatch": "fnmatch fnmatchcase filter translate",
     "html": "escape unescape",
+    "json": "loads dumps",
     "os.path": "join split splitext splitdrive basename dirname isabs normcase normpath commonpath commonprefix",
+    "re": "compile escape search match fullmatch sub subn findall finditer split",
     "shlex": "quote join",
-    "textwrap": "wrap",
+    "string": "capwords",
+    "textwrap": "wrap dedent indent shorten fill",
     "unicodedata": "normalize category name lookup combining bidirectional east_asian_width decimal digit numeric",
     "urllib.parse": "quote quote_plus quote_from_bytes unquote unquote_plus unquote_to_bytes urlencode urljoin urlparse urlsplit urlunparse urlunsplit "
                     "urldefrag parse_qs parse_qsl",
     "zlib": "crc32 adler32",
 }  # fmt: skip
-"""Functions of Python that only compute with what they are handed, besides those that `hostops` knows: no files, no clock, no state, no generators. By name, because importing
-them here would cost every program."""
+"""Functions of Python that only compute with what they are handed: no files, no clock, no state. By name, because importing them here would cost every program."""
+_COMPUTE = frozenset({"_bisect", "_heapq", "_operator", "bisect", "cmath", "collections", "dataclasses", "heapq", "itertools", "math", "operator", "statistics"})
+"""Modules all of whose functions do."""
 _MODULES_OF: Mapping[str, Sequence[str]] = {
     name: [module for module, names in _COMPUTING.items() if name in names.split()] for names in _COMPUTING.values() for name in names.split()
 }
@@ -172,22 +213,13 @@ _MAKE_DATES = frozenset({
 })  # fmt: skip
 _CALL_BACK = frozenset({"sort", "sub", "subn", "sorted", "min", "max", "map", "filter", "iter"})
 """Methods of data and builtins that call a function they are handed. The others hold it or look at it."""
-_OPERATIONS = frozenset(map(id, hostops.OPERATIONS.values()))
-
-
-def _is_builtin_tool(fn: Any, owner: Any) -> bool:
-    """Whether it is a method of data named by its class, such as `str.lower`, or one of Python's iterators and operators."""
-    if getattr(fn, "__objclass__", None) in _OWN_DATA:
-        return True
-    module = getattr(owner if isinstance(owner, type) else fn, "__module__", None)
-    return module in ("itertools", "operator", "_operator")
 
 
 def _only_computes(fn: Any) -> bool:
     """Whether it is a function of Python whose result depends on its arguments alone, and that changes nothing."""
     if type(fn) not in (types.FunctionType, types.BuiltinFunctionType, type(_cached)):
         return False
-    if type(fn) is types.BuiltinFunctionType and fn in _MAKE_DATES:
+    if fn.__module__ in _COMPUTE or (type(fn) is types.BuiltinFunctionType and fn in _MAKE_DATES):
         return True
     return any(getattr(sys.modules.get(module), fn.__name__, None) is fn for module in _MODULES_OF.get(fn.__name__, ()))
 
@@ -220,28 +252,14 @@ def _is_of_pydantic(fn: Any) -> bool:
     return getattr(fn, "__module__", None) in ("pydantic.main", "pydantic.type_adapter")
 
 
-def _is_of_lmc(fn: Any) -> bool:
-    return id(fn) in _OPERATIONS
-
-
-def _calls_back(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return name in _CALL_BACK and _calls_something(args, kwargs)
-
-
-def _calls_something(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return any(isinstance(a, types.FunctionType | types.MethodType | functools.partial | HostFunction) for a in (*args, *kwargs.values()))
-
-
-def _makes_coroutine(fn: Any) -> bool:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return inspect.iscoroutinefunction(fn)
+def makes_coroutine(fn: Any) -> bool:
+    return inspect.iscoroutinefunction(fn.fn if isinstance(fn, HostFunction) else fn)
 
 
 def is_idempotent(fn: Any) -> bool:
     if isinstance(fn, types.FunctionType | types.BuiltinFunctionType | types.MethodType) and fn in _CHANGE_NOTHING:
         return True
-    if type(getattr(fn, "__self__", None)) in (random.Random, random.SystemRandom):
+    if type(getattr(fn, "__self__", None)) in _RANDOM:
         return True
     fn = getattr(fn, "__func__", fn)
     return isinstance(fn, HostFunction) and fn.idempotent
@@ -256,7 +274,7 @@ def name_of(fn: Any) -> str:
 
 def awaited_call(awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]]:
     """What an awaitable that nobody has awaited is a call of: name and arguments."""
-    if isinstance(awaitable, Again):
+    if isinstance(awaitable, Deferred):
         return awaitable.of
     held = inspect.getcoroutinelocals(awaitable) if isinstance(awaitable, types.CoroutineType) else {}
     if isinstance(awaitable, types.CoroutineType) and awaitable.cr_code in _CALLING and "args" in held:
@@ -277,12 +295,12 @@ def data_or_class(x: Any) -> Any:
     try:
         return codec.encode(x) if type(x) not in (set, frozenset) else sorted(map(repr, x))  # the order of a set is the process's
     except codec.NotData:
-        return {codec.TAG: ["object", kind_of(x)]}
+        return {codec.TAG: ["object", class_of(x)]}
 
 
-def kind_of(x: Any) -> str:
+def class_of(x: Any) -> str:
     """The class of an object, also of one that something else stands for."""
-    return x.kind if isinstance(x, Again) else type(x.items if isinstance(x, Drawn) else x).__qualname__
+    return x.kind if isinstance(x, Deferred) else type(x.items if isinstance(x, Drawn) else x).__qualname__
 
 
 def shown_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -304,7 +322,7 @@ def _repr(x: Any) -> str:
             return repr(x)
     except (codec.NotData, ValueError):  # a number of more digits than Python writes
         pass
-    return f"<{kind_of(x)}>"
+    return f"<{class_of(x)}>"
 
 
 _ATOMS = (str, int, float, bool, bytes, type(None))
