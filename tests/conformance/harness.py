@@ -22,9 +22,9 @@ from typing import Any
 import lmc
 from lmc.backend.mock import Mock
 from lmc.durable.groups import journal_of
+from lmc.durable.records import parse, read
 from lmc.jit.program import Program
 from lmc.jit.traced import Traced
-from lmc.durable.records import parse, read
 
 EFFECTS: list[Any] = []
 """What the programs' tools did, in order. Tools append here; nothing else does."""
