@@ -260,10 +260,10 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.frontend.primitives import video as video
     from lmc.frontend.tools import call_tool as call_tool
     from lmc.frontend.tools import tool_result as tool_result
-    from lmc.runahead.program import Program as Program
-    from lmc.runahead.program import compile as compile
-    from lmc.runahead.program import load as load
     from lmc.limits import Budget as Budget
     from lmc.prompt import ChoicesMethod as ChoicesMethod
     from lmc.prompt import SamplingParams as SamplingParams
+    from lmc.runahead.program import Program as Program
+    from lmc.runahead.program import compile as compile
+    from lmc.runahead.program import load as load
     from lmc.timeline import trace as trace

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmc.errors import LmcError
+from lmc.frontend import primitives
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.code import NotUnderstood, code_of
@@ -37,7 +38,6 @@ from lmc.frontend.capture.values import (
     Unknown,
     join,
 )
-from lmc.frontend import primitives
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
 from lmc.frontend.options import Options
