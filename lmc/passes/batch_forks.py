@@ -20,7 +20,7 @@ from typing import ClassVar
 from lmc.ir.analysis import ctx_children
 from lmc.ir.builder import Rewriter, rewrite, with_attrs
 from lmc.ir.core import Attr, Graph, Op, Operand, Value, exact
-from lmc.ir.ops import address, request, trait
+from lmc.ir.ops import request, trait
 from lmc.passes.manager import Pass, PassContext, register
 
 
@@ -113,7 +113,7 @@ def _ready(graph: Graph) -> Iterator[tuple[str, Op, int]]:
             for v in op.uses:
                 own |= needs.get(v, 0)
             if trait(op) == "samples":
-                if address(op) is not None and not op.attr("lazy"):
+                if not op.attr("shifted") and not op.attr("lazy"):
                     yield block.label, op, own | before
                 number += 1
                 needs[op.results[0]] = own

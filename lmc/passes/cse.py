@@ -15,7 +15,7 @@ from typing import ClassVar
 from lmc.ir.analysis import dominance
 from lmc.ir.builder import Rewriter, rewrite, with_attrs
 from lmc.ir.core import Attr, Graph, Op, Value, exact
-from lmc.ir.ops import IDENTITY, address, trait
+from lmc.ir.ops import IDENTITY, trait
 from lmc.passes.manager import Pass, PassContext, register
 
 
@@ -55,7 +55,7 @@ def _key(op: Op, graph: Graph, greedy: bool) -> object:
     """What equal ops have in common; None for an op that is never merged."""
     if op.results and trait(op) == "pure":
         attrs = op.attrs
-    elif trait(op) == "samples" and address(op) is not None and _is_greedy(op, greedy) and _is_only_text(op, graph):
+    elif trait(op) == "samples" and not op.attr("shifted") and _is_greedy(op, greedy) and _is_only_text(op, graph):
         # at temperature 0 no seed is used; asks that are planned differently, or stored under other names, stay apart
         attrs = {name: value for name, value in op.attrs.items() if name not in IDENTITY and name != "seed"}
     else:

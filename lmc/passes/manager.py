@@ -140,7 +140,7 @@ _MODULES = (
 
 _CLEANED = "canonicalize, lower-chat, canonicalize, cse, dce, canonicalize, lower-constraint"
 _PIPELINES: Mapping[str, str] = {
-    "tokens": f"{_CLEANED}, plan-speculation, plan-prefix, batch-forks",
+    "tokens": f"{_CLEANED}, plan-prefix, batch-forks",
     "text": f"{_CLEANED}, plan-speculation, batch-forks",
     "chat": f"{_CLEANED}, plan-speculation, batch-forks",
 }
