@@ -43,7 +43,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.config": (
         "set_default_backend",
     ),
-    "lmc.jit.program": (
+    "lmc.runahead.program": (
         "Program", "compile", "load",
     ),
     "lmc.timeline": (
@@ -149,7 +149,7 @@ def _given_or_default(backend: Any) -> Any:
 
 
 def _compiled(fn: Any) -> Any:
-    from lmc.jit.program import compile
+    from lmc.runahead.program import compile
 
     return compile(fn)
 
@@ -257,9 +257,9 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.frontend.primitives import video as video
     from lmc.frontend.tools import call_tool as call_tool
     from lmc.frontend.tools import tool_result as tool_result
-    from lmc.jit.program import Program as Program
-    from lmc.jit.program import compile as compile
-    from lmc.jit.program import load as load
+    from lmc.runahead.program import Program as Program
+    from lmc.runahead.program import compile as compile
+    from lmc.runahead.program import load as load
     from lmc.limits import Budget as Budget
     from lmc.prompt import ChoicesMethod as ChoicesMethod
     from lmc.prompt import SamplingParams as SamplingParams

@@ -22,7 +22,7 @@ from lmc.passes.predict import predict
 
 if TYPE_CHECKING:
     from lmc.jit.notices import Stats
-    from lmc.jit.program import Program
+    from lmc.runahead.program import Program
     from lmc.jit.traced import Plan, Traced
 
 

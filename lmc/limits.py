@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from lmc import waiting
 from lmc.errors import ArgumentError, BudgetExceeded, ParameterError, RunTimeout
 from lmc.prompt import Excerpt, Gen, Image, Prompt, Select
 
@@ -155,6 +156,28 @@ class Limits:
                 limits._enter(prompt, bound)
             return prompt
 
+    def allows_ahead(self, ask: Gen | Select, before: Prompt, open_tokens: float, open_calls: int) -> float | None:
+        """The most tokens that a request made ahead can cost; None if the budgets might not allow it.
+
+        open_tokens  what other requests made ahead may cost that the program has not made since; `open_calls` of them
+        """
+        with self.lock:
+            bound = self._bound(ask, before)
+            for limits in self._chain():
+                if limits.budget is None:
+                    continue
+                limits._settle()
+                most = sum([e.bound for e in limits._open]) + open_tokens + bound
+                price = 0.0 if limits.prices is None else limits.prices.most
+                budget = limits.budget
+                if (
+                    (budget.calls is not None and len(limits._ledger) + open_calls >= budget.calls)
+                    or (budget.tokens is not None and limits._tokens_spent + most >= budget.tokens)
+                    or (budget.cost is not None and limits._cost_spent + most * price >= budget.cost)
+                ):
+                    return None
+            return bound
+
     def restart(self, own: Collection[Result]) -> None:
         """The interpreter goes on with a compiled run: its own requests are counted again when the program gets to them."""
         with self.lock:
@@ -200,11 +223,11 @@ class Limits:
             if prompt is not None and prompt.handle is not None:
                 prompt.handle.cancel()
 
-    async def wait(self, awaitable: Awaitable[Any], loc: Loc | None) -> Any:
-        """What host code gives to an async program; cancelled when the time is over.
+    async def wait(self, awaitable: Awaitable[Any], loc: Loc | Callable[[BaseException], Loc | None] | None) -> Any:
+        """What an async program, or host code in one, gives; cancelled when the time is over, once (cf. asyncio.timeout).
 
-        Raises RunTimeout then, at `loc`. So does the first await that begins later and has to wait, unless the program knows already
-        that the time is over: its handlers may await.
+        Raises RunTimeout then, at `loc`. An answer that is being read fails instead, and once the program knows in this way that the
+        time is over, it is not cancelled: its handlers may await.
         """
         awaiting = _Await()
         timed = [limits for limits in self._chain() if limits.timeout is not None]
@@ -212,9 +235,9 @@ class Limits:
             limits._watch(awaiting)
         try:
             return await awaitable
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if (late := awaiting.over()) is not None:
-                raise late._late(loc) from None
+                raise late._late(loc(error) if callable(loc) else loc) from None
             raise
         finally:
             awaiting.over()
@@ -231,8 +254,13 @@ class Limits:
         with self.lock:
             if not self._expired:
                 self._awaits.add(awaiting)
-            elif not any(error.__traceback__ is not None for error in self._said):
+            elif not self.is_known:
                 awaiting.end_soon(self)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the program has been told that its time is over."""
+        return any(error.__traceback__ is not None for error in self._said)
 
     # -- one request
 
@@ -327,6 +355,9 @@ def _most(ask: Gen | Select) -> int:
     return ask.params.max_new_tokens if isinstance(ask, Gen) else max(len(c.encode()) for c in ask.choices)
 
 
+_SOON = 1e-3  # seconds
+
+
 class _Await:
     """Something that a task awaits, which a run whose time is over ends."""
 
@@ -343,9 +374,17 @@ class _Await:
             self._loop.call_soon_threadsafe(self._end, limits)
 
     def _end(self, limits: Limits) -> None:
-        if not self._ended and self._late is None:
-            self._late = limits
-            self._task.cancel()
+        if self._ended or self._late is not None:
+            return
+        if self._task in waiting.reading:  # what it reads fails in a moment
+            self._loop.call_later(_SOON, self._unless_known, limits)
+            return
+        self._late = limits
+        self._task.cancel()
+
+    def _unless_known(self, limits: Limits) -> None:
+        if self._task in waiting.reading or not limits.is_known:
+            self._end(limits)
 
     def over(self) -> Limits | None:
         """It has ended. Gives whose time was over, if that is why and nobody else has cancelled the task (cf. asyncio.Timeout)."""

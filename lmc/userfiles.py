@@ -52,7 +52,7 @@ def load_program(target: str) -> Any:
 
 
 def _saved(path: Path) -> Any:
-    from lmc.saved import SavedFile  # it knows programs, which are imported only where they are needed
+    from lmc.runahead.saved import SavedFile  # it knows programs, which are imported only where they are needed
 
     function = SavedFile.read(path).function
     sys.path.insert(0, str(path.resolve().parent))  # its modules may be beside it
@@ -60,7 +60,7 @@ def _saved(path: Path) -> Any:
 
 
 def _is_saved(program: Any) -> bool:
-    from lmc.saved import SavedFunction
+    from lmc.runahead.saved import SavedFunction
 
     return isinstance(program, SavedFunction)
 

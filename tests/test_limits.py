@@ -94,10 +94,10 @@ PROGRAMS = {p.name: p for p in (forks, careful, parent, tooled)}
 def test_a_budget_stops_every_execution_at_the_same_place(name: str, budget: lmc.Budget):
     able = replace(CAPABILITIES, prices=Prices(prompt=1, completion=2))
     leaves = "^$|raises BudgetExceeded" if name == "careful" else None
-    conform(PROGRAMS[name], ITEMS, backend=lambda: Mock(capabilities=able), budget=budget, leaves=leaves)
+    conform(PROGRAMS[name], ITEMS, backend=lambda: Mock(capabilities=able), budget=budget)
     if 0 < (budget.calls or 2) < 6 and budget.tokens != 1:  # in the midst of the program, where it may matter when answers come
         late = lambda: Mock(capabilities=able, latency=lambda ask: 1e-4 * (len(ask.name or "") % 3))
-        conform(PROGRAMS[name], ITEMS, backend=late, budget=budget, leaves=leaves, opts=(1,))
+        conform(PROGRAMS[name], ITEMS, backend=late, budget=budget)
 
 
 def test_the_error_says_where_and_what_was_spent():
@@ -162,7 +162,7 @@ def test_a_sub_program_may_have_a_smaller_budget():
         s += lmc.gen("z", max_tokens=3)
 
     for budget in (None, lmc.Budget(calls=2), lmc.Budget(calls=3)):
-        conform(outer, ITEMS, budget=budget, leaves="with options of its own")
+        conform(outer, ITEMS, budget=budget)
     assert "1 of 1" in outer.run(q="a", backend=Mock(), budget=lmc.Budget(calls=3)).text()
 
 
@@ -324,7 +324,7 @@ async def awaits(s: Any, q: str) -> Any:
 @lmc.function
 async def awaits_in_a_helper(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=2)
-    await helps(s, q)
+    await helps(s, q)  # here
 
 
 @lmc.function
@@ -391,8 +391,9 @@ def _ended(call: Any) -> list[Any]:
 @pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
 @pytest.mark.parametrize("program", LATE, ids=lambda p: p.name)
 def test_what_is_awaited_when_the_time_is_over_is_cancelled(program: Any, monkeypatch: pytest.MonkeyPatch):
-    source = inspect.getsourcelines(helps if program is awaits_in_a_helper else program.func)
-    line = source[1] + next(i for i, text in enumerate(source[0]) if "# here" in text or "await hangs(q)" in text)
+    lines = {helps.__code__.co_firstlineno + 2} if program is awaits_in_a_helper else set[int]()  # which a compiled run says
+    source = inspect.getsourcelines(program.func)
+    lines.add(source[1] + next(i for i, text in enumerate(source[0]) if "# here" in text))
     for way, (runs, call) in _ways(program, timeout=3600).items():
         if program is not awaits and way not in ("run", "acall", "batch"):
             continue
@@ -402,8 +403,9 @@ def test_what_is_awaited_when_the_time_is_over_is_cancelled(program: Any, monkey
         errors = _ended(call)
         assert [type(e) for e in errors] == [lmc.RunTimeout] * runs, way
         for error in errors:
-            assert (error.loc.line, error.spent.calls) == (line, 1), way
-            assert f"test_limits.py:{line}: the run took longer than timeout=3600 s" in str(error)
+            assert error.loc.line in lines, way
+            assert error.spent.calls == 1, way
+            assert f"test_limits.py:{error.loc.line}: the run took longer than timeout=3600 s" in str(error)
         assert sorted(ENDED) == ["a", "bb"][:runs], way
 
 
@@ -414,18 +416,18 @@ def test_a_program_that_knows_that_its_time_is_over_may_await_but_not_ask(monkey
         s += q + lmc.gen("x", max_tokens=2)
         try:
             await hangs(s["x"] and q)
-        except TimeoutError as error:
-            s += await cleans_up() + str(error.spent.calls)  # type: ignore[attr-defined]
+        except (asyncio.CancelledError, TimeoutError):  # Python's own run is cancelled, as by `asyncio.timeout`
+            s += await cleans_up()
         try:
             s += lmc.gen("y", max_tokens=2)
         except lmc.RunTimeout:
             s += await cleans_up()
-        return s.text()[-15:]
+        return s.text()[-14:]
 
     for way, (runs, call) in _ways(careful_too, timeout=3600).items():
         monkeypatch.setattr(limits, "_clock", hour := Hour(runs))
         STRIKES.append(hour)
-        assert [s.ret_value for s in _ended(call)] == ["cleaned1cleaned"] * runs, way
+        assert [s.ret_value for s in _ended(call)] == ["cleanedcleaned"] * runs, way
 
 
 def test_the_next_await_that_waits_is_cancelled_when_the_time_went_by_before(monkeypatch: pytest.MonkeyPatch):

@@ -16,11 +16,17 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from lmc.chat import ChatTemplate
 from lmc.errors import Loc, UnsupportedOpError
 from lmc.prompt import Gen, Image, Segment, Select, Text
+from lmc.waiting import Signal
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one answer or one run cost. Tokens; `calls` counts requests to the model (a `select` is one)."""
+    """What one answer or one run cost. Tokens; `calls` counts requests to the model (a `select` is one).
+
+    ahead_asked    requests made before the program asked (design: run-ahead)
+    ahead_used     those of them that the program then made; the others are in `calls` and tokens of nobody
+    ahead_wasted   those that were in vain, with the tokens that they are known to have cost
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -28,6 +34,10 @@ class Usage:
     forced_tokens: int = 0
     calls: int = 0
     passes: int = 0
+    ahead_asked: int = 0
+    ahead_used: int = 0
+    ahead_wasted: int = 0
+    ahead_wasted_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -260,9 +270,9 @@ class Result:
         """Waits until done; False if `timeout` seconds passed first."""
         if self.done:
             return True
-        event = threading.Event()
-        self.on_change(lambda result: event.set() if result.done else None)
-        return event.wait(timeout)
+        signal = Signal()
+        self.on_change(lambda result: signal.set() if result.done else None)
+        return signal.wait(timeout)
 
     def output(self) -> Output:
         """The answer; waits for it, and raises what it failed with."""
@@ -275,7 +285,7 @@ class Result:
 
     def stream(self) -> Iterator[str]:
         """Text deltas of the first item as they come, ending with the answer; raises what it failed with."""
-        changed = threading.Event()
+        changed = Signal()
         self.on_change(lambda _: changed.set())
         seen, shown = 0, 0
         while True:

@@ -13,7 +13,7 @@ import time
 import traceback
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmc.backend.base import Capabilities, Counters, Hints, Output, Result, Scored, check_supported
@@ -206,6 +206,9 @@ class Mock:
         self.call_log: list[Call] = []
         self.groups: Counter[tuple[int, ...]] = Counter()  # submissions by the group that their hints name
         self._script = script_of(answers)
+        scripts = answers.values() if isinstance(answers, Mapping) else (answers,)
+        self.answers_in_order = any(isinstance(script, list | tuple) for script in scripts)
+        """Whether an answer may depend on how many were asked for before it."""
         self._latency: Callable[[Ask], float] = latency if callable(latency) else lambda _: latency
         self._instant = latency == 0
         self._fault = fault

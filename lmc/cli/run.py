@@ -163,7 +163,7 @@ def states_of(program: Any, items: Mapping[int, dict[str, Any]], options: dict[s
     Items go by their numbers in the input, so that with a seed a resumed run gives what an undisturbed one gives.
     Compiled runs come as they end, interpreted ones in order.
     """
-    from lmc.jit.program import program_of
+    from lmc.runahead.program import program_of
 
     if interpret:
         return enumerate(program.run_some(items, backend=backend, **options))

@@ -24,7 +24,7 @@ from lmc.ir.core import Value as IRValue
 from lmc.prompt import CONSTRAINT_KINDS
 
 if TYPE_CHECKING:
-    from lmc.frontend.trace_calls import CallMode
+    CallMode = Any
 
 _ASKS: Mapping[Callable[..., Any], tuple[str, ...]] = {fn: fn.__code__.co_varnames[: fn.__code__.co_argcount] for fn in (gen, gen_int, gen_string, select)}
 

@@ -15,8 +15,8 @@ from concurrent.futures import Future, wait
 from contextvars import copy_context
 from typing import Any, overload
 
-from lmc.backend.base import TakeOver
 from lmc.errors import ArgumentError, HostTimeout, ParameterError
+from lmc.frontend.active import ACTIVE
 from lmc.frontend.primitives import caller_loc
 
 
@@ -40,6 +40,8 @@ class HostFunction:
         return self.pure, self.ordered, self.idempotent, self.timeout
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.pure and (state := ACTIVE.get()) is not None and (ledger := state.emitter.run.ledger) is not None and ledger.calls is not None:
+            return ledger.calls.take(self, args, kwargs)
         if self.timeout is None:
             return self.fn(*args, **kwargs)
         if inspect.iscoroutinefunction(self.fn):
@@ -78,13 +80,6 @@ class HostFunction:
 
     def _late(self) -> HostTimeout:
         return HostTimeout(f"{self.name}() gave no answer within {self.timeout:g} s")
-
-    def steady(self, *args: Any, **kwargs: Any) -> Any:
-        """A pure call whose result several places of a program may share; what can change is left to the interpreter."""
-        result = self.fn(*args, **kwargs)
-        if isinstance(result, list | dict | set | bytearray):
-            raise TakeOver(f"{self.name}() is @lmc.pure and gave a {type(result).__name__}, which can change; let it give a tuple")
-        return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

@@ -17,15 +17,15 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from dataclasses import replace
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from lmc.backend.base import Backend
 from lmc.config import compiler, default_backend
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
+from lmc.frontend.active import ACTIVE
 from lmc.frontend.durable import RunJournal
 from lmc.frontend.live import LiveEmitter, Run, fresh_seed
 from lmc.frontend.opening import journaled, source_digest
@@ -46,7 +46,6 @@ from lmc.frontend.state import (
 from lmc.frontend.streaming import Mirror, Progress, on_abandoned
 from lmc.frontend.values import TraceEscape
 from lmc.journal import Journal
-from lmc.limits import Limits
 from lmc.prompt import (
     Prompt,
     SamplingParams,
@@ -72,10 +71,6 @@ def watch(own: State) -> tuple[State, Mirror]:
 
 
 # -- programs --------------------------------------------------------------------------------------------------------
-
-ACTIVE: ContextVar[State | None] = ContextVar("lmc_active_state", default=None)
-"""The root state of the program that is running here; sub-programs inherit its backend and sampling defaults."""
-
 
 class Function:
     """A language-model program: a Python function whose first parameter is the state."""
@@ -198,11 +193,23 @@ class Function:
         An `async def` program runs on an event loop of its own; where one is running already, ProgramError: use `arun`.
         """
         arguments, given = self.split(kwargs)
-        bound, options = self.arguments(args, arguments), Options.of(given)
+        bound, options = self.arguments(args, arguments), self._run_options(given)
         if options.journal is None:
             return self._run(bound, options)
         with self._journaled(options, (bound,)) as options:
             return self._run(bound, options)
+
+    def _run_options(self, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
+        """The options of a run in the interpreter, which asks ahead only where `ahead=` says so."""
+        options = Options.of(given, known, what)
+        if options.ahead in (None, "off"):
+            return options
+        return replace(options, begin=self._compiled.beginning(options.ahead))
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        """What runs with `ahead=` learn from one another."""
+        return compiler()(self)
 
     def _run(self, bound: inspect.BoundArguments, options: Options) -> State:
         state = self._state(options)
@@ -245,7 +252,7 @@ class Function:
         Cancelling it cancels what the program awaits and what it has asked.
         """
         arguments, given = self.split(kwargs)
-        bound, options = self.arguments(args, arguments), Options.of(given)
+        bound, options = self.arguments(args, arguments), self._run_options(given)
         if options.journal is None:
             return await self._arun(bound, options)
         with self._journaled(options, (bound,)) as options:
@@ -281,12 +288,12 @@ class Function:
             backend = options.backend or (_run_of(caller).backend if caller else default_backend())
             limits = options.limits(backend, _run_of(caller).limits if caller else None)
             journal = own and RunJournal(own, item)
-            run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal, options.branches)
+            run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal, None, options.begin)
             return self._counted(caller, State(LiveEmitter(run), name=self.name))
         outer = _run_of(caller)
         backend = options.backend or outer.backend
         limits, watched = options.limits(backend, outer.limits), options.stream or outer.watched
-        run = Run(backend, options.defaults(outer.defaults), outer.seed, outer.item, limits, self.num_api_spec_tokens or 0, watched, outer.journal, outer.branches)
+        run = Run(backend, options.defaults(outer.defaults), outer.seed, outer.item, limits, self.num_api_spec_tokens or 0, watched, outer.journal, outer.ledger, None if outer.ledger else options.begin)
         stream = f"{caller.stream}/c{caller.calls}"
         caller.calls += 1
         return self._counted(caller, State(LiveEmitter(run), stream=stream, name=self.name))
@@ -297,56 +304,40 @@ class Function:
         return state
 
     async def _acall(self, state: State, bound: inspect.BoundArguments) -> None:
-        """Runs an async program on the running loop, which it does not hold while it reads an answer."""
+        """Run an async program on the running loop, which it does not hold while it reads an answer."""
         if _run_of(state).journal is not None:
             from lmc.frontend.replay import areplay  # knows programs itself
 
-            with _running(state):
+            with _running(state, bound):
                 return await areplay(self, state, bound, {})
+        from lmc.frontend.suspending import prepare, suspendable  # brings greenlets, which only async programs need
+
+        prepare(ACTIVE)
         limits = _run_of(state).limits
-        if limits is not None and limits.timed:
-            return await self._timed_call(state, bound, limits)
-        from lmc.frontend.hooks import hooks  # knows programs itself
-        from lmc.frontend.instrument import instrument
-        from lmc.frontend.source import CannotInstrument
+        with _running(state, bound):
+            running: Any = suspendable(self.func(state, *bound.args[1:], **bound.kwargs))
+            if limits is not None and limits.timed:
+                running = limits.wait(running, self._awaits_at)
+            state.ret_value = await running
 
-        try:
-            run = instrument(self.func, hooks) if isinstance(self.func, FunctionType) else self.func
-        except CannotInstrument:
-            run = self.func  # right, but reading an answer holds the loop
-        with _running(state):
-            state.ret_value = await run(state, *bound.args[1:], **bound.kwargs)
-
-    async def _timed_call(self, state: State, bound: inspect.BoundArguments, limits: Limits) -> None:
-        """As `_acall`, with hooks at all that the program awaits; without its source, the whole of it is one thing that is awaited."""
-        from lmc.frontend.instrument import instrument
-        from lmc.frontend.replay import areplay  # knows programs itself
-        from lmc.frontend.source import CannotInstrument
-
-        with _running(state):
-            try:
-                instrument(self.func, None)  # pyright: ignore[reportArgumentType]  # it refuses what is no plain function
-            except (CannotInstrument, AttributeError):
-                state.ret_value = await limits.wait(self.func(state, *bound.args[1:], **bound.kwargs), self.loc)
-            else:
-                await areplay(self, state, bound, {})
-
-    async def _plain_call(self, state: State, bound: inspect.BoundArguments) -> None:
-        with _running(state):
-            state.ret_value = await self.func(state, *bound.args[1:], **bound.kwargs)
+    def _awaits_at(self, error: BaseException) -> Loc | None:
+        """Where in the program an exception came out of what it awaited."""
+        found, at = self.loc, error.__traceback__
+        while at is not None:
+            if at.tb_frame.f_code is getattr(self.func, "__code__", None):
+                found = Loc(at.tb_frame.f_code.co_filename, at.tb_lineno)
+            at = at.tb_next
+        return found
 
     def _call(self, state: State, bound: inspect.BoundArguments) -> None:
         if _run_of(state).journal is not None and not self.is_async:
             from lmc.frontend.replay import replay  # knows programs itself
 
-            with _running(state):
+            with _running(state, bound):
                 return replay(self, state, bound, {})
         if self.is_async:
-            run = _run_of(state)
-            hooked = run.journal is not None or (run.limits is not None and run.limits.timed)
-            call = self._acall if hooked else self._plain_call
-            return aio.run_here(lambda: call(state, bound), self.described, f"await {self.name}.arun(…)")
-        with _running(state):
+            return aio.run_here(lambda: self._acall(state, bound), self.described, f"await {self.name}.arun(…)")
+        with _running(state, bound):
             state.ret_value = self.func(state, *bound.args[1:], **bound.kwargs)
 
     def _stream(self, own: State, bound: inspect.BoundArguments) -> State:
@@ -400,7 +391,7 @@ class Function:
         `generator_style=False` (yield each state when it and those before it are done); `errors="raise"` (every item
         runs, then the first exception is raised) or `"return"` (the item's state has it as `state.error()`).
         """
-        run_options = Options.of(options, BATCH_OPTIONS, "run_batch()")
+        run_options = self._run_options(options, BATCH_OPTIONS, "run_batch()")
         errors = options.get("errors", "raise")
         if errors not in ("raise", "return"):
             raise ParameterError(f"errors={errors!r}: 'raise' or 'return'", loc=caller_loc())
@@ -415,7 +406,7 @@ class Function:
 
         An item's seeds derive from the batch's seed and its number, so it gets the answers that it gets in the whole batch.
         """
-        run_options = Options.of(options, BATCH_OPTIONS, "run_some()")
+        run_options = self._run_options(options, BATCH_OPTIONS, "run_some()")
         return self._batch(self._bind_all(items.values()), tuple(items), run_options, options)
 
     def _bind_all(self, batch: Iterable[Any]) -> list[inspect.BoundArguments]:
@@ -479,7 +470,7 @@ class Function:
         if caller is not None or run.limits is not None:
             return [first, *[self._state(options, item) for item in numbers[1:]]]
         journal = run.journal
-        others = [Run(run.backend, run.defaults, run.seed, item, None, run.spare, run.watched, journal and RunJournal(journal.journal, item), run.branches)
+        others = [Run(run.backend, run.defaults, run.seed, item, None, run.spare, run.watched, journal and RunJournal(journal.journal, item), None, run.begin)
                   for item in numbers[1:]]  # fmt: skip
         return [first, *[State(LiveEmitter(other), name=self.name) for other in others]]
 
@@ -598,8 +589,12 @@ Function.run_batch.__signature__ = signature("batch", {*BATCH_OPTIONS, "generato
 
 
 @contextlib.contextmanager
-def _running(state: State) -> Generator[None]:
+def _running(state: State, bound: inspect.BoundArguments) -> Generator[None]:
     """The run of a program begins, and its state is the one that sub-programs inherit from."""
+    own = None
+    if (begin := _run_of(state).begin) is not None:
+        begin(state, bound)
+        own = _run_of(state).ledger
     if (limits := _run_of(state).limits) is not None:
         limits.begin()
     token = ACTIVE.set(state)
@@ -607,6 +602,8 @@ def _running(state: State) -> Generator[None]:
         yield
     finally:
         ACTIVE.reset(token)
+        if own is not None:
+            own.close()
 
 
 def _cancel(state: State) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import secrets
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from lmc.backend.base import Backend, Beyond, Hints, Result, Usage, check_supported
+from lmc.backend.base import Backend, Beyond, Hints, Output, Result, Usage, check_supported
 from lmc.config import settings
 from lmc.errors import CancelledError, LmcError
 from lmc.frontend.durable import RunJournal
@@ -16,16 +16,37 @@ from lmc.frontend.emitter import taken
 from lmc.frontend.options import Options
 from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.values import Value
-from lmc.limits import Limits, decided
+from lmc.limits import Limits
 from lmc.prompt import Excerpt, Gen, Image, Mark, Origin, Prompt, SamplingParams, Select, Special, make_gen, make_select
+
+
+class RunLedger(Protocol):
+    """What a run that is asked ahead hands its requests and its waits to (lmc/runahead/ledger.py)."""
+
+    usage: Usage
+    stream: str
+    calls: Any
+
+    def ask(self, address: Any, before: Prompt, ask: Gen | Select, send: Callable[[], Prompt]) -> Prompt:
+        """Return `before` followed by the answer to a request: one that was made ahead and is equal, else what `send` makes."""
+        ...
+
+    def wait(self, results: Sequence[Result]) -> None:
+        """Wait until all of them are there."""
+        ...
+
+    def close(self) -> None:
+        """The function has returned: nothing is asked ahead any more."""
+        ...
 
 
 class Run(NamedTuple):
     """What one run of a program shares: the backend, the sampling defaults, the seed, its number in its batch, its limits, its journal.
 
+    ledger   asks ahead while the program waits; None: nothing is asked ahead
     spare    tokens that a request to an API may generate beyond its answer, since what follows may be taken from them
     watched  somebody reads the answers while they grow
-    branches a compiled run may ask the arms of a decision ahead
+    begin    called with state and arguments when the run begins; of sub-programs, None
     """
 
     backend: Backend
@@ -36,7 +57,8 @@ class Run(NamedTuple):
     spare: int = 0
     watched: bool = False
     journal: RunJournal | None = None
-    branches: bool = False
+    ledger: RunLedger | None = None
+    begin: Callable[..., None] | None = None
 
     def hints(self) -> Hints | None:
         """What a backend may want to know of every request; None: nothing."""
@@ -111,6 +133,8 @@ class LiveEmitter:
     def _submit(self, ctx: Prompt, ask: Gen | Select, place: tuple[str, int]) -> tuple[Prompt, Result]:
         if self._cancelled:
             raise CancelledError("the run was cancelled", loc=ask.loc)
+        if kept := [part.result for part in ctx.tail if isinstance(part, Excerpt)]:  # answers of which the prompt has a part: before any lock
+            self._wait(kept)
         try:
             ctx = self._sent(ctx, ask, place)
         except LmcError as error:
@@ -125,10 +149,29 @@ class LiveEmitter:
     def _sent(self, before: Prompt, ask: Gen | Select, place: tuple[str, int]) -> Prompt:
         backend, limits, hints, journal = self.run.backend, self.run.limits, self.run.hints(), self.run.journal
         send = lambda: before.submit(backend, ask, hints)
+        if (ledger := self.run.ledger) is not None:
+            address, ask_backend = (self.run.seed, self.run.item, *place), send
+            send = lambda: ledger.ask(address, before, ask, ask_backend)
         known = send if journal is None else lambda: journal.ask(before, ask, (place,), send, other=self._ahead(place))
         if limits is None:
             return known()
-        return decided(lambda: limits.submit(ask, before, known))
+        while not isinstance(sent := limits.submit(ask, before, known), Prompt):
+            self._wait((sent,))
+        return sent
+
+    def _wait(self, results: Sequence[Result]) -> None:
+        """Wait for answers: the one place where a run does."""
+        ledger = self.run.ledger
+        if ledger is not None:
+            return ledger.wait(results)
+        for result in results:
+            result.wait()
+
+    def _output(self, answer: Result) -> Output:
+        """The answer; waits for it, and raises what it failed with."""
+        if not answer.done:
+            self._wait((answer,))
+        return answer.output()
 
     def _ahead(self, place: tuple[str, int]) -> bool:
         """Whether a compiled run has asked something at a place already."""
@@ -139,48 +182,50 @@ class LiveEmitter:
             if node.parts:
                 ctx = ctx.append(*node.parts)
             if node.result is not None:
-                ctx = ctx.append(node.result.output().text)
+                ctx = ctx.append(self._output(node.result).text)
         return ctx
 
     def separate_reasoning(self, before: Prompt, after: Prompt, take: Callable[[str], str]) -> Prompt:
         return before.append(Excerpt(after, take))
 
     def read(self, answer: Result) -> str | list[str]:
-        return answer.output().value
+        return self._output(answer).value
 
     def read_part(self, answer: Result, take: Callable[[str], str]) -> str | list[str]:
-        return taken(answer.output().value, take)
+        return taken(self._output(answer).value, take)
 
     def meta(self, answer: Result) -> Any:
-        meta = answer.output().meta
+        meta = self._output(answer).meta
         return meta if self.run.journal is None else copy.deepcopy(meta)  # a journal writes it a moment later
 
     def text(self, ctx: Prompt, since: Prompt | None = None) -> str:
+        self._wait([*_answers(ctx, since)])
         return ctx.text(since)
 
     def messages(self, ctx: Prompt) -> list[dict[str, str]]:
+        self.wait(ctx)
         return ctx.messages()
 
     def wait(self, ctx: Prompt) -> None:
-        for answer in _answers(ctx):
-            answer.wait()
+        self._wait([*_answers(ctx)])
 
     def error(self, ctx: Prompt) -> BaseException | None:
         self.wait(ctx)
         return next((answer.error for answer in _answers(ctx) if answer.error is not None), None)
 
-    def usage(self, answers: Iterable[Result]) -> Usage:
+    def usage(self, answers: Iterable[Result], stream: str = "") -> Usage:
         total = Usage()
         for answer in answers:
-            answer.wait()
+            self._wait((answer,))
             if answer.error is None:
                 total += answer.output().usage
-        return total
+        ledger = self.run.ledger
+        return total if ledger is None or stream != ledger.stream else total + ledger.usage
 
 
-def _answers(ctx: Prompt) -> Iterator[Result]:
-    """The answers that a prompt is made of, those of which it keeps an excerpt included."""
-    for node in ctx.nodes():
+def _answers(ctx: Prompt, since: Prompt | None = None) -> Iterator[Result]:
+    """The answers that a prompt is made of behind `since`, those of which it keeps an excerpt included."""
+    for node in ctx.nodes_after(since):
         for part in node.parts:
             if isinstance(part, Excerpt):
                 yield part.result

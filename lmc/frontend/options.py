@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from lmc.journal import Journal
 from lmc.limits import Budget, Limits, check_timeout
 from lmc.prompt import RUN_SAMPLING, SamplingParams, sampling, suggestion
 
-RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread", "budget", "timeout", "journal"))
+RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread", "budget", "timeout", "journal", "ahead"))
 """What `fn.run` takes."""
 BATCH_OPTIONS = (RUN_OPTIONS - {"stream"}) | {"num_threads", "progress_bar", "errors"}
 """What `fn.run_batch` takes."""
@@ -40,7 +40,8 @@ class Options:
     budget    what one run may spend; of a batch, each item
     timeout   seconds that one run may take
     journal   path of its journal, while it is open the journal
-    branches  arms of decisions may be asked ahead (of compiled runs)
+    ahead     how far the run is asked ahead: "off", "certain", "likely"; None: as the program was compiled, "off" for `fn.run`
+    begin     called with state and arguments when the run begins (lmc/runahead/program.py)
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -50,7 +51,8 @@ class Options:
     budget: Budget | None = None
     timeout: float | None = None
     journal: str | Journal | None = None
-    branches: bool = False
+    ahead: str | None = None
+    begin: Callable[..., None] | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
@@ -77,9 +79,12 @@ class Options:
         speculate = given.get("speculate")
         if speculate not in (None, "branches"):
             raise ParameterError(f"speculate={speculate!r}: 'branches' or None", loc=caller_loc())
+        ahead = given.get("ahead", "likely" if speculate else None)
+        if ahead not in (None, "off", "certain", "likely"):
+            raise ParameterError(f"ahead={ahead!r}: 'off', 'certain' or 'likely'", loc=caller_loc())
         path = None if journal is None else os.fsdecode(given["journal"])
         sampled = {k: given[k] for k in RUN_SAMPLING if k in given}
-        options = cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, speculate is not None)
+        options = cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, ahead)
         options.defaults(SamplingParams())  # a wrong value is said now, before a default backend loads its model
         return options
 

@@ -17,6 +17,7 @@ from lmc.backend.base import Result
 from lmc.frontend.emitter import Scoped, Stored, Taken
 from lmc.frontend.values import TraceEscape
 from lmc.prompt import Excerpt, Given, Image, Mark, Piece, Prompt, plain
+from lmc.waiting import Signal
 
 if TYPE_CHECKING:
     from lmc.frontend.state import State
@@ -55,7 +56,7 @@ class Progress:
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """Waits until `ready()` or the end of the run."""
-        changed = threading.Event()
+        changed = Signal()
         self.watch(changed.set)
         try:
             while not self.done and not ready():
@@ -321,7 +322,7 @@ def text_iter(state: State, name: str | None) -> Iterator[str]:
 
 
 def _pieces(state: State, name: str | None) -> Iterator[str]:
-    changed = threading.Event()
+    changed = Signal()
     cursor = _Cursor(state, name, changed.set)
     if state.progress is not None:
         state.progress.watch(changed.set)

@@ -25,7 +25,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from lmc.backend.base import Backend, Result
 from lmc.errors import LmcError, ProgramError
 from lmc.frontend.interpreter import Function
-from lmc.jit.program import program_of
+from lmc.runahead.program import program_of
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, as_api_error, bad, of_validation, parsed
 from lmc.serve.gate import Call, Events, Reply

@@ -76,7 +76,7 @@ def test_an_api_gives_what_the_mock_gives(openai, program, chat, speculate):
 def test_random_programs(openai, seed):
     program, reset, outside = compiled(source(seed))
     backend, server = openai(TextModel(), False, server="vllm", speculate=False)
-    conform(program, ITEMS, backend=views(backend, server), reset=reset, outside=outside, leaves=ANYHOW)
+    conform(program, ITEMS, backend=views(backend, server), reset=reset, outside=outside)
 
 
 @pytest.mark.parametrize("seed", RANDOM)

@@ -90,10 +90,10 @@ def _report(failure: Failure) -> None:
 
 def _file(file: Path) -> int:
     text, failed = file.read_text(), False
-    for opt in (0, 1):
+    for ahead in ("off", "certain", "likely", "lies"):
         for temperature in (0, 0.8):
             for faults in (0, 7):
-                setting = Setting(opt, temperature, faults, threads=True)
+                setting = Setting(ahead, temperature, faults, latency=True, threads=True)
                 said = problem(text, setting)
                 if said is not None:
                     failed = True

@@ -145,7 +145,7 @@ def test_the_programs_own_dict_and_not_the_callers():
     fast = lmc.compile(program)
     assert fast(**given, backend=Mock()).ret_value == ["a", "own"] and given["list"] == ["a", "own"]  # the list is the caller's, as in Python
     fast.batch([{"b": 1}] * 2, backend=Mock())
-    conform(program, [{"a": 1}, {"list": ["a"], "b": 2}, {}], replays=0)
+    conform(program, [{"a": 1}, {"list": ["a"], "b": 2}, {}])
 
 
 def test_states_run_by_keyword_and_methods():

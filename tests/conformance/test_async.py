@@ -87,7 +87,7 @@ def plain(q: str) -> str:
 # -- programs: compiled ----------------------------------------------------------------------------------------------------
 
 
-@case(replays=0)
+@case()
 async def unpacks_what_its_own_generator_gives(s: Any, q: str) -> Any:
     async def steps(n: int) -> AsyncIterator[Any]:
         for i in range(n):
@@ -118,7 +118,7 @@ async def unpacks_what_its_own_generator_gives_then_left(s: Any, q: str) -> Any:
     return out
 
 
-@case(replays=0)
+@case()
 async def awaits_tools(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=8)
     r = await search(s["a"])
@@ -126,7 +126,7 @@ async def awaits_tools(s: Any, q: str) -> Any:
     return plain(r)
 
 
-@case([{"q": "Search"}], backend=scripted(action=["Search", "Search", "Finish"] * 9), replays=0, batch=False)
+@case([{"q": "Search"}], backend=scripted(action=["Search", "Search", "Finish"] * 9), batch=False)
 async def react(s: Any, q: str) -> Any:
     seen = []
     for _ in range(3):
@@ -144,7 +144,7 @@ async def turn(s: Any, text: str) -> str:
     return await search(s["t"])
 
 
-@case(replays=0)
+@case()
 async def helpers_are_traced_through(s: Any, q: str) -> Any:
     first = await turn(s, q)
     forks = s.fork(2)
@@ -152,7 +152,7 @@ async def helpers_are_traced_through(s: Any, q: str) -> Any:
     return first, rest
 
 
-@case(replays=0)
+@case()
 async def gathers_tools(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=4)
     found = await asyncio.gather(search(q), search(s["a"]), asyncio.sleep(0, "slept"))
@@ -160,7 +160,7 @@ async def gathers_tools(s: Any, q: str) -> Any:
     return found
 
 
-@case(replays=0)
+@case()
 async def tasks_of_tools(s: Any, q: str) -> Any:
     task = asyncio.create_task(search(q))
     s += lmc.gen("a", max_tokens=4)
@@ -168,7 +168,7 @@ async def tasks_of_tools(s: Any, q: str) -> Any:
     return await asyncio.wait_for(search(s["a"]), timeout=5)
 
 
-@case(replays=0)
+@case()
 async def async_for(s: Any, q: str) -> Any:
     total = 0
     async for i in numbers(3):
@@ -181,7 +181,7 @@ async def async_for(s: Any, q: str) -> Any:
     return total
 
 
-@case(replays=0)
+@case()
 async def async_comprehensions(s: Any, q: str) -> Any:
     squares = [i * i async for i in numbers(3) if i != 1]
     texts = {k: await search(v) for k, v in (("x", q), ("y", "z"))}
@@ -200,7 +200,7 @@ async def asked(s: Any, n: int) -> AsyncIterator[str]:
         yield s["x"]
 
 
-@case(replays=0)
+@case()
 async def async_generator_of_the_program(s: Any, q: str) -> Any:
     s += q
     return [x async for x in asked(s, 2)]
@@ -218,7 +218,7 @@ def inner_sync(s: Any, tip: str) -> Any:
     return s["x"]
 
 
-@case(replays=0)
+@case()
 async def sub_programs(s: Any, q: str) -> Any:
     child = await inner.arun(tip=q, temperature=0.4)
     other = inner_sync(tip=q)
@@ -226,7 +226,7 @@ async def sub_programs(s: Any, q: str) -> Any:
     return child.ret_value, other.ret_value
 
 
-@case(replays=0)
+@case()
 async def nested_async_function(s: Any, q: str) -> Any:
     log = []
 
@@ -250,7 +250,7 @@ class Tools:
 TOOLS = Tools()
 
 
-@case(replays=0)
+@case()
 async def methods_and_roles(s: Any, q: str) -> Any:
     with s.user():
         s += q
@@ -261,7 +261,7 @@ async def methods_and_roles(s: Any, q: str) -> Any:
     return found, s.messages()[0]["content"], s.get_meta_info("a")["finish_reason"]
 
 
-@case(replays=0)
+@case()
 async def awaits_on_one_side_of_or(s: Any, q: str) -> Any:
     s += q
     return (q == "a" and await search("x")) or await search("y"), 1 < len(await search(q)) < 100
@@ -274,7 +274,7 @@ async def steps(name: str) -> str:
     return name
 
 
-@case(replays=0)
+@case()
 async def tasks_take_turns_where_the_program_awaits(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=3)
     task = asyncio.create_task(steps(s["a"]))
@@ -285,7 +285,7 @@ async def tasks_take_turns_where_the_program_awaits(s: Any, q: str) -> Any:
     s += "".join(await later)
 
 
-@case(replays=0)
+@case()
 async def cancels_what_has_not_begun(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=3)
     task = asyncio.create_task(steps(s["a"]))
@@ -318,7 +318,7 @@ async def nothing_to_ask(q: str) -> None:
     pass
 
 
-@case(replays=0)
+@case()
 async def gathers_helpers_that_only_ask(s: Any, q: str) -> Any:
     s += q
     forks = s.fork(3)
@@ -329,7 +329,7 @@ async def gathers_helpers_that_only_ask(s: Any, q: str) -> Any:
     return verdicts, await search(q)
 
 
-@case(replays=0)
+@case()
 async def gathers_helpers_between_tools(s: Any, q: str) -> Any:
     """The task of a tool goes on while the helpers are gathered, and what is done after them comes after its turns."""
     s += await search(q)
@@ -353,7 +353,7 @@ async def inner_asks(s: Any, tip: str) -> Any:
     return s["x"]
 
 
-@case(replays=0)
+@case()
 async def gathers_sub_programs(s: Any, q: str) -> Any:
     children = await asyncio.gather(*[inner_asks.arun(tip=q + str(i)) for i in range(3)])
     s += "|".join(c["x"] for c in children) + lmc.gen("z", max_tokens=2)
@@ -372,7 +372,7 @@ async def leaves_after_gathering(s: Any, q: str) -> Any:
     return found, seen, await search("end")
 
 
-@case(leaves="reaches the language")
+@case()
 async def fails_while_gathering(s: Any, q: str) -> Any:
     async def fails(f: Any, i: int) -> Any:
         f += f"{i}" + lmc.gen("n", max_tokens=3)
@@ -421,7 +421,7 @@ async def gather_raises(s: Any, q: str) -> Any:
     return found[0], str(found[1])
 
 
-@case(leaves="reaches the language")
+@case()
 async def gather_of_helpers(s: Any, q: str) -> Any:
     """Tasks of the program itself: their order is asyncio's."""
     s += q
@@ -436,7 +436,7 @@ async def notes(s: Any, q: str) -> str:
     return TENANT.get()
 
 
-@case(leaves="reaches the language")
+@case()
 async def gather_of_helpers_with_effects(s: Any, q: str) -> Any:
     """They come in the tasks' order, and context variables are each task's own."""
     s += q + await search(q)
@@ -444,20 +444,20 @@ async def gather_of_helpers_with_effects(s: Any, q: str) -> Any:
     return found, TENANT.get(), await search("x")
 
 
-@case(leaves="reaches the language")
+@case()
 async def gathers_at_first(s: Any, q: str) -> Any:
     found = await asyncio.gather(counts(s, []), notes(s, q), counts(s, []))
     return found, TENANT.get(), await search("x")
 
 
-@case(leaves="reaches the language")
+@case()
 async def gather_of_helpers_that_branch(s: Any, q: str) -> Any:
     s += q
     found = await asyncio.gather(*[branches(f, i) for i, f in enumerate(s.fork(4))])
     return found, await search("x")
 
 
-@case(leaves="reaches the language")
+@case()
 async def gathers_inside_of_try(s: Any, q: str) -> Any:
     s += q
     try:
@@ -466,7 +466,7 @@ async def gathers_inside_of_try(s: Any, q: str) -> Any:
         return await search("x")
 
 
-@case(leaves="reaches the language")
+@case()
 async def gathers_and_awaits_later(s: Any, q: str) -> Any:
     s += q + await search(q)
     later = asyncio.gather(judges(s, "a"), judges(s, "b"))
@@ -474,13 +474,13 @@ async def gathers_and_awaits_later(s: Any, q: str) -> Any:
     return await search(s.text()), await later
 
 
-@case(leaves="reaches the language")
+@case()
 async def gathers_helpers_and_tools(s: Any, q: str) -> Any:
     s += q
     return await asyncio.gather(judges(s, q), search(q), nothing_to_ask(q))
 
 
-@case(leaves="reaches the language")
+@case()
 async def helpers_that_wait_for_each_other(s: Any, q: str) -> Any:
     """One after the other, they would wait for ever."""
     ready = asyncio.Event()
@@ -499,7 +499,7 @@ async def helpers_that_wait_for_each_other(s: Any, q: str) -> Any:
     return await asyncio.wait_for(asyncio.gather(first(), second()), 5)
 
 
-@case(replays=0)
+@case()
 async def host_async_with(s: Any, q: str) -> Any:
     s += lmc.gen("a", max_tokens=3)
     async with session(q) as name:
@@ -508,7 +508,7 @@ async def host_async_with(s: Any, q: str) -> Any:
     return s["b"]
 
 
-@case(leaves="raises CancelledError")
+@case()
 async def times_out(s: Any, q: str) -> Any:
     s += lmc.gen("a", max_tokens=3)
     try:
@@ -523,7 +523,7 @@ async def times_out(s: Any, q: str) -> Any:
     return await search(q)
 
 
-@case(leaves="reaches the language")
+@case()
 async def task_group(s: Any, q: str) -> Any:
     async with asyncio.TaskGroup() as group:
         one = group.create_task(search(q))
@@ -531,7 +531,7 @@ async def task_group(s: Any, q: str) -> Any:
     return one.result(), two.result()
 
 
-@case(leaves="raises CancelledError")
+@case()
 async def cancels_its_own_tool(s: Any, q: str) -> Any:
     task = asyncio.create_task(asyncio.sleep(30))
     await asyncio.sleep(0)
@@ -554,19 +554,19 @@ async def is_cancelled_by_its_own_tool(s: Any, q: str) -> Any:
     return s["a"]
 
 
-@case(leaves="without `await")
+@case()
 async def forgets_to_await(s: Any, q: str) -> Any:
     inner.run(tip=q)
 
 
-@case(leaves="without `await")
+@case()
 async def forgets_to_await_later(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=3)
     await search(s["a"])
     inner(tip=q)
 
 
-@case(leaves="which is not async")
+@case()
 async def awaits_a_program_that_is_not_async(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=3)
     await search(s["a"])

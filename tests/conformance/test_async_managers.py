@@ -44,7 +44,7 @@ async def pair(name: str) -> AsyncIterator[str]:
         effect("out", name)
 
 
-@case(replays=0)
+@case()
 async def inside_of_each_other(s: Any, q: str) -> Any:
     async with Session("o") as outer:
         s += await outer.get(q) + lmc.gen("a", max_tokens=2)
@@ -61,7 +61,7 @@ async def inside_of_each_other(s: Any, q: str) -> Any:
     return first
 
 
-@case(replays=0)
+@case()
 async def handled_by_the_manager(s: Any, q: str) -> Any:
     async with Session(q):
         s += lmc.gen("a", max_tokens=2)
@@ -70,7 +70,7 @@ async def handled_by_the_manager(s: Any, q: str) -> Any:
     return await Session("end").get(q)
 
 
-@case(replays=0)
+@case()
 async def left_by_break_and_return(s: Any, q: str) -> Any:
     try:
         for i in range(3):
@@ -87,7 +87,7 @@ async def left_by_break_and_return(s: Any, q: str) -> Any:
             s += await last.get("x")
 
 
-@case(replays=0)
+@case()
 async def in_helpers_and_stacks(s: Any, q: str) -> Any:
     async def ask(name: str) -> str:
         nonlocal s
@@ -107,7 +107,7 @@ class Broken(Session):
         raise RuntimeError(f"not {self.name}")
 
 
-@case(leaves="enters a str|near|")
+@case()
 async def what_cannot_be_entered(s: Any, q: str) -> Any:
     said = []
     for how in (Broken(q), pair):
@@ -178,7 +178,7 @@ async def both(s: Any) -> AsyncIterator[str]:
 ANSWERS = scripted(a=lambda text, ask: "xyz"[len(text) % 3])
 
 
-@case([{"q": q} for q in ("a", "bc", "def")], replays=1, backend=ANSWERS)
+@case([{"q": q} for q in ("a", "bc", "def")], backend=ANSWERS)
 async def of_its_own(s: Any, q: str) -> Any:
     for i in range(3):
         try:

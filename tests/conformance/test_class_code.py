@@ -29,7 +29,7 @@ def bump(cls: Any) -> None:
     cls.n += 1
 
 
-@case(leaves=CHANGES)
+@case()
 def exceptions_that_are_counted(s, q):
     class Refused(Exception):
         count = 0
@@ -46,7 +46,7 @@ def exceptions_that_are_counted(s, q):
     return found, Refused("k").count, Refused.count
 
 
-@case(leaves=CHANGES)
+@case()
 def changes_by_name_by_class_and_by_setattr(s, q):
     class Refused(Exception):
         a = b = c = 0
@@ -62,7 +62,7 @@ def changes_by_name_by_class_and_by_setattr(s, q):
     return error.a, Refused.a, Refused.b, Refused.c
 
 
-@case(leaves=CHANGES)
+@case()
 def changes_by_functions_that_are_handed_the_class(s, q):
     class Refused(Exception):
         n = 0
@@ -76,7 +76,7 @@ def changes_by_functions_that_are_handed_the_class(s, q):
     return error.change(), error.change(), Refused.n
 
 
-@case(leaves=CHANGES)
+@case()
 def changes_by_what_an_outside_class_brings(s, q):
     class Refused(Counted):
         pass
@@ -86,7 +86,7 @@ def changes_by_what_an_outside_class_brings(s, q):
     return error.bump(), error.bump(), Refused.n, Counted.n
 
 
-@case(leaves=CHANGES)
+@case()
 def changes_of_functions_of_the_class(s, q):
     class Refused(Exception):
         def count(self):
@@ -99,7 +99,7 @@ def changes_of_functions_of_the_class(s, q):
     return error.count(), error.count()
 
 
-@case(leaves=STORED)
+@case()
 def variables_that_methods_store(s, q):
     n = 0
 
@@ -113,7 +113,7 @@ def variables_that_methods_store(s, q):
     return Refused(s["x"]).args, n, Refused("k").args
 
 
-@case(leaves=STORED)
+@case()
 def variables_that_are_stored_between_calls_of_methods(s, q):
     n = 0
 
@@ -129,7 +129,7 @@ def variables_that_are_stored_between_calls_of_methods(s, q):
     return first, str(error), n
 
 
-@case(replays=0)
+@case()
 def methods_that_change_their_instances_alone(s, q):
     class Refused(Exception):
         code = 1
@@ -174,7 +174,7 @@ def enums_then_left(s, q):
     return mood is Mood.parse(s["x"]), mood in Mood, {Mood.GOOD: 1, Mood.BAD: 2}[mood]
 
 
-@case(leaves=STAYS)
+@case()
 def numbers_and_tuples_of_own_classes_then_left(s, q):
     class Size(int):
         def __eq__(self, other):
@@ -192,7 +192,7 @@ def numbers_and_tuples_of_own_classes_then_left(s, q):
     return size == Size(len(s["x"])), size == int(size), type(pair) is Pair, pair == Pair(s["x"])
 
 
-@case([{"q": q} for q in ("a", "bee gee", "c", "dd")], replays=0, backend=scripted(x=lambda text, ask: ("low", "high", "mid", "none")[len(text) % 4]))
+@case([{"q": q} for q in ("a", "bee gee", "c", "dd")], backend=scripted(x=lambda text, ask: ("low", "high", "mid", "none")[len(text) % 4]))
 def enums(s, q):
     class Level(enum.Enum):
         LOW = "low"
@@ -229,7 +229,7 @@ def enums(s, q):
     return str(level), level.rank, [one.name for one in Level], isinstance(level, Level), int(number), level == Level[level.name]
 
 
-@case([{"q": q} for q in ("a", "bee gee", "c")], leaves=STAYS)
+@case([{"q": q} for q in ("a", "bee gee", "c")])
 def enums_that_the_program_stores_in(s, q):
     class Level(enum.Enum):
         LOW = "low"
@@ -252,7 +252,7 @@ def noted(text: str) -> str:
 MODELS = scripted(x=lambda text, ask: ('{"label": "a", "score": 3}', '{"label": "b"}', '{"label": 1}', '{"label": "c", "score": 30}')[len(text) % 4])
 
 
-@case([{"q": q} for q in ("a", "bee gee", "c", "dd")], replays=0, backend=MODELS)
+@case([{"q": q} for q in ("a", "bee gee", "c", "dd")], backend=MODELS)
 def models(s, q):
     class Verdict(BaseModel):
         """What is said of it."""

@@ -133,7 +133,7 @@ def class_of_its_own_class(s, q):
     return A.seen, A.n, B.n, B.m, getattr(B, "m", 1)
 
 
-@case(leaves="__init_subclass__")
+@case()
 def class_that_is_registered(s, q):
     s += q + gen("g", max_tokens=2)
 
@@ -143,7 +143,7 @@ def class_that_is_registered(s, q):
     return K.n
 
 
-@case(leaves="hands a class that it made")
+@case()
 def class_handed_to_a_tool(s, q):
     class K:
         n = 0
@@ -154,7 +154,7 @@ def class_handed_to_a_tool(s, q):
     return K.n
 
 
-@case(leaves="hands a class that it made")
+@case()
 def class_handed_with_what_it_holds(s, q):
     class K:
         n = q
@@ -204,7 +204,7 @@ def class_that_is_a_dataclass(s, q):
     return row.text, row.n, other.n, Row.n, Row.__annotations__
 
 
-@case(leaves="whose attributes are of this run")
+@case()
 def class_that_is_an_exception(s, q):
     class Stop(Exception):
         code = 3
@@ -348,7 +348,7 @@ def decorator_of_the_outside(s, q):
     return ask.calls
 
 
-@case(leaves="whose attributes are of this run")
+@case()
 def function_handed_with_what_it_holds(s, q):
     def f():
         return 1
@@ -383,7 +383,7 @@ def function_dict(s, q):
     return f.m, f.n, sorted(f.__dict__)
 
 
-@case(replays=0)
+@case()
 def function_that_a_tool_changes(s, q):
     def f():
         return 1
@@ -424,7 +424,7 @@ def registered(x: Any) -> Any:
     return x
 
 
-@case(replays=0)
+@case()
 def decorator_of_the_outside_with_an_effect(s, q):
     effect("first")
 
@@ -436,7 +436,7 @@ def decorator_of_the_outside_with_an_effect(s, q):
     return f(s["g"]), f.__name__
 
 
-@case(replays=0)
+@case()
 def decorator_that_remembers(s, q):
     @functools.lru_cache
     def f(x):
@@ -451,7 +451,7 @@ def decorator_that_remembers(s, q):
     return f(q), g(s["g"]), f.cache_info().hits, g.calls
 
 
-@case(leaves="decorates a definition|hands a class that it made")
+@case()
 def decorators_that_the_host_makes(s, q):
     @registered
     @dataclass(frozen=True)
@@ -466,7 +466,7 @@ def decorators_that_the_host_makes(s, q):
     return K(f(q)).text, f(q), f.cache_info().hits
 
 
-@case(replays=0)
+@case()
 def function_that_counts_after_a_tool(s, q):
     def f():
         f.n += 1
@@ -482,7 +482,7 @@ def function_that_counts_after_a_tool(s, q):
         return f.n, str(error)
 
 
-@case(replays=0)
+@case()
 def function_that_a_tool_looks_at(s, q):
     def f(a: int, b: str = "x", *, c: "list[int]" = 3) -> bool:
         "Says so."
@@ -568,21 +568,21 @@ def outside_list_in_definitions(s, q):
 # states as text, containers that hold themselves, the length that Python asks for
 
 
-@case(leaves="shows a state as text")
+@case()
 def state_as_text(s, q):
     s += q + gen("g", max_tokens=2)
     word = s["g"]
     return f"{s}|{word}"
 
 
-@case(leaves="shows a state as text")
+@case()
 def state_by_its_repr(s, q):
     s += q + gen("g", max_tokens=2)
     word, other = s["g"], s.fork(2)
     return word, repr(s), str(s), "%s" % s, "{}".format(s), repr([s]), repr(other)  # noqa: UP031, UP032
 
 
-@case(leaves="holds itself")
+@case()
 def list_that_holds_itself(s, q):
     L = [q]
     L.append(L)
@@ -591,7 +591,7 @@ def list_that_holds_itself(s, q):
     return len(L), L[1][1][2], L in [q], str(L), f"{L}"
 
 
-@case(leaves="holds itself")
+@case()
 def dict_that_holds_itself(s, q):
     D = {"q": q}
     D["d"] = D
@@ -600,7 +600,7 @@ def dict_that_holds_itself(s, q):
     return f"{D}"
 
 
-@case(leaves="holds itself")
+@case()
 def list_that_holds_itself_and_a_constant(s, q):
     L = [1]
     L.append(L)
@@ -632,7 +632,7 @@ class Plain:
         return len(self.items)
 
 
-@case(leaves="whose __len__")
+@case()
 def length_that_is_asked_for(s, q):
     a = Sized(s)
     s += q + gen("g", max_tokens=2)
@@ -643,7 +643,7 @@ def length_that_is_asked_for(s, q):
     return L, a.asked, {*a}, set(a)
 
 
-@case(replays=0)
+@case()
 def length_that_is_only_looked_at(s, q):
     a = Plain(s)
     s += q + gen("g", max_tokens=2)

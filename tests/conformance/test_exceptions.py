@@ -73,7 +73,7 @@ def varied() -> Mock:
 
 
 ITEMS = [{"q": c} for c in ("a", "bc", "d", "ef", "g", "hij", "k", "lm")]
-compiled = lambda **options: case(ITEMS, backend=varied, replays=0, **options)  # noqa: E731
+compiled = lambda **options: case(ITEMS, backend=varied, **options)  # noqa: E731
 
 
 @compiled()
@@ -351,7 +351,7 @@ def uncaught_after_effects(s: Any, q: str) -> Any:
     return s["x"]
 
 
-@case(ITEMS, backend=varied, leaves="handles a group of exceptions")
+@case(ITEMS, backend=varied)
 def groups(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=4)
     try:

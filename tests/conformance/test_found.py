@@ -72,7 +72,7 @@ def lists_of_calls_then_left(s, q):
     leave(s)
 
 
-@case(replays=0, backend=scripted(x="$name is $$5"))
+@case(backend=scripted(x="$name is $$5"))
 def keyword_arguments_of_any_name(s, q):
     s += q + gen("x")
     s += string.Template(s["x"]).safe_substitute(name=q, fn="f", owner="o")
@@ -80,7 +80,7 @@ def keyword_arguments_of_any_name(s, q):
     s += str(dict(name=s["x"], fn=q, owner=size([s["x"]])))
 
 
-@case(replays=0, backend=scripted(x="2024-02-28"))
+@case(backend=scripted(x="2024-02-28"))
 def class_methods_of_builtin_types(s, q):
     s += q + gen("x")
     day = datetime.date.fromisoformat(s["x"])
@@ -89,7 +89,7 @@ def class_methods_of_builtin_types(s, q):
         s += gen("late")
 
 
-@case(replays=0, backend=scripted(x="b=2;a=1"))
+@case(backend=scripted(x="b=2;a=1"))
 def getters_that_the_program_makes(s, q):
     s += q + gen("x")
     pairs = [p.split("=") for p in s["x"].split(";")]
@@ -121,7 +121,7 @@ def spoil(xs: list[Any]) -> None:
     xs.insert(0, None)
 
 
-@case(replays=0)
+@case()
 def constants_that_are_equal_and_print_differently(s, q):
     s += q + gen("x", max_tokens=2)
     for one in ((1, 2), (True, 2), (1.0, 2), (0.0,), (-0.0,), ((1,),), ((True,),), range(0, 3, 2), range(0, 4, 2), frozenset({1}), frozenset({True})):
@@ -152,7 +152,7 @@ def lists_of_text_with_something_else(s, q):
     return one, two, three, held
 
 
-@case(ITEMS, replays=0)
+@case(ITEMS)
 def lists_of_text_stay_lists_of_text(s, q):
     s += q + gen("x", max_tokens=4)
     words = s["x"].split()
@@ -163,7 +163,7 @@ def lists_of_text_stay_lists_of_text(s, q):
     return [w.upper() for w in words], words.pop(), "-".join(words), len(words)
 
 
-@case(ITEMS, replays=0)
+@case(ITEMS)
 def what_re_gives_is_not_always_text(s, q):
     s += q + gen("x", max_tokens=4)
     for w in re.split("(a)|(e)", s["x"]):
@@ -172,7 +172,7 @@ def what_re_gives_is_not_always_text(s, q):
     return re.sub(b"a", b"o", raw), re.escape(raw), [isinstance(p, bytes) for p in re.split(b" ", raw)], f"{re.sub(b'a', b'', raw)}", re.split(" ", s["x"])
 
 
-@case(replays=0)
+@case()
 def sets_and_dicts_look_by_hash(s, q):
     s += q + gen("x", max_tokens=2)
     row, other = json.loads(json.dumps([s["x"]])), alike(q)
@@ -184,7 +184,7 @@ def sets_and_dicts_look_by_hash(s, q):
     return other in {"a", "b"}, other in {"a": 1}, other in ["a"], other not in {"a": 1}, s["x"] in {"a", s.text()}
 
 
-@case(replays=0)
+@case()
 def builtins_that_refuse(s, q):
     s += q + gen("x", max_tokens=2)
     a = [s["x"], "b"]
@@ -200,7 +200,7 @@ def builtins_that_refuse(s, q):
     return a
 
 
-@case(replays=0)
+@case()
 def sums_and_numbers_from_a_start(s, q):
     s += q + gen("x", max_tokens=2)
     n, nothing = len(s["x"]), []
@@ -224,7 +224,7 @@ def maxima_that_cannot_be_compared(s, q):
     leave(s)
 
 
-@case(ITEMS, replays=0)
+@case(ITEMS)
 def called_until_it_gives_something(s, q):
     asked = 0
 
@@ -307,7 +307,7 @@ def new_meter() -> None:
 OUTSIDE: dict[str, Any] = {"reset": new_meter, "outside": lambda: METER.n, "batch": False}  # items of a batch would share it
 
 
-@case(replays=0, **OUTSIDE)
+@case(**OUTSIDE)
 def properties_of_the_outside(s, q):
     effect("first")
     METER.now
@@ -326,7 +326,7 @@ def properties_of_the_outside_then_left(s, q):
     s += str(METER.now) + METER.ask
 
 
-@case(replays=0, **OUTSIDE)
+@case(**OUTSIDE)
 def keys_with_code(s, q):
     d = {METER: q}
     effect("made")
@@ -355,7 +355,7 @@ def unpacking_takes_no_more_than_it_needs(s, q):
     return METER.n
 
 
-@case(replays=0)
+@case()
 def lists_that_reading_makes(s, q):
     s += user(q) + gen("x", max_tokens=2, n=2, temperature=0.9)
     a, b = s.fork(2)
@@ -382,7 +382,7 @@ def lists_that_reading_makes_then_left(s, q):
     return found, messages, s.messages(), found is s["x"]
 
 
-@case(ITEMS, leaves="looks for something in an iterator")
+@case(ITEMS)
 def iterators_that_the_program_makes(s, q):
     s += q + gen("x", max_tokens=2)
     d = {"a": s["x"], "b": q}
@@ -393,7 +393,7 @@ def iterators_that_the_program_makes(s, q):
     return list(back), list(items), [*values], list(numbers), first, "b" in rest, next(rest, "none")
 
 
-@case(ITEMS, leaves="has a __new__")
+@case(ITEMS)
 def one_instance_of_a_class(s, q):
     class One:
         it: Any = None
@@ -410,7 +410,7 @@ def one_instance_of_a_class(s, q):
     return One(q) is One(s["x"]), One.it.x
 
 
-@case(ITEMS, replays=0)
+@case(ITEMS)
 def numbers_that_are_none(s, q):
     s += q + gen("x", max_tokens=1)
     nan, n = float("nan"), len(s["x"])
@@ -419,7 +419,7 @@ def numbers_that_are_none(s, q):
     return nan == n, n in [nan, n], str([nan, n]), max(n, 0.5), str(-0.0 * n)
 
 
-@case(replays=0)
+@case()
 def exceptions_of_the_programs_own_classes(s, q):
     class Refused(Exception):
         def __init__(self, why, times=2):
@@ -470,7 +470,7 @@ def exceptions_of_the_programs_own_classes_then_left(s, q):
     return Refused.count, isinstance(kept, Late), Late.count
 
 
-@case(leaves="attributes are of this run")
+@case()
 def own_classes_of_builtin_types(s, q):
     s += q + gen("x", max_tokens=2)
 
@@ -493,7 +493,7 @@ class City(BaseModel):
         return people
 
 
-@case([{"q": "5"}, {"q": "no"}], replays=0)
+@case([{"q": "5"}, {"q": "no"}])
 def models_that_refuse(s, q):
     s += q + gen("x", max_tokens=2)
     city = City(name=s["x"], people=2)
@@ -519,7 +519,7 @@ class Handles:
         return cls is not None and issubclass(cls, ValidationError)
 
 
-@case([{"q": '{"name": "x", "people": 1}'}, {"q": '{"name": "x"}'}, {"q": "none"}], replays=0, backend=scripted(x=lambda text, ask: text[-30:]))
+@case([{"q": '{"name": "x", "people": 1}'}, {"q": '{"name": "x"}'}, {"q": "none"}], backend=scripted(x=lambda text, ask: text[-30:]))
 def exceptions_that_only_their_library_makes(s, q):
     for handled in (ValidationError, (KeyError, ValidationError), ValueError):
         s += q + gen("x", max_tokens=4)
@@ -564,7 +564,7 @@ def pair_of(x: str) -> list[str]:
 PAIRS = [{"q": q} for q in ("k=v", "k=v;x=y", "a=1;b;c=2", "a=1=2;b=3", "k=v;k=w")]
 
 
-@case(PAIRS, replays=0, backend=scripted(x=lambda text, ask: text))
+@case(PAIRS, backend=scripted(x=lambda text, ask: text))
 def dicts_of_pairs(s, q):
     s += q + gen("x")
     for make in (lambda: dict(p.split("=") for p in s["x"].split(";")), lambda: dict((pair_of(p) for p in s["x"].split(";")), extra=1)):
@@ -596,7 +596,7 @@ def dicts_of_pairs_then_left(s, q):
     return d, rows
 
 
-@case(replays=0)
+@case()
 def pairs_that_are_none(s, q):
     s += q + gen("x", max_tokens=4)
     for make in (lambda: dict([5, s["x"]]), lambda: dict([(1, 2), s["x"] + "xyz"]), lambda: dict([len(s["x"])]), lambda: dict([([], s["x"])]), lambda: dict(x for x in (q, 3))):
@@ -628,7 +628,7 @@ def found(n: int, text: str) -> Found:
     return Found(n, text)
 
 
-@case(ITEMS, replays=0)
+@case(ITEMS)
 def objects_that_compare(s, q):
     rows = []
     for i, f in enumerate(s.fork(3)):
@@ -668,7 +668,7 @@ class Colour(enum.Enum):
     BLUE = "blue"
 
 
-@case(ITEMS, replays=0, backend=scripted(x=lambda text, ask: ("red", "green", "blue")[len(text) % 3]))
+@case(ITEMS, backend=scripted(x=lambda text, ask: ("red", "green", "blue")[len(text) % 3]))
 def enums_pick(s, q):
     s += q + gen("x")
     colour = Colour(s["x"])
@@ -710,7 +710,7 @@ class Critic(Poet):
         return super().run(s, q).strip() or "nothing"
 
 
-@case(replays=0)
+@case()
 def abstract_classes(s, q):
     out = q
     for one in (Poet("a"), Critic("b"), Poet.of("c")):
@@ -861,7 +861,7 @@ def rows_of(x: str) -> list[str]:
     return x.split()
 
 
-@case(ITEMS, leaves="bool of an object that can change")
+@case(ITEMS)
 def what_contains_and_equals_gives_then_left(s, q):
     class Bag:
         def __init__(self, text):
@@ -882,7 +882,7 @@ def what_contains_and_equals_gives_then_left(s, q):
     return found, bag.rows
 
 
-@case(ITEMS, leaves="of an object that can change")
+@case(ITEMS)
 def what_methods_give_that_python_asks_then_left(s, q):
     class Bag:
         def __init__(self, text):
@@ -965,7 +965,7 @@ def looked_up(*args: Any, **kwargs: Any) -> str:
     return repr((args, kwargs))
 
 
-@case(ITEMS, reset=back, batch=False, leaves="finds something else than")
+@case(ITEMS, reset=back, batch=False)
 def numbers_for_unordered_calls_that_were_made_ahead(s, q):
     s += q + gen("x", max_tokens=3)
     before = NOW(q)
@@ -997,7 +997,7 @@ def part_of_an_expression_that_is_no_text(s, q, x):
     return s["x"]
 
 
-@case(PARTS, leaves="raises where it appends a NoneType")  # which is a message without text
+@case(PARTS)  # which is a message without text
 def message_that_is_no_text(s, q, x):
     v = json.loads(json.dumps(x))
     ask = lmc.user(v) + lmc.assistant(gen("x", max_tokens=3))

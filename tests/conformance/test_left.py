@@ -20,14 +20,14 @@ from tests.conformance.harness import Case, case, cases, effect, leave, scripted
 JSON = '{"a": [1, {"b": "x"}], "c": {"d": [true, null, "y"]}}'
 
 
-@case(leaves="shows a state as text")
+@case()
 def text_of_a_state(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=3)
     shown = f"{s}"
     return shown == str(s) == repr(s), s["a"] in shown, "%s" % (s,) == shown, "{}".format(s) == shown
 
 
-@case(leaves="shows a state as text")
+@case()
 def states_that_are_printed(s: Any, q: str) -> Any:
     forks = s.fork(2)
     for i, f in enumerate(forks):
@@ -36,7 +36,7 @@ def states_that_are_printed(s: Any, q: str) -> Any:
     return s
 
 
-@case(leaves="__init_subclass__ runs code")
+@case()
 def subclasses_that_register(s: Any, q: str) -> Any:
     kinds: dict[str, Any] = {}
 
@@ -68,7 +68,7 @@ class Scored:
         return self.score < other.score
 
 
-@case(leaves="hands a Scored")
+@case()
 def ordered_by_their_own(s: Any, q: str) -> Any:
     found = []
     for i, f in enumerate(s.fork(3)):
@@ -83,7 +83,7 @@ def ordered_by_their_own(s: Any, q: str) -> Any:
     return [x.score for x in best], [x.score for x in heapq.nsmallest(2, found)]
 
 
-@case(replays=2, leaves="", backend=scripted(labels=['["x"]', '["y"]'] * 9, one=["p", "q"] * 9))
+@case(backend=scripted(labels=['["x"]', '["y"]'] * 9, one=["p", "q"] * 9))
 def types_written_inside(s: Any, q: str) -> Any:
     options = ["p", "q"]
     s += q + lmc.gen("labels", dtype=list[Literal["x", "y"]])
@@ -91,7 +91,7 @@ def types_written_inside(s: Any, q: str) -> Any:
     return json.loads(s["labels"]), s["one"]
 
 
-@case(leaves="hands a StateGroup")
+@case()
 def deques_of_states(s: Any, q: str) -> Any:
     todo = collections.deque(s.fork(3))
     done = []
@@ -105,7 +105,7 @@ def deques_of_states(s: Any, q: str) -> Any:
     return done, s.text()
 
 
-@case(replays=0)
+@case()
 def heaps_of_states(s: Any, q: str) -> Any:
     heap: list[Any] = []
     for i, f in enumerate(s.fork(3)):
@@ -117,7 +117,7 @@ def heaps_of_states(s: Any, q: str) -> Any:
     return score, i, len(heap)
 
 
-@case(replays=0)
+@case()
 def searches_best_first(s: Any, q: str) -> Any:
     count = itertools.count()
     heap: list[Any] = [(0, next(count), s)]
@@ -131,7 +131,7 @@ def searches_best_first(s: Any, q: str) -> Any:
     return seen, heapq.heappushpop(heap, (5, next(count), s))[0], heapq.heapreplace(heap, (6, next(count), s))[0], [x[0] for x in heap]
 
 
-@case(replays=0)
+@case()
 def ranks_states(s: Any, q: str) -> Any:
     forks = s.fork(4)
     forks += lambda i: f"{i}" + lmc.gen("v", regex="[0-9][0-9]")
@@ -163,13 +163,13 @@ def looks_for_errors(s: Any, q: str) -> Any:
     return [f["b"] for f, e in zip(forks, errors) if not e]
 
 
-looks_for_none = case(replays=0)(looks_for_errors)
-looks_for_the_first = case(replays=0, backend=without("a"), batch=False)(looks_for_errors)
-looks_for_one_of_forks = case(replays=0, backend=without("c"))(looks_for_errors)
-looks_for_the_last = case(replays=0, backend=without("d"), batch=False)(looks_for_errors)
+looks_for_none = case()(looks_for_errors)
+looks_for_the_first = case(backend=without("a"), batch=False)(looks_for_errors)
+looks_for_one_of_forks = case(backend=without("c"))(looks_for_errors)
+looks_for_the_last = case(backend=without("d"), batch=False)(looks_for_errors)
 
 
-@case(leaves="orders states")
+@case()
 def orders_states(s: Any, q: str) -> Any:
     """A state has no place before another one, and Python says so only when it comes to that."""
     forks = s.fork(3)
@@ -180,7 +180,7 @@ def orders_states(s: Any, q: str) -> Any:
         return str(error)
 
 
-@case(leaves="hands a StateGroup")
+@case()
 def chains_of_states(s: Any, q: str) -> Any:
     first, second = s.fork(2), s.fork(1)
     out = []
@@ -195,7 +195,7 @@ def chains_of_states(s: Any, q: str) -> Any:
 SETTINGS: dict[str, Any] = {"k": "outside", "deep": {"n": [1]}}
 
 
-@case(replays=1, leaves="", backend=scripted(j=['{"k": {"n": 1}, "z": [2]}'] * 9))
+@case(backend=scripted(j=['{"k": {"n": 1}, "z": [2]}'] * 9))
 def dicts_that_take_in_others(s: Any, q: str) -> Any:
     s += q + lmc.gen("j", max_tokens=60)
     loaded = json.loads(s["j"])
@@ -208,14 +208,14 @@ def dicts_that_take_in_others(s: Any, q: str) -> Any:
     return loaded, merged, more, merged["deep"] is SETTINGS["deep"], "first" in {**more}
 
 
-@case(leaves="")
+@case()
 def merges_what_is_no_mapping(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=3)
     effect("before")
     return {**{"x": 1}, **json.loads(f"[{len(s['a'])}]"), s["a"]: 1}
 
 
-@case(leaves="")
+@case()
 def merges_and_changes(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=3)
     rows: list[Any] = [1]
@@ -227,7 +227,7 @@ def merges_and_changes(s: Any, q: str) -> Any:
     return d, e, rows, e["rows"] is rows
 
 
-@case(leaves="hands a State")
+@case()
 def dicts_by_answers(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=3) + lmc.gen("b", max_tokens=3)
     d = {"k": [1], "x": 2}
@@ -254,7 +254,7 @@ def walk_with(s: Any, x: Any, depth: int = 0) -> int:
     return 1
 
 
-@case(leaves="", backend=scripted(j=[JSON] * 9))
+@case(backend=scripted(j=[JSON] * 9))
 def walks_over_json(s: Any, q: str) -> Any:
     s += q + lmc.gen("j", max_tokens=60)
     parsed = json.loads(s["j"])
@@ -290,8 +290,7 @@ def parent(s: Any, tip: str, temperature: float = 0.5) -> Any:
     return inner["x"] + f["z"], temperature
 
 
-@case(replays=0, leaves="")
-def children_with_sampling(s: Any, q: str) -> Any:
+@case(def children_with_sampling(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=2)
     one = parent.run(tip=s["a"], top_k=7, stop=("q", "z"), temperature=0.25)
     two = parent(q, frequency_penalty=0.5, ignore_eos=True)
@@ -301,7 +300,7 @@ def children_with_sampling(s: Any, q: str) -> Any:
     return one.ret_value, two.ret_value, three.text()
 
 
-@case(leaves="")
+@case()
 def leaves_behind_sampling(s: Any, q: str) -> Any:
     one = parent.run(tip=q, top_k=7, stop="q")
     effect("one", one.ret_value)
@@ -311,7 +310,7 @@ def leaves_behind_sampling(s: Any, q: str) -> Any:
     effect("two", two.ret_value)
 
 
-@case(leaves="options of its own|option that is refused")
+@case()
 def children_with_sampling_that_is_left(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=2)
     effect("before", s["a"])
@@ -324,7 +323,7 @@ def children_with_sampling_that_is_left(s: Any, q: str) -> Any:
     return child(tip="z", top_p=0.5)
 
 
-@case(leaves="options of its own")
+@case()
 def children_with_options(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=2)
     one = child.run(tip=s["a"], temperature=0.3, max_new_tokens=2)
@@ -335,7 +334,7 @@ def children_with_options(s: Any, q: str) -> Any:
     return one.ret_value, two.text()
 
 
-@case(leaves="outside of the program's own code")
+@case()
 def batches_inside(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=2)
     states = child.run_batch([{"tip": s["a"]}, {"tip": "b"}], temperature=0)
@@ -361,7 +360,7 @@ class Callable:
 called = lmc.function(Callable())
 
 
-@case(leaves="no readable source")
+@case()
 def children_without_source(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=2)
     effect("before", s["a"])
@@ -369,7 +368,7 @@ def children_without_source(s: Any, q: str) -> Any:
     effect("after")
 
 
-@case(leaves="no readable source")
+@case()
 async def async_children_without_source(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=2)
     effect("before", s["a"])
@@ -377,7 +376,7 @@ async def async_children_without_source(s: Any, q: str) -> Any:
     effect("after")
 
 
-@case(leaves="outside of the program's own code")
+@case()
 def compiled_inside(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=2)
     states = FAST.batch([{"tip": s["a"]}, {"tip": "b"}], seed=3)
@@ -406,7 +405,7 @@ class Session:
         return f"<{self.name}:{q}>"
 
 
-@case(replays=0)
+@case()
 async def sessions(s: Any, q: str) -> Any:
     async with Session("outer") as one, Session(q) as two:
         s += await one.get(q) + lmc.gen("a", max_tokens=3)
@@ -417,7 +416,7 @@ async def sessions(s: Any, q: str) -> Any:
     return s["b"]
 
 
-@case(replays=0)
+@case()
 async def early_out_of_sessions(s: Any, q: str) -> Any:
     for i in range(3):
         async with Session(f"{q}{i}") as one:
@@ -436,7 +435,7 @@ async def turn(s: Any, name: str) -> AsyncIterator[str]:
         effect("left", name)
 
 
-@case(replays=0)
+@case()
 async def managers_of_the_program(s: Any, q: str) -> Any:
     async with turn(s, q) as t:
         s += t + lmc.gen("a", max_tokens=3)
@@ -448,7 +447,7 @@ async def managers_of_the_program(s: Any, q: str) -> Any:
     return s["a"]
 
 
-@case(replays=0)
+@case()
 async def locks(s: Any, q: str) -> Any:
     lock, room = asyncio.Lock(), asyncio.Semaphore(2)
     s += q
@@ -459,7 +458,7 @@ async def locks(s: Any, q: str) -> Any:
     return lock.locked()
 
 
-@case(leaves="reaches the language")
+@case()
 async def tasks_of_states(s: Any, q: str) -> Any:
     s += q
 

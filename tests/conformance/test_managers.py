@@ -17,7 +17,7 @@ from tests.conformance.test_exceptions import ITEMS, ToolError, tool, varied
 LOCK = threading.RLock()
 HELD = threading.local()
 
-compiled = lambda **options: case(ITEMS, backend=varied, replays=0, **options)  # noqa: E731
+compiled = lambda **options: case(ITEMS, backend=varied, **options)  # noqa: E731
 
 
 class Guard:
@@ -315,7 +315,7 @@ def section_that_is_a_method(s: Any, q: str) -> Any:
     return writer.depth
 
 
-@case(ITEMS, backend=varied, leaves="`yield` inside of `try` or `with`")
+@case(ITEMS, backend=varied)
 def sections_that_are_not_captured(s: Any, q: str) -> Any:
     @contextlib.contextmanager
     def all_of_it(s):
@@ -374,7 +374,7 @@ def counted(s: Any, n: int) -> Any:
         s += "|"
 
 
-@case(replays=0)
+@case()
 def run_to_their_ends(s: Any, q: str) -> Any:
     s += q
     for x in counted(s, 2):
@@ -383,7 +383,7 @@ def run_to_their_ends(s: Any, q: str) -> Any:
     return s.text()
 
 
-@case(leaves="`yield` inside of `try` or `with`")
+@case()
 def left_by_break(s: Any, q: str) -> Any:
     s += q
     for x in counted(s, 3):
@@ -394,7 +394,7 @@ def left_by_break(s: Any, q: str) -> Any:
     s += lmc.gen("z", max_tokens=2)
 
 
-@case(leaves="`yield` inside of `try` or `with`")
+@case()
 def kept_by_name(s: Any, q: str) -> Any:
     s += q
     g = counted(s, 2)
@@ -403,7 +403,7 @@ def kept_by_name(s: Any, q: str) -> Any:
     return 1
 
 
-@case(leaves="`yield` inside of `try` or `with`")
+@case()
 def kept_by_enumerate(s: Any, q: str) -> Any:
     s += q
     for i, _ in enumerate(counted(s, 2)):
@@ -412,7 +412,7 @@ def kept_by_enumerate(s: Any, q: str) -> Any:
     effect("after")
 
 
-@case(leaves="`yield` inside of `try` or `with`")
+@case()
 def inside_of_another(s: Any, q: str) -> Any:
     s += q
     def outer() -> Any:
@@ -423,7 +423,7 @@ def inside_of_another(s: Any, q: str) -> Any:
     effect("after")
 
 
-@case(leaves="`yield` inside of `try` or `with`")
+@case()
 def left_by_return(s: Any, q: str) -> Any:
     s += q
     def first() -> Any:
@@ -434,7 +434,7 @@ def left_by_return(s: Any, q: str) -> Any:
     return s["x"]
 
 
-@case(leaves="`yield` inside of `try` or `with`")
+@case()
 def left_by_an_exception(s: Any, q: str) -> Any:
     s += q
     try:
@@ -445,7 +445,7 @@ def left_by_an_exception(s: Any, q: str) -> Any:
     effect("after")
 
 
-@case(replays=0)
+@case()
 def with_blocks_inside(s: Any, q: str) -> Any:
     s += q + lmc.gen("y", max_tokens=2)
     def boom(n: int) -> Any:
@@ -458,7 +458,7 @@ def with_blocks_inside(s: Any, q: str) -> Any:
     return [i for i in boom(1)], list(counted(s, 0))
 
 
-@case(leaves="`yield` inside of `try` or `with`")
+@case()
 def dropped_by_del(s: Any, q: str) -> Any:
     s += q
     g = counted(s, 2)
@@ -471,7 +471,7 @@ def dropped_by_del(s: Any, q: str) -> Any:
     effect("gone")
 
 
-@case(leaves="`yield` inside of `try` or `with`")
+@case()
 def kept_in_a_list(s: Any, q: str) -> Any:
     s += q
     gs = [counted(s, 1), counted(s, 2)]
@@ -480,7 +480,7 @@ def kept_in_a_list(s: Any, q: str) -> Any:
     effect("cleared")
 
 
-@case(leaves="`yield` inside of `try` or `with`")
+@case()
 def in_a_generator_expression(s: Any, q: str) -> Any:
     s += q
     found = any(x > "a" for x in counted(s, 2))
@@ -488,7 +488,7 @@ def in_a_generator_expression(s: Any, q: str) -> Any:
     return found, a, b, [*counted(s, 1)], dict(zip("ab", counted(s, 2), strict=False))
 
 
-@case(leaves="`yield` inside of `try` or `with`")
+@case()
 def under_a_name_at_once(s: Any, q: str) -> Any:
     s += q
     steps = counted(s, 2)

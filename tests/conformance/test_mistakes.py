@@ -69,7 +69,7 @@ def test_each_mistake_has_tests() -> None:
             assert not set(names.split()) - there, f"{number}, {what}: {file} has no {set(names.split()) - there}"
 
 
-@case([{"q": q} for q in "abcde"], replays=0)
+@case([{"q": q} for q in "abcde"])
 def while_not_in(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=2)
     n = 0
@@ -202,7 +202,7 @@ def bare_raise(s: Any, q: str) -> Any:
     return s["y"]
 
 
-@case([{"q": q} for q in "abcd"], replays=0)
+@case([{"q": q} for q in "abcd"])
 def early_return(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=3)
     s += lmc.gen("unread", max_tokens=2)

@@ -53,7 +53,7 @@ def one_exception_that_is_raised_again_then_left(s, q):
     return last.times
 
 
-@case(leaves="whose __del__ runs where it is dropped")
+@case()
 def instances_that_notice_their_end(s, q):
     class Session:
         def __init__(self, name):
@@ -81,7 +81,7 @@ def same(x: Any) -> Any:
     return x
 
 
-@case(replays=0)
+@case()
 def unordered_calls_see_what_was_changed_before(s, q):
     s += q + gen("x", max_tokens=2)
     rows = [1]

@@ -28,7 +28,7 @@ ITEMS = [{"q": q} for q in ("a", "bee gee", "c")]
 # -- class bodies
 
 
-@case(replays=0)
+@case()
 def fields_of_dataclasses(s, q):
     s += q + gen("x", max_tokens=4)
 
@@ -64,7 +64,7 @@ def method(n: Any) -> Any:
     return lambda self, x: (self.end, x, n)
 
 
-@case(leaves="makes something of the host that gives instances something else")
+@case()
 def descriptors_that_tools_make(s, q):
     s += q + gen("x", max_tokens=4)
 
@@ -76,7 +76,7 @@ def descriptors_that_tools_make(s, q):
     return One().text, One.text
 
 
-@case(leaves="makes something of the host that gives instances something else")
+@case()
 def methods_that_tools_make(s, q):
     s += q + gen("x", max_tokens=4)
 
@@ -87,7 +87,7 @@ def methods_that_tools_make(s, q):
     return One().late(s["x"])
 
 
-@case(replays=0)
+@case()
 def what_class_bodies_make_without_decorators(s, q):
     s += q + gen("x", max_tokens=4)
 
@@ -113,7 +113,7 @@ def what_class_bodies_make_without_decorators(s, q):
     return one.text, one.kept, one.twice(s["x"]), one.ended(q), one.size, one.rows, (Kind.B if q > "b" else Kind.A).name
 
 
-@case(leaves="the program did something else than before|hands the class|^$")
+@case()
 def what_class_methods_make_then_left(s, q):
     class Person(BaseModel):
         name: str = "n"
@@ -170,7 +170,7 @@ def counts() -> Counts:
     return Counts()
 
 
-@case(leaves="counts by a Counts, which runs code")
+@case()
 def ranges_of_objects(s, q):
     n = counts()
     s += q + gen("x", max_tokens=2)
@@ -208,7 +208,7 @@ def names_and_options_that_answers_give(s, q):
 # -- exceptions and instances of the program's own
 
 
-@case(ITEMS * 2, replays=0)
+@case(ITEMS * 2)
 def classes_of_exceptions_are_the_same_in_each_trace(s, q):
     class Refused(Exception):
         code = 1
@@ -250,7 +250,7 @@ def classes_of_exceptions_are_the_same_in_each_trace(s, q):
     return found, issubclass(Late, Refused), issubclass(Refused, (Late, KeyError))
 
 
-@case(ITEMS * 2, leaves="changes the class|uses an attribute of Refused|hands the class Counted|^$")
+@case(ITEMS * 2)
 def classes_of_exceptions_that_are_not(s, q):
     seen = []
 
@@ -315,7 +315,7 @@ def no_nodes() -> None:
     Node.made = 0
 
 
-@case(ITEMS, replays=0, reset=no_nodes, outside=lambda: Node.made, batch=False)
+@case(ITEMS, reset=no_nodes, outside=lambda: Node.made, batch=False)
 def instances_from_class_methods_and_their_copies(s, q):
     node = Node.parse("a " + q)
     node.ask(s)
@@ -328,7 +328,7 @@ def instances_from_class_methods_and_their_copies(s, q):
     return node.names(), deep.names(), deep.kids[-1].parent is deep, node.kids[0].parent is node, flat.kids is node.kids, type(deep) is Node
 
 
-@case(ITEMS, leaves="runs code of its class|with an object of the host in it")
+@case(ITEMS)
 def copies_that_are_not_fields_alone(s, q):
     class Own:
         def __init__(self, x):
@@ -370,7 +370,7 @@ class Record:
         return self
 
 
-@case(ITEMS, replays=0)
+@case(ITEMS)
 def dataclasses_with_code(s, q):
     one, two = Record(q).ask(s), Record("k", [q], times=3).ask(s)
     two.rows.append(s["n"])
@@ -381,7 +381,7 @@ def dataclasses_with_code(s, q):
     return one.rows, one.size, one.more, two.rows, two.more, Record.size, hasattr(one, "times"), one.text
 
 
-@case(ITEMS, replays=0, reset=no_nodes, batch=False)
+@case(ITEMS, reset=no_nodes, batch=False)
 def items_of_attributes_of_items(s, q):
     nodes = [Node(q), Node("b")]
     nodes[0].ask(s)
@@ -459,7 +459,7 @@ class Draft:
     parts: dict = field(default_factory=dict)
 
 
-@case(replays=0)
+@case()
 def copies_that_share(s, q):
     s += q + gen("x", max_tokens=2)
     draft = Draft([s["x"], [q]], {"k": [s["x"]]})
@@ -474,4 +474,4 @@ def test_copies_share_the_same_where_a_run_is_taken_up():
     shares.check()
     for item in shares.items:
         expected = run(shares.program.run, item, lambda: None, {"seed": 7, "backend": Mock()})
-        resumes(shares.program, item, expected, backend=Mock, reset=lambda: None, outside=lambda: None, opts=(0, 1), options={"seed": 7})
+        resumes(shares.program, item, expected, backend=Mock, reset=lambda: None, outside=lambda: None, options={"seed": 7})

@@ -22,7 +22,7 @@ from .programs import BEGIN, compiled
 EXAMPLES = [("2+2", "4"), ("3*3", "9")]
 
 
-@case(replays=0)
+@case()
 def few_shot(s: Any, q: str) -> str:
     s += "Solve.\n"
     for question, answer in EXAMPLES:
@@ -31,7 +31,7 @@ def few_shot(s: Any, q: str) -> str:
     return s["answer"].strip()
 
 
-@case([{"q": "text"}, {"q": "more"}], replays=0, backend=scripted(related=["yes", "no"]))
+@case([{"q": "text"}, {"q": "more"}], backend=scripted(related=["yes", "no"]))
 def essay_judge(s: Any, q: str) -> str:
     s += lmc.system("You grade essays.") + lmc.user("Essay: " + q)
     s += lmc.assistant(lmc.select("related", choices=["yes", "no"]))
@@ -45,7 +45,7 @@ def essay_judge(s: Any, q: str) -> str:
     return json.loads(s["out"])["grade"]
 
 
-@case([{"q": "who"}], replays=0, backend=scripted(tool=["shout", "tool", "finish"], arg=["abc", "d e", "done"]))
+@case([{"q": "who"}], backend=scripted(tool=["shout", "tool", "finish"], arg=["abc", "d e", "done"]))
 def react_dispatch(s: Any, q: str) -> str:
     s += "Question: " + q
     steps = []
@@ -73,7 +73,7 @@ def react_unknown_tool(s: Any, q: str) -> str:
     return "done"
 
 
-@case(replays=0)
+@case()
 def tree_of_thought(s: Any, q: str) -> str:
     s += q
     level = [s]
@@ -89,7 +89,7 @@ def tree_of_thought(s: Any, q: str) -> str:
     return level[0]["thought"] + level[0].text()
 
 
-@case(replays=0)
+@case()
 def skeleton(s: Any, q: str) -> str:
     s += "Outline: " + q + lmc.gen("outline", max_tokens=24)
     points = [p.strip() for p in s["outline"].split(" ") if p.strip()]
@@ -101,7 +101,7 @@ def skeleton(s: Any, q: str) -> str:
     return str(len(points))
 
 
-@case([{"q": "x", "n": 3}, {"q": "y", "n": 4}], temperature=0.8, replays=0)
+@case([{"q": "x", "n": 3}, {"q": "y", "n": 4}], temperature=0.8)
 def self_consistency(s: Any, q: str, n: int) -> Any:
     s += q
     forks = s.fork(n)
@@ -112,7 +112,7 @@ def self_consistency(s: Any, q: str, n: int) -> Any:
     return best, count, sorted(votes.items())
 
 
-@case(replays=0, backend=scripted(out="name: Bob, age: 12; name: Al, age: 7"))
+@case(backend=scripted(out="name: Bob, age: 12; name: Al, age: 7"))
 def regex_extraction(s: Any, q: str) -> Any:
     s += q + lmc.gen("out", max_tokens=60)
     pairs = re.findall(r"name: (\w+), age: (\d+)", s["out"])
@@ -121,7 +121,7 @@ def regex_extraction(s: Any, q: str) -> Any:
     return {name: int(age) for name, age in pairs}
 
 
-@case(replays=0, backend=scripted(out='{"items": [{"name": "a", "n": 2}, {"name": "b", "n": 3}]}'))
+@case(backend=scripted(out='{"items": [{"name": "a", "n": 2}, {"name": "b", "n": 3}]}'))
 def json_extraction(s: Any, q: str) -> Any:
     s += q + lmc.gen("out", max_tokens=80)
     data = json.loads(s["out"])
@@ -134,7 +134,7 @@ def json_extraction(s: Any, q: str) -> Any:
     return data, max(item["n"] for item in data["items"]), any(item["n"] > 2 for item in data["items"])
 
 
-@case([{"questions": ["a", "b", "c"]}, {"questions": []}, {"questions": ["z"]}], replays=0)
+@case([{"questions": ["a", "b", "c"]}, {"questions": []}, {"questions": ["z"]}])
 def chat_loop(s: Any, questions: list[str]) -> Any:
     s += lmc.system("Be brief.")
     answers = []
@@ -145,7 +145,7 @@ def chat_loop(s: Any, questions: list[str]) -> Any:
     return answers
 
 
-@case(replays=0)
+@case()
 def chat_until(s: Any, q: str) -> Any:
     with s.system():
         s += "You are " + q
@@ -161,7 +161,7 @@ def chat_until(s: Any, q: str) -> Any:
     return turns, s.messages()
 
 
-@case(replays=0)
+@case()
 def branch_inside_role(s: Any, q: str) -> str:
     with s.user():
         s += q
@@ -174,7 +174,7 @@ def branch_inside_role(s: Any, q: str) -> str:
     return s["a"]
 
 
-@case(replays=0)
+@case()
 def helper_module(s: Any, q: str) -> str:
     first = ask(s, q)
     second = outside.ask(s, first + "?", name="b", temperature=0)
@@ -222,13 +222,13 @@ def methods(s: Any, q: str) -> Any:
     return agent.log, agent.last
 
 
-@case(replays=0)
+@case()
 def methods_simple(s: Any, q: str) -> Any:
     agent = Agent(s, [shout])
     return agent.join(agent.step(q), agent.step("b")), len(agent.log)
 
 
-@case(replays=0)
+@case()
 def partials(s: Any, q: str) -> Any:
     brief = functools.partial(ask, s, name="p")
     short = functools.partial(lmc.gen, max_tokens=4)
@@ -237,7 +237,7 @@ def partials(s: Any, q: str) -> Any:
     return brief(s["x"]), loud(s["x"])
 
 
-@case(replays=0)
+@case()
 def lambdas(s: Any, q: str) -> Any:
     turn = lambda t, n: lmc.user(t) + lmc.assistant(lmc.gen(n, max_tokens=4))  # noqa: E731
     s += turn(q, "x")
@@ -246,7 +246,7 @@ def lambdas(s: Any, q: str) -> Any:
     return clean(s["x"]) + clean(s["y"])
 
 
-@case(replays=0)
+@case()
 def walrus(s: Any, q: str) -> Any:
     found = []
     while len(x := lmc_text(s, q)) < 9 and len(found) < 3:
@@ -261,7 +261,7 @@ def lmc_text(s: Any, q: str) -> str:
     return s["w"]
 
 
-@case(replays=0)
+@case()
 def nested_comprehensions(s: Any, q: str) -> Any:
     forks = [[f for f in g.fork(2)] for g in s.fork(2)]
     for i, row in enumerate(forks):
@@ -314,7 +314,7 @@ def loops_with_else(s: Any, q: str) -> Any:
     return out
 
 
-@case(replays=0)
+@case()
 def try_without_error(s: Any, q: str) -> Any:
     try:
         s += q + lmc.gen("x", max_tokens=5)
@@ -424,7 +424,7 @@ def match_classes(s: Any, q: str) -> Any:
     return p.x
 
 
-@case(replays=0)
+@case()
 def star_arguments(s: Any, q: str) -> Any:
     def many(*texts: str, sep: str = ",", **named: Any) -> str:
         s.__iadd__(sep.join(texts) + lmc.gen(**named))
@@ -437,7 +437,7 @@ def star_arguments(s: Any, q: str) -> Any:
     return first, middle, last
 
 
-@case(replays=0)
+@case()
 def operators(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=7)
     n = len(s["x"])
@@ -451,7 +451,7 @@ def operators(s: Any, q: str) -> Any:
     return ok and text, n or "none", not n, -n, n % 3, divmod(n, 2), m, n ^ 1, n << 2, abs(n - 9), round(n / 7, 2)
 
 
-@case(replays=0)
+@case()
 def augmented(s: Any, q: str) -> Any:
     box = Point(0, "")
     table = {"n": 0, "t": []}
@@ -466,7 +466,7 @@ def augmented(s: Any, q: str) -> Any:
     return box.x, box.y, table["n"], table["t"], rows
 
 
-@case(replays=1)
+@case()
 def keyed_by_output(s: Any, q: str) -> Any:
     counts: dict[str, int] = {}
     groups = defaultdict(list)
@@ -479,7 +479,7 @@ def keyed_by_output(s: Any, q: str) -> Any:
     return counts, dict(groups), "k" in seen, sorted(counts), max(counts, key=counts.get)
 
 
-@case(replays=1)  # so many decisions that they use up a tree's credit (growth.py)
+@case()  # so many decisions that they use up a tree's credit (growth.py)
 def builtins_on_values(s: Any, q: str) -> Any:
     forks = s.fork(3)
     forks += lambda i: f"{i}{q}" + lmc.gen("v", max_tokens=5)
@@ -491,7 +491,7 @@ def builtins_on_values(s: Any, q: str) -> Any:
     return longest, list(filter(lambda v: "e" in v, vs)), sorted(vs, key=lambda v: (len(v), v)), [*enumerate(vs, 1)]
 
 
-@case(replays=0)
+@case()
 def nonlocal_state(s: Any, q: str) -> Any:
     total, log = 0, []
 
@@ -515,7 +515,7 @@ class Thought:
     parent: Any = None
 
 
-@case(replays=0)
+@case()
 def dataclass_nodes(s: Any, q: str) -> Any:
     s += q
     root = Thought(s)
@@ -528,7 +528,7 @@ def dataclass_nodes(s: Any, q: str) -> Any:
     return [c.text for c in root.children], best.parent is root
 
 
-@case([{"q": "a", "depth": 2}, {"q": "b", "depth": 0}], replays=0)
+@case([{"q": "a", "depth": 2}, {"q": "b", "depth": 0}])
 def recursion(s: Any, q: str, depth: int) -> Any:
     def explore(state: Any, left: int, path: str) -> list[str]:
         state += path + lmc.gen("t", max_tokens=3)
@@ -542,7 +542,7 @@ def recursion(s: Any, q: str, depth: int) -> Any:
     return explore(s, depth, q)
 
 
-@case(replays=0)
+@case()
 def early_returns(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=3)
     if s["x"][0] in "aeiou":
@@ -556,7 +556,7 @@ def early_returns(s: Any, q: str) -> Any:
     return s["x"], s["y"]
 
 
-@case(temperature=0.5, replays=0)
+@case(temperature=0.5)
 def copies_and_scopes(s: Any, q: str) -> Any:
     s += q
     with s.copy() as c:
@@ -569,7 +569,7 @@ def copies_and_scopes(s: Any, q: str) -> Any:
     return s["k"], s["j"], s.get_var("x"), s.get_meta_info("x")["finish_reason"]["type"], "k" in s, "z" in s
 
 
-@case(replays=0)
+@case()
 def joins(s: Any, q: str) -> Any:
     s += q
     forks = s.fork(2)
@@ -580,7 +580,7 @@ def joins(s: Any, q: str) -> Any:
     return s["v"], [m["finish_reason"] for m in s.get_meta_info("v")]
 
 
-@case(replays=0)
+@case()
 def join_concatenated(s: Any, q: str) -> Any:
     s += q
     forks = s.fork(2)
@@ -591,7 +591,7 @@ def join_concatenated(s: Any, q: str) -> Any:
     return s["w"]
 
 
-@case(replays=0)
+@case()
 def texts_midway(s: Any, q: str) -> Any:
     s += lmc.user(q) + lmc.assistant(lmc.gen("x", max_tokens=4))
     before = s.text()
@@ -612,7 +612,7 @@ def gen_parameters(s: Any, q: str, k: int, stop: list[str], choices: list[str], 
     return s["w"], s["c"]
 
 
-@case(temperature=0.9, replays=0)
+@case(temperature=0.9)
 def several_samples(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=4, n=3)
     votes = Counter(s["x"])
@@ -622,7 +622,7 @@ def several_samples(s: Any, q: str) -> Any:
     return s["x"][0], len(votes), [m["finish_reason"]["type"] for m in s.get_meta_info("x")]
 
 
-@case(replays=0, backend=scripted(x="12 apples, 7 pears"))
+@case(backend=scripted(x="12 apples, 7 pears"))
 def numbers(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=40)
     ns = [int(n) for n in re.findall(r"\d+", s["x"])]
@@ -641,7 +641,7 @@ def evaluates(s: Any, q: str) -> Any:
     return eval(s["x"], {"__builtins__": {}})
 
 
-@case(replays=0)
+@case()
 def mutated_results(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=12)
     ws = outside.words(s["x"])
@@ -656,7 +656,7 @@ def mutated_results(s: Any, q: str) -> Any:
     return ws, mine
 
 
-@case(replays=0)
+@case()
 def types_and_strings(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=12)
     x = s["x"]
@@ -668,7 +668,7 @@ def types_and_strings(s: Any, q: str) -> Any:
     return found
 
 
-@case(replays=0)
+@case()
 def regexes(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=20)
     pattern = re.compile(r"([aeiou])(?P<next>\w)")
@@ -688,7 +688,7 @@ class Color(Enum):
     BLUE = "blue"
 
 
-@case(replays=0)
+@case()
 def enums(s: Any, q: str) -> Any:
     s += q + lmc.select("c", choices=[c.value for c in Color])
     color = Color(s["c"])
@@ -697,7 +697,7 @@ def enums(s: Any, q: str) -> Any:
     return color.name, color == Color.BLUE, [c.name for c in Color]
 
 
-@case(reset=outside.reset, outside=outside.look, batch=False, replays=0)
+@case(reset=outside.reset, outside=outside.look, batch=False)
 def changed_outside(s: Any, q: str) -> Any:
     limit = outside.LIMIT
     s += f"{limit}"

@@ -54,7 +54,7 @@ class Turn(NamedTuple):
 Two = collections.namedtuple("Two", "first second", defaults=[None])
 
 
-@case(replays=0)
+@case()
 def named_tuples_of_states(s: Any, q: str) -> Any:
     pair = Two(*s.fork(2))
     for i, f in enumerate(pair):
@@ -77,7 +77,7 @@ class Part:
     marks: list[Any] = dataclasses.field(default_factory=list)
 
 
-@case(replays=0)
+@case()
 def replaced_fields(s: Any, q: str) -> Any:
     step = Part(s, q)
     step.s.__iadd__(step.text + lmc.gen("x", max_tokens=3))
@@ -108,7 +108,7 @@ def refuses(x: str) -> None:
     raise (ValueError if x < "m" else LookupError)(x)
 
 
-@case([{"q": q} for q in "abcd"], replays=0)
+@case([{"q": q} for q in "abcd"])
 def own_managers_that_handle(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=3)
     with Forgiving(s):
@@ -138,7 +138,7 @@ class Scored:
         return self.s["x"] > other.s["x"] or None
 
 
-@case(replays=0)
+@case()
 def ordered_by_its_class(s: Any, q: str) -> Any:
     group = s.fork(3)
     for i, f in enumerate(group):
@@ -149,7 +149,7 @@ def ordered_by_its_class(s: Any, q: str) -> Any:
     return [one.s["x"] for one in found]
 
 
-@case(replays=0)
+@case()
 def extended_by_a_generator(s: Any, q: str) -> Any:
     def steps() -> Any:
         for i in range(2):
@@ -169,7 +169,7 @@ class Shade(enum.Enum):
     BLUE = "blue"
 
 
-@case(replays=0, backend=by_item(c=["red", "blue", "red"]))
+@case(backend=by_item(c=["red", "blue", "red"]))
 def members_by_answers(s: Any, q: str) -> Any:
     s += q + lmc.select("c", choices=[c.value for c in Shade])
     color = Shade(s["c"])
@@ -181,7 +181,7 @@ def checked(text: str) -> bool:
     return "a" in text
 
 
-@case(replays=0, backend=by_item(x=["a", "b", "ba"], y=["b", "a", "b"]))
+@case(backend=by_item(x=["a", "b", "ba"], y=["b", "a", "b"]))
 def any_and_all_of_effects(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=3) + lmc.gen("y", max_tokens=3)
     texts = [s["x"], s["y"]]
@@ -796,7 +796,7 @@ def own_enum(s: Any, q: str) -> Any:
     return colour.name
 
 
-@case(backend=by_item(c=["RED", "BLUE", "RED"], d=["blue", "RED", "BLUE"]), replays=0)
+@case(backend=by_item(c=["RED", "BLUE", "RED"], d=["blue", "RED", "BLUE"]))
 def own_enum_by_name(s: Any, q: str) -> Any:
     s += q + lmc.select("c", choices=[c.name for c in Colour])
     colour = Colour[s["c"]]
@@ -807,7 +807,7 @@ def own_enum_by_name(s: Any, q: str) -> Any:
         return repr(error), colour in (Colour.BLUE,)
 
 
-@case(replays=0)
+@case()
 def types_written_inside(s: Any, q: str) -> Any:
     numbers = list[int] | None
     s += q + lmc.gen("x", dtype=Optional[Literal["a", "b"]], max_tokens=6) + lmc.gen("y", dtype=numbers, max_tokens=6)  # noqa: UP045
@@ -1206,7 +1206,7 @@ def eval_names(s: Any, q: str) -> Any:
     return eval(s["x"], {"a": a, "b": b, "q": q, "len": len})
 
 
-@case(backend=by_item(x=["a+2", "len(L) + 1", "a + sum(i for i in range(b))"]), leaves="eval of a text that names")
+@case(backend=by_item(x=["a+2", "len(L) + 1", "a + sum(i for i in range(b))"]))
 def eval_of_variables(s: Any, q: str) -> Any:
     a, b, L = 5, len(q), [1]
     effect("before")
@@ -1329,7 +1329,7 @@ def sort_in_place_closure(s: Any, q: str) -> Any:
     return words, mine, sorted(words, key=str.lower), sorted([{"n": 2}, {"n": 1}], key=operator.itemgetter("n"))
 
 
-@case(leaves="stored more than once")
+@case()
 def closures_kept_by_the_host(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=6)
     v, n, fns = s["x"], 1, []
@@ -1340,7 +1340,7 @@ def closures_kept_by_the_host(s: Any, q: str) -> Any:
     return once, [f() for f in fns], n
 
 
-@case(leaves="closes over calls and stores it")
+@case()
 def closures_that_share(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=6)
     v, seen, calls = s["x"], [], 0
@@ -1371,7 +1371,7 @@ def closure_with_defaults(s: Any, q: str) -> Any:
     return sorted(v.split(), key=lambda w, order=v: order.find(w)), min(v.split(), key=lambda w: (len(w), w)), json.dumps({"a": v}, default=lambda x: v)
 
 
-@case(leaves=r"hands a state to \.sub")
+@case()
 def closure_that_asks(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=6)
     best = max(["k", "l"], key=lambda t: ask(s, t))
@@ -1388,7 +1388,7 @@ def counter_and_groups(s: Any, q: str) -> Any:
     return dict(groups), votes.most_common(1), [(k, list(g)) for k, g in itertools.groupby(sorted(s["x"].split()), key=len)]
 
 
-@case(replays=0)
+@case()
 def statistics_of_forks(s: Any, q: str) -> Any:
     forks = s.fork(3)
     forks += lambda i: q + str(i) + lmc.gen("x", regex="[0-9]")
@@ -1448,7 +1448,7 @@ def fill(x: str, out: list[Any]) -> int:
     return len(out)
 
 
-@case(replays=2)  # while it is found out which lists are objects of the run
+@case()  # while it is found out which lists are objects of the run
 def lists_made_by_operators(s: Any, q: str) -> Any:
     counts, seen, both = [0] * 3, [q] + ["k"], [[]] * 2
     for f in s.fork(3):
@@ -1463,7 +1463,7 @@ def lists_made_by_operators(s: Any, q: str) -> Any:
 # -- identity and mutation
 
 
-@case(replays=0)
+@case()
 def groups_by_an_answer(s: Any, q: str) -> Any:
     groups: dict[str, list[str]] = {"0": [], "1": []}
     for f in s.fork(3):

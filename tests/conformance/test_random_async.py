@@ -72,4 +72,4 @@ def asynchronous(source: str) -> str:
 def test_random_async_programs(source: str) -> None:
     source = asynchronous(source)
     program, reset, look = compiled(source)
-    conform(program, ITEMS, opts=(len(source) % 2,), reset=reset, outside=look, batch=False, temperature=0.8, leaves=ANYHOW)
+    conform(program, ITEMS, reset=reset, outside=look, batch=False, temperature=0.8)

@@ -148,7 +148,7 @@ PROGRAMS = {name: x for name, x in vars(HERE).items() if isinstance(x, lmc.front
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_a_tool_defines_anew_is_what_runs(name: str):
-    conform(PROGRAMS[name], [{"q": "a"}, {"q": "b"}, {"q": "c"}], reset=reset, batch=False, leaves="finds something else than")
+    conform(PROGRAMS[name], [{"q": "a"}, {"q": "b"}, {"q": "c"}], reset=reset, batch=False)
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +184,7 @@ def test_a_closure_variable_that_a_tool_stores():
         helper(s)
         helper(s)
 
-    conform(program, [{"q": "a"}, {"q": "b"}], reset=put_back, batch=False, leaves="a store to helper")
+    conform(program, [{"q": "a"}, {"q": "b"}], reset=put_back, batch=False)
 
 
 def test_what_is_not_rebound_stays_in_the_graph():
@@ -194,7 +194,7 @@ def test_what_is_not_rebound_stays_in_the_graph():
             s += note(s, q) + search(i)
             tool(i)
 
-    fast = conform(program, [{"q": "a"}, {"q": "b"}], reset=reset, replays=0)
+    fast = conform(program, [{"q": "a"}, {"q": "b"}], reset=reset)
     checks = [op for op in fast.graph().ops() if op.operands and getattr(op.operands[0], "name", "") == "lmc.unchanged"]
     assert len(checks) <= 8  # one after each call of host code, whatever is read
 

@@ -51,8 +51,8 @@ def branch_on_output(s: Any, q: str) -> str:
 
 
 def test_branch_on_output():
-    conform(branch_on_output, [{"q": str(i)} for i in range(8)], replays=0)
-    conform(branch_on_output, [{"q": "a"}], backend=scripted(action="Search"), replays=0)
+    conform(branch_on_output, [{"q": str(i)} for i in range(8)])
+    conform(branch_on_output, [{"q": "a"}], backend=scripted(action="Search"))
 
 
 @lmc.function
@@ -68,7 +68,7 @@ def loop_on_output(s: Any, q: str) -> int:
 
 
 def test_loop_on_output():
-    conform(loop_on_output, [{"q": str(i)} for i in range(10)], replays=0)
+    conform(loop_on_output, [{"q": str(i)} for i in range(10)])
 
 
 @lmc.function
@@ -112,7 +112,7 @@ def strings(s: Any, q: str) -> Any:
 
 
 def test_strings():
-    conform(strings, [{"q": "a"}, {"q": "beta"}], replays=0)
+    conform(strings, [{"q": "a"}, {"q": "beta"}])
 
 
 # -- 4: re-used names and expressions ---------------------------------------------------------------------------------------------
@@ -132,8 +132,8 @@ def reuse(s: Any, q: str) -> str:
 
 
 def test_reuse():
-    conform(reuse, [{"q": "a"}, {"q": "b"}], temperature=0, replays=0)
-    conform(reuse, [{"q": "a"}, {"q": "b"}], temperature=0.9, replays=0)
+    conform(reuse, [{"q": "a"}, {"q": "b"}], temperature=0)
+    conform(reuse, [{"q": "a"}, {"q": "b"}], temperature=0.9)
 
 
 # -- 5: host effects -----------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def effects(s: Any, q: str) -> str:
 
 
 def test_effects():
-    conform(effects, [{"q": str(i)} for i in range(6)], replays=0)
+    conform(effects, [{"q": str(i)} for i in range(6)])
 
 
 @lmc.function
@@ -303,7 +303,7 @@ def tool_raises(s: Any, q: str) -> str:
 
 def test_exceptions():
     conform(raises_between, [{"q": "a"}])
-    conform(raises_between, [{"q": "a"}], backend=scripted(x="12", y="ok"), replays=0)
+    conform(raises_between, [{"q": "a"}], backend=scripted(x="12", y="ok"))
     conform(catches, [{"q": "a"}])
     conform(catches, [{"q": "a"}], backend=scripted(x="12", y="ok"))
     conform(in_role, [{"q": "a"}])
@@ -431,7 +431,7 @@ def parent(s: Any, q: str) -> str:
 
 
 def test_sub_programs():
-    conform(parent, [{"q": "a"}, {"q": "b"}], temperature=0.5, replays=0)
+    conform(parent, [{"q": "a"}, {"q": "b"}], temperature=0.5)
 
 
 # -- 11: "x" in s ---------------------------------------------------------------------------------------------------------------
@@ -448,7 +448,7 @@ def contains(s: Any, q: str) -> Any:
 
 
 def test_contains():
-    conform(contains, [{"q": "a"}], replays=0)
+    conform(contains, [{"q": "a"}])
 
 
 # -- 17–26: where a first prototype was wrong ---------------------------------------------------------------------------------------
@@ -465,7 +465,7 @@ def mutable_result(s: Any, q: str) -> Any:
 
 
 def test_17_mutable_result():
-    conform(mutable_result, [{"q": "a"}], backend=scripted(x="[1]"), replays=0)
+    conform(mutable_result, [{"q": "a"}], backend=scripted(x="[1]"))
 
 
 @lmc.function
@@ -477,7 +477,7 @@ def unused_raiser(s: Any, q: str) -> None:
 
 def test_18_unused_op_that_raises():
     conform(unused_raiser, [{"q": "a"}])
-    conform(unused_raiser, [{"q": "a"}], backend=scripted(n="5"), replays=0)
+    conform(unused_raiser, [{"q": "a"}], backend=scripted(n="5"))
 
 
 @lmc.function
@@ -519,7 +519,7 @@ def check(x: str) -> bool:
 
 
 def test_20_order_and_short_circuits():
-    conform(order_of_forks, [{"q": str(i)} for i in range(4)], replays=0)
+    conform(order_of_forks, [{"q": str(i)} for i in range(4)])
 
 
 def turn(q: str) -> Any:
@@ -552,7 +552,7 @@ def helpers(s: Any, q: str) -> Any:
 
 
 def test_21_helpers_without_a_state():
-    conform(helpers, [{"q": "a"}, {"q": "b"}], replays=0)
+    conform(helpers, [{"q": "a"}, {"q": "b"}])
 
 
 def fill(q: str, out: list[str]) -> None:
@@ -581,7 +581,7 @@ def containers_escape(s: Any, q: str) -> Any:
 
 
 def test_22_containers_that_escape():
-    conform(containers_escape, [{"q": "a"}, {"q": "b"}], reset=KEPT.clear, outside=lambda: KEPT, batch=False, replays=0)  # items would share the list
+    conform(containers_escape, [{"q": "a"}, {"q": "b"}], reset=KEPT.clear, outside=lambda: KEPT, batch=False)  # items would share the list
 
 
 MODE = "a"
@@ -623,7 +623,7 @@ def queue_argument(s: Any, queue: list[str]) -> int:
 
 
 def test_23_outside_changes():
-    fast = conform(outside_changes, [{"q": "a"}], reset=_mode_a, outside=lambda: MODE, replays=0)
+    fast = conform(outside_changes, [{"q": "a"}], reset=_mode_a, outside=lambda: MODE)
     set_mode("c")
     assert fast(q="a", backend=Mock()).text().startswith("mode a") is False
     conform(queue_argument, [{"queue": ["u", "v", "w"]}, {"queue": []}, {"queue": ["z"]}])
@@ -741,7 +741,7 @@ TOOLS = {"Calculator": calculator, "Look": tool}
 
 def test_react():
     actions = ["Calculator[1+1]", "Look[x]", "nonsense", "Fly[away]", "Finish[42]"]
-    fast = conform(react, [{"question": "q"}], backend=scripted(action=actions), replays=0)
+    fast = conform(react, [{"question": "q"}], backend=scripted(action=actions))
     assert fast.stats.traces < 60
     conform(react, [{"question": "q"}])
 

@@ -85,7 +85,7 @@ def test_new_arm_reads_what_the_run_began_with():
             assert fast(q="q", backend=scripted(x=answer)()).text() == want
 
 
-@case(**OUTSIDE, leaves="changed while it was iterated")
+@case(**OUTSIDE)
 def list_shrinks_while_iterated(s: Any, q: str) -> Any:
     seen = []
     for step in STEPS:
@@ -96,7 +96,7 @@ def list_shrinks_while_iterated(s: Any, q: str) -> Any:
     return seen, leave(q) * 0
 
 
-@case(**OUTSIDE, leaves="changed while it was iterated")
+@case(**OUTSIDE)
 def list_grows_at_its_end(s: Any, q: str) -> Any:
     seen = []
     for step in STEPS:
@@ -300,7 +300,7 @@ def test_methods_that_python_calls(use: str):
         box = Box(s, s["x"])
         return repr(fn(box)) if use != "max" else fn(box)
 
-    conform(called_by_python, [{"q": "a"}], leaves=LEFT.get(use))
+    conform(called_by_python, [{"q": "a"}])
 
 
 def test_methods_that_python_calls_on_constants():
@@ -320,7 +320,7 @@ def test_methods_that_python_calls_on_constants():
 # -- functions that the program hands out -----------------------------------------------------------------------------------
 
 
-@case(leaves="stored more than once")
+@case()
 def closures_over_a_loop(s: Any, q: str) -> Any:
     out = []
     for i in range(3):
@@ -377,7 +377,7 @@ def two_makers(prefix: str) -> Any:
 FIRST, SECOND = two_makers("1"), two_makers("2")
 
 
-@case(replays=0)
+@case()
 def one_code_two_closures(s: Any, q: str) -> Any:
     return FIRST(s, q), SECOND(s, q), FIRST(s, q)
 
@@ -385,7 +385,7 @@ def one_code_two_closures(s: Any, q: str) -> Any:
 # -- objects that change ----------------------------------------------------------------------------------------------------
 
 
-@case(backend=scripted(x='[[], [1], {"k": []}]'), leaves="inside of a builtin")
+@case(backend=scripted(x='[[], [1], {"k": []}]'))
 def decided_on_then_changed(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=30)
     data = json.loads(s["x"])
@@ -467,7 +467,7 @@ def aliases(s: Any, q: str) -> Any:
     return row, grid, table, copy, grid[0] is grid[1], outside.SEEN[-1] is grid
 
 
-@case(**OUTSIDE, leaves="hands a list that it made")
+@case(**OUTSIDE)
 def containers_that_python_makes(s: Any, q: str) -> Any:
     def named(**kw: Any) -> Any:
         outside.grow(kw.setdefault("l", []), len(kw))
@@ -486,7 +486,7 @@ def containers_that_python_makes(s: Any, q: str) -> Any:
     return first, rest, named(a=1), unnamed, others, outside.SEEN[0][0] is unnamed
 
 
-@case(replays=0)
+@case()
 def values_deep_inside(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=3)
     deep: Any = s["x"]
@@ -514,7 +514,7 @@ class Pair:
     b: Any = None
 
 
-@case(leaves="Pair.__eq__ has no readable source")
+@case()
 def dataclasses_of_the_program(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=3)
     p = Pair(s, s["x"])

@@ -55,7 +55,7 @@ def test_equal_pure_calls_are_one_and_calls_on_constants_none():
         s += clean(" RULES ") + clean(q) + lmc.gen("x", max_tokens=4) + clean(q)
 
     assert plan(twice).count("host.call(@tests.frontend.test_host.clean") == 1
-    conform(twice, ITEMS, replays=0)
+    conform(twice, ITEMS)
     CALLS.clear()
     lmc.compile(twice, backend=Mock()).batch([{"q": " A "}] * 3)
     assert CALLS.count(" RULES ") == 1, "a call on a constant happened at run time"
@@ -69,7 +69,7 @@ def test_what_a_pure_function_gives_is_not_shared_if_it_can_change():
         first.append("!")
         s += " ".join(first) + " ".join(second) + lmc.gen("x", max_tokens=4)
 
-    conform(changes, ITEMS, leaves="let it give a tuple")
+    conform(changes, ITEMS)
 
 
 def test_a_pure_call_that_raises_is_kept():
@@ -462,7 +462,7 @@ def test_marked_methods_and_builtins():
     def agent(s: Any, q: str) -> Any:
         s += shop.look(q) + up(q) + lmc.gen("x", max_tokens=4)
 
-    conform(agent, ITEMS, replays=0)
+    conform(agent, ITEMS)
     assert "idempotent = true" in plan(agent)
     assert repr(Shop.__dict__["look"]) == "<host function look idempotent>"
 
@@ -481,7 +481,7 @@ def test_a_marked_function_is_not_traced_through():
     def parent(s: Any, q: str) -> Any:
         s += nested(q) + lmc.gen("y", max_tokens=4)
 
-    fast = conform(parent, ITEMS, replays=0)
+    fast = conform(parent, ITEMS)
     assert "host.call(@tests.frontend.test_host" in fast.dump_ir()
 
 
@@ -495,4 +495,4 @@ def test_a_wrong_annotation_does_not_matter():
         effect("said", q)
         s += said(q) + lmc.gen("x", max_tokens=4)  # type: ignore[operator]
 
-    conform(agent, ITEMS, leaves="is said to return int and gave a str")
+    conform(agent, ITEMS)

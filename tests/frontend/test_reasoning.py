@@ -196,7 +196,7 @@ def thinks(prompt, ask):
 
 @pytest.mark.parametrize("program", (in_a_chat, in_forks, appended_forks, samples, branches), ids=lambda p: p.name)
 def test_it_is_captured(program):
-    conform(program, [{"q": "France"}, {"q": "Why"}], backend=lambda: Mock(answers=thinks), replays=0)
+    conform(program, [{"q": "France"}, {"q": "Why"}], backend=lambda: Mock(answers=thinks))
 
 
 def test_a_replay_does_not_ask_again():

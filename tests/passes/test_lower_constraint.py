@@ -77,5 +77,5 @@ def constrained(s, q):
 
 def test_the_same_is_asked_as_without_it() -> None:
     """Constraints, stops and lengths of all calls are the interpreter's; only the hint says how short answers are."""
-    program = conform(constrained, [{"q": "x"}, {"q": "y"}], replays=0)
+    program = conform(constrained, [{"q": "x"}, {"q": "y"}])
     assert program.dump_ir().count("constraint = @fsm0") == 2

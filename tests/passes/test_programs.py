@@ -38,15 +38,15 @@ def twice_sampled(s, q):
 
 
 def test_equal_asks_at_temperature_0_are_made_once() -> None:
-    program = conform(twice_greedy, [{"q": "x"}, {"q": "y"}], replays=0)
+    program = conform(twice_greedy, [{"q": "x"}, {"q": "y"}])
     assert calls(program, q="x") == 2
     assert calls(lmc.compile(twice_greedy, opt=0), q="x") == 6
-    assert calls(conform(twice_sampled, [{"q": "x"}], replays=0), q="x") == 3
+    assert calls(conform(twice_sampled, [{"q": "x"}]), q="x") == 3
 
 
 def test_the_temperature_of_the_run_counts() -> None:
     """One program, run at both temperatures: each run has the plan for its own."""
-    program = conform(twice_sampled, [{"q": "x"}, {"q": "y"}], replays=0, temperature=0)
+    program = conform(twice_sampled, [{"q": "x"}, {"q": "y"}], temperature=0)
     for temperature, expected in ((0, 1), (0.7, 3), (0, 1)):
         mock = lmc.Mock()
         program(q="x", backend=mock, temperature=temperature).sync()
@@ -99,7 +99,7 @@ def two_opinions(s, q):
 def test_equal_samples_go_out_as_a_group_and_keep_their_seeds() -> None:
     """The same answers as unbatched: `conform` compares prompts, parameters and seeds of all calls."""
     mock = lmc.Mock()
-    state = conform(opinion, [{"q": "x"}, {"q": "y"}], replays=0)(q="x", backend=mock, seed=3)
+    state = conform(opinion, [{"q": "x"}, {"q": "y"}])(q="x", backend=mock, seed=3)
     assert list(mock.groups.values()) == [3]
     assert len({call.seed for call in mock.call_log}) == 3
     assert state.ret_value == opinion.run(q="x", backend=lmc.Mock(), seed=3).ret_value
@@ -114,7 +114,7 @@ def test_every_item_of_a_batch_has_groups_of_its_own() -> None:
 def test_siblings_in_sub_programs_are_grouped() -> None:
     """Six equal asks of two runs of one sub-program are siblings."""
     mock = lmc.Mock()
-    conform(two_opinions, [{"q": "x"}], replays=0)(q="x", backend=mock, seed=3).sync()
+    conform(two_opinions, [{"q": "x"}])(q="x", backend=mock, seed=3).sync()
     assert list(mock.groups.values()) == [6]
     assert len({call.seed for call in mock.call_log}) == 7
 
@@ -133,7 +133,7 @@ def advice(s, topic):
 
 def test_sub_programs_with_arguments_of_their_own_are_a_group() -> None:
     """What they begin with is computed once, and they are answered side by side, although each reads its answer."""
-    conform(advice, [{"topic": "tea"}, {"topic": "soup"}], replays=0)
+    conform(advice, [{"topic": "tea"}, {"topic": "soup"}])
     engine, _ = backend(4096)
     with engine, lmc.compile(advice, backend=engine) as program:
         program(topic="tea", temperature=0).sync()

@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.base import Backend
-from lmc.chat import CHATML
-from lmc.config import default_backend, has_default_backend
+from lmc.backend.base import Backend, Counters
 from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.frontend.interpreter import ACTIVE, Function
+from lmc.frontend.live import LiveEmitter
 from lmc.frontend.options import PROGRAM_OPTIONS, Options
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import State
-from lmc.frontend.tree import Tree
 from lmc.ir.core import Graph
-from lmc.jit.driving import Driver
-from lmc.jit.notices import Notices, Stats
-from lmc.jit.owner import Owner
-from lmc.jit.planning import Planner, target_of
-from lmc.jit.streams import stream
-from lmc.jit.traced import Plan, Traced
-from lmc.jit.trees import Trees
-from lmc.passes.manager import Planned, Target, print_pipeline, run_pipeline
-from lmc.saved import SavedFile, SavedFunction, encoded, write
+from lmc.passes.manager import Target, run_pipeline
+from lmc.runahead.evaluating import ProgramSource
+from lmc.runahead.ledger import Ahead, Ledger, Source
+from lmc.runahead.planning import Planner, target_of
+from lmc.runahead.profile import Profile
+
+if TYPE_CHECKING:
+    from lmc.runahead.saved import SavedFile
 
 
 def compile(  # the name of the field: torch.compile, re.compile
-    fn: Function, *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False
-) -> Program:
-    """A program that means what `fn` means, compiled as it runs.
+    fn: Function, *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False,
+    ahead: str = "certain",
+) -> Program:  # fmt: skip
+    """Return a program that means what `fn` means: Python runs `fn`, and while it waits, what it asks next is asked already.
 
     backend  where it runs when a call names none (default: `set_default_backend`'s)
-    outputs  names of the only variables that will be read; whatever they do not need is not generated. A name that no path of
-             the program makes is a ParameterError at its first call
-    opt      0: nothing removed, merged or reordered; 1: the default pipeline
+    outputs  names of the only variables that will be read: whatever else is asked only if it is read after all
+    opt      0: nothing is planned, merged or left out; 1: the default pipeline
     aggressive  also changes prompts: constant paragraphs move in front of arguments, so that runs share more. `explain`
              shows what was moved. Answers may differ from those of the program as it was written
+    ahead    "off"; "certain" (what only an exception could keep the program from asking); "likely" (behind undecided branches, too)
     """
     if not isinstance(fn, Function):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(f"lmc.compile takes a function decorated with @lmc.function, not {fn!r}", loc=caller_loc())
@@ -49,91 +50,112 @@ def compile(  # the name of the field: torch.compile, re.compile
         raise ParameterError(f"opt={opt!r}: 0 or 1", loc=caller_loc())
     if isinstance(outputs, str):
         raise ParameterError(f"outputs={outputs!r}: a list of names of variables, such as [{outputs!r}]", loc=caller_loc())
-    return Program(fn, backend=backend, outputs=outputs, opt=opt, aggressive=aggressive)
+    return Program(fn, backend=backend, outputs=outputs, opt=opt, aggressive=aggressive, ahead=ahead)
 
 
 def load(path: str | os.PathLike[str], *, backend: Backend | None = None) -> Program:
     """The program that `program.save(path)` wrote. Reading the file executes nothing.
 
-    Its first call looks up the functions that it calls (module:name) and raises ProgramError, naming the function and its place, if one is
-    not there or has another source now. Paths that were not saved need the program's own source, which is looked up in the same way.
-    Raises ProgramError for a file that is none, is damaged or has another format.
+    Its first call imports the program's function (module:name) and raises ProgramError, naming it and its place, if it is not there
+    or has another source now. Raises ProgramError for a file that is none, is damaged or has another format.
     """
-    return program_of(SavedFile.read(Path(path)).function, backend)
+    from lmc.runahead.saved import SavedFile
+
+    return _of_file(SavedFile.read(Path(path)), backend)
 
 
 def program_of(fn: Function, backend: Backend | None = None) -> Program:
     """`compile(fn)`; of the function of a file, the program that was saved."""
-    if not isinstance(fn, SavedFunction):
-        return Program(fn, backend=backend)
-    saved = fn.file
-    program = Program(fn, backend=backend, outputs=saved.outputs, opt=saved.opt, aggressive=saved.aggressive)
-    program._trees.use(saved)
+    from lmc.runahead.saved import SavedFile, SavedFunction
+
+    return _of_file(SavedFile.read(Path(fn.path)), backend) if isinstance(fn, SavedFunction) else Program(fn, backend=backend)
+
+
+def _of_file(saved: SavedFile, backend: Backend | None) -> Program:
+    program = Program(saved.function, backend=backend, outputs=saved.outputs, opt=saved.opt, aggressive=saved.aggressive, ahead=saved.ahead)
+    program.profile.learn(saved.measured)
+    program.planner.adopt(saved.graph)
     return program
+
+
+@dataclass
+class Stats:
+    """What a program has done so far.
+
+    counters  the backend's work during the last call or batch
+    """
+
+    runs: int = 0
+    run_seconds: float = 0.0
+    counters: Counters = field(default_factory=Counters)
 
 
 class Program:
     """A compiled program. Calls are thread-safe; `program(**kw)` runs one binding, `program.batch(items)` many."""
 
     def __init__(
-        self, fn: Function, *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False
-    ) -> None:
+        self, fn: Function, *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False,
+        ahead: str = "certain",
+    ) -> None:  # fmt: skip
         self.function, self.backend, self.opt, self.aggressive = fn, backend, opt, aggressive
         self.outputs = None if outputs is None else tuple(outputs)
+        self.ahead = checked_ahead(ahead)
         self.stats = Stats()
-        self._notices = Notices(fn)
-        self._trees = Trees(fn, self.stats, self._notices)
-        self._planner = Planner(self.outputs, opt, aggressive, self.stats, self._trees.lock)
-        self._owner = Owner(self._trees, self._planner, caller_loc())
-        self._driver = Driver(self._owner)
+        self.profile = Profile()
+        self.planner = Planner(fn, self.outputs, opt, aggressive)
+        self.make_source: Callable[[Function, inspect.BoundArguments, State], Source] = ProgramSource
 
     # -- running
 
     def __call__(self, *args: Any, **kwargs: Any) -> State:
-        """Runs the program and returns its state, as `fn.run` does. Sampling defaults, `backend` and `seed` as there."""
+        """Run the program and return its state, as `fn.run` does. Sampling defaults, `backend` and `seed` as there."""
         arguments, options = self.function.split(kwargs, PROGRAM_OPTIONS)
         return self._call(self.function.arguments(args, arguments), self._options(options))
-
-    def stream(self, *args: Any, **kwargs: Any) -> State:
-        """As calling it, but returns at once: a state whose `text_iter` and `text_async_iter` follow the compiled run.
-
-        Text comes in program order. Reading the state waits; what the program raises is raised where it is read. When
-        nobody holds the state any more, the run is stopped and what it asked is cancelled.
-        """
-        arguments, given = self.function.split(kwargs, PROGRAM_OPTIONS)
-        return stream(self._owner, self.function.arguments(args, arguments), self._options(given))
-
-    async def acall(self, *args: Any, **kwargs: Any) -> State:
-        """As calling it, for async code: holds neither the event loop nor a thread while it waits for answers.
-
-        What an `async def` program awaits is awaited on the caller's loop; blocking tools of any other run on a pool. All
-        answers are there when it returns. Cancelling it cancels what it asked and what it awaits.
-        """
-        arguments, given = self.function.split(kwargs, PROGRAM_OPTIONS)
-        bound, options = self.function.arguments(args, arguments), self._options(given)
-        with self._journaled(options, (bound,)) as options:
-            return await self._driver.acall(bound, options)
-
-    async def abatch(
-        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
-    ) -> list[State]:
-        """As `batch`, for async code: see `acall`."""
-        bound, given = self._items(items, errors), self._options(options, "abatch()")
-        states: dict[int, State] = {}
-        if bound:
-            with self._journaled(given, bound, range(len(bound)), batch=True) as given:
-                async with contextlib.aclosing(self._driver.abatch(bound, range(len(bound)), given, progress)) as done:
-                    states = {index: state async for index, state in done}
-        return _in_order(states, errors)
 
     def call(self, args: Mapping[str, Any], **options: Any) -> State:
         """As calling it, with the program's arguments apart from the options."""
         return self._call(self.function.arguments((), args), self._options(options))
 
+    def stream(self, *args: Any, **kwargs: Any) -> State:
+        """As calling it, but returns at once: a state whose `text_iter` and `text_async_iter` follow the run.
+
+        Text comes in program order. Reading the state waits; what the program raises is raised where it is read. When
+        nobody holds the state any more, the run is stopped and what it asked is cancelled.
+        """
+        arguments, given = self.function.split(kwargs, PROGRAM_OPTIONS)
+        bound, options = self.function.arguments(args, arguments), self._options(given)
+        if options.journal is not None:
+            raise ParameterError("journal= of a stream: a stream is not journaled; leave journal= out, or call the program", loc=caller_loc())
+        return self._call(bound, replace(options, stream=True))
+
+    async def acall(self, *args: Any, **kwargs: Any) -> State:
+        """As calling it, for async code: an async program runs on the loop of the caller, any other on a thread.
+
+        All answers are there when it returns. Cancelling it cancels what it asked and what it awaits.
+        """
+        arguments, given = self.function.split(kwargs, PROGRAM_OPTIONS)
+        bound, options = self.function.arguments(args, arguments), self._options(given)
+        with self._journaled(options, (bound,)) as options, self._during(1, options):
+            return await self.function._arun(bound, options)
+
+    async def abatch(
+        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
+    ) -> list[State]:
+        """As `batch`, for async code: see `acall`."""
+        given = self._options(options, "abatch()")
+        bound = self._items(items, errors)
+        states: dict[int, State] = {}
+        if bound:
+            numbers = range(len(bound))
+            with self._journaled(given, bound, numbers, batch=True) as given, self._during(len(bound), given):
+                work = lambda: dict(enumerate(self.function._batch(bound, numbers, given, {"progress_bar": progress})))
+                states = await asyncio.to_thread(work)
+        return _in_order(states, errors)
+
     def batch(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
     ) -> list[State]:
-        """Runs the program for each item (a dict, or a tuple of positional arguments); states in input order.
+        """Run the program for each item (a dict, or a tuple of positional arguments); states in input order.
 
         errors="raise": every item runs, then the first exception is raised; "return": it is the item's `state.error()`.
         """
@@ -153,30 +175,41 @@ class Program:
         numbers = range(len(bound)) if numbers is None else numbers
         if len(numbers) != len(bound):
             raise ArgumentError(f"{len(numbers)} numbers for {len(bound)} items", loc=caller_loc())
-        if not bound:
-            return iter(())
-        if isinstance(options.journal, str):
-            return self._journaled_batch(bound, numbers, options, progress)
-        return self._driver.batch(bound, numbers, options, progress)
+        return self._batch(bound, numbers, options, progress) if bound else iter(())
 
-    def _call(self, bound: inspect.BoundArguments, options: Options) -> State:
-        if options.journal is None:
-            return self._driver.call(bound, options)
-        with self._journaled(options, (bound,)) as options:
-            return self._driver.call(bound, options)
-
-    def _journaled_batch(
+    def _batch(
         self, bound: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, progress: bool
     ) -> Iterator[tuple[int, State]]:
-        with self._journaled(options, bound, numbers, batch=True) as options:
-            yield from self._driver.batch(bound, numbers, options, progress)
+        with self._journaled(options, bound, numbers, batch=True) as options, self._during(len(bound), options):
+            yield from enumerate(self.function._batch(bound, numbers, options, {"progress_bar": progress}))
+
+    def _call(self, bound: inspect.BoundArguments, options: Options) -> State:
+        with self._journaled(options, (bound,)) as options, self._during(1, options):
+            return self.function._run(bound, options)
+
+    def beginning(self, ahead: str | None) -> Callable[..., None]:
+        """What is called when a run begins that is asked ahead as far as `ahead` (None: as the program was compiled)."""
+        return partial(self._begin, self.ahead if ahead is None else Ahead(ahead))
+
+    def _begin(self, policy: Ahead, state: State, bound: inspect.BoundArguments) -> None:
+        """A run of this state begins: give it its ledger."""
+        emitter = state.emitter
+        assert isinstance(emitter, LiveEmitter)
+        run = emitter.run
+        source = None if policy is Ahead.OFF else self.make_source(self.function, bound, state)
+        run = run._replace(begin=None)
+        emitter.run = run._replace(ledger=Ledger(run, policy, source, self.profile, stream=state.stream))
+
+    def _during(self, runs: int, options: Options) -> AbstractContextManager[None]:
+        """Take what a call or batch costs, however it ends."""
+        return _During(self.stats, runs, options.backend) if options.backend is not None else nullcontext()
 
     def _journaled(
         self, options: Options, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int] = (0,), *, batch: bool = False
-    ) -> contextlib.AbstractContextManager[Options]:
+    ) -> AbstractContextManager[Options]:
         """The options of a call, with its journal open if it has one."""
         if not isinstance(options.journal, str):
-            return contextlib.nullcontext(options)
+            return nullcontext(options)
         compiled = [*(["aggressive=True"] if self.aggressive else []), *([f"outputs={list(self.outputs)}"] if self.outputs is not None else [])]
         return self.function._journaled(options, bound, numbers, batch=batch, compiled=", ".join(compiled), backend=self.backend)
 
@@ -187,23 +220,22 @@ class Program:
 
     def _options(self, given: Mapping[str, Any], what: str = "a program") -> Options:
         options = Options.of(given, PROGRAM_OPTIONS, f"{self.function.described}: {what}")
-        if ACTIVE.get() is not None:
-            return options
-        if (saved := self._trees.saved) is not None and saved.sampling:
-            options = replace(options, sampling={**saved.sampling, **options.sampling})
-        if self.backend is not None and options.backend is None:
+        options = replace(options, begin=self.beginning(options.ahead))
+        if ACTIVE.get() is None and self.backend is not None and options.backend is None:
             return replace(options, backend=self.backend)
         return options
 
     # -- as a file
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes what was traced so far to a file, for `lmc.load`: data, without code of the program. A file that is there is replaced.
+        """Write how it was compiled, its graph and what its runs have taught to a file, for `lmc.load`. A file that is there is replaced.
 
-        Nothing traced yet: traced now, for arguments of the annotated types. Raises ProgramError, with the place in the program, for
-        what a file cannot hold: a function that is local to another one or that the program makes, an object of this process.
+        The file has the program's name (module:function) and a digest of its source, and nothing of its code.
+        Raises ProgramError for a function that no other process could find: one that is local to another.
         """
-        write(Path(path), self._encoded() if self._trees.saved is None else self._content(self._trees.saved))
+        from lmc.runahead.saved import write
+
+        write(Path(path), self)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         """Raises ProgramError: a program is neither pickled nor copied."""
@@ -211,46 +243,16 @@ class Program:
             f"{self.function.described} cannot be pickled or copied once it is compiled: program.save(path) writes it to a file, and lmc.load(path) reads that "
             "in another process", loc=caller_loc())  # fmt: skip
 
-    def _encoded(self) -> bytes:
-        """All that was traced, as the bytes of a file."""
-        described = self.function.described
-        self._trees.ensure()
-        if self.interpreted is not None:
-            raise ProgramError(f"{described} cannot be saved: it runs in the interpreter: {self.interpreted}", loc=self.function.loc)
-        with self._trees.lock:
-            if self.outputs is None:
-                self._trees.trace_streams()
-            trees, target = self._trees.current(), self.target
-            compiled = {
-                "opt": self.opt, "outputs": None if self.outputs is None else list(self.outputs), "aggressive": self.aggressive,
-                "pipeline": print_pipeline(self._planner.pipeline(target)),
-            }  # fmt: skip
-            return encoded(self.function, trees, compiled, target.template)
-
-    def _content(self, saved: SavedFile) -> bytes:
-        """The file that the program is of, if that is still all of it."""
-        if not all(traced.saved for traced in self.traces()):
-            name = self.function.name
-            what = f"{self.function.described} was loaded and has traced more since; save lmc.compile({name}) instead"
-            raise ProgramError(what, loc=caller_loc())
-        return saved.content
-
     # -- looking at it
 
     def lower(self, **example: Any) -> Program:
-        """Traces ahead of time for arguments like these, without a model."""
-        traced = self._trees.find(*self._trees.completed(self.function.arguments((), example)))
-        if traced is not None:
-            self._owner.check_outputs(traced)
+        """Draw the graph for arguments like these, without a model."""
+        self.planner.lower(self.function.arguments((), example))
         return self
 
     def graph(self) -> Graph:
-        """All that has been traced so far for the latest list of argument types; traced now if nothing was."""
-        self._trees.ensure()
-        latest = self._trees.latest()
-        if latest is None:
-            raise ProgramError(f"{self.function.described} runs in the interpreter: {self.interpreted}", loc=self.function.loc)
-        return latest.graph()
+        """What is known of the program, before any run: arguments are unknown unless `lower` was given examples."""
+        return self.planner.graph()
 
     def dump_ir(self, after: str | None = None, format: str = "text") -> str:
         """The graph after its pipeline, or as it stands after the pass `after` ("trace": before any).
@@ -274,14 +276,10 @@ class Program:
     @property
     def target(self) -> Target:
         """What it is compiled for when a call names no other backend."""
-        backend = self.backend or (default_backend() if has_default_backend() else None)
-        if backend is None:
-            saved = self._trees.saved
-            return Target("tokens", CHATML if saved is None else saved.template)
-        return target_of(backend)
+        return target_of(self.backend)
 
     def explain(self, format: str = "text") -> str:
-        """What was captured, what the passes did with it, what each op is expected to cost and, after runs, what it did cost.
+        """What the graph shows, what the passes plan, what was asked ahead, and what each request did cost.
 
         format: "text", "html" (a page for a browser, with the tree of prompts) or "json".
         """
@@ -296,26 +294,9 @@ class Program:
 
         return to_fragment(self)
 
-    def plans(self) -> list[tuple[Tree, Plan | None]]:
-        """Every tree with its first plan."""
-        return [(t.tree, next(iter(t.plans.values()), None)) for t in self.traces()]
-
-    def traces(self) -> list[Traced]:
-        """Every tree with what is known of its runs, for `explain`."""
-        return self._trees.all()
-
-    def planned(self, traced: Traced) -> Planned:
-        """All of a trace after the pipeline, for `explain`."""
-        return self._planner.planned(traced.tree.graph(), self.target)
-
-    @property
-    def interpreted(self) -> str | None:
-        """Why every call runs in the interpreter, or None."""
-        return self._trees.interpreted
-
     def close(self) -> None:
-        """Ends the pins of what all runs begin with, in every backend it ran on. A later call pins them anew."""
-        self._planner.pins.close()
+        """End the pins of what all runs begin with, in every backend it ran on. A later call pins them anew."""
+        self.planner.pins.close()
 
     def __enter__(self) -> Program:
         return self
@@ -338,6 +319,31 @@ _INSTEAD: Mapping[str, str] = {
     "trace": "program.dump_ir()", "cache": "fn.cache(backend)",
 }  # fmt: skip
 """What a `Function` has and a `Program` has under another name."""
+
+
+class _During:
+    """Takes what a call or batch has cost, however it ends."""
+
+    __slots__ = ("_backend", "_before", "_runs", "_start", "_stats")
+
+    def __init__(self, stats: Stats, runs: int, backend: Backend) -> None:
+        self._stats, self._runs, self._backend = stats, runs, backend
+
+    def __enter__(self) -> None:
+        self._before, self._start = self._backend.counters(), perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._stats.runs += self._runs
+        self._stats.run_seconds = perf_counter() - self._start
+        self._stats.counters = self._backend.counters() - self._before
+
+
+def checked_ahead(ahead: str) -> Ahead:
+    """How far to ask ahead. Raises ParameterError."""
+    try:
+        return Ahead(ahead)
+    except ValueError:
+        raise ParameterError(f"ahead={ahead!r}: {', '.join(map(repr, map(str, Ahead)))}", loc=caller_loc()) from None
 
 
 def _in_order(states: Mapping[int, State], errors: str) -> list[State]:

@@ -1,0 +1,164 @@
+"""Async programs: a read inside one suspends its task and not the loop.
+
+Each step of a task runs in a greenlet (as in SQLAlchemy's asyncio layer). Where the step has to wait for an answer, wherever in
+user code or in C that is, it hands a future to its task, as `await` would, and goes on when that is done. Tasks that a program
+creates get the same by the loop's task factory. So reading is an await point, with what that means: other tasks run meanwhile,
+and the task may be cancelled there.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
+# (what coroutines yield and take is Any by nature)
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from greenlet import getcurrent, greenlet
+
+from lmc import waiting
+
+T = TypeVar("T")
+
+
+class _Step(greenlet):
+    """One step of a task, up to where it awaits. Its parent is whoever drives it now."""
+
+    __slots__ = ("closing",)
+
+
+class Suspendable(Coroutine[Any, Any, T]):
+    """A coroutine whose steps are suspended where they read what is not there yet. Awaitable, and what a task may run."""
+
+    __slots__ = ("__weakref__", "_coroutine", "_suspended")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._suspended: _Step | None = None  # inside a step, while it waits for an answer
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self  # type: ignore[return-value]  # it has the methods of a generator
+
+    def __iter__(self) -> Suspendable[T]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        step = self._suspended
+        if step is None:
+            return self._run(_fresh(self._coroutine.send), value)
+        return self._run(step)
+
+    def throw(self, typ: Any, val: Any = None, tb: Any = None) -> Any:
+        error = typ if val is None else val
+        if self._suspended is not None:
+            return self._run(self._suspended, error=error)
+        return self._run(_fresh(self._coroutine.throw), error if isinstance(error, BaseException) else error())
+
+    def close(self) -> None:
+        """End it. What it still waits for on its way out is waited for by the whole thread, since nobody drives it any more."""
+        step = self._suspended
+        if step is None:
+            return self._coroutine.close()
+        self._suspended, step.closing = None, True
+        step.parent = getcurrent()
+        with contextlib.suppress(GeneratorExit, StopIteration):
+            step.throw(GeneratorExit)
+            self._coroutine.close()  # it has caught the exception, and awaits something
+
+    def _run(self, step: _Step, *args: Any, error: Any = None) -> Any:
+        """Drive a step to its end, or to where it waits. Gives what the task is to wait for."""
+        self._suspended = None
+        step.parent = getcurrent()
+        given = step.switch(*args) if error is None else step.throw(error)
+        if not step.dead:
+            self._suspended = step
+        return given
+
+    def __getattr__(self, name: str) -> Any:
+        """What tools that look into tasks ask of a coroutine: its name, its frame, its state."""
+        return getattr(object.__getattribute__(self, "_coroutine"), name)
+
+    def __repr__(self) -> str:
+        return repr(self._coroutine)
+
+
+def _fresh(run: Callable[..., Any]) -> _Step:
+    step = _Step(run)
+    step.gr_context = getcurrent().gr_context  # the task's own, not a copy
+    step.closing = False
+    return step
+
+
+def suspendable(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+    """The coroutine, such that reading inside it suspends the task that runs it."""
+    return coroutine if isinstance(getcurrent(), _Step) else Suspendable(coroutine)
+
+
+def _suspend(signal: waiting.Signal, timeout: float | None) -> bool:
+    """Wait for a signal inside a step; False outside of any."""
+    step = getcurrent()
+    if not isinstance(step, _Step) or step.closing:
+        return False
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def woken() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed while the answer was on its way
+            loop.call_soon_threadsafe(_finish, future)
+
+    if signal.on_set(woken):
+        return True
+    timer = None if timeout is None else loop.call_later(timeout, _finish, future)
+    task = asyncio.current_task()
+    waiting.reading.add(task)
+    try:
+        while not future.done():
+            future._asyncio_future_blocking = True  # type: ignore[attr-defined]  # as `Future.__await__` does
+            step.parent.switch(future)  # type: ignore[union-attr]  # it is driven by somebody
+    finally:
+        waiting.reading.discard(task)
+        if timer is not None:
+            timer.cancel()
+    return True
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+# -- tasks that a program creates ------------------------------------------------------------------------------------------
+
+
+class ProgramTasks:
+    """A task factory: tasks that begin inside a program are suspended where they read; all are made by the factory that was there."""
+
+    def __init__(self, inside: ContextVar[Any], before: Any) -> None:
+        self._inside, self._before = inside, before
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+        context = options.get("context")
+        program = self._inside.get() if context is None else context.get(self._inside)
+        if program is not None and asyncio.iscoroutine(coroutine) and not isinstance(coroutine, Suspendable):
+            coroutine = Suspendable(coroutine)
+        if self._before is None:
+            return asyncio.Task(coroutine, loop=loop, **options)
+        return self._before(loop, coroutine, **options)
+
+
+def prepare(inside: ContextVar[Any]) -> None:
+    """Make the running loop one on which programs run: once for each loop. `inside` has a value inside of programs."""
+    loop = asyncio.get_running_loop()
+    before = loop.get_task_factory()
+    if not isinstance(before, ProgramTasks):
+        loop.set_task_factory(ProgramTasks(inside, before))  # type: ignore[arg-type]
+
+
+waiting.suspends_by(_suspend)

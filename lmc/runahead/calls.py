@@ -1,0 +1,97 @@
+"""Calls of `@lmc.pure` functions that are made ahead, on workers: once for each argument and run. Python's equal call takes the result."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+from lmc.frontend.host import HostFunction
+
+WORKERS = 32
+_PLAIN = (str, int, float, bool, bytes, type(None), complex)
+MAX_CALLS = 256
+"""Calls of one run that are made ahead."""
+
+
+@cache
+def _workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(WORKERS, thread_name_prefix="lmc-pure")
+
+
+class CallsAhead:
+    """The pure calls that were made ahead for one run."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """`wake` is called when one is over, from its thread."""
+        self._wake = wake
+        self._made: dict[Hashable, Future[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def begin(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, Future[Any]] | None:
+        """The call of `fn` on arguments that are data, which begins now if it did not before; None if it cannot be made ahead."""
+        key = _key(fn, args, kwargs)
+        if key is None or (key not in self._made and len(self._made) >= MAX_CALLS):
+            return None
+        if key not in self._made:
+            context = contextvars.Context()  # the program's own variables are none of its business
+            future = self._made[key] = _workers().submit(context.run, fn.fn, *copy.deepcopy(list(args)), **copy.deepcopy(dict(kwargs)))
+            future.add_done_callback(lambda _: self._wake())
+        return key, self._made[key]
+
+    def done(self, key: Hashable) -> bool:
+        """Whether a call is over."""
+        return key in self._made and self._made[key].done()
+
+    def take(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What Python's call gives or raises: an equal call's result, waiting for it, or that of a call of its own.
+
+        What can change is copied, and what cannot be copied as data is given once.
+        """
+        key = _key(fn, args, kwargs) if self._made else None
+        future = None if key is None else self._made.get(key)
+        if future is None or (future.done() and future.exception() is not None):
+            return fn.fn(*args, **kwargs)  # an error has the program's own frames
+        try:
+            result = future.result()
+        except Exception:
+            return fn.fn(*args, **kwargs)
+        if is_data(result):
+            return copy.deepcopy(result)
+        self._made.pop(key, None)
+        return result
+
+    def close(self) -> None:
+        """The run is over: what has not begun is not called."""
+        for future in self._made.values():
+            future.cancel()
+        self._made.clear()
+
+
+def _key(fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
+    """What equal calls have in common: the very function, and equal arguments of equal types. None for arguments that are no data."""
+    found = (_frozen(list(args)), _frozen(dict(kwargs)))
+    return None if None in found else (id(fn), *found)
+
+
+def _frozen(x: Any) -> Hashable | None:
+    kind = type(x)
+    if kind in _PLAIN:
+        return (kind, repr(x) if kind in (float, complex) else x)
+    if kind in (list, tuple):
+        parts = [_frozen(part) for part in x]
+        return None if None in parts else (kind, *parts)
+    if kind is dict:
+        parts = [_frozen(list(pair)) for pair in x.items()]
+        return None if None in parts else (kind, *parts)
+    return None
+
+
+def is_data(x: Any) -> bool:
+    """Whether an object is plain data through and through."""
+    return _frozen(x) is not None

@@ -1,0 +1,259 @@
+"""What comes next, by evaluating the program abstractly from its first line with the answers that are there, and asking it ahead."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmc.backend.base import Result
+from lmc.config import log
+from lmc.errors import LmcError
+from lmc.frontend.capture.evaluation import Evaluation, Outcome
+from lmc.frontend.capture.outside import Outside
+from lmc.frontend.capture.values import NOTHING, Deps, Unknown, join
+from lmc.frontend.emitter import taken
+from lmc.frontend.host import HostFunction
+from lmc.frontend.interpreter import Function
+from lmc.frontend.live import LiveEmitter, Run
+from lmc.frontend.options import Options
+from lmc.frontend.primitives import GenExpr, SelectExpr
+from lmc.frontend.state import State
+from lmc.prompt import Excerpt, Gen, Mark, Origin, Prompt, Select, Special, make_gen, make_select
+from lmc.runahead.calls import is_data
+from lmc.runahead.ledger import Address, Ledger
+
+
+class Hole:
+    """A prompt that is not known to its end: `deps` are the answers that would tell it, None: only Python can."""
+
+    __slots__ = ("deps",)
+
+    def __init__(self, deps: Deps) -> None:
+        self.deps = deps
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An answer in an evaluation: its address, and its result if it was asked for."""
+
+    address: Address
+    result: Result | None
+
+
+class AheadEmitter:
+    """What the states of an evaluation write to: asks go to the ledger, as guesses."""
+
+    def __init__(self, ledger: Ledger, run: Run, evaluation: Evaluation | None = None, places: dict[Result, Address] | None = None) -> None:
+        self.ledger, self.run, self.evaluation = ledger, run, evaluation
+        self._template = run.backend.chat_template
+        self._places: dict[Result, Address] = {} if places is None else places
+
+    def nested(self, options: Options) -> AheadEmitter | None:
+        if options.budget is not None or options.timeout is not None or options.stream or options.journal is not None:
+            return None
+        run = self.run._replace(defaults=options.defaults(self.run.defaults), backend=options.backend or self.run.backend)
+        if options.seed is not None:
+            run = run._replace(seed=options.seed, item=0)
+        return AheadEmitter(self.ledger, run, self.evaluation, self._places)
+
+    # -- prompts
+
+    def root(self) -> Prompt | Hole:
+        return Prompt()
+
+    def lost(self, deps: Deps) -> Hole:
+        return Hole(deps)
+
+    def append(self, ctx: Any, text: str | Special | Unknown) -> Any:
+        if isinstance(text, Unknown):
+            return Hole(join(_deps(ctx), text.deps))
+        return ctx if isinstance(ctx, Hole) else ctx.append(text)
+
+    def image(self, ctx: Any, source: Any, num_frames: Any = None) -> Hole:
+        return Hole(None)  # what a file holds is read when the request is made
+
+    def role_begin(self, ctx: Any, role: str, previous: str | None) -> Any:
+        parts = self._template.begin(role, previous)  # raises for a role that the template lacks, in the evaluation, too
+        return ctx if isinstance(ctx, Hole) else ctx.append(*parts, Mark(role, "begin"))
+
+    def role_end(self, ctx: Any, role: str) -> Any:
+        return ctx if isinstance(ctx, Hole) else ctx.append(Mark(role, "end"), *self._template.end(role))
+
+    def splice(self, ctx: Any, other: Any, since: Any) -> Any:
+        found = self._nodes(other, since)
+        if isinstance(found, Hole):
+            return Hole(join(_deps(ctx), found.deps))
+        if isinstance(ctx, Hole):
+            return ctx
+        for node in found:
+            if node.parts:
+                ctx = ctx.append(*node.parts)
+            if node.result is not None:
+                ctx = ctx.append(node.result.output().text)
+        return ctx
+
+    def separate_reasoning(self, before: Any, after: Any, take: Callable[[str], str]) -> Any:
+        if isinstance(before, Hole) or isinstance(after, Hole):
+            return Hole(join(_deps(before), _deps(after)))
+        if not _there(after.result):
+            return Hole(self._needed(after.result))
+        return before.append(Excerpt(after, take))
+
+    # -- asks
+
+    def gen(self, ctx: Any, expr: GenExpr, stream: str, ordinal: int) -> tuple[Any, Pending]:
+        deps = _deps_of(expr.given.values())
+        make = lambda origin: make_gen(self.run.defaults, expr.given, origin, expr.name, expr.loc)
+        return self._ask(ctx, make, deps, expr, stream, ordinal)
+
+    def select(self, ctx: Any, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Any, Pending]:
+        choices = expr.choices
+        deps = choices.deps if isinstance(choices, Unknown) else _deps_of([*choices, expr.temperature, expr.choices_method])
+        make = lambda origin: make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc)
+        return self._ask(ctx, make, deps, expr, stream, ordinal)
+
+    def _ask(
+        self, ctx: Any, make: Callable[[Origin], Gen | Select], deps: Deps, expr: GenExpr | SelectExpr, stream: str, ordinal: int
+    ) -> tuple[Any, Pending]:
+        run, evaluation = self.run, self.evaluation
+        assert evaluation is not None
+        address: Address = (run.seed, run.item, stream, ordinal)
+        entry = self.ledger.asked.get(address)
+        if entry is not None:  # Python was here: its prompt and answer, whatever was thought before
+            _, asked, after = entry
+            if asked.loc == expr.loc:
+                evaluation.confirm()
+            return after, self._pending(address, after)
+        here: Deps = frozenset([address])
+        if isinstance(ctx, Hole) or deps is None or deps:
+            evaluation.blocked(join(_deps(ctx), deps))
+            return Hole(here), Pending(address, None)
+        try:
+            ask = make(Origin(*address))
+        except LmcError:  # Python raises it here; nothing is asked
+            return Hole(None), Pending(address, None)
+        sampled = (ask.params.temperature if isinstance(ask, Gen) else ask.temperature) > 0
+        if evaluation.shifted and sampled:
+            return Hole(here), Pending(address, None)
+        after = self.ledger.guess(address, ctx, ask, run, certain=evaluation.certain)
+        return (Hole(here), Pending(address, None)) if after is None else (after, self._pending(address, after))
+
+    def _pending(self, address: Address, after: Prompt) -> Pending:
+        assert after.result is not None
+        self._places[after.result] = address
+        return Pending(address, after.result)
+
+    # -- reading
+
+    def _needed(self, *results: Result | None) -> Deps:
+        """The addresses of answers that are not there."""
+        deps: Deps = NOTHING
+        for result in results:
+            if not _there(result):
+                place = None if result is None else self._places.get(result)
+                failed = result is not None and result.done
+                deps = join(deps, None if place is None or failed else frozenset([place]))
+        return deps
+
+    def _nodes(self, ctx: Any, since: Any) -> list[Prompt] | Hole:
+        """What a prompt has behind an ancestor, if all of it is known."""
+        if isinstance(ctx, Hole):
+            return ctx
+        if isinstance(since, Hole):
+            return Hole(None)
+        try:
+            nodes = ctx.nodes_after(since)
+        except ValueError:  # the prompt is Python's own, and the ancestor was thought of
+            return Hole(None)
+        answers = [node.result for node in nodes if node.result is not None]
+        answers += [part.result for node in nodes for part in node.parts if isinstance(part, Excerpt)]
+        missing = [answer for answer in answers if not _there(answer)]
+        return Hole(self._needed(*missing)) if missing else nodes
+
+    def read(self, answer: Pending) -> Any:
+        return self._of(answer, lambda output: output.value)
+
+    def read_part(self, answer: Pending, take: Callable[[str], str]) -> Any:
+        return self._of(answer, lambda output: taken(output.value, take))
+
+    def meta(self, answer: Pending) -> Any:
+        return self._of(answer, lambda output: copy.deepcopy(output.meta))
+
+    def _of(self, answer: Pending, part: Callable[[Any], Any]) -> Any:
+        result = answer.result
+        if result is None or not result.done:
+            return Unknown(frozenset([answer.address]))
+        return Unknown(None) if result.error is not None else part(result.output())
+
+    def text(self, ctx: Any, since: Any = None) -> Any:
+        found = self._nodes(ctx, since)
+        return Unknown(found.deps) if isinstance(found, Hole) else ctx.text(since)
+
+    def messages(self, ctx: Any) -> Any:
+        found = self._nodes(ctx, None)
+        return Unknown(found.deps) if isinstance(found, Hole) else ctx.messages()
+
+    def wait(self, ctx: Any) -> None:
+        return None
+
+    def error(self, ctx: Any) -> Any:
+        found = self._nodes(ctx, None)
+        return Unknown(found.deps) if isinstance(found, Hole) else None
+
+    def usage(self, answers: Iterable[Any], stream: str = "") -> Any:
+        return Unknown(None)
+
+    def pure(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        begun = self.ledger.call(fn, args, kwargs)
+        if begun is None:
+            return Unknown(None)
+        key, future = begun
+        if not future.done():
+            return Unknown(frozenset([key]))
+        if future.cancelled() or future.exception() is not None or not is_data(result := future.result()):
+            return Unknown(None)
+        return copy.deepcopy(result)
+
+
+def _there(result: Result | None) -> bool:
+    return result is not None and result.done and result.error is None
+
+
+def _deps(ctx: Any) -> Deps:
+    return ctx.deps if isinstance(ctx, Hole) else NOTHING
+
+
+def _deps_of(values: Iterable[Any]) -> Deps:
+    """What is needed to know all of several arguments, lists of texts included."""
+    found: Deps = NOTHING
+    for value in values:
+        if isinstance(value, Unknown):
+            found = join(found, value.deps)
+        elif value.__class__ in (list, tuple):
+            found = join(found, _deps_of(value))
+        elif value.__class__ is dict:
+            found = join(found, _deps_of(value.values()))
+    return found
+
+
+class ProgramSource:
+    """Evaluates one run of a program. What it reads of the outside it reads once, when it first needs it."""
+
+    def __init__(self, function: Function, bound: inspect.BoundArguments, state: State) -> None:
+        assert isinstance(state.emitter, LiveEmitter)
+        self.function, self.stream, self.outside = function, state.stream, Outside(bound)
+
+    def evaluate(self, ledger: Ledger, run: Run, awaited: Sequence[Result]) -> Sequence[frozenset[Any]]:
+        emitter = AheadEmitter(ledger, run)
+        evaluation = Evaluation(
+            self.function, self.outside, emitter, stream=self.stream, profile=ledger.profile,
+            paused=lambda: all(answer.done for answer in awaited),
+        )  # fmt: skip
+        emitter.evaluation = evaluation
+        outcome: Outcome = evaluation.run()
+        if outcome.stopped is not None:
+            log("ahead", f"{self.function.name}: {outcome.reason} at {outcome.stopped}")
+        return outcome.waits

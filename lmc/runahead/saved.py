@@ -1,0 +1,214 @@
+"""Programs as files: how one was compiled, its graph, what its runs have taught, and the name of its function. Reading one executes nothing.
+
+A file is data: a line that says what it is, and JSON. The function is imported by its name at the first call, and has to have
+the source that it had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmc import codec
+from lmc.errors import LmcError, Loc, ProgramError
+from lmc.frontend.interpreter import Function
+from lmc.frontend.opening import source_digest
+from lmc.frontend.primitives import caller_loc
+from lmc.ir import text
+from lmc.ir.core import Graph
+from lmc.ir.verifier import verify
+
+if TYPE_CHECKING:
+    from lmc.runahead.program import Program
+
+VERSION = 2
+MAGIC = "lmc-program"
+_BAD = (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError)
+"""What reading a file raises that holds something else than a program."""
+_ANNOTATIONS: Mapping[str, type] = {t.__name__: t for t in (str, int, float, bool)}
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, program: Program) -> None:
+    """Write a program to a file, at once: nobody sees half of it. Raises ProgramError."""
+    data = {
+        "program": _function(program.function),
+        "compiled": {
+            "opt": program.opt, "outputs": None if program.outputs is None else list(program.outputs), "aggressive": program.aggressive,
+            "ahead": str(program.ahead),
+        },
+        "graph": text.print_graph(program.graph()).splitlines(),
+        "measured": program.profile.measured(),
+    }  # fmt: skip
+    body = json.dumps(data, ensure_ascii=False, indent=1).encode("utf-8", "surrogatepass")
+    content = f"{MAGIC} {VERSION} {_checksum(body)}\n".encode() + body
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        beside.write_bytes(content)
+        os.replace(beside, path)
+    except (OSError, ValueError) as error:
+        beside.unlink(missing_ok=True)
+        raise ProgramError(f"{str(path)!r} cannot be written: {getattr(error, 'strerror', None) or error}", loc=caller_loc()) from None
+
+
+def _function(function: Function) -> dict[str, Any]:
+    """The name of a program's function, a digest of its source, and its parameters."""
+    func: Any = function.func
+    if isinstance(function, SavedFunction):
+        return function.data
+    qualname = getattr(func, "__qualname__", None)
+    if not isinstance(func, types.FunctionType) or not isinstance(qualname, str) or "<" in qualname:
+        raise ProgramError(
+            f"{function.described} cannot be saved: no other process could find its function by a name; define it at the top of a module", loc=caller_loc()
+        )
+    state, *parameters = function.signature.parameters.values()
+    return {
+        "name": function.name, "module": func.__module__, "qualname": qualname, "file": func.__code__.co_filename, "line": func.__code__.co_firstlineno,
+        "doc": func.__doc__, "source": function.digest, "async": function.is_async, "spec_tokens": function.num_api_spec_tokens,
+        "state": [state.name, int(state.kind)], "parameters": [_parameter_data(function, p) for p in parameters],
+        "bound": [[name, _encoded(function, name, x)] for name, x in function.bound.items()],
+    }  # fmt: skip
+
+
+def _parameter_data(function: Function, p: inspect.Parameter) -> list[Any]:
+    annotation = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", None)
+    default = [] if p.default is p.empty else [_encoded(function, p.name, p.default)]
+    return [p.name, int(p.kind), annotation if annotation in _ANNOTATIONS else None, *default]
+
+
+def _encoded(function: Function, name: str, x: Any) -> Any:
+    try:
+        return codec.encode(x)
+    except codec.NotData as error:
+        raise ProgramError(f"{function.described} cannot be saved: what its parameter {name!r} holds is not data: {error}", loc=caller_loc()) from None
+
+
+def _checksum(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=12).hexdigest()
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+class SavedFile:
+    """A program's file. `read` executes nothing."""
+
+    def __init__(self, path: str, data: Mapping[str, Any]) -> None:
+        self.path = path
+        compiled = data["compiled"]
+        self.opt, self.outputs, self.aggressive, self.ahead = int(compiled["opt"]), compiled["outputs"], bool(compiled["aggressive"]), str(compiled["ahead"])
+        if self.opt not in (0, 1) or not (self.outputs is None or all(type(name) is str for name in self.outputs)):
+            raise ValueError("options of the compiler that there are not")
+        self.measured: Mapping[str, Any] = dict(data["measured"])
+        self.graph: Graph = text.parse("\n".join(data["graph"]), path)
+        verify(self.graph)
+        self.function = SavedFunction(dict(data["program"]), path)
+
+    @classmethod
+    def read(cls, path: Path) -> SavedFile:
+        """Raises ProgramError that says what is wrong with the file and what to do; IRError for a graph that is none."""
+        name = str(path)
+        try:
+            content = path.read_bytes()
+        except (OSError, ValueError) as error:
+            raise ProgramError(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}", loc=caller_loc()) from None
+        first, _, body = content.partition(b"\n")
+        magic, version, checksum = (*first.decode("ascii", "replace").split(" "), "", "", "")[:3]
+        if magic != MAGIC:
+            raise ProgramError(f"{name!r} is not a saved program: program.save(path) writes such files", loc=caller_loc())
+        if version != str(VERSION):
+            raise ProgramError(
+                f"{name!r} has format {version:.20} of saved programs, and this lmc reads format {VERSION}: save the program again with this lmc, or load it "
+                "with the lmc that wrote it", loc=caller_loc())  # fmt: skip
+        if checksum != _checksum(body):
+            raise ProgramError(f"{name!r} is damaged: it was cut off or changed since it was written; save the program again", loc=caller_loc())
+        try:
+            return cls(name, json.loads(body))
+        except LmcError:
+            raise
+        except _BAD as error:
+            raise ProgramError(f"{name!r} does not hold a program: {type(error).__name__}: {error}; save the program again", loc=caller_loc()) from None
+
+
+class SavedFunction(Function):
+    """The program of a file: its parameters, and its function when it is called first."""
+
+    def __init__(self, data: dict[str, Any], path: str) -> None:
+        self.data, self.path = data, path
+        self.name, self.module, self.qualname = _text(data["name"]), _text(data["module"]), _text(data["qualname"])
+        self.loc = Loc(_text(data["file"]), int(data["line"]))
+        self.__name__, self.__qualname__, self.__module__, self.__doc__ = self.name, self.qualname, self.module, data["doc"]
+        self.num_api_spec_tokens, self.is_async = data["spec_tokens"], bool(data["async"])
+        self._prefix = None
+        self.bound = {_text(name): codec.decode(x) for name, x in data["bound"]}
+        state = inspect.Parameter(data["state"][0], inspect._ParameterKind(data["state"][1]))  # pyright: ignore[reportPrivateUsage]
+        self._takes(inspect.Signature([state, *[_parameter(*p) for p in data["parameters"]]]))
+
+    @property
+    def digest(self) -> str:
+        return _text(self.data["source"])
+
+    @property
+    def func(self) -> Callable[..., Any]:  # type: ignore[override]
+        """The function, imported by its name. Raises ProgramError where it is not to be had, or has another source now."""
+        return self._found
+
+    @cached_property
+    def _found(self) -> Callable[..., Any]:
+        name = f"{self.module}:{self.qualname}"
+        found = _looked_up(self.module, self.qualname, str(self.data["file"]))
+        found = found.func if isinstance(found, Function) else found
+        if not isinstance(found, types.FunctionType):
+            raise ProgramError(f"{self.path!r} is a program whose function is {name} ({self.loc}), and that is not there", loc=caller_loc())
+        if source_digest(found) != self.digest:
+            raise ProgramError(
+                f"{self.path!r} was saved when {name} had another source ({self.loc}): save the program again, or compile it as it is now", loc=caller_loc()
+            )
+        return found
+
+
+def _looked_up(module: str, qualname: str, file: str) -> Any:
+    """What has a name in a module, which is imported; of a script, in the file of that."""
+    try:
+        if module != "__main__":
+            found: Any = importlib.import_module(module)
+        elif _has(found := sys.modules["__main__"], qualname):
+            pass
+        elif os.path.isfile(file) and (spec := importlib.util.spec_from_file_location("lmc_saved_program", file)) is not None and spec.loader is not None:
+            found = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(found)
+    except ImportError:
+        return None
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _has(module: Any, qualname: str) -> bool:
+    return getattr(module, qualname.split(".")[0], None) is not None
+
+
+def _text(x: Any) -> str:
+    if type(x) is not str:
+        raise TypeError(f"{x!r:.40} where a text should be")
+    return x
+
+
+def _parameter(name: str, kind: int, annotation: str | None, *default: Any) -> inspect.Parameter:
+    empty = inspect.Parameter.empty
+    return inspect.Parameter(
+        _text(name), inspect._ParameterKind(kind), default=codec.decode(default[0]) if default else empty,  # pyright: ignore[reportPrivateUsage]
+        annotation=empty if annotation is None else _ANNOTATIONS[annotation])  # fmt: skip
