@@ -105,7 +105,7 @@ INTRO = """# The passes
 
 A pass maps a graph to a graph, and gives back the same object when there is nothing to do. It asks the op table what it
 may do with an op: [ir.md](ir.md). A graph is advice about a program that Python runs, so what passes find out becomes annotations of the
-addresses at which the program asks (`lmc/passes/annotate.py`): the ledger looks them up when it submits a request. Every pass is held by tests to
+addresses at which the program asks (`lmc/runahead/annotations.py`): the ledger looks them up when it submits a request. Every pass is held by tests to
 three things: no ask is added or lost, what is asked is the same, and an ask that is made lazy is one that nothing in the graph looks at.
 `aggressive` alone changes prompts, and runs only when it is asked for.
 
