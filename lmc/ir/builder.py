@@ -20,6 +20,11 @@ class Names:
         self._taken = set(taken)
         self._next: dict[str, int] = {}
 
+    def copy(self) -> Names:
+        other = Names(self._taken)
+        other._next = dict(self._next)
+        return other
+
     def reserve(self, name: str) -> None:
         self._taken.add(name)
 
@@ -83,6 +88,7 @@ class Builder:
         self._names = Names(v.name for v in self.params)
         self._labels = Names([entry])
         self._params: dict[str, list[Value]] = {}
+        self._made: dict[Value, Op] = {}
         self._open: dict[str, list[Op]] = {entry: []}
         self._closed: dict[str, Op] = {}
         self._entry = self._current = entry
@@ -122,6 +128,14 @@ class Builder:
         if label not in self._open or label in self._closed:
             raise IRError(f"block ^{label} of @{self.name} is {'closed' if label in self._closed else 'unknown'}")
         self._current = label
+
+    def at_end(self, label: str) -> None:
+        """Makes a block that is closed the current one: nothing more is emitted there."""
+        self._current = label
+
+    def is_empty(self, label: str) -> bool:
+        """Whether nothing was emitted to a block."""
+        return not self._open[label] and label not in self._closed
 
     def block(self, hint: str | None = None) -> str:
         """A new block, which becomes the current one; gives its label."""
@@ -168,6 +182,7 @@ class Builder:
         if self.terminated:
             raise IRError(f"block ^{self._current} of @{self.name} has its terminator already", loc=op.loc)
         self._open[self._current].append(op)
+        self._made.update((v, op) for v in op.results)
 
     def terminate(
         self,
@@ -185,6 +200,23 @@ class Builder:
         op = Op(kind, tuple(operands), (), dict(attrs or {}), tuple(cases), loc, then)
         self._closed[self._current] = op
         return op
+
+    def parent(self, prompt: Operand) -> Operand | None:
+        """The prompt that a prompt goes on from, of ops that were emitted here; None for one that begins or is a parameter."""
+        made = self._made.get(prompt) if isinstance(prompt, Value) else None
+        return made.operands[0] if made is not None and made.operands else None
+
+    def save(self) -> Callable[[], None]:
+        """What takes back all that is emitted from here on."""
+        ops, closed = {label: list(ops) for label, ops in self._open.items()}, dict(self._closed)
+        params, current = {label: list(values) for label, values in self._params.items()}, self._current
+        names, labels = self._names.copy(), self._labels.copy()
+
+        def restore() -> None:
+            self._open, self._closed, self._params, self._current = ops, closed, params, current
+            self._names, self._labels = names, labels
+
+        return restore
 
     def build(self, stage: Stage = "traced") -> Graph:
         """The graph, verified when LMC_VERIFY ≥ 1."""
@@ -310,3 +342,36 @@ def defined(graph: Graph) -> Iterator[Value]:
     for block in graph.blocks:
         yield from block.params
     yield from graph.producer
+
+
+def without_unused_params(graph: Graph) -> Graph:
+    """The graph without parameters of blocks that nothing uses, and what was yielded to them."""
+    while True:
+        used = {v for op in graph.ops() if op.kind not in ("yield", "continue", "break", "loop") for v in op.uses}
+        used |= {op.operands[0] for op in graph.ops() if op.kind == "loop" and isinstance(op.operands[0], Value)}
+        before = -1
+        while len(used) != before:  # what is yielded to a parameter that is used
+            before = len(used)
+            used |= {v for param, given in graph.feeds.items() if param in used for v in given if isinstance(v, Value)}
+        # a loop's body and what follows it take the same values
+        kept = {b.label: [p in used for p in b.params] for b in graph.blocks}
+        for b in graph.blocks:
+            if b.terminator.kind == "loop":
+                both = [any(pair) for pair in zip(*(kept[succ] for succ in b.successors), strict=True)]
+                kept.update(dict.fromkeys(b.successors, both))
+        if all(map(all, kept.values())):
+            return graph
+        graph = with_blocks(graph, tuple(_kept(graph, b, kept) for b in graph.blocks))
+
+
+def _kept(graph: Graph, block: Block, kept: Mapping[str, Sequence[bool]]) -> Block:
+    end = block.terminator
+    params = tuple(p for p, keep in zip(block.params, kept[block.label], strict=True) if keep)
+    if end.kind == "loop":
+        pairs = zip(end.operands[1:], kept[end.then or ""], strict=True)
+        end = with_operands(end, (end.operands[0], *(x for x, keep in pairs if keep)))
+    elif end.kind in ("yield", "continue", "break"):
+        owner = graph.region[block.label] if end.kind == "yield" else graph.loop_around(block.label)
+        to = graph.block[owner or ""].terminator.then or ""
+        end = with_operands(end, tuple(x for x, keep in zip(end.operands, kept[to], strict=True) if keep))
+    return Block(block.label, block.ops, end, params)
