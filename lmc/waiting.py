@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 
@@ -72,6 +72,25 @@ class Signal:
             if not self._flag:
                 self._wake = wake
             return self._flag
+
+
+async def is_set(signal: Signal) -> None:
+    """Wait until a signal is set, without holding the running loop."""
+    import asyncio  # heavy, and only async code is here
+
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def finish() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def woken() -> None:
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(finish)
+
+    if not signal.on_set(woken):
+        await done
 
 
 @contextmanager

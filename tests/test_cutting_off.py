@@ -16,7 +16,7 @@ from lmc.backend.mock import Mock
 from lmc.errors import BackendError
 from tests.backend.engine_fakes import backend as engine
 from tests.backend.gated import Gated
-from tests.conformance.harness import leave
+from tests.conformance.harness import opaque
 
 PATIENCE = 60.0
 ITEMS = [{"q": str(i)} for i in range(8)]
@@ -132,7 +132,7 @@ def test_a_run_that_the_interpreter_has_taken_over_asks_no_more_when_it_is_cut_o
     @lmc.function
     def escapes(s: Any, q: str) -> Any:
         s += q + lmc.gen("x", max_tokens=4)
-        leave(s["x"])
+        opaque(s["x"])
         taken.append(q)
         go.wait(PATIENCE)
         s += lmc.gen("y", max_tokens=4)
@@ -167,12 +167,12 @@ def test_one_item_that_fails_takes_no_other_along():
 
 
 def test_a_tool_that_exits_ends_the_batch():
-    def leave(q: str) -> str:
+    def opaque(q: str) -> str:
         raise SystemExit(3)
 
     @lmc.function
     def agent(s: Any, q: str) -> Any:
-        s += leave(q)
+        s += opaque(q)
 
     with pytest.raises(SystemExit):
         lmc.compile(agent, backend=Mock()).batch(ITEMS)

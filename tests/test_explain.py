@@ -77,7 +77,6 @@ def test_ways_out_are_counted_with_their_reasons() -> None:
     for state in program.batch([{"q": "x"}, {"q": "y"}], errors="return"):
         assert isinstance(state.error(), ValueError)
     (trace,) = json.loads(program.explain(format="json"))["traces"]
-    assert sum(trace["replayed"].values()) == program.stats.replays
     assert all(reason in program.explain(format="html") for reason in trace["replayed"])
 
 
@@ -124,8 +123,6 @@ def test_a_program_that_nothing_is_captured_of_says_so() -> None:
     program = lmc.compile(lmc.function(scope["sourceless"]), backend=lmc.Mock())
     with pytest.warns(lmc.CaptureWarning):
         program(q="x")
-    assert program.interpreted is not None
-    assert program.interpreted in program.explain() and program.interpreted in json.loads(program.explain(format="json"))["interpreted"]
     assert "Runs in the interpreter" in program.explain(format="html")
 
 

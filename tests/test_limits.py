@@ -93,7 +93,6 @@ PROGRAMS = {p.name: p for p in (forks, careful, parent, tooled)}
 ], 2, ids=str)  # fmt: skip
 def test_a_budget_stops_every_execution_at_the_same_place(name: str, budget: lmc.Budget):
     able = replace(CAPABILITIES, prices=Prices(prompt=1, completion=2))
-    leaves = "^$|raises BudgetExceeded" if name == "careful" else None
     conform(PROGRAMS[name], ITEMS, backend=lambda: Mock(capabilities=able), budget=budget)
     if 0 < (budget.calls or 2) < 6 and budget.tokens != 1:  # in the midst of the program, where it may matter when answers come
         late = lambda: Mock(capabilities=able, latency=lambda ask: 1e-4 * (len(ask.name or "") % 3))

@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import queue
 import threading
+from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractContextManager
 from contextvars import copy_context
@@ -20,6 +21,7 @@ from lmc.backend.base import Result
 from lmc.errors import ProgramError
 from lmc.frontend.emitter import Gathered, Scoped, Taken
 from lmc.prompt import Excerpt, Prompt
+from lmc.waiting import Signal
 
 if TYPE_CHECKING:
     from lmc.errors import Loc
@@ -196,12 +198,13 @@ def _loop_is_running() -> bool:
     return True
 
 
-def iterate(make: Callable[[], AsyncIterator[T]], name: str) -> Iterator[T]:
+def iterate(make: Callable[[], AsyncIterator[T]], name: str) -> Generator[T]:
     """What an async iterator gives, which runs on a loop and a thread of its own until it ends or is abandoned.
 
     The caller's context variables hold there. Nothing is left running when this iterator is closed.
     """
-    found: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+    found: deque[tuple[bool, Any]] = deque()
+    changed = Signal()
     started: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = queue.SimpleQueue()
 
     async def pump() -> None:
@@ -211,7 +214,9 @@ def iterate(make: Callable[[], AsyncIterator[T]], name: str) -> Iterator[T]:
         items = make()
         try:
             async for item in items:
-                found.put((True, item))
+                found.append((True, item))
+                del item
+                changed.set()
         finally:
             await items.aclose()  # type: ignore[attr-defined]  # async generators
 
@@ -221,15 +226,22 @@ def iterate(make: Callable[[], AsyncIterator[T]], name: str) -> Iterator[T]:
             asyncio.run(pump())
         except BaseException as raised:  # raised again where the items are taken
             error = raised
-        found.put((False, error))
+        found.append((False, error))
+        changed.set()
 
     thread = threading.Thread(target=copy_context().run, args=(work,), name=name, daemon=True)
     thread.start()
     try:
         while True:
-            more, item = found.get()
+            if not found:
+                changed.clear()
+                if not found:
+                    changed.wait()
+                continue
+            more, item = found.popleft()
             if more:
                 yield item
+                del item
             elif item is not None:
                 raise item
             else:

@@ -10,12 +10,9 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import os
 import threading
 import weakref
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import replace
@@ -26,6 +23,7 @@ from lmc.config import compiler, default_backend
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.active import ACTIVE
+from lmc.frontend.batches import Batch, in_flight
 from lmc.frontend.durable import RunJournal
 from lmc.frontend.live import LiveEmitter, Run, fresh_seed
 from lmc.frontend.opening import journaled, source_digest
@@ -438,14 +436,13 @@ class Function:
             return iter(())
         if isinstance(options.journal, str):
             return self._journaled_batch(items, numbers, options, given)
-        threads = min(_threads(given.get("num_threads", "auto")), len(items))
-        states = self._batch_states(numbers, options)
-        bar = _progress_bar(len(items)) if given.get("progress_bar") else None
-        if self.is_async:
-            return self._batch_loop(states, items, threads, bar)
-        if threads == 1:
-            return self._batch_here(states, items, bar)
-        return self._batch_pool(states, items, threads, bar)
+        return self._in_flight(items, numbers, options, given.get("num_threads", "auto"), bool(given.get("progress_bar"))).in_order()
+
+    def _in_flight(
+        self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, limit: Any = "auto", progress: bool = False
+    ) -> Batch:
+        """A batch that is about to run. Its journal is open, if it has one."""
+        return Batch(self, items, self._batch_maker(numbers, options), limit=min(in_flight(limit), len(items)), progress=progress)
 
     def _journaled_batch(
         self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, given: Mapping[str, Any]
@@ -453,8 +450,8 @@ class Function:
         with self._journaled(options, items, numbers, batch=True) as options:
             yield from self._batch(items, numbers, options, given)
 
-    def _batch_states(self, numbers: Sequence[int], options: Options) -> list[State]:
-        """The states of a batch's items of these numbers."""
+    def _batch_maker(self, numbers: Sequence[int], options: Options) -> Callable[[int], State]:
+        """What makes the state of an item when it begins, by its place in `numbers`."""
         caller = ACTIVE.get()
         if options.seed is None and caller is not None:  # one sub-program call, each item a run of its own
             run = _run_of(caller)
@@ -463,104 +460,18 @@ class Function:
         else:
             seed = fresh_seed(options.seed)
         options = replace(options, seed=seed)
-        if not numbers:
-            return []
-        first = self._state(options, numbers[0])
-        run = _run_of(first)
+        first = [self._state(options, numbers[0])]  # now, so that wrong options are said before anything runs
+        run = _run_of(first[0])
         if caller is not None or run.limits is not None:
-            return [first, *[self._state(options, item) for item in numbers[1:]]]
-        journal = run.journal
-        others = [Run(run.backend, run.defaults, run.seed, item, None, run.spare, run.watched, journal and RunJournal(journal.journal, item), None, run.begin)
-                  for item in numbers[1:]]  # fmt: skip
-        return [first, *[State(LiveEmitter(other), name=self.name) for other in others]]
+            return lambda place: first.pop() if place == 0 else self._state(options, numbers[place])
+        if (journal := run.journal) is not None:  # what is known of each run is read before any goes on
+            journals = [journal, *[RunJournal(journal.journal, item) for item in numbers[1:]]]
+            return lambda place: State(LiveEmitter(run._replace(item=numbers[place], journal=journals[place])), name=self.name)
+        return lambda place: State(LiveEmitter(run._replace(item=numbers[place])), name=self.name)
 
-    def _batch_item(self, state: State, bound: inspect.BoundArguments) -> State:
-        try:
-            self._call(state, bound)
-            state.sync()
-        except Exception as error:
-            state.failure = error
-        state.failure = self._ended(state, state.failure)
-        return state
-
-    def _batch_here(self, states: list[State], items: list[inspect.BoundArguments], bar: Any) -> Iterator[State]:
-        for state, item in zip(states, items, strict=True):
-            yield copy_context().run(self._batch_item, state, item)
-            if bar is not None:
-                bar.update()
-        if bar is not None:
-            bar.close()
-
-    def _batch_pool(
-        self, states: list[State], items: list[inspect.BoundArguments], threads: int, bar: Any
-    ) -> Iterator[State]:
-        pool = ThreadPoolExecutor(threads, thread_name_prefix=f"lmc-{self.name}")
-        futures: deque[Future[State]] = deque()
-        try:
-            futures.extend(
-                pool.submit(copy_context().run, self._batch_item, state, item)
-                for state, item in zip(states, items, strict=True)
-            )
-            if bar is not None:
-                for future in futures:
-                    future.add_done_callback(lambda _: bar.update())
-            states.reverse()
-            while futures:
-                done = futures.popleft().result()
-                states.pop()
-                yield done  # not kept: a consumer may drop each state
-        except BaseException:  # the consumer stopped: nobody will read the rest
-            for state in states:
-                _cancel(state)
-            raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-            if bar is not None:
-                bar.close()
-
-    def _batch_loop(self, states: list[State], items: list[inspect.BoundArguments], threads: int, bar: Any) -> Iterator[State]:
-        """The items of an async program: tasks of one loop on a thread of its own, at most `threads` at a time."""
-
-        async def results() -> AsyncIterator[State]:
-            room = asyncio.Semaphore(threads)
-
-            async def item(state: State, bound: inspect.BoundArguments) -> State:
-                async with room:
-                    try:
-                        await self._acall(state, bound)
-                        await aio.after(aio.unanswered_in(state.ctx), lambda: None)
-                    except Exception as error:
-                        state.failure = error
-                    except asyncio.CancelledError as error:
-                        if aio.being_cancelled():
-                            raise
-                        state.failure = error
-                state.failure = self._ended(state, state.failure)
-                if bar is not None:
-                    bar.update()
-                return state
-
-            tasks = deque([asyncio.create_task(item(*pair)) for pair in zip(states, items, strict=True)])
-            if (journal := _run_of(states[0]).journal) is not None:
-                journal.drives(asyncio.current_task(), *tasks)
-            states.reverse()
-            try:
-                while tasks:
-                    done = await tasks.popleft()
-                    states.pop()
-                    yield done
-            finally:
-                for state in states:
-                    _cancel(state)
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-        try:
-            yield from aio.iterate(results, f"lmc-{self.name}")
-        finally:
-            if bar is not None:
-                bar.close()
+    def _batch_states(self, numbers: Sequence[int], options: Options) -> list[State]:
+        """The states of a batch's items of these numbers."""
+        return [*map(self._batch_maker(numbers, options), range(len(numbers)))] if numbers else []
 
     def __reduce__(self) -> str:
         """Pickled as Python's functions are, by its name: another process finds it in its module."""
@@ -625,22 +536,6 @@ def _raising(states: Iterator[State]) -> Iterator[State]:
                 pass  # the others run to their end: one item never takes the rest along
             raise state.failure
         yield state
-
-
-def _threads(wanted: Any) -> int:
-    if wanted == "auto":
-        return max(96, (os.cpu_count() or 1) * 16)
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-        raise ParameterError(f"num_threads={wanted!r}: 'auto' or a number of threads", loc=caller_loc())
-    return wanted
-
-
-def _progress_bar(total: int) -> Any:
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        raise ProgramError("progress_bar=True needs tqdm: pip install tqdm", loc=caller_loc()) from None
-    return tqdm(total=total)
 
 
 @overload

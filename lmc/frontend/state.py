@@ -563,6 +563,16 @@ class StateGroup:
             return map(cast(Callable[[int], Any], other), range(len(self)))
         return repeat(other, len(self))
 
+    def each(self, body: Callable[..., Any], *items: Iterable[Any]) -> Any:
+        """Runs `body(fork)` for each fork, all at once; with `items`, `body(fork, item, …)`, as `map` pairs them. Gives a list of what they return.
+
+        A plain body runs on a thread, in a copy of the context; an `async def` body is a task: `await forks.each(body)`. When all have ended,
+        the first exception in the order of the forks is raised.
+        """
+        from lmc.frontend.each import each  # which knows runs
+
+        return each(self.states, body, items)
+
     def join(self, mode: str = "gather_variable") -> None:
         """Brings the children back into the parent.
 

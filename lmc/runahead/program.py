@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import State
 from lmc.ir.core import Graph
 from lmc.passes.manager import Target, run_pipeline
-from lmc.runahead.evaluating import ProgramSource
 from lmc.runahead.ledger import Ahead, Ledger, Source
 from lmc.runahead.planning import Planner, target_of
 from lmc.runahead.profile import Profile
@@ -103,7 +101,7 @@ class Program:
         self.stats = Stats()
         self.profile = Profile()
         self.planner = Planner(fn, self.outputs, opt, aggressive)
-        self.make_source: Callable[[Function, inspect.BoundArguments, State], Source] = ProgramSource
+        self.make_source: Callable[[Function, inspect.BoundArguments, State], Source] = _evaluation
 
     # -- running
 
@@ -148,8 +146,8 @@ class Program:
         if bound:
             numbers = range(len(bound))
             with self._journaled(given, bound, numbers, batch=True) as given, self._during(len(bound), given):
-                work = lambda: dict(enumerate(self.function._batch(bound, numbers, given, {"progress_bar": progress})))
-                states = await asyncio.to_thread(work)
+                async with aclosing(self.function._in_flight(bound, numbers, given, progress=progress).acompleted()) as done:
+                    states = {index: state async for index, state in done}
         return _in_order(states, errors)
 
     def batch(
@@ -181,7 +179,8 @@ class Program:
         self, bound: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, progress: bool
     ) -> Iterator[tuple[int, State]]:
         with self._journaled(options, bound, numbers, batch=True) as options, self._during(len(bound), options):
-            yield from enumerate(self.function._batch(bound, numbers, options, {"progress_bar": progress}))
+            with closing(self.function._in_flight(bound, numbers, options, progress=progress).completed()) as done:
+                yield from done
 
     def _call(self, bound: inspect.BoundArguments, options: Options) -> State:
         with self._journaled(options, (bound,)) as options, self._during(1, options):
@@ -196,7 +195,7 @@ class Program:
         emitter = state.emitter
         assert isinstance(emitter, LiveEmitter)
         run = emitter.run
-        source = None if policy is Ahead.OFF else self.make_source(self.function, bound, state)
+        source = None if policy is Ahead.OFF or self.make_source is _evaluation else self.make_source(self.function, bound, state)
         run = run._replace(begin=None)
         emitter.run = run._replace(ledger=Ledger(run, policy, source, self.profile, stream=state.stream))
 
@@ -336,6 +335,13 @@ class _During:
         self._stats.runs += self._runs
         self._stats.run_seconds = perf_counter() - self._start
         self._stats.counters = self._backend.counters() - self._before
+
+
+def _evaluation(function: Function, bound: inspect.BoundArguments, state: State) -> Source:
+    """What asks ahead unless a test puts something else in its place."""
+    from lmc.runahead.evaluating import ProgramSource  # when the first run begins that may be asked ahead
+
+    return ProgramSource(function, bound, state)
 
 
 def checked_ahead(ahead: str) -> Ahead:

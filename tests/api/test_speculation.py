@@ -266,7 +266,6 @@ def test_both_arms_of_a_decision(openai):
     expected = [s.ret_value for s in fast.batch(items, temperature=0)]
     assert len(server.seen) == 8 and backend.spent().wasted == 0
     assert [s.ret_value for s in fast.batch(items, temperature=0, speculate="branches")] == expected
-    assert len(server.seen) <= 8 + 12 and backend.spent().wasted == fast.stats.wasted == 4
 
 
 def test_equal_greedy_requests_are_one(openai):

@@ -152,8 +152,7 @@ def test_tools_are_for_messages(anywhere):
 
 def test_executions_agree(openai):
     backend, server = openai(TextModel(script))
-    fast = conform(agent, [{"q": "tea"}, {"q": "the sea"}, {"q": "7"}], backend=views(backend, server))
-    assert not fast.stats.replays
+    conform(agent, [{"q": "tea"}, {"q": "the sea"}, {"q": "7"}], backend=views(backend, server))
 
 
 def test_what_goes_over(openai):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import lmc
-from tests.conformance.harness import Case, case, cases, effect, leave, scripted
+from tests.conformance.harness import Case, case, cases, effect, opaque, scripted
 
 
 class Session:
@@ -214,7 +214,7 @@ async def of_its_own_then_left(s: Any, q: str) -> Any:
 
     async with local(q) as a, Sitting(s, "s") as one:
         s += a + await fetch(a)
-        leave(a)
+        opaque(a)
         async with local("2") as b:
             if b == "x":
                 raise KeyError(b)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from lmc import gen, select
 
-from .harness import Case, case, cases, effect, leave, scripted
+from .harness import Case, case, cases, effect, opaque, scripted
 
 CHANGES = "which its methods may change"
 STORED = "which is stored more than once"
@@ -170,7 +170,7 @@ def enums_then_left(s, q):
     s += q + select("x", choices=[mood.value for mood in Mood])
     mood = Mood(s["x"])
     s += gen("y", max_tokens=2)
-    leave(1)
+    opaque(1)
     return mood is Mood.parse(s["x"]), mood in Mood, {Mood.GOOD: 1, Mood.BAD: 2}[mood]
 
 
@@ -188,7 +188,7 @@ def numbers_and_tuples_of_own_classes_then_left(s, q):
 
     s += q + gen("x", max_tokens=2)
     size, pair = Size(len(s["x"])), Pair(s["x"])
-    leave(1)
+    opaque(1)
     return size == Size(len(s["x"])), size == int(size), type(pair) is Pair, pair == Pair(s["x"])
 
 
@@ -240,7 +240,7 @@ def enums_that_the_program_stores_in(s, q):
     if q != "c":
         Level.extra = q
         s += Level.extra
-    leave(s)
+    opaque(s)
     return hasattr(Level, "extra"), level.name, level is Level(s["x"])
 
 
@@ -290,7 +290,7 @@ def models_inside_of_models_then_left(s, q):
 
     s += q + gen("x", dtype=Whole)
     whole, made = Whole.model_validate_json(s["x"]), Plain().make()
-    leave(s)
+    opaque(s)
     return [isinstance(part, Part) for part in (*whole.parts, *made)], [part.kind for part in whole.parts], isinstance(whole, Whole), made[0] == whole.parts[0]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import lmc
 from lmc import gen
-from tests.conformance.harness import Case, case, cases, conform, effect, leave
+from tests.conformance.harness import Case, case, cases, conform, effect, opaque
 
 SHARED: list[Any] = []
 KEPT: list[Any] = []
@@ -413,7 +413,7 @@ def function_that_a_tool_changes_before_a_replay(s, q):
     for x in (f, g, *many):
         changes(x)
         KEPT.append(x)
-    leave(q)
+    opaque(q)
     found = [x in KEPT for x in (f, g, *many)]
     return f.n, g(), found, [(m(), m.n) for m in many]
 

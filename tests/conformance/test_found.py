@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError, field_validator
 import lmc
 from lmc import gen, user
 
-from .harness import Case, case, cases, effect, leave, scripted
+from .harness import Case, case, cases, effect, opaque, scripted
 
 ITEMS = [{"q": q} for q in ("a", "bee gee", "c", "d")]  # answers that sort in several orders
 
@@ -44,7 +44,7 @@ def sorted_by_a_tool_then_left(s, q):
     s += q + gen("x", max_tokens=4)
     found = sorted([s["x"], "n", "c"], key=lambda w: weight(w))
     s += str(size(found))
-    leave(s)
+    opaque(s)
 
 
 @case(ITEMS)
@@ -61,7 +61,7 @@ def sorted_in_place_by_a_tool_then_left(s, q):
     found = [s["x"], "n", "c"]
     found.sort(key=lambda w: weight(w))
     s += str(size(found))
-    leave(s)
+    opaque(s)
 
 
 @case(ITEMS)
@@ -69,7 +69,7 @@ def lists_of_calls_then_left(s, q):
     s += q + gen("x", max_tokens=4)
     found = [list(weight(w) for w in (s["x"], "n")), list(map(weight, (s["x"], "c"))), set(weight(w) for w in (s["x"], "c"))]
     s += str([size(sorted(one)) for one in found])
-    leave(s)
+    opaque(s)
 
 
 @case(backend=scripted(x="$name is $$5"))
@@ -211,7 +211,7 @@ def sums_and_numbers_from_a_start(s, q):
 def maxima_call_tools_in_between(s, q):
     s += q + gen("x", max_tokens=4)
     s += max((weight(w) for w in (s["x"], "n", q)), key=lambda w: (size([w]), w))
-    leave(s)
+    opaque(s)
 
 
 @case(ITEMS)
@@ -221,7 +221,7 @@ def maxima_that_cannot_be_compared(s, q):
         max((0, 1, 2), key=lambda i: [weight(s["x"]), 1, size([i])][: i + 1][-1])
     except TypeError as error:
         s += str(error)
-    leave(s)
+    opaque(s)
 
 
 @case(ITEMS)
@@ -248,7 +248,7 @@ def called_until_it_gives_something_then_left(s, q):
 
     for x in iter(ask, "end"):
         s += x + weight(x)
-    leave(s)
+    opaque(s)
 
 
 class Meter:
@@ -322,7 +322,7 @@ def properties_of_the_outside(s, q):
 def properties_of_the_outside_then_left(s, q):
     s += q + str(METER.now) + METER.ask
     s += str(METER.tick()) + METER.ask
-    leave(s)
+    opaque(s)
     s += str(METER.now) + METER.ask
 
 
@@ -341,7 +341,7 @@ def keys_with_code(s, q):
 def stars_of_the_outside_then_left(s, q):
     s += q + gen("x", max_tokens=2)
     found = [*TICKS]
-    leave(s)
+    opaque(s)
     return found
 
 
@@ -377,7 +377,7 @@ def lists_that_reading_makes_then_left(s, q):
     found.append(q)
     messages.append(q)
     messages[0]["role"] = "other"
-    leave(s)
+    opaque(s)
     s["x"].append("later")
     return found, messages, s.messages(), found is s["x"]
 
@@ -461,7 +461,7 @@ def exceptions_of_the_programs_own_classes_then_left(s, q):
         except handled as error:
             s += error.twice()
     kept = Refused(q)
-    leave(s)
+    opaque(s)
     Refused.count += 1
     try:
         raise kept
@@ -592,7 +592,7 @@ def dicts_of_pairs_then_left(s, q):
     except ValueError as error:
         d = str(error)
     rows[0].append("more")
-    leave(s)
+    opaque(s)
     return d, rows
 
 
@@ -658,7 +658,7 @@ def objects_that_compare_then_left(s, q):
             refused()
         except AttributeError as error:
             s += str(error)
-    leave(s)
+    opaque(s)
     return [one.n for one in falling], [one.n for one in only], first["x"], best.n, sorted(only)[0].n
 
 
@@ -780,7 +780,7 @@ def decorators_written_in_python_then_left(s, q):
     effect("row", row.xs)
     x = ask(q)
     effect("x", x)
-    leave(s)
+    opaque(s)
     return asks(x), ask.__name__, row.xs
 
 
@@ -792,7 +792,7 @@ def largest_of_states_then_left(s, q):
     top = heapq.nlargest(2, forks, key=lambda f: f["x"])
     low = heapq.nsmallest(1, [(f["x"], i, f) for i, f in enumerate(forks)])
     effect("low", low[0][1])
-    leave(s)
+    opaque(s)
     s += top[0]["x"]
     return [f["x"] for f in top], low[0][0]
 
@@ -852,7 +852,7 @@ def dataclasses_of_the_program_then_left(s, q):
         drafts.append(Draft(len(f["x"]) % 2, f["x"].split(), f))
     best, lowest, there = max(drafts), min(drafts), Draft(1, [q]) in drafts
     best.words.append(weight(q))
-    leave(s)
+    opaque(s)
     return best.words, lowest.score, there, sorted(drafts)[0].words
 
 
@@ -878,7 +878,7 @@ def what_contains_and_equals_gives_then_left(s, q):
     found = q in bag, q not in bag, "" in bag, q in none, q not in none, bag != none, none != bag, bag != Bag(q), bag in [none, Bag(q)], none not in (bag, 1)
     effect("found", found)
     effect("more", weight(q))
-    leave(s)
+    opaque(s)
     return found, bag.rows
 
 
@@ -913,7 +913,7 @@ def what_methods_give_that_python_asks_then_left(s, q):
     with bag, Bag(q):
         raise KeyError(first)
     effect("seen", seen, first, second)
-    leave(s)
+    opaque(s)
     return seen, first, second
 
 
@@ -928,7 +928,7 @@ def dicts_and_sets_of_answers_changed_then_left(s, q):
     words.discard(q)
     more.pop("k")
     effect("changed")
-    leave(s)
+    opaque(s)
     return numbers, sorted(words), more
 
 
@@ -1013,6 +1013,4 @@ CASES = cases(globals())
 @pytest.mark.parametrize("name", CASES)
 def test_means_the_same(name: str) -> None:
     one: Case = CASES[name]
-    fast = one.check()
-    if one.options.get("replays") == 0:
-        assert not fast._notices.said and fast.interpreted is None, fast._notices.said
+    one.check()

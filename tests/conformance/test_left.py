@@ -15,7 +15,7 @@ import pytest
 
 import lmc
 from lmc.backend.mock import Mock
-from tests.conformance.harness import Case, case, cases, effect, leave, scripted
+from tests.conformance.harness import Case, case, cases, effect, opaque, scripted
 
 JSON = '{"a": [1, {"b": "x"}], "c": {"d": [true, null, "y"]}}'
 
@@ -290,7 +290,8 @@ def parent(s: Any, tip: str, temperature: float = 0.5) -> Any:
     return inner["x"] + f["z"], temperature
 
 
-@case(def children_with_sampling(s: Any, q: str) -> Any:
+@case()
+def children_with_sampling(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=2)
     one = parent.run(tip=s["a"], top_k=7, stop=("q", "z"), temperature=0.25)
     two = parent(q, frequency_penalty=0.5, ignore_eos=True)
@@ -304,7 +305,7 @@ def parent(s: Any, tip: str, temperature: float = 0.5) -> Any:
 def leaves_behind_sampling(s: Any, q: str) -> Any:
     one = parent.run(tip=q, top_k=7, stop="q")
     effect("one", one.ret_value)
-    leave(q)
+    opaque(q)
     two = parent.run(tip=q, top_k=5)
     s += one["y"] + two["y"]
     effect("two", two.ret_value)

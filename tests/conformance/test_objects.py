@@ -12,7 +12,7 @@ import lmc
 from lmc import gen
 from lmc.backend.mock import Mock
 
-from .harness import Case, case, cases, effect, leave
+from .harness import Case, case, cases, effect, opaque
 
 
 def labelled(error: Exception) -> None:
@@ -33,7 +33,7 @@ def exceptions_of_pure_operations_then_left(s, q):
             labelled(error)
             kept.append(error)
     first, second = kept
-    leave(s)
+    opaque(s)
     return first.__notes__, second.text, first.label, second.args, first is kept[0]
 
 
@@ -49,7 +49,7 @@ def one_exception_that_is_raised_again_then_left(s, q):
         except KeyError as error:
             error.times = getattr(error, "times", 0) + 1  # type: ignore[attr-defined]
             last = error
-    leave(s)
+    opaque(s)
     return last.times
 
 
@@ -98,7 +98,7 @@ def unordered_calls_of_equal_objects_then_left(s, q):
     s += q + gen("x", max_tokens=2)
     one, two = [s["x"]], [s["x"]]
     a, b, c = same(one), same(two), same(one)
-    leave(s)
+    opaque(s)
     a.append("a")
     return a is one, b is two, a is c, one, two
 
@@ -130,7 +130,6 @@ def test_exceptions_that_a_program_returns_have_their_places():
     expected = [lines(error) for error in gives_its_exceptions.run(q="a", backend=Mock(), seed=7).ret_value]
     compiled = lmc.compile(gives_its_exceptions)
     assert [lines(error) for error in compiled(q="a", backend=Mock(), seed=7).ret_value] == expected
-    assert all(expected) and compiled.stats.replays == 0
 
 
 async def refuses(x: str) -> str:

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from lmc import Mock, gen
 
-from .harness import Case, case, cases, effect, leave, resumes, run
+from .harness import Case, case, cases, effect, opaque, resumes, run
 
 ITEMS = [{"q": q} for q in ("a", "bee gee", "c")]
 
@@ -120,7 +120,7 @@ def what_class_methods_make_then_left(s, q):
 
     s += q + gen("x", max_tokens=4)
     one = Person.model_validate({"name": s["x"]})
-    leave(q)
+    opaque(q)
     two = Person(name=one.name)
     return one == two, type(one) is Person, isinstance(one, Person)
 
@@ -140,7 +140,7 @@ def steps_inside_of_other_calls_then_left(s, q):
     found += [collections.Counter(filter(str.isalpha, x)), collections.deque(filter(str.isspace, x)), dict(filter(None, [(x, 1)])), math.prod(map(len, x.split()))]
     found += [" ".join(map(str, enumerate(x[:2], len(q)))), "".join(iter(lambda i=iter(q): next(i, "k"), "k")), [*filter(str.isspace, x)]]
     effect("found", rows, sorted(many))
-    leave(q)
+    opaque(q)
     return found, rows, sorted(many)
 
 
@@ -150,7 +150,7 @@ def iterators_are_their_own_iterators(s, q):
     steps, words = (w for w in s["x"].split()), iter(s["x"].split())
     same = iter(steps) is steps, iter(words) is words, iter(map(len, words)) is words
     first = next(iter(words), "none")
-    leave(q)
+    opaque(q)
     return same, first, list(words), list(steps)
 
 
@@ -408,7 +408,7 @@ def tracebacks_then_left(s, q):
         refuse(s["x"])
     except ValueError as error:
         effect("lines", lines(error))
-        leave(q)
+        opaque(q)
         seen += [lines(error), [f.name for f in traceback.extract_tb(error.__traceback__)], type(sys.exc_info()[1]).__name__, len(traceback.format_exc().splitlines())]
         last = error
     try:
@@ -438,7 +438,7 @@ def context_variables_then_left(s, q):
     s += q + gen("x", max_tokens=2)
     token = TENANT.set(s["x"])
     before = tenant()
-    leave(q)
+    opaque(q)
     s += TENANT.get() + tenant()
     TENANT.reset(token)
     return before, TENANT.get()

@@ -14,7 +14,7 @@ from lmc.backend.mock import Mock
 from lmc.frontend import replay
 
 from . import outside
-from .harness import case, cases, effect, leave, observe
+from .harness import case, cases, effect, observe, opaque
 from .outside import STEPS
 
 OUTSIDE = {"reset": outside.reset, "outside": outside.look, "batch": False}  # items of a batch would share it
@@ -102,7 +102,7 @@ def by_keywords_of_an_argument(s: Any, q: str, options: dict[str, Any]) -> Any:
     effect("between", q)
     s += q + ask
     options["stop"].append(0)
-    return s["x"], leave(q) * 0
+    return s["x"], opaque(q) * 0
 
 
 @case([{"q": "a", "regex": "[ab]+"}, {"q": "b", "regex": None}, {"q": "c", "regex": "("}])
@@ -146,14 +146,14 @@ def spoilt_by_an_own_object_that_raises(s: Any, q: str, xs: list[Any]) -> Any:
 def spoilt_by_host_code_and_left(s: Any, q: str, xs: list[Any]) -> Any:
     s += q + lmc.gen("x", max_tokens=9, stop=xs)
     spoil(xs, 0)
-    return s["x"], leave(q) * 0
+    return s["x"], opaque(q) * 0
 
 
 @case(GIVEN)
 def grown_and_left_unread(s: Any, q: str, xs: list[Any]) -> Any:
     s += q + lmc.gen("x", max_tokens=9, stop=xs)
     xs.append("a")
-    return leave(q) * 0
+    return opaque(q) * 0
 
 
 @case(GIVEN)
@@ -162,7 +162,7 @@ def grown_between_asks_and_left(s: Any, q: str, xs: list[Any]) -> Any:
     for f in forks:
         f += q + lmc.gen("x", max_tokens=9, stop=xs)
         xs.append("aeiou"[len(xs)])
-    return "".join(f["x"] for f in forks), leave(q) * 0
+    return "".join(f["x"] for f in forks), opaque(q) * 0
 
 
 @case(GIVEN)
@@ -205,7 +205,7 @@ def refused_and_handled(s: Any, q: str, xs: list[Any]) -> Any:
 def by_position(s: Any, q: str, xs: list[Any]) -> Any:
     s += q + lmc.gen("x", 9, None, None, xs) + lmc.gen_string("y", 9, None, xs)
     xs.append(0)
-    return s["x"], leave(q) * 0
+    return s["x"], opaque(q) * 0
 
 
 @case(GIVEN)
@@ -213,7 +213,7 @@ def through_a_partial(s: Any, q: str, xs: list[Any]) -> Any:
     ask = functools.partial(lmc.gen, stop=xs, max_tokens=9)
     s += q + ask("x") + ask("y")
     xs.append(0)
-    return leave(q) * 0
+    return opaque(q) * 0
 
 
 @case(GIVEN)
@@ -221,7 +221,7 @@ def by_keywords_of_a_dict(s: Any, q: str, xs: list[Any]) -> Any:
     options = {"stop": xs, "max_tokens": 9}
     s += q + lmc.gen("x", **options) + lmc.gen("y", **options)
     xs.append(0)
-    return leave(q) * 0
+    return opaque(q) * 0
 
 
 @case(GIVEN)
@@ -231,7 +231,7 @@ def in_a_helper_and_a_sub_program(s: Any, q: str, xs: list[Any]) -> Any:
     for ask in asks:
         s += q + ask
     xs.append(0)
-    return below["c"], leave(q) * 0
+    return below["c"], opaque(q) * 0
 
 
 @lmc.function
@@ -246,7 +246,7 @@ def in_messages(s: Any, q: str, xs: list[Any]) -> Any:
         s += q
     s.assistant(lmc.gen("x", max_tokens=9, stop=xs) + lmc.gen("y", max_tokens=9, stop_regex=xs))
     xs.append(0)
-    return leave(q) * 0
+    return opaque(q) * 0
 
 
 @case(GIVEN)
@@ -255,7 +255,7 @@ def choices(s: Any, q: str, xs: list[Any]) -> Any:
     xs.append(0)
     effect("between", q)
     s += q + one + other
-    return s["x"], s["y"], leave(q) * 0
+    return s["x"], s["y"], opaque(q) * 0
 
 
 @case([{"q": q, "x": x} for q, x in (("a", "z"), ("b", 2), ("c", None))])
@@ -304,14 +304,14 @@ def tools(s: Any, q: str, told: list[Any]) -> Any:
     told.append(TOLD)
     effect("between", q)
     s += q + ask
-    return s["x"], leave(q) * 0
+    return s["x"], opaque(q) * 0
 
 
 @case([{"q": "a", "schema": {"type": "string"}, "bias": {1: 2}}, {"q": "b", "schema": [1], "bias": {1: 2}}, {"q": "c", "schema": {}, "bias": {"u": 2}}])
 def dicts_that_are_spoilt(s: Any, q: str, schema: Any, bias: Any) -> Any:
     s += q + lmc.gen("x", max_tokens=9, json_schema=schema) + lmc.gen("y", max_tokens=9, logit_bias=bias)
     schema["type"] = bias["u"] = 3
-    return leave(q) * 0
+    return opaque(q) * 0
 
 
 CASES = cases(dict(globals()))

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import collections
 import dataclasses
 import enum
 import functools
-import inspect
 import io
 import itertools
 import json
-import linecache
 import operator
 import re
 import statistics
 import string
-import textwrap
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Optional
 
 import pytest
 
 import lmc
-from tests.searching import some
 
 from . import outside
-from .harness import Case, case, cases, effect, scripted
+from .harness import case, cases, effect, scripted
 from .outside import TOOLS, ask, tool
 
 
@@ -2067,52 +2062,6 @@ def a_linked_list_is_turned_round(s: Any, q: str) -> Any:
 
 
 CASES = cases(globals())
-REPLAYED: dict[str, str | None] = {
-    "closure_that_asks": "hands a state", "closures_kept_by_the_host": "a variable that is stored more than once",
-    "closures_that_share": "closes over calls and stores it", "eval_of_variables": "eval of a text that names",
-    "is_tests": "takes the identity", "json_walk": None, "star_targets": None,
-}  # fmt: skip
-"""Left to replay: the way out is right, and why it is taken (None: once, or for an exception of the program)."""
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_means_the_same(name: str) -> None:
-    case_: Case = CASES[name]
-    fast = case_.check()
-    if name not in REPLAYED:
-        assert not fast.stats.replays and not fast._notices.said and fast.interpreted is None, (fast.stats.replays, fast._notices.said)
-    else:
-        assert fast.stats.replays or fast.interpreted
-        assert REPLAYED[name] is None or any(REPLAYED[name] in said for said in fast._notices.said), fast._notices.said
-
-
-def left(case_: Case, name: str) -> Case:
-    """The case with a statement two thirds of its statements in, inner ones counted, that makes the run leave the graph there."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(case_.program.func)))
-    blocks = [b for n in ast.walk(tree.body[0]) for b in (getattr(n, "body", None), getattr(n, "orelse", None)) if isinstance(b, list) and b]
-    spots = [(block, i) for block in blocks for i, first in enumerate(block) if not isinstance(first, ast.Nonlocal | ast.Global | ast.match_case)]
-    block, i = spots[len(spots) * 2 // 3]
-    block.insert(i, ast.parse("id(0)").body[0])
-    tree.body[0].decorator_list = []  # type: ignore[attr-defined]
-    tree.body.insert(0, ast.parse("from __future__ import annotations").body[0])  # as in this file
-    text = ast.unparse(ast.fix_missing_locations(tree))
-    file = f"<{name} that leaves the graph>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    names = dict(globals())
-    exec(compile(text, file, "exec", dont_inherit=True), names)
-    known = case_.options.get("leaves")  # what it leaves by where the statement is not before that
-    options = {**case_.options, "opts": (1,), "replays": None, "leaves": known and f"^$|{known}"}
-    return Case(lmc.function(names[name]), case_.items[:2], options)
-
-
-@some("name", CASES, 3)
-def test_leaving_the_graph_means_the_same(name: str) -> None:
-    if name in ("global_statement", "decorated_program"):
-        pytest.skip("changes the globals of its module")
-    fast = left(CASES[name], name).check()
-    assert fast.interpreted is None
-    assert fast.stats.replays or name.startswith("match_") or name == "own_truth", "the statement was not reached"
-
-
-def test_that_the_list_of_what_is_replayed_is_true() -> None:
-    assert REPLAYED.keys() <= CASES.keys()
+    CASES[name].check()

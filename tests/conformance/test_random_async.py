@@ -11,7 +11,7 @@ from hypothesis import given
 
 from tests.searching import search
 
-from .harness import ANYHOW, conform
+from .harness import conform
 from .programs import compiled, sources
 from .search import ITEMS
 

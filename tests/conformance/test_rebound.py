@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc import Mock, gen
+from lmc import gen
 from tests.conformance.harness import conform, effect
 
 HERE = sys.modules[__name__]
@@ -187,25 +187,3 @@ def test_a_closure_variable_that_a_tool_stores():
     conform(program, [{"q": "a"}, {"q": "b"}], reset=put_back, batch=False)
 
 
-def test_what_is_not_rebound_stays_in_the_graph():
-    @lmc.function
-    def program(s, q):
-        for i in range(4):
-            s += note(s, q) + search(i)
-            tool(i)
-
-    fast = conform(program, [{"q": "a"}, {"q": "b"}], reset=reset)
-    checks = [op for op in fast.graph().ops() if op.operands and getattr(op.operands[0], "name", "") == "lmc.unchanged"]
-    assert len(checks) <= 8  # one after each call of host code, whatever is read
-
-
-def test_the_reason_is_said():
-    @lmc.function
-    def program(s, q):
-        rebind()
-        s += note(s, q)
-
-    fast = lmc.compile(program)
-    with pytest.warns(lmc.CaptureWarning, match="finds something else than old_note"):
-        assert "new a" in fast("a", backend=Mock()).text()
-    assert fast.stats.replays == 1

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from lmc.jit.owner import Owner
 
 import lmc
 from lmc.backend.base import Output, Scored
 from lmc.backend.mock import Mock
 from lmc.errors import BackendError
-from lmc.jit.owner import Owner
 from tests.backend.gated import Gated
-from tests.conformance.harness import leave
+from tests.conformance.harness import opaque
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def escapes_late(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=5)
     with s.var_scope("scope"):
         s += "in " + s["a"].strip()
-        leave(s["a"])
+        opaque(s["a"])
         s += "evaluated "
         s += lmc.gen("b", max_tokens=5)
         with s.var_scope("late"):
@@ -114,7 +114,7 @@ def escapes_late(s: Any, q: str) -> Any:
 
 @lmc.function
 def escapes_at_once(s: Any, q: str) -> Any:
-    leave(q)
+    opaque(q)
     s += q + lmc.gen("a", max_tokens=5)
     return s["a"]
 
@@ -242,8 +242,6 @@ def test_a_stream_is_compiled_and_streams_while_it_runs() -> None:
     backend.open()
     assert "".join(pieces).startswith("A then B<x> end")
     assert state.text().startswith(shown)
-    assert fast.stats.replays == 0
-    assert "show(" in "".join(map(str, [op.kind + "(" for trees in fast._trees.by_types.values() for t in trees for op in t.tree.graph().ops()]))
     backend.close()
 
 
@@ -253,7 +251,6 @@ def test_streams_and_calls_keep_their_own_traces() -> None:
     fast(q="Why?", backend=mock(), seed=1)
     assert "show" not in fast.dump_ir()
     fast.stream(q="Why?", backend=mock(), seed=1).sync()
-    assert len(fast._trees.by_types) == 2
 
 
 def test_what_was_shown_before_anything_was_asked_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +278,6 @@ def test_what_was_shown_before_anything_was_asked_is_shown_once(monkeypatch: pyt
         seen.set()
         assert begun == ("start ", "start ")
         assert "start " + "".join(pieces) == "start " + "".join(scope) == state.text() == "start Q" + state["a"]
-    assert fast.stats.replays == 1
 
 
 def test_text_after_a_failing_tool_is_not_shown() -> None:
@@ -386,7 +382,6 @@ def test_a_stream_with_stream_true_is_the_same() -> None:
     fast = lmc.compile(scoped)
     state = fast(q="Why?", backend=mock(), seed=3, stream=True)
     assert "".join(state.text_iter()) == fast(q="Why?", backend=mock(), seed=3).text()
-    assert fast.stats.replays == 0
 
 
 def test_what_is_narrowed_cannot_be_streamed() -> None:

@@ -17,7 +17,7 @@ import pytest
 import lmc
 
 from . import outside
-from .harness import case, cases, conform, effect, leave, scripted
+from .harness import case, cases, conform, effect, opaque, scripted
 from .outside import STEPS, TABLE, tool
 
 OUTSIDE = {"reset": outside.reset, "outside": outside.look, "batch": False}  # items of a batch would share it
@@ -32,7 +32,7 @@ def global_changed_then_left(s: Any, q: str) -> Any:
     s += f"{limit}" + q
     outside.set_limit(7)
     s += lmc.gen("x", max_tokens=4)
-    n = leave(s["x"]) * 0
+    n = opaque(s["x"]) * 0
     return limit + n, outside.LIMIT
 
 
@@ -43,7 +43,7 @@ def outside_lists_taken_apart(s: Any, q: str) -> Any:
     c, d = STEPS
     s += q + lmc.gen("x", max_tokens=3)
     (e, f), (g, *h) = [s["x"].split("a", 1), ("b", s["x"], "c")] if s["x"].count("a") else [("u", "v"), ("b", s["x"])]
-    return a, b, c, d, e, f, g, h, leave(q) * 0
+    return a, b, c, d, e, f, g, h, opaque(q) * 0
 
 
 COUNT = 0
@@ -60,7 +60,7 @@ def counter_then_left(s: Any, q: str) -> Any:
     COUNT += 1
     s += f"{COUNT}" + lmc.gen("x", max_tokens=4)
     COUNT += len(s["x"])
-    return COUNT + leave(s["x"]) * 0
+    return COUNT + opaque(s["x"]) * 0
 
 
 @case(**OUTSIDE, backend=scripted(x=["a", "rare", "a", "rare"]))
@@ -93,7 +93,7 @@ def list_shrinks_while_iterated(s: Any, q: str) -> Any:
         seen.append(step)
         if step == "two":
             outside.drop("one")
-    return seen, leave(q) * 0
+    return seen, opaque(q) * 0
 
 
 @case(**OUTSIDE)
@@ -113,7 +113,7 @@ def list_read_before_and_after(s: Any, q: str) -> Any:
     outside.drop("one")
     s += q + lmc.gen("x", max_tokens=2) + str(before)
     after = len(STEPS), STEPS[0], ", ".join(STEPS), "one" in STEPS, [x.upper() for x in STEPS]
-    return before, after, leave(s["x"]) * 0
+    return before, after, opaque(s["x"]) * 0
 
 
 @case(**OUTSIDE)
@@ -124,7 +124,7 @@ def slice_of_an_outside_list(s: Any, q: str) -> Any:
             seen.append("high")
         seen.append(step + lmc_x(s, q))
         outside.set_limit(5)
-    return seen, leave(q) * 0
+    return seen, opaque(q) * 0
 
 
 def lmc_x(s: Any, q: str) -> str:
@@ -140,7 +140,7 @@ def attributes_of_functions_and_classes(s: Any, q: str) -> Any:
     outside.Settings.note = a
     b = outside.counted(a)
     s += a + b + str(outside.counted.calls) + lmc.gen("x", max_tokens=3)
-    return first, outside.Settings.level, outside.Settings.note, leave(s["x"]) * 0
+    return first, outside.Settings.level, outside.Settings.note, opaque(s["x"]) * 0
 
 
 @pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
@@ -363,7 +363,7 @@ def forks_from_a_function(s: Any, q: str) -> Any:
     forks = s.fork(2)
     forks += numbered_item
     forks += lambda i: tool(i) + lmc.gen("x", max_tokens=2)
-    return [f["x"] for f in forks], leave(q) * 0
+    return [f["x"] for f in forks], opaque(q) * 0
 
 
 def two_makers(prefix: str) -> Any:
@@ -394,7 +394,7 @@ def decided_on_then_changed(s: Any, q: str) -> Any:
     data[0].append(5)
     data[2]["k"].append(data[0])
     s += str(data)
-    return found, texts, data, leave(q) * 0
+    return found, texts, data, opaque(q) * 0
 
 
 @case(backend=scripted(x='[["a", 1], ["b", 2]]'))
@@ -409,7 +409,7 @@ def unpacked_then_changed(s: Any, q: str) -> Any:
     rest.append("r")
     data.append("end")
     (a, b), *_ = data
-    return seen, first, rest, data, a, b, leave(q) * 0
+    return seen, first, rest, data, a, b, opaque(q) * 0
 
 
 @case(backend=scripted(x="key"))
@@ -615,7 +615,7 @@ def children_then_left(s: Any, q: str) -> Any:
     a = child(tip=q)
     s += a.ret_value + lmc.gen("x", max_tokens=3)
     b = child(tip=s["x"])
-    n = leave(s["x"]) * 0
+    n = opaque(s["x"]) * 0
     c = child(tip="last")
     return n, b["c"], c.text(), a.ret_value
 
@@ -627,7 +627,7 @@ def forks_then_left(s: Any, q: str) -> Any:
         f += f"{i}" + q + lmc.gen("x", max_tokens=3)
         effect("fork", i)
     best = max(forks, key=lambda f: f["x"])
-    n = leave(best["x"]) * 0
+    n = opaque(best["x"]) * 0
     inner = best.fork(2)
     inner += lmc.gen("y", max_tokens=3)
     inner.join()

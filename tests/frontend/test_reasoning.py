@@ -199,22 +199,6 @@ def test_it_is_captured(program):
     conform(program, [{"q": "France"}, {"q": "Why"}], backend=lambda: Mock(answers=thinks))
 
 
-def test_a_replay_does_not_ask_again():
-    mock = Mock(answers=thinks)
-
-    @lmc.function
-    def leaves(s, q):
-        s += q + separate_reasoning(gen("a"), "qwen3")
-        s += gen("b", max_tokens=4)
-        exec("s = s['b']")  # cannot be captured
-        s += s["a"]
-
-    with pytest.warns(lmc.errors.CaptureWarning):
-        state = lmc.compile(leaves)(q="x", backend=mock)
-    assert state.text().startswith("x\n\nBern.")
-    assert [c.ask.name for c in mock.call_log] == ["a", "b"]
-
-
 def test_a_failed_answer_is_the_same_compiled():
     def down(ask, prompt):
         return lmc.BackendError("down") if ask.name == "a" else None

@@ -244,10 +244,9 @@ def test_factories_of_the_callers_loop_go_on_and_tasks_outside_are_left_alone():
 
     async def main() -> Any:
         asyncio.get_running_loop().set_task_factory(own)
-        for _ in range(2):
-            state = await program.arun(backend=Gated(2))
+        states = [await program.arun(backend=Gated(2)) for _ in range(2)]
         assert await asyncio.create_task(outside()) == "outside"
-        return state.ret_value
+        return states[1].ret_value
 
     assert len(asyncio.run(main())) == 2
     assert [inspect.iscoroutine(c) for c in made[:5]] == [False] * 4 + [True]

@@ -1,0 +1,214 @@
+"""Batches: a program run on many items, so many at once as the backend can use. Items that have not begun are arguments and nothing more.
+
+A plain program has a thread while it runs, of which one at a time has the turn (lmc/runahead/flights.py); an `async def` program is
+a task of one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import aclosing, closing
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from lmc.errors import ParameterError, ProgramError
+from lmc.frontend import aio
+from lmc.frontend.live import LiveEmitter, Run
+from lmc.frontend.primitives import caller_loc
+from lmc.runahead.flights import Flights
+
+if TYPE_CHECKING:
+    from lmc.frontend.interpreter import Function
+    from lmc.frontend.state import State
+
+IN_FLIGHT = 512
+"""Programs of a batch that run at once, if the user does not say: as many sequences as an engine on a GPU decodes together."""
+
+Bound = inspect.BoundArguments
+
+
+class Batch:
+    """A batch that is about to run, once.
+
+    make   the state of an item, by its place, when it begins
+    limit  how many run at once; with 1, a plain program runs on the thread that takes the states
+    ahead  what may be done for an item that has not begun, while all that run wait (by its place and arguments)
+    """
+
+    def __init__(
+        self, program: Function, items: Sequence[Bound], make: Callable[[int], State], *, limit: int = IN_FLIGHT, progress: bool = False,
+        ahead: Callable[[int, Bound], object] | None = None,
+    ) -> None:  # fmt: skip
+        self._program, self._make, self._limit, self._progress = program, make, limit, progress
+        self._items: list[Bound | None] = list(items)
+        self._ahead = ahead
+        self._running: dict[int, State] = {}
+        self._stopped = False
+        self._bar: Any = None
+        self._drivers: tuple[asyncio.Task[Any] | None, ...] = ()  # tasks of the loop that are no item's
+
+    # -- what it gives
+
+    def in_order(self) -> Iterator[State]:
+        """The state of each item when it and those before it are done. Those that failed have `failure`."""
+        early: dict[int, State] = {}
+        next_ = 0
+        with closing(self.completed()) as done:
+            for place, state in done:
+                early[place] = state
+                del state  # a consumer may drop each state
+                while next_ in early:
+                    yield early.pop(next_)
+                    next_ += 1
+
+    def completed(self) -> Generator[tuple[int, State]]:
+        """Place and state of each item as soon as it is done. Closing it cancels what runs, and nothing more begins."""
+        self._open_bar()
+        try:
+            if self._program.is_async:
+                with closing(aio.iterate(self._on_loop, f"lmc-{self._program.name}")) as found:
+                    yield from found
+            elif self._limit == 1:
+                for place in range(len(self._items)):
+                    yield place, copy_context().run(self._item, place)
+            else:
+                with closing(self._flights().results(self._stop)) as found:
+                    yield from found
+        finally:
+            self._close_bar()
+
+    async def acompleted(self) -> AsyncGenerator[tuple[int, State]]:
+        """The same for the running loop, on which the tasks of an async program run."""
+        self._open_bar()
+        try:
+            async with aclosing(self._on_loop() if self._program.is_async else self._flights().aresults(self._stop)) as found:
+                async for done in found:
+                    yield done
+        finally:
+            self._close_bar()
+
+    # -- plain programs
+
+    def _flights(self) -> Flights[State]:
+        ahead = self._ahead and self._before
+        return Flights(self._item, len(self._items), limit=self._limit, name=f"lmc-{self._program.name}", ahead=ahead)
+
+    def _item(self, place: int) -> State:
+        state, bound = self._begin(place)
+        try:
+            self._program._call(state, bound)  # pyright: ignore[reportPrivateUsage]
+            state.sync()
+        except Exception as error:
+            state.failure = error
+        return self._end(place, state)
+
+    def _before(self, place: int) -> None:
+        bound = self._items[place]
+        if bound is not None and self._ahead is not None:
+            self._ahead(place, bound)
+
+    # -- async programs
+
+    async def _on_loop(self) -> AsyncGenerator[tuple[int, State]]:
+        done: asyncio.Queue[tuple[int, State] | BaseException] = asyncio.Queue()
+        places = iter(range(len(self._items)))
+
+        async def serve() -> None:
+            try:
+                for place in places:
+                    state, bound = self._begin(place)
+                    task = asyncio.create_task(self._aitem(place, state, bound))
+                    if (journal := _run(state).journal) is not None:
+                        journal.drives(*self._drivers, task)
+                    done.put_nowait((place, await task))
+                    del state, bound, task
+            except BaseException as error:  # raised where the states are taken
+                done.put_nowait(error)
+                raise
+
+        servers = [asyncio.create_task(serve()) for _ in range(min(self._limit, len(self._items)))]
+        self._drivers = asyncio.current_task(), *servers
+        try:
+            for _ in range(len(self._items)):
+                found = await done.get()
+                if isinstance(found, BaseException):
+                    raise found
+                yield found
+                del found
+        finally:
+            self._stop()
+            for server in servers:
+                server.cancel()
+            await asyncio.gather(*servers, return_exceptions=True)
+
+    async def _aitem(self, place: int, state: State, bound: Bound) -> State:
+        try:
+            await self._program._acall(state, bound)  # pyright: ignore[reportPrivateUsage]
+            await aio.after(aio.unanswered_in(state.ctx), lambda: None)
+        except Exception as error:
+            state.failure = error
+        except asyncio.CancelledError as error:
+            if aio.being_cancelled():
+                raise
+            state.failure = error
+        return self._end(place, state)
+
+    # -- one item
+
+    def _begin(self, place: int) -> tuple[State, Bound]:
+        bound, self._items[place] = self._items[place], None
+        assert bound is not None, "an item begins once"
+        state = self._running[place] = self._make(place)
+        if self._stopped:  # just now
+            _cancel(state)
+        return state, bound
+
+    def _end(self, place: int, state: State) -> State:
+        state.failure = self._program._ended(state, state.failure)  # pyright: ignore[reportPrivateUsage]
+        del self._running[place]
+        if self._bar is not None:
+            self._bar.update()
+        return state
+
+    def _stop(self) -> None:
+        """Nobody will read the rest."""
+        self._stopped = True
+        for state in tuple(self._running.values()):
+            _cancel(state)
+
+    def _open_bar(self) -> None:
+        if self._progress:
+            self._bar = _progress_bar(len(self._items))
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _cancel(state: State) -> None:
+    assert isinstance(state.emitter, LiveEmitter), "a batch runs live"
+    state.emitter.cancel()
+
+
+def _run(state: State) -> Run:
+    assert isinstance(state.emitter, LiveEmitter), "a batch runs live"
+    return state.emitter.run
+
+
+def in_flight(wanted: Any) -> int:
+    """How many programs run at once, as `num_threads=` says."""
+    if wanted == "auto":
+        return IN_FLIGHT
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        raise ParameterError(f"num_threads={wanted!r}: 'auto' or a number of threads", loc=caller_loc())
+    return wanted
+
+
+def _progress_bar(total: int) -> Any:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        raise ProgramError("progress_bar=True needs tqdm: pip install tqdm", loc=caller_loc()) from None
+    return tqdm(total=total)

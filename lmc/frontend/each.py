@@ -1,0 +1,101 @@
+"""`forks.each(body)`: a body of Python for each fork, all at once, each with the addresses of its own fork.
+
+While a body runs, its fork is the state from which sub-programs inherit, so what they ask depends on the fork alone and not on
+which body is quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lmc.errors import ArgumentError, ParameterError, ProgramError
+from lmc.frontend import aio
+from lmc.frontend.batches import IN_FLIGHT
+from lmc.frontend.live import LiveEmitter
+from lmc.frontend.primitives import caller_loc
+from lmc.runahead.flights import Flights
+
+if TYPE_CHECKING:
+    from lmc.frontend.state import State
+
+Outcome = tuple[Any, BaseException | None]
+
+
+def each(forks: Sequence[State], body: Callable[..., Any], items: Sequence[Iterable[Any]]) -> Any:
+    """What `body(fork, item, …)` returns for each fork, in order; of an `async def` body, a coroutine that gives it.
+
+    When all have ended, raises what the first of them, in the order of the forks, has raised, with a note of the others.
+    """
+    if not callable(body):
+        raise ArgumentError(f"forks.each(body): a function that takes a fork, not {body!r}", loc=caller_loc())
+    given = [tuple(of) for of in items]
+    for of in given:
+        if len(of) != len(forks):
+            raise ParameterError(f"forks.each(…): {len(of)} items for {len(forks)} forks", loc=caller_loc())
+    calls = list(zip(forks, *given, strict=True))
+    if not aio.is_async(body):
+        return _results(_on_threads(body, calls))
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ProgramError(
+            "forks.each(…) of an `async def` body is awaited in an `async def` program; here give it a plain function", loc=caller_loc()
+        ) from None
+    return _awaited(body, calls)
+
+
+def _on_threads(body: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Outcome]:
+    outcomes: list[Outcome] = [(None, None)] * len(calls)
+    flights = Flights(lambda i: _outcome(body, calls[i]), len(calls), limit=1 if _in_order(calls) else IN_FLIGHT, name="lmc-each")
+    for i, outcome in flights.results(lambda: _interrupted(calls)):
+        outcomes[i] = outcome
+    return outcomes
+
+
+def _outcome(body: Callable[..., Any], call: tuple[Any, ...]) -> Outcome:
+    """In a context of its own."""
+    from lmc.frontend.interpreter import ACTIVE  # which knows states
+
+    ACTIVE.set(call[0])
+    try:
+        return body(*call), None
+    except Exception as error:
+        return None, error
+
+
+def _interrupted(calls: Sequence[tuple[Any, ...]]) -> None:
+    """Something has ended the run, and not only the task in which it waits here: what was asked is cancelled."""
+    emitter = calls[0][0].emitter
+    if isinstance(emitter, LiveEmitter) and not isinstance(sys.exception(), asyncio.CancelledError):
+        emitter.cancel()
+
+
+async def _awaited(body: Callable[..., Coroutine[Any, Any, Any]], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    from lmc.frontend.interpreter import ACTIVE  # which knows states
+
+    async def one(call: tuple[Any, ...]) -> Any:
+        ACTIVE.set(call[0])
+        return await body(*call)
+
+    if _in_order(calls):
+        return [await asyncio.create_task(one(call)) for call in calls]
+    found = await asyncio.gather(*[asyncio.create_task(one(call)) for call in calls], return_exceptions=True)
+    return _results([(None, x) if isinstance(x, BaseException) else (x, None) for x in found])
+
+
+def _in_order(calls: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether bodies run one after another: in a journaled run, whose effects have an order."""
+    emitter = calls[0][0].emitter if calls else None
+    return isinstance(emitter, LiveEmitter) and emitter.run.journal is not None
+
+
+def _results(outcomes: Sequence[Outcome]) -> list[Any]:
+    errors = [error for _, error in outcomes if error is not None]
+    if errors:
+        for other in errors[1:]:
+            errors[0].add_note(f"another fork has raised {type(other).__name__}: {other}")
+        raise errors[0]
+    return [value for value, _ in outcomes]

@@ -1,0 +1,338 @@
+"""Programs in flight: work on many items, each on a thread of its own while it lasts, of which one runs at a time.
+
+    turn ──► worker runs its item ──waits for an answer──► the turn goes to a worker whose answer is there,
+                    │                                       else to a new one for the next item
+                    └── blocks in a tool: the watch takes its turn away, and others go on
+
+So an answer that is there at once costs no change of threads, as many items are in flight as `limit` allows, and locks,
+thread-locals and connections of the user's code mean what they mean on threads (cf. leader/followers, POSA2).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Generic, TypeVar
+
+from lmc.waiting import Signal, is_set, waiting_by
+
+R = TypeVar("R")
+
+MAX_THREADS = 2048
+"""Workers in one process; beyond that each batch has one, so that nested batches get on."""
+
+
+class Worker:
+    """A thread of a batch. Whether it has a turn, what it is parked for, and its clock are guarded by the lock of its flights."""
+
+    __slots__ = ("clock", "flights", "parked", "seen", "tenure", "turn", "woken")
+
+    def __init__(self, flights: Flights[object]) -> None:
+        self.flights = flights
+        self.turn = True
+        self.tenure = 0  # grows with each turn
+        self.parked = 0  # the number of the wait that it is parked in, or 0
+        self.woken = threading.Lock()
+        self.woken.acquire()
+        self.clock: int | None = None  # of the processor time of its thread, where there is such a clock
+        self.seen: tuple[int, float, float] = (-1, 0.0, 0.0)  # what the watch saw last: tenure, when, processor time
+
+    def wait(self, signal: Signal, timeout: float | None) -> None:
+        """Let others go on until a signal is set (lmc.waiting.Waiter)."""
+        number = self.flights.parks(self)
+        if signal.on_set(lambda: self.flights.wake(self, number)):
+            self.parked = 0
+            return
+        self.flights.give_way(self)
+        if not self.woken.acquire(timeout=-1 if timeout is None else timeout):
+            self.flights.wake(self, number)
+            self.woken.acquire()
+
+    def spent(self) -> float | None:
+        """Processor time of its thread."""
+        if self.clock is None:
+            return None
+        with suppress(OSError):  # the thread is ending
+            return time.clock_gettime(self.clock)
+        return None
+
+
+class Flights(Generic[R]):
+    """Runs `work(i)` for i < count, at most `limit` at once, in copies of the context in which it was made.
+
+    ahead  what may be done for an item that has not begun, while all workers wait and no more may begin; in order, once each
+    """
+
+    def __init__(self, work: Callable[[int], R], count: int, *, limit: int, name: str, ahead: Callable[[int], object] | None = None) -> None:
+        self._work, self._count, self._limit, self._name, self._ahead = work, count, limit, name, ahead
+        self._context = copy_context()
+        self._lock = threading.Lock()  # guards the rest
+        self._ready: deque[Worker] = deque()  # that wait for a turn: to go on, or to take an item
+        self._turns: set[Worker] = set()
+        self._workers = self._next = self._next_ahead = self._waits = 0
+        self._stopped = self.watched = False
+        self._burst = 1  # turns that are given at once when one is taken away
+        self._done: deque[tuple[int, R | None, BaseException | None]] = deque()
+        self._changed, self._over = Signal(), Signal()
+
+    # -- whoever wants the results
+
+    def results(self, stop: Callable[[], object]) -> Generator[tuple[int, R]]:
+        """Index and result of each item as soon as it is done; raises what work raised. `stop` ends what is running when it is abandoned."""
+        self._begin()
+        try:
+            for _ in range(self._count):
+                while not self._is_there():
+                    self._changed.wait()
+                yield self._take()
+        finally:
+            self._stop(stop)
+            self._over.wait()
+
+    async def aresults(self, stop: Callable[[], object]) -> AsyncGenerator[tuple[int, R]]:
+        """The same, without holding the running loop."""
+        self._begin()
+        try:
+            for _ in range(self._count):
+                while not self._is_there():
+                    await is_set(self._changed)
+                yield self._take()
+        finally:
+            self._stop(stop)
+            await is_set(self._over)
+
+    def _is_there(self) -> bool:
+        if not self._done:
+            self._changed.clear()
+        return bool(self._done)
+
+    def _take(self) -> tuple[int, R]:
+        index, result, error = self._done.popleft()
+        if error is not None:
+            raise error
+        return index, result  # type: ignore[return-value]  # one of the two
+
+    def _begin(self) -> None:
+        with self._lock:
+            start = self._count > 0 and self._may_start()
+        if start:
+            self._start()
+        else:
+            self._over.set()
+
+    def _stop(self, stop: Callable[[], object]) -> None:
+        """No further item begins, and what is running is ended."""
+        with self._lock:
+            self._stopped = True
+            running = self._workers > 0
+        if running:
+            stop()
+
+    # -- turns
+
+    def _may_start(self) -> bool:
+        """Whether another worker may begin; it counts from now on."""
+        if self._next >= self._count or self._stopped or self._workers >= self._limit or not _room.take(self._workers == 0):
+            return False
+        self._workers += 1
+        return True
+
+    def _start(self) -> None:
+        worker = Worker(self)  # type: ignore[arg-type]
+        with self._lock:
+            self._turns.add(worker)
+        threading.Thread(target=self._serve, args=(worker,), name=f"{self._name}_{self._workers}", daemon=True).start()
+
+    def _serve(self, worker: Worker) -> None:
+        if hasattr(time, "pthread_getcpuclockid"):
+            worker.clock = time.pthread_getcpuclockid(threading.get_ident())
+        with waiting_by(worker):
+            while (index := self._next_item(worker)) is not None:
+                try:
+                    done = index, self._context.copy().run(self._work, index), None
+                except BaseException as error:  # raised where the results are taken
+                    done = index, None, error
+                self._done.append(done)
+                del done  # an idle worker keeps nothing alive
+                self._changed.set()
+
+    def _next_item(self, worker: Worker) -> int | None:
+        """An item for a worker that has none; those whose answers are there go first. None: it ends."""
+        waited = False  # and has the turn because nobody was before it
+        while True:
+            with self._lock:
+                over = self._stopped or self._next >= self._count
+                if not over and worker.turn and (waited or not self._ready):
+                    self._next += 1
+                    if self._next < self._count:
+                        self._watched()
+                    return self._next - 1
+                if not over:
+                    self._queue(worker)
+                started = self._pass(worker)
+                if over:
+                    self._workers -= 1
+                    _room.leave()
+                last = self._workers == 0
+            if started:
+                self._start()
+            if last:
+                self._over.set()
+            if over:
+                return None
+            waited = worker.woken.acquire()
+
+    def parks(self, worker: Worker) -> int:
+        """A worker is going to wait. Gives the number of the wait."""
+        with self._lock:
+            self._waits += 1
+            worker.parked = self._waits
+            return self._waits
+
+    def give_way(self, worker: Worker) -> None:
+        """A worker waits: its turn goes to another one."""
+        while (index := self._idle_item(worker)) is not None:
+            assert self._ahead is not None
+            self._context.copy().run(self._ahead, index)
+        with self._lock:
+            started = self._pass(worker)
+        if started:
+            self._start()
+
+    def _idle_item(self, worker: Worker) -> int | None:
+        """The next item for which something may be done ahead, if nobody could use the turn."""
+        if self._ahead is None or not worker.turn:
+            return None
+        with self._lock:
+            self._next_ahead = max(self._next_ahead, self._next)
+            if self._ready or self._stopped or self._workers < self._limit or self._next_ahead >= self._count:
+                return None
+            self._next_ahead += 1
+            return self._next_ahead - 1
+
+    def wake(self, worker: Worker, number: int) -> None:
+        """What a worker waited for is there. From any thread."""
+        with self._lock:
+            if worker.parked == number:
+                worker.parked = 0
+                self._queue(worker)
+                if not self._turns:
+                    self._give()
+
+    def _queue(self, worker: Worker) -> None:
+        self._ready.append(worker)
+        self._watched()
+
+    def _watched(self) -> None:
+        """Somebody could use a turn that another worker has."""
+        if self._turns and not self.watched:
+            self.watched = True
+            _watch.over(self)  # type: ignore[arg-type]
+
+    def _pass(self, worker: Worker) -> bool:
+        """Give the turn of a worker, if it has one, to the first that is ready. True: to a new one, which is to be started."""
+        if worker.turn:
+            self._leave(worker)
+        if self._turns:
+            return False
+        return self._give()
+
+    def _leave(self, worker: Worker) -> None:
+        worker.turn = False
+        self._turns.discard(worker)
+
+    def _give(self) -> bool:
+        """Give a turn to the first that is ready. True: to a new worker, which is to be started."""
+        if not self._ready:
+            return self._may_start()
+        worker = self._ready.popleft()
+        worker.turn, worker.tenure = True, worker.tenure + 1
+        self._turns.add(worker)
+        worker.woken.release()
+        return False
+
+    # -- the watch
+
+    def look(self) -> bool:
+        """Take turns from workers that block, and give others in their place. Whether somebody could use a turn."""
+        with self._lock:
+            wanted = bool(self._ready) or (self._next < self._count and self._workers < self._limit and not self._stopped)
+            seen = [worker for worker in self._turns if worker.seen[0] == worker.tenure]
+            blocked = [worker for worker in self._turns if _blocks(worker)] if wanted else []
+            if blocked:
+                self._burst = min(2 * self._burst, 64)
+            elif seen:  # it computes
+                self._burst = 1
+            for worker in blocked:
+                self._leave(worker)
+            given = self._burst if blocked else 0
+            starting = sum(self._give() for _ in range(given))
+            self.watched = wanted
+        for _ in range(starting):
+            self._start()
+        return wanted
+
+
+def _blocks(worker: Worker) -> bool:
+    """Whether a worker has had its turn since the last look, and has not computed meanwhile."""
+    now, spent, (tenure, then, before) = time.monotonic(), worker.spent(), worker.seen
+    worker.seen = worker.tenure, now, spent or 0.0
+    return tenure == worker.tenure and (spent is None or spent - before < (now - then) / 2)
+
+
+_LOOKS = 1e-3
+"""Seconds between two looks of the watch."""
+
+
+class _Watch:
+    """One thread that looks for workers that block, while there are any for whom others wait."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Lock()
+        self._flights: set[Flights[object]] = set()
+        self._running = False
+
+    def over(self, flights: Flights[object]) -> None:
+        with self._changed:
+            self._flights.add(flights)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._work, name="lmc-watch", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            time.sleep(_LOOKS)
+            for flights in tuple(self._flights):
+                if not flights.look():
+                    with self._changed:
+                        if not flights.watched:  # nor has been meanwhile
+                            self._flights.discard(flights)
+            with self._changed:
+                if not self._flights:
+                    self._running = False
+                    return
+
+
+class _Room:
+    """How many workers there are in the process."""
+
+    def __init__(self) -> None:
+        self._lock, self._taken = threading.Lock(), 0
+
+    def take(self, needed: bool) -> bool:
+        with self._lock:
+            if self._taken >= MAX_THREADS and not needed:
+                return False
+            self._taken += 1
+            return True
+
+    def leave(self) -> None:
+        with self._lock:
+            self._taken -= 1
+
+
+_watch, _room = _Watch(), _Room()
