@@ -15,7 +15,7 @@ from lmc.frontend.durable import RunJournal
 from lmc.frontend.emitter import taken
 from lmc.frontend.options import Options
 from lmc.frontend.primitives import GenExpr, SelectExpr
-from lmc.frontend.values import Value
+from lmc.frontend.values import Symbolic
 from lmc.limits import Limits
 from lmc.prompt import Excerpt, Gen, Image, Mark, Origin, Prompt, SamplingParams, Select, Special, make_gen, make_select
 
@@ -104,8 +104,8 @@ class LiveEmitter:
     def root(self) -> Prompt:
         return Prompt()
 
-    def append(self, ctx: Prompt, text: str | Value | Special) -> Prompt:
-        assert not isinstance(text, Value), "a traced value in a live run"
+    def append(self, ctx: Prompt, text: str | Symbolic | Special) -> Prompt:
+        assert not isinstance(text, Symbolic), "a traced value in a live run"
         return ctx.append(text)
 
     def image(self, ctx: Prompt, source: Any, num_frames: Any = None) -> Prompt:

@@ -1,7 +1,7 @@
 """The language's expressions: what a program can append to a state. Pure data; `s += expr` submits it.
 
 Constant parameters are checked when the expression is built, so that an error names the user's own line. A traced
-program may put a symbolic `Value` wherever a str or a number is allowed; those are checked when they are known.
+program may put a symbolic `Symbolic` wherever a str or a number is allowed; those are checked when they are known.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from types import CodeType
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, cast
 
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_format
-from lmc.frontend.values import Value
+from lmc.frontend.values import Symbolic
 from lmc.prompt import (
     ANY_RUN,
     NEVER_CHANGE,
@@ -54,8 +55,15 @@ _locs: dict[tuple[int, int], tuple[CodeType, Loc]] = {}  # the code object is ke
 _LOCS_LIMIT = 10_000
 
 
+place: ContextVar[Callable[[], Loc] | None] = ContextVar("lmc_place", default=None)
+"""Where an abstract evaluation of a program is, while one is under way: it has no frames of the user's."""
+
+
 def caller_loc() -> Loc | None:
     """The innermost place outside of lmc on the stack: the user's line and column."""
+    evaluated = place.get()
+    if evaluated is not None:
+        return evaluated()
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
@@ -93,10 +101,10 @@ def _locate(code: CodeType, at: int, line: int | None) -> Loc:
 class Expr:
     """Something that can be appended to a state. `str + expr`, `expr + str` and `expr + expr` concatenate."""
 
-    def __add__(self, other: Expr | str | Value) -> Seq:
+    def __add__(self, other: Expr | str | Symbolic) -> Seq:
         return Seq(_items(self) + _items(other))
 
-    def __radd__(self, other: str | Value) -> Seq:
+    def __radd__(self, other: str | Symbolic) -> Seq:
         return Seq(_items(other) + _items(self))
 
     def __format__(self, spec: str) -> str:
@@ -143,7 +151,7 @@ class Seq(Expr):
 class Lit(Expr):
     """Plain text: a special token's spelling in it stays ordinary text."""
 
-    text: str | Value
+    text: str | Symbolic
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,9 +178,9 @@ class SelectExpr(Expr):
     """Choose one of several continuations."""
 
     name: str | None
-    choices: tuple[str | Value, ...]
-    temperature: float | Value = 0.0
-    choices_method: ChoicesMethod | Value = token_length_normalized
+    choices: tuple[str | Symbolic, ...]
+    temperature: float | Symbolic = 0.0
+    choices_method: ChoicesMethod | Symbolic = token_length_normalized
     loc: Loc | None = field(default=None, compare=False)
 
 
@@ -205,7 +213,7 @@ class VideoExpr(Expr):
     """`num_frames` frames of a video file."""
 
     source: Any
-    num_frames: int | Value
+    num_frames: int | Symbolic
     loc: Loc | None = field(default=None, compare=False)
 
 
@@ -233,10 +241,10 @@ class ReasoningExpr(Expr):
 
 
 def as_expr(x: object, what: str = "concatenate") -> Expr:
-    """A str, Value or expression as an expression; None is a ValueError, anything else a TypeError."""
+    """A str, Symbolic or expression as an expression; None is a ValueError, anything else a TypeError."""
     if isinstance(x, Expr):
         return x
-    if isinstance(x, (str, Value)):
+    if isinstance(x, (str, Symbolic)):
         return Lit(x)
     raise _refusal(x, what)
 
@@ -335,7 +343,7 @@ def _gen(what: str, name: str | None, given: dict[str, Any]) -> GenExpr:
 
 def _fixed(name: str, x: Any, loc: Loc | None) -> Any:
     if _is_symbolic(x):
-        return x if isinstance(x, Value) else tuple(x)
+        return x if isinstance(x, Symbolic) else tuple(x)
     try:
         return fixed(name, x)
     except LmcError as error:
@@ -351,7 +359,7 @@ def _check_given(given: Mapping[str, Any], symbolic: bool, loc: Loc | None) -> N
 
 
 def _is_symbolic(x: Any) -> bool:
-    return x.__class__ is Value or (x.__class__ in (tuple, list, set) and any(map(_is_symbolic, x)))
+    return isinstance(x, Symbolic) or (x.__class__ in (tuple, list, set) and any(map(_is_symbolic, x)))
 
 
 def _gen_choices(name: str | None, given: dict[str, Any]) -> SelectExpr:
@@ -440,18 +448,18 @@ def _select(what: str, name: str | None, choices: Any, temperature: Any, method:
     if not choices:
         raise ParameterError(f"{what}(choices=[]): there is nothing to choose from", loc=loc)
     for choice in choices:
-        if not isinstance(choice, (str, Value)):
+        if not isinstance(choice, (str, Symbolic)):
             raise ArgumentError(f"{what}(choices=…): {choice!r} is {an(type(choice).__name__)}; choices are texts", loc=loc)
-    if not isinstance(temperature, Value):
+    if not isinstance(temperature, Symbolic):
         resolve(ANY_RUN, {"temperature": temperature}, loc)
     choices = tuple([plain_text(c) if isinstance(c, str) else c for c in choices])  # an answer is text, whatever class the choice was of
     return SelectExpr(name, choices, temperature, _method(what, method, loc), loc)
 
 
-def _method(what: str, method: Any, loc: Loc | None) -> ChoicesMethod | Value:
+def _method(what: str, method: Any, loc: Loc | None) -> ChoicesMethod | Symbolic:
     if method is None:
         return token_length_normalized
-    if isinstance(method, Value):
+    if isinstance(method, Symbolic):
         return method
     try:
         return ChoicesMethod(method)
@@ -461,7 +469,7 @@ def _method(what: str, method: Any, loc: Loc | None) -> ChoicesMethod | Value:
 
 
 def _check_name(what: str, name: object, loc: Loc | None) -> None:
-    if name is not None and not isinstance(name, (str, Value)):
+    if name is not None and not isinstance(name, (str, Symbolic)):
         raise ArgumentError(f"{what}() takes a variable's name first, not {name!r}", loc=loc)
 
 
@@ -478,7 +486,7 @@ _TAKES: Mapping[str, Any] = {f.__name__: f for f in (gen, gen_int, gen_string, s
 # -- roles, media, scopes --------------------------------------------------------------------------------------------
 
 
-def _role(role: str, expr: Expr | str | Value | None) -> Seq:
+def _role(role: str, expr: Expr | str | Symbolic | None) -> Seq:
     loc = caller_loc()
     inside = () if expr is None else _items(expr)
     return Seq((RoleBegin(role, loc), *inside, RoleEnd(role, loc)))

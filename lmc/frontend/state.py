@@ -37,7 +37,7 @@ from lmc.frontend.primitives import (
     caller_loc,
 )
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_name
-from lmc.frontend.values import Value
+from lmc.frontend.values import Symbolic, Value
 from lmc.prompt import Special
 
 
@@ -125,15 +125,15 @@ class State:
 
     # -- roles and scopes
 
-    def system(self, expr: Expr | str | Value | None = None) -> Any:
+    def system(self, expr: Expr | str | Symbolic | None = None) -> Any:
         """Appends a system message; without `expr`, a context manager around its content."""
         return self._message("system", expr)
 
-    def user(self, expr: Expr | str | Value | None = None) -> Any:
+    def user(self, expr: Expr | str | Symbolic | None = None) -> Any:
         """Appends a user message; without `expr`, a context manager around its content."""
         return self._message("user", expr)
 
-    def assistant(self, expr: Expr | str | Value | None = None) -> Any:
+    def assistant(self, expr: Expr | str | Symbolic | None = None) -> Any:
         """Appends an assistant message; without `expr`, a context manager around its content."""
         return self._message("assistant", expr)
 
@@ -371,7 +371,7 @@ def _seq(s: State, expr: Seq) -> None:
 
 def _lit(s: State, expr: Lit) -> None:
     text = expr.text
-    if isinstance(text, Value):
+    if isinstance(text, Symbolic):
         s.ctx = s.emitter.append(s.ctx, text)
     elif text:
         s.ctx = s.emitter.append(s.ctx, text if text.__class__ is str else str.__str__(text))
@@ -559,7 +559,7 @@ class StateGroup:
             if len(items) != len(self):
                 raise ParameterError(f"{len(items)} items for {len(self)} forks", loc=caller_loc())
             return items
-        if callable(other) and not isinstance(other, (Expr, Value)):
+        if callable(other) and not isinstance(other, (Expr, Symbolic)):
             return map(cast(Callable[[int], Any], other), range(len(self)))
         return repeat(other, len(self))
 

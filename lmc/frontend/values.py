@@ -36,7 +36,13 @@ def _escape(what: str) -> Any:
     return method
 
 
-class Value:
+class Symbolic:
+    """What stands for text, a number or a list that is not known here: expressions and states pass it on untouched."""
+
+    __slots__ = ()
+
+
+class Value(Symbolic):
     """A value that is known only at run time. `ir` names it in the graph.
 
     immutable  whether its run-time object cannot change (always so for str, bool, int, float)

@@ -1,0 +1,579 @@
+"""Calls: functions of the program, sub-programs, what is in the table, and unknown code."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false, reportGeneralTypeIssues=false
+# (values of a program are Any by nature; `self` of a part of the evaluation is the whole of it)
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lmc.errors import LmcError
+from lmc.frontend.capture import operations as op
+from lmc.frontend.capture import table
+from lmc.frontend.capture.code import NotUnderstood, code_of
+from lmc.frontend.capture.containers import METHODS
+from lmc.frontend.capture.outside import is_plain
+from lmc.frontend.capture.values import (
+    NOTHING,
+    Abandoned,
+    Class,
+    Closure,
+    Coroutine,
+    Deps,
+    Items,
+    Manager,
+    Method,
+    Object,
+    Partial,
+    Raised,
+    Stop,
+    Super,
+    Undecided,
+    Unknown,
+    join,
+)
+from lmc.frontend.host import HostFunction
+from lmc.frontend.interpreter import Function
+from lmc.frontend.options import Options
+from lmc.frontend.primitives import Expr
+from lmc.frontend.state import State, StateGroup
+
+if TYPE_CHECKING:
+    from lmc.frontend.capture.evaluation import Evaluation, Frame
+
+DEEPEST = 40
+"""Calls of the program's within each other."""
+
+
+class Calls:
+    """Of an Evaluation: what a call gives."""
+
+    def call(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """`fn(*args, **kwargs)`."""
+        rule = _CALLS.get(type(fn))
+        if rule is not None:
+            return rule(self, fn, args, kwargs)
+        if isinstance(fn, type):
+            return self._construct(fn, args, kwargs)
+        if isinstance(fn, Unknown):
+            return self.unknown_code(fn, args, kwargs)
+        known = table.FUNCTIONS.get(id(fn)) or table.PURE.get(id(fn))
+        if known is not None:
+            return self._of_table(fn, args, kwargs)
+        if isinstance(fn, Function):
+            return self.sub_program(fn, args, kwargs)
+        if type(fn) is _LRU:
+            return self.call(fn.__wrapped__, args, kwargs)
+        if not callable(fn):
+            raise Raised(TypeError(f"{self.type_name(fn)!r} object is not callable"))
+        return self.unknown_code(fn, args, kwargs)
+
+    def _of_table(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        known = table.FUNCTIONS.get(id(fn))
+        if known is None:
+            return table.pure(self, fn, table.PURE[id(fn)][1], args, kwargs)
+        try:
+            return known[2](self, args, kwargs)
+        except Undecided as undecided:
+            return self.operation(known[1], (*args, *kwargs.values()), undecided.deps)
+        except IndexError:
+            if args:
+                raise
+            raise Raised(TypeError(f"{known[1]} expected at least 1 argument, got 0")) from None
+
+    def call_method(self: Evaluation, x: Any, name: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """`x.name(*args, **kwargs)`."""
+        kind = type(x)
+        names = table.PURE_METHODS.get(kind)
+        if names is not None and name in names:
+            return self._pure_method(x, kind, name, args, kwargs)
+        methods = METHODS.get(kind)
+        if methods is not None:
+            rule = methods.get(name)
+            if rule is None:
+                if hasattr(kind, name):
+                    self.lose(x, None)
+                    return self.unknown_code(None, args, kwargs)
+                raise Raised(AttributeError(f"{kind.__name__!r} object has no attribute {name!r}"))
+            try:
+                return rule(self, x, args, kwargs)
+            except Undecided as undecided:
+                return self.operation("." + name, (x, *args), undecided.deps)
+        if kind is State or kind is StateGroup:
+            return self._state_method(x, name, args, kwargs)
+        if isinstance(x, Unknown):
+            return self._method_of_unknown(x, name, args, kwargs)
+        if isinstance(x, Function):
+            return self._program_method(x, name, args, kwargs)
+        if kind is Items and x.generator is not None and name in ("send", "throw", "close", "__next__"):
+            return self._generator_method(x, name, args)
+        return self.call(self.attribute(x, name), args, kwargs)
+
+    def _pure_method(self: Evaluation, x: Any, kind: type, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if kind is str:
+            if name == "join" and len(args) == 1:
+                return self._join(x, args[0])
+            if name in ("ljust", "rjust", "center", "zfill", "expandtabs") and args and isinstance(args[0], int) and args[0] > op.LARGEST_REGEX_TEXT:
+                raise Stop("a width is too large")
+            if name == "replace" and len(x) > 10_000 and len(args) > 1 and isinstance(args[1], str) and len(args[1]) > 1000:
+                raise Stop("a text is too large")
+            if name == "format":
+                op.spec(x)
+                args = [op.text_of(self, a, "s") if type(a) is Object else a for a in args]
+        elif kind is re_pattern and any(isinstance(a, str) and len(a) > op.LARGEST_REGEX_TEXT for a in args):
+            raise Stop("a text is too large for a regular expression")
+        if kind is tuple:
+            return METHODS[tuple][name](self, x, args, kwargs)
+        return table.pure(self, getattr(x, name), "." + name, args, kwargs)
+
+    def _join(self: Evaluation, separator: str, items: Any) -> Any:
+        try:
+            found = list(op.iterate(self, items))
+        except Undecided as undecided:
+            return self.operation("join", (separator, items), undecided.deps)
+        deps: Deps = NOTHING
+        for item in found:
+            if type(item) is not str:
+                deps = join(deps, op.need(self, item))
+        if deps is None or deps:
+            return self.operation("join", (separator, found), deps)
+        return op.native(separator.join, found)
+
+    def _method_of_unknown(self: Evaluation, x: Unknown, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if x.deps is None:
+            return self.unknown_code(x, args, kwargs)
+        deps = join(x.deps, *(op.need(self, a) for a in (*args, *kwargs.values()) if type(a) not in (Closure, Method)))
+        return self.operation("." + name, (x, *args), deps)
+
+    def _generator_method(self: Evaluation, x: Items, name: str, args: list[Any]) -> Any:
+        try:
+            if name == "throw":
+                return x.generator.throw(Raised(self.exception(args[0])))
+            if name == "close":
+                return x.generator.close()
+            return x.generator.send(args[0]) if name == "send" else next(x.generator)
+        except StopIteration as over:
+            raise Raised(StopIteration(over.value)) from None
+
+    # -- functions of the program
+
+    def closure_of(self: Evaluation, fn: types.FunctionType) -> Closure:
+        """A function of the outside as one of the program's. Raises NotUnderstood."""
+        known = self._functions.get(id(fn))
+        if known is not None:
+            return known
+        code = code_of(fn)
+        outer = None
+        if fn.__closure__:
+            outer = self.frame({}, None, None, fn.__globals__)
+            outer.cells = cells = dict(zip(fn.__code__.co_freevars, fn.__closure__, strict=True))
+            self._functions[id(fn)] = made = Closure(code, outer, fn.__name__, (), {}, module=fn.__globals__, own=fn)
+            for name, cell in cells.items():
+                try:
+                    held = self.snapshot.names.setdefault((id(cell), ""), cell.cell_contents)
+                except ValueError:
+                    continue  # not bound yet
+                outer.vars[name] = Unknown(None) if id(cell) in self.snapshot.changed else self.adopt(held)
+        else:
+            made = Closure(code, None, fn.__name__, (), {}, module=fn.__globals__, own=fn)
+        made.defaults = tuple([self.adopt(d) for d in fn.__defaults__ or ()])
+        made.kwdefaults = {k: self.adopt(v) for k, v in (fn.__kwdefaults__ or {}).items()}
+        self._functions[id(fn)] = made
+        return made
+
+    def call_function(self: Evaluation, fn: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls a function of the outside."""
+        if id(fn) in table.LANGUAGE:
+            return self._language(fn, args, kwargs)
+        if id(fn) in table.FUNCTIONS or id(fn) in table.PURE:
+            return self._of_table(fn, args, kwargs)
+        try:
+            closure = self.closure_of(fn)
+        except NotUnderstood:
+            if fn.__code__ is _MANAGER_CODE:
+                return table.manager_of(self, self.call(self.adopt(fn.__wrapped__), args, kwargs))  # pyright: ignore[reportFunctionMemberAccess]
+            return self.unknown_code(fn, args, kwargs)
+        return self.apply(closure, args, kwargs)
+
+    def apply(self: Evaluation, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any], program: State | None = None) -> Any:
+        """Calls a function of the program's; of a program, `program` is its state."""
+        code = fn.code
+        frame = self.frame(bind(fn, args, kwargs), fn.outer, code, fn.module)
+        frame.owner, frame.first = fn.owner, args[0] if args else None
+        for name in code.writes_globals:
+            self.snapshot.changed.add((id(fn.module), name))
+        if code.python is not None and code.python in self.frames:
+            frame.live = self.frames[code.python][1]
+        if code.is_generator:
+            items = code.items(frame)
+            return Items(items, items)
+        if code.is_async and program is None:
+            return Coroutine(lambda: self._run(frame))
+        frame.is_program = program is not None
+        return self._run(frame)
+
+    def _run(self: Evaluation, frame: Frame) -> Any:
+        code = frame.code
+        assert code is not None
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise Stop(f"{DEEPEST} calls within each other")
+        try:
+            if code.is_lambda:
+                return code.body(frame)
+            code.body(frame)
+        except Abandoned as abandoned:
+            if abandoned.target is not frame:
+                raise
+            self.havoc(frame, code.effects, abandoned.deps)
+            return Unknown(abandoned.deps)
+        finally:
+            self.depth -= 1
+        return frame.result if frame.undecided is False else Unknown(join(frame.undecided, op.need(self, frame.result) or NOTHING))
+
+    # -- programs
+
+    def program(self: Evaluation, fn: Function, state: State, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """What the function of a program returns."""
+        outer, self.current = self.current, state
+        try:
+            func: Any = fn.func
+            if type(func) is types.MethodType:
+                args, func = [self.adopt(func.__self__), state, *args], func.__func__
+            else:
+                args = [state, *args]
+            if type(func) is not types.FunctionType:
+                return self.call(self.adopt(func), args, kwargs)
+            return self.apply(self.closure_of(func), args, kwargs, state)
+        except NotUnderstood as error:
+            self.outcome.entire = False
+            raise Stop(str(error), fn.loc) from None
+        finally:
+            self.current = outer
+
+    def sub_program(self: Evaluation, fn: Function, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """The state of a sub-program, at the addresses that the interpreter would give it."""
+        caller = self.current
+        assert caller is not None
+        arguments, given = fn.split(kwargs)
+        unknown = [v.deps for v in given.values() if isinstance(v, Unknown)]
+        options = None if unknown or self._bad_options(given) else op.native(Options.of, given)
+        if options is not None and fn.bound:
+            arguments = {**{k: self.adopt(v) for k, v in fn.bound.items()}, **arguments}
+        if options is not None:
+            bound = op.native(fn.signature.bind, None, *args, **arguments)
+            args, arguments = list(bound.args[1:]), dict(bound.kwargs)
+        emitter = None if options is None else self.emitter.nested(options)
+        own_seed = given.get("seed") is not None
+        stream = "" if own_seed else f"{caller.stream}/c{caller.calls}"
+        if not own_seed:
+            caller.calls += 1
+        if emitter is None:
+            self.shift()
+            self.blocked(join(NOTHING, *unknown) if unknown else None)
+            return self.unknown_code(fn, args, arguments)
+        state = State(emitter, stream=stream, name=fn.name)
+        caller.asked.append(state.asked)
+        self.states.append(state)
+        certain, shifted = self.certain, self.shifted
+        state.ret_value = self._nested(fn, state, args, arguments)
+        if not self.certain and certain:
+            self.certain, self.shifted = certain, shifted  # whatever happens in it, its caller goes on behind it
+        elif not own_seed:
+            self.shifted = shifted
+        return state
+
+    def _nested(self: Evaluation, fn: Function, state: State, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self.program(fn, state, args, kwargs)
+        except Stop as stop:
+            if stop.reason in _FINAL or self.outcome.paused or self.steps > self._budget:
+                raise
+            self.outcome.entire = False  # it goes on behind the sub-program, of which it knows nothing
+            self.lose(state, None)
+            return Unknown(None)
+
+    def _bad_options(self: Evaluation, given: Mapping[str, Any]) -> bool:
+        return any(name in given for name in ("journal", "budget", "timeout", "stream")) or any(
+            op.need(self, v) != NOTHING for k, v in given.items() if k != "backend")
+
+    def _program_method(self: Evaluation, fn: Function, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name == "run":
+            return self.sub_program(fn, args, kwargs)
+        if name == "arun":
+            return Coroutine(lambda: self.sub_program(fn, args, kwargs))
+        if name == "bind" and all(op.need(self, v) == NOTHING for v in kwargs.values()):
+            return op.native(fn.bind, **kwargs)
+        self.shift()
+        return self.unknown_code(fn, args, kwargs)
+
+    # -- lmc's own
+
+    def _language(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        args = [Unknown(self.lost[id(a)]) if self.is_lost(a) else a for a in args]
+        kwargs = {k: Unknown(self.lost[id(v)]) if self.is_lost(v) else v for k, v in kwargs.items()}
+        for x in (*args, *kwargs.values()):
+            if type(x) in (Object, Closure, Class, Method, Items):
+                return self._own_in_language(fn, args, kwargs)
+        return op.native(fn, *args, **kwargs)
+
+    def _own_in_language(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Functions as tools, classes as schemas: what is theirs in the outside, if they have something there."""
+        args = [_outside(x) for x in args]
+        kwargs = {k: _outside(x) for k, x in kwargs.items()}
+        return op.native(fn, *args, **kwargs)
+
+    def _state_method(self: Evaluation, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name == "each" and type(x) is StateGroup:
+            body = args[0] if args else next(iter(kwargs.values()))
+            return [self.awaited_or(self.call(body, [f, *args[1:]], {})) for f in x.states]
+        if name == "__iadd__":
+            return op.append(self, "add", x, args[0])
+        if name in ("__getitem__", "get_var"):
+            return op.item(self, x, args[0])
+        if name in ("__setitem__", "set_var"):
+            return op.set_item(self, x, args[0], args[1])
+        if self.is_lost(x) and name in ("text", "messages", "get_meta_info", "error"):
+            return Unknown(self.lost[id(x)])
+        unknown = [a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)]
+        if name == "fork" and unknown:
+            x.forks += 1
+            self.blocked(join(*unknown))
+            return Unknown(join(*unknown))
+        if name not in _STATE_METHODS:
+            return self.call(self.attribute(x, name), args, kwargs)
+        if unknown and name not in ("user", "system", "assistant"):
+            return self.operation("." + name, (x, *args), join(*unknown))
+        found = op.native(getattr(x, name), *args, **kwargs)
+        if name == "fork":
+            self.states.extend(found.states)
+            return found
+        if type(found).__name__ == "_GeneratorContextManager":
+            return self._entered(found)
+        return self.answer(found) if name in ("messages", "get_meta_info") else found
+
+    def _entered(self: Evaluation, manager: Any) -> Manager:
+        def enter() -> Any:
+            entered = op.native(manager.__enter__)
+            if isinstance(entered, State):
+                self.states.append(entered)
+            return entered
+
+        def leave(error: Any) -> bool:
+            if error is None:
+                op.native(manager.__exit__, None, None, None)
+                return False
+            carried = error if isinstance(error, BaseException) else _Carried()
+            return bool(op.native(manager.__exit__, type(carried), carried, None))
+
+        return Manager(enter, leave)
+
+    def answer(self: Evaluation, x: Any) -> Any:
+        """What reading a state gives: lmc's data, which nobody else may see changed."""
+        return x
+
+    # -- unknown code
+
+    def unknown_code(self: Evaluation, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call that cannot be followed: what it is handed it may change."""
+        self.outcome.entire = False
+        if self.tries:
+            self.risks.append(None)
+        self.hand_over([*args, *kwargs.values()])
+        return self.domain.call(self, fn, args, kwargs)
+
+    def hand_over(self: Evaluation, values: Sequence[Any], depth: int = 0) -> None:
+        """Unknown code gets these values: what can change of them is unknown from now on."""
+        for x in values:
+            kind = type(x)
+            if kind in op.ATOMS or isinstance(x, (Unknown, Expr)):
+                continue
+            if kind is Closure:
+                self.called_elsewhere(x)
+            elif kind is Method:
+                self.hand_over([x.receiver, x.function], depth + 1)
+            if depth < 4 and (kind in op.SEQUENCES or kind in op.MAPPINGS or kind is Object) and not self.is_lost(x):
+                held = x.attributes.values() if kind is Object else x.values() if kind in op.MAPPINGS else x
+                self.hand_over([i for i in held if type(i) not in op.ATOMS], depth + 1)
+            self.lose(x, None)
+
+    def called_elsewhere(self: Evaluation, fn: Closure) -> None:
+        frame = self.frame({}, fn.outer, fn.code, fn.module)
+        self.havoc(frame, fn.code.effects, None)
+        for name in fn.code.nonlocals:
+            frame.store(name, Unknown(None), "outer")
+
+    def call_with_unknown(self: Evaluation, callee: Any, method: str | None, args: list[Any], deps: Deps) -> Any:
+        """A call with arguments of which not even the number is known."""
+        self.blocked(deps)
+        if isinstance(callee, Function) and self.current is not None:
+            self.current.calls += 1
+        if isinstance(callee, (State, StateGroup)):
+            self.lose(callee, deps)
+        else:
+            self.hand_over([callee, *args])
+        return Unknown(deps)
+
+    def spread(self: Evaluation, kwargs: dict[str, Any], x: Any) -> None:
+        """Adds `**x`."""
+        if isinstance(x, Unknown) or self.is_lost(x):
+            raise Undecided(x.deps if isinstance(x, Unknown) else self.lost[id(x)])
+        if type(x) not in op.MAPPINGS:
+            raise Raised(TypeError("argument after ** must be a mapping"))
+        for k, v in x.items():
+            if type(k) is not str or k in kwargs:
+                raise Raised(TypeError(f"got multiple values for keyword argument {k!r}"))
+            kwargs[k] = v
+
+    def _host(self: Evaluation, fn: HostFunction, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if not fn.pure:
+            return self.unknown_code(fn, args, kwargs)
+        deps = join(NOTHING, *(op.need(self, a) for a in (*args, *kwargs.values())))
+        if deps is None or deps:
+            return self.operation(fn.name, (*args, *kwargs.values()), deps)
+        try:
+            found = self.emitter.pure(fn, table.deep_copy(self, args, {}), table.deep_copy(self, kwargs, {}))
+        except LmcError:
+            raise
+        except Exception as error:
+            raise Raised(error) from None
+        return found if isinstance(found, Unknown) else table.deep_copy(self, found, {}) if op.need(self, found) == NOTHING else self.adopt(found)
+
+    # -- awaiting
+
+    def awaited(self: Evaluation, x: Any) -> Any:
+        """`await x`."""
+        self.run_tasks()
+        if type(x) is Coroutine:
+            return x.result()
+        if isinstance(x, Unknown):
+            return x
+        raise Raised(TypeError(f"object {self.type_name(x)} can't be used in 'await' expression"))
+
+    def awaited_or(self: Evaluation, x: Any) -> Any:
+        return x.result() if type(x) is Coroutine else x
+
+    def run_tasks(self: Evaluation) -> None:
+        """Tasks that were made run when the program next awaits something."""
+        tasks, self.tasks = self.tasks, []
+        for task in tasks:
+            task.settle()
+
+    def _construct(self: Evaluation, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if id(cls) in table.FUNCTIONS or id(cls) in table.PURE:
+            return self._of_table(cls, args, kwargs)
+        if issubclass(cls, BaseException) and cls.__module__ in ("builtins", "lmc.errors") and not isinstance(cls, Class):
+            return op.native(cls, *args, **kwargs)
+        if is_plain(cls):
+            return self.instance(cls, args, kwargs)
+        return self.unknown_code(cls, args, kwargs)
+
+
+class _Carried(Exception):
+    """Stands for an exception of a class of the program's while lmc's own managers are left."""
+
+
+def _outside(x: Any) -> Any:
+    return x.own if type(x) is Closure and x.own is not None else Unknown(None) if type(x) in (Object, Closure, Class, Method, Items) else x
+
+
+def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a call by name. Raises what Python raises for a wrong call."""
+    code, names = fn.code, fn.code.positional
+    found: dict[str, Any] = dict(zip(names, args, strict=False))
+    if len(args) > len(names) and code.rest is None:
+        raise Raised(TypeError(f"{fn.name}() takes {len(names)} positional arguments but {len(args)} were given"))
+    if code.rest is not None:
+        found[code.rest] = tuple(args[len(names) :])
+    if kwargs:
+        more: dict[str, Any] = {}
+        for name, x in kwargs.items():
+            if name in code.names:
+                if name in found:
+                    raise Raised(TypeError(f"{fn.name}() got multiple values for argument '{name}'"))
+                found[name] = x
+            elif code.more is None:
+                raise Raised(TypeError(f"{fn.name}() got an unexpected keyword argument '{name}'"))
+            else:
+                more[name] = x
+        if code.more is not None:
+            found[code.more] = more
+    elif code.more is not None:
+        found[code.more] = {}
+    first = len(names) - len(fn.defaults)
+    for i in range(min(len(args), len(names)), len(names)):
+        if names[i] not in found:
+            if i < first:
+                raise Raised(TypeError(f"{fn.name}() missing 1 required positional argument: '{names[i]}'"))
+            found[names[i]] = fn.defaults[i - first]
+    for name in code.keyword_only:
+        if name not in found:
+            if name not in fn.kwdefaults:
+                raise Raised(TypeError(f"{fn.name}() missing 1 required keyword-only argument: '{name}'"))
+            found[name] = fn.kwdefaults[name]
+    return found
+
+
+def _manager_code() -> types.CodeType:
+    import contextlib
+
+    @contextlib.contextmanager
+    def made() -> Any:
+        yield
+
+    return made.__code__
+
+
+_MANAGER_CODE = _manager_code()
+_LRU = type(functools.lru_cache(len))
+_FINAL = frozenset({"recursion"})
+_STATE_METHODS = frozenset({
+    "system", "user", "assistant", "var_scope", "fork", "copy", "get_meta_info", "text", "messages", "sync", "error", "join", "parsed",
+})  # fmt: skip
+import re as _re  # noqa: E402
+
+re_pattern = _re.Pattern
+
+
+def _method(ev: Evaluation, fn: Method, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if type(fn.function) is str:
+        return ev.call_method(fn.receiver, fn.function, args, kwargs)
+    return ev.call(fn.function, [fn.receiver, *args], kwargs)
+
+
+def _bound_method(ev: Evaluation, fn: types.MethodType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return ev.call(fn.__func__, [ev.adopt(fn.__self__), *args], kwargs)
+
+
+def _descriptor(ev: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if args and isinstance(args[0], Unknown):
+        return ev.call_method(args[0], fn.__name__, args[1:], kwargs)
+    if not args or not isinstance(args[0], fn.__objclass__):
+        raise Raised(TypeError(f"descriptor '{fn.__name__}' for '{fn.__objclass__.__name__}' objects doesn't apply"))
+    return ev.call_method(args[0], fn.__name__, args[1:], kwargs)
+
+
+def _called_object(ev: Evaluation, x: Object, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    method = ev.special(x, "__call__")
+    if method is None:
+        raise Raised(TypeError(f"{ev.type_name(x)!r} object is not callable"))
+    return ev.call(method, args, kwargs)
+
+
+_CALLS: dict[type, Any] = {
+    Closure: lambda ev, fn, args, kwargs: ev.apply(fn, args, kwargs),
+    types.FunctionType: lambda ev, fn, args, kwargs: ev.call_function(fn, args, kwargs),
+    Method: _method,
+    Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),
+    Class: lambda ev, fn, args, kwargs: ev.instance(fn, args, kwargs),
+    HostFunction: lambda ev, fn, args, kwargs: ev._host(fn, args, kwargs),
+    Object: _called_object,
+    types.MethodType: _bound_method,
+    types.MethodDescriptorType: _descriptor,
+    functools.partial: lambda ev, fn, args, kwargs: ev.call(fn.func, [*map(ev.adopt, fn.args), *args], {**{k: ev.adopt(v) for k, v in fn.keywords.items()}, **kwargs}),
+}
+__all__ = ["Calls", "Super", "bind"]

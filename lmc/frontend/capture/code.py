@@ -1,0 +1,139 @@
+"""Functions compiled to closures, once per code object: their parameters, body and what they may do."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of a program are Any by nature)
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lmc.errors import Loc
+from lmc.frontend.capture.outside import is_users
+from lmc.frontend.capture.scan import Effects, bound_once, effects
+from lmc.frontend.scopes import Bindings, ClassBindings, Comprehension
+from lmc.frontend.source import CannotInstrument, FunctionNode, find
+
+if TYPE_CHECKING:
+    from lmc.frontend.capture.evaluation import Frame
+
+Eval = Callable[["Frame"], Any]
+"""An expression, compiled: its value in a frame. Of a statement: its Signal."""
+
+
+class NotUnderstood(Exception):
+    """A function whose source is missing, or that uses what the evaluator does not know: unknown code."""
+
+
+class Scope:
+    """The names of a function, class body or comprehension while it is compiled."""
+
+    def __init__(self, bindings: Any, parent: Scope | None, file: str, free: Sequence[str] = (), class_name: str | None = None) -> None:
+        self.bindings, self.parent, self.file, self.class_name = bindings, parent, file, class_name
+        self.free = frozenset(free)  # of a function of the outside: names in its cells
+        self.is_class = isinstance(bindings, ClassBindings)
+        self.is_comprehension = isinstance(bindings, Comprehension)
+
+    def kind(self, name: str) -> str:
+        """Where a name lives: "local", "outer" (a frame around) or "global"."""
+        if name in self.bindings.global_:
+            return "global"
+        if name in self.bindings.bound:
+            return "local"
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.free:
+                return "outer"
+            scope = scope.parent
+            if scope is not None and not scope.is_class and name in scope.bindings.bound:
+                return "outer"
+        return "global"
+
+    def loc(self, node: ast.AST) -> Loc:
+        return Loc(self.file, node.lineno, node.col_offset)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def mangled(self, name: str) -> str:
+        """A private name as it is stored: `__x` in class C is `_C__x`."""
+        if self.class_name and name.startswith("__") and not name.endswith("__"):
+            return f"_{self.class_name.lstrip('_')}{name}"
+        return name
+
+
+class Code:
+    """A function. `body(frame)` runs it; `items(frame)` is that of a generator."""
+
+    def __init__(self, node: FunctionNode, scope: Scope, name: str, python: types.CodeType | None) -> None:
+        self.node, self.name, self.python, self.file = node, name, python, scope.file
+        self.loc = scope.loc(node)
+        a = node.args
+        self.positional = tuple(p.arg for p in (*a.posonlyargs, *a.args))
+        self.only_positional = len(a.posonlyargs)
+        self.keyword_only = tuple(p.arg for p in a.kwonlyargs)
+        self.names = frozenset((*self.positional[self.only_positional :], *self.keyword_only))
+        self.rest = a.vararg.arg if a.vararg else None
+        self.more = a.kwarg.arg if a.kwarg else None
+        statements: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
+        self.effects: Effects = effects(statements)
+        self.is_generator = self.effects.yields and not isinstance(node, ast.Lambda)
+        self.is_async = isinstance(node, ast.AsyncFunctionDef)
+        self.once = bound_once(statements, (*self.positional, *self.keyword_only)) if python is not None else frozenset[str]()
+        self.writes_globals = tuple(scope.bindings.global_)
+        self.nonlocals = tuple(scope.bindings.nonlocal_)
+        bound = frozenset(scope.bindings.bound)
+        self.free_effects = replace(self.effects, touched=self.effects.touched - bound, names=frozenset())
+        """Without what it does to its own names."""
+        self.body: Eval
+        self.items: Any = None
+        from lmc.frontend.capture.expressions import expression  # they compile functions in turn
+        from lmc.frontend.capture.generators import generator
+        from lmc.frontend.capture.statements import block
+
+        if isinstance(node, ast.Lambda):
+            self.body = expression(node.body, scope)
+        elif self.is_generator:
+            if self.is_async:
+                raise NotUnderstood("an async generator")
+            self.items = generator(node.body, scope)
+            self.body = _no_body
+        else:
+            self.body = block(node.body, scope)
+        self.is_lambda = isinstance(node, ast.Lambda)
+
+
+def _no_body(_: Frame) -> Any:
+    raise AssertionError("a generator is iterated")
+
+
+_codes: dict[types.CodeType, Code | NotUnderstood] = {}
+
+
+def code_of(fn: types.FunctionType) -> Code:
+    """The compiled code of a function of the user's, made once per code object. Raises NotUnderstood."""
+    found = _codes.get(fn.__code__)
+    if found is None:
+        try:
+            found = _compiled(fn)
+        except NotUnderstood as error:
+            found = error.with_traceback(None)
+        except RecursionError:
+            found = NotUnderstood("nested too deep")
+        _codes[fn.__code__] = found
+    if isinstance(found, NotUnderstood):
+        raise found
+    return found
+
+
+def _compiled(fn: types.FunctionType) -> Code:
+    python = fn.__code__
+    if not is_users(python.co_filename):
+        raise NotUnderstood(f"{fn.__qualname__} is not the program's own")
+    try:
+        found = find(fn)
+    except CannotInstrument as error:
+        raise NotUnderstood(str(error)) from None
+    scope = Scope(Bindings(found.node), None, python.co_filename, python.co_freevars, found.class_name)
+    return Code(found.node, scope, python.co_name, python)

@@ -1,0 +1,184 @@
+"""What an evaluation does where it meets something unknown, and whom it asks: the protocol of run-ahead and of the graph.
+
+`Domain` is run-ahead's: an undecided arm is skipped and what it binds is unknown. The graph builder overrides the hooks: it evaluates
+both arms, and the body of an unknown loop, once, as regions, and makes an op of each pure operation on unknown values. Between two arms it
+puts things back with `evaluation.save(frame, effects)` and `Saved.restore()`.
+
+A hook that gives a `Signal` gives how control goes on behind the statement: None (the next statement), BREAK, CONTINUE, or RETURN
+(`frame.result` is the value).
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of a program are Any by nature)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lmc.errors import Loc
+from lmc.frontend.capture.values import Abandoned, Deps, Unknown, join
+from lmc.frontend.emitter import Ctx, Emitter
+from lmc.frontend.options import Options
+
+if TYPE_CHECKING:
+    from lmc.frontend.capture.evaluation import Evaluation, Frame
+    from lmc.frontend.capture.scan import Effects
+    from lmc.frontend.host import HostFunction
+
+Signal = str | None
+BREAK, CONTINUE, RETURN = "break", "continue", "return"
+
+
+class Asking(Emitter, Protocol):
+    """What the states of an evaluation write to: the ledger (run-ahead) or the graph builder.
+
+    It gets `Unknown` wherever text or a parameter is not known: a prompt with a hole. It reads `evaluation.certain` and
+    `evaluation.shifted` at each ask, says `evaluation.blocked(deps)` when answers would fill a hole, and `evaluation.confirm()` when
+    Python has made this very request already (address and source line): Python has passed all that was undecided before.
+    Reading an answer that is not there gives `Unknown(frozenset([address]))`.
+    """
+
+    def nested(self, options: Options) -> Asking | None:
+        """What a sub-program that is called with these options writes to; None: it cannot be told."""
+        ...
+
+    def lost(self, deps: Deps) -> Ctx:
+        """A prompt of which nothing is known: unknown code had the state."""
+        ...
+
+    def pure(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The result of an `@lmc.pure` function on known arguments, as the outside would have it, or Unknown. Raises what it raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A part of a program that may run or not: `run(frame)` gives a Signal, of an expression's arm its value."""
+
+    run: Callable[[Frame], Any]
+    effects: Effects
+    loc: Loc
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """An `if`, a conditional expression, `and` and `or`, a case of a `match`: of two arms one runs."""
+
+    loc: Loc
+    then: Arm
+    orelse: Arm
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop: `bind(frame, item)` binds the target of a `for` (None: a `while`, whose test is part of `body`)."""
+
+    loc: Loc
+    bind: Callable[[Frame, Any], None] | None
+    body: Arm
+    orelse: Arm
+    effects: Effects  # of target, body and else
+
+
+PASSES = 8
+"""How often a `raise` under a condition has to have been passed before it no longer ends certainty."""
+
+
+class Domain:
+    """Run-ahead's meaning of what is unknown."""
+
+    def operation(self, evaluation: Evaluation, name: str, operands: Sequence[Any], deps: Deps) -> Any:
+        """The result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) some of whose operands are unknown."""
+        return Unknown(deps)
+
+    def call(self, evaluation: Evaluation, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The result of unknown code. What it was handed and may change is unknown already."""
+        return Unknown(None)
+
+    def branch(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Signal:
+        """An undecided `if`: what its arms bind is unknown. An arm that always leaves is predicted not to be taken."""
+        evaluation.blocked(test.deps)
+        then, orelse = site.then.effects, site.orelse.effects
+        if then.leaves and orelse.leaves:
+            return self._both_leave(evaluation, frame, test, site)
+        if then.leaves or orelse.leaves:
+            leaving, staying = (site.then, site.orelse) if then.leaves else (site.orelse, site.then)
+            self.exit(evaluation, frame, leaving.effects, site.loc, test.deps)
+            evaluation.visit(frame, leaving.effects)
+            return staying.run(frame)
+        for effects in (then, orelse):
+            self.exit(evaluation, frame, effects, site.loc, test.deps)
+        for effects in (then, orelse):
+            evaluation.havoc(frame, effects, test.deps)
+        return None
+
+    def _both_leave(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Signal:
+        then, orelse = site.then.effects, site.orelse.effects
+        if then.leaves == orelse.leaves == "return":
+            for effects in (then, orelse):
+                evaluation.havoc(frame, effects, test.deps)
+            frame.result = Unknown(test.deps)
+            return RETURN
+        arms = (site.then, site.orelse) if orelse.leaves == "raise" else (site.orelse, site.then)
+        self.exit(evaluation, frame, arms[1].effects, site.loc, test.deps)
+        evaluation.visit(frame, arms[1].effects)
+        return arms[0].run(frame)
+
+    def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Any:
+        """An undecided conditional expression, `and`, `or`: nothing is evaluated."""
+        deps: Deps = test.deps
+        evaluation.blocked(deps)
+        for arm in (site.then, site.orelse):
+            evaluation.havoc(frame, arm.effects, test.deps)
+        return Unknown(deps)
+
+    def loop(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: Loop) -> Signal:
+        """A loop over unknown items, or as long as something unknown holds: it is skipped."""
+        evaluation.blocked(items.deps)
+        for kind in ("return", "raise"):
+            if kind in site.effects.exits:
+                self.leave(evaluation, frame, kind, site.loc, items.deps)
+        evaluation.havoc(frame, site.effects, items.deps)
+        return None
+
+    def comprehension(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: Loop) -> Any:
+        """A comprehension over unknown items, or with an undecided condition."""
+        evaluation.blocked(items.deps)
+        evaluation.havoc(frame, site.effects, items.deps)
+        return Unknown(items.deps)
+
+    def handlers(self, evaluation: Evaluation, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
+        """Something unknown in the body of a `try` may have raised: what its handlers bind is unknown."""
+        evaluation.blocked(deps)
+        for arm in handlers:
+            for kind in arm.effects.exits - {"raise"}:  # another exception instead of one
+                self.leave(evaluation, frame, kind, arm.loc, deps)
+            evaluation.havoc(frame, arm.effects, deps)
+
+    def exit(self, evaluation: Evaluation, frame: Frame, effects: Effects, loc: Loc, deps: Deps) -> None:
+        """Control may leave by each of the exits in `effects`."""
+        for kind in effects.exits:
+            self.leave(evaluation, frame, kind, loc, deps)
+
+    def leave(self, evaluation: Evaluation, frame: Frame, kind: str, loc: Loc, deps: Deps) -> None:
+        """An undecided return, break, continue or raise.
+
+        A loop or helper function that asks nothing is skipped as a whole. Elsewhere certainty ends; at a raise that was passed often
+        enough it does not.
+        """
+        if kind == "raise":
+            if evaluation.tries or evaluation.passes(loc) < PASSES:
+                evaluation.uncertain()
+            return
+        target = frame.loops[-1] if kind != "return" and frame.loops else frame
+        if evaluation.may_skip(frame, target):
+            raise Abandoned(target, deps)
+        if kind == "return":
+            frame.undecided = deps if frame.undecided is False else join(frame.undecided, deps)
+        evaluation.uncertain()
+
+
+__all__ = ["BREAK", "CONTINUE", "PASSES", "RETURN", "Arm", "Asking", "Branch", "Domain", "Loop", "Signal"]

@@ -1,0 +1,347 @@
+"""One evaluation of a program on what is known: its frames, its flags, its budget, and what came of it."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of a program are Any by nature)
+
+from __future__ import annotations
+
+import builtins
+import types
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmc.errors import Loc
+from lmc.frontend.capture import operations as op
+from lmc.frontend.capture.calls import Calls
+from lmc.frontend.capture.code import Code
+from lmc.frontend.capture.domain import Asking, Domain
+from lmc.frontend.capture.havoc import Havoc
+from lmc.frontend.capture.objects import Objects
+from lmc.frontend.capture.outside import Outside, Snapshot
+from lmc.frontend.capture.values import NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.interpreter import Function
+from lmc.frontend.primitives import place
+from lmc.frontend.state import State
+
+_MISSING = object()
+
+
+class Frame:
+    """The names of a call, a comprehension or a class body.
+
+    live       locals of the frame of Python's that runs this function now; None: there is none
+    undecided  an answer may decide that it has returned already (False: not so)
+    """
+
+    __slots__ = ("annotations", "cells", "code", "ev", "first", "is_class", "is_program", "live", "loops", "module", "outer", "owner", "result", "undecided", "vars")
+
+    def __init__(self, ev: Evaluation, vars: dict[str, Any], outer: Any, code: Code | None, module: dict[str, Any]) -> None:
+        self.ev, self.vars, self.outer, self.code, self.module = ev, vars, outer, code, module
+        self.result: Any = None
+        self.loops: list[Any] = []
+        self.undecided: Any = False
+        self.live: Mapping[str, Any] | None = None
+        self.is_class = self.is_program = False
+        self.owner: Any = None  # the class that the function belongs to, and its first argument, for `super()`
+        self.first: Any = None
+        self.cells: Mapping[str, Any] | None = None  # of a frame that stands for the cells of a function of the outside
+        self.annotations: list[str] = []
+
+    def inner(self) -> Frame:
+        """The frame of a comprehension or class body in this one."""
+        frame = Frame(self.ev, {}, self, self.code, self.module)
+        frame.loops, frame.owner, frame.first = self.loops, self.owner, self.first
+        return frame
+
+    def peek(self, name: str) -> Any:
+        """What a name holds; `MISSING` if nothing. Reads no global that was not read yet."""
+        frame: Frame | None = self
+        while frame is not None:
+            if name in frame.vars:
+                return frame.vars[name]
+            frame = frame.outer
+        return self.ev.peek_global(self.module, name)
+
+    def outer_value(self, name: str) -> Any:
+        frame = self.outer
+        while frame is not None:
+            if name in frame.vars and not frame.is_class:
+                return frame.vars[name]
+            frame = frame.outer
+        raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
+
+    def lookup(self, name: str) -> Any:
+        """A name of a class body that the body has not bound."""
+        try:
+            return self.outer_value(name)
+        except Raised:
+            return self.ev.global_value(self.module, name)
+
+    def store(self, name: str, x: Any, kind: str) -> None:
+        if kind == "local":
+            if self.live is not None and isinstance(x, Unknown) and x.deps is None:
+                x = self.from_python(name, x)
+            self.vars[name] = x
+        elif kind == "global":
+            self.ev.set_global(self.module, name, x)
+        else:
+            frame = self.outer
+            while frame is not None and (name not in frame.vars or frame.is_class):
+                frame = frame.outer
+            holder = self.outer if frame is None else frame
+            holder.vars[name] = x
+            if holder.cells is not None and name in holder.cells:
+                self.ev.snapshot.changed.add(id(holder.cells[name]))
+                holder.vars[name] = Unknown(None)
+
+    def from_python(self, name: str, x: Unknown) -> Any:
+        """What Python's own frame holds under a name that is bound once, for what only Python knows."""
+        assert self.live is not None and self.code is not None
+        if name not in self.code.once or name not in self.live:
+            return x
+        self.ev.resumed += 1
+        return self.ev.adopt(self.live[name])
+
+    def annotated(self, name: str | None) -> None:
+        if name is not None and self.is_class:
+            self.annotations.append(name)
+
+
+@dataclass
+class Outcome:
+    """What came of an evaluation.
+
+    complete    it reached the end of the program, and met no unknown code on its way
+    entire      it met nothing that it does not understand: only answers were missing
+    stopped_at  where it stopped, and why; None if it did not
+    paused      it stopped because it was asked to
+    waits       sets of answers; each would let it go on
+    passed      how often a `raise` or `assert` under a condition was passed without raising, by its place
+    """
+
+    complete: bool = False
+    entire: bool = True
+    stopped_at: Loc | None = None
+    reason: str = ""
+    paused: bool = False
+    waits: list[frozenset[Any]] = field(default_factory=list[frozenset[Any]])
+    passed: Counter[Loc] = field(default_factory=Counter[Loc])
+    raised: Any = None
+    value: Any = None
+    steps: int = 0
+
+
+def _never() -> bool:
+    return False
+
+
+class Evaluation(Calls, Objects, Havoc):
+    """Follows `function` from its first line. The emitter reads `certain` and `shifted` at each ask.
+
+    certain  only an exception could keep Python from making a request here
+    shifted  the addresses of requests here depend on something undecided
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        arguments: Snapshot,
+        emitter: Asking,
+        *,
+        domain: Domain | None = None,
+        budget: int = 50_000,
+        paused: Callable[[], bool] = _never,
+        passes: Callable[[Loc], int] = lambda _: 0,
+        frames: Mapping[types.CodeType, tuple[int, Mapping[str, Any]]] | None = None,
+        stream: str = "",
+    ) -> None:
+        """`frames`: the line and locals of the frames of Python's that run functions of the program now."""
+        self.function, self.snapshot, self.emitter = function, arguments, emitter
+        self.domain = domain or Domain()
+        self.paused, self.passes, self.frames, self.stream = paused, passes, frames or {}, stream
+        self.outside = Outside(arguments)
+        self.adopt = self.outside.adopt
+        self.certain, self.shifted = True, False
+        self.outcome = Outcome()
+        self.loc = function.loc or Loc("", 0)
+        self.lost: dict[int, Deps] = {}
+        """By id, what is known of containers and states no more, and what would tell."""
+        self.risks: list[Deps] = []
+        """What unknown operations that may have raised depend on."""
+        self.handled: list[Any] = []
+        self.tries = 0
+        self.depth = self.steps = self.resumed = 0
+        self.states: list[State] = []
+        self.current: State | None = None
+        self.tasks: list[Any] = []
+        self._budget, self._check_at = budget, 64
+        self._kept: list[Any] = []
+        self._globals: dict[tuple[int, str], Any] = {}
+        self._functions: dict[int, Any] = {}
+        self._asks: dict[int, bool] = {}
+
+    def run(self) -> Outcome:
+        """Evaluates. Raises nothing of the program's; EvaluatorError and the like are faults of the evaluator."""
+        outcome, token = self.outcome, place.set(lambda: self.loc)
+        try:
+            state = State(self.emitter, stream=self.stream, name=self.function.name)
+            self.states.append(state)
+            args = [self.adopt(a) for a in self.snapshot.args]
+            kwargs = {k: self.adopt(v) for k, v in self.snapshot.kwargs.items()}
+            outcome.value = self.program(self.function, state, args, kwargs)
+            outcome.complete = outcome.entire
+        except Stop as stop:
+            outcome.reason, outcome.stopped_at = stop.reason, stop.loc or self.loc
+        except Raised as raised:
+            outcome.raised, outcome.complete = raised.value, outcome.entire
+        except (Undecided, Abandoned) as unknown:
+            self.blocked(unknown.deps)
+            outcome.reason, outcome.stopped_at = "something unknown decides", self.loc
+        except RecursionError:
+            outcome.reason, outcome.stopped_at = "recursion", self.loc
+        finally:
+            place.reset(token)
+        outcome.steps = self.steps
+        return outcome
+
+    # -- budget and flags
+
+    def count(self, n: int) -> None:
+        """Spends steps of the budget."""
+        self.steps += n
+        if self.steps >= self._check_at:
+            self._check_at = self.steps + 64
+            if self.steps > self._budget:
+                raise Stop(f"{self._budget} steps")
+            if self.paused():
+                self.outcome.paused = True
+                raise Stop("paused")
+
+    def blocked(self, deps: Deps) -> None:
+        """These answers would let the evaluation see more."""
+        if deps:
+            if deps not in self.outcome.waits:
+                self.outcome.waits.append(deps)
+        elif deps is None:
+            self.outcome.entire = False
+
+    def confirm(self) -> None:
+        """Python has made the request that is being made: it has passed all that was undecided."""
+        self.certain, self.shifted = True, False
+
+    def uncertain(self) -> None:
+        self.certain = False
+
+    def shift(self) -> None:
+        self.shifted = True
+
+    def passed_by(self, loc: Loc) -> None:
+        self.outcome.passed[loc] += 1
+
+    def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any:
+        """A pure operation some of whose operands are unknown."""
+        if deps is None:
+            self.outcome.entire = False
+        if self.tries and name not in SAFE:
+            self.risks.append(deps)
+        return self.domain.operation(self, name, operands, deps)
+
+    @contextmanager
+    def handling(self, frame: Frame, name: str | None, value: Any) -> Generator[None]:
+        """An `except` clause that handles an exception, under a name."""
+        self.handled.append(value)
+        if name is not None:
+            frame.vars[name] = value
+        try:
+            yield
+        finally:
+            self.handled.pop()
+            if name is not None:
+                frame.vars.pop(name, None)
+
+    # -- what is lost
+
+    def is_lost(self, x: Any) -> bool:
+        return bool(self.lost) and id(x) in self.lost
+
+    def changes(self, x: Any) -> None:
+        """A container is about to be changed: one of the outside is unknown from then on."""
+        origin = self.outside.origins.get(id(x))
+        if origin is not None:
+            self.snapshot.changed.add(id(origin))
+            self.lose(x, None)
+
+    def lose(self, x: Any, deps: Deps) -> None:
+        """What a container, state or object holds is not known any more."""
+        kind = type(x)
+        if isinstance(x, State):
+            x.ctx = self.emitter.lost(deps)
+            self.shifted = True
+        elif kind is op.StateGroup:
+            for state in x.states:
+                self.lose(state, deps)
+            return
+        elif kind is op.Object:
+            for name in x.attributes:
+                x.attributes[name] = Unknown(deps)
+            return
+        elif kind is tuple:
+            for item in x:
+                if type(item) not in op.ATOMS:
+                    self.lose(item, deps)
+            return
+        elif not (kind in op.SEQUENCES or kind in op.MAPPINGS) or kind is frozenset:
+            return
+        self.lost[id(x)] = join(self.lost.get(id(x), NOTHING), deps)
+        self._kept.append(x)
+
+    def need_key(self, key: Any) -> Deps:
+        """What has to be known to use a value as a key."""
+        if type(key) in op.PLAIN:
+            return NOTHING
+        if isinstance(key, (type, types.FunctionType, State, op.Closure, op.Class)) or (type(key) is op.Object and self.hashes_by_identity(key)):
+            return NOTHING
+        return op.need(self, key)
+
+    # -- globals
+
+    def global_value(self, module: dict[str, Any], name: str) -> Any:
+        key = (id(module), name)
+        found = self._globals.get(key, _MISSING)
+        if found is not _MISSING:
+            return found
+        if name in module:
+            raw = self.snapshot.names.setdefault(key, module[name])
+            found = Unknown(None) if key in self.snapshot.changed else self.adopt(raw)
+        elif hasattr(builtins, name):
+            found = getattr(builtins, name)
+        else:
+            raise Raised(NameError(f"name '{name}' is not defined"))
+        self._globals[key] = found
+        return found
+
+    def peek_global(self, module: dict[str, Any], name: str) -> Any:
+        found = self._globals.get((id(module), name), _MISSING)
+        if found is not _MISSING:
+            return found
+        try:
+            return self.global_value(module, name)
+        except Raised:
+            return None
+
+    def set_global(self, module: dict[str, Any], name: str, x: Any) -> None:
+        self.snapshot.changed.add((id(module), name))
+        self._globals[id(module), name] = x
+
+
+SAFE = frozenset({
+    "fstring", "eq", "ne", "is", "is not", "not", "all", "any", "format", "str", "repr", "in", "bool", "add", "join", "len", "list", "tuple", "set", "dict",
+    "type", "isinstance", ".strip", ".lower", ".upper", ".split", ".splitlines", ".startswith", ".endswith", ".replace", ".lstrip", ".rstrip", ".title",
+    ".count", ".find", ".join", ".get", ".items", ".keys", ".values", ".partition", ".rpartition", ".casefold", ".capitalize", "re.findall", "re.search",
+    "re.match", "re.fullmatch", "re.sub", "re.split", "sorted", "round", "enumerate", "zip", ".search", ".match", ".findall", ".group", ".isdigit", ".append",
+})  # fmt: skip
+"""Operations on unknown values that hardly ever raise: a `try` around them is taken not to be needed."""

@@ -1,0 +1,489 @@
+"""Expressions, compiled to closures that take a frame and give a value."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of a program are Any by nature)
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lmc.frontend.capture import operations as op
+from lmc.frontend.capture.code import Code, Eval, NotUnderstood, Scope
+from lmc.frontend.capture.domain import Arm, Branch, Loop
+from lmc.frontend.capture.scan import NO_EFFECTS, effects
+from lmc.frontend.capture.values import NOTHING, Closure, Deps, Items, Raised, Undecided, Unknown, join
+from lmc.frontend.scopes import Bindings, Comprehension
+
+if TYPE_CHECKING:
+    from lmc.frontend.capture.evaluation import Frame
+
+
+def expression(node: ast.expr, scope: Scope) -> Eval:
+    """Compiles an expression."""
+    rule = _RULES.get(type(node))
+    if rule is None:
+        raise NotUnderstood(f"{type(node).__name__} at {scope.loc(node)}")
+    return rule(node, scope)
+
+
+def _constant(node: ast.Constant, scope: Scope) -> Eval:
+    value = node.value
+    return lambda _: value
+
+
+def _name(node: ast.Name, scope: Scope) -> Eval:
+    name, kind = scope.mangled(node.id), scope.kind(node.id)
+    if kind == "local" and not scope.is_class:
+
+        def local(frame: Frame) -> Any:
+            try:
+                return frame.vars[name]
+            except KeyError:
+                raise Raised(UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value")) from None
+
+        return local
+    if kind == "local":
+        return lambda frame: frame.vars[name] if name in frame.vars else frame.lookup(name)
+    if kind == "outer":
+        return lambda frame: frame.outer_value(name)
+    return lambda frame: frame.ev.global_value(frame.module, name)
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
+
+
+def _joined(node: ast.JoinedStr, scope: Scope) -> Eval:
+    parts = [_formatted_part(part, scope) for part in node.values]
+
+    def run(frame: Frame) -> Any:
+        found: list[Any] = []
+        deps: Deps = NOTHING
+        for part in parts:
+            if part.__class__ is str:
+                found.append(part)
+                continue
+            text = part(frame)
+            if text.__class__ is not str:
+                if not isinstance(text, Unknown):
+                    raise Raised(TypeError("__format__ must return a str"))
+                deps = join(deps, text.deps)
+            found.append(text)
+        if deps is NOTHING:
+            text = "".join(found)
+            frame.ev.count(len(text) >> 12)
+            return text
+        return frame.ev.operation("fstring", found, deps)
+
+    return run
+
+
+def _formatted_part(part: ast.expr, scope: Scope) -> Any:
+    if isinstance(part, ast.Constant):
+        return part.value
+    assert isinstance(part, ast.FormattedValue)
+    value, conversion = expression(part.value, scope), chr(part.conversion) if part.conversion > 0 else ""
+    if part.format_spec is None:
+
+        def plain(frame: Frame) -> Any:
+            x = value(frame)
+            return x if x.__class__ is str and conversion != "r" and conversion != "a" else op.formatted(frame.ev, x, conversion, "")
+
+        return plain
+    how = expression(part.format_spec, scope)
+    return lambda frame: op.formatted(frame.ev, value(frame), conversion, how(frame))
+
+
+# -- operators -------------------------------------------------------------------------------------------------------
+
+
+def _binary(node: ast.BinOp, scope: Scope) -> Eval:
+    name, fn = op.BINARY[type(node.op)]
+    left, right, loc = expression(node.left, scope), expression(node.right, scope), scope.loc(node)
+
+    def run(frame: Frame) -> Any:
+        a, b = left(frame), right(frame)
+        frame.ev.loc = loc
+        return op.binary(frame.ev, name, fn, a, b)
+
+    return run
+
+
+_UNARY: Mapping[type[ast.AST], tuple[str, Callable[[Any], Any]]] = {
+    ast.USub: ("neg", lambda x: -x), ast.UAdd: ("pos", lambda x: +x), ast.Invert: ("invert", lambda x: ~x)}  # fmt: skip
+
+
+def _unary(node: ast.UnaryOp, scope: Scope) -> Eval:
+    operand = expression(node.operand, scope)
+    if isinstance(node.op, ast.Not):
+
+        def negate(frame: Frame) -> Any:
+            x = op.truth(frame.ev, operand(frame))
+            return frame.ev.operation("not", (x,), x.deps) if isinstance(x, Unknown) else not x
+
+        return negate
+    name, fn = _UNARY[type(node.op)]
+
+    def run(frame: Frame) -> Any:
+        x = operand(frame)
+        deps = op.need(frame.ev, x)
+        return frame.ev.operation(name, (x,), deps) if deps is None or deps else op.native(fn, x)
+
+    return run
+
+
+def _compare(node: ast.Compare, scope: Scope) -> Eval:
+    first, loc = expression(node.left, scope), scope.loc(node)
+    rest = [(*op.COMPARE[type(o)], expression(right, scope)) for o, right in zip(node.ops, node.comparators, strict=True)]
+    if len(rest) == 1:
+        name, fn, second = rest[0]
+
+        def one(frame: Frame) -> Any:
+            a, b = first(frame), second(frame)
+            frame.ev.loc = loc
+            return op.compare(frame.ev, name, fn, a, b)
+
+        return one
+
+    def chain(frame: Frame) -> Any:
+        ev, left, deps, found = frame.ev, first(frame), NOTHING, True
+        unknown: list[Any] = []
+        for name, fn, right in rest:
+            x = right(frame)
+            found = op.compare(ev, name, fn, left, x)
+            known = op.truth(ev, found)
+            if isinstance(known, Unknown):
+                deps = join(deps, known.deps)
+                unknown.append(known)
+            elif not known:
+                return found
+            left = x
+        return ev.operation("all", unknown, deps) if unknown else found
+
+    return chain
+
+
+def arm(node: ast.expr, run: Eval, scope: Scope) -> Arm:
+    return Arm(run, effects([node]), scope.loc(node))
+
+
+def _boolean(node: ast.BoolOp, scope: Scope) -> Eval:
+    """Also makes the branch of each operand: what follows it runs or not."""
+    is_or = isinstance(node.op, ast.Or)
+    values = [expression(value, scope) for value in node.values]
+    run: Eval = values[-1]
+    rest: list[ast.expr] = [node.values[-1]]
+    for value, source in zip(values[-2::-1], node.values[-2::-1], strict=True):
+        run = _either(value, run, Arm(run, effects(rest), scope.loc(rest[0])), is_or, scope.loc(source))
+        rest.insert(0, source)
+    return run
+
+
+def _either(value: Eval, rest: Eval, behind: Arm, is_or: bool, loc: Any) -> Eval:
+    def run(frame: Frame) -> Any:
+        x = value(frame)
+        known = op.truth(frame.ev, x)
+        if known is True or known is False:
+            return x if known is is_or else rest(frame)
+        decided = Arm(lambda _: x, NO_EFFECTS, loc)
+        site = Branch(loc, decided, behind) if is_or else Branch(loc, behind, decided)
+        return frame.ev.domain.choice(frame.ev, frame, known, site)
+
+    return run
+
+
+def _conditional(node: ast.IfExp, scope: Scope) -> Eval:
+    test, then, orelse = (expression(x, scope) for x in (node.test, node.body, node.orelse))
+    site = Branch(scope.loc(node), arm(node.body, then, scope), arm(node.orelse, orelse, scope))
+
+    def run(frame: Frame) -> Any:
+        known = op.truth(frame.ev, test(frame))
+        if known is True or known is False:
+            return then(frame) if known else orelse(frame)
+        return frame.ev.domain.choice(frame.ev, frame, known, site)
+
+    return run
+
+
+# -- displays --------------------------------------------------------------------------------------------------------
+
+
+def _items(nodes: Sequence[ast.expr], scope: Scope) -> Callable[[Frame], list[Any]]:
+    """The items of a display; Undecided where one is starred and unknown."""
+    if not any(isinstance(n, ast.Starred) for n in nodes):
+        parts = [expression(n, scope) for n in nodes]
+        return lambda frame: [part(frame) for part in parts]
+    mixed = [(isinstance(n, ast.Starred), expression(n.value if isinstance(n, ast.Starred) else n, scope)) for n in nodes]
+
+    def run(frame: Frame) -> list[Any]:
+        found: list[Any] = []
+        for starred, part in mixed:
+            if starred:
+                found.extend(op.iterate(frame.ev, part(frame)))
+            else:
+                found.append(part(frame))
+        return found
+
+    return run
+
+
+def _display(node: Any, scope: Scope, make: Callable[[Frame, list[Any]], Any]) -> Eval:
+    items, name = _items(node.elts, scope), type(node).__name__.lower()
+
+    def run(frame: Frame) -> Any:
+        try:
+            return make(frame, items(frame))
+        except Undecided as undecided:
+            return frame.ev.operation(name, (), undecided.deps)
+
+    return run
+
+
+def make_set(frame: Frame, items: list[Any]) -> Any:
+    deps = op.need(frame.ev, items)
+    if deps is None or deps:
+        raise Undecided(deps)
+    return op.native(set, items)
+
+
+def _dict(node: ast.Dict, scope: Scope) -> Eval:
+    pairs = [(expression(k, scope) if k is not None else None, expression(v, scope)) for k, v in zip(node.keys, node.values, strict=True)]
+
+    def run(frame: Frame) -> Any:
+        ev, found, unknown = frame.ev, dict[Any, Any](), list[Deps]()
+        for key, value in pairs:
+            if key is None:
+                x = value(frame)
+                if isinstance(x, Unknown) or ev.is_lost(x):
+                    unknown.append(x.deps if isinstance(x, Unknown) else ev.lost[id(x)])
+                elif type(x) in op.MAPPINGS:
+                    found.update(x)
+                else:
+                    raise Raised(TypeError(f"{ev.type_name(x)!r} object is not a mapping"))
+                continue
+            k = key(frame)
+            deps = ev.need_key(k)
+            x = value(frame)
+            if deps is None or deps:
+                unknown.append(deps)
+            else:
+                try:
+                    found[k] = x
+                except TypeError as error:
+                    raise Raised(error) from None
+        return ev.operation("dict", (found,), join(*unknown)) if unknown else found
+
+    return run
+
+
+def _slice(node: ast.Slice, scope: Scope) -> Eval:
+    parts = [expression(x, scope) if x is not None else None for x in (node.lower, node.upper, node.step)]
+
+    def run(frame: Frame) -> Any:
+        found = [None if part is None else part(frame) for part in parts]
+        unknown = [x.deps for x in found if isinstance(x, Unknown)]
+        return Unknown(join(*unknown)) if unknown else slice(*found)
+
+    return run
+
+
+# -- items, attributes, calls ------------------------------------------------------------------------------------------
+
+
+def _subscript(node: ast.Subscript, scope: Scope) -> Eval:
+    value, at, loc = expression(node.value, scope), expression(node.slice, scope), scope.loc(node)
+
+    def run(frame: Frame) -> Any:
+        x, i = value(frame), at(frame)
+        frame.ev.loc = loc
+        return op.item(frame.ev, x, i)
+
+    return run
+
+
+def _attribute(node: ast.Attribute, scope: Scope) -> Eval:
+    value, name, loc = expression(node.value, scope), scope.mangled(node.attr), scope.loc(node)
+
+    def run(frame: Frame) -> Any:
+        x = value(frame)
+        frame.ev.loc = loc
+        return frame.ev.attribute(x, name)
+
+    return run
+
+
+def _call(node: ast.Call, scope: Scope) -> Eval:
+    loc = scope.loc(node)
+    if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
+        return lambda frame: frame.ev.super_of(frame)
+    if isinstance(node.func, ast.Name) and node.func.id in ("locals", "globals", "vars", "eval", "exec") and not node.args:
+        return lambda _: Unknown(None)
+    args = _items(node.args, scope)
+    named = [(k.arg, expression(k.value, scope)) for k in node.keywords]
+    receiver = method = fn = None
+    if isinstance(node.func, ast.Attribute):
+        receiver, method = expression(node.func.value, scope), scope.mangled(node.func.attr)
+    else:
+        fn = expression(node.func, scope)
+
+    def run(frame: Frame) -> Any:
+        ev = frame.ev
+        callee = receiver(frame) if receiver is not None else fn(frame)  # pyright: ignore[reportOptionalCall]
+        given: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        try:
+            given = args(frame)
+            for name, value in named:
+                x = value(frame)
+                if name is not None:
+                    kwargs[name] = x
+                else:
+                    ev.spread(kwargs, x)
+        except Undecided as undecided:
+            ev.loc = loc
+            return ev.call_with_unknown(callee, method, given, undecided.deps)
+        ev.loc = loc
+        if receiver is None:
+            return ev.call(callee, given, kwargs)
+        return ev.call_method(callee, method, given, kwargs)
+
+    return run
+
+
+def _lambda(node: ast.Lambda, scope: Scope) -> Eval:
+    return function(node, scope, "<lambda>")
+
+
+def function(node: Any, scope: Scope, name: str) -> Eval:
+    """A closure when it runs; its code is compiled when it is first made."""
+    defaults = [expression(d, scope) for d in node.args.defaults]
+    named = [(a.arg, expression(d, scope)) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is not None]
+    made: list[Code] = []
+
+    def run(frame: Frame) -> Any:
+        if not made:
+            inner = Scope(Bindings(node), scope, scope.file, class_name=scope.class_name)
+            made.append(Code(node, inner, name, None))
+        outer = frame
+        while outer.is_class:
+            outer = outer.outer  # functions do not see the names of the class body around them
+        return Closure(made[0], outer, name, tuple([d(frame) for d in defaults]), {k: d(frame) for k, d in named}, module=frame.module)
+
+    return run
+
+
+def _await(node: ast.Await, scope: Scope) -> Eval:
+    value = expression(node.value, scope)
+    return lambda frame: frame.ev.awaited(value(frame))
+
+
+def _walrus(node: ast.NamedExpr, scope: Scope) -> Eval:
+    value, name = expression(node.value, scope), node.target.id
+    outer, depth = scope, 0
+    while outer.is_comprehension and outer.parent is not None:
+        outer, depth = outer.parent, depth + 1
+    kind = outer.kind(name)
+
+    def run(frame: Frame) -> Any:
+        x = value(frame)
+        for _ in range(depth):
+            frame = frame.outer
+        frame.store(name, x, kind)
+        return x
+
+    return run
+
+
+# -- comprehensions --------------------------------------------------------------------------------------------------
+
+
+def _levels(node: Any, scope: Scope, elements: Sequence[ast.expr]) -> tuple[Callable[[Frame], Any], Callable[[Frame, Any], Iterator[Frame]], list[Eval], Loop]:
+    """The first iterable, the frames of the innermost level for its items, the elements, and the loop that it is."""
+    from lmc.frontend.capture.statements import target
+
+    bound = {x.id for g in node.generators for x in ast.walk(g.target) if isinstance(x, ast.Name)}
+    inner = Scope(Comprehension(bound), scope, scope.file, class_name=scope.class_name)
+    first = expression(node.generators[0].iter, scope)
+    iterables = [None, *(expression(g.iter, inner) for g in node.generators[1:])]
+    targets = [target(g.target, inner) for g in node.generators]
+    conditions = [[expression(c, inner) for c in g.ifs] for g in node.generators]
+    last = len(targets) - 1
+
+    def level(frame: Frame, items: Any, k: int) -> Iterator[Frame]:
+        ev, bind, tests = frame.ev, targets[k], conditions[k]
+        for x in op.iterate(ev, items):
+            bind(frame, x)
+            for test in tests:
+                known = op.truth(ev, test(frame))
+                if isinstance(known, Unknown):
+                    raise Undecided(known.deps)
+                if not known:
+                    break
+            else:
+                if k == last:
+                    yield frame
+                else:
+                    yield from level(frame, iterables[k + 1](frame), k + 1)  # pyright: ignore[reportOptionalCall]
+
+    def frames(frame: Frame, items: Any) -> Iterator[Frame]:
+        return level(frame.inner(), items, 0)
+
+    values = [expression(e, inner) for e in elements]
+    what = effects([*elements, *(c for g in node.generators for c in g.ifs), *(g.iter for g in node.generators[1:])])
+    body = Arm(values[0], what, scope.loc(node))
+    return first, frames, values, Loop(scope.loc(node), targets[0], body, Arm(lambda _: None, NO_EFFECTS, scope.loc(node)), what)
+
+
+def _comprehension(node: Any, scope: Scope, collect: Callable[[Frame, Iterator[Any]], Any]) -> Eval:
+    elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+    first, frames, values, site = _levels(node, scope, elements)
+    if len(values) == 1:
+        value = values[0]
+        each: Callable[[Frame], Any] = value
+    else:
+        key, value = values
+        each = lambda inner: (key(inner), value(inner))
+
+    def run(frame: Frame) -> Any:
+        items = first(frame)
+        try:
+            return collect(frame, map(each, frames(frame, items)))
+        except Undecided as undecided:
+            unknown = items if isinstance(items, Unknown) else Unknown(undecided.deps)
+            return frame.ev.domain.comprehension(frame.ev, frame, unknown, site)
+
+    return run
+
+
+def make_dict(frame: Frame, pairs: Iterator[Any]) -> Any:
+    found: dict[Any, Any] = {}
+    for key, value in pairs:
+        deps = frame.ev.need_key(key)
+        if deps is None or deps:
+            raise Undecided(deps)
+        try:
+            found[key] = value
+        except TypeError as error:
+            raise Raised(error) from None
+    return found
+
+
+def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
+    first, frames, values, _ = _levels(node, scope, [node.elt])
+    value = values[0]
+    return lambda frame: Items(map(value, frames(frame, first(frame))))
+
+
+_RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
+    ast.Constant: _constant, ast.Name: _name, ast.JoinedStr: _joined, ast.BinOp: _binary, ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean,
+    ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice, ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call, ast.Lambda: _lambda,
+    ast.Await: _await, ast.NamedExpr: _walrus, ast.GeneratorExp: _generator,
+    ast.List: lambda node, scope: _display(node, scope, lambda _, items: items),
+    ast.Tuple: lambda node, scope: _display(node, scope, lambda _, items: tuple(items)),
+    ast.Set: lambda node, scope: _display(node, scope, make_set),
+    ast.ListComp: lambda node, scope: _comprehension(node, scope, lambda _, items: list(items)),
+    ast.SetComp: lambda node, scope: _comprehension(node, scope, lambda frame, items: make_set(frame, list(items))),
+    ast.DictComp: lambda node, scope: _comprehension(node, scope, make_dict),
+}  # fmt: skip

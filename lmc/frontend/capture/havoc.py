@@ -1,0 +1,162 @@
+"""What an evaluation no longer knows behind code that it skipped, and whether such code may ask the model."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false, reportGeneralTypeIssues=false
+# (values of a program are Any by nature; `self` of a part of the evaluation is the whole of it)
+
+from __future__ import annotations
+
+import ast
+import types
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+from lmc.frontend.capture import operations as op
+from lmc.frontend.capture.code import Code, NotUnderstood
+from lmc.frontend.capture.containers import METHODS
+from lmc.frontend.capture.scan import Effects, root
+from lmc.frontend.capture.table import ASKS, CHANGING, PURE_METHODS, is_known
+from lmc.frontend.capture.values import NOTHING, Closure, Deps, Method, Object, Unknown
+from lmc.frontend.interpreter import Function
+from lmc.frontend.primitives import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
+from lmc.frontend.state import State, StateGroup
+
+if TYPE_CHECKING:
+    from lmc.frontend.capture.evaluation import Evaluation, Frame
+
+_ASKING_METHODS = frozenset({"run", "arun", "each", "run_batch", "batch", "acall", "__iadd__"})
+_DEEPEST = 4
+
+
+class Havoc:
+    """Of an Evaluation: what skipped code means for it."""
+
+    def havoc(self: Evaluation, frame: Frame, effects: Effects, deps: Deps) -> None:
+        """Code with these effects may have run or not: what it binds and changes is unknown, and whether it asked."""
+        if self.may_ask(frame, effects):
+            self.shift()
+        self._touch(frame, effects, deps, 0)
+        for name in effects.names:
+            self._unbind(frame, name, deps)
+        for name in effects.appends - effects.names:
+            held = frame.peek(name)
+            if not isinstance(held, (State, StateGroup, Object)) and type(held) not in (list, set, dict, deque, Counter):
+                self._unbind(frame, name, deps)
+
+    def visit(self: Evaluation, frame: Frame, effects: Effects) -> None:
+        """Code with these effects is taken not to run."""
+        for call in effects.calls:
+            if self.outcome.entire and not self._understands(frame, call):
+                self.outcome.entire = False
+
+    def _unbind(self: Evaluation, frame: Frame, name: str, deps: Deps) -> None:
+        code = frame.code
+        kind = "global" if code and name in code.writes_globals else "outer" if code and name in code.nonlocals else "local"
+        frame.store(name, Unknown(deps), kind)
+
+    def _touch(self: Evaluation, frame: Frame, effects: Effects, deps: Deps, depth: int) -> None:
+        for name in effects.touched:
+            self.lose_own(frame.peek(name), deps)
+        for call in effects.calls:
+            fn = self._resolved(frame, call.func)
+            code, inner = self._callee(fn)
+            if code is None or inner is None:
+                understood = self._understands(frame, call)
+                if not understood:
+                    self.outcome.entire = False
+                if not understood or id(fn) in CHANGING:
+                    for arg in call.args:
+                        if isinstance(arg, ast.Name):
+                            self.lose_own(frame.peek(arg.id), deps if understood else None)
+                continue
+            for parameter, arg in zip(code.positional, call.args, strict=False):
+                if parameter in code.effects.touched and (name := root(arg)) is not None:
+                    self.lose_own(frame.peek(name), deps)
+            if depth < _DEEPEST:
+                for name in code.nonlocals:
+                    inner.store(name, Unknown(deps), "outer")
+                for name in code.writes_globals:
+                    inner.store(name, Unknown(deps), "global")
+                self._touch(inner, code.free_effects, deps, depth + 1)
+
+    def lose_own(self: Evaluation, x: Any, deps: Deps) -> None:
+        if isinstance(x, (list, dict, set, State, StateGroup, Object)) or type(x) in op.SEQUENCES:
+            self.lose(x, deps)
+
+    def may_ask(self: Evaluation, frame: Frame, effects: Effects, depth: int = 0) -> bool:
+        """Whether code with these effects may ask the model."""
+        for call in effects.calls:
+            fn = self._resolved(frame, call.func)
+            if id(fn) in ASKS or isinstance(fn, Function):
+                return True
+            if isinstance(call.func, ast.Attribute) and call.func.attr in _ASKING_METHODS and (fn is None or isinstance(fn, Method)):
+                return True
+            code, inner = self._callee(fn)
+            if code is not None and inner is not None and depth < _DEEPEST:
+                known = self._asks.get(id(code))
+                if known is None:
+                    self._asks[id(code)] = False  # while it is looked at: a recursion adds nothing
+                    known = self._asks[id(code)] = self.may_ask(inner, code.effects, depth + 1)
+                if known:
+                    return True
+        appended = any(isinstance(frame.peek(name), (State, StateGroup)) for name in effects.appends)
+        return appended and any(_asks(frame.peek(name)) for name in effects.loads)
+
+    def may_skip(self: Evaluation, frame: Frame, target: Any) -> bool:
+        """Whether a loop, or the helper function of a frame, may be skipped as a whole: it asks nothing."""
+        if target is frame:
+            return not frame.is_program and frame.code is not None and not self.may_ask(frame, frame.code.effects)
+        return not self.may_ask(frame, target.effects)
+
+    def _callee(self: Evaluation, fn: Any) -> tuple[Code | None, Frame | None]:
+        from lmc.frontend.capture.evaluation import Frame
+
+        if isinstance(fn, Method) and isinstance(fn.function, Closure):
+            fn = fn.function
+        if type(fn) is types.FunctionType and not is_known(fn):
+            try:
+                fn = self.closure_of(fn)
+            except NotUnderstood:
+                return None, None
+        if type(fn) is not Closure:
+            return None, None
+        return fn.code, Frame(self, {}, fn.outer, fn.code, fn.module)
+
+    def _resolved(self: Evaluation, frame: Frame, node: ast.expr) -> Any:
+        """What a call's function is, as far as that can be told without evaluating anything; None if it cannot."""
+        if isinstance(node, ast.Name):
+            return frame.peek(node.id)
+        if isinstance(node, ast.Attribute):
+            base = self._resolved(frame, node.value)
+            if isinstance(base, types.ModuleType):
+                return self.attribute(base, node.attr)
+            if type(base) is Object:
+                found = self.class_attribute(base.cls, node.attr)
+                return Method(found, base) if isinstance(found, Closure) else found
+            if isinstance(base, (State, StateGroup, Function)):
+                return Method(node.attr, base)
+        return None
+
+    def _understands(self: Evaluation, frame: Frame, call: ast.Call) -> bool:
+        """Whether the evaluation could follow a call; one on what it would have to compute first counts as understood."""
+        fn = self._resolved(frame, call.func)
+        if fn is None:
+            if not isinstance(call.func, ast.Attribute):
+                return not isinstance(call.func, ast.Name)
+            base = self._resolved(frame, call.func.value)
+            if isinstance(base, Unknown):
+                return base.deps is not None
+            names = METHODS.get(type(base)) or PURE_METHODS.get(type(base))
+            return base is None or names is None or call.func.attr in names
+        if isinstance(fn, Unknown):
+            return fn.deps is not None
+        return is_known(fn) or isinstance(fn, (type, Function, Method, Object)) or self._callee(fn)[0] is not None
+
+
+def _asks(x: Any) -> bool:
+    if isinstance(x, Seq):
+        return any(map(_asks, x.items))
+    return isinstance(x, (GenExpr, SelectExpr, ReasoningExpr)) or (isinstance(x, Unknown) and x.deps is None and isinstance(x, Expr))
+
+
+__all__ = ["NOTHING", "Havoc"]

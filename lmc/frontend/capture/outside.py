@@ -1,0 +1,237 @@
+"""The outside as a run's evaluations see it: arguments, globals, closure cells and plain objects, each as it was when it was first read.
+
+A `Snapshot` is kept for a run and copies shallowly: arguments before the program starts, all else when an evaluation first reads it. An
+`Outside` belongs to one evaluation: it makes the containers and objects that this evaluation may change. What the program itself changes
+outside (other than its arguments) is unknown from then on, in later evaluations from the start. Nothing here runs code of the user: only
+exact builtin containers are copied, and attributes come from plain instance dictionaries and slots.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of a program are Any by nature)
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sysconfig
+import types
+from abc import ABCMeta
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Protocol
+
+from lmc.backend.base import Backend
+from lmc.frontend.capture.values import Object, Unknown
+from lmc.frontend.host import HostFunction
+from lmc.frontend.primitives import Expr
+from lmc.prompt import ChoicesMethod
+
+ATOMS = frozenset({
+    str, int, float, bool, bytes, complex, type(None), range, type(Ellipsis), type(NotImplemented), re.Pattern, re.Match, ChoicesMethod,
+})  # fmt: skip
+"""Types whose values never change and consist of nothing else."""
+SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
+MAPPINGS = frozenset({dict, Counter, OrderedDict, defaultdict})
+CONTAINERS = SEQUENCES | MAPPINGS
+CALLABLES = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, HostFunction, Expr, types.MethodDescriptorType, Backend)
+LARGEST = 20_000
+"""Items that are copied of one container; larger ones are unknown."""
+
+
+class Snapshot:
+    """Copies of outside containers and instance dictionaries by identity, kept for a run."""
+
+    def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> None:
+        """Copies what can change of a program's arguments (without the state), before the program starts."""
+        self.args, self.kwargs = tuple(args), dict(kwargs)
+        self._copies: dict[int, tuple[Any, Any]] = {}  # id → (the original, which keeps its id its own; the copy)
+        self.changed: set[Any] = set()
+        """What the program changed: ids of originals and cells, (id of an object, attribute), (id of globals, name)."""
+        self.names: dict[tuple[int, str], Any] = {}
+        """Globals by (id of their dictionary, name), and contents of cells by (id, ""), as they were first read."""
+        self._captured: set[int] = set()
+        self._capture([*args, *kwargs.values()])
+
+    def _capture(self, todo: list[Any]) -> None:
+        left = LARGEST
+        while todo and left > 0:
+            x = todo.pop()
+            if type(x) in ATOMS or id(x) in self._captured:
+                continue
+            held = self.parts(x)
+            if held is None:
+                continue
+            self._captured.add(id(x))
+            left -= len(held)
+            todo.extend([item for item in (held.values() if type(held) in MAPPINGS else held) if type(item) not in ATOMS])
+
+    def is_captured(self, x: Any) -> bool:
+        """Whether its copy is from before the program started, so that what an evaluation does to it is what Python does."""
+        return id(x) in self._captured
+
+    def parts(self, x: Any) -> Any:
+        """A copy of what a container or a plain object holds, as it was when it was first read; None: nothing is known of it."""
+        known = self._copies.get(id(x))
+        if known is not None:
+            return known[1]
+        kind = type(x)
+        if kind in CONTAINERS:
+            held = None if len(x) > LARGEST else kind(x) if kind is not defaultdict else defaultdict(x.default_factory, x)
+            if kind is deque and held is not None:
+                held = deque(x, x.maxlen)
+        else:
+            held = _attributes(x) if is_plain(kind) else None
+        self._copies[id(x)] = (x, held)
+        return held
+
+
+class Outside:
+    """What one evaluation has made of the outside: containers and objects of its own."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._adopted: dict[int, tuple[Any, Any]] = {}
+        self.origins: dict[int, Any] = {}
+        """By the id of a container of the evaluation's, the outside one that is not an argument."""
+
+    def adopt(self, x: Any) -> Any:
+        """A value of the outside as the evaluation may hold it; Unknown for what could run code or cannot be copied."""
+        kind = type(x)
+        if kind in ATOMS:
+            return x
+        known = self._adopted.get(id(x))
+        if known is not None:
+            return known[1]
+        if id(x) in self.snapshot.changed:
+            return Unknown(None)
+        made = self._made(x, kind)
+        self._adopted.setdefault(id(x), (x, made))
+        return made
+
+    def _made(self, x: Any, kind: type) -> Any:
+        if kind in CONTAINERS:
+            return self._container(x, kind)
+        if isinstance(x, CALLABLES) or kind.__module__ == "lmc.frontend.interpreter":
+            return x
+        if x is os.environ:
+            return self._container(dict(os.environ), dict)
+        if kind is types.MappingProxyType:
+            return Unknown(None)
+        if kind in _ADOPTABLE_CALLABLES:
+            return x
+        if kind in _SAFE_TYPES:
+            return x
+        if isinstance(x, BaseException) and kind.__module__ == "builtins":
+            return x
+        held = self.snapshot.parts(x)
+        if held is None:
+            return Unknown(None)
+        made = Object(kind, {}, outside=x)
+        self._adopted[id(x)] = (x, made)
+        made.attributes.update({name: Unknown(None) if (id(x), name) in self.snapshot.changed else self.adopt(v) for name, v in held.items()})
+        return made
+
+    def _container(self, x: Any, kind: type) -> Any:
+        held = self.snapshot.parts(x)
+        if held is None:
+            return Unknown(None)
+        adopt = self.adopt
+        if kind is tuple or kind is frozenset:
+            items = [adopt(i) for i in held]
+            if kind is frozenset:
+                return x if all(type(i) in ATOMS or type(i) is tuple for i in items) else Unknown(None)
+            return x if all(a is b for a, b in zip(items, x, strict=True)) else tuple(items)
+        made: Any
+        if kind in MAPPINGS:
+            made = held.copy()
+            made.clear()
+            self._remember(x, made)
+            for key, value in held.items():
+                if not _is_key(key):
+                    return self._forget(x, made)
+                made[key] = value if type(value) in ATOMS else adopt(value)
+            return made
+        if kind is set:
+            if not all(map(_is_key, held)):
+                return Unknown(None)
+            made = held.copy()
+            self._remember(x, made)
+            return made
+        made = held.copy()
+        self._remember(x, made)
+        for i, item in enumerate(held):
+            if type(item) not in ATOMS:
+                made[i] = adopt(item)
+        return made
+
+    def _remember(self, x: Any, made: Any) -> None:
+        self._adopted[id(x)] = (x, made)
+        if not self.snapshot.is_captured(x):
+            self.origins[id(made)] = x
+
+    def _forget(self, x: Any, made: Any) -> Any:
+        self.origins.pop(id(made), None)
+        self._adopted[id(x)] = (x, unknown := Unknown(None))
+        return unknown
+
+
+_ADOPTABLE_CALLABLES = frozenset({types.MethodType, functools.partial, type(functools.lru_cache(len)), staticmethod, classmethod, property})
+_SAFE_TYPES = frozenset({types.GenericAlias, types.UnionType, slice, object, types.WrapperDescriptorType, types.GetSetDescriptorType})
+
+
+def _is_key(x: Any) -> bool:
+    """Whether hashing and comparing it runs no code of the user."""
+    kind = type(x)
+    return kind in ATOMS or (isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType)) and type(x).__hash__ is object.__hash__) or type(x) is type or (
+        kind in (tuple, frozenset) and all(map(_is_key, x)))
+
+
+def _attributes(x: Any) -> dict[str, Any]:
+    """The instance dictionary and slots of a plain object."""
+    held = dict(object.__getattribute__(x, "__dict__")) if hasattr(type(x), "__dict__") and _has_dict(type(x)) else {}
+    for cls in type(x).__mro__:
+        for name, member in vars(cls).items():
+            if type(member) is types.MemberDescriptorType:
+                try:
+                    held.setdefault(name, member.__get__(x))
+                except AttributeError:
+                    continue  # not set
+    return held
+
+
+def _has_dict(cls: type) -> bool:
+    return cls.__dictoffset__ != 0
+
+
+_OF_BASES = frozenset({object, Generic, Protocol, *(getattr(types, "_none", ()))})
+_FORBIDDEN = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__new__", "__set_name__", "__init_subclass__")
+
+
+@functools.lru_cache(4096)
+def is_plain(cls: type) -> bool:
+    """Whether a class is plain: no metaclass of its own, no hook of attributes or construction, no builtin base but exceptions."""
+    if type(cls) not in (type, ABCMeta) or cls.__module__ == "builtins" or cls.__module__.split(".")[0] in ("lmc", "torch", "numpy"):
+        return False
+    for base in cls.__mro__[:-1]:
+        if base in _OF_BASES or (base.__module__ in ("abc", "builtins") and (base.__name__ == "ABC" or issubclass(base, BaseException))):
+            continue
+        if base.__module__ == "builtins" or not base.__flags__ & _HEAP_TYPE:
+            return False
+        names = vars(base)
+        if any(name in names and not (name == "__setattr__" and "__dataclass_fields__" in names) and not (name == "__delattr__" and "__dataclass_fields__" in names)
+               for name in _FORBIDDEN):  # fmt: skip
+            return False
+    return True
+
+
+_HEAP_TYPE = 1 << 9
+
+_LIBRARIES = tuple({os.path.join(p, "") for p in (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"])})
+_LMC = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
+
+
+def is_users(file: str) -> bool:
+    """Whether source is the user's: neither Python's library, nor an installed package, nor lmc."""
+    return not (file.startswith(_LIBRARIES) or "site-packages" in file or "dist-packages" in file or file.startswith((_LMC, "<frozen")))

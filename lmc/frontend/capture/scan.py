@@ -1,0 +1,183 @@
+"""What parts of a program may do when they run, read off their source: names bound, objects changed, calls, ways to leave."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of a program are Any by nature)
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MUTATING = frozenset({
+    "append", "extend", "insert", "pop", "remove", "clear", "add", "update", "setdefault", "sort", "discard", "popleft", "appendleft", "reverse",
+    "popitem", "extendleft", "rotate", "intersection_update", "difference_update", "symmetric_difference_update", "subtract", "move_to_end",
+    "join", "user", "assistant", "system", "fork", "set_var", "each", "write", "__iadd__", "__setitem__", "__next__", "send", "copy", "var_scope",
+})  # fmt: skip
+"""Methods that change what they are called on (by name: of lists, dicts, sets, states …)."""
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a part of a program may do.
+
+    names    that it binds, other than by `+=` and the like
+    touched  names whose objects it may change in place
+    appends  names that `+=` and the like is done to: it changes what they hold, or binds them
+    calls    that it makes
+    loads    names that it reads
+    exits    ways by which control may leave it: "return", "break", "continue", "raise"
+    leaves   how it always leaves, if it does
+    """
+
+    names: frozenset[str]
+    touched: frozenset[str]
+    appends: frozenset[str]
+    calls: tuple[ast.Call, ...]
+    loads: frozenset[str]
+    exits: frozenset[str]
+    leaves: str | None
+    yields: bool
+
+
+def effects(nodes: Sequence[ast.AST]) -> Effects:
+    """The effects of statements or expressions one after another."""
+    found = _Scan()
+    for node in nodes:
+        found.visit(node)
+    leaves = _leaves(nodes)
+    return Effects(
+        frozenset(found.names), frozenset(found.touched), frozenset(found.appends), tuple(found.calls), frozenset(found.loads),
+        frozenset(found.exits), leaves, found.yields,
+    )  # fmt: skip
+
+
+NO_EFFECTS = Effects(frozenset(), frozenset(), frozenset(), (), frozenset(), frozenset(), None, False)
+
+
+class _Scan(ast.NodeVisitor):
+    def __init__(self) -> None:
+        self.names, self.touched, self.appends, self.loads, self.exits = set[str](), set[str](), set[str](), set[str](), set[str]()
+        self.calls: list[ast.Call] = []
+        self.loops = 0
+        self.yields = False
+
+    def visit_Name(self, node: ast.Name) -> None:
+        (self.loads if isinstance(node.ctx, ast.Load) else self.names).add(node.id)
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        self.names.add(node.name)
+        for decorator in node.decorator_list:
+            self.visit(decorator)
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _function
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self.visit(node.body)  # it may be called here
+
+    def visit_alias(self, node: ast.alias) -> None:
+        self.names.add((node.asname or node.name).split(".")[0])
+
+    def _named(self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar) -> None:
+        if node.name:
+            self.names.add(node.name)
+        self.generic_visit(node)
+
+    visit_ExceptHandler = visit_MatchAs = visit_MatchStar = _named
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        name = root(node.target)
+        if name is not None:
+            self.touched.add(name)
+            if isinstance(node.target, ast.Name):
+                self.appends.add(name)
+                self.loads.add(name)
+        self.visit(node.value)
+        if not isinstance(node.target, ast.Name):
+            self.visit(node.target)
+
+    def visit_Subscript(self, node: ast.Subscript | ast.Attribute) -> None:
+        if not isinstance(node.ctx, ast.Load) and (name := root(node)) is not None:
+            self.touched.add(name)
+        self.generic_visit(node)
+
+    visit_Attribute = visit_Subscript
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self.calls.append(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in MUTATING and (name := root(node.func.value)) is not None:
+            self.touched.add(name)
+        self.generic_visit(node)
+
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
+        self.loops += 1
+        self.generic_visit(node)
+        self.loops -= 1
+
+    visit_For = visit_AsyncFor = visit_While = _loop
+
+    def visit_Return(self, node: ast.Return) -> None:
+        self.exits.add("return")
+        self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        self.exits.add("raise")
+        self.generic_visit(node)
+
+    def visit_Break(self, node: ast.Break) -> None:
+        if not self.loops:
+            self.exits.add("break")
+
+    def visit_Continue(self, node: ast.Continue) -> None:
+        if not self.loops:
+            self.exits.add("continue")
+
+    def _yield(self, node: ast.Yield | ast.YieldFrom) -> None:
+        self.yields = True
+        self.generic_visit(node)
+
+    visit_Yield = visit_YieldFrom = _yield
+
+
+def root(node: ast.AST) -> str | None:
+    """The name that a chain of attributes and items begins with."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _leaves(nodes: Sequence[ast.AST]) -> str | None:
+    if not nodes:
+        return None
+    last = nodes[-1]
+    if isinstance(last, ast.Return | ast.Raise | ast.Break | ast.Continue):
+        return type(last).__name__.lower()
+    if isinstance(last, ast.If):
+        ways = {_leaves(last.body), _leaves(last.orelse)}
+        return None if None in ways else ways.pop() if len(ways) == 1 else "return"
+    return _leaves(last.body) if isinstance(last, ast.With | ast.AsyncWith) else None
+
+
+def bound_once(body: Sequence[ast.AST], parameters: Sequence[str]) -> frozenset[str]:
+    """Names of a function that one statement outside of loops binds: what its frame holds under them is what they are from there on."""
+    count: dict[str, int] = dict.fromkeys(parameters, 1)
+    looped = set[str]()
+
+    def walk(node: ast.AST, in_loop: bool) -> None:
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            if not isinstance(node, ast.Lambda):
+                count[node.name] = count.get(node.name, 0) + 1
+            return
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            count[node.id] = count.get(node.id, 0) + (2 if isinstance(node.ctx, ast.Del) else 1)
+            if in_loop:
+                looped.add(node.id)
+        for child in ast.iter_child_nodes(node):
+            walk(child, in_loop or isinstance(node, ast.For | ast.AsyncFor | ast.While | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp))
+
+    for node in body:
+        walk(node, False)
+    return frozenset(name for name, n in count.items() if n == 1) - looped

@@ -1,0 +1,597 @@
+"""Statements, compiled to closures that take a frame and give a Signal: None to go on, BREAK, CONTINUE or RETURN."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of a program are Any by nature)
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lmc.frontend.capture import operations as op
+from lmc.frontend.capture.code import Eval, NotUnderstood, Scope
+from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, Branch, Loop
+from lmc.frontend.capture.expressions import expression, function
+from lmc.frontend.capture.scan import effects
+from lmc.frontend.capture.values import NOTHING, Abandoned, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.scopes import ClassBindings
+
+if TYPE_CHECKING:
+    from lmc.frontend.capture.evaluation import Evaluation, Frame
+
+Bind = Callable[["Frame", Any], None]
+
+
+def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
+    """Compiles statements one after another."""
+    steps = [statement(n, scope) for n in nodes]
+    if len(steps) == 1:
+        only = steps[0]
+
+        def one(frame: Frame) -> Any:
+            frame.ev.count(1)
+            return only(frame)
+
+        return one
+
+    def run(frame: Frame) -> Any:
+        count = frame.ev.count
+        for step in steps:
+            count(1)
+            signal = step(frame)
+            if signal is not None:
+                return signal
+        return None
+
+    return run
+
+
+def statement(node: ast.stmt, scope: Scope) -> Eval:
+    rule = _RULES.get(type(node))
+    if rule is None:
+        raise NotUnderstood(f"{type(node).__name__} at {scope.loc(node)}")
+    return rule(node, scope)
+
+
+def arm(nodes: Sequence[ast.stmt], scope: Scope, run: Eval | None = None, loc: Any = None) -> Arm:
+    """A block that may run or not."""
+    return Arm(run or block(nodes, scope), effects(nodes), loc or scope.loc(nodes[0] if nodes else ast.Pass(lineno=0, col_offset=0)))
+
+
+def _expression(node: ast.Expr, scope: Scope) -> Eval:
+    value = expression(node.value, scope)
+
+    def run(frame: Frame) -> None:
+        value(frame)
+
+    return run
+
+
+# -- binding ---------------------------------------------------------------------------------------------------------
+
+
+def target(node: ast.expr, scope: Scope) -> Bind:
+    """Compiles what is assigned to: `bind(frame, value)`."""
+    if isinstance(node, ast.Name):
+        return _bind_name(scope.mangled(node.id), scope.kind(node.id))
+    if isinstance(node, ast.Tuple | ast.List):
+        return _bind_items(node, scope)
+    if isinstance(node, ast.Subscript):
+        value, at = expression(node.value, scope), expression(node.slice, scope)
+        return lambda frame, x: op.set_item(frame.ev, value(frame), at(frame), x)
+    if isinstance(node, ast.Attribute):
+        value, name = expression(node.value, scope), scope.mangled(node.attr)
+        return lambda frame, x: frame.ev.set_attribute(value(frame), name, x)
+    raise NotUnderstood(f"{type(node).__name__} at {scope.loc(node)}")
+
+
+def _bind_name(name: str, kind: str) -> Bind:
+    if kind != "local":
+        return lambda frame, x: frame.store(name, x, kind)
+
+    def bind(frame: Frame, x: Any) -> None:
+        if frame.live is not None and isinstance(x, Unknown) and x.deps is None:
+            x = frame.from_python(name, x)
+        frame.vars[name] = x
+
+    return bind
+
+
+def _bind_items(node: ast.Tuple | ast.List, scope: Scope) -> Bind:
+    targets = [target(e.value if isinstance(e, ast.Starred) else e, scope) for e in node.elts]
+    star = next((i for i, e in enumerate(node.elts) if isinstance(e, ast.Starred)), None)
+
+    def bind(frame: Frame, x: Any) -> None:
+        ev = frame.ev
+        try:
+            items = _unpacked(ev, x, len(targets), star)
+        except Undecided as undecided:
+            for i, one in enumerate(targets):
+                one(frame, ev.operation("unpack", (x, i), undecided.deps))
+            return
+        for one, item in zip(targets, items, strict=True):
+            one(frame, item)
+
+    return bind
+
+
+def _unpacked(ev: Evaluation, x: Any, n: int, star: int | None) -> list[Any]:
+    items = op.iterate(ev, x)
+    if star is not None:
+        found = list(items)
+        if len(found) < n - 1:
+            raise Raised(ValueError(f"not enough values to unpack (expected at least {n - 1}, got {len(found)})"))
+        after = len(found) - (n - star - 1)
+        return [*found[:star], found[star:after], *found[after:]]
+    found = []
+    for item in items:
+        if len(found) == n:
+            raise Raised(ValueError(f"too many values to unpack (expected {n})"))
+        found.append(item)
+    if len(found) < n:
+        raise Raised(ValueError(f"not enough values to unpack (expected {n}, got {len(found)})"))
+    return found
+
+
+def _assign(node: ast.Assign, scope: Scope) -> Eval:
+    value, binds = expression(node.value, scope), [target(t, scope) for t in node.targets]
+    if len(binds) == 1:
+        bind = binds[0]
+
+        def one(frame: Frame) -> None:
+            bind(frame, value(frame))
+
+        return one
+
+    def run(frame: Frame) -> None:
+        x = value(frame)
+        for bind in binds:
+            bind(frame, x)
+
+    return run
+
+
+def _annotated(node: ast.AnnAssign, scope: Scope) -> Eval:
+    if node.value is None:
+        name = node.target.id if isinstance(node.target, ast.Name) else None
+        return lambda frame: frame.annotated(name)
+    value, bind, named = expression(node.value, scope), target(node.target, scope), node.target.id if isinstance(node.target, ast.Name) else None
+
+    def run(frame: Frame) -> None:
+        bind(frame, value(frame))
+        frame.annotated(named)
+
+    return run
+
+
+def _augmented(node: ast.AugAssign, scope: Scope) -> Eval:
+    name, fn = op.BINARY[type(node.op)]
+    value, loc, to = expression(node.value, scope), scope.loc(node), node.target
+    if isinstance(to, ast.Name):
+        load = expression(ast.copy_location(ast.Name(to.id, ast.Load()), to), scope)
+        bind = target(to, scope)
+
+        def named(frame: Frame) -> None:
+            old, x = load(frame), value(frame)
+            frame.ev.loc = loc
+            new = op.inplace(frame.ev, name, fn, old, x)
+            if new is not old or frame.live is not None:
+                bind(frame, new)
+
+        return named
+    whole = expression(to.value, scope)
+    if isinstance(to, ast.Subscript):
+        at = expression(to.slice, scope)
+
+        def item(frame: Frame) -> None:
+            ev, x, i = frame.ev, whole(frame), at(frame)
+            old, more = op.item(ev, x, i), value(frame)
+            ev.loc = loc
+            op.set_item(ev, x, i, op.inplace(ev, name, fn, old, more))
+
+        return item
+    attribute = scope.mangled(to.attr)
+
+    def run(frame: Frame) -> None:
+        ev, x = frame.ev, whole(frame)
+        old, more = ev.attribute(x, attribute), value(frame)
+        ev.loc = loc
+        ev.set_attribute(x, attribute, op.inplace(ev, name, fn, old, more))
+
+    return run
+
+
+def _delete(node: ast.Delete, scope: Scope) -> Eval:
+    removals: list[Callable[[Frame], None]] = []
+    for t in node.targets:
+        if isinstance(t, ast.Name):
+            removals.append(_unbind(scope.mangled(t.id), scope.kind(t.id)))
+        elif isinstance(t, ast.Subscript):
+            removals.append(_remove_item(expression(t.value, scope), expression(t.slice, scope)))
+        elif isinstance(t, ast.Attribute):
+            removals.append(_remove_attribute(expression(t.value, scope), scope.mangled(t.attr)))
+        else:
+            raise NotUnderstood(f"del of a list at {scope.loc(node)}")
+
+    def run(frame: Frame) -> None:
+        for remove in removals:
+            remove(frame)
+
+    return run
+
+
+def _unbind(name: str, kind: str) -> Callable[[Frame], None]:
+    if kind == "local":
+        return lambda frame: frame.vars.pop(name, None) and None
+    return lambda frame: frame.store(name, Unknown(None), kind)
+
+
+def _remove_item(value: Eval, at: Eval) -> Callable[[Frame], None]:
+    return lambda frame: op.delete_item(frame.ev, value(frame), at(frame))
+
+
+def _remove_attribute(value: Eval, name: str) -> Callable[[Frame], None]:
+    return lambda frame: frame.ev.delete_attribute(value(frame), name)
+
+
+# -- branches and loops ----------------------------------------------------------------------------------------------
+
+
+def branch_of(node: ast.If, scope: Scope) -> tuple[Eval, Branch]:
+    loc = scope.loc(node)
+    return expression(node.test, scope), Branch(loc, arm(node.body, scope), arm(node.orelse, scope, loc=loc))
+
+
+def _if(node: ast.If, scope: Scope) -> Eval:
+    test, site = branch_of(node, scope)
+    then, orelse, raises = site.then.run, site.orelse.run if node.orelse else None, "raise" in site.then.effects.exits
+
+    def run(frame: Frame) -> Any:
+        known = op.truth(frame.ev, test(frame))
+        if known is True:
+            return then(frame)
+        if known is False:
+            if raises:
+                frame.ev.passed_by(site.loc)
+            return None if orelse is None else orelse(frame)
+        return frame.ev.domain.branch(frame.ev, frame, known, site)
+
+    return run
+
+
+def loop_of(node: ast.For | ast.AsyncFor | ast.While, scope: Scope) -> Loop:
+    loc, what, orelse = scope.loc(node), effects([node]), arm(node.orelse, scope, loc=scope.loc(node))
+    if isinstance(node, ast.While):
+        test, body = expression(node.test, scope), block(node.body, scope)
+        return Loop(loc, None, Arm(lambda frame: (test(frame), body(frame))[1], effects(node.body), loc), orelse, what)
+    return Loop(loc, target(node.target, scope), arm(node.body, scope), orelse, what)
+
+
+def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
+    iterable, site = expression(node.iter, scope), loop_of(node, scope)
+    bind, body, orelse = site.bind, site.body.run, site.orelse.run if node.orelse else None
+    assert bind is not None
+
+    def run(frame: Frame) -> Any:
+        ev, x = frame.ev, iterable(frame)
+        frame.loops.append(site)
+        try:
+            items = op.iterate(ev, x)
+            while True:
+                more, item = op.take(ev, items)
+                if not more:
+                    break
+                bind(frame, item)
+                signal = body(frame)
+                if signal is not None and signal is not CONTINUE:
+                    return None if signal is BREAK else signal
+        except Undecided as undecided:
+            return ev.domain.loop(ev, frame, x if isinstance(x, Unknown) else Unknown(undecided.deps), site)
+        except Abandoned as abandoned:
+            if abandoned.target is not site:
+                raise
+            ev.havoc(frame, site.effects, abandoned.deps)
+            return None
+        finally:
+            frame.loops.pop()
+        return None if orelse is None else orelse(frame)
+
+    return run
+
+
+def _while(node: ast.While, scope: Scope) -> Eval:
+    test, body, site = expression(node.test, scope), block(node.body, scope), loop_of(node, scope)
+    orelse = site.orelse.run if node.orelse else None
+
+    def run(frame: Frame) -> Any:
+        ev = frame.ev
+        frame.loops.append(site)
+        try:
+            while True:
+                ev.count(1)
+                known = op.truth(ev, test(frame))
+                if isinstance(known, Unknown):
+                    return ev.domain.loop(ev, frame, known, site)
+                if not known:
+                    break
+                signal = body(frame)
+                if signal is not None and signal is not CONTINUE:
+                    return None if signal is BREAK else signal
+        except Abandoned as abandoned:
+            if abandoned.target is not site:
+                raise
+            ev.havoc(frame, site.effects, abandoned.deps)
+            return None
+        finally:
+            frame.loops.pop()
+        return None if orelse is None else orelse(frame)
+
+    return run
+
+
+def _return(node: ast.Return, scope: Scope) -> Eval:
+    if node.value is None:
+
+        def nothing(frame: Frame) -> Any:
+            frame.result = None
+            return RETURN
+
+        return nothing
+    value = expression(node.value, scope)
+
+    def run(frame: Frame) -> Any:
+        frame.result = value(frame)
+        return RETURN
+
+    return run
+
+
+# -- with, try, raise ------------------------------------------------------------------------------------------------
+
+
+def managers_of(node: ast.With | ast.AsyncWith, scope: Scope) -> list[tuple[Eval, Bind | None]]:
+    return [(expression(i.context_expr, scope), target(i.optional_vars, scope) if i.optional_vars is not None else None) for i in node.items]
+
+
+def _with(node: ast.With | ast.AsyncWith, scope: Scope) -> Eval:
+    items, body, loc = managers_of(node, scope), block(node.body, scope), scope.loc(node)
+
+    def nested(frame: Frame, k: int) -> Any:
+        if k == len(items):
+            return body(frame)
+        value, bind = items[k]
+        frame.ev.loc = loc
+        manager = frame.ev.manager(value(frame))
+        entered = manager.enter()
+        if bind is not None:
+            bind(frame, entered)
+        try:
+            signal = nested(frame, k + 1)
+        except Raised as raised:
+            if manager.leave(raised.value):
+                return None
+            raise
+        except (Abandoned, Undecided):
+            manager.leave(None)
+            raise
+        manager.leave(None)
+        return signal
+
+    return lambda frame: nested(frame, 0)
+
+
+class Handlers:
+    """The `except` clauses of a `try`."""
+
+    def __init__(self, node: ast.Try, scope: Scope, *, bodies: bool = True) -> None:
+        """`bodies`: compile what they do, too; not of those that yield."""
+        self.loc = scope.loc(node)
+        body = (lambda h: block(h.body, scope)) if bodies else (lambda _: _nowhere)
+        self.clauses = [(expression(h.type, scope) if h.type is not None else None, h.name, body(h)) for h in node.handlers]
+        self.arms = [arm(h.body, scope, body) for h, (_, _, body) in zip(node.handlers, self.clauses, strict=True)]
+
+    def find(self, frame: Frame, value: Any) -> tuple[str | None, int] | None:
+        """The clause that takes an exception."""
+        for k, (kinds, name, _) in enumerate(self.clauses):
+            if kinds is None or frame.ev.catches(kinds(frame), value):
+                return name, k
+        return None
+
+    def not_taken(self, frame: Frame, risk: int) -> None:
+        """The body did not raise, as far as is known."""
+        ev = frame.ev
+        deps = ev.risks[risk:]
+        if deps and self.clauses:
+            ev.domain.handlers(ev, frame, join(NOTHING, *deps), self.arms, self.loc)
+
+
+def _nowhere(_: Frame) -> Any:
+    raise AssertionError("compiled elsewhere")
+
+
+def _try(node: ast.Try, scope: Scope) -> Eval:
+    body, orelse, last = block(node.body, scope), block(node.orelse, scope) if node.orelse else None, block(node.finalbody, scope) if node.finalbody else None
+    handlers = Handlers(node, scope)
+
+    def guarded(frame: Frame) -> Any:
+        ev, risk = frame.ev, len(frame.ev.risks)
+        caught = bool(handlers.clauses)
+        ev.tries += caught
+        try:
+            signal = body(frame)
+        except Raised as raised:
+            ev.tries -= caught
+            caught = False
+            found = handlers.find(frame, raised.value)
+            if found is None:
+                raise
+            name, k = found
+            with ev.handling(frame, name, raised.value):
+                return handlers.clauses[k][2](frame)
+        finally:
+            ev.tries -= caught
+        handlers.not_taken(frame, risk)
+        return signal if signal is not None or orelse is None else orelse(frame)
+
+    if last is None:
+        return guarded
+
+    def run(frame: Frame) -> Any:
+        try:
+            signal = guarded(frame)
+        except Raised:
+            over = last(frame)
+            if over is not None:
+                return over
+            raise
+        result = frame.result
+        over = last(frame)
+        if over is None:
+            frame.result = result
+            return signal
+        return over
+
+    return run
+
+
+def _raise(node: ast.Raise, scope: Scope) -> Eval:
+    value = expression(node.exc, scope) if node.exc is not None else None
+    cause = expression(node.cause, scope) if node.cause is not None else None
+
+    def run(frame: Frame) -> Any:
+        ev = frame.ev
+        if value is None:
+            raise Raised(ev.handled[-1] if ev.handled else RuntimeError("No active exception to reraise"))
+        x = value(frame)
+        because = cause(frame) if cause is not None else None
+        raise Raised(ev.exception(x), because)
+
+    return run
+
+
+def _assert(node: ast.Assert, scope: Scope) -> Eval:
+    test, message, loc = expression(node.test, scope), expression(node.msg, scope) if node.msg is not None else None, scope.loc(node)
+
+    def run(frame: Frame) -> None:
+        known = op.truth(frame.ev, test(frame))
+        if isinstance(known, Unknown):
+            frame.ev.blocked(known.deps)
+            frame.ev.domain.leave(frame.ev, frame, "raise", loc, known.deps)
+        elif known:
+            frame.ev.passed_by(loc)
+        else:
+            raise Raised(AssertionError(*([message(frame)] if message is not None else [])))
+
+    return run
+
+
+# -- match -----------------------------------------------------------------------------------------------------------
+
+
+def _match(node: ast.Match, scope: Scope) -> Eval:
+    from lmc.frontend.capture.patterns import pattern
+
+    subject = expression(node.subject, scope)
+    found: Callable[[Frame, Any], Any] = lambda _frame, _x: None
+    behind: list[ast.stmt] = []
+    for case in reversed(node.cases):
+        found = _case(case, pattern(case.pattern, scope), found, list(behind), scope)
+        behind = [*case.body, *behind]
+    return lambda frame: found(frame, subject(frame))
+
+
+def _case(case: ast.match_case, matches: Callable[[Frame, Any], Any], rest: Callable[[Frame, Any], Any], behind: list[ast.stmt], scope: Scope) -> Callable[[Frame, Any], Any]:
+    guard, body = expression(case.guard, scope) if case.guard is not None else None, block(case.body, scope)
+    loc, then, orelse = scope.loc(case.pattern), effects(case.body), effects(behind)
+    binds = effects([case.pattern])
+
+    def run(frame: Frame, x: Any) -> Any:
+        ev = frame.ev
+        known = matches(frame, x)
+        if known is True and guard is not None:
+            known = op.truth(ev, guard(frame))
+        if known is True:
+            return body(frame)
+        if known is False:
+            return rest(frame, x)
+        ev.havoc(frame, binds, known.deps)
+        site = Branch(loc, Arm(body, then, loc), Arm(lambda f: rest(f, x), orelse, loc))
+        return ev.domain.branch(ev, frame, known, site)
+
+    return run
+
+
+# -- definitions -----------------------------------------------------------------------------------------------------
+
+
+def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eval:
+    made, bind = function(node, scope, node.name), _bind_name(scope.mangled(node.name), scope.kind(node.name))
+    decorators = [expression(d, scope) for d in node.decorator_list]
+
+    def run(frame: Frame) -> None:
+        wrap = [d(frame) for d in decorators]
+        x = made(frame)
+        for decorator in reversed(wrap):
+            x = frame.ev.call(decorator, [x], {})
+        bind(frame, x)
+
+    return run
+
+
+def _class(node: ast.ClassDef, scope: Scope) -> Eval:
+    inner = Scope(ClassBindings(node), scope, scope.file, class_name=node.name)
+    body, bind = block(node.body, inner), _bind_name(scope.mangled(node.name), scope.kind(node.name))
+    bases, decorators = [expression(b, scope) for b in node.bases], [expression(d, scope) for d in node.decorator_list]
+    strange = bool(node.keywords)
+
+    def run(frame: Frame) -> None:
+        ev = frame.ev
+        wrap = [d(frame) for d in decorators]
+        inside = frame.inner()
+        inside.is_class = True
+        known = [b(frame) for b in bases]
+        body(inside)
+        x = Unknown(None) if strange else ev.make_class(node.name, known, inside)
+        for decorator in reversed(wrap):
+            x = ev.call(decorator, [x], {})
+        bind(frame, x)
+
+    return run
+
+
+def _import(node: ast.Import | ast.ImportFrom, scope: Scope) -> Eval:
+    found: list[tuple[Bind, str, str | None]] = []
+    for alias in node.names:
+        name = alias.asname or alias.name.split(".")[0]
+        bind = _bind_name(scope.mangled(name), scope.kind(name))
+        if isinstance(node, ast.ImportFrom):
+            found.append((bind, "" if node.level else node.module or "", alias.name))
+        else:
+            found.append((bind, alias.name if alias.asname else name, None))
+
+    def run(frame: Frame) -> None:
+        for bind, module, name in found:
+            held = sys.modules.get(module)  # importing it here would run its code
+            bind(frame, Unknown(None) if held is None else held if name is None else frame.ev.attribute(held, name))
+
+    return run
+
+
+def _nothing(_node: ast.stmt, _scope: Scope) -> Eval:
+    return lambda _: None
+
+
+def _signal(signal: str) -> Callable[[Any, Scope], Eval]:
+    return lambda _node, _scope: lambda _frame: signal
+
+
+_RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
+    ast.Expr: _expression, ast.Assign: _assign, ast.AnnAssign: _annotated, ast.AugAssign: _augmented, ast.Delete: _delete, ast.If: _if, ast.For: _for,
+    ast.AsyncFor: _for, ast.While: _while, ast.Return: _return, ast.Break: _signal(BREAK), ast.Continue: _signal(CONTINUE), ast.Pass: _nothing,
+    ast.Global: _nothing, ast.Nonlocal: _nothing, ast.With: _with, ast.AsyncWith: _with, ast.Try: _try, ast.Raise: _raise, ast.Assert: _assert,
+    ast.Match: _match, ast.FunctionDef: _function, ast.AsyncFunctionDef: _function, ast.ClassDef: _class, ast.Import: _import, ast.ImportFrom: _import,
+}  # fmt: skip
+__all__ = ["Handlers", "Stop", "arm", "block", "branch_of", "loop_of", "managers_of", "statement", "target"]

@@ -1,0 +1,213 @@
+"""Values of an evaluation: what is unknown and which answers would tell it, functions, classes and objects of the program."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of a program are Any by nature)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lmc.errors import Loc
+from lmc.frontend.values import Symbolic
+
+if TYPE_CHECKING:
+    from lmc.frontend.capture.code import Code
+    from lmc.frontend.capture.evaluation import Frame
+
+Deps = frozenset[Any] | None
+"""The addresses whose answers would tell something; None: only Python can."""
+NOTHING: frozenset[Any] = frozenset()
+
+
+def join(*deps: Deps) -> Deps:
+    """What is needed to know all of several values."""
+    found = NOTHING
+    for each in deps:
+        if each is None:
+            return None
+        if each is not found:
+            found = found | each if found else each
+    return found
+
+
+class EvaluatorError(Exception):
+    """A fault of the evaluator itself: it touched a value that it does not know. The run goes on without it; tests see it raised."""
+
+
+def _untouchable(name: str) -> Any:
+    def method(self: Unknown, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise EvaluatorError(f"{name} of an unknown value")
+
+    return method
+
+
+class Unknown(Symbolic):
+    """A value that is not known. `deps` are the addresses whose answers would tell it, None: only Python can.
+
+    note  what the domain keeps with it: a value of the graph
+    """
+
+    __slots__ = ("deps", "note")
+
+    def __init__(self, deps: Deps = None, note: Any = None) -> None:
+        self.deps, self.note = deps, note
+
+    def __repr__(self) -> str:  # for debuggers and tests
+        return "<unknown>" if self.deps is None else f"<unknown until {sorted(map(str, self.deps))}>"
+
+    def __deepcopy__(self, _: Any) -> Unknown:
+        return self
+
+
+for _name in (
+    "__str__ __format__ __bool__ __hash__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __len__ __iter__ __contains__ __getitem__ __call__ "
+    "__int__ __float__ __index__ __add__ __radd__ __mul__ __rmul__ __mod__ __rmod__ __next__"
+).split():
+    setattr(Unknown, _name, _untouchable(_name))
+
+
+class Stop(BaseException):
+    """The evaluation cannot go on: a limit, or something it does not understand and cannot skip. Never the program's error."""
+
+    def __init__(self, reason: str, loc: Loc | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.loc = reason, loc
+
+
+class Raised(BaseException):
+    """An exception of the program: a builtin one or lmc's as it is, one of the program's own classes as an `Object`."""
+
+    def __init__(self, value: Any, cause: Any = None) -> None:
+        super().__init__(value)
+        self.value, self.cause = value, cause
+
+
+class Undecided(BaseException):
+    """Something that has to be known is not: a key that decides an order, a length, the next item of an iterator."""
+
+    def __init__(self, deps: Deps) -> None:
+        super().__init__(deps)
+        self.deps = deps
+
+
+class Abandoned(BaseException):
+    """Whether control leaves `target` (a loop or a function that asks nothing) here is not known, so it is skipped."""
+
+    def __init__(self, target: object, deps: Deps) -> None:
+        super().__init__(target)
+        self.target, self.deps = target, deps
+
+
+class Closure:
+    """A function of the program: its code, where it was made, its defaults. `own` is the function of the outside that it stands for."""
+
+    __slots__ = ("attributes", "code", "defaults", "kwdefaults", "module", "name", "outer", "own", "owner")
+
+    def __init__(
+        self, code: Code, outer: Frame | None, name: str, defaults: tuple[Any, ...], kwdefaults: Mapping[str, Any], *, module: dict[str, Any], own: Any = None
+    ) -> None:
+        self.code, self.outer, self.name, self.defaults, self.kwdefaults, self.own = code, outer, name, defaults, kwdefaults, own
+        self.module = module  # its globals
+        self.owner: Any = None  # the class whose body defines it, for `super()`
+        self.attributes: dict[str, Any] = {}
+
+
+class Class:
+    """A class that the program defines while it runs; `bases` are such classes, or plain ones of the outside."""
+
+    __slots__ = ("attributes", "bases", "fields", "frozen", "mro", "name")
+
+    def __init__(self, name: str, bases: tuple[Any, ...], attributes: dict[str, Any], mro: tuple[Any, ...]) -> None:
+        self.name, self.bases, self.attributes = name, bases, attributes
+        self.mro: tuple[Any, ...] = (self, *mro)
+        self.fields: tuple[Any, ...] | None = None  # of a dataclass
+        self.frozen = False
+
+
+class Object:
+    """An instance of a plain class with source. `cls` is a `Class` or a class of the outside; `args` those of an exception."""
+
+    __slots__ = ("args", "attributes", "cls", "outside")
+
+    def __init__(self, cls: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> None:
+        self.cls, self.attributes, self.args, self.outside = cls, attributes, args, outside
+
+
+class Method:
+    """A function with what it is called on: a `Closure` and an object, or a name and a value of a builtin type or of lmc's."""
+
+    __slots__ = ("function", "receiver")
+
+    def __init__(self, function: Any, receiver: Any) -> None:
+        self.function, self.receiver = function, receiver
+
+
+class Super:
+    """`super()`: attributes of `receiver` after the class `after` in its resolution order."""
+
+    __slots__ = ("after", "receiver")
+
+    def __init__(self, after: Any, receiver: Any) -> None:
+        self.after, self.receiver = after, receiver
+
+
+class Partial:
+    """`functools.partial`, `itemgetter` and the like: `call(args, kwargs)` in the evaluation."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[list[Any], dict[str, Any]], Any]) -> None:
+        self.call = call
+
+
+class Items:
+    """An iterator: items of a generator or of `map`, `zip`, `iter` …, made as they are taken."""
+
+    __slots__ = ("_items", "generator")
+
+    def __init__(self, items: Iterable[Any], generator: Any = None) -> None:
+        self._items = iter(items)
+        self.generator = generator  # that `send`, `throw` and `close` go to
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._items)
+
+
+class Coroutine:
+    """A coroutine or a task: evaluated once, when it is awaited."""
+
+    __slots__ = ("_outcome", "_run")
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self._run: Callable[[], Any] | None = run
+        self._outcome: tuple[Any, Raised | None] = (None, None)
+
+    def settle(self) -> None:
+        """Evaluates it, if that is not done yet; keeps what it raises."""
+        run, self._run = self._run, None
+        if run is not None:
+            try:
+                self._outcome = run(), None
+            except Raised as raised:
+                self._outcome = None, raised
+
+    def result(self) -> Any:
+        self.settle()
+        value, raised = self._outcome
+        if raised is not None:
+            raise raised
+        return value
+
+
+class Manager:
+    """A context manager: what entering gives, and what leaving does (`leave(exception or None)`: whether it is swallowed)."""
+
+    __slots__ = ("enter", "leave")
+
+    def __init__(self, enter: Callable[[], Any], leave: Callable[[Any], bool]) -> None:
+        self.enter, self.leave = enter, leave

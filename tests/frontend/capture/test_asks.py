@@ -1,0 +1,92 @@
+"""Which requests an evaluation finds, with what is known."""
+
+from __future__ import annotations
+
+import lmc
+
+from .recording import evaluate
+
+
+@lmc.function
+def summarize(s, doc):
+    s += lmc.system("You summarize.") + lmc.user("Summarize: " + doc)
+    s += lmc.assistant(lmc.gen("summary", max_tokens=64))
+    return s["summary"].strip()
+
+
+@lmc.function
+def map_reduce(s, docs):
+    parts = []
+    for i, d in enumerate(docs):
+        one = summarize(d)
+        parts.append(f"{i}: {one['summary'].strip()}")
+    s += lmc.user("Combine:\n" + "\n".join(parts))
+    s += lmc.assistant(lmc.gen("final", max_tokens=64))
+    return s["final"]
+
+
+def test_requests_that_wait_for_nothing_are_all_found():
+    asked, outcome = evaluate(map_reduce, docs=["a", "b", "c"])
+    assert [(a.address, a.prompt) for a in asked[:3]] == [((f"/c{i}", 0), f"[system:You summarize.][user:Summarize: {d}][assistant:") for i, d in enumerate("abc")]
+    assert asked[3].prompt is None and all(a.certain and not a.shifted for a in asked)
+    assert outcome.complete and outcome.waits == [frozenset({("/c0", 0), ("/c1", 0), ("/c2", 0)})]
+
+
+def test_answers_fill_holes():
+    asked, outcome = evaluate(map_reduce, {"summary": " S ", "final": "F"}, docs=["a", "b"])
+    assert asked[2].prompt == "[user:Combine:\n0: S\n1: S][assistant:" and outcome.value == "F" and outcome.waits == []
+
+
+@lmc.function
+def judge(s, essay):
+    s += lmc.user("Essay: " + essay) + lmc.assistant(lmc.select("related", choices=["yes", "no"]))
+    if s["related"] == "no":
+        return "off topic"
+    forks = s.fork(2)
+    for f, dim in zip(forks, ["clarity", "style"], strict=True):
+        f += lmc.user(f"Judge its {dim}.") + lmc.assistant(lmc.gen("judgment", max_tokens=64, stop="END"))
+    s += lmc.user("\n".join(f["judgment"].strip() for f in forks)) + lmc.assistant(lmc.gen("out"))
+    return s["out"]
+
+
+def test_an_undecided_return_ends_certainty():
+    asked, _ = evaluate(judge, essay="E")
+    assert [(a.name, a.certain) for a in asked] == [("related", True), ("judgment", False), ("judgment", False), ("out", False)]
+
+
+def test_a_decided_one_does_not():
+    asked, _ = evaluate(judge, {"related": "yes"}, essay="E")
+    assert [(a.name, a.certain) for a in asked] == [("related", True), ("judgment", True), ("judgment", True), ("out", True)]
+    asked, outcome = evaluate(judge, {"related": "no"}, essay="E")
+    assert len(asked) == 1 and outcome.value == "off topic"
+
+
+@lmc.function
+def retried(s, q):
+    s += q + lmc.gen("date", max_tokens=8)
+    if "-" not in s["date"]:
+        s += "Again: " + lmc.gen("date", max_tokens=8)
+    s += "done" + lmc.gen("x")
+
+
+def test_addresses_behind_an_arm_that_may_ask_are_shifted():
+    asked, _ = evaluate(retried, q="q")
+    assert [(a.name, a.certain, a.shifted, a.prompt is None) for a in asked] == [("date", True, False, False), ("x", True, True, True)]
+
+
+@lmc.function
+def checked(s, qs):
+    for q in qs:
+        v = summarize(q)["summary"]
+        if len(v) > 99:
+            raise ValueError("long")
+    s += "end" + lmc.gen("x")
+
+
+def test_an_explicit_raise_ends_certainty_until_it_was_passed_often_enough():
+    asked, _ = evaluate(checked, qs=["a", "b"])
+    assert [a.certain for a in asked] == [True, False, False]
+    asked, _ = evaluate(checked, options={"passes": lambda _: 8}, qs=["a", "b"])
+    assert [a.certain for a in asked] == [True, True, True]
+    _, outcome = evaluate(checked, {"summary": "short"}, qs=["a", "b"])
+    assert [(loc.line, n) for loc, n in outcome.passed.items()] == [(checked.loc.line + 4, 2)]
