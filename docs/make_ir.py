@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lmc.ir.core import FORMAT_VERSION, TYPES
-from lmc.ir.ops import ATTRS, GEN_PARAMS, OPS, OpSpec
+from lmc.ir.ops import ATTRS, FUNCTION, GEN_PARAMS, OPS, OpSpec
 from lmc.ir.text import parse, print_graph
 
 PAGE = Path(__file__).parent / "ir.md"
@@ -16,13 +16,22 @@ EXAMPLE = """graph @judge(%essay: str) -> (any) {
   %c0 = ctx.new()
   %c1 = append(%c0, special("<|im_start|>"), "user\\n", begin("user"), "Essay: ", %essay, end("user")) loc("judge.py":5)
   %c2, %related, %m = select(%c1, "yes", "no") {name = "related", stream = "", ordinal = 0} loc("judge.py":6)
-  %answer: str = read(%related)
-  %p: bool = host.call(@py.eq, %answer, "no") {pure = true, total = true}
-  switch(%p) [true -> ^off, _ -> ^x0]
+  %p: bool = py.eq(%related, "no") loc("judge.py":7)
+  switch(%p) [true -> ^off, _ -> ^on] then ^on.1 {taken = [3, 9]} loc("judge.py":7)
 ^off:
-  return("off topic", %c2, %related, %m) {vars = ["related"]}
-^x0:
-  exit(%essay, %c2, %related, %m) {id = 0}
+  return("off topic", %c2, %related) {vars = ["related"]} loc("judge.py":8)
+^on:
+  %tips = unknown(%essay) {calls = "search", reason = "not in the table"} loc("judge.py":9)
+  loop(%tips, %c2) [_ -> ^body] then ^after loc("judge.py":10)
+^body(%c3: ctx):
+  %tip = unknown(%tips) {reason = "an item"} loc("judge.py":10)
+  %c4 = append(%c3, "Tip: ", %tip) loc("judge.py":11)
+  yield(%c4)
+^after(%c5: ctx):
+  yield(%c5)
+^on.1(%c6: ctx):
+  %c7, %out, %m1 = gen(%c6) {name = "out", stream = "", ordinal = 1} loc("judge.py":12)
+  return(%out, %c7, %related, %out) {vars = ["related", "out"]} loc("judge.py":13)
 }
 """
 
@@ -30,38 +39,46 @@ INTRO = f"""# The IR
 
 *Made from the op table (`lmc/ir/ops.py`) by `python docs/make_ir.py`; change it there.*
 
-A graph is a program as the tracer saw it: a tree of blocks, each with one predecessor, so there are no phis. Prompt state
-is a value of type `ctx`: `append`, `gen` and `select` give a new one, and a fork is two uses of one. Graphs are immutable;
-passes map graphs to graphs.
+A graph is what an abstract evaluation of a program found out about it, before a run or with a run's values: the prompts it makes, what it asks, and
+how the one depends on the other. It is advice: Python runs the program, and a graph that is wrong changes nothing but what was asked ahead. Prompt state is a
+value of type `ctx`: `append`, `gen` and `select` give a new one, and a fork is two uses of one. Graphs are immutable; passes map graphs to graphs.
 
 ```
 {{example}}```
 
-* Types: {", ".join(f"`{t}`" for t in sorted(TYPES))}. A result's type is written where the table below leaves it open: `%p: bool = …`.
+* Types: {", ".join(f"`{t}`" for t in sorted(TYPES))}. A result's type is written where it is narrower than the table below says: `%p: bool = …`.
 * Operands: values `%x`, text and other literals (`"…"` as in JSON, `1`, `1.0`, `inf`, `-inf`, `nan`, `true`, `none`, `bytes("00ff")`), special
-  tokens `special("<|im_end|>")`, edges of a message's content `begin("user")` and `end("user")`, host objects and constants `@name`.
-* Then, in this order and all optional: the cases of a switch, attributes in braces, the place in the program's source.
+  tokens `special("<|im_end|>")`, edges of a message's content `begin("user")` and `end("user")`. Constants of the graph are `@name`, in attributes.
+* Then, in this order and all optional: cases, the block that goes on (`then`), attributes in braces, the place in the program's source.
 * Names that are not plain are quoted: `%"a b"`. Layout means nothing; `//` starts a comment. The first comment names the format: `// lmc ir {FORMAT_VERSION}`.
 * Reading a file executes nothing. Printing and parsing are exact inverses.
 
 `lmc dump-ir FILE.py:fn` prints a program's graph, `lmc opt FILE.lmir --passes=…` runs passes on one.
 
+## Arms and loops
+
+What is known is not in the graph: a `for` over three items is three times its body, and a decided `if` is the arm that is taken. An undecided `if`
+is a `switch`: its arms stand one after another, and those that `yield` go on in the block at `then`, whose parameters are what they yield. An
+arm that returns or raises does not go on. A loop over an unknown number of items is a `loop`: its body stands there once, for all turns, and both the
+body's parameters and those of the block at `then` are what the loop begins with or what a turn yields. `break` and `continue` end a turn from an arm in it.
+
+The blocks of a graph form a tree: each but the entry is named by one terminator, which is its immediate dominator. A value may be used in the block
+that defines it and in all below it in that tree; what arms and turns make leaves them by `yield` alone.
+
+The address of an ask, its `stream` and `ordinal`, is decided where the same number of asks precedes it on its stream whatever arms were taken;
+otherwise it is `shifted`, and nothing is planned for it by address.
+
 ## What passes may do
 
-| trait | kept in order | merged | erased when unused |
-|---|---|---|---|
-| pure | no | yes | if it cannot raise |
-| ordered | with what touches the same object | no | no |
-| samples | no | no | yes |
-| effect | yes | no | no |
-| terminator | yes | no | no |
+| trait | merged | erased when unused |
+|---|---|---|
+| pure | yes | yes |
+| samples | at temperature 0, with equal prompts and parameters | no: it is `lazy` |
+| opaque | no | no |
+| effect | no | no |
+| terminator | no | no |
 
-A `read`, a `ctx.text`, a `ctx.slice`, a `ctx.messages` and a host call that is neither `total` nor has `catch` can raise. An `exit` uses
-all that the program can still reach; its `id` and the number and order of its operands, like those of a graph's parameters and of a
-return, are what graphs are linked by, and no pass changes them.
-
-A `prefill` stands before everything that goes on from its prompt, which then builds on what the backend holds; its `release`
-stands on each path after the last op that goes on from the prompt.
+A `prefill` stands before everything that goes on from its prompt; its `release` stands after the last op that goes on from it, on each path.
 """
 
 
@@ -71,11 +88,11 @@ def page() -> str:
 
 def _ops() -> Iterator[str]:
     yield "## Ops\n\n| op | operands → results | trait | stage | attributes |\n|---|---|---|---|---|"
-    for spec in OPS.values():
+    for spec in (*OPS.values(), FUNCTION):
         stage = "all" if len(spec.stages) == 2 else ", ".join(spec.stages)
-        yield f"| `{spec.kind}` | {_signature(spec)} | {_trait(spec)} | {stage} | {_names(spec)} |"
+        yield f"| `{spec.kind}` | {_signature(spec)} | {spec.trait} | {stage} | {_names(spec)} |"
     yield ""
-    yield from (f"* `{spec.kind}`: {spec.doc}" for spec in OPS.values())
+    yield from (f"* `{spec.kind}`: {spec.doc}" for spec in (*OPS.values(), FUNCTION))
     yield f"\nThe parameters of `gen` are those of the language: {', '.join(f'`{p}`' for p in GEN_PARAMS)}."
 
 
@@ -84,10 +101,6 @@ def _signature(spec: OpSpec) -> str:
         ", ".join(t[1:] + "…" if t.startswith("*") else t for t in types) for types in (spec.operands, spec.results)
     )
     return f"({operands}) → {results or '()'}"
-
-
-def _trait(spec: OpSpec) -> str:
-    return "pure, ordered or effect" if spec.kind == "host.call" else spec.trait
 
 
 def _names(spec: OpSpec) -> str:

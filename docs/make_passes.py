@@ -58,7 +58,6 @@ EXAMPLES: Mapping[str, Example] = {
     "dce": Example("dce", """
         %f = append(%c0, "A fork that nobody reads.")
         %f1, %x, %m1 = gen(%f)
-        %n = host.call(@int, %essay) {pure = true}
         %c2, %y, %m2 = gen(%c0)
         return(%y, %c2)
     """, "%c0: ctx, %essay: str"),
@@ -69,20 +68,12 @@ EXAMPLES: Mapping[str, Example] = {
         %c4, %w, %m4 = gen(%c3) {json_schema = "{\\"type\\": \\"boolean\\"}"}
         return(%y, %c4)
     """, "%c0: ctx"),
-    "plan-speculation": Example("plan-speculation{free_rows = 3}", """
-        %f = append(%c0, "Is it easy?")
-        %f1, %x, %m0 = gen(%f)
-        %r: str = read(%x)
-        switch(%r) ["yes" -> ^easy, _ -> ^hard]
-      ^easy:
-        %a = append(%c0, "Answer in one word.")
-        %a1, %y, %m1 = gen(%a)
-        return(%y, %a1)
-      ^hard:
-        %b = append(%c0, "Think step by step.")
-        %b1, %z, %m2 = gen(%b)
-        return(%z, %b1)
-    """, "%c0: ctx"),
+    "plan-speculation": Example("plan-speculation", """
+        %c1, %x, %m0 = gen(%c0) {name = "x", stream = "", ordinal = 0, stop = "\\n"}
+        %c2 = append(%c1, "\\nBorn:")
+        %c3, %y, %m1 = gen(%c2) {name = "y", stream = "", ordinal = 1, stop = "\\n"}
+        return(%y, %c3)
+    """, "%c0: ctx", "chat"),
     "plan-prefix": Example("plan-prefix", """
         %c0 = ctx.new()
         %c1 = append(%c0, "You grade essays strictly. ", %essay)
@@ -108,20 +99,15 @@ EXAMPLES: Mapping[str, Example] = {
     """),
 }  # fmt: skip
 
-CHAIN = Example("plan-speculation", """
-    %c1, %x, %m0 = gen(%c0) {name = "x", stream = "", ordinal = 0, stop = "\\n"}
-    %c2 = append(%c1, "\\nBorn:")
-    %c3, %y, %m1 = gen(%c2) {name = "y", stream = "", ordinal = 1, stop = "\\n"}
-    return(%y, %c3)
-""", "%c0: ctx", "chat")  # fmt: skip
-
 INTRO = """# The passes
 
 *Made from the passes by `python docs/make_passes.py`; change it there, or in the passes' docstrings.*
 
 A pass maps a graph to a graph, and gives back the same object when there is nothing to do. It asks the op table what it
-may do with an op: [ir.md](ir.md). Every pass is held by tests to three things: what a run shows is the same, no call is
-added, effects stay as they are and in order. `aggressive` alone changes prompts, and runs only when it is asked for.
+may do with an op: [ir.md](ir.md). A graph is advice about a program that Python runs, so what passes find out becomes annotations of the
+addresses at which the program asks (`lmc/runahead/annotations.py`): the ledger looks them up when it submits a request. Every pass is held by tests to
+three things: no ask is added or lost, what is asked is the same, and an ask that is made lazy is one that nothing in the graph looks at.
+`aggressive` alone changes prompts, and runs only when it is asked for.
 
 | target | pipeline |
 |---|---|
@@ -149,12 +135,11 @@ answer, one answer after another, and a prefill has none of its own. Two kinds o
 * the ten figures of `benchmarks/workloads.py`. The runtime computes no token of a prompt twice while it has room, and a whole
   cold trie of prompts in one pass where its rows fit one, with and without a plan: so here prefills neither save nor cost.
 * programs of `benchmarks/pass_workloads.py` that hold what passes act on: asks that are equal (cse saves calls and generated
-  tokens), forks that nobody reads (dce saves calls, computed and generated tokens), long arms of a decision that waits for an
-  answer (`policy`: plan-speculation saves passes, for the tokens of the arm that is not taken), and, in a KV pool too small
+  tokens), forks that nobody reads (dce saves calls, computed and generated tokens), and, in a KV pool too small
   for all of a run, a document that is used again late (plan-prefix keeps it: fewer prompt tokens computed).
 
-Each row is one cold run. Executor and engine take turns in one thread (`benchmarks/stepped.py`), so the counters are the same
-whenever it is run. The small arms of `switch` are left as they are: they ride with what they ask.
+Each row is one cold run. Program and engine take turns in one thread (`benchmarks/stepped.py`), so the counters are the same
+whenever it is run.
 
 The last column is what a row needs more than all passes together: with a plus what is saved by the pass that is missing
 there, with a minus what it costs. Written by
@@ -165,7 +150,7 @@ there, with a minus what it costs. Written by
 
 def page() -> str:
     pipelines = "\n".join(f"| `{kind}` | {', '.join(p.name for p in pipeline_for(Target(kind)))} |" for kind in ("tokens", "text", "chat"))
-    names = dict.fromkeys([*(p.name for p in pipeline_for(Target())), *sorted(registry())])
+    names = dict.fromkeys([*(p.name for p in pipeline_for(Target("chat"))), *sorted(registry())])
     sections = [line for name in names for line in _section(name)]
     measured = MEASURED.read_text(encoding="utf-8") if MEASURED.exists() else "Not measured yet.\n"
     return "\n".join([INTRO.format(pipelines=pipelines), *sections]) + END + measured
@@ -180,9 +165,6 @@ def _section(name: str) -> Iterator[str]:
         yield f"Options, with what they are when nothing is said: `{_defaults(cls)}`\n"
         yield f"```\n{options}\n```\n" if options else ""
     yield from _example(EXAMPLES[name])
-    if name == "plan-speculation":
-        yield "For an API:\n"
-        yield from _example(CHAIN)
 
 
 def _defaults(cls: type) -> str:

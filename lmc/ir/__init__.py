@@ -2,7 +2,7 @@
 
 from lmc.ir.builder import Builder, Rewriter, rewrite
 from lmc.ir.core import DEFAULT, FORMAT_VERSION, Block, Graph, Op, Symbol, Value
-from lmc.ir.ops import OPS, can_raise, trait
+from lmc.ir.ops import OPS, trait
 from lmc.ir.text import parse, print_graph, print_op
 from lmc.ir.verifier import verify
 
@@ -17,7 +17,6 @@ __all__ = [
     "Rewriter",
     "Symbol",
     "Value",
-    "can_raise",
     "parse",
     "print_graph",
     "print_op",

@@ -5,7 +5,7 @@ Answers that networkx gives are networkx graphs; the import is late, so that the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from lmc.ir.core import Graph, Op, Value
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def path_to(graph: Graph, label: str) -> tuple[str, ...]:
-    """Labels of the blocks from the entry to `label`, both included."""
+    """Labels of the blocks that dominate `label`, from the entry on, itself included. Arms that go on at it are not among them."""
     path = [label]
     while (label := graph.predecessor.get(label, "")) != "":
         path.append(label)
@@ -27,7 +27,7 @@ def path_to(graph: Graph, label: str) -> tuple[str, ...]:
 
 
 def dominance(graph: Graph) -> Callable[[str, str], bool]:
-    """`above(a, b)`: whether block `a` is on the path to block `b` (or is `b`). Each block must stand after its predecessor."""
+    """`above(a, b)`: whether block `a` dominates block `b` (or is `b`). Each block must stand after the one that names it."""
     size = {b.label: 1 for b in graph.blocks}  # of the subtree
     for b in reversed(graph.blocks):
         size[b.label] += sum(size[succ] for succ in b.successors)
@@ -41,34 +41,66 @@ def dominance(graph: Graph) -> Callable[[str, str], bool]:
 
 
 def dominators(graph: Graph) -> Mapping[str, str]:
-    """Immediate dominator of each block; the entry's is itself. In a tree it is the predecessor."""
-    import networkx as nx
+    """Immediate dominator of each block, the one that names it; the entry's is itself."""
+    return {graph.entry.label: graph.entry.label, **graph.predecessor}
 
-    tree: nx.DiGraph[str] = nx.DiGraph()
-    tree.add_node(graph.entry.label)
-    tree.add_edges_from((b.label, succ) for b in graph.blocks for succ in b.successors)
-    found: dict[str, str] = dict(nx.immediate_dominators(tree, graph.entry.label))  # pyright: ignore
-    found[graph.entry.label] = graph.entry.label  # some versions leave the start out or give None
-    return found
+
+def exclusive(graph: Graph) -> Callable[[str, str], bool]:
+    """`either(a, b)`: whether blocks `a` and `b` stand in different arms of one switch, so that no run sees both (but for turns of
+    a loop)."""
+    paths = {b.label: path_to(graph, b.label) for b in graph.blocks}
+
+    def either(a: str, b: str) -> bool:
+        for x, y in zip(paths[a], paths[b], strict=False):
+            if x != y:
+                end = graph.block[graph.predecessor[x]].terminator
+                return end.kind == "switch" and end.then not in (x, y)
+        return False
+
+    return either
 
 
 # -- values and ops ------------------------------------------------------------------------------------------------
 
 
 def def_use(graph: Graph) -> nx.DiGraph[int]:
-    """Ops by their index in `graph.ops()`, an edge for each value that one gives and the other uses (attribute `values`)."""
+    """Ops by their index in `graph.ops()`, an edge for each value that one gives and the other uses (attribute `values`).
+
+    A parameter of a block is given by those ops that yield it; what comes back to a loop's body from its own turns is no edge."""
     import networkx as nx
 
     found: nx.DiGraph[int] = nx.DiGraph()
-    giver: dict[Value, int] = {}
+    giver: dict[Value, tuple[int, ...]] = {}
+    yielded = _yielded(graph)
     for i, op in enumerate(graph.ops()):
         found.add_node(i, op=op)
         for v in dict.fromkeys(op.uses):
-            if v in giver:
-                values = found.edges[giver[v], i]["values"] if found.has_edge(giver[v], i) else ()
-                found.add_edge(giver[v], i, values=(*values, v))
-        giver.update((v, i) for v in op.results)
+            for j in giver.get(v) or (j for j in yielded.get(v, ()) if j < i):
+                values = found.edges[j, i]["values"] if found.has_edge(j, i) else ()
+                found.add_edge(j, i, values=(*values, v))
+        giver.update((v, (i,)) for v in op.results)
     return found
+
+
+def _yielded(graph: Graph) -> Mapping[Value, tuple[int, ...]]:
+    """For each parameter of a block the terminators, by index, that give it."""
+    found: dict[Value, list[int]] = {}
+    index = {id(op): i for i, op in enumerate(graph.ops())}
+    for block in graph.blocks:
+        end = block.terminator
+        i = index[id(end)]
+        if end.kind == "loop":
+            targets = block.successors
+        elif end.kind in ("yield", "continue", "break"):
+            owner = graph.region[block.label] if end.kind == "yield" else graph.loop_around(block.label)
+            around = graph.block[owner or ""].terminator
+            targets = (around.then,) if around.kind == "switch" or end.kind == "break" else (around.cases[0][1], around.then)
+        else:
+            continue
+        for label in targets:
+            for v in graph.block[label or ""].params:
+                found.setdefault(v, []).append(i)
+    return {v: tuple(given) for v, given in found.items()}
 
 
 def topological(graph: Graph) -> tuple[Op, ...]:
@@ -86,11 +118,12 @@ def critical_path(graph: Graph, cost: Callable[[Op], float]) -> tuple[float, tup
     """
     best: list[tuple[float, int | None]] = []
     giver: dict[Value, int] = {}
+    yielded = _yielded(graph)
     ops = list(graph.ops())
     label = [b.label for b in graph.blocks for _ in range(len(b.ops) + 1)]
     end = {label[i]: i for i in range(len(ops))}
     for i, op in enumerate(ops):
-        needed = [giver[v] for v in op.uses if v in giver]
+        needed = [j for v in op.uses for j in ((giver[v],) if v in giver else yielded.get(v, ())) if j < i]
         if label[i] in graph.predecessor:
             needed.append(end[graph.predecessor[label[i]]])
         before = max(needed, key=lambda j: best[j][0], default=None)
@@ -109,7 +142,7 @@ def answers_needed(graph: Graph) -> Mapping[int, tuple[int, ...]]:
     waits for besides the answers that are in its prompt where they were sampled."""
     made: dict[Value, frozenset[int]] = {}  # the asks that a value, or the text of a prompt since its last answer, comes from
     found: dict[int, tuple[int, ...]] = {}
-    for i, op in enumerate(graph.ops()):
+    for i, op in _ops_with_params(graph, made):
         needed = frozenset[int]().union(*(made.get(v, frozenset()) for v in op.uses))
         if trait(op) == "samples":
             found[i] = tuple(sorted(needed))
@@ -119,12 +152,24 @@ def answers_needed(graph: Graph) -> Mapping[int, tuple[int, ...]]:
     return found
 
 
+def _ops_with_params(graph: Graph, made: dict[Value, frozenset[int]]) -> Iterator[tuple[int, Op]]:
+    """Ops by index; before those of a block, what its parameters are made of is put into `made`."""
+    i = 0
+    for block in graph.blocks:
+        for param in block.params:
+            given = (made.get(v, frozenset[int]()) for v in graph.feeds[param] if isinstance(v, Value))
+            made[param] = frozenset[int]().union(*given)
+        for op in (*block.ops, block.terminator):
+            yield i, op
+            i += 1
+
+
 def answers_put(graph: Graph) -> Mapping[int, tuple[int, ...]]:
     """For each op that goes on from a prompt (by its index in `graph.ops()`) the asks whose answers it puts there itself,
     and not those that are in its prompt already."""
-    made: dict[Value, frozenset[int]] = {}  # the asks that a value comes from; of a prompt the last one in it
+    made: dict[Value, frozenset[int]] = {}  # the asks that a value comes from; of a prompt the last ones in it
     found: dict[int, tuple[int, ...]] = {}
-    for i, op in enumerate(graph.ops()):
+    for i, op in _ops_with_params(graph, made):
         goes_on = any(v.type == "ctx" for v in op.results)
         put = frozenset[int]().union(*(made.get(v, frozenset()) for v in op.uses if not (goes_on and v.type == "ctx")))
         if goes_on:
@@ -183,23 +228,6 @@ def live_in(graph: Graph, used: Callable[[Op], Iterable[Value]] | None = None) -
         for op in reversed(block.ops):
             now.difference_update(op.results)
             now.update(uses(op))
+        now.difference_update(block.params)
         live[block.label] = frozenset(now)
     return live
-
-
-def last_uses(graph: Graph, value: Value) -> Mapping[str, int]:
-    """Where each path stops using a value: block label → index of the last op that uses it (the terminator's is `len(ops)`),
-    or -1 for a block that it reaches alive only for the sake of a sibling."""
-    live = live_in(graph)
-    found: dict[str, int] = {}
-    home = next((b.label for b in graph.blocks for op in b.ops if value in op.results), graph.entry.label)
-    stack = [home] if value in graph.users else []
-    while stack:
-        block = graph.block[stack.pop()]
-        if any(value in live[succ] for succ in block.successors):
-            stack.extend(block.successors)
-        else:
-            found[block.label] = max(
-                (i for i, op in enumerate((*block.ops, block.terminator)) if value in op.uses), default=-1
-            )
-    return found

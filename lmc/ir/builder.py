@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from lmc.errors import IRError, Loc
-from lmc.ir.core import Attr, Block, Case, Graph, Op, Operand, Symbol, Type, Value
-from lmc.ir.ops import OPS, Stage
+from lmc.ir.core import Attr, Block, Case, Graph, Op, Operand, Type, Value
+from lmc.ir.ops import Stage, spec_of
 from lmc.ir.verifier import verify, verify_level
 
 _PREFIX: dict[str, str] = {"ctx": "c", "str": "x", "bool": "p"}
@@ -20,6 +19,11 @@ class Names:
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)
         self._next: dict[str, int] = {}
+
+    def copy(self) -> Names:
+        other = Names(self._taken)
+        other._next = dict(self._next)
+        return other
 
     def reserve(self, name: str) -> None:
         self._taken.add(name)
@@ -57,13 +61,15 @@ class Builder:
         (c0,) = b.emit("ctx.new")
         (c1,) = b.emit("append", (c0, "Essay: ", essay))
         c2, related, meta = b.emit("select", (c1, "yes", "no"), {"name": "related", "stream": "", "ordinal": 0})
-        on, off = b.label("on"), b.label("off")
-        b.terminate("switch", (p,), cases=((True, on), (DEFAULT, off)))
+        on, off, after = b.label("on"), b.label("off"), b.label("after")
+        b.terminate("switch", (p,), cases=((True, on), (DEFAULT, off)), then=after)
         b.at(on)
         …
+        b.terminate("yield", (c3,))
+        c = b.block_param("ctx", after)
         graph = b.build()
 
-    Blocks may be filled in any order; `build` puts each after its predecessor, in the order of the switches' cases.
+    Blocks may be filled in any order; `build` puts each after the one that names it, arms in the order of the cases.
     """
 
     def __init__(
@@ -72,19 +78,17 @@ class Builder:
         params: Iterable[Value] = (),
         *,
         result: Type = "any",
-        symbols: Mapping[str, Any] | None = None,
         constants: Mapping[str, Op] | None = None,
         entry: str = "entry",
     ) -> None:
         self.name = name
         self.result: Type = result
         self.params: list[Value] = list(params)
-        self.symbols: dict[str, Any] = dict(symbols or {})
         self.constants: dict[str, Op] = dict(constants or {})
-        self._symbol_of: dict[int, str] = {id(obj): key for key, obj in self.symbols.items()}
         self._names = Names(v.name for v in self.params)
         self._labels = Names([entry])
-        self._symbol_names = Names([*self.symbols, *self.constants])
+        self._params: dict[str, list[Value]] = {}
+        self._made: dict[Value, Op] = {}
         self._open: dict[str, list[Op]] = {entry: []}
         self._closed: dict[str, Op] = {}
         self._entry = self._current = entry
@@ -100,15 +104,6 @@ class Builder:
     def value(self, type: Type, hint: str | None = None) -> Value:
         """A value with a fresh name, for an op made by hand."""
         return Value(self._names.hinted(hint) if hint else self._names.numbered(_PREFIX.get(type, "v")), type)
-
-    def symbol(self, name: str, obj: Any) -> Symbol:
-        """`@name` for a host object; the same object always gives the same symbol, another object of that name `name.1`."""
-        if (known := self._symbol_of.get(id(obj))) is not None:
-            return Symbol(known)
-        unique = self._symbol_names.unique(name) if name else self._symbol_names.numbered("k")
-        self.symbols[unique] = obj
-        self._symbol_of[id(obj)] = unique
-        return Symbol(unique)
 
     # -- blocks
 
@@ -134,11 +129,25 @@ class Builder:
             raise IRError(f"block ^{label} of @{self.name} is {'closed' if label in self._closed else 'unknown'}")
         self._current = label
 
+    def at_end(self, label: str) -> None:
+        """Makes a block that is closed the current one: nothing more is emitted there."""
+        self._current = label
+
+    def is_empty(self, label: str) -> bool:
+        """Whether nothing was emitted to a block."""
+        return not self._open[label] and label not in self._closed
+
     def block(self, hint: str | None = None) -> str:
         """A new block, which becomes the current one; gives its label."""
         label = self.label(hint)
         self.at(label)
         return label
+
+    def block_param(self, type: Type, label: str, hint: str | None = None) -> Value:
+        """A new parameter of a block, after its others."""
+        value = self.value(type, hint)
+        self._params.setdefault(label, []).append(value)
+        return value
 
     # -- ops
 
@@ -154,7 +163,7 @@ class Builder:
     ) -> tuple[Value, ...]:
         """Appends an op to the current block and gives its results.
 
-        types  of the results, where the op table leaves them open (host.call: default one `any`; read, gen: may narrow)
+        types  of the results, where they are narrower than the op table says
         hints  names wished for the results; gen and select take the one in their attribute `name`
         """
         attrs = dict(attrs or {})
@@ -173,6 +182,7 @@ class Builder:
         if self.terminated:
             raise IRError(f"block ^{self._current} of @{self.name} has its terminator already", loc=op.loc)
         self._open[self._current].append(op)
+        self._made.update((v, op) for v in op.results)
 
     def terminate(
         self,
@@ -182,27 +192,44 @@ class Builder:
         loc: Loc | None = None,
         *,
         cases: Sequence[tuple[Case, str]] = (),
+        then: str | None = None,
     ) -> Op:
         """Closes the current block with a terminator."""
         if self.terminated:
             raise IRError(f"block ^{self._current} of @{self.name} has its terminator already", loc=loc)
-        op = Op(kind, tuple(operands), (), dict(attrs or {}), tuple(cases), loc)
+        op = Op(kind, tuple(operands), (), dict(attrs or {}), tuple(cases), loc, then)
         self._closed[self._current] = op
         return op
+
+    def parent(self, prompt: Operand) -> Operand | None:
+        """The prompt that a prompt goes on from, of ops that were emitted here; None for one that begins or is a parameter."""
+        made = self._made.get(prompt) if isinstance(prompt, Value) else None
+        return made.operands[0] if made is not None and made.operands else None
+
+    def save(self) -> Callable[[], None]:
+        """What takes back all that is emitted from here on."""
+        ops, closed = {label: list(ops) for label, ops in self._open.items()}, dict(self._closed)
+        params, current = {label: list(values) for label, values in self._params.items()}, self._current
+        names, labels = self._names.copy(), self._labels.copy()
+
+        def restore() -> None:
+            self._open, self._closed, self._params, self._current = ops, closed, params, current
+            self._names, self._labels = names, labels
+
+        return restore
 
     def build(self, stage: Stage = "traced") -> Graph:
         """The graph, verified when LMC_VERIFY ≥ 1."""
         for label in self._open:
             if label not in self._closed:
                 raise IRError(f"block ^{label} of @{self.name} has no terminator")
-        blocks = {label: Block(label, tuple(ops), self._closed[label]) for label, ops in self._open.items()}
+        blocks = {label: Block(label, tuple(ops), self._closed[label], tuple(self._params.get(label, ()))) for label, ops in self._open.items()}
         graph = Graph(
             self.name,
             tuple(self.params),
             preorder(blocks, self._entry),
             self.result,
             dict(self.constants),
-            dict(self.symbols),
         )
         if verify_level() >= 1:
             verify(graph, stage)
@@ -210,10 +237,10 @@ class Builder:
 
 
 def result_types(kind: str) -> tuple[Type, ...]:
-    """Types of an op's results where nobody says otherwise; "any number" counts as one."""
-    if kind not in OPS:
+    """Types of an op's results where nobody says otherwise."""
+    if (found := spec_of(kind)) is None:
         raise IRError(f"there is no op {kind!r}")
-    return tuple(t.lstrip("*") for t in OPS[kind].results)  # pyright: ignore[reportReturnType]
+    return found.results  # pyright: ignore[reportReturnType]
 
 
 def preorder(blocks: Mapping[str, Block], entry: str) -> tuple[Block, ...]:
@@ -245,7 +272,7 @@ class Rewriter:
     def fresh(self, type: Type, hint: str | None = None) -> Value:
         """A value whose name the graph does not have yet."""
         if self._names is None:
-            self._names = Names([*(v.name for v in self.graph.params), *(v.name for v in self.graph.producer)])
+            self._names = Names([v.name for v in defined(self.graph)])
         return Value(self._names.hinted(hint) if hint else self._names.numbered(_PREFIX.get(type, "v")), type)
 
     def replace(self, old: Value, new: Operand) -> None:
@@ -291,19 +318,60 @@ def _rewrite_block(block: Block, rule: Rule, rewriter: Rewriter) -> Block:
         terminator = then[-1]
     if not changed and terminator is block.terminator:
         return block
-    return Block(block.label, tuple(ops), terminator)
+    return Block(block.label, tuple(ops), terminator, block.params)
 
 
 def with_blocks(graph: Graph, blocks: tuple[Block, ...]) -> Graph:
     """The graph with other blocks; the same object when they are the same objects."""
     if len(blocks) == len(graph.blocks) and all(a is b for a, b in zip(blocks, graph.blocks, strict=True)):
         return graph
-    return Graph(graph.name, graph.params, blocks, graph.result, graph.constants, graph.symbols)
+    return Graph(graph.name, graph.params, blocks, graph.result, graph.constants)
 
 
 def with_operands(op: Op, operands: tuple[Operand, ...]) -> Op:
-    return Op(op.kind, operands, op.results, op.attrs, op.cases, op.loc)
+    return Op(op.kind, operands, op.results, op.attrs, op.cases, op.loc, op.then)
 
 
 def with_attrs(op: Op, attrs: Mapping[str, Attr]) -> Op:
-    return Op(op.kind, op.operands, op.results, dict(attrs), op.cases, op.loc)
+    return Op(op.kind, op.operands, op.results, dict(attrs), op.cases, op.loc, op.then)
+
+
+def defined(graph: Graph) -> Iterator[Value]:
+    """Every value of a graph."""
+    yield from graph.params
+    for block in graph.blocks:
+        yield from block.params
+    yield from graph.producer
+
+
+def without_unused_params(graph: Graph) -> Graph:
+    """The graph without parameters of blocks that nothing uses, and what was yielded to them."""
+    while True:
+        used = {v for op in graph.ops() if op.kind not in ("yield", "continue", "break", "loop") for v in op.uses}
+        used |= {op.operands[0] for op in graph.ops() if op.kind == "loop" and isinstance(op.operands[0], Value)}
+        before = -1
+        while len(used) != before:  # what is yielded to a parameter that is used
+            before = len(used)
+            used |= {v for param, given in graph.feeds.items() if param in used for v in given if isinstance(v, Value)}
+        # a loop's body and what follows it take the same values
+        kept = {b.label: [p in used for p in b.params] for b in graph.blocks}
+        for b in graph.blocks:
+            if b.terminator.kind == "loop":
+                both = [any(pair) for pair in zip(*(kept[succ] for succ in b.successors), strict=True)]
+                kept.update(dict.fromkeys(b.successors, both))
+        if all(map(all, kept.values())):
+            return graph
+        graph = with_blocks(graph, tuple(_kept(graph, b, kept) for b in graph.blocks))
+
+
+def _kept(graph: Graph, block: Block, kept: Mapping[str, Sequence[bool]]) -> Block:
+    end = block.terminator
+    params = tuple(p for p, keep in zip(block.params, kept[block.label], strict=True) if keep)
+    if end.kind == "loop":
+        pairs = zip(end.operands[1:], kept[end.then or ""], strict=True)
+        end = with_operands(end, (end.operands[0], *(x for x, keep in pairs if keep)))
+    elif end.kind in ("yield", "continue", "break"):
+        owner = graph.region[block.label] if end.kind == "yield" else graph.loop_around(block.label)
+        to = graph.block[owner or ""].terminator.then or ""
+        end = with_operands(end, tuple(x for x, keep in zip(end.operands, kept[to], strict=True) if keep))
+    return Block(block.label, block.ops, end, params)

@@ -1,7 +1,11 @@
 """The IR's nouns: typed SSA values, ops, blocks and graphs. Immutable, comparable by structure, printable.
 
 Prompt state is an SSA value of type `ctx`: append, gen and select return a new one, a fork is two uses of one.
-Blocks form a trace tree (every block has one predecessor), so there are no phis and no block parameters.
+
+Blocks form a tree, the dominator tree: each block but the entry is named by one terminator. A `switch` names its arms and,
+with `then`, the block in which those arms that `yield` go on together; a `loop` names its body, which stands for all turns
+and is evaluated once, and the block after it. What arms and turns yield are the parameters of the block that goes on, so a
+region's values are seen in it alone (as in MLIR's `scf`), while passes walk one flat list of blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import Any, Literal, get_args
 from lmc.errors import Loc
 from lmc.prompt import Mark, Special
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 Type = Literal["ctx", "str", "bool", "int", "float", "any"]
 TYPES: frozenset[str] = frozenset(get_args(Type))
@@ -33,7 +37,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A reference to a host object (function, class, module, opaque constant) in `Graph.symbols`, printed as `@name`."""
+    """A reference to a constant of the graph (an automaton, a grammar), printed as `@name`."""
 
     name: str
 
@@ -51,9 +55,9 @@ class _Default:
 DEFAULT = _Default()
 
 Literal_ = str | int | float | bool | None | bytes
-Operand = Value | Literal_ | Special | Mark | Symbol
+Operand = Value | Literal_ | Special | Mark
 Attr = Literal_ | Symbol | tuple["Attr", ...]
-Case = Literal_ | Symbol | _Default
+Case = Literal_ | _Default
 
 
 def exact(x: object) -> object:
@@ -69,7 +73,8 @@ def exact(x: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation. `cases` (terminators only) pairs a switch's case with the label of the block it goes to."""
+    """One operation. Terminators only: `cases` pairs a switch's case with the label of its arm, or `_` with a loop's body;
+    `then` is the label of the block that goes on behind them."""
 
     kind: str
     operands: tuple[Operand, ...] = ()
@@ -77,6 +82,7 @@ class Op:
     attrs: Mapping[str, Attr] = field(default_factory=dict[str, Attr], hash=False)
     cases: tuple[tuple[Case, str], ...] = ()
     loc: Loc | None = field(default=None, compare=True)
+    then: str | None = None
 
     @property
     def uses(self) -> list[Value]:
@@ -88,30 +94,30 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Straight-line ops ended by a terminator. The first block of a graph is `entry`."""
+    """Straight-line ops ended by a terminator. The first block of a graph is `entry`; `params` are what is yielded to it."""
 
     label: str
     ops: tuple[Op, ...]
     terminator: Op
+    params: tuple[Value, ...] = ()
 
     @property
     def successors(self) -> tuple[str, ...]:
-        return tuple(label for _, label in self.terminator.cases)
+        """The blocks that the terminator names: arms or body, then the one that goes on."""
+        end = self.terminator
+        arms = tuple(label for _, label in end.cases)
+        return arms if end.then is None else (*arms, end.then)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A function's trace tree, or a part of it (`params` are then what the part needs from before).
-
-    `symbols` resolves `@name`s to live objects; it does not count in equality and is empty after parsing.
-    """
+    """What is known of a function: a tree of blocks. `params` are its arguments."""
 
     name: str
     params: tuple[Value, ...]
     blocks: tuple[Block, ...]
     result: Type = "any"
     constants: Mapping[str, Op] = field(default_factory=dict[str, Op])
-    symbols: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
 
     @property
     def entry(self) -> Block:
@@ -124,7 +130,7 @@ class Graph:
 
     @cached_property
     def predecessor(self) -> Mapping[str, str]:
-        """Label of the one block that leads to each block; the entry has none."""
+        """Label of the block whose terminator names each block: its immediate dominator. The entry has none."""
         return {succ: b.label for b in self.blocks for succ in b.successors}
 
     def ops(self) -> Iterator[Op]:
@@ -135,8 +141,48 @@ class Graph:
 
     @cached_property
     def producer(self) -> Mapping[Value, Op]:
-        """The op that defines each value; parameters have none."""
+        """The op that defines each value; parameters, of the graph and of blocks, have none."""
         return {v: op for op in self.ops() for v in op.results}
+
+    @cached_property
+    def region(self) -> Mapping[str, str]:
+        """For each block the block whose terminator opened the region it stands in; "" for the function's own."""
+        found = {self.blocks[0].label: ""}
+        for b in self.blocks:
+            for succ in b.successors:
+                found[succ] = found[b.label] if succ == b.terminator.then else b.label
+        return found
+
+    def loop_around(self, label: str) -> str | None:
+        """Label of the block that ends with the innermost loop around a block, if there is one."""
+        owner = self.region[label]
+        while owner and self.block[owner].terminator.kind != "loop":
+            owner = self.region[owner]
+        return owner or None
+
+    @cached_property
+    def feeds(self) -> Mapping[Value, tuple[Operand, ...]]:
+        """What each parameter of a block may be: the operands that are yielded to it, and of a loop what it begins with."""
+        found: dict[Value, list[Operand]] = {v: [] for b in self.blocks for v in b.params}
+
+        def feed(label: str | None, values: tuple[Operand, ...]) -> None:
+            if label is not None:
+                for param, value in zip(self.block[label].params, values, strict=False):
+                    found[param].append(value)
+
+        for b in self.blocks:
+            end = b.terminator
+            if end.kind == "loop":
+                for succ in b.successors:
+                    feed(succ, end.operands[1:])
+            elif end.kind in ("yield", "continue", "break"):
+                owner = self.region[b.label] if end.kind == "yield" else self.loop_around(b.label)
+                to = self.block[owner] if owner else None
+                if to is not None and to.terminator.kind == "loop" and end.kind != "break":
+                    feed(to.terminator.cases[0][1], end.operands)
+                if to is not None:
+                    feed(to.terminator.then, end.operands)
+        return {v: tuple(dict.fromkeys(given)) for v, given in found.items()}
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the tree of prompts, and each op beside its source line."""
@@ -148,12 +194,14 @@ class Graph:
     def extended(self) -> Mapping[Value, tuple[Op, ...]]:
         """For each prompt the ops that extend it, in order: two or more make it a fork point."""
         found: dict[Value, list[Op]] = {p: [] for p in self.params if p.type == "ctx"}
-        for op in self.ops():
-            for v in op.results:
-                if v.type == "ctx":
-                    found[v] = []
-                    if op.operands and isinstance(op.operands[0], Value):
-                        found[op.operands[0]].append(op)
+        for block in self.blocks:
+            found.update((p, []) for p in block.params if p.type == "ctx")
+            for op in block.ops:
+                for v in op.results:
+                    if v.type == "ctx":
+                        found[v] = []
+                        if op.operands and isinstance(op.operands[0], Value):
+                            found[op.operands[0]].append(op)
         return {v: tuple(ops) for v, ops in found.items()}
 
     @cached_property

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmc.ir.analysis import ctx_children
-from lmc.ir.core import DEFAULT, Graph, Op, Symbol, Value
+from lmc.ir.core import DEFAULT, Graph, Op, Value
 from lmc.ir.ops import trait
 
 WIDTH, HEIGHT = 196, 40
@@ -84,22 +84,25 @@ def picture(graph: Graph) -> Picture:
 
 def _steps(graph: Graph) -> list[Step]:
     """The trees of steps, from the prompts that extend no other."""
-    children = ctx_children(graph)
+    children, goes_on = ctx_children(graph), _goes_on(graph)
     index = {id(op): i for i, op in enumerate(graph.ops())}
     block = {id(op): b.label for b in graph.blocks for op in (*b.ops, b.terminator)}
     roots: list[Step] = []
+    home = {v: b.label for b in graph.blocks for v in b.params}
     starts: list[tuple[Step | None, Value, Op | None, bool]] = [(None, v, None, False) for v in graph.params if v.type == "ctx"]
     starts += [(None, op.results[0], op, False) for op in graph.ops() if op.results and op.results[0].type == "ctx" and not _extends(op)]
+    drawn = {p for params in goes_on.values() for p in params}
+    starts += [(None, p, None, False) for p in home if p.type == "ctx" and p not in drawn]  # nothing goes on there
     while starts:
         parent, value, op, alone = starts.pop()
         ops: list[int] = []
-        asks, label = False, block[id(op)] if op is not None else graph.entry.label
+        asks, label = False, block[id(op)] if op is not None else home.get(value, graph.entry.label)
         while True:
             if op is not None:
                 ops.append(index[id(op)])
                 asks = trait(op) == "samples"
             following = children.get(value, ())
-            if asks or len(following) != 1 or block[id(following[0])] != label:
+            if asks or len(following) != 1 or block[id(following[0])] != label or value in goes_on:
                 break
             op = following[0]
             value = _prompt(op)
@@ -111,9 +114,24 @@ def _steps(graph: Graph) -> list[Step]:
             (roots if parent is None else parent.children).append(step)
             if parent is not None and parent.block != label:
                 step.case = _case(graph, parent.block, label)
-        alone = len(following) == 1
+        alone = len(following) == 1 and value not in goes_on
+        further = [p for p in goes_on.get(value, ()) if children.get(p) or p in goes_on]
+        starts += [(step, param, None, False) for param in reversed(further)]
         starts += [(step, _prompt(child), child, alone) for child in reversed(following)]
     return list(reversed(roots)) if len(roots) > 1 else roots
+
+
+def _goes_on(graph: Graph) -> dict[Value, list[Value]]:
+    """For each prompt the parameters of blocks that are drawn behind it: those that it is the first arm's, or the last turn's, gift to."""
+    found: dict[Value, list[Value]] = {}
+    for block in graph.blocks:
+        above = graph.predecessor.get(block.label)
+        for param in block.params:
+            given = [v for v in graph.feeds[param] if isinstance(v, Value) and v.type == "ctx" and v is not param]
+            if given and above is not None:
+                behind = graph.block[above].terminator
+                found.setdefault(given[-1 if behind.kind == "loop" and behind.then == block.label else 0], []).append(param)
+    return found
 
 
 def _extends(op: Op) -> bool:
@@ -130,5 +148,8 @@ def _case(graph: Graph, above: str, label: str) -> str:
         label = before
     if before is None:
         return ""
-    case = next(case for case, target in graph.block[before].terminator.cases if target == label)
-    return "other" if case is DEFAULT else f"@{case.name}" if isinstance(case, Symbol) else str(case)
+    end = graph.block[before].terminator
+    if end.then == label:
+        return ""
+    case = next(case for case, target in end.cases if target == label)
+    return "each" if end.kind == "loop" else "other" if case is DEFAULT else str(case)

@@ -1,4 +1,4 @@
-"""The op table: every fact about an op that the verifier, the printer, the passes and the executor ask for."""
+"""The op table: every fact about an op that the verifier, the printer and the passes ask for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from lmc.ir.core import Attr, Op
 
-Trait = Literal["pure", "ordered", "effect", "samples", "terminator"]
+Trait = Literal["pure", "opaque", "effect", "samples", "terminator"]
 Stage = Literal["traced", "planned"]
 BOTH: frozenset[Stage] = frozenset({"traced", "planned"})
 
@@ -17,10 +17,10 @@ BOTH: frozenset[Stage] = frozenset({"traced", "planned"})
 class OpSpec:
     """What holds for every op of one kind.
 
-    operands  type of each operand in order; "*T" as the last means any number of T; "const" is a literal or symbol
-    results   types of the results in order; "*any" as the last means any number
-    trait     how passes may treat it (design.md §2.2); `host.call` says its own by attributes
-    stages    where it may appear; `traced` is what the tracer emits, `planned` what the passes hand to the executor
+    operands  type of each operand in order; "*T" as the last means any number of T; "const" is a literal
+    results   types of the results in order
+    trait     how passes may treat it (design.md §2.2)
+    stages    where it may appear; `traced` is what the evaluator emits, `planned` what passes make of it
     """
 
     kind: str
@@ -39,48 +39,34 @@ GEN_PARAMS = (
 
 ATTRS: dict[str, str] = {
     "name": "the variable that the answer is stored under, or none",
-    "stream": 'the fork path of the state, "" for the root; with `ordinal` the identity from which the seed derives',
-    "ordinal": "the number of the ask on its stream; of a return: how many asks the state has made",
+    "stream": 'the fork path of the state, "" for the root; with `ordinal` the address from which the seed derives',
+    "ordinal": "the number of the ask on its stream",
+    "shifted": "how many asks precede it on its stream is undecided, so the ordinal is the least it can be",
     "also": "stream and ordinal of each equal ask that was merged into this one",
-    "params": "names of the parameters that the trailing operands give, in their order; of a given: of its operands",
+    "params": "names of the parameters that the trailing operands give, in their order",
     "constraint": "the compiled constraint, a constant of the graph",
     "order": "the ask's place in the depth-first visit of the prompts, where it is not its place in the program",
     "group": "number and size of a group: its siblings are submitted together",
     "ways": "which of a group's equal samples it is, and of how many",
     "trie": "the choices are scored as one trie in one pass",
     "lookahead": "the text that one request may cover besides this answer",
+    "lazy": "nothing is known to read the answer: it is asked when it is read",
     "method": "how log-probabilities become a choice",
     "temperature": "0 takes the likeliest",
-    "role": "the message's role; of a return: the role that is open, or none",
+    "role": "the message's role",
     "previous": "the role of the message before, or none",
     "kwargs": "names of the trailing operands that are passed by name",
-    "pure": "operands and results are immutable and nothing else is touched: may be merged; erased if it cannot raise",
-    "ordered": "touches an object that can change: stays in order, is never merged",
-    "total": "cannot raise",
-    "inline": "quick and without effects on anything else: runs where the executor runs",
-    "catch": "gives two more results instead of raising: the class of the exception (none if there is none) and the exception",
-    "within": "inside of a `with` of the host: all such calls of a run are made on one thread",
-    "ord": "the identity of an effect, an ordered call or a given, by which an interpreter that takes over finds its result",
-    "touches": "the objects that an ordered call touches",
-    "unordered": "an effect that need not wait for others of its kind: several may run at once",
-    "idempotent": "may be called again when a run is taken up again",
-    "timeout": "seconds after which the call raises HostTimeout",
-    "awaits": "what the function gives is awaited",
+    "calls": "what Python calls to have the value; the call may take long",
+    "reason": "why the evaluator does not know the value",
     "scope": '"program" keeps the pin for all runs of the program; without it a release ends it',
-    "vars": "names of the returned, or shown, state's variables; value and meta of each follow the prompt",
-    "opens": "the scope of text that begins at the prompt that is shown",
-    "closes": "the scope of text that ends there",
-    "number": "how many appends to the state have been shown with this one",
-    "forks": "how many forks the returned state has made",
-    "calls": "how many programs the returned state has called",
+    "vars": "names of the returned state's variables, whose values follow the prompt",
     "outputs": "the variables that the caller wants; all others are none, and the prompt is only a stand-in",
-    "id": "the number by which the path that follows is linked; negative: it cannot be",
-    "reason": "why the program cannot be followed any further",
+    "taken": "how many runs took each arm, in the order of the cases; of a loop how often it was entered, and turns in all",
 }
 
 # What an attribute of an ask is about. All others are the request: what is asked.
-IDENTITY = ("stream", "ordinal", "also")  # which asks of the program it is: the fork path of the state, and the number on it
-PLANNED = ("order", "group", "ways", "trie", "lookahead")  # what passes say to the executor; the answer is the same without
+IDENTITY = ("stream", "ordinal", "shifted", "also")  # which asks of the program it is: the fork path of the state, and the number on it
+PLANNED = ("order", "group", "ways", "trie", "lookahead", "lazy")  # what passes say of its address; the answer is the same without
 
 _ASK = ("name", *IDENTITY, "params")
 
@@ -91,51 +77,55 @@ OPS: dict[str, OpSpec] = {
         OpSpec("ctx.new", (), ("ctx",), "pure", "The empty prompt."),
         OpSpec("append", ("ctx", "*str"), ("ctx",), "pure", "The prompt followed by literal text, special tokens and marks."),
         OpSpec("image", ("ctx", "any"), ("ctx",), "pure", "The prompt followed by an image."),
-        OpSpec("video", ("ctx", "any", "const"), ("ctx",), "pure", "The prompt followed by frames of a video."),
+        OpSpec("video", ("ctx", "any", "any"), ("ctx",), "pure", "The prompt followed by frames of a video."),
         OpSpec("role.begin", ("ctx",), ("ctx",), "pure", "Opens a message.", ("role", "previous"), frozenset({"traced"})),
         OpSpec("role.end", ("ctx",), ("ctx",), "pure", "Closes the open message.", ("role",), frozenset({"traced"})),
-        OpSpec("ctx.text", ("ctx",), ("str",), "pure", "The text of a prompt.", ("catch",)),
-        OpSpec("ctx.slice", ("ctx", "ctx"), ("str",), "pure", "The text of the first prompt after the second, its ancestor.", ("catch",)),
-        OpSpec("ctx.messages", ("ctx",), ("any",), "ordered", "The closed messages of a prompt, a new list.", ("catch",)),
+        OpSpec("ctx.text", ("ctx",), ("str",), "pure", "The text of a prompt."),
+        OpSpec("ctx.slice", ("ctx", "ctx"), ("str",), "pure", "The text of the first prompt after the second, its ancestor."),
+        OpSpec("ctx.messages", ("ctx",), ("any",), "pure", "The closed messages of a prompt."),
         OpSpec("concat", ("*str",), ("str",), "pure", "Text joined."),
-        OpSpec("given", ("*any",), ("*any",), "ordered", "Arguments of a gen or select as they are where it is written: what no run could accept is "
-               "raised here, and nothing that is done to a list or dict later changes what is asked.", ("params", "ord")),
         OpSpec("gen", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Samples an answer: the prompt with it, its value, its meta info.",
-               (*_ASK, *GEN_PARAMS, "constraint", "order", "group", "ways", "lookahead")),
+               (*_ASK, *GEN_PARAMS, "constraint", "order", "group", "ways", "lookahead", "lazy")),
         OpSpec("select", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Chooses one of the operands by log-probability.",
-               (*_ASK, "method", "temperature", "order", "group", "trie")),
-        OpSpec("read", ("any",), ("any",), "pure", "Waits for an answer or its meta info and raises what it failed with, here in program order.",
-               ("catch",)),
-        OpSpec("host.call", ("const", "*any"), ("*any",), "effect", "Calls a host function on real values.",
-               ("kwargs", "pure", "ordered", "total", "inline", "within", "catch", "ord", "touches", "unordered", "idempotent", "timeout", "awaits")),
-        OpSpec("show", ("ctx", "*any"), (), "effect", "Shows the prompt so far, and value and meta of each variable that is new, to those who "
-               "watch the run.", ("vars", "opens", "closes", "number")),
+               (*_ASK, "method", "temperature", "order", "group", "trie", "lazy")),
+        OpSpec("unknown", ("*any",), ("any",), "opaque", "A value that only Python knows, made of the operands among others. A prompt among them is one that "
+               "unknown code may read or extend.", ("calls", "reason")),
         OpSpec("prefill", ("ctx",), (), "effect", "Computes and pins the KV of a prompt.", ("scope",), frozenset({"planned"})),
         OpSpec("release", ("ctx",), (), "effect", "Ends a pin.", (), frozenset({"planned"})),
-        OpSpec("switch", ("any",), (), "terminator", "Goes to the block whose case equals the operand."),
-        OpSpec("return", ("any", "ctx", "*any"), (), "terminator", "Ends the run: value, final prompt, then value and meta of each variable.",
-               ("vars", "ordinal", "forks", "calls", "role", "previous", "outputs")),
-        OpSpec("raise", ("any", "*any"), (), "terminator", "Ends the run with an exception; then the state that it leaves behind, as for a return.",
-               ("vars", "ordinal", "forks", "calls", "role", "previous", "outputs")),
-        OpSpec("exit", ("*any",), (), "terminator", "A path not seen yet: its operands are what the program can still reach.", ("id", "reason")),
+        OpSpec("switch", ("any",), (), "terminator", "Goes to the arm whose case equals the operand; arms that yield go on at `then`.", ("taken",)),
+        OpSpec("loop", ("any", "*any"), (), "terminator", "Turns over the items of the first operand (none: as long as Python likes). The body stands for all "
+               "turns; its parameters, and those of the block at `then`, begin as the other operands and are what turns yield.", ("taken",)),
+        OpSpec("yield", ("*any",), (), "terminator", "Ends an arm or a turn of a loop, with what goes on."),
+        OpSpec("continue", ("*any",), (), "terminator", "Ends a turn of the innermost loop from an arm in it."),
+        OpSpec("break", ("*any",), (), "terminator", "Ends the innermost loop from an arm in it."),
+        OpSpec("return", ("any", "ctx", "*any"), (), "terminator", "Ends the run: value, final prompt, then the value of each variable.", ("vars", "outputs")),
+        OpSpec("raise", ("any",), (), "terminator", "Ends the run with an exception."),
     )
 }
 # fmt: on
 
+FUNCTION = OpSpec("py.*", ("*any",), ("any",), "pure", "A function of Python that only computes, by its name: `py.eq`, `py.str.strip`, `py.json.loads`.", ("kwargs",))
+"""All ops whose kind begins with `py.`: what the evaluator's table of functions knows."""
 
-_READS = frozenset({"read", "ctx.text", "ctx.slice", "ctx.messages"})  # raise what the backend failed with
+
+def spec_of(kind: str) -> OpSpec | None:
+    """The table's entry for a kind; None for one that it does not have."""
+    if (found := OPS.get(kind)) is not None:
+        return found
+    return FUNCTION if kind.startswith("py.") and len(kind) > 3 else None
 
 
 def spec(op: Op) -> OpSpec:
     """The table's entry for an op; KeyError for an unknown kind (the verifier says it better)."""
-    return OPS[op.kind]
+    found = spec_of(op.kind)
+    if found is None:
+        raise KeyError(op.kind)
+    return found
 
 
 def trait(op: Op) -> Trait:
-    """The op's trait; a host call's attributes decide its own."""
-    if op.kind == "host.call":
-        return "pure" if op.attr("pure") else "ordered" if op.attr("ordered") else "effect"
-    return OPS[op.kind].trait
+    """The op's trait."""
+    return spec(op).trait
 
 
 def request(op: Op, *, but: Collection[str] = ()) -> dict[str, Attr]:
@@ -143,10 +133,14 @@ def request(op: Op, *, but: Collection[str] = ()) -> dict[str, Attr]:
     return {k: v for k, v in op.attrs.items() if k != "name" and k not in IDENTITY and k not in PLANNED and k not in but}
 
 
-def can_raise(op: Op) -> bool:
-    """Whether the op may raise an exception into the program at its place."""
-    return op.kind == "given" or ((op.kind in _READS or (op.kind == "host.call" and not op.attr("total"))) and not op.attr("catch"))
-
-
 def is_terminator(op: Op) -> bool:
-    return OPS[op.kind].trait == "terminator"
+    return trait(op) == "terminator"
+
+
+def address(op: Op) -> tuple[str, int] | None:
+    """The stream and ordinal of an ask; None where they are undecided."""
+    stream, ordinal = op.attr("stream"), op.attr("ordinal")
+    if not isinstance(stream, str) or not isinstance(ordinal, int) or op.attr("shifted"):
+        return None
+    return stream, ordinal
+

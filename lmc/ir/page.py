@@ -14,9 +14,9 @@ from html import escape
 from pathlib import PurePath
 
 from lmc.ir.analysis import answers_put
-from lmc.ir.core import DEFAULT, Graph, Op
+from lmc.ir.core import DEFAULT, Block, Graph, Op
 from lmc.ir.layout import HEIGHT, WIDTH, Picture, Step, picture
-from lmc.ir.ops import OPS, trait
+from lmc.ir.ops import spec_of, trait
 from lmc.ir.text import print_op
 from lmc.prompt import plain
 
@@ -122,7 +122,7 @@ def _section(section: Section, id: str) -> Iterator[str]:
 
 def summary(graph: Graph) -> str:
     """The graph in a line."""
-    asks = sum(op.kind in OPS and trait(op) == "samples" for op in graph.ops())
+    asks = sum(op.kind in ("gen", "select") for op in graph.ops())
     ops = sum(1 for _ in graph.ops())
     return f"{ops} ops in {len(graph.blocks)} blocks, {asks} of them ask the model"
 
@@ -159,7 +159,7 @@ def _listing(section: Section, id: str) -> Iterator[str]:
         runs = f", {here} runs" if here is not None else ", no runs" if section.runs else ""
         opened = " open" if total <= MANY or block is graph.entry or marked or here else ""
         yield (
-            f"<details{opened} class=block id={_quoted(names[block.label])}><summary>^{escape(block.label)}"
+            f"<details{opened} class=block id={_quoted(names[block.label])}><summary>^{escape(block.label)}{escape(_params(block))}"
             f"<span class=quiet> {len(ops)} ops{runs}</span></summary><table class=list>"
             "<colgroup><col class=c1><col class=c2><col class=c3><col class=c4></colgroup>"
             "<tr class=head><th scope=col>source</th><th scope=col>op</th><th scope=col>expected</th><th scope=col>measured</th></tr>"
@@ -177,6 +177,10 @@ def _listing(section: Section, id: str) -> Iterator[str]:
             shown = place
             index += 1
         yield "</table></details>"
+
+
+def _params(block: Block) -> str:
+    return f"({', '.join(f'%{v.name}: {v.type}' for v in block.params)})" if block.params else ""
 
 
 def _expected(cost: Expected, most: int) -> str:
@@ -214,9 +218,10 @@ def seconds(s: float) -> str:
 
 
 def _style(op: Op) -> str:
-    if op.kind == "host.call" and op.attr("inline"):
-        return "pure"
-    return trait(op) if op.kind in OPS else "pure"
+    found = spec_of(op.kind)
+    if found is None or found.trait == "opaque":
+        return "effect" if op.attr("calls") is not None else "pure"
+    return found.trait
 
 
 def _source(op: Op) -> str:
@@ -236,7 +241,8 @@ def _op(op: Op, names: Mapping[str, str]) -> str:
         f"{'_' if case is DEFAULT else escape(_short(str(case), 60))} → <a href={_quoted('#' + names[label])}>^{escape(label)}</a>"
         for case, label in op.cases
     )
-    return text + (" [" + ", ".join(links) + "]" if op.cases else "")
+    then = f" then <a href={_quoted('#' + names[op.then])}>^{escape(op.then)}</a>" if op.then is not None else ""
+    return text + (" [" + ", ".join(links) + "]" if op.cases else "") + then
 
 
 def _bold(op: Op, text: str) -> str:
@@ -283,7 +289,7 @@ def _box(step: Step, ops: Sequence[Op], section: Section, id: str, pinned: bool)
     asks = [i for i in step.ops if trait(ops[i]) == "samples"]
     last = asks[-1] if asks else step.ops[-1] if step.ops else None
     if last is None:
-        title, label, link = "a prompt that is given", "given", f"#{id}"
+        title, label, link = "a prompt that is given, or that arms or turns go on with", "…", f"#{id}"
     else:
         op = ops[last]
         label = f"{op.kind} {op.attr('name') or ''}".strip() if asks else _text(ops, step.ops)

@@ -26,7 +26,7 @@ def to_json(graph: Graph) -> str:
             "result": graph.result,
             "constants": {name: _op(op) for name, op in graph.constants.items()},
             "blocks": [
-                {"label": b.label, "ops": [_op(op) for op in b.ops], "terminator": _op(b.terminator)}
+                {"label": b.label, "params": [_typed(v) for v in b.params], "ops": [_op(op) for op in b.ops], "terminator": _op(b.terminator)}
                 for b in graph.blocks
             ],
         },
@@ -46,6 +46,8 @@ def _op(op: Op) -> dict[str, Any]:
         found["attrs"] = {name: _atom(x) for name, x in op.attrs.items()}
     if op.cases:
         found["cases"] = [[{"default": True} if case is DEFAULT else _atom(case), label] for case, label in op.cases]
+    if op.then is not None:
+        found["then"] = op.then
     if op.loc is not None:
         found["loc"] = {"file": op.loc.file, "line": op.loc.line, "col": op.loc.col}
     return found
@@ -75,7 +77,7 @@ def _atom(x: Any) -> Any:
 
 
 def to_dot(graph: Graph) -> str:
-    """The graph for graphviz: a cluster for each block, solid edges for values, dashed ones from switch to block."""
+    """The graph for graphviz: a cluster for each block, solid edges for values, dashed ones to arms, dotted ones to what goes on."""
     lines = [f"digraph {_dot(graph.name)} {{", '  node [shape=box, fontname="monospace", fontsize=10];']
     lines += [f"  p{i} [label={_dot(f'%{v.name}: {v.type}')}, shape=ellipse];" for i, v in enumerate(graph.params)]
     first: dict[str, int] = {}
@@ -96,6 +98,8 @@ def to_dot(graph: Graph) -> str:
         for case, label in op.cases:
             shown = "_" if case is DEFAULT else str(case)
             lines.append(f"  n{n} -> n{first[label]} [style=dashed, label={_dot(_short(shown, 30))}];")
+        if op.then is not None:
+            lines.append(f"  n{n} -> n{first[op.then]} [style=dotted, label=then];")
     return "\n".join([*lines, "}"]) + "\n"
 
 

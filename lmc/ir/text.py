@@ -1,6 +1,6 @@
 """The text form: `print_graph` prints, `parse` reads; each is exactly the other's inverse. Reading executes nothing.
 
-One op a line, operands in parentheses, then what else it has: `switch`'s cases, attributes, the place in the source.
+One op a line, operands in parentheses, then what else it has: cases, the block that goes on, attributes, the place in the source.
 A result's type is printed where the op table does not say it. Names that are not plain are quoted: `%"a b"`.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmc.errors import IRError, Loc
 from lmc.ir.core import DEFAULT, FORMAT_VERSION, TYPES, Attr, Block, Case, Graph, Op, Operand, Symbol, Type, Value
-from lmc.ir.ops import OPS
+from lmc.ir.ops import OPS, spec_of
 from lmc.prompt import Mark, Special
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def _lines(graph: Graph) -> Iterator[str]:
         yield f"  {_symbol(name)} = {print_op(op)}"
     for i, block in enumerate(graph.blocks):
         if i or block.label != "entry":
-            yield f"{_label(block.label)}:"
+            params = ", ".join(f"{_value(p)}: {p.type}" for p in block.params)
+            yield f"{_label(block.label)}{f'({params})' if params else ''}:"
         for op in block.ops:
             yield "  " + print_op(op)
         yield "  " + print_op(block.terminator)
@@ -59,6 +60,8 @@ def print_op(op: Op) -> str:
         text = ", ".join(_result(op, i, v) for i, v in enumerate(op.results)) + " = " + text
     if op.cases:
         text += " [" + ", ".join(f"{_case(case)} -> {_label(label)}" for case, label in op.cases) + "]"
+    if op.then is not None:
+        text += f" then {_label(op.then)}"
     if op.attrs:
         text += " {" + ", ".join(f"{name} = {print_attr(x)}" for name, x in op.attrs.items()) + "}"
     if op.loc is not None:
@@ -67,7 +70,7 @@ def print_op(op: Op) -> str:
 
 
 def print_operand(x: Operand) -> str:
-    """`%x`, `@fn`, `special("…")`, `begin("user")`, `end("user")` or a literal."""
+    """`%x`, `special("…")`, `begin("user")`, `end("user")` or a literal."""
     if isinstance(x, Value):
         return _value(x)
     if isinstance(x, Special):
@@ -112,10 +115,9 @@ def _result(op: Op, i: int, v: Value) -> str:
 
 
 def _default_type(kind: str, i: int) -> str | None:
-    types = OPS[kind].results if kind in OPS else ()
-    if i < len(types):
-        return types[i].lstrip("*")
-    return types[-1][1:] if types and types[-1].startswith("*") else "any"  # of a result that `catch` adds
+    found = spec_of(kind)
+    types = found.results if found is not None else ()
+    return types[i] if i < len(types) else None
 
 
 def _case(case: Case) -> str:
@@ -192,12 +194,16 @@ class _Reader:
             else:
                 parts[child.data].append(child)
         for block in (*parts["opening"], *parts["block"]):
-            for op in block.children:
-                if hasattr(op, "data"):
-                    self._define_results(op)
+            for child in block.children:
+                if getattr(child, "data", "") == "op":
+                    self._define_results(child)
+                elif getattr(child, "data", "") == "block_params":
+                    for p in child.children:
+                        if p is not None:
+                            self._define(p.children[0], self._type(p.children[1]))
         constants = {self._name(c.children[0]): self._constant(c) for c in parts["constant"]}
-        blocks = [self._block("entry", b.children, b.children[0].children[1]) for b in parts["opening"]]
-        blocks += [self._block(self._name(b.children[0]), b.children[1:], b.children[0]) for b in parts["block"]]
+        blocks = [self._block("entry", None, b.children, b.children[0].children[1]) for b in parts["opening"]]
+        blocks += [self._block(self._name(b.children[0]), b.children[1], b.children[2:], b.children[0]) for b in parts["block"]]
         return Graph(self._name(name), tuple(params), tuple(blocks), result, constants)
 
     # -- definitions
@@ -212,7 +218,7 @@ class _Reader:
     def _define_results(self, op: Node) -> None:
         results: Node = op.children[0]
         kind: Token = op.children[1]
-        if str(kind) not in OPS:
+        if (found := spec_of(str(kind))) is None:
             import difflib
 
             near = difflib.get_close_matches(str(kind), OPS, n=1)
@@ -221,7 +227,7 @@ class _Reader:
             token, annotated = result.children
             type = self._type(annotated) if annotated is not None else _default_type(str(kind), i)
             if type is None:
-                self._fail(token, f"{kind} has {len(OPS[str(kind)].results)} results")
+                self._fail(token, f"{kind} has {len(found.results)} results")
             self._define(token, type)  # pyright: ignore[reportArgumentType]
 
     def _type(self, token: Token) -> Type:
@@ -231,14 +237,15 @@ class _Reader:
 
     # -- blocks and ops
 
-    def _block(self, label: str, ops: list[Any], at: Token) -> Block:
+    def _block(self, label: str, params: Node, ops: list[Any], at: Token) -> Block:
         if not ops:
             self._fail(at, f"block ^{label} has no terminator")
         read = [self._op(op) for op in ops]
-        return Block(label, tuple(read[:-1]), read[-1])
+        values = tuple(self.values[self._name(p.children[0])] for p in _children(params) if p is not None)
+        return Block(label, tuple(read[:-1]), read[-1], values)
 
     def _op(self, tree: Node) -> Op:
-        results, kind, operands, cases, attrs, loc = tree.children
+        results, kind, operands, cases, then, attrs, loc = tree.children
         return Op(
             str(kind),
             self._operands(operands),
@@ -246,6 +253,7 @@ class _Reader:
             self._attrs(attrs),
             tuple(self._case(c) for c in cases.children if c is not None) if cases is not None else (),
             self._loc(loc),
+            self._name(then.children[0]) if then is not None else None,
         )
 
     def _constant(self, tree: Node) -> Op:
@@ -370,6 +378,7 @@ _WORDS = {
     "COLON": "':'",
     "EQUAL": "'='",
     "ARROW": "'->'",
+    "THEN": "'then'",
 }
 _LITERAL_WORDS = frozenset({"STRING", "INT", "FLOAT", "INF", "NAN", "TRUE", "FALSE", "NONE", "BYTES", "SYMBOL"})
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lmc.config import settings
 from lmc.errors import IRError
 from lmc.ir.analysis import dominance
 from lmc.ir.core import DEFAULT, TYPES, Block, Graph, Op, Operand, Symbol, Value, exact
-from lmc.ir.ops import GEN_PARAMS, OPS, OpSpec, Stage
+from lmc.ir.ops import GEN_PARAMS, OPS, OpSpec, Stage, spec_of
 from lmc.prompt import Mark, Special
 
 _LITERALS = (str, int, float, bool, bytes, type(None))
@@ -38,7 +38,6 @@ class _Verifier:
         self.graph, self.stage = graph, stage
         self._defined: dict[Value, str] = {}
         self._names: set[str] = set()
-        self._exits: set[int] = set()
         self._origin: dict[Value, Op] = {}  # the op that gave each ctx value
 
     def run(self) -> None:
@@ -48,6 +47,10 @@ class _Verifier:
         except _Broken as e:
             raise IRError(f"graph @{self.graph.name}: {e}") from None
         for block in self.graph.blocks:
+            try:
+                self._block(block)
+            except _Broken as e:
+                raise IRError(f"graph @{self.graph.name}, block ^{block.label}: {e}") from None
             for i, op in enumerate((*block.ops, block.terminator)):
                 try:
                     self._op(block, op, last=i == len(block.ops))
@@ -81,22 +84,30 @@ class _Verifier:
         for block in self.graph.blocks:
             _require(
                 block.label in came_from,
-                f"block ^{block.label} is not reached from a block before it (each block stands after its one predecessor)",
+                f"block ^{block.label} is not reached from a block before it (each block stands after the one that names it)",
             )
             for succ in block.successors:
                 _require(succ in labels, f"^{block.label} goes to ^{succ}, which does not exist")
                 _require(succ != entry, f"^{block.label} goes to the entry ^{succ}")
                 _require(
                     succ not in came_from,
-                    f"^{succ} has two predecessors, ^{came_from.get(succ)} and ^{block.label}; blocks form a tree",
+                    f"^{succ} is named twice, by ^{came_from.get(succ)} and ^{block.label}; blocks form a tree",
                 )
                 came_from[succ] = block.label
         self._dominates = dominance(self.graph)
 
+    def _block(self, block: Block) -> None:
+        named = self.graph.predecessor.get(block.label)
+        end = self.graph.block[named].terminator if named is not None else None
+        takes = end is not None and (end.then == block.label or end.kind == "loop")
+        _require(takes or not block.params, "only what a block goes on with has parameters: behind `then`, or of a loop")
+        for v in block.params:
+            self._define(v, block.label)
+
     # -- one op
 
     def _op(self, block: Block, op: Op, last: bool) -> None:
-        spec = OPS.get(op.kind)
+        spec = spec_of(op.kind)
         if spec is None:
             near = difflib.get_close_matches(op.kind, OPS, n=1)
             raise _Broken(f"there is no op {op.kind!r}" + (f"; did you mean {near[0]}?" if near else ""))
@@ -108,8 +119,13 @@ class _Verifier:
         self._attrs(op, spec)
         if (rule := _RULES.get(op.kind)) is not None:
             rule(self, op)
-        if op.cases and op.kind != "switch":
-            raise _Broken(f"{op.kind} has cases; only switch does")
+        if op.kind.startswith("py."):
+            self.function(op)
+        self.taken(op)
+        if (op.cases or op.then is not None) and op.kind not in ("switch", "loop"):
+            raise _Broken(f"{op.kind} names blocks; only switch and loop do")
+        if op.kind in ("yield", "continue", "break"):
+            self._yielded(block, op)
         self._results(block, op, spec)
 
     def _operands(self, block: Block, op: Op, spec: OpSpec) -> None:
@@ -125,17 +141,15 @@ class _Verifier:
                 if at is None:
                     raise _Broken(self._undefined(x))
                 if at and not self._dominates(at, block.label):
-                    raise _Broken(f"%{x.name} is defined in ^{at}, which is not on the path to ^{block.label}")
+                    raise _Broken(f"%{x.name} is defined in ^{at}, which does not dominate ^{block.label}")
             if not _fits(x, wanted):
                 raise _Broken(f"operand {i} is {_describe(x)}; {op.kind} wants {_WANTED.get(wanted, wanted)} there")
-            if isinstance(x, Symbol):
-                self._symbol(x)
 
     def _undefined(self, x: Value) -> str:
         same = next((v for v in self._defined if v.name == x.name), None)
         if same is not None:
             return f"%{x.name} is used as {x.type} and defined as {same.type}"
-        later = x in self.graph.producer
+        later = x in self.graph.producer or any(x in b.params for b in self.graph.blocks)
         return f"%{x.name} is used before it is defined" if later else f"%{x.name} is not defined"
 
     def _attrs(self, op: Op, spec: OpSpec) -> None:
@@ -154,14 +168,9 @@ class _Verifier:
                     raise _Broken(f"attribute {name} holds {x!r}; use literals, symbols and tuples")
 
     def _results(self, block: Block, op: Op, spec: OpSpec) -> None:
-        if spec.results and spec.results[-1].startswith("*"):
-            wanted = (spec.results[-1][1:],) * len(op.results)
-        else:
-            wanted = (*spec.results, "any", "any") if op.attr("catch") else spec.results
-        if len(op.results) != len(wanted):
-            with_catch = " with catch" if op.attr("catch") else ""
-            raise _Broken(f"{op.kind} has {len(wanted)} results{with_catch}, not {len(op.results)}")
-        for v, t in zip(op.results, wanted, strict=True):
+        if len(op.results) != len(spec.results):
+            raise _Broken(f"{op.kind} has {len(spec.results)} results, not {len(op.results)}")
+        for v, t in zip(op.results, spec.results, strict=True):
             ok = v.type == t or (t == "any" and v.type != "ctx") or (v.type == "any" and t != "ctx")
             if not ok:
                 raise _Broken(f"result %{v.name} is {v.type}; {op.kind} gives {t} there")
@@ -180,8 +189,8 @@ class _Verifier:
 
     def _symbol(self, s: Symbol) -> None:
         _require(bool(s.name), "a symbol has no name")
-        if self.graph.symbols and s.name not in self.graph.symbols and s.name not in self.graph.constants:
-            raise _Broken(f"@{s.name} is neither a symbol nor a constant of the graph")
+        if s.name not in self.graph.constants:
+            raise _Broken(f"@{s.name} is no constant of the graph")
 
     # -- rules of single kinds
 
@@ -189,10 +198,8 @@ class _Verifier:
         _require(bool(op.cases), "switch has no cases")
         seen: set[object] = set()
         for i, (case, _) in enumerate(op.cases):
-            if not isinstance(case, (*_LITERALS, Symbol)) and case is not DEFAULT:
-                raise _Broken(f"case {case!r} is not a literal, a symbol or _")
-            if isinstance(case, Symbol):
-                self._symbol(case)
+            if not isinstance(case, _LITERALS) and case is not DEFAULT:
+                raise _Broken(f"case {case!r} is not a literal or _")
             _require(exact(case) not in seen, f"case {'_' if case is DEFAULT else repr(case)} stands twice")
             _require(case is not DEFAULT or i == len(op.cases) - 1, "the case _ is not the last one")
             seen.add(exact(case))
@@ -222,39 +229,48 @@ class _Verifier:
             _require(name not in op.attrs, f"{name} is given twice, as an attribute and as an operand")
         _require(len(set(params)) == len(params), "attribute params names a parameter twice")
 
-    def call(self, op: Op) -> None:
-        _require(not (op.attr("pure") and op.attr("ordered")), "a host call is pure or ordered, not both")
-        _require(not (op.attr("unordered") and (op.attr("pure") or op.attr("ordered"))), "only an effect can be unordered")
-        _require(not (op.attr("catch") and op.attr("total")), "a host call that cannot raise has nothing to catch")
-        _require(not op.attr("catch") or len(op.results) == 3, f"a host call with catch has 3 results, not {len(op.results)}")
-        kwargs = _names(op, "kwargs")
-        _require(len(kwargs) <= len(op.operands) - 1, "attribute kwargs names more arguments than there are operands")
+    def loop(self, op: Op) -> None:
+        _require(len(op.cases) == 1 and op.cases[0][0] is DEFAULT, "a loop has one case, _, which is its body")
+        _require(op.then is not None, "a loop names the block that follows it")
+        for succ in (op.cases[0][1], op.then):
+            self._carried(op.operands[1:], self.graph.block[succ or ""].params, f"the loop gives ^{succ}")
 
-    def given(self, op: Op) -> None:
-        n = len(_names(op, "params"))
-        _require(n == len(op.operands) == len(op.results), f"{len(op.operands)} operands and {len(op.results)} results for {n} parameters")
+    def _yielded(self, block: Block, op: Op) -> None:
+        """What goes on must fit the parameters of the blocks that it goes to."""
+        graph = self.graph
+        owner = graph.region[block.label] if op.kind == "yield" else graph.loop_around(block.label)
+        _require(bool(owner), "yield stands in no arm and no loop" if op.kind == "yield" else f"{op.kind} stands in no loop")
+        end = graph.block[owner or ""].terminator
+        _require(end.then is not None, f"yield in an arm of a switch that does not go on (^{owner} has no `then`)")
+        targets = [end.then or ""] if end.kind == "switch" or op.kind == "break" else [end.cases[0][1], end.then or ""]
+        for to in targets:
+            self._carried(op.operands, graph.block[to].params, f"{op.kind} gives ^{to}")
+
+    @staticmethod
+    def _carried(given: Sequence[Operand], params: Sequence[Value], what: str) -> None:
+        _require(len(given) == len(params), f"{what} {len(given)} values, which has {len(params)} parameters")
+        for x, param in zip(given, params, strict=True):
+            is_prompt = isinstance(x, Value) and x.type == "ctx"
+            _require(is_prompt == (param.type == "ctx") and not isinstance(x, (Special, Mark)), f"{what} {_describe(x)} for %{param.name}: {param.type}")
+
+    def function(self, op: Op) -> None:
+        kwargs = _names(op, "kwargs")
+        _require(len(kwargs) <= len(op.operands), "attribute kwargs names more arguments than there are operands")
 
     def role(self, op: Op) -> None:
         _require(isinstance(op.attr("role"), str), "attribute role is missing or not a string")
         _require(isinstance(op.attr("previous"), (str, type(None))), "attribute previous is neither a string nor none")
 
     def returns(self, op: Op) -> None:
-        if "vars" in op.attrs:
-            names = _names(op, "vars")
-            n = len(op.operands) - 2
-            _require(
-                n == 2 * len(names), f"{n} operands after the prompt, but {len(names)} variables (value and meta each)"
-            )
+        names, n = _names(op, "vars"), len(op.operands) - 2
+        _require(n == len(names), f"{n} operands after the prompt, but {len(names)} variables")
 
-    def show(self, op: Op) -> None:
-        names, n = _names(op, "vars"), len(op.operands) - 1
-        _require(n == 2 * len(names), f"{n} operands after the prompt, but {len(names)} variables (value and meta each)")
-
-    def exit(self, op: Op) -> None:
-        number = op.attr("id")
-        _require(isinstance(number, int), "attribute id is missing or not an integer")
-        _require(number < 0 or number not in self._exits, f"exit id {number} stands twice")  # < 0: cannot be linked to
-        self._exits.add(number)
+    def taken(self, op: Op) -> None:
+        if "taken" in op.attrs:
+            counts = op.attrs["taken"]
+            n = 2 if op.kind == "loop" else len(op.cases)
+            ok = isinstance(counts, tuple) and all(type(x) is int and x >= 0 for x in counts) and len(counts) == n
+            _require(ok, f"attribute taken is not {n} counts")
 
 
 _RULES: Mapping[str, Callable[[_Verifier, Op], None]] = {
@@ -262,17 +278,13 @@ _RULES: Mapping[str, Callable[[_Verifier, Op], None]] = {
     "ctx.slice": _Verifier.slice,
     "gen": _Verifier.ask,
     "select": _Verifier.ask,
-    "given": _Verifier.given,
-    "host.call": _Verifier.call,
+    "loop": _Verifier.loop,
     "role.begin": _Verifier.role,
     "role.end": _Verifier.role,
     "return": _Verifier.returns,
-    "raise": _Verifier.returns,
-    "exit": _Verifier.exit,
-    "show": _Verifier.show,
 }
 
-_WANTED = {"ctx": "a ctx", "str": "text", "any": "a value that is not a ctx", "const": "a literal or a symbol"}
+_WANTED = {"ctx": "a ctx", "str": "text", "any": "a value that is not a ctx", "const": "a literal"}
 
 
 def _names(op: Op, attr: str) -> tuple[str | None, ...]:
@@ -284,13 +296,11 @@ def _names(op: Op, attr: str) -> tuple[str | None, ...]:
 
 
 def _fits(x: Operand, wanted: str) -> bool:
-    """Whether an operand may stand where the op table says `wanted`. `any` takes everything (exits carry ctx values too)."""
+    """Whether an operand may stand where the op table says `wanted`. `any` takes everything, prompts too."""
     if isinstance(x, Value):
         return x.type == wanted or wanted == "any" or (wanted == "str" and x.type == "any")
     if isinstance(x, (Special, Mark)):
         return wanted == "str"
-    if isinstance(x, Symbol):
-        return wanted in ("any", "const")
     if wanted == "str":
         return isinstance(x, str)
     return wanted in ("any", "const") and _is_literal(x)
@@ -301,7 +311,7 @@ def _is_literal(x: object) -> bool:
 
 
 def _describe(x: Operand) -> str:
-    return f"%{x.name}: {x.type}" if isinstance(x, Value) else f"@{x.name}" if isinstance(x, Symbol) else repr(x)
+    return f"%{x.name}: {x.type}" if isinstance(x, Value) else repr(x)
 
 
 def _lowered(spec: OpSpec) -> str:

@@ -2,7 +2,7 @@
 
 Siblings are asks that go out from one prompt with nothing but text between. Those of one block that become ready at the
 same moment, because they need the same answers and wait for the same calls, form a group (attribute `group`: its number
-and size). The executor submits a group in one sweep, after the prefill of what they share.
+and size). Siblings that nothing is known to read, and those whose address is undecided, are in none.
 
 Siblings that ask the same of the same prompt are one n-way sample (attribute `ways`: which it is, of how many). Each
 keeps its own seed, H(run seed, item, fork path, ordinal), so its text is what it would be alone. At temperature 0 there
@@ -20,7 +20,7 @@ from typing import ClassVar
 from lmc.ir.analysis import ctx_children
 from lmc.ir.builder import Rewriter, rewrite, with_attrs
 from lmc.ir.core import Attr, Graph, Op, Operand, Value, exact
-from lmc.ir.ops import can_raise, request, trait
+from lmc.ir.ops import request, trait
 from lmc.passes.manager import Pass, PassContext, register
 
 
@@ -80,7 +80,7 @@ def _starts(graph: Graph) -> Mapping[Operand, Value]:
 
     From the empty prompt on it is the first text, without which there is nothing to share.
     """
-    starts: dict[Operand, Value] = {p: p for p in graph.params if p.type == "ctx"}
+    starts: dict[Operand, Value] = {p: p for p in (*graph.params, *(v for b in graph.blocks for v in b.params)) if p.type == "ctx"}
     children = ctx_children(graph)
     for value, ops in children.items():
         for op in ops:
@@ -95,8 +95,8 @@ def _starts(graph: Graph) -> Mapping[Operand, Value]:
 def _ready(graph: Graph) -> Iterator[tuple[str, Op, int]]:
     """For each ask its block and what has to happen before it can go out: a set of ops, as bits of a number.
 
-    An ask is submitted when its texts are known; the prompt's own answers it need not wait for. Ops before it that can
-    raise hold it back until they are done, since it must not go out if they raise.
+    An ask is submitted when its texts are known; the prompt's own answers it need not wait for. A call of unknown code may
+    take long, so it holds back what Python asks behind it.
     """
     needs: dict[Value, int] = {}  # of texts and other values: the answers and calls they come from
     held: dict[str, int] = {}  # at a block's end: what holds back all that follows
@@ -104,22 +104,26 @@ def _ready(graph: Graph) -> Iterator[tuple[str, Op, int]]:
     for block in graph.blocks:
         above = graph.predecessor.get(block.label)
         before = held.get(above, 0) if above is not None else 0
+        for param in block.params:
+            needs[param] = 0
+            for v in graph.feeds[param]:
+                needs[param] |= needs.get(v, 0) if isinstance(v, Value) else 0
         for op in block.ops:
             own = 0
             for v in op.uses:
                 own |= needs.get(v, 0)
             if trait(op) == "samples":
-                yield block.label, op, own | before
+                if not op.attr("shifted") and not op.attr("lazy"):
+                    yield block.label, op, own | before
                 number += 1
                 needs[op.results[0]] = own
                 needs.update((v, own | 1 << number) for v in op.results[1:])
                 continue
-            if trait(op) in ("effect", "ordered") and op.kind not in ("given", "prefill", "release"):
+            if op.kind == "unknown":
                 number += 1
-                own |= before | 1 << number
+                own |= 1 << number
+                before |= own if op.attr("calls") is not None else 0
             needs.update((v, own) for v in op.results)
-            if can_raise(op) and op.kind == "host.call":
-                before |= own
         held[block.label] = before
         for v in block.terminator.uses:
             held[block.label] |= needs.get(v, 0)

@@ -6,7 +6,6 @@ A concat with operands that may not be text keeps its own place, where it would 
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import ClassVar
 
 from lmc.errors import Loc
 from lmc.ir.builder import Rewriter, rewrite
-from lmc.ir.core import Graph, Op, Operand, Symbol, Value
+from lmc.ir.core import Graph, Op, Operand, Value
 from lmc.passes.manager import Pass, PassContext, register
 
 
@@ -37,9 +36,9 @@ def _once(graph: Graph, ctx: PassContext) -> Graph:
     began: dict[Value, Loc | None] = {}  # where the first of them stands: the place of what they become
 
     def rule(op: Op, rewriter: Rewriter) -> Sequence[Op] | None:
-        if _adds_text(op, graph):
+        if _adds_text(op):
             ctx.count("additions of text")
-            return (Op("concat", op.operands[1:], op.results, {}, (), op.loc),)
+            return (Op("concat", op.operands, op.results, {}, (), op.loc),)
         if op.kind not in ("append", "concat"):
             return None
         operands = _joined(_flat(op, inside))
@@ -65,15 +64,9 @@ def _began(op: Op, began: dict[Value, Loc | None]) -> Loc | None:
     return began.get(first, op.loc) if isinstance(first, Value) else op.loc
 
 
-def _adds_text(op: Op, graph: Graph) -> bool:
-    """Whether the op is Python's `+` on two texts: known not to raise, and no user's function of that name."""
-    match op:
-        case Op("host.call", (Symbol("py.add" | "py.iadd" as name), a, b), (Value(type="str"),)):
-            total = bool(op.attr("pure") and op.attr("total"))
-            python = (None, operator.add, operator.iadd)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-            return total and _is_text((a, b)) and graph.symbols.get(name) in python
-        case _:
-            return False
+def _adds_text(op: Op) -> bool:
+    """Whether the op is Python's `+` on two texts."""
+    return op.kind in ("py.add", "py.iadd") and op.results[0].type == "str" and _is_text(op.operands)
 
 
 def _absorbed(graph: Graph) -> set[Value]:

@@ -1,11 +1,9 @@
 """Common subexpressions: what an op before it on the same path equals is replaced by that one.
 
-Results must not depend on which of two equal ops computed them, so only `pure` ops are merged: two equal
-`json.loads` are two lists. An op that can raise may be merged: had it raised, the second would never run.
-
 Sampling ops are merged at temperature 0 only, where equal prompts and parameters have one likeliest answer: where 0
 stands in the op, or where it names none and the target says that the runs' default is 0. A temperature that comes from
-an argument may be anything.
+an argument may be anything. Both keep their addresses: the one that is left names the others (attribute `also`), and the
+ledger gives them its answer where prompt and parameters are equal when Python asks.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from lmc.passes.manager import Pass, PassContext, register
 @register
 @dataclass(frozen=True)
 class Cse(Pass):
-    """Merges equal pure ops along each path, and equal gens and selects at temperature 0."""
+    """Merges equal pure ops, and equal gens and selects at temperature 0, with the first that dominates them."""
 
     name: ClassVar[str] = "cse"
 
@@ -55,9 +53,9 @@ class Cse(Pass):
 
 def _key(op: Op, graph: Graph, greedy: bool) -> object:
     """What equal ops have in common; None for an op that is never merged."""
-    if op.results and trait(op) == "pure" and not op.attr("catch"):  # two equal exceptions are two objects
+    if op.results and trait(op) == "pure":
         attrs = op.attrs
-    elif trait(op) == "samples" and _is_greedy(op, greedy) and _is_only_text(op, graph) and not _takes_what_changes(op):
+    elif trait(op) == "samples" and not op.attr("shifted") and _is_greedy(op, greedy) and _is_only_text(op, graph):
         # at temperature 0 no seed is used; asks that are planned differently, or stored under other names, stay apart
         attrs = {name: value for name, value in op.attrs.items() if name not in IDENTITY and name != "seed"}
     else:
@@ -73,15 +71,10 @@ def _is_greedy(op: Op, greedy: bool) -> bool:
     return isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0
 
 
-def _takes_what_changes(op: Op) -> bool:
-    """Whether a parameter may be a list or dict that changes between two asks."""
-    return bool(op.attr("params")) and any(isinstance(x, Value) and x.type == "any" for x in op.operands[1:])
-
-
 def _is_only_text(op: Op, graph: Graph) -> bool:
     """Whether the program sees the answer as a text alone. Meta info and lists of answers are objects that it could change."""
     _, value, meta = op.results
-    return value.type == "str" and all(user.kind in ("return", "raise") for user in graph.users.get(meta, ()))
+    return value.type == "str" and meta not in graph.users
 
 
 def _identities(op: Op) -> tuple[Attr, ...]:

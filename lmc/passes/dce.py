@@ -1,30 +1,30 @@
-"""Dead code: what nothing observable needs is removed (semantics.md §2).
+"""Dead asks: which answers nothing is known to need (semantics.md §2). They are asked when somebody reads them.
 
-Kept: terminators and all they name (what an exit names, the program can still reach), effects and ordered calls in
-their order, and every op that can raise. Removed: pure ops that cannot raise and sampling ops, none of whose results is used.
-A gen that a run's own limit may refuse stays.
+An ask is needed if its value or meta info is read by anything, returned or joined, or if a prompt that goes on from its
+answer is needed: returned, read as text, handed to unknown code, or asked again in a needed way. Every other ask becomes `lazy`:
+the ledger sends it when Python reads it, or never. Pure ops that only literals went into and nobody uses are removed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lmc.ir.builder import Rewriter, rewrite, with_attrs, with_operands
 from lmc.ir.core import Graph, Op, Operand, Value
-from lmc.ir.ops import can_raise, trait
+from lmc.ir.ops import trait
 from lmc.passes.manager import Pass, PassContext, register
 
 
 @register
 @dataclass(frozen=True)
 class Dce(Pass):
-    """Removes gens of forks that nobody reads, and unread pure ops.
+    """Marks asks that no path reads, joins or returns as lazy; removes unused constant text.
 
     outputs  names of the variables that the caller wants, or None for all. With names, a return keeps its value and
              those variables only: the rest of the returned state (text, messages, other variables) is given up, and
-             with it the gens and reads that only it needed.
+             what only it needed is asked when it is read.
     """
 
     name: ClassVar[str] = "dce"
@@ -33,59 +33,86 @@ class Dce(Pass):
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         if self.outputs is not None:
             graph = _narrowed(graph, self.outputs)
-        dead = _dead(graph, reads_matter=self.outputs is None)
-        if not dead:
-            return graph
-        for op in dead.values():
-            ctx.count("gens removed" if trait(op) == "samples" else "ops removed")
-        return rewrite(graph, lambda op, _: () if id(op) in dead else None)
+        needed = needed_prompts(graph)
+        dead = _dead(graph)
+
+        def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
+            if id(op) in dead:
+                ctx.count("ops removed")
+                return ()
+            if trait(op) != "samples" or (lazy := not _is_needed(op, graph, needed)) == bool(op.attr("lazy")):
+                return None
+            ctx.count("asks made lazy", lazy)
+            attrs = {k: v for k, v in op.attrs.items() if k != "lazy"}
+            return (with_attrs(op, {**attrs, "lazy": True} if lazy else attrs),)
+
+        return rewrite(graph, rule)
 
 
-def _dead(graph: Graph, reads_matter: bool) -> dict[int, Op]:
+def needed_prompts(graph: Graph) -> frozenset[Value]:
+    """The prompts whose answers somebody needs, as far as the graph knows."""
+    needed: set[Value] = set()
+    while True:
+        before = len(needed)
+        for block in reversed(graph.blocks):
+            for op in (block.terminator, *reversed(block.ops)):
+                needed.update(_needs(op, graph, needed))
+            for param in block.params:
+                if param in needed:
+                    needed.update(v for v in graph.feeds[param] if isinstance(v, Value))
+        if len(needed) == before or all(b.terminator.kind != "loop" for b in graph.blocks):
+            return frozenset(needed)
+
+
+def _needs(op: Op, graph: Graph, needed: set[Value]) -> Iterator[Value]:
+    prompts = (v for v in op.uses if v.type == "ctx")
+    if op.kind in ("yield", "continue", "break", "loop", "prefill", "release"):
+        return  # what goes on is needed where its parameter is
+    if any(v.type == "ctx" for v in op.results):
+        if _is_needed(op, graph, needed):
+            yield from prompts
+    else:
+        yield from prompts
+
+
+def _is_needed(op: Op, graph: Graph, needed: frozenset[Value] | set[Value]) -> bool:
+    return any(v in needed if v.type == "ctx" else v in graph.users for v in op.results)
+
+
+def _dead(graph: Graph) -> frozenset[int]:
     """Ops to remove, by identity. One walk backwards suffices: uses stand after definitions."""
     live: set[Value] = set()
-    dead: dict[int, Op] = {}
+    dead: set[int] = set()
     for block in reversed(graph.blocks):
         live.update(block.terminator.uses)
         for op in reversed(block.ops):
-            if _erasable(op, reads_matter) and live.isdisjoint(op.results):
-                dead[id(op)] = op
+            if live.isdisjoint(op.results) and _reads_nothing(op):
+                dead.add(id(op))
             else:
                 live.update(op.uses)
-    return dead
+    return frozenset(dead)
 
 
-def _erasable(op: Op, reads_matter: bool) -> bool:
-    if op.kind == "read" and not reads_matter:
-        return True
-    if trait(op) == "samples":
-        return not (reads_matter and _is_compared(op))
-    return trait(op) == "pure" and not can_raise(op)
-
-
-def _is_compared(op: Op) -> bool:
-    """Whether a gen is refused by runs whose limit is below its own least number of tokens."""
-    given = {*op.attrs, *op.attr("params", ())}
-    return "min_tokens" in given and "max_tokens" not in given
+def _reads_nothing(op: Op) -> bool:
+    """Whether Python waits for no answer to compute the op: what it waits for is needed."""
+    return trait(op) == "pure" and (not op.uses or (op.results[0].type == "ctx" and all(v.type == "ctx" for v in op.uses)))
 
 
 def _narrowed(graph: Graph, outputs: Sequence[str]) -> Graph:
     """Returns name only the wanted variables; None and the root prompt stand for what is given up."""
 
     def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
-        if op.kind not in ("return", "raise") or len(op.operands) < 2 or op.attr("outputs") == tuple(outputs):
+        if op.kind != "return" or op.attr("outputs") == tuple(outputs):
             return None
         value, final, *rest = op.operands
-        kept: list[Operand] = [value, _root(graph, final)]
-        for i, name in enumerate(op.attr("vars", ())):
-            kept += rest[2 * i : 2 * i + 2] if name in outputs else (None, None)
-        return (with_operands(with_attrs(op, {**op.attrs, "outputs": tuple(outputs)}), tuple(kept)),)
+        names = op.attr("vars", ())
+        kept: list[Operand] = [x if name in outputs else None for name, x in zip(names, rest, strict=True)]
+        return (with_operands(with_attrs(op, {**op.attrs, "outputs": tuple(outputs)}), (value, _root(graph, final), *kept)),)
 
     return rewrite(graph, rule)
 
 
 def _root(graph: Graph, prompt: Operand) -> Operand:
-    """The first prompt that a prompt goes back to in this graph."""
-    while isinstance(prompt, Value) and (op := graph.producer.get(prompt)) is not None and op.operands:
-        prompt = op.operands[0]
-    return prompt
+    """The first prompt of the graph; the prompt itself where the entry has none."""
+    prompts = [*graph.params, *(v for op in graph.entry.ops for v in op.results)]
+    return next((v for v in prompts if v.type == "ctx"), prompt)

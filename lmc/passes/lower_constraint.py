@@ -42,7 +42,7 @@ class LowerConstraint(Pass):
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         constants = dict(graph.constants)
-        names = Names([*graph.symbols, *constants])
+        names = Names(constants)
         known = {_key(op): name for name, op in constants.items()}
 
         def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
@@ -61,7 +61,7 @@ class LowerConstraint(Pass):
         after = rewrite(graph, rule)
         if after is graph:
             return graph
-        return Graph(after.name, after.params, after.blocks, after.result, constants, after.symbols)
+        return Graph(after.name, after.params, after.blocks, after.result, constants)
 
 
 def _key(op: Op) -> object:

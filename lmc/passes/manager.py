@@ -15,6 +15,7 @@ import re
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import NoneType, UnionType
@@ -24,7 +25,7 @@ from lmc.chat import CHATML, ChatTemplate, known_chat_template
 from lmc.config import cache_dir, logs, settings
 from lmc.errors import IRError, LmcError, ParameterError
 from lmc.ir.core import Graph, Operand, Value
-from lmc.ir.ops import OPS, Stage
+from lmc.ir.ops import Stage, spec_of
 from lmc.ir.text import parse, print_graph
 from lmc.ir.verifier import verify, verify_level
 from lmc.prompt import Special
@@ -139,7 +140,7 @@ _MODULES = (
 
 _CLEANED = "canonicalize, lower-chat, canonicalize, cse, dce, canonicalize, lower-constraint"
 _PIPELINES: Mapping[str, str] = {
-    "tokens": f"{_CLEANED}, plan-speculation, plan-prefix, batch-forks",
+    "tokens": f"{_CLEANED}, plan-prefix, batch-forks",
     "text": f"{_CLEANED}, plan-speculation, batch-forks",
     "chat": f"{_CLEANED}, plan-speculation, batch-forks",
 }
@@ -391,8 +392,9 @@ def upto(passes: Sequence[Pass], after: str) -> tuple[Pass, ...]:
 
 
 def stage_of(graph: Graph) -> Stage:
-    """`planned` as soon as no op is left that only the tracer makes."""
-    return "planned" if all("planned" in OPS[op.kind].stages for op in graph.ops() if op.kind in OPS) else "traced"
+    """`planned` as soon as no op is left that only the evaluator makes."""
+    specs = (spec_of(op.kind) for op in graph.ops())
+    return "planned" if all("planned" in spec.stages for spec in specs if spec is not None) else "traced"
 
 
 def _run_one(p: Pass, graph: Graph, target: Target, verified: int) -> Report:
@@ -409,16 +411,17 @@ def _check(before: Graph, after: Graph) -> None:
     if after is not before:
         verify(after, stage_of(after))
         if interface(before) != interface(after):
-            raise IRError("the pass changed the graph's parameters, or the number of operands of an exit or a return")
+            raise IRError("the pass changed the graph's parameters, the number of operands of a return, or lost an address")
     if verify_level() >= 3 and parse(print_graph(after)) != after:
         raise IRError("the graph does not survive being printed and parsed")
 
 
 def interface(graph: Graph) -> object:
-    """What other graphs are linked by, which no pass may change: parameters, exits, shapes of returns."""
-    exits = {op.attr("id"): len(op.operands) for op in graph.ops() if op.kind == "exit"}
+    """What no pass may change: parameters, shapes of returns, and the addresses at which the program asks."""
     returns = [len(op.operands) for op in graph.ops() if op.kind == "return"]
-    return graph.params, exits, returns
+    asked = [(op.attr("stream"), op.attr("ordinal")) for op in graph.ops() if op.kind in ("gen", "select")]
+    asked += [item for op in graph.ops() if op.kind in ("gen", "select") for item in op.attr("also", ())]
+    return graph.params, returns, Counter(asked)
 
 
 # -- failing ---------------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ Four steps, each over the tree that the prompts of a graph form (a fork is a nod
 
 1. the longest constant text that a program begins with is cut off, so that all runs share it;
 2. text that siblings begin with in common is cut off, so that it becomes a prompt of its own: a fork point;
-3. a fork point from which two or more asks of one path go out is prefilled before the first of them and released after
-   the last one is answered (liveness over the block tree);
+3. a fork point from which two or more asks of one path go out (one in a loop counts for two) is prefilled before the
+   first of them and released after the last one (liveness over the block tree);
 4. where the program asks in another order than depth first, asks say their place in that order, in which a cache that
    holds one path at a time computes every prefix once (arXiv 2312.07104, theorem 3.1).
 
@@ -23,7 +23,7 @@ from lmc.errors import ProgramError
 from lmc.ir.analysis import ctx_children, dominance
 from lmc.ir.builder import Rewriter, rewrite, with_attrs, with_blocks, with_operands
 from lmc.ir.core import Block, Graph, Op, Operand, Value
-from lmc.ir.ops import OPS, trait
+from lmc.ir.ops import spec, trait
 from lmc.passes.manager import Pass, PassContext, register
 from lmc.prompt import Special
 
@@ -43,7 +43,7 @@ class PlanPrefix(Pass):
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         for op in graph.ops():
-            if "planned" not in OPS[op.kind].stages:
+            if "planned" not in spec(op).stages:
                 raise ProgramError(f"plan-prefix needs a graph without {op.kind}; put lower-chat before it", loc=op.loc)
         graph, programs = self._cut_programs(graph)
         graph = self._cut_siblings(graph, programs)
@@ -68,7 +68,7 @@ class PlanPrefix(Pass):
     def _cut_programs(self, graph: Graph) -> tuple[Graph, tuple[Value, ...]]:
         """The graph with constant beginnings as prompts of their own, and those prompts."""
         children, asked = ctx_children(graph), asked_from(graph)
-        at_exit = {v for op in graph.ops() if op.kind == "exit" for v in op.uses}
+        at_exit = {v for op in graph.ops() if op.kind in ("unknown", "yield", "continue", "break", "loop") for v in op.uses}
         whole: list[Value] = []
         cut: dict[int, int] = {}  # id of an append → how many of its operands are the constant beginning
         for root in [op.results[0] for op in graph.ops() if op.kind == "ctx.new"]:
@@ -152,12 +152,12 @@ class PlanPrefix(Pass):
         pinned = set(programs) | _prefilled(graph)
         tails = self._tails(graph, pinned)
         found: list[Fork] = []
-        for value, ops in tree.children.items():
+        for value in tree.children:
             op = graph.producer.get(value)
             if op is None:
                 continue
             chars = tails[value] = self._tail(op, tails, pinned)  # again, now that a prompt before it may be pinned
-            if op.kind != "append" or value in pinned or len(ops) + len(tree.exits.get(value, ())) < 2:
+            if op.kind != "append" or value in pinned:
                 continue
             if chars < self.min_chars or not self.size(_literals(op.operands[1:])):
                 continue  # a prefill needs text that is there for sure
@@ -172,7 +172,7 @@ class PlanPrefix(Pass):
 
         A parameter comes from before this graph: its tail is as long as any text that is not known.
         """
-        tails: dict[Operand, int] = {p: self.unknown_chars for p in graph.params if p.type == "ctx"}
+        tails: dict[Operand, int] = {p: self.unknown_chars for p in ctx_children(graph) if p not in graph.producer}
         for op in graph.ops():
             for v in op.results:
                 if v.type == "ctx":
@@ -201,7 +201,6 @@ class Tree:
 
     graph: Graph
     children: Mapping[Value, tuple[Op, ...]]
-    exits: Mapping[Value, tuple[Op, ...]]
     place: Mapping[int, Place]
     number: Mapping[str, int]
     reach: Mapping[Value, Mapping[str, int]]
@@ -211,20 +210,13 @@ class Tree:
     def of(graph: Graph) -> Tree:
         children = ctx_children(graph)
         place = {id(op): (b.label, i) for b in graph.blocks for i, op in enumerate((*b.ops, b.terminator))}
-        exits: dict[Value, list[Op]] = {}
-        for b in graph.blocks:
-            if b.terminator.kind == "exit":
-                for v in dict.fromkeys(b.terminator.uses):
-                    exits.setdefault(v, []).append(b.terminator)
         reach: dict[Value, dict[str, int]] = {}
         behind_of: dict[Value, frozenset[str]] = {}
-        asks: dict[int, frozenset[str]] = {
-            id(op): frozenset((place[id(op)][0],)) for ops in exits.values() for op in ops
-        }
+        asks: dict[int, frozenset[str]] = {}
         for value in reversed(list(children)):  # what extends a prompt stands after it
             last = reach[value] = {}
             behind: frozenset[str] = frozenset()
-            for op in (*children[value], *exits.get(value, ())):
+            for op in children[value]:
                 label, index = place[id(op)]
                 last[label] = max(index, last.get(label, -1))
                 if _is_ask(op):
@@ -238,7 +230,7 @@ class Tree:
                 behind |= behind_of[below]
             behind_of[value] = behind
         number = {b.label: i for i, b in enumerate(graph.blocks)}
-        return Tree(graph, children, {v: tuple(ops) for v, ops in exits.items()}, place, number, reach, asks)
+        return Tree(graph, children, place, number, reach, asks)
 
 
 @dataclass(frozen=True)
@@ -262,8 +254,8 @@ class Fork:
     @staticmethod
     def of(tree: Tree, value: Value, chars: int) -> Fork:
         home = tree.place[id(tree.graph.producer[value])][0]
-        branches = (*tree.children[value], *tree.exits.get(value, ()))
-        extended = frozenset(tree.place[id(op)][0] for op in tree.children[value])
+        branches = tree.children[value]
+        extended = frozenset(tree.place[id(op)][0] for op in branches)
         last = tree.reach[value]
         return Fork(value, home, chars, last, extended, _width(tree, home, last, branches))
 
@@ -272,7 +264,7 @@ class Fork:
         stack = [self.home]
         while stack:
             block = graph.block[stack.pop()]
-            if block.label not in self.extended:
+            if block.label not in self.extended and block.terminator.then is None:
                 stack.extend(succ for succ in reversed(block.successors) if succ in self.width)
             elif self.width[block.label] >= 2:
                 yield block.label, defined + 1 if block.label == self.home else 0
@@ -284,17 +276,21 @@ def _width(tree: Tree, home: str, last: Mapping[str, int], branches: Sequence[Op
         while label not in labels:
             labels.add(label)
             label = above[label]
-    asked: dict[str, set[int]] = {label: set() for label in labels}  # branches, on the path from home to a block's end
+    own: dict[str, set[tuple[int, int]]] = {label: set() for label in labels}  # branches that ask in a block, twice in a loop
     for i, op in enumerate(branches):
         for label in tree.asks[id(op)]:
-            asked[label].add(i)
+            turns = 1 if tree.graph.loop_around(label) == tree.graph.loop_around(home) else 2
+            own[label].update((i, turn) for turn in range(turns))
     down = sorted(labels, key=lambda label: tree.number[label])
+    best: dict[str, set[tuple[int, int]]] = {}  # from a block on, along the path on which most branches ask
+    for label in reversed(down):
+        then = tree.graph.block[label].terminator.then
+        arms = [best[succ] for succ in tree.graph.block[label].successors if succ in best and succ != then]
+        best[label] = own[label] | max(arms, key=len, default=set[tuple[int, int]]()) | best.get(then or "", set[tuple[int, int]]())
     for label in down[1:]:
-        asked[label] |= asked[above[label]]
-    width = {label: len(asked[label]) for label in labels}
-    for label in reversed(down[1:]):
-        width[above[label]] = max(width[above[label]], width[label])
-    return width
+        best[label] |= own[above[label]]
+        own[label] |= own[above[label]]
+    return {label: len(found) for label, found in best.items()}
 
 
 def _prefilled(graph: Graph) -> set[Operand]:
@@ -302,17 +298,23 @@ def _prefilled(graph: Graph) -> set[Operand]:
 
 
 def _is_ask(op: Op) -> bool:
-    return trait(op) == "samples" or op.kind == "exit"
+    return trait(op) == "samples" and not op.attr("lazy")
 
 
 def asked_from(graph: Graph) -> Mapping[Value, bool]:
-    """For each prompt whether something is asked from it or from one that extends it, here or behind an exit."""
+    """For each prompt whether something is asked from it or from one that extends it."""
     asked = dict.fromkeys(ctx_children(graph), False)
-    for block in reversed(graph.blocks):
-        for op in (block.terminator, *reversed(block.ops)):
-            if _is_ask(op) or any(asked.get(v, False) for v in op.results):
-                asked.update((v, True) for v in op.uses if v.type == "ctx")
-    return asked
+    while True:
+        before = sum(asked.values())
+        for block in reversed(graph.blocks):
+            for op in reversed(block.ops):
+                if _is_ask(op) or any(asked.get(v, False) for v in op.results):
+                    asked.update((v, True) for v in op.uses if v.type == "ctx")
+            for param in block.params:
+                if asked.get(param, False):
+                    asked.update((v, True) for v in graph.feeds[param] if isinstance(v, Value))
+        if sum(asked.values()) == before:
+            return asked
 
 
 # -- placing ---------------------------------------------------------------------------------------------------------
@@ -336,7 +338,7 @@ class Insertions:
         for i in range(len(block.ops) + 1):
             ops += here.get(i, [])
             ops += block.ops[i : i + 1]
-        return Block(block.label, tuple(ops), block.terminator)
+        return Block(block.label, tuple(ops), block.terminator, block.params)
 
 
 def _placed(
@@ -362,13 +364,17 @@ def _placed(
 
 
 def insert_release(graph: Graph, fork: Fork, label: str, index: int, out: Insertions) -> None:
-    """Ends the pin once on each path from (label, index), after the last op that needs it."""
+    """Ends the pin once on each path from (label, index), after the last op that needs it.
+
+    Where arms go on, or a loop does, it ends behind them: at the earliest in the block that goes on.
+    """
     stack = [(label, index)]
     while stack:
         label, index = stack.pop()
         block = graph.block[label]
         if any(succ in fork.width for succ in block.successors):
-            stack.extend((succ, 0) for succ in block.successors)
+            then = block.terminator.then
+            stack.extend((succ, 0) for succ in (block.successors if then is None else (then,)))
         else:
             end = max(fork.last.get(label, -1) + 1, index)
             out.add(label, min(end, len(block.ops)), Op("release", (fork.value,)))

@@ -59,8 +59,8 @@ def predict(graph: Graph, measure: Measure = CHARACTERS, *, max_tokens: int = 12
                         break
                     home.setdefault(node, []).append(block.label)
                     producer = graph.producer.get(node)
-                    computed += _size(producer, measure)
-                    node = producer.operands[0] if producer is not None and producer.operands else None
+                    computed += _size(producer, measure) if node not in graph.feeds else 0
+                    node = _before(graph, node)
                 if op.results:
                     home.setdefault(op.results[0], []).append(block.label)
                 costs[index] = _cost(graph, op, computed, shared, measure, max_tokens)
@@ -71,13 +71,24 @@ def predict(graph: Graph, measure: Measure = CHARACTERS, *, max_tokens: int = 12
 def _lengths(graph: Graph, measure: Measure, max_tokens: int) -> Mapping[Operand, int]:
     """From the root to each prompt, answers at their longest."""
     lengths: dict[Operand, int] = {p: measure.unknown for p in graph.params if p.type == "ctx"}
-    for op in graph.ops():
-        for v in op.results:
-            if v.type == "ctx":
-                before = lengths[op.operands[0]] if op.operands else 0
-                answer = measure.per_token * longest_answer(graph, op, max_tokens) if op.kind == "gen" else 0
-                lengths[v] = before + answer + _size(op, measure)
+    for block in graph.blocks:
+        for p in block.params:  # a loop's own turns are not known yet, and not counted
+            lengths[p] = max((lengths.get(v, 0) for v in graph.feeds[p]), default=0)
+        for op in block.ops:
+            for v in op.results:
+                if v.type == "ctx":
+                    before = lengths[op.operands[0]] if op.operands else 0
+                    answer = measure.per_token * longest_answer(graph, op, max_tokens) if op.kind == "gen" else 0
+                    lengths[v] = before + answer + _size(op, measure)
     return lengths
+
+
+def _before(graph: Graph, node: Value) -> Operand | None:
+    """The prompt that a prompt goes on from; where arms go on together, or turns of a loop, that of the first."""
+    producer = graph.producer.get(node)
+    if producer is not None:
+        return producer.operands[0] if producer.operands else None
+    return next(iter(graph.feeds.get(node, ())), None)
 
 
 def _cost(graph: Graph, op: Op, computed: int, shared: int, measure: Measure, max_tokens: int) -> Cost:

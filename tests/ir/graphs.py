@@ -1,4 +1,4 @@
-"""Random graphs for property tests: every op kind, every literal, forks, host calls of all kinds, branches."""
+"""Random graphs for property tests: every op kind, every literal, forks, unknown values, arms that go on, loops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ literals = st.one_of(
     st.none(),
     st.binary(max_size=4),
 )
-symbols = st.sampled_from(["py.eq", "tools:search", "ValueError", "mod.f.<locals>.<lambda>", "a b"]).map(Symbol)
+SYMBOLS = ("fsm0", "a b", "größe.1")
+symbols = st.sampled_from(SYMBOLS).map(Symbol)
 names = st.one_of(st.sampled_from(["x", "out", "größe", "a.b"]), st.text(min_size=1, max_size=4))
 attr_values = st.recursive(
     st.one_of(literals, symbols), lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=4
@@ -68,12 +69,20 @@ class Scope:
             {"ctx": self.prompts, "str": self.texts}.get(v.type, self.others).append(v)
 
 
+@dataclass(frozen=True)
+class Region:
+    """What a block stands in: `goes_on` says what a `yield` in it gives, and `turn` what `break` and `continue` do; None: there is none."""
+
+    goes_on: tuple[str, ...] | None = None
+    turn: tuple[str, ...] | None = None
+
+
 class Maker:
     """Draws one graph; `stage` decides which ops there are."""
 
     def __init__(self, draw, stage: str) -> None:
         self.draw, self.stage = draw, stage
-        self.ordinal = self.exits = self.order = 0
+        self.ordinal = 0
         self.b = Builder(draw(names), result=draw(st.sampled_from(["any", "str"])))
 
     def graph(self) -> Graph:
@@ -85,52 +94,79 @@ class Maker:
             scope.add(*self.b.emit("ctx.new"))
         if self.draw(st.booleans()):
             self.b.constants["fsm0"] = Op("fsm", (self.draw(texts),), (), {"states": 3, "forced": 0.5})
-        self.block(scope, depth=0)
+        self.block(scope, 0, Region())
         return self.b.build("planned" if self.stage == "planned" else "traced")
 
-    def block(self, scope: Scope, depth: int) -> None:
+    def block(self, scope: Scope, depth: int, region: Region) -> None:
         for _ in range(self.draw(st.integers(0, 9 if depth else 12))):
             self.op(scope)
-        choice = self.draw(st.sampled_from(["switch", "switch", "return", "exit", "raise"]))
-        if choice == "switch" and depth < 3:
-            return self.switch(scope, depth)
-        loc = self.draw(locs)
-        if choice == "exit":
-            self.exits += 1
-            self.b.terminate("exit", self.some(scope.prompts + scope.texts + scope.others), {"id": self.exits}, loc)
-        elif choice == "raise":
-            self.b.terminate("raise", (self.any(scope),), {}, loc)
-        else:
-            names_ = tuple(self.draw(st.lists(st.sampled_from(["x", "y"]), max_size=2, unique=True)))
-            rest = [self.any(scope) for _ in range(2 * len(names_))]
-            self.b.terminate("return", (self.any(scope), self.prompt(scope), *rest), {"vars": names_}, loc)
+        ends = ["return", "raise"]
+        if depth < 3:
+            ends = ["switch", "switch", "loop", *ends]
+        if region.goes_on is not None:
+            ends = ["yield", "yield", *ends]
+        if region.turn is not None:
+            ends = ["continue", "break", *ends]
+        getattr(self, "end_" + self.draw(st.sampled_from(ends)))(scope, depth, region)
 
-    def switch(self, scope: Scope, depth: int) -> None:
-        cases = self.draw(
-            st.sampled_from(
-                [(True, False), ("a", DEFAULT), (DEFAULT,), (1, True, None, DEFAULT), (Symbol("ValueError"), DEFAULT)]
-            )
-        )
+    def end_raise(self, scope: Scope, depth: int, region: Region) -> None:
+        self.b.terminate("raise", (self.any(scope),), {}, self.draw(locs))
+
+    def end_return(self, scope: Scope, depth: int, region: Region) -> None:
+        names_ = tuple(self.draw(st.lists(st.sampled_from(["x", "y"]), max_size=2, unique=True)))
+        rest = [self.any(scope) for _ in names_]
+        self.b.terminate("return", (self.any(scope), self.prompt(scope), *rest), {"vars": names_}, self.draw(locs))
+
+    def end_yield(self, scope: Scope, depth: int, region: Region) -> None:
+        self.b.terminate("yield", self.carried(scope, region.goes_on or ()))
+
+    def end_continue(self, scope: Scope, depth: int, region: Region) -> None:
+        self.b.terminate("continue", self.carried(scope, region.turn or ()))
+
+    def end_break(self, scope: Scope, depth: int, region: Region) -> None:
+        self.b.terminate("break", self.carried(scope, region.turn or ()))
+
+    def end_switch(self, scope: Scope, depth: int, region: Region) -> None:
+        cases = self.draw(st.sampled_from([(True, False), ("a", DEFAULT), (DEFAULT,), (1, True, None, DEFAULT)]))
+        on = self.any(scope)
         if cases == (True, False):
-            (on,) = self.b.emit(
-                "host.call",
-                (Symbol("py.eq"), self.any(scope), self.any(scope)),
-                {"pure": True, "total": True},
-                types=["bool"],
-            )
-        else:
-            on = self.any(scope)
+            (on,) = self.b.emit("py.eq", (self.any(scope), self.any(scope)), types=["bool"])
         arms = [(case, self.b.label(self.draw(st.sampled_from([None, "on"])))) for case in cases]
-        self.b.terminate("switch", (on,), {}, self.draw(locs), cases=arms)
+        then = self.b.label("then") if self.draw(st.booleans()) else None
+        attrs = {"taken": tuple(range(len(arms)))} if self.draw(st.booleans()) else {}
+        self.b.terminate("switch", (on,), attrs, self.draw(locs), cases=arms, then=then)
+        types = self.types()
         for _, label in arms:
             self.b.at(label)
-            self.block(scope.copy(), depth + 1)
+            self.block(scope.copy(), depth + 1, Region(None if then is None else types, region.turn))
+        if then is not None:
+            self.go_on(scope, then, types, depth, region)
+
+    def end_loop(self, scope: Scope, depth: int, region: Region) -> None:
+        body, then, types = self.b.label("body"), self.b.label("after"), self.types()
+        self.b.terminate("loop", (self.any(scope), *self.carried(scope, types)), {}, self.draw(locs), cases=[(DEFAULT, body)], then=then)
+        inside = scope.copy()
+        inside.add(*(self.b.block_param(t, body) for t in types))
+        self.b.at(body)
+        self.block(inside, depth + 1, Region(types, types))
+        self.go_on(scope, then, types, depth, region)
+
+    def go_on(self, scope: Scope, label: str, types: tuple[str, ...], depth: int, region: Region) -> None:
+        scope.add(*(self.b.block_param(t, label) for t in types))
+        self.b.at(label)
+        self.block(scope, depth + 1, region)
+
+    def types(self) -> tuple[str, ...]:
+        return self.draw(st.sampled_from([(), ("ctx",), ("ctx", "str"), ("any", "ctx", "ctx")]))
+
+    def carried(self, scope: Scope, types: tuple[str, ...]) -> list:
+        return [self.prompt(scope) if t == "ctx" else self.text(scope) if t == "str" else self.any(scope) for t in types]
 
     # -- ops
 
     def op(self, scope: Scope) -> None:
-        kinds = "append append append append gen gen given read read select concat ctx.new ctx.text ctx.slice ctx.messages image video pure pure effect ordered show"
-        kinds += " role role" if self.stage == "traced" else " prefill release" if self.stage == "planned" else ""
+        kinds = "append append append append gen gen gen select concat ctx.new ctx.text ctx.slice ctx.messages image video py py unknown unknown"
+        kinds += " role role" if self.stage == "traced" else " prefill prefill release" if self.stage == "planned" else ""
         getattr(self, "make_" + self.draw(st.sampled_from(kinds.split())).replace(".", "_"))(scope)
 
     def emit(self, scope: Scope, kind: str, operands=(), attrs=None, **kw) -> None:
@@ -189,9 +225,6 @@ class Maker:
         attrs = self.ask() | self.draw(st.sampled_from([{}, {"name": "x", "temperature": 0.0}]))
         self.emit(scope, "select", (self.prompt(scope), "yes", self.text(scope)), attrs)
 
-    def make_read(self, scope: Scope) -> None:
-        self.emit(scope, "read", (self.text(scope),), types=["str"])
-
     def make_ctx_new(self, scope: Scope) -> None:
         self.emit(scope, "ctx.new")
 
@@ -218,36 +251,15 @@ class Maker:
         inside = self.b.emit("append", (*begun, self.draw(texts), self.text(scope)))
         self.emit(scope, "role.end", inside, {"role": attrs["role"]})
 
-    def make_pure(self, scope: Scope) -> None:
-        attrs = {"pure": True} | self.draw(st.fixed_dictionaries({}, optional={"total": st.just(True)}))
-        self.emit(
-            scope,
-            "host.call",
-            (self.draw(symbols), self.any(scope)),
-            attrs,
-            types=[self.draw(st.sampled_from(["any", "str"]))],
-        )
+    def make_py(self, scope: Scope) -> None:
+        kind = self.draw(st.sampled_from(["py.eq", "py.str.strip", "py.json.loads", "py.add"]))
+        types = ["str"] if kind == "py.add" else [self.draw(st.sampled_from(["any", "str"]))]
+        attrs = self.draw(st.sampled_from([{}, {"kwargs": ("sep",)}]))
+        self.emit(scope, kind, (self.any(scope), self.any(scope)), attrs, types=types)
 
-    def make_effect(self, scope: Scope, kind: str = "touches") -> None:
-        self.order += 1
-        attrs = {kind: True, "ord": (0, self.order)} | ({"catch": True} if self.draw(st.booleans()) else {})
-        types = ["any", "any", "any"] if "catch" in attrs else ["any"]
-        self.emit(scope, "host.call", (self.draw(symbols), self.any(scope)), attrs, types=types)
-
-    def make_ordered(self, scope: Scope) -> None:
-        self.make_effect(scope, "ordered")
-
-    def make_given(self, scope: Scope) -> None:
-        self.order += 1
-        names = self.draw(st.sampled_from([("stop",), ("max_tokens", "stop")]))
-        self.emit(scope, "given", [self.any(scope) for _ in names], {"params": names, "ord": (0, self.order)}, types=["any"] * len(names))
-
-    def make_show(self, scope: Scope) -> None:
-        self.order += 1
-        held = (self.text(scope), self.any(scope)) if self.draw(st.booleans()) else ()
-        attrs = {"vars": ("x",) if held else (), "number": self.order}
-        attrs |= self.draw(st.sampled_from([{}, {"opens": "x"}, {"closes": "x"}]))
-        self.b.emit("show", (self.prompt(scope), *held), attrs)
+    def make_unknown(self, scope: Scope) -> None:
+        attrs = self.draw(st.sampled_from([{}, {"reason": "not in the table"}, {"calls": "search", "reason": "unknown code"}]))
+        self.emit(scope, "unknown", self.some(scope.prompts + scope.texts + scope.others), attrs)
 
     def make_prefill(self, scope: Scope) -> None:
         self.b.emit("prefill", (self.prompt(scope),), self.draw(st.sampled_from([{}, {"scope": "program"}])))

@@ -14,7 +14,7 @@ from lmc.ir.analysis import (
     def_use,
     dominance,
     dominators,
-    last_uses,
+    exclusive,
     live_in,
     path_to,
     topological,
@@ -58,12 +58,6 @@ def test_liveness_along_the_tree() -> None:
     assert live == {"entry": {"k"}, "on": {"c1", "x"}, "deep": {"x", "c1"}, "last": {"y", "c4"}, "off": {"x", "c2"}}
 
 
-def test_the_last_use_on_each_path() -> None:
-    assert last_uses(FORKED, V["c1"]) == {"deep": 0, "last": -1, "off": -1}
-    assert last_uses(FORKED, V["c0"]) == {"entry": 1}
-    assert last_uses(FORKED, V["m0"]) == {}
-
-
 def test_paths_and_dominators() -> None:
     assert path_to(FORKED, "last") == ("entry", "on", "last")
     assert dominators(FORKED) == {"entry": "entry", "on": "entry", "off": "entry", "deep": "on", "last": "on"}
@@ -91,21 +85,51 @@ graph @f() -> (any) {
     assert cost == 20
 
 
+JOINED = parse("""
+graph @f(%docs: any) -> (any) {
+  %c0 = ctx.new()
+  %c1, %x, %m0 = gen(%c0)
+  switch(%x) ["a" -> ^on, _ -> ^off] then ^after
+^on:
+  %c2, %y, %m1 = gen(%c1)
+  yield(%c2, %y)
+^off:
+  yield(%c1, "no")
+^after(%c3: ctx, %v: any):
+  %c4 = append(%c3, %v)
+  %c5, %z, %m2 = gen(%c4)
+  return(%z, %c5)
+}
+""")
+
+
+def test_what_goes_on_behind_arms_waits_for_those_that_yield_to_it() -> None:
+    cost, ops = critical_path(JOINED, lambda op: 10.0 if op.kind == "gen" else 0.0)
+    assert cost == 30 and [op.kind for op in ops if op.kind in ("gen", "yield")] == ["gen", "gen", "yield", "gen"]
+    assert answers_needed(JOINED)[7] == (3,)
+    assert answers_put(JOINED)[6] == (3,)
+
+
+def test_blocks_in_different_arms_are_seen_by_no_run_together() -> None:
+    either = exclusive(JOINED)
+    found = {(a, b) for a in JOINED.block for b in JOINED.block if either(a, b)}
+    assert found == {("on", "off"), ("off", "on")}
+
+
 def test_asks_wait_for_the_answers_they_are_given() -> None:
     graph = parse("""
 graph @f() -> (any) {
   %c0 = ctx.new()
   %c1, %x, %m0 = gen(%c0)
-  %x1: str = read(%x)
-  %t = concat("a", %x1)
+  %t = concat("a", %x)
   %d = append(%c0, %t)
   %d1, %y, %m1 = gen(%d)
   %d2, %z, %m2 = gen(%d1)
   return(%z, %d2)
 }
 """)
-    assert answers_needed(graph) == {1: (), 5: (1,), 6: ()}
-    assert answers_put(graph) == {0: (), 1: (), 4: (1,), 5: (), 6: ()}
+    assert answers_needed(graph) == {1: (), 4: (1,), 5: ()}
+    assert answers_put(graph) == {0: (), 1: (), 3: (1,), 4: (), 5: ()}
 
 
 def test_an_answer_in_a_prompt_is_put_where_its_text_goes_and_not_by_all_that_goes_on() -> None:
@@ -122,6 +146,7 @@ def test_an_answer_in_a_prompt_is_put_where_its_text_goes_and_not_by_all_that_go
 @given(graphs())
 def test_every_graph_is_in_a_topological_order(graph: Graph) -> None:
     seen: set[Value] = set(graph.params)
+    seen.update(v for block in graph.blocks for v in block.params)
     for op in topological(graph):
         assert set(op.uses) <= seen
         seen.update(op.results)

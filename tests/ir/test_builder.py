@@ -17,7 +17,7 @@ def test_names_come_from_types_and_hints() -> None:
     c1, related, meta = b.emit("select", (c0, "yes", "no"), {"name": "related"})
     _, again, _ = b.emit("select", (c1, "yes", "no"), {"name": "related"})
     _, odd, _ = b.emit("gen", (c1,), {"name": "my name!"})
-    (p,) = b.emit("host.call", (b.symbol("py.eq", max), again, "no"), {"pure": True}, types=["bool"])
+    (p,) = b.emit("py.eq", (again, "no"), types=["bool"])
     assert [v.name for v in (c0, c1, related, meta, again, odd, p)] == [
         "c0",
         "c1",
@@ -30,13 +30,6 @@ def test_names_come_from_types_and_hints() -> None:
     assert b.value("str", "essay").name == "essay.1"
 
 
-def test_symbols_are_one_per_object() -> None:
-    b = Builder("f")
-    assert b.symbol("len", len) == b.symbol("other", len)
-    assert b.symbol("len", max).name == "len.1"
-    assert b.symbols == {"len": len, "len.1": max}
-
-
 def test_blocks_are_filled_in_any_order_and_stand_after_their_predecessor() -> None:
     b = Builder("f", [Value("k", "bool")])
     on, off = b.label("on"), b.label("off")
@@ -47,8 +40,23 @@ def test_blocks_are_filled_in_any_order_and_stand_after_their_predecessor() -> N
     deep = b.label("on")
     b.terminate("switch", ("k",), cases=((DEFAULT, deep),))
     b.at(deep)
-    b.terminate("exit", (), {"id": 0})
+    b.terminate("raise", ("y",))
     assert [block.label for block in b.build().blocks] == ["entry", "on", "on.1", "off"]
+
+
+def test_what_goes_on_behind_arms_stands_behind_them() -> None:
+    b = Builder("f", [Value("k", "bool"), Value("c", "ctx")])
+    on, off, after = b.label("on"), b.label("off"), b.label("after")
+    b.terminate("switch", b.params[:1], cases=((True, on), (DEFAULT, off)), then=after)
+    b.at(after)
+    joined = b.block_param("ctx", after)
+    b.terminate("return", (None, joined))
+    for label in (on, off):
+        b.at(label)
+        b.terminate("yield", (b.params[1],))
+    graph = b.build()
+    assert [block.label for block in graph.blocks] == ["entry", "on", "off", "after"]
+    assert "^after(%c0: ctx):" in print_graph(graph)
 
 
 def test_a_closed_block_takes_nothing_and_an_open_one_is_missed() -> None:
@@ -96,9 +104,9 @@ def test_a_rewrite_rebuilds_only_what_changed() -> None:
       %c2 = append(%c1)
       switch(%k) [true -> ^a, _ -> ^b]
     ^a:
-      exit(%c2) {id = 0}
+      return(none, %c2)
     ^b:
-      exit(%k) {id = 1}
+      raise(%k)
     }""")
 
     def drop(op: Op, rewriter: Rewriter):
@@ -108,10 +116,10 @@ def test_a_rewrite_rebuilds_only_what_changed() -> None:
         return ()
 
     after = rewrite(graph, drop)
-    assert "exit(%c0) {id = 0}" in print_graph(after) and "append" not in print_graph(after)
+    assert "return(none, %c0)" in print_graph(after) and "append" not in print_graph(after)
     assert after.block["b"] is graph.block["b"] and after.block["a"] is not graph.block["a"]
 
 
 def test_fresh_names_of_a_rewrite_are_not_in_the_graph() -> None:
-    graph = parse("graph @f(%c0: ctx) -> (any) {\n  %c1 = append(%c0)\n  exit(%c1) {id = 0}\n}")
+    graph = parse("graph @f(%c0: ctx) -> (any) {\n  %c1 = append(%c0)\n  return(none, %c1)\n}")
     assert [Rewriter(graph).fresh("ctx").name, Rewriter(graph).fresh("ctx", "c1").name] == ["c2", "c1.1"]

@@ -24,7 +24,7 @@ def _nasty() -> Graph:
     b.terminate("switch", (b.params[0],), cases=[(NASTY, b.label("on")), ("x", b.label("off"))])
     for label in ("on", "off"):
         b.at(label)
-        b.terminate("exit", (c1,), {"id": len(label)})
+        b.terminate("return", (None, c1))
     return b.build()
 
 

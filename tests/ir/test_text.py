@@ -10,25 +10,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.errors import IRError, Loc
-from lmc.ir import DEFAULT, OPS, Builder, Op, Symbol, Value, parse, print_graph, print_op, verify
+from lmc.ir import DEFAULT, OPS, Builder, Op, Value, parse, print_graph, print_op, verify
 from lmc.ir.core import Block, Graph
-from tests.ir.graphs import attr_values, graphs
+from tests.ir.graphs import SYMBOLS, attr_values, graphs
 from tests.searching import examples, search
 
-JUDGE = r"""// lmc ir 1
+JUDGE = r"""// lmc ir 2
 graph @judge(%essay: str) -> (any) {
   @fsm0 = fsm("\\{\"grade\": …") {states = 74, forced = 0.61}
   %c0 = ctx.new()
   %c1 = append(%c0, special("<|im_start|>"), "system\nYou grade essays.", special("<|im_end|>"), "\n", begin("user"), "Essay: ", %essay) loc("judge.py":5)
   %c2, %related, %m0 = select(%c1, "yes", "no") {name = "related"} loc("judge.py":6:4)
-  %p: bool = host.call(@py.eq, %related, "no") {pure = true}
-  switch(%p) [true -> ^off, false -> ^on]
+  %p: bool = py.eq(%related, "no")
+  switch(%p) [true -> ^off, false -> ^on] then ^after {taken = [1, 12]}
 ^off:
-  return("off topic", %c2) {vars = []}
+  yield(%c2, "off topic")
 ^on:
   prefill(%c2)
   %c3, %out, %m1 = gen(%c2) {stop = ["END", "\n"], regex = "[a-z]+", temperature = 0.0, constraint = @fsm0}
-  exit(%c3, %out) {id = 1}
+  %docs = unknown(%out) {calls = "search", reason = "not in the table"}
+  loop(%docs, %c3) [_ -> ^body] then ^read
+^body(%c4: ctx):
+  yield(%c4)
+^read(%c5: ctx):
+  yield(%c5, %out)
+^after(%c6: ctx, %v: any):
+  return(%v, %c6) {vars = []}
 }
 """
 
@@ -48,7 +55,7 @@ def test_parse_inverts_print(stage: str) -> None:
         seen.update(op.kind for op in graph.ops())
 
     check()
-    assert seen >= {kind for kind, spec in OPS.items() if stage in spec.stages} - {"raise", "video", "select"}
+    assert seen >= {kind for kind, spec in OPS.items() if stage in spec.stages} - {"raise", "video", "select", "continue", "break"}
 
 
 def test_print_inverts_parse() -> None:
@@ -70,9 +77,9 @@ def test_any_name_survives(name: str) -> None:
     v, label = Value("v" + name, "ctx"), "l" + name
     blocks = (
         Block(label, (Op("ctx.new", (), (v,)),), Op("switch", (1,), cases=((DEFAULT, "x" + name),))),
-        Block("x" + name, (), Op("exit", (v, Symbol("s" + name)), attrs={"id": 0})),
+        Block("x" + name, (), Op("return", (None, v))),
     )
-    graph = Graph("g" + name, (), blocks)
+    graph = Graph("g" + name, (), blocks, constants={"s" + name: Op("fsm", (name,))})
     assert parse(print_graph(graph)) == graph
 
 
@@ -97,7 +104,7 @@ def test_what_is_no_literal_is_refused() -> None:
 
 def test_layout_and_comments_mean_nothing() -> None:
     squeezed = re.sub(r"\n *", " ", JUDGE.split("\n", 1)[1])
-    spread = JUDGE.replace("(", ' (\n // a comment, with ^off: and "quotes\n').replace("// lmc ir 1\n", "")
+    spread = JUDGE.replace("(", ' (\n // a comment, with ^off: and "quotes\n').replace("// lmc ir 2\n", "")
     assert parse(squeezed) == parse(JUDGE) == parse(spread)
 
 
@@ -105,14 +112,16 @@ ERRORS = [
     ("select(", "selct(", 6, 23, "there is no op 'selct'; did you mean select?"),
     ("%essay) loc", "%esay) loc", 5, 129, "%esay is not defined"),
     ("[true ->", "[true >", 8, 19, "found '>'; expected ')', ',', '->', ']' or '}'"),
-    ("exit(%c3, %out)", "exit(%c3, )", 14, 12, "found ')'; expected a literal"),
+    ("yield(%c5, %out)", "yield(%c5, )", 19, 13, "found ')'; expected a literal"),
     ("%p: bool", "%p: boolean", 7, 6, "there is no type 'boolean'; types are any, bool"),
     ("%c3, %out, %m1", "%c3, %out, %c1", 13, 13, "%c1 is defined twice"),
-    ('"no")', '"no)', 6, 56, "found 'related'; expected"),
-    ("{id = 1}", "{id = 1, id = 2}", 14, 27, "attribute id stands twice"),
-    ("{id = 1}\n}", "{id = 1}\n", 14, 26, "the text ends too early; expected"),
+    ("^body(%c4: ctx)", "^body(%c3: ctx)", 16, 6, "%c3 is defined twice"),
+    ("then ^read", "then read", 15, 37, "found 'read'; expected a label"),
+    ('"no")\n', '"no)\n', 7, 29, "found a string that does not end on its line"),
+    ("{vars = []}", "{vars = [], vars = 2}", 21, 30, "attribute vars stands twice"),
+    ("{vars = []}\n}", "{vars = []}\n", 21, 29, "the text ends too early; expected"),
     ('"no")', r'"\q")', 6, 42, "not a JSON string"),
-    ("{id = 1}", '{id = bytes("0")}', 14, 30, "hexadecimal"),
+    ("{vars = []}", '{vars = bytes("0")}', 21, 32, "hexadecimal"),
     ("%p: bool", "$p: bool", 7, 2, "found '$'; expected"),
 ]  # fmt: skip
 
@@ -134,17 +143,13 @@ def test_an_error_names_line_column_and_what_was_expected(
 
 
 def test_another_version_is_refused_with_what_to_do() -> None:
-    with pytest.raises(IRError, match=r"this is IR format 2; this lmc reads format 1\. Print the graph again") as e:
-        parse("// a comment\n" + JUDGE.replace("ir 1", "ir 2"), "old.lmir")
+    with pytest.raises(IRError, match=r"this is IR format 1; this lmc reads format 2\. Print the graph again") as e:
+        parse("// a comment\n" + JUDGE.replace("ir 2", "ir 1"), "old.lmir")
     assert e.value.loc == Loc("old.lmir", 2)
 
 
-def test_parsing_executes_nothing() -> None:
-    graph = parse('graph @f() -> (any) {\n  %x = host.call(@os.system, "exit 1")\n  raise(@nowhere.Error)\n}')
-    assert graph.symbols == {} and graph.blocks[0].ops[0].operands[0] == Symbol("os.system")
-
-
 def _with(constant: Op) -> Graph:
-    b = Builder("g", constants={"k": constant})
+    named = {name: Op("fsm", (name,)) for name in SYMBOLS}
+    b = Builder("g", constants={**named, "k": constant})
     b.terminate("raise", ("x",))
     return b.build()

@@ -1,6 +1,6 @@
 """A reference evaluator of graphs, for properties of passes: prompts are lists of pieces, the model is a hash.
 
-Everything happens at once and in order. It shares nothing with the executor but the op table's meaning.
+Everything happens at once and in order; a loop turns as often as a hash says. It shares nothing with lmc but the op table's meaning.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmc.chat import CHATML, ChatTemplate
-from lmc.ir.core import DEFAULT, Graph, Op, Symbol, Value, exact
+from lmc.ir.core import DEFAULT, Graph, Op, Value, exact
 from lmc.prompt import Mark
 
 
@@ -27,11 +27,14 @@ class Answered:
     text: str
 
 
-@dataclass(frozen=True)
-class Failed:
-    """What a gen gave that the backend failed; reading it raises."""
+class Lazy:
+    """What stands for the answer of a lazy ask: whatever looks at it shows that the ask was needed."""
 
-    why: int
+    def __repr__(self) -> str:
+        raise AssertionError("a lazy answer is needed")
+
+
+LAZY = Lazy()
 
 
 @dataclass(frozen=True)
@@ -53,26 +56,19 @@ class Prompt:
         return Prompt(tuple(pieces))
 
     def text(self) -> str:
-        failed = next((x for x in self.pieces if isinstance(x, Failed)), None)
-        if failed:
-            raise Raised(failed)
         return "".join(
             x if isinstance(x, str) else x.text if isinstance(x, Answered) else "" if isinstance(x, Mark) else repr(x)
             for x in self.pieces
         )
 
 
-HINTS = ("order", "group", "ways", "trie", "lookahead")
+HINTS = ("order", "group", "ways", "trie", "lookahead", "shifted")
 """Attributes of an ask that change nothing of its answer."""
-
-
-class Raised(Exception):
-    """An exception in the program, by what it is about."""
 
 
 @dataclass
 class Outcome:
-    """What a run showed: how it ended, its effects in order, what it asked the model."""
+    """What a run showed: how it ended, what unknown code was handed, in order, what it asked the model."""
 
     end: object = None
     effects: list[object] = field(default_factory=list)
@@ -86,11 +82,15 @@ class Outcome:
 def evaluate(
     graph: Graph, seed: int = 0, template: ChatTemplate = CHATML, outputs: tuple[str, ...] | None = None
 ) -> Outcome:
-    """Runs a graph on arguments, a model and host functions that `seed` decides.
+    """Runs a graph on arguments, a model and unknown code that `seed` decides.
 
     With `outputs`, a return shows its value and those variables only.
     """
     return _Run(graph, seed, template, outputs).go()
+
+
+Leave = tuple[str, list[Any]]
+"""How a region ended (the kind of the terminator), and what it yields."""
 
 
 class _Run:
@@ -108,26 +108,62 @@ class _Run:
             self.env[p] = (
                 Prompt().plus(f"given {p.name}") if p.type == "ctx" else f"arg{digest((self.seed, p.name)) % 3}"
             )
-        block = self.graph.entry
-        try:
-            while True:
-                for op in block.ops:
-                    self.op(op)
-                next_label = self.terminator(block.terminator)
-                if next_label is None:
-                    break
-                block = self.graph.block[next_label]
-        except Raised as e:
-            self.out.end = ("raised", e.args)
-        else:
-            assert not self.pinned, f"never released: {self.pinned}"
+        self.blocks(self.graph.entry.label)
         return self.out
+
+    def blocks(self, label: str) -> Leave:
+        """Runs a block and what goes on behind it, to the end of its region; says how that ended."""
+        while True:
+            block = self.graph.block[label]
+            for op in block.ops:
+                self.op(op)
+            how, values, then = self.terminator(block.terminator)
+            if how != "yield" or then is None:
+                return how, values
+            self.give(then, values)
+            label = then
+
+    def give(self, label: str, values: list[Any]) -> None:
+        self.env.update(zip(self.graph.block[label].params, values, strict=True))
+
+    def terminator(self, op: Op) -> tuple[str, list[Any], str | None]:
+        """How the region goes on: "yield" to the block `then` or, if that is None, out of the region; another kind leaves it."""
+        values = [self.get(x) for x in op.operands]
+        if op.kind == "switch":
+            label = next((label for case, label in op.cases if case is DEFAULT or exact(case) == exact(values[0])), op.cases[-1][1])
+            return *self.blocks(label), op.then
+        if op.kind == "loop":
+            return *self.loop(op, values[1:], repr(values[0])), op.then
+        if op.kind not in ("return", "raise"):
+            return op.kind, values, None
+        if op.kind == "return" and self.outputs is not None:
+            kept = {n: value for n, value in zip(op.attr("vars", ()), values[2:], strict=True) if n in self.outputs}
+            values = [values[0], kept]
+        shown = {k: v for k, v in op.attrs.items() if k != "outputs"}
+        self.out.end = (op.kind, tuple(sorted(shown.items())), repr(values))
+        return op.kind, [], None
+
+    def loop(self, op: Op, carried: list[Any], over: str) -> Leave:
+        body = op.cases[0][1]
+        for _ in range(digest((self.seed, body, over)) % 3):
+            self.give(body, carried)
+            how, values = self.blocks(body)
+            if how in ("return", "raise"):
+                return how, values
+            carried = values
+            if how == "break":
+                break
+        return "yield", carried
 
     def get(self, x: object) -> Any:
         return self.env[x] if isinstance(x, Value) else x
 
     def op(self, op: Op) -> None:
-        results = _RULES[op.kind](self, op, [self.get(x) for x in op.operands])
+        rule = _RULES["py" if op.kind.startswith("py.") else op.kind]
+        results = rule(self, op, [self.get(x) for x in op.operands])
+        for v in op.results:  # of a loop's last turn
+            for seen in (self.pinned, self.extended, self.released):
+                seen.discard(v)
         self.env.update(zip(op.results, results if isinstance(results, tuple) else (results,), strict=True))
         if op.operands and isinstance(parent := op.operands[0], Value) and any(v.type == "ctx" for v in op.results):
             holds = self.holds.get(parent, frozenset()) | {parent}
@@ -138,25 +174,12 @@ class _Run:
             else:
                 self.holds[op.results[0]] = holds
 
-    def terminator(self, op: Op) -> str | None:
-        values = [self.get(x) for x in op.operands]
-        if op.kind == "switch":
-            return next(
-                (label for case, label in op.cases if case is DEFAULT or exact(case) == exact(values[0])),
-                op.cases[-1][1],
-            )
-        if op.kind == "return" and self.outputs is not None:
-            names = op.attrs["vars"]
-            kept = {n: values[2 + 2 * i : 4 + 2 * i] for i, n in enumerate(names) if n in self.outputs}
-            values = [values[0], kept]
-        shown = {k: v for k, v in op.attrs.items() if k != "outputs"}
-        self.out.end = (op.kind, tuple(sorted(shown.items())), repr(values))
-        return None
-
     # -- rules
 
     def ask(self, op: Op, values: list[Any]) -> tuple[Any, ...]:
         prompt, *given = values
+        if op.attr("lazy"):
+            return prompt.plus(LAZY), LAZY, LAZY
         attrs = {name: value for name, value in op.attrs.items() if name not in HINTS}
         if "constraint" in attrs:
             attrs["regex"] = self.graph.constants[attrs.pop("constraint").name].operands[-1]  # pyright: ignore
@@ -165,50 +188,27 @@ class _Run:
                 attrs.pop(name, None)
         key = (
             op.kind,
-            prompt.pieces,
+            repr(prompt.pieces),
             tuple(exact(v) for v in given),
             tuple(sorted((k, exact(v)) for k, v in attrs.items())),
         )
         self.out.asked[repr(key)] += 1
         number = digest((self.seed, key))
-        if number % 8 == 0 or any(isinstance(x, Failed) for x in (*prompt.pieces, *given)):
-            failed = Failed(number % 100)
-            return prompt.plus(failed), failed, failed
         text = ("yes", "no", "a", f"answer{number % 50}")[number % 4]
         return prompt.plus(Answered(text)), text, f"meta{number % 50}"
 
-    def read(self, op: Op, values: list[Any]) -> Any:
-        if isinstance(values[0], Failed):
-            raise Raised(values[0])
-        return values[0]
+    def function(self, op: Op, values: list[Any]) -> Any:
+        if op.kind == "py.add":
+            return "".join(x if isinstance(x, str) else repr(x) for x in values)
+        number = digest((self.seed, op.kind, repr(op.attrs), repr(values)))
+        return number % 2 == 0 if op.results[0].type == "bool" else f"py{number % 9}"
 
-    def call(self, op: Op, values: list[Any]) -> Any:
-        fn, *args = values
-        assert isinstance(fn, Symbol)
-        number = digest((self.seed, fn.name, args))
-        if not op.attr("pure"):
-            self.out.effects.append((fn.name, op.attrs.get("ord"), repr(args)))
-        value = number % 2 == 0 if op.results[0].type == "bool" else f"host{number % 9}"
-        failed = number % 4 == 0 and not op.attr("total")
-        if op.attr("catch"):
-            return (value, "Error", f"error{number % 9}") if failed else (value, None, None)
-        if failed:
-            raise Raised(fn.name, number % 9)
-        return value
-
-    def given(self, op: Op, values: list[Any]) -> Any:
-        if digest((self.seed, op.attrs["params"], repr(values))) % 8 == 0:
-            raise Raised("given", len(values))
-        found = [f"given {value!r}" for value in values]
-        return found[0] if len(found) == 1 else tuple(found)
-
-    def show(self, op: Op, values: list[Any]) -> tuple[()]:
-        self.out.effects.append(("show", op.attrs["number"], repr((op.attrs["vars"], values))))
-        return ()
+    def unknown(self, op: Op, values: list[Any]) -> Any:
+        self.out.effects.append((repr(op.attrs), repr(values)))
+        return f"unknown{digest((self.seed, len(self.out.effects))) % 9}"
 
     def slice(self, op: Op, values: list[Any]) -> Any:
         whole, since = values
-        whole.text()
         return whole.text()[len(since.text()) :]
 
     def role_begin(self, op: Op, values: list[Any]) -> Any:
@@ -223,13 +223,12 @@ class _Run:
         (prompt,) = op.uses
         assert prompt not in self.extended, f"{prompt} is prefilled after it was extended"
         if op.attr("scope") != "program":
-            assert prompt not in self.pinned
             self.pinned.add(prompt)
         return ()
 
     def release(self, op: Op, values: list[Any]) -> tuple[()]:
         (prompt,) = op.uses
-        self.pinned.remove(prompt)
+        self.pinned.discard(prompt)
         self.released.add(prompt)
         return ()
 
@@ -245,12 +244,10 @@ _RULES: Mapping[str, Any] = {
     "ctx.slice": _Run.slice,
     "ctx.messages": lambda run, op, values: ["messages", values[0].text()],
     "concat": lambda run, op, values: "".join(x if isinstance(x, str) else repr(x) for x in values),
-    "given": _Run.given,
     "gen": _Run.ask,
     "select": _Run.ask,
-    "read": _Run.read,
-    "host.call": _Run.call,
-    "show": _Run.show,
+    "py": _Run.function,
+    "unknown": _Run.unknown,
     "prefill": _Run.prefill,
     "release": _Run.release,
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from lmc.errors import IRError
 from lmc.ir import Block, Graph, Op, Value, rewrite, verify
-from lmc.ir.builder import preorder, with_operands
+from lmc.ir.builder import preorder, with_attrs, with_operands
 from lmc.ir.core import Operand
 from lmc.passes.manager import stage_of
 
@@ -31,11 +32,12 @@ def _valid(graph: Graph) -> bool:
 def _steps(graph: Graph) -> Iterator[Graph]:
     """Graphs one step smaller, the boldest steps first."""
     for block in graph.blocks:
-        for label in block.successors:
-            yield _only_arm(graph, block, graph.block[label])
+        if block.terminator.then is None:
+            for label in block.successors:
+                yield _only_arm(graph, block, graph.block[label])
     for block in graph.blocks:
         if block.terminator.kind != "raise":
-            ended = Block(block.label, block.ops, Op("raise", (None,)))
+            ended = Block(block.label, block.ops, Op("raise", (None,)), block.params)
             yield _with(graph, {b.label: ended if b is block else b for b in graph.blocks})
     for op in reversed([op for block in graph.blocks for op in block.ops]):
         yield _without(graph, op)
@@ -44,14 +46,14 @@ def _steps(graph: Graph) -> Iterator[Graph]:
             yield _replaced(graph, op, with_operands(op, (*op.operands[:i], *op.operands[i + 1 :])))
         for name in op.attrs:
             attrs = {k: v for k, v in op.attrs.items() if k != name}
-            yield _replaced(graph, op, Op(op.kind, op.operands, op.results, attrs, op.cases, op.loc))
+            yield _replaced(graph, op, with_attrs(op, attrs))
         if op.loc is not None:
-            yield _replaced(graph, op, Op(op.kind, op.operands, op.results, op.attrs, op.cases))
+            yield _replaced(graph, op, replace(op, loc=None))
 
 
 def _only_arm(graph: Graph, block: Block, arm: Block) -> Graph:
     """The graph with an arm in the place of the switch that leads to it."""
-    joined = Block(block.label, (*block.ops, *arm.ops), arm.terminator)
+    joined = Block(block.label, (*block.ops, *arm.ops), arm.terminator, block.params)
     return _with(graph, {b.label: joined if b is block else b for b in graph.blocks if b is not arm})
 
 
@@ -60,7 +62,7 @@ def _with(graph: Graph, blocks: dict[str, Block]) -> Graph:
     seen = {graph.entry.label, *(label for b in reached for label in b.successors)}
     kept = tuple(b for b in reached if b.label in seen)
     kept = tuple(b for b in kept if b.label == graph.entry.label or any(b.label in k.successors for k in kept))
-    return Graph(graph.name, graph.params, kept, graph.result, graph.constants, graph.symbols)
+    return Graph(graph.name, graph.params, kept, graph.result, graph.constants)
 
 
 def _without(graph: Graph, gone: Op) -> Graph:
@@ -86,7 +88,8 @@ def _replaced(graph: Graph, old: Op, new: Op) -> Graph:
             b.label,
             tuple(new if op is old else op for op in b.ops),
             new if b.terminator is old else b.terminator,
+            b.params,
         )
         for b in graph.blocks
     }
-    return Graph(graph.name, graph.params, tuple(blocks.values()), graph.result, graph.constants, graph.symbols)
+    return Graph(graph.name, graph.params, tuple(blocks.values()), graph.result, graph.constants)

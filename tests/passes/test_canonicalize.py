@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from lmc.ir import Graph
-from lmc.passes.canonicalize import Canonicalize
-from lmc.passes.manager import PassContext
-from tests.passes.filecheck import body_of, check, check_unchanged, graph_of
+from tests.passes.filecheck import check, check_unchanged
 
 
 def test_appends_with_one_use_are_merged() -> None:
@@ -30,11 +27,12 @@ def test_a_fork_point_stays() -> None:
         %c1 = append(%c0, "shared")
         %c2 = append(%c1, "left")
         %c3 = append(%c1, "right")
-        exit(%c2, %c3) {id = 0}
+        %u = unknown(%c2, %c3)
+        raise(%u)
     """)  # fmt: skip
 
 
-def test_what_an_exit_names_stays() -> None:
+def test_what_unknown_code_has_stays() -> None:
     check_unchanged("canonicalize", """
         %c0 = ctx.new()
         %c1 = append(%c0, "a")
@@ -43,7 +41,8 @@ def test_what_an_exit_names_stays() -> None:
         %c2 = append(%c1, "b")
         return(none, %c2)
       ^b:
-        exit(%c1) {id = 0}
+        %u = unknown(%c1)
+        raise(%u)
     """)  # fmt: skip
 
 
@@ -56,7 +55,7 @@ def test_text_moves_to_the_only_arm_that_uses_it() -> None:
         %c2 = append(%c1, "b")
         return(none, %c2)
       ^b:
-        exit(%c0) {id = 0}
+        raise(none)
     """, """
         %c0 = ctx.new()
         switch(%essay) ["x" -> ^a, _ -> ^b]
@@ -64,7 +63,7 @@ def test_text_moves_to_the_only_arm_that_uses_it() -> None:
         %c2 = append(%c0, "ab")
         return(none, %c2)
         ^b:
-        exit(%c0) {id = 0}
+        raise(none)
     """)  # fmt: skip
 
 
@@ -96,7 +95,7 @@ def test_a_concat_used_twice_is_not_copied() -> None:
 def test_a_concat_of_what_may_not_be_text_stays() -> None:
     check_unchanged("canonicalize", """
         %c0 = ctx.new()
-        %v = host.call(@f, %essay) {pure = true}
+        %v = py.f(%essay)
         %a = concat(%v)
         %b = concat("x", %v)
         %c1 = append(%c0, %a, %b)
@@ -117,18 +116,18 @@ def test_an_append_of_nothing_is_its_prompt() -> None:
         %c0 = ctx.new()
         %c1 = append(%c0, "")
         %c2 = append(%c1)
-        exit(%c2, %c1) {id = 4}
+        return(none, %c2)
     """, """
         %c0 = ctx.new()
-        exit(%c0, %c0) {id = 4}
+        return(none, %c0)
     """)  # fmt: skip
 
 
 def test_adding_texts_is_a_concat() -> None:
     check("canonicalize", """
         %c0 = ctx.new()
-        %a: str = host.call(@py.add, "Essay: ", %essay) {pure = true, total = true}
-        %b: str = host.call(@py.add, %a, "\\n") {pure = true, total = true}
+        %a: str = py.add("Essay: ", %essay)
+        %b: str = py.add(%a, "\\n")
         %c1 = append(%c0, %b)
         return(none, %c1)
     """, """
@@ -138,14 +137,9 @@ def test_adding_texts_is_a_concat() -> None:
     """)  # fmt: skip
 
 
-def test_adding_what_may_raise_or_is_the_users_stays() -> None:
-    graph = graph_of("""
-        %a = host.call(@py.add, "x", %essay) {pure = true}
-        %b: str = host.call(@py.add, "x", %a) {pure = true, total = true}
-        %d: str = host.call(@py.add, "x", %essay) {pure = true, total = true}
-        exit(%a, %b, %d) {id = 0}
-    """)
-    theirs = Graph(graph.name, graph.params, graph.blocks, symbols={"py.add": max})
-    assert Canonicalize().run(theirs, PassContext()) is theirs
-    assert "%d = concat" in body_of(Canonicalize().run(graph, PassContext()))
-    assert body_of(Canonicalize().run(graph, PassContext())).count("host.call") == 2
+def test_adding_what_may_not_be_text_stays() -> None:
+    check_unchanged("canonicalize", """
+        %a = py.add("x", %essay)
+        %b: str = py.add("x", %a)
+        raise(%b)
+    """)  # fmt: skip

@@ -17,7 +17,7 @@ CHAT = """
     %c3 = role.end(%c2) {role = "user"}
     %c4 = role.begin(%c3) {role = "assistant", previous = "user"}
     %c5, %x, %m = gen(%c4)
-    exit(%c5) {id = 0}
+    return(none, %c5)
 """
 
 
@@ -29,7 +29,7 @@ def test_roles_become_the_templates_text_with_marks_inside() -> None:
         %c3 = append(%c2, end("user"), special("<|im_end|>"), "\\n")
         %c4 = append(%c3, special("<|im_start|>"), "assistant\\n", begin("assistant"))
         %c5, %x, %m = gen(%c4)
-        exit(%c5) {id = 0}
+        return(none, %c5)
     """)  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def test_the_first_message_brings_the_templates_default_system() -> None:
         %c0 = ctx.new()
         %c4 = append(%c0, special("<s>"), "Be kind.U:", begin("user"), %essay, end("user"), "\\n", begin("assistant")) loc("chat.py":3)
         %c5, %x, %m = gen(%c4)
-        exit(%c5) {id = 0}
+        return(none, %c5)
     """, target=Target(template=template))  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def test_a_message_api_gets_marks_only() -> None:
         %c0 = ctx.new()
         %c4 = append(%c0, begin("user"), %essay, end("user"), begin("assistant")) loc("chat.py":3)
         %c5, %x, %m = gen(%c4)
-        exit(%c5) {id = 0}
+        return(none, %c5)
     """, target=Target("chat", RoleTemplate("messages", dict.fromkeys(["user", "assistant"], ((), ())))))  # fmt: skip
 
 
@@ -65,5 +65,5 @@ def test_the_template_can_be_named() -> None:
         %c0 = ctx.new()
         %c4 = append(%c0, "USER:", begin("user"), %essay, end("user"), "\\nASSISTANT:", begin("assistant")) loc("chat.py":3)
         %c5, %x, %m = gen(%c4)
-        exit(%c5) {id = 0}
+        return(none, %c5)
     """)  # fmt: skip

@@ -53,7 +53,7 @@ def test_a_fork_point_is_prefilled_once_and_released_after_its_last_ask() -> Non
         %g = append(%c1, "right")
         %c2 = append(%c1, %x, "!")
         %g1, %y, %m1 = gen(%g)
-        %h = host.call(@print, %y) {ord = 1}
+        %h = unknown(%y) {calls = "print"}
         return(%x, %c2)
     """, """
         %c1 = append(%c0, "text that forks share")
@@ -64,7 +64,7 @@ def test_a_fork_point_is_prefilled_once_and_released_after_its_last_ask() -> Non
         %c2 = append(%c1, %x, "!")
         %g1, %y, %m1 = gen(%g)
         release(%c1)
-        %h = host.call(@print, %y) {ord = 1}
+        %h = unknown(%y) {calls = "print"}
         return(%x, %c2)
     """, params="%c0: ctx")  # fmt: skip
 
@@ -105,17 +105,70 @@ def test_each_path_prefills_and_releases_for_itself() -> None:
     """, params="%c0: ctx, %k: bool")  # fmt: skip
 
 
-def test_an_exit_may_ask_again_and_ends_the_pin() -> None:
+def test_what_arms_and_what_goes_on_share_is_released_behind() -> None:
     check(PLAN, """
         %c1 = append(%c0, "text that forks share")
-        %c2, %x, %m = gen(%c1)
-        exit(%c1, %x) {id = 0}
+        switch(%k) [true -> ^a, _ -> ^b] then ^on
+      ^a:
+        %c2, %x, %m0 = gen(%c1)
+        yield(%x)
+      ^b:
+        yield("no")
+      ^on(%v: str):
+        %c3 = append(%c1, %v)
+        %c4, %y, %m1 = gen(%c3)
+        return(%y, %c4)
     """, """
         %c1 = append(%c0, "text that forks share")
         prefill(%c1)
-        %c2, %x, %m = gen(%c1)
+        switch(%k) [true -> ^a, _ -> ^b] then ^on
+        ^a:
+        %c2, %x, %m0 = gen(%c1)
+        yield(%x)
+        ^b:
+        yield("no")
+        ^on(%v: str):
+        %c3 = append(%c1, %v)
+        %c4, %y, %m1 = gen(%c3)
         release(%c1)
-        exit(%c1, %x) {id = 0}
+        return(%y, %c4)
+    """, params="%c0: ctx, %k: bool")  # fmt: skip
+
+
+def test_what_each_turn_of_a_loop_goes_on_from_is_prefilled_before_it() -> None:
+    check(PLAN, """
+        %c1 = append(%c0, "text that turns share")
+        loop(%docs) [_ -> ^body] then ^after
+      ^body:
+        %d = unknown(%docs) {reason = "an item"}
+        %c2 = append(%c1, %d)
+        %c3, %x, %m0 = gen(%c2)
+        %u = unknown(%x) {calls = "list.append"}
+        yield()
+      ^after:
+        return(none, %c0)
+    """, """
+        %c1 = append(%c0, "text that turns share")
+        prefill(%c1)
+        loop(%docs) [_ -> ^body] then ^after
+        ^body:
+        %d = unknown(%docs) {reason = "an item"}
+        %c2 = append(%c1, %d)
+        %c3, %x, %m0 = gen(%c2)
+        %u = unknown(%x) {calls = "list.append"}
+        yield()
+        ^after:
+        release(%c1)
+        return(none, %c0)
+    """, params="%c0: ctx, %docs: any")  # fmt: skip
+
+
+def test_asks_that_nobody_is_known_to_read_share_nothing() -> None:
+    check_unchanged(PLAN, """
+        %c1 = append(%c0, "text that forks share")
+        %c2, %x, %m0 = gen(%c1)
+        %c3, %y, %m1 = gen(%c1) {lazy = true}
+        return(%x, %c2)
     """, params="%c0: ctx")  # fmt: skip
 
 
@@ -215,7 +268,7 @@ def test_text_after_a_pin_does_not_count_again() -> None:
         %d1, %x, %m0 = gen(%c3)
         %d2, %y, %m1 = gen(%c3)
         %d3, %z, %m2 = gen(%c1)
-        return(%x, %d3, %c2)
+        return(%x, %d3)
     """, """
         %c1 = append(%c0, "outer text")
         prefill(%c1)
@@ -225,7 +278,7 @@ def test_text_after_a_pin_does_not_count_again() -> None:
         %d2, %y, %m1 = gen(%c3)
         %d3, %z, %m2 = gen(%c1)
         release(%c1)
-        return(%x, %d3, %c2)
+        return(%x, %d3)
     """, params="%c0: ctx")  # fmt: skip
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lmc.passes.manager import PassManager, Target, parse_pipeline
-from tests.passes.filecheck import check, check_unchanged, graph_of
+from lmc.passes.manager import Target
+from tests.passes.filecheck import check, check_unchanged
 
 CHAIN = """
     %c1 = append(%c0, "Name:")
@@ -70,108 +70,17 @@ def test_a_fork_behind_a_gen_ends_the_chain() -> None:
     check("plan-speculation", body, body, params="%c0: ctx", target=Target("text"))
 
 
-DECISION = """
-    %f = append(%c0, "Is it easy?")
-    %f1, %x, %m0 = gen(%f)
-    %r: str = read(%x)
-    switch(%r) ["yes" -> ^easy, _ -> ^hard]
-  ^easy:
-    %a = append(%c0, "Answer in one word: ", %t)
-    %a1, %y, %m1 = gen(%a)
-    return(%y, %a1)
-  ^hard:
-    %b = append(%c0, "Think step by step.")
-    %b1, %z, %m2 = gen(%b)
-    return(%z, %b1)
-"""
-
-
-SHORT = "plan-speculation{free_rows = 3}"  # a text of four tokens does not ride for nothing
-
-
-def test_both_arms_are_prefilled_while_the_decision_waits() -> None:
-    """Each is released at once on the other path, and after its ask on its own."""
-    check(SHORT, DECISION, """
-        %f = append(%c0, "Is it easy?")
-        %f1, %x, %m0 = gen(%f)
-        %r: str = read(%x)
-        %c1 = append(%c0, "Answer in one word: ")
-        prefill(%c1) {scope = "spare"}
-        %c2 = append(%c0, "Think step by step.")
-        prefill(%c2) {scope = "spare"}
-        switch(%r) ["yes" -> ^easy, _ -> ^hard]
-        ^easy:
-        release(%c2)
-        %a = append(%c1, %t)
-        %a1, %y, %m1 = gen(%a)
-        release(%c1)
-        return(%y, %a1)
-        ^hard:
-        release(%c1)
-        %b1, %z, %m2 = gen(%c2)
-        release(%c2)
-        return(%z, %b1)
-    """, params="%c0: ctx, %t: str")  # fmt: skip
-
-
-TRACED = DECISION.replace('["yes" -> ^easy, _ -> ^hard]', '["yes" -> ^easy, "no" -> ^hard, _ -> ^else]') + """
-  ^else:
-    exit(%c0, %f1, %x, %m0, %r) {id = 0}
-"""
-
-
-def test_an_arm_that_no_run_has_taken_is_no_third_arm() -> None:
-    """The way out of a traced decision has nothing to prefill, and both pins end there."""
-    check(SHORT, TRACED, """
-        %f = append(%c0, "Is it easy?")
-        %f1, %x, %m0 = gen(%f)
-        %r: str = read(%x)
-        %c1 = append(%c0, "Answer in one word: ")
-        prefill(%c1) {scope = "spare"}
-        %c2 = append(%c0, "Think step by step.")
-        prefill(%c2) {scope = "spare"}
-        switch(%r) ["yes" -> ^easy, "no" -> ^hard, _ -> ^else]
-        ^easy:
-        release(%c2)
-        %a = append(%c1, %t)
-        %a1, %y, %m1 = gen(%a)
-        release(%c1)
-        return(%y, %a1)
-        ^hard:
-        release(%c1)
-        %b1, %z, %m2 = gen(%c2)
-        release(%c2)
-        return(%z, %b1)
-        ^else:
-        release(%c1)
-        release(%c2)
-        exit(%c0, %f1, %x, %m0, %r) {id = 0}
-    """, params="%c0: ctx, %t: str")  # fmt: skip
-
-
-def left(pipeline: str, body: str) -> set[str]:
-    """What the pass counts on a graph that it leaves as it is."""
-    graph = graph_of(body, "%c0: ctx, %t: str")
-    planned = PassManager(parse_pipeline(pipeline)).plan(graph)
-    assert planned.graph is graph
-    return set(planned.stats)
-
-
-def test_an_arm_of_the_asking_prompt_has_nothing_to_prefill() -> None:
-    """Its text stands behind the answer that the decision waits for."""
-    body = DECISION.replace('append(%c0, "A', 'append(%f1, "A').replace('append(%c0, "T', 'append(%f1, "T')
-    assert left(SHORT, body) == set()
-
-
-def test_a_decision_on_an_argument_does_not_wait() -> None:
-    assert left(SHORT, DECISION.replace("read(%x)", "host.call(@str, %t) {pure = true}")) == set()
-
-
-def test_arms_that_do_not_pay_are_left_and_it_is_said_why() -> None:
-    short = "plan-speculation.arms left: short, so they ride with what they ask"
-    long = "plan-speculation.arms left: longer than the wait has free rows for"
-    many = "plan-speculation.arms left: too many of one decision"
-    assert left("plan-speculation", DECISION) == {short}
-    assert left(SHORT, DECISION.replace("gen(%f)", "gen(%f) {max_tokens = 3}")) == {long}
-    assert left(SHORT, DECISION.replace("gen(%f)", 'select(%f, "yes", "no")')) == {long}  # one pass
-    assert left("plan-speculation{free_rows = 3, max_arms = 1}", DECISION) == {many}
+def test_what_goes_on_behind_an_arm_ends_the_chain() -> None:
+    body = """
+        switch(%k) [true -> ^a, _ -> ^b] then ^on
+      ^a:
+        %c2, %x, %m0 = gen(%c0) {stream = "", ordinal = 0, stop = "\\n"}
+        %c3 = append(%c2, "\\nBorn:")
+        yield(%c3)
+      ^b:
+        raise("x")
+      ^on(%c4: ctx):
+        %c5, %y, %m1 = gen(%c4) {stream = "", ordinal = 1}
+        return(%y, %c5)
+    """
+    check("plan-speculation", body, body, params="%c0: ctx, %k: bool", target=Target("text"))

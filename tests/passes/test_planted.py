@@ -12,7 +12,7 @@ from hypothesis import Phase, find, settings
 
 from lmc.ir import Graph, parse, print_graph
 from lmc.ir.ops import trait
-from lmc.passes import canonicalize, cse, dce, lower_chat, plan_prefix, plan_speculation
+from lmc.passes import canonicalize, cse, dce, lower_chat, plan_prefix
 from lmc.passes.manager import parse_pipeline
 from tests.ir.graphs import graphs
 from tests.passes.shrink import shrunk
@@ -44,38 +44,20 @@ SIBLINGS = """graph @f(%essay: str) -> (any) {
   %t = concat(%x, %y)
   return(%t, %c1)
 }"""
-DECISION = """graph @f(%c0: ctx) -> (any) {
-  %f = append(%c0, "Is it easy?")
-  %f1, %x, %m0 = gen(%f) {name = "x", stream = "/0.0", ordinal = 0}
-  %r: str = read(%x)
-  switch(%r) ["yes" -> ^easy, _ -> ^hard]
-^easy:
-  %a = append(%c0, "Answer in one word.", %r)
-  %a1, %y, %m1 = gen(%a) {name = "y", stream = "", ordinal = 0}
-  return(%y, %a1)
-^hard:
-  %b = append(%c0, "Think step by step.", %r)
-  %b1, %z, %m2 = gen(%b) {name = "z", stream = "", ordinal = 0}
-  return(%z, %b1)
-}"""
-
 _TEXT = plan_prefix._common_text
-_WITH = plan_speculation.with_operands
 _PARTS = lower_chat._parts
 _JOINED = canonicalize._joined
 
 FAULTS: Mapping[str, Fault] = {
     "cse merges samples": Fault(cse, "_is_greedy", lambda op, greedy: True, "cse"),
-    "dce erases effects": Fault(dce, "_erasable", lambda op, reads: trait(op) != "terminator", "dce"),
+    "dce takes what is read for dead": Fault(dce, "_is_needed", lambda op, graph, needed: False, "dce"),
+    "dce erases what Python reads": Fault(dce, "_reads_nothing", lambda op: trait(op) != "terminator", "dce"),
     "canonicalize loses the last text": Fault(canonicalize, "_joined", lambda parts: _JOINED(parts)[:1], "canonicalize"),
     "lower-chat forgets how a message ends": Fault(
         lower_chat, "_parts", lambda op, template: _PARTS(op, template) if op.kind == "role.begin" else (), "lower-chat"
     ),
     "plan-prefix cuts off what siblings do not share": Fault(
         plan_prefix, "_common_text", lambda texts: _TEXT(texts) and min(texts), "plan-prefix{min_chars = 1}", SIBLINGS
-    ),
-    "plan-speculation leaves the text in the arm": Fault(
-        plan_speculation, "with_operands", lambda op, operands: _WITH(op, (operands[0], *op.operands[1:])), "plan-speculation{free_rows = 1}", DECISION
     ),
 }  # fmt: skip
 

@@ -13,7 +13,8 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from lmc.errors import IRError
-from lmc.ir import OPS, Graph, Op, can_raise, parse, print_graph, rewrite, trait, verify
+from lmc.ir import Graph, Op, parse, print_graph, rewrite, trait, verify
+from lmc.ir.builder import with_attrs
 from lmc.passes.manager import Pass, PassContext, PassManager, Target, interface, parse_pipeline, pipeline_for, stage_of
 from tests.ir.graphs import graphs
 from tests.passes.evaluate import evaluate
@@ -30,8 +31,7 @@ PIPELINES = [
     "lower-chat,plan-prefix{min_chars = 1}",
     "batch-forks",
     "lower-constraint",
-    "lower-chat,plan-speculation{free_rows = 1}",
-    "canonicalize,lower-chat,canonicalize,cse,dce,canonicalize,lower-constraint,plan-speculation{free_rows = 1},plan-prefix{min_chars = 4},batch-forks",
+    "canonicalize,lower-chat,canonicalize,cse,dce,canonicalize,lower-constraint,plan-speculation,plan-prefix{min_chars = 4},batch-forks",
 ]
 
 
@@ -76,24 +76,24 @@ def test_a_pipeline_is_a_fixpoint(kind: str) -> None:
 @slow
 @given(graphs(), st.integers(0, 3))
 def test_outputs_keep_the_wanted_variables(graph: Graph, seed: int) -> None:
-    """Unless the run fails at a read that nobody wanted, value, wanted variables and effects are the same."""
+    """Value, wanted variables and what unknown code is handed are the same."""
     narrowed = PassManager(pipeline_for(Target(), outputs=["x"])).run(graph)
     before, after = evaluate(graph, seed, outputs=("x",)), evaluate(narrowed, seed, outputs=("x",))
     assert after.asked <= before.asked
-    if before.end[0] != "raised":  # pyright: ignore[reportIndexIssue]
-        assert after.observable == before.observable
+    assert after.observable == before.observable
 
 
 @pytest.mark.search
 @slow
 @given(graphs(), st.integers(0, 3))
 def test_prefills_serve_two_asks_of_one_path(graph: Graph, seed: int) -> None:
-    """What is prefilled for a fork is extended by at least two branches in the blocks from there on."""
+    """What is prefilled for a fork is extended by at least two branches, or by one in a loop."""
     planned = PassManager(parse_pipeline("lower-chat,plan-prefix{min_chars = 1}")).run(graph)
     for op in planned.ops():
         if op.kind == "prefill" and op.attr("scope") is None:
             (prompt,) = op.uses
-            assert len([u for u in planned.users[prompt] if u.kind not in ("prefill", "release")]) >= 2
+            branches = [u for u in planned.users[prompt] if u.kind not in ("prefill", "release")]
+            assert len(branches) >= 2 or any(b.terminator.kind == "loop" for b in planned.blocks)
 
 
 # -- planted bugs ------------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def _drop(wrong):
 
 
 def _unused(graph: Graph, op: Op) -> bool:
-    return OPS[op.kind].trait != "terminator" and not any(v in graph.users for v in op.results)
+    return trait(op) != "terminator" and not any(v in graph.users for v in op.results)
 
 
 def _merge_samples(graph: Graph) -> Graph:
@@ -132,31 +132,15 @@ def _drop_text(graph: Graph) -> Graph:
     return rewrite(graph, rule)
 
 
-def _swap_effects(graph: Graph) -> Graph:
-    from lmc.ir.core import Block
-
-    def swapped(block: Block) -> Block:
-        ops = list(block.ops)
-        for j, op in enumerate(ops):
-            before = next((i for i in range(j) if trait(ops[i]) == "effect"), j)
-            if (
-                before < j
-                and trait(op) == "effect"
-                and not {v for x in ops[before:j] for v in x.results} & set(op.uses)
-            ):
-                ops.insert(before, ops.pop(j))
-                break
-        return Block(block.label, tuple(ops), block.terminator)
-
-    return Graph(graph.name, graph.params, tuple(swapped(b) for b in graph.blocks), graph.result, graph.constants)
+def _all_lazy(graph: Graph) -> Graph:
+    return rewrite(graph, lambda op, _: None if op.kind != "gen" or op.attr("lazy") else (with_attrs(op, {**op.attrs, "lazy": True}),))
 
 
 BUGS = {
-    "erases what can raise": _drop(lambda op: trait(op) == "pure" and can_raise(op)),
-    "erases effects": _drop(lambda op: trait(op) == "effect"),
+    "erases unknown code": _drop(lambda op: trait(op) == "opaque"),
     "merges samples": _merge_samples,
     "loses a text": _drop_text,
-    "reorders effects": _swap_effects,
+    "makes every gen lazy": _all_lazy,
 }
 
 
@@ -174,12 +158,11 @@ FORKS = """graph @f(%essay: str) -> (any) {
   %c1 = append(%c0, "Essay: ", %essay, " Judge it.")
   %c2, %x, %m0 = gen(%c1) {name = "x", stream = "/0.0", ordinal = 0}
   %c3, %y, %m1 = gen(%c1) {name = "y", stream = "/0.1", ordinal = 0}
-  %r = read(%x)
-  switch(%r) ["no" -> ^on, _ -> ^off]
+  switch(%x) ["no" -> ^on, _ -> ^off]
 ^on:
-  return(%r, %c2, %y, %m1) {vars = ["y"]}
+  return(%x, %c2, %y) {vars = ["y"]}
 ^off:
-  exit(%c3, %y) {id = 0}
+  return(%y, %c3)
 }"""
 
 

@@ -1,0 +1,101 @@
+"""The graph of a program before any run: an abstract evaluation that writes ops, arguments unknown or given as examples."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from lmc.frontend.capture.evaluation import Evaluation, Outcome
+from lmc.frontend.capture.outside import Snapshot
+from lmc.frontend.capture.values import NOTHING, Unknown
+from lmc.frontend.interpreter import Function
+from lmc.frontend.tracing.emitter import GraphEmitter
+from lmc.frontend.tracing.regions import GraphDomain
+from lmc.ir.builder import Builder, without_unused_params
+from lmc.ir.core import Graph, Type, Value
+
+BUDGET = 400_000
+"""Steps of an evaluation."""
+_TYPES: dict[Any, Type] = {str: "str", int: "int", float: "float", bool: "bool", "str": "str", "int": "int", "float": "float", "bool": "bool"}
+
+
+def graph_of(function: Function, /, **examples: Any) -> Graph:
+    """The graph of a program. Arguments that `examples` does not name are their defaults, or unknown: parameters of the graph.
+
+    Nothing of the program runs, and no model is asked.
+    """
+    return traced(function, examples)[0]
+
+
+def traced(function: Function, examples: dict[str, Any]) -> tuple[Graph, Outcome]:
+    """The graph, and what came of the evaluation."""
+    builder = Builder(function.name)
+    given = {**function.bound, **examples}
+    emitter = GraphEmitter(builder)
+    args, kwargs = _arguments(function, given, emitter)
+    evaluation = _GraphEvaluation(function, Snapshot(args, kwargs), emitter, domain=GraphDomain(emitter), budget=BUDGET)
+    emitter.evaluation = evaluation
+    outcome = evaluation.run()
+    if not builder.terminated:
+        _end(evaluation, emitter, outcome)
+    return without_unused_params(builder.build()), outcome
+
+
+class _GraphEvaluation(Evaluation):
+    """An evaluation that keeps what it is told of unknown arguments, and shows a fork of unknown size as one branch."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        adopt = self.adopt
+        self.adopt = lambda x: x if isinstance(x, Unknown) else adopt(x)
+
+    def _state_method(self, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name == "fork" and any(isinstance(a, Unknown) for a in (*args, *kwargs.values())):
+            args, kwargs = [1], {}
+        return super()._state_method(x, name, args, kwargs)
+
+
+def _arguments(function: Function, given: dict[str, Any], emitter: GraphEmitter) -> tuple[list[Any], dict[str, Any]]:
+    """Values for the parameters behind the state: examples, defaults, or parameters of the graph."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for name, p in list(function.signature.parameters.items())[1:]:
+        if name in given:
+            x: Any = given[name]
+        elif p.default is not inspect.Parameter.empty:
+            x = p.default
+        elif p.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            continue
+        else:
+            value = emitter.parameter(name, _TYPES.get(p.annotation, "any"))
+            x = Unknown(None, value)
+        if p.kind is inspect.Parameter.POSITIONAL_ONLY:
+            args.append(x)
+        elif p.kind is inspect.Parameter.VAR_KEYWORD:
+            kwargs.update(x)
+        elif p.kind is inspect.Parameter.VAR_POSITIONAL:
+            args.extend(x)
+        else:
+            kwargs[name] = x
+    return args, kwargs
+
+
+def _end(evaluation: Evaluation, emitter: GraphEmitter, outcome: Outcome) -> None:
+    """Ends the last block as the evaluation ended."""
+    domain = evaluation.domain
+    assert isinstance(domain, GraphDomain)
+    if outcome.stopped_at is not None:
+        prompts: list[Value] = emitter.leaves()
+        stopped = emitter.unknown(f"the evaluation stopped: {outcome.reason}", prompts)
+        domain.returns(evaluation, Unknown(NOTHING, stopped))
+    elif outcome.raised is not None:
+        emitter.builder.terminate("raise", (emitter.operand(_shown(outcome.raised)),), loc=emitter.loc)
+    else:
+        domain.returns(evaluation, outcome.value)
+
+
+def _shown(raised: Any) -> str:
+    return f"{type(raised).__name__}: {raised}" if isinstance(raised, BaseException) else getattr(getattr(raised, "cls", None), "__name__", "an exception")
+
+
+__all__ = ["graph_of", "traced"]

@@ -1,0 +1,405 @@
+"""What an evaluation does where it meets something unknown when a graph is wanted: both arms, and each loop's body once, as regions.
+
+Between two arms what they can change is put back (`Heap`); where they go on together, what differs is a parameter of the block that follows.
+What a graph cannot say is left out, since it is advice: an undecided `return` of a helper, and an undecided `break` of a loop over
+known items, are taken to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, Branch, Domain, Loop, Signal
+from lmc.frontend.capture.values import Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.emitter import Scoped
+from lmc.frontend.state import State, StateGroup
+from lmc.frontend.tracing.emitter import Answered, Context, GraphEmitter
+from lmc.frontend.tracing.heap import MISSING, Heap, Slot, get, put, same
+from lmc.ir.core import DEFAULT, Case, Operand, Value
+
+if TYPE_CHECKING:
+    from lmc.errors import Loc
+    from lmc.frontend.capture.evaluation import Evaluation, Frame
+
+DEEPEST = 12
+"""Regions within each other; inside of more, what is undecided is skipped."""
+_OBJECTS = (State, StateGroup, list, dict, set)
+_BOOKS = frozenset({"ordinal", "forks", "calls", "role", "previous"})
+"""Of a state, what is not a value of the graph."""
+
+
+@dataclass
+class Turn:
+    """A loop over unknown items whose body is being evaluated.
+
+    slots    what turns carry, each with what it begins as; None while that is being found out
+    collect  the values of a comprehension, which turns carry last; None: it is none
+    heaps    what ends of turns left behind
+    """
+
+    site: Loop
+    slots: list[tuple[Slot, Any]] | None = None
+    collect: list[Any] | None = None
+    heaps: list[Heap] = field(default_factory=list[Heap])
+
+
+@dataclass
+class Ended:
+    """How an arm ended: `signal` of one that goes on at `label`; `error` of one that raised; `left`: it does not go on."""
+
+    label: str
+    heap: Heap
+    signal: Signal = None
+    value: Any = None
+    left: bool = False
+    error: Raised | None = None
+    returned: bool = False
+    turned: bool = False
+
+
+class GraphDomain(Domain):
+    """Makes regions of what is undecided."""
+
+    def __init__(self, emitter: GraphEmitter) -> None:
+        self.emitter, self.builder = emitter, emitter.builder
+        self.turns: list[Turn] = []
+        self.depth = 0
+
+    # -- values
+
+    def operation(self, evaluation: Evaluation, name: str, operands: Sequence[Any], deps: Deps) -> Any:
+        return self.emitter.operation(name, operands, deps)
+
+    def call(self, evaluation: Evaluation, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        given = [self.emitter.operand(x) for x in (*args, *kwargs.values()) if not callable(x)]
+        name = getattr(fn, "name", None) or getattr(fn, "__name__", None)
+        return Unknown(None, self.emitter.unknown("unknown code", given, name if isinstance(name, str) else type(fn).__name__))
+
+    # -- branches
+
+    def branch(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Signal:
+        if self.depth >= DEEPEST:
+            return super().branch(evaluation, frame, test, site)
+        ended = self._arms(evaluation, frame, test, site.loc, (site.then, site.orelse))
+        return ended.signal
+
+    def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Any:
+        if self.depth >= DEEPEST:
+            return super().choice(evaluation, frame, test, site)
+        return self._arms(evaluation, frame, test, site.loc, (site.then, site.orelse), values=True).value
+
+    def handlers(self, evaluation: Evaluation, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
+        evaluation.blocked(deps)
+        for arm in handlers:
+            raised = Unknown(deps, self.emitter.unknown("something raised"))
+            empty = Arm(lambda _: None, arm.effects, arm.loc)
+            self._arms(evaluation, frame, raised, arm.loc, (arm, empty))
+
+    def leave(self, evaluation: Evaluation, frame: Frame, kind: str, loc: Loc, deps: Deps) -> None:
+        evaluation.uncertain()
+
+    def _arms(self, evaluation: Evaluation, frame: Frame, test: Unknown, loc: Loc, arms: tuple[Arm, Arm], *, values: bool = False) -> Ended:
+        """Evaluates both arms; goes on behind them."""
+        evaluation.blocked(test.deps)
+        emitter, b = self.emitter, self.builder
+        on = emitter.operand(test)
+        home, before, undo = b.current, Heap(evaluation, frame), emitter.save()
+        labels = [b.label(), b.label()]
+        ends: list[Ended] = []
+        self.depth += 1
+        for label, arm in zip(labels, arms, strict=True):
+            before.restore()
+            emitter.above[label] = home
+            b.at(label)
+            ends.append(self._arm(evaluation, frame, arm, values=values))
+        self.depth -= 1
+        cases: list[tuple[Case, str]] = [(True, labels[0]), (DEFAULT, labels[1])]
+        going = [end for end in ends if not end.left]
+        if values and len(going) == 2 and all(map(b.is_empty, labels)) and not any([*before.changed(end.heap)] for end in ends):
+            undo()
+            picked = emitter.operation("choice", (test, *(end.value for end in ends)), test.deps)
+            return Ended(home, before, None, picked)
+        b.at(home)
+        if not going:
+            b.terminate("switch", (on,), loc=loc, cases=cases)
+            return self._all_left(evaluation, frame, ends)
+        if len(going) == 1 and self.depth == 0:
+            (end,) = going
+            b.terminate("switch", (on,), loc=loc, cases=cases)
+            b.at(end.label)
+            end.heap.restore()
+            return end
+        return self._joined(evaluation, frame, home, on, cases, going, before, loc, values=values)
+
+    def _arm(self, evaluation: Evaluation, frame: Frame, arm: Arm, *, values: bool) -> Ended:
+        emitter, b = self.emitter, self.builder
+        ended = Ended(b.current, Heap(evaluation, frame))
+        try:
+            found = arm.run(frame)
+            ended.signal, ended.value = (None, found) if values else (found, None)
+        except Raised as error:
+            ended.error = error
+        except Stop as stop:
+            if not b.terminated:
+                ended.error = Raised(stop.reason)
+                emitter.unknown(f"the evaluation stopped: {stop.reason}")
+            if evaluation.outcome.paused:
+                raise
+        except (Undecided, Abandoned) as undecided:
+            evaluation.havoc(frame, arm.effects, undecided.deps)
+            ended.value = Unknown(undecided.deps)
+        ended.label, ended.heap = b.current, Heap(evaluation, frame)
+        if b.terminated:
+            ended.left, ended.returned, ended.turned = True, ended.signal is RETURN, ended.signal in (BREAK, CONTINUE)
+        elif ended.error is not None:
+            value = ended.error.value
+            b.terminate("raise", (emitter.operand(value.args[0] if isinstance(value, BaseException) and value.args else str(value)),), loc=emitter.loc)
+            ended.left = True
+        elif ended.signal is RETURN and self._is_program(evaluation, frame):
+            self.returns(evaluation, frame.result)
+            ended.left = ended.returned = True
+        elif ended.signal in (BREAK, CONTINUE) and self.turns and frame.loops and frame.loops[-1] is self.turns[-1].site:
+            self._turn_ends(evaluation, frame, "break" if ended.signal == BREAK else "continue")
+            ended.left = ended.turned = True
+        return ended
+
+    def _is_program(self, evaluation: Evaluation, frame: Frame) -> bool:
+        """Whether a frame is that of the program itself, whose return ends the run."""
+        return frame.is_program and evaluation.current is evaluation.states[0]
+
+    def returns(self, evaluation: Evaluation, value: Any) -> None:
+        """Ends the run here."""
+        emitter, state = self.emitter, evaluation.states[0]
+        names = [name for name in state.variables if isinstance(name, str)]
+        held = [emitter.operand(state.variables[name]) for name in names]
+        operands = (emitter.operand(value), emitter.seen(state.ctx), *held)
+        self.builder.terminate("return", operands, {"vars": tuple(names)}, emitter.loc)
+
+    def _all_left(self, evaluation: Evaluation, frame: Frame, ends: Sequence[Ended]) -> Ended:
+        """Nothing goes on here: leaves as one of the arms did."""
+        last = ends[-1]
+        last.heap.restore()
+        self.builder.at_end(last.label)
+        if any(end.turned for end in ends):
+            last.signal = CONTINUE
+            return last
+        if any(end.returned for end in ends):
+            frame.result = Unknown(None)
+            last.signal = RETURN
+            return last
+        error = next((end.error for end in ends if end.error is not None), None)
+        raise error if error is not None else Stop("nothing goes on")
+
+    def _joined(
+        self, evaluation: Evaluation, frame: Frame, home: str, on: Operand, cases: list[tuple[Case, str]], going: Sequence[Ended], before: Heap, loc: Loc,
+        *, values: bool,
+    ) -> Ended:  # fmt: skip
+        emitter, b = self.emitter, self.builder
+        then = b.label()
+        emitter.above[then] = home
+        b.at(home)
+        b.terminate("switch", (on,), loc=loc, cases=cases, then=then)
+        heaps = [end.heap for end in going]
+        slots = [slot for slot in self._slots(evaluation, before, heaps) if self._differs(slot, heaps, before)]
+        columns = [[self._held(slot, heap, before) for heap in heaps] for slot in slots]
+        if values:
+            columns.append([end.value for end in going])
+        kept = [self._one_object(column) for column in columns]
+        for k, end in enumerate(going):
+            b.at(end.label)
+            given = [self._operands(column[k], column) for column, one in zip(columns, kept, strict=True) if one is None]
+            b.terminate("yield", [operand for operands in given for operand in operands])
+        b.at(then)
+        heaps[0].restore()
+        for heap in heaps[1:]:
+            evaluation.lost.update(heap.of(evaluation.lost))
+        self._shift(before, heaps)
+        found = [self._param(column, then) if one is None else one for column, one in zip(columns, kept, strict=True)]
+        for slot, x in zip(slots, found, strict=False):
+            put(slot, x)
+        signals = {end.signal for end in going}
+        if RETURN in signals and len(signals) > 1:
+            frame.undecided = join(frame.undecided, None) if frame.undecided is not False else None
+        signal = signals.pop() if len(signals) == 1 else None
+        if signal is RETURN:
+            frame.result = Unknown(None)
+        return Ended(then, before, signal, found[-1] if values else None)
+
+    # -- what arms hold
+
+    def _slots(self, evaluation: Evaluation, before: Heap, heaps: Sequence[Heap]) -> list[Slot]:
+        """Where something else is held later; what has no place of its own is lost."""
+        slots: dict[tuple[int, Any], Slot] = {}
+        for heap in heaps:
+            for x, key in before.changed(heap):
+                if x is evaluation.lost or x is evaluation.states:
+                    continue
+                if key is MISSING:
+                    evaluation.lose(x, None)
+                elif not isinstance(x, Scoped) and not (isinstance(x, State) and key in _BOOKS):
+                    slots[id(x), key] = (x, key)
+        return [*slots.values()]
+
+    def _differs(self, slot: Slot, heaps: Sequence[Heap], before: Heap) -> bool:
+        first, *others = [self._held(slot, heap, before) for heap in heaps]
+        return first is MISSING or not self._sees(first) or not all(same(first, x) for x in others)
+
+    def _sees(self, x: Any) -> bool:
+        value = x.value if isinstance(x, (Context, Answered)) else x.note if isinstance(x, Unknown) else None
+        return not isinstance(value, Value) or self.emitter.sees(value)
+
+    def _shift(self, before: Heap, heaps: Sequence[Heap]) -> None:
+        """Numbers of asks, forks and sub-programs that differ leave the addresses behind undecided."""
+        for x, held in before.held.values():
+            if not isinstance(x, State):
+                continue
+            for name in ("ordinal", "forks", "calls"):
+                counts = {self._held((x, name), heap, before) for heap in heaps} or {held[name]}
+                if len(counts) > 1:
+                    if name == "ordinal":
+                        self.emitter.shifted.add(x.stream)
+                    else:
+                        self.emitter.adrift.add(f"{x.stream}/{'c' if name == 'calls' else ''}")
+                setattr(x, name, max(counts))
+
+    @staticmethod
+    def _held(slot: Slot, heap: Heap, before: Heap) -> Any:
+        x, key = slot
+        held = heap.of(x)
+        held = before.of(x) if held is MISSING else held
+        if isinstance(held, dict):
+            return held.get(key, MISSING)
+        return held[key] if key < len(held) else MISSING
+
+    @staticmethod
+    def _one_object(column: Sequence[Any]) -> Any:
+        """What is bound in one arm alone, or known to be one thing: taken to be there."""
+        there = [x for x in column if x is not MISSING]
+        if len(there) == 1 and isinstance(there[0], _OBJECTS):
+            return there[0]
+        if there and isinstance(there[0], _OBJECTS) and all(x is there[0] for x in there):
+            return there[0]
+        return None
+
+    def _operands(self, x: Any, column: Sequence[Any]) -> list[Operand]:
+        """What an arm yields for a place."""
+        if any(isinstance(c, Context) for c in column):
+            return [self.emitter.seen(x) if isinstance(x, Context) else self.emitter.lost(None).value]
+        if x is MISSING:
+            x = None
+        if any(isinstance(c, Answered) for c in column):
+            meta = x.meta if isinstance(x, Answered) and isinstance(x.meta, Value) and self.emitter.sees(x.meta) else None
+            return [self.emitter.operand(x), meta]
+        return [self.emitter.operand(x)]
+
+    def _param(self, column: Sequence[Any], label: str) -> Any:
+        """What stands in a place where arms go on together."""
+        deps = join(*(x.deps for x in column if isinstance(x, (Unknown, Answered))))
+        if any(isinstance(x, Context) for x in column):
+            return Context(self._new("ctx", label))
+        if any(isinstance(x, Answered) for x in column):
+            return Answered(self._new("any", label), self._new("any", label), deps)
+        return Unknown(deps, self._new("any", label))
+
+    def _new(self, type: Any, label: str) -> Value:
+        return self.emitter.define(self.builder.block_param(type, label))
+
+    # -- loops
+
+    def loop(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: Loop) -> Signal:
+        if self.depth >= DEEPEST:
+            return super().loop(evaluation, frame, items, site)
+
+        def turn(over: Operand) -> Signal:
+            if site.bind is not None:
+                site.bind(frame, Unknown(None, self.emitter.unknown("an item", [over])))
+            return site.body.run(frame)
+
+        self._loop(evaluation, frame, items if site.bind is not None else None, site, turn)
+        return site.orelse.run(frame)
+
+    def comprehension(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: Loop) -> Any:
+        if self.depth >= DEEPEST:
+            return super().comprehension(evaluation, frame, items, site)
+        found: list[Any] = []
+
+        def turn(over: Operand) -> Signal:
+            inner = frame.inner()
+            assert site.bind is not None, "a comprehension binds its items"
+            site.bind(inner, Unknown(None, self.emitter.unknown("an item", [over])))
+            found.append(site.body.run(inner))
+            return None
+
+        return Unknown(items.deps, self._loop(evaluation, frame, items, site, turn, found))
+
+    def _loop(
+        self, evaluation: Evaluation, frame: Frame, items: Unknown | None, site: Loop, run: Callable[[Operand], Signal], collected: list[Any] | None = None
+    ) -> Value | None:
+        """The body once, for all turns: first to find out what turns carry, then for good."""
+        if items is not None:
+            evaluation.blocked(items.deps)
+        emitter, b = self.emitter, self.builder
+        over = None if items is None else emitter.operand(items)
+        home, before, undo = b.current, Heap(evaluation, frame), emitter.save()
+        tried = Turn(site)
+        self._turn(evaluation, frame, tried, home, b.label(), over, run)
+        undo()
+        before.restore()
+        slots = [(slot, x) for slot in self._slots(evaluation, before, tried.heaps) if (x := self._held(slot, before, before)) is not MISSING]
+        carried = [(slot, x) for slot, x in slots if not isinstance(x, _OBJECTS)]
+        body, then = b.label("body"), b.label("after")
+        begins = [operand for _, x in carried for operand in self._operands(x, [x])]
+        emitter.above[body] = emitter.above[then] = home
+        begins += [None] if collected is not None else []
+        b.terminate("loop", (over, *begins), loc=site.loc, cases=[(DEFAULT, body)], then=then)
+        b.at(body)
+        self._carry(slots, body)
+        if collected is not None:
+            collected.clear()
+            self._new("any", body)
+        final = Turn(site, carried, collected)
+        self._turn(evaluation, frame, final, home, body, over, run)
+        b.at(then)
+        (final.heaps or [before])[-1].restore()
+        self._shift(before, [before, *tried.heaps])
+        self._carry(slots, then)
+        return self._new("any", then) if collected is not None else None
+
+    def _carry(self, slots: Sequence[tuple[Slot, Any]], label: str) -> None:
+        """Puts parameters of a block where turns change something."""
+        for slot, x in slots:
+            put(slot, Unknown(None) if isinstance(x, _OBJECTS) else self._param([x], label))
+
+    def _turn(self, evaluation: Evaluation, frame: Frame, turn: Turn, home: str, label: str, over: Operand, run: Callable[[Operand], Signal]) -> None:
+        """Evaluates the body at `label`, and ends the turn."""
+        b = self.builder
+        self.emitter.above[label] = home
+        b.at(label)
+        self.turns.append(turn)
+        self.depth += 1
+        added = not frame.loops or frame.loops[-1] is not turn.site
+        if added:
+            frame.loops.append(turn.site)
+        try:
+            self._arm(evaluation, frame, Arm(lambda _: run(over), turn.site.effects, turn.site.loc), values=False)
+            if not b.terminated:
+                self._turn_ends(evaluation, frame, "yield")
+        finally:
+            if added:
+                frame.loops.pop()
+            self.depth -= 1
+            self.turns.pop()
+
+    def _turn_ends(self, evaluation: Evaluation, frame: Frame, kind: str) -> None:
+        """The innermost turn ends here."""
+        turn = self.turns[-1]
+        turn.heaps.append(Heap(evaluation, frame))
+        if turn.slots is None:
+            self.builder.terminate("raise", (None,))  # taken back
+            return
+        values = [operand for slot, x in turn.slots for operand in self._operands(get(slot), [get(slot), x])]
+        if turn.collect is not None:
+            values.append(self.emitter.operand(turn.collect[-1]) if turn.collect else None)
+        self.builder.terminate(kind, values)

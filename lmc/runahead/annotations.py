@@ -1,0 +1,329 @@
+"""Annotations: what a planned graph says of each address at which the program asks. The ledger looks it up at submit.
+
+    planned graph ──annotate──► (stream, ordinal) → Annotation ──hints(…)──► lmc.backend.base.Hints
+                                                      └──pins: where to cut the prompt's text, prefill and pin it
+
+Advice only: an address that the table does not know, or that another line asks at, has no annotation, and a pin whose text is
+not that of the prompt is not made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from lmc.backend.base import Beyond, Hints
+from lmc.errors import Loc
+from lmc.ir.core import Graph, Op, Operand, Symbol, Value
+from lmc.ir.ops import address as address_of
+from lmc.ir.ops import trait
+from lmc.prompt import Mark, Special
+
+Address = tuple[str, int]
+"""Stream and ordinal of an ask."""
+Piece = str | Special | Mark | None
+"""A part of a prompt's text as far as it is known; None: any text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Text to prefill and pin before an ask is submitted. All asks that go on from it name it: the first makes it, the others use it.
+
+    number  within the graph
+    text    from the last answer (or the beginning) to the end of what is pinned
+    rest    from there to the ask
+    shared  kept for all runs of the program
+    """
+
+    number: int
+    text: tuple[Piece, ...]
+    rest: tuple[Piece, ...]
+    shared: bool = False
+
+    def cut(self, tail: Sequence[object]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+        """A prompt's text since its last answer as what is pinned and what follows it; None where it is another text."""
+        encoded, parts = _encoded(tail)
+        match = _pattern(self.text, self.rest).fullmatch(encoded)
+        return None if match is None else _divided(parts, match.end(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """An answer that one request may cover besides its own: the text before it, its limit and its stops (None: the run's)."""
+
+    text: str
+    max_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """What the plan says of one ask.
+
+    order     place in the depth-first visit of the prompts
+    group     number of the siblings that are submitted together, and how many they are; None: alone
+    together  Python itself makes the requests of the group without waiting in between; else they are a group only if asked ahead
+    ways      which of the group's equal samples it is, and of how many
+    reserve   most tokens that its answer can have by its constraint, its end included; None: not known
+    covers    what one request to an API may cover besides
+    lazy      nothing is known to read the answer: submit it when it is read
+    same_as   the address of an equal ask at temperature 0 before it, whose answer it may have
+    pins      text to prefill and pin before, outside in;  releases: numbers of pins that nothing behind it needs
+    loc, name where the program asks, and the variable
+    """
+
+    order: int | None = None
+    group: tuple[int, int] | None = None
+    together: bool = True
+    ways: tuple[int, int] = (0, 1)
+    reserve: int | None = None
+    covers: tuple[Covered, ...] = ()
+    lazy: bool = False
+    same_as: Address | None = None
+    pins: tuple[Pin, ...] = ()
+    releases: tuple[int, ...] = ()
+    loc: Loc | None = None
+    name: str | None = None
+
+    def hints(
+        self, base: Hints, *, item: int, run: int, plan: int = 0, ahead: bool = False, max_tokens: int = 128, stop: tuple[str, ...] = ()
+    ) -> Hints:
+        """Hints for a request at this address, over those of the run.
+
+        item, run, plan  number of the item in its batch, of the run, and of the graph: groups of different runs are different
+        ahead            it is submitted ahead of Python, with its siblings
+        max_tokens, stop the run's defaults
+        """
+        hints = base
+        if self.order is not None:
+            hints = hints._replace(order=(item, plan, self.order))
+        if self.group is not None and (ahead or self.together):
+            hints = hints._replace(group=(run, plan, self.group[0]), members=self.group[1], way=self.ways)
+        if self.reserve is not None:
+            hints = hints._replace(reserve=self.reserve)
+        if self.covers:
+            hints = hints._replace(beyond=self._beyond(max_tokens, stop))
+        return hints
+
+    def _beyond(self, max_tokens: int, stop: tuple[str, ...]) -> Beyond:
+        """What follows. The last stops end the request unless something before could contain them."""
+        tokens = sum(len(c.text.encode("utf-8", "surrogatepass")) + (max_tokens if c.max_tokens is None else c.max_tokens) for c in self.covers)
+        last = self.covers[-1].stop
+        stops = stop if last is None else last
+        if any(s in c.text for s in stops for c in self.covers):
+            stops = ()
+        return Beyond(tokens, len(self.covers), stops)
+
+    @property
+    def of_site(self) -> Annotation:
+        """What holds wherever this line asks, at whatever address."""
+        return Annotation(reserve=self.reserve, covers=self.covers, loc=self.loc, name=self.name)
+
+
+NOTHING = Annotation()
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """What a plan says of all addresses. Arms that exclude each other may have one address each: the line decides."""
+
+    by_address: Mapping[Address, tuple[Annotation, ...]] = field(default_factory=dict[Address, tuple[Annotation, ...]])
+    by_line: Mapping[tuple[str, int], Annotation] = field(default_factory=dict[tuple[str, int], Annotation])
+
+    def at(self, stream: str, ordinal: int, loc: Loc | None = None) -> Annotation:
+        """What is known of an ask at an address that the program makes at `loc`."""
+        found = self.by_address.get((stream, ordinal), ())
+        for annotation in found:
+            if loc is None or annotation.loc is None or _line(annotation.loc) == _line(loc):
+                return annotation
+        return NOTHING if loc is None else self.by_line.get(_line(loc), NOTHING)
+
+    def __len__(self) -> int:
+        return len(self.by_address)
+
+
+def annotate(graph: Graph) -> Annotations:
+    """The annotations of a planned graph. One that only the traced stage allows has no pins."""
+    return _Annotator(graph).run()
+
+
+class _Annotator:
+    """One walk over the graph; `_releases` and `_pinned` are filled before it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.pinned: dict[Value, tuple[int, bool]] = {}  # prompts that are prefilled, with the number of their pin
+        for op in graph.ops():
+            if op.kind == "prefill" and (prompt := op.uses[0]) not in self.pinned:
+                self.pinned[prompt] = len(self.pinned), op.attr("scope") == "program"
+        self.releases = self._released()
+        self.waits = _groups_that_wait(graph)
+
+    def run(self) -> Annotations:
+        by_address: dict[Address, list[Annotation]] = {}
+        by_line: dict[tuple[str, int], Annotation] = {}
+        asks = [op for op in self.graph.ops() if trait(op) == "samples"]
+        where = {id(op): b.label for b in self.graph.blocks for op in b.ops}
+        in_order = any("order" in op.attrs for op in asks)
+        covered = {address: op for op in asks if (address := address_of(op)) is not None}
+        for place, op in enumerate(asks):
+            found = self._annotation(op, place if in_order or self.pinned else None, covered)
+            in_loop = self.graph.loop_around(where[id(op)]) is not None
+            address = address_of(op)
+            if op.loc is not None:
+                by_line.setdefault(_line(op.loc), found.of_site)
+            if address is None or (in_loop and not op.loc):
+                continue
+            by_address.setdefault(address, []).append(found)
+            for stream, ordinal in op.attr("also", ()):
+                by_address.setdefault((stream, ordinal), []).append(replace(found, same_as=address, group=None, ways=(0, 1), loc=None))
+        return Annotations({address: tuple(found) for address, found in by_address.items()}, by_line)
+
+    def _annotation(self, op: Op, place: int | None, asks: Mapping[Address, Op]) -> Annotation:
+        group = op.attr("group")
+        return Annotation(
+            order=op.attr("order", place),
+            group=group,
+            together=group is None or group[0] not in self.waits,
+            ways=op.attr("ways", (0, 1)),
+            reserve=self._reserve(op),
+            covers=tuple(_covered(op, asks)),
+            lazy=bool(op.attr("lazy")),
+            pins=tuple(self._pins(op)),
+            releases=self.releases.get(id(op), ()),
+            loc=op.loc,
+            name=op.attr("name"),
+        )
+
+    def _reserve(self, op: Op) -> int | None:
+        name = op.attr("constraint")
+        longest = self.graph.constants[name.name].attr("longest") if isinstance(name, Symbol) else None
+        return None if longest is None else longest + 1
+
+    def _pins(self, op: Op) -> Iterator[Pin]:
+        """The pins in the text that an ask adds to its last answer."""
+        pieces: list[tuple[Piece, ...]] = []
+        found: list[tuple[Value, int]] = []  # pinned prompts, and how many of the pieces stand behind each
+        node: Operand = op.operands[0]
+        while isinstance(node, Value):
+            if node in self.pinned:
+                found.append((node, len(pieces)))
+            made = self.graph.producer.get(node)
+            if made is None:
+                pieces.append((None,))  # what arms or turns have put before is not known here
+                break
+            if made.kind != "append":
+                if made.kind != "ctx.new" and trait(made) != "samples":
+                    return  # an image, or a role that is not lowered
+                break
+            pieces.append(tuple(None if isinstance(x, Value) else x for x in made.operands[1:]))  # type: ignore[misc]
+            node = made.operands[0]
+        for prompt, behind in reversed(found):
+            number, shared = self.pinned[prompt]
+            head, rest = pieces[behind:], pieces[:behind]
+            yield Pin(number, _flat(reversed(head)), _flat(reversed(rest)), shared)
+
+    def _released(self) -> Mapping[int, tuple[int, ...]]:
+        """For each ask the pins that end with it: those released behind it in its block, or else before it."""
+        found: dict[int, list[int]] = {}
+        for block in self.graph.blocks:
+            asks = [i for i, op in enumerate(block.ops) if trait(op) == "samples" and not op.attr("lazy")]
+            for i, op in enumerate(block.ops):
+                if op.kind == "release" and (pin := self.pinned.get(op.uses[0])) is not None and asks:
+                    before = [j for j in asks if j < i]
+                    ask = block.ops[before[-1] if before else asks[0]]
+                    found.setdefault(id(ask), []).append(pin[0])
+        return {ask: tuple(pins) for ask, pins in found.items()}
+
+
+def _covered(op: Op, asks: Mapping[Address, Op]) -> Iterator[Covered]:
+    template = op.attr("lookahead", ())
+    for text, address in zip(template[::2], template[1::2], strict=True):
+        following = asks.get(address)
+        if following is None:
+            return
+        stop = following.attr("stop")
+        yield Covered(text, following.attr("max_tokens"), (stop,) if isinstance(stop, str) else stop)
+
+
+def _groups_that_wait(graph: Graph) -> frozenset[int]:
+    """Groups between whose first and last ask Python reads an answer: it makes the others after that."""
+    answers = {v for op in graph.ops() if trait(op) == "samples" for v in op.results[1:]}
+    found: set[int] = set()
+    for block in graph.blocks:
+        opened: dict[int, int] = {}  # members seen so far
+        for op in block.ops:
+            group = op.attr("group") if trait(op) == "samples" else None
+            if not answers.isdisjoint(op.uses) or op.kind in ("ctx.text", "ctx.slice", "ctx.messages"):
+                found.update(number for number in opened if number not in found)
+            if group is not None:
+                number, members = group
+                opened[number] = opened.get(number, 0) + 1
+                if opened[number] == members:
+                    del opened[number]
+    return frozenset(found)
+
+
+def _line(loc: Loc) -> tuple[str, int]:
+    return loc.file, loc.line
+
+
+# -- text ----------------------------------------------------------------------------------------------------------------
+
+
+def _flat(pieces: Iterable[tuple[Piece, ...]]) -> tuple[Piece, ...]:
+    """Adjacent text joined, so that it does not matter how it was cut."""
+    flat: list[Piece] = []
+    for piece in (x for part in pieces for x in part):
+        last = flat[-1] if flat else None
+        if isinstance(piece, str) and isinstance(last, str):
+            flat[-1] = last + piece
+        elif piece != "" and not (piece is None and flat and last is None):
+            flat.append(piece)
+    return tuple(flat)
+
+
+@lru_cache(maxsize=1024)
+def _pattern(text: tuple[Piece, ...], rest: tuple[Piece, ...]) -> re.Pattern[str]:
+    def source(pieces: tuple[Piece, ...]) -> str:
+        return "".join(".*?" if p is None else re.escape(_code(p)) for p in pieces)
+
+    return re.compile(f"({source(text)}){source(rest)}", re.DOTALL)
+
+
+def _code(part: object) -> str:
+    """A part as text to search: special tokens and marks as something that text hardly holds."""
+    if isinstance(part, str):
+        return part
+    return f"\0s{part.spelling}\0" if isinstance(part, Special) else f"\0m{part.edge} {part.role}\0" if isinstance(part, Mark) else "\0?\0"
+
+
+def _encoded(tail: Sequence[object]) -> tuple[str, list[tuple[int, object]]]:
+    """The text to search, and each part with the index at which it ends there."""
+    encoded, parts, at = "", list[tuple[int, object]](), 0
+    for part in tail:
+        code = _code(part)
+        at += len(code)
+        encoded += code
+        parts.append((at, part))
+    return encoded, parts
+
+
+def _divided(parts: Sequence[tuple[int, object]], at: int) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    """The parts before and behind an index; None if it falls into one that is not text."""
+    head: list[object] = []
+    start = 0
+    for i, (end, part) in enumerate(parts):
+        if end > at:
+            if at == start:
+                return tuple(head), tuple(p for _, p in parts[i:])
+            if not isinstance(part, str):
+                return None
+            return (*head, part[: at - start]), (part[at - start :], *(p for _, p in parts[i + 1 :]))
+        head.append(part)
+        start = end
+    return tuple(head), ()
+

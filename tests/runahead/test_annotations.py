@@ -1,0 +1,164 @@
+"""What a plan says of the addresses at which the program asks, as the ledger looks it up."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from lmc.backend.base import Beyond, Hints
+from lmc.errors import Loc
+from lmc.ir import Graph, parse, print_graph
+from lmc.passes.manager import PassManager, Target, parse_pipeline, pipeline_for
+from lmc.prompt import Mark, Special
+from lmc.runahead.annotations import NOTHING, Annotations, Covered, Pin, annotate
+
+
+def planned(body: str, passes: str | None = None, params: str = "%essay: str", kind: str = "tokens") -> Graph:
+    target = Target(kind)
+    graph = parse(f"graph @f({params}) -> (any) {{\n{dedent(body)}\n}}")
+    return PassManager(pipeline_for(target) if passes is None else parse_pipeline(passes)).run(graph, target)
+
+
+def table(body: str, passes: str | None = None, params: str = "%essay: str", kind: str = "tokens") -> Annotations:
+    return annotate(planned(body, passes, params, kind))
+
+
+JUDGE = """
+    %c0 = ctx.new()
+    %c1 = append(%c0, "You grade essays strictly. Essay: ", %essay, "\\n")
+    %f = append(%c1, "Judge its clarity.")
+    %f1, %x, %m0 = gen(%f) {name = "j", stream = "/0.0", ordinal = 0, regex = "[A-D]"} loc("judge.py":7)
+    %g = append(%c1, "Judge its evidence.")
+    %g1, %y, %m1 = gen(%g) {name = "j", stream = "/0.1", ordinal = 0, regex = "[A-D]"} loc("judge.py":7)
+    %d = append(%c1, %x, %y)
+    %d1, %z, %m2 = gen(%d) {name = "out", stream = "", ordinal = 0} loc("judge.py":8)
+    return(%z, %d1)
+"""
+
+
+def test_siblings_are_a_group_with_an_order_and_a_reserve() -> None:
+    found = table(JUDGE)
+    first, second, last = found.at("/0.0", 0), found.at("/0.1", 0), found.at("", 0)
+    assert first.group == second.group == (0, 2) and last.group is None
+    assert (first.order, second.order, last.order) == (0, 1, 2)
+    assert first.reserve == 2 and last.reserve is None and first.together
+    hints = first.hints(Hints(watched=True), item=3, run=5, plan=1)
+    assert hints == Hints(order=(3, 1, 0), group=(5, 1, 0), members=2, reserve=2, watched=True)
+
+
+def test_all_asks_that_share_a_prompt_name_its_pin_and_the_last_one_ends_it() -> None:
+    found = table(JUDGE)
+    program, fork = found.at("/0.0", 0).pins
+    assert program == Pin(0, ("You grade essays strictly. Essay: ",), (None, "\nJudge its clarity."), shared=True)
+    assert fork == Pin(1, ("You grade essays strictly. Essay: ", None, "\n"), ("Judge its clarity.",))
+    assert [p.number for p in found.at("/0.1", 0).pins] == [p.number for p in found.at("", 0).pins] == [0, 1]
+    assert found.at("", 0).releases == (1,) and found.at("/0.0", 0).releases == ()
+
+
+def test_a_pin_cuts_the_text_that_a_run_has_there() -> None:
+    tail = ("You grade essays strictly. Essay: ", "of the sea", "\n", "Judge its clarity.")
+    head, rest = ("You grade essays strictly. Essay: ", "of the sea", "\n"), ("Judge its clarity.",)
+    program, fork = table(JUDGE).at("/0.0", 0).pins
+    assert fork.cut(tail) == (head, rest)
+    assert fork.cut(("".join(tail),)) == (("".join(head),), rest)
+    assert program.cut(tail) == (tail[:1], tail[1:])
+    assert fork.cut((*tail[:3], "Judge its evidence.")) is None
+
+
+def test_a_cut_never_divides_what_is_not_text() -> None:
+    pin = Pin(0, (Special("<s>"), Mark("user", "begin"), "a", None), ("b",))
+    tail = (Special("<s>"), Mark("user", "begin"), "a", Special("<x>"), "b")
+    assert pin.cut(tail) == (tail[:4], ("b",))
+    assert pin.cut(("<s>", Mark("user", "begin"), "ab")) is None
+    assert Pin(0, (None, "s"), (None,)).cut((Special("x"),)) is None
+
+
+def test_a_group_that_python_waits_in_is_one_only_if_it_is_asked_ahead() -> None:
+    """The second branch is asked behind a read of the first: a backend would wait in vain for both of a group."""
+    found = table("""
+        %c0 = ctx.new()
+        %c1 = append(%c0, "Judge it.")
+        %f1, %x, %m0 = gen(%c1) {stream = "/0.0", ordinal = 0}
+        %n = py.int(%x)
+        %g1, %y, %m1 = gen(%c1) {stream = "/0.1", ordinal = 0}
+        %o = py.int(%y)
+        return(none, %c0)
+    """, "batch-forks").at("/0.1", 0)  # fmt: skip
+    assert found.group == (0, 2) and not found.together
+    assert found.hints(Hints(), item=0, run=0).group is None
+    assert found.hints(Hints(), item=0, run=0, ahead=True)[2:5] == ((0, 0, 0), 2, (1, 2))
+
+
+def test_merged_asks_name_the_one_whose_answer_they_may_have() -> None:
+    found = table("""
+        %c0 = ctx.new()
+        %c1 = append(%c0, "Judge it.")
+        %f1, %x, %m0 = gen(%c1) {stream = "/0.0", ordinal = 0, temperature = 0.0}
+        %g1, %y, %m1 = gen(%c1) {stream = "/0.1", ordinal = 0, temperature = 0.0}
+        %t = concat(%x, %y)
+        return(%t, %c0)
+    """)  # fmt: skip
+    assert found.at("/0.1", 0).same_as == ("/0.0", 0) and found.at("/0.0", 0).same_as is None
+
+
+def test_what_nobody_reads_is_lazy() -> None:
+    found = table("""
+        %c0 = ctx.new()
+        %f1, %x, %m0 = gen(%c0) {stream = "/0.0", ordinal = 0}
+        %c1, %y, %m1 = gen(%c0) {stream = "", ordinal = 0}
+        return(%y, %c1)
+    """)  # fmt: skip
+    assert found.at("/0.0", 0).lazy and not found.at("", 0).lazy
+
+
+CHAIN = """
+    %c1, %x, %m0 = gen(%c0) {name = "x", stream = "", ordinal = 0, stop = "\\n"} loc("a.py":1)
+    %c2 = append(%c1, "\\nBorn:")
+    %c3, %y, %m1 = gen(%c2) {name = "y", stream = "", ordinal = 1, stop = ["\\n", "."], max_tokens = 9} loc("a.py":2)
+    %c4 = append(%c3, "\\nJob:")
+    %c5, %z, %m2 = gen(%c4) {name = "z", stream = "", ordinal = 2} loc("a.py":3)
+    return(%z, %c5)
+"""
+
+
+def test_a_template_says_how_far_one_request_may_go() -> None:
+    found = table(CHAIN, params="%c0: ctx", kind="chat").at("", 0)
+    assert found.covers == (Covered("\nBorn:", 9, ("\n", ".")), Covered("\nJob:"))
+    assert found.hints(Hints(), item=0, run=0, max_tokens=20, stop=("END",)).beyond == Beyond(6 + 9 + 5 + 20, 2, ("END",))
+    assert found.hints(Hints(), item=0, run=0, max_tokens=20, stop=("Job",)).beyond == Beyond(40, 2, ())
+
+
+ARMS = """
+    switch(%k) [true -> ^a, _ -> ^b] then ^on
+  ^a:
+    %c1, %x, %m0 = gen(%c0) {stream = "", ordinal = 0, regex = "[A-D]"} loc("a.py":3)
+    yield(%c1)
+  ^b:
+    %c2, %y, %m1 = gen(%c0) {stream = "", ordinal = 0} loc("a.py":5)
+    yield(%c2)
+  ^on(%c3: ctx):
+    %c4, %z, %m2 = gen(%c3) {stream = "", ordinal = 1, shifted = true, regex = "[A-D]+-?"} loc("a.py":6)
+    return(%z, %c4)
+"""
+
+
+def test_arms_with_one_address_are_told_apart_by_their_lines() -> None:
+    found = table(ARMS, params="%c0: ctx, %k: bool")
+    assert found.at("", 0, Loc("a.py", 3)).reserve == 2
+    assert found.at("", 0, Loc("a.py", 5)).reserve is None
+
+
+def test_where_the_address_is_undecided_the_line_still_says_something() -> None:
+    found = table(ARMS, "lower-constraint", params="%c0: ctx, %k: bool")
+    assert found.at("", 1) is NOTHING
+    elsewhere = found.at("", 7, Loc("a.py", 3))
+    assert elsewhere.reserve == 2 and elsewhere.order is None and elsewhere.group is None
+    assert found.at("", 0, Loc("a.py", 99)) is NOTHING
+
+
+@pytest.mark.parametrize(("gone", "left"), [("prefill(%c1)", 1), ('prefill(%c2) {scope = "program"}', 1), ("none", 2)])
+def test_an_edit_of_the_dumped_graph_changes_what_the_ledger_finds(gone: str, left: int) -> None:
+    text = print_graph(planned(JUDGE))
+    lines = [line for line in text.splitlines() if not line.strip().startswith(gone)]
+    assert len(annotate(parse("\n".join(lines))).at("/0.0", 0).pins) == left
