@@ -1,6 +1,6 @@
 """An evaluation runs no code of the user's, and changes nothing outside."""
 
-# ruff: noqa: UP031, C405, F841, SIM401 (programs are written as people write them)
+# ruff: noqa: UP031, C405, F841 (programs are written as people write them)
 
 from __future__ import annotations
 

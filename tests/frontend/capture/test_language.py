@@ -1,6 +1,6 @@
 """What an evaluation follows: classes, generators, coroutines, managers, exceptions, forks, sub-programs, pure functions."""
 
-# ruff: noqa: UP031, C405, F841, SIM401 (programs are written as people write them)
+# ruff: noqa: SIM401 (programs are written as people write them)
 
 from __future__ import annotations
 
