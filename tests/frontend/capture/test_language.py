@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import enum
 import functools
 import sys
 from typing import Any
@@ -240,6 +241,31 @@ class Programs:
     def greet(self, s, q):
         s += self.greeting + q + lmc.gen("x")
         return s["x"]
+
+
+class Mood(enum.Enum):
+    GOOD = "one"
+    BAD = "two"
+
+    @property
+    def other(self):
+        return Mood.BAD if self is Mood.GOOD else Mood.GOOD
+
+    @classmethod
+    def of(cls, text):
+        return next((m for m in cls if m.value in text), cls.BAD)
+
+
+@lmc.function
+def enums(s, q):
+    mood = Mood.of(q)
+    counts = dict.fromkeys(Mood, 0)
+    counts[mood] += 1
+    s += f"{mood} {mood.other.name} {Mood('two').value} {Mood['GOOD'] == mood} {counts[Mood.GOOD]}" + lmc.gen("x")
+    try:
+        Mood(s["x"])
+    except ValueError:
+        s += "none" + lmc.gen("y")
 
 
 @lmc.function
