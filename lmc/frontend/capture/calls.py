@@ -262,8 +262,8 @@ class Calls:
             else:
                 args = [state, *args]
             if type(func) is not types.FunctionType:
-                return self.call(self.adopt(func), args, kwargs)
-            return self.apply(self.closure_of(func), args, kwargs, state)
+                return self.awaited_or(self.call(self.adopt(func), args, kwargs))
+            return self.awaited_or(self.apply(self.closure_of(func), args, kwargs, state))
         except NotUnderstood as error:
             self.outcome.entire = False
             raise Stop(str(error), fn.loc) from None
