@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import sys
 import types
 from collections.abc import Mapping
+from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
-from lmc.frontend.capture.outside import is_plain
+from lmc.frontend.capture.outside import is_plain, is_plain_enum
 from lmc.frontend.capture.values import (
     NOTHING,
     Class,
@@ -79,6 +81,8 @@ class Objects:
             return self._of_exception(x, name)
         if isinstance(x, Function):
             return Method(name, x)
+        if type(kind) is EnumMeta and is_plain_enum(kind):
+            return self._of_member(x, kind, name)
         if isinstance(x, Expr):
             return op.native(getattr, x, name)
         if (kind in op.ATOMS and kind not in table.PURE_METHODS) or name not in table.PURE_METHODS.get(kind, ()):
@@ -128,6 +132,7 @@ class Objects:
 
     def class_attribute(self: Evaluation, cls: Any, name: str) -> Any:
         """What a class and those it derives from hold under a name, as it stands there; `_MISSING` if nothing."""
+        one: Any
         for one in self.mro(cls):
             if type(one) is Class:
                 if name in one.attributes:
@@ -158,11 +163,14 @@ class Objects:
     def _of_class(self: Evaluation, cls: Any, name: str) -> Any:
         if name in ("__name__", "__qualname__"):
             return cls.name if type(cls) is Class else cls.__name__
+        if type(cls) is EnumMeta and is_plain_enum(cls):
+            return self._of_enum(cls, name)
         if type(cls) is not Class and not is_plain(cls):
             if cls.__module__ in ("builtins", "collections", "itertools", "asyncio", "contextlib", "functools", "datetime"):
+                made = table.CLASS_METHODS.get((cls, name))
+                if made is not None:
+                    return Partial(lambda args, kwargs: self.of_rule(made, name, args, kwargs))
                 found = getattr(cls, name, _MISSING)
-                if found is itertools_from_iterable(cls, name):
-                    return Partial(lambda args, _: Items(i for a in op.iterate(self, args[0]) for i in op.iterate(self, a)))
                 if found is not _MISSING and cls.__module__ == "builtins":
                     return found
             return Unknown(None)
@@ -172,6 +180,40 @@ class Objects:
         if type(found) is Object and found.cls in _DESCRIPTORS:
             return self._bound(found, None, cls)
         return found
+
+    def _of_enum(self: Evaluation, cls: Any, name: str) -> Any:
+        members = vars(cls)["_member_map_"]
+        if name in members:
+            return self.adopt(members[name])
+        if name == "__members__":
+            return {k: self.adopt(m) for k, m in members.items()}
+        found = self.class_attribute(cls, name)
+        return self._bound(found, None, cls) if type(found) is Object and found.cls in _DESCRIPTORS else Unknown(None) if found is _MISSING else found
+
+    def _of_member(self: Evaluation, x: Any, cls: Any, name: str) -> Any:
+        """An attribute of a member of an enum."""
+        if name in ("value", "name"):
+            return self.adopt(vars(x)[f"_{name}_"])
+        found = self.class_attribute(cls, name)
+        if type(found) is Object and found.cls is property:
+            return self.call(found.attributes["fget"], [x], {})
+        if type(found) is Object and found.cls in _DESCRIPTORS:
+            return self._bound(found, x, cls)
+        if type(found) is types.FunctionType:
+            return Method(found, x)
+        return self.attribute(str.__str__(x), name) if isinstance(x, str) else Unknown(None)
+
+    def enum_member(self: Evaluation, cls: Any, args: list[Any]) -> Any:
+        """`cls(value)`."""
+        deps = op.need(self, args)
+        if deps is None or deps:
+            return self.operation("enum", (cls, *args), deps)
+        if "_missing_" in vars(cls):
+            return self.unknown_code(cls, args, {})
+        for member in vars(cls)["_member_map_"].values():
+            if vars(member)["_value_"] == args[0] or member is args[0]:
+                return self.adopt(member)
+        raise Raised(ValueError(f"{args[0]!r} is not a valid {cls.__qualname__}"))
 
     def _of_module(self: Evaluation, x: types.ModuleType, name: str) -> Any:
         held = vars(x)
@@ -200,7 +242,7 @@ class Objects:
             held = one.attributes if type(one) is Class else vars(one)
             if name not in held or one is object:
                 continue
-            found = held[name] if type(one) is Class else self._of_outside_class(one, name, held[name])
+            found = held[name] if type(one) is Class else self._of_outside_class(one, name, held[name])  # pyright: ignore[reportArgumentType]
             if isinstance(one, type) and issubclass(one, BaseException) and one.__module__ == "builtins":
                 break
             if type(found) is Object and found.cls in _DESCRIPTORS:
@@ -215,7 +257,13 @@ class Objects:
 
     def super_of(self: Evaluation, frame: Frame) -> Any:
         """`super()` in a method."""
-        return Unknown(None) if frame.owner is None else Super(frame.owner, frame.first)
+        owner = frame.owner
+        if owner is None:  # a method of a class of the outside has its class in a cell
+            try:
+                owner = frame.outer_value("__class__")
+            except Raised:
+                return Unknown(None)
+        return Super(owner, frame.first)
 
     def set_attribute(self: Evaluation, x: Any, name: str, value: Any) -> None:
         """`x.name = value`."""
@@ -264,8 +312,8 @@ class Objects:
         found = self.class_attribute(x.cls, name)
         if found is _MISSING or found is None:
             return None
-        if type(found) is types.FunctionType and found.__code__.co_filename.startswith("<string>"):
-            return None  # made by dataclasses
+        if _is_generated(found):
+            return None
         if type(found) not in (Closure, types.FunctionType):
             return None if type(found).__name__ in ("wrapper_descriptor", "builtin_function_or_method", "method_descriptor") else found
         return Method(found, x)
@@ -328,7 +376,7 @@ class Objects:
         """A new object of a plain class."""
         made = Object(cls, {}, tuple(args))
         init = self.class_attribute(cls, "__init__")
-        generated = type(init) is types.FunctionType and init.__code__.co_filename.startswith("<string>")
+        generated = _is_generated(init)
         fields = self._fields(cls) if generated or init is _MISSING or (type(cls) is Class and init not in cls.attributes.values() and type(init) is not Closure) else None
         if fields is not None:
             return self._initialized(made, fields, args, kwargs)
@@ -375,7 +423,8 @@ class Objects:
         return self.name_of(x.cls if type(x) is Object else type(x))
 
     def name_of(self: Evaluation, cls: Any) -> str:
-        return str(cls.name) if type(cls) is Class else {"Closure": "function", "Items": "generator"}.get(cls.__name__, cls.__name__)
+        name: str = cls.name if type(cls) is Class else cls.__name__
+        return _SHOWN.get(name, name)
 
     def hashes_by_identity(self: Evaluation, x: Object) -> bool:
         return self.class_attribute(x.cls, "__eq__") is _MISSING and self.class_attribute(x.cls, "__hash__") is _MISSING and self._fields(x.cls) is None
@@ -501,10 +550,13 @@ class Objects:
         return join(NOTHING, *(self.need_key(i) for i in items))
 
 
-def itertools_from_iterable(cls: Any, name: str) -> Any:
-    import itertools
+def _is_generated(fn: Any) -> bool:
+    """Whether `dataclasses` made a method: its meaning is known."""
+    return type(fn) is types.FunctionType and (fn.__code__.co_filename.startswith("<string>") or fn.__code__.co_filename.endswith(_GENERATORS))
 
-    return itertools.chain.from_iterable if cls is itertools.chain and name == "from_iterable" else _MISSING
+
+_SHOWN = {"Closure": "function", "Items": "generator"}
+_GENERATORS = (os.sep + "dataclasses.py", os.sep + "reprlib.py")
 
 
 def _merged(orders: list[list[Any]], bases: list[Any]) -> tuple[Any, ...]:

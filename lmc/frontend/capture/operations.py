@@ -11,9 +11,10 @@ import operator
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
-from lmc.frontend.capture.outside import ATOMS, MAPPINGS, SEQUENCES
+from lmc.frontend.capture.outside import ATOMS, MAPPINGS, PLAIN, SEQUENCES, is_plain_enum
 from lmc.frontend.capture.values import (
     NOTHING,
     Class,
@@ -38,8 +39,6 @@ from lmc.frontend.state import State, StateGroup
 if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Evaluation
 
-PLAIN = frozenset({str, int, float, bool, type(None)})
-"""The most common atoms: operators on two of them run at once."""
 LARGEST_TEXT = 2_000_000
 LARGEST_NUMBER = 20_000
 """Bits."""
@@ -321,9 +320,8 @@ def equal_all(ev: Evaluation, these: list[Any], those: list[Any]) -> Any:
 def contains(ev: Evaluation, items: Any, x: Any) -> Any:
     """`x in items`."""
     if isinstance(items, State):
-        if isinstance(x, Unknown) or ev.is_lost(items):
-            return Unknown(x.deps if isinstance(x, Unknown) else ev.lost[id(items)])
-        return native(items.__contains__, x)
+        deps = join(ev.need_key(x), ev.lost.get(id(items), NOTHING))
+        return Unknown(deps) if deps is None or deps else native(items.__contains__, x)
     kind = type(items)
     if kind is Object:
         method = ev.special(items, "__contains__")
@@ -416,8 +414,10 @@ def iterate(ev: Evaluation, x: Any) -> Iterator[Any]:
             return iterate(ev, found) if found is not x else _next_of(ev, x)
         if ev.special(x, "__getitem__") is not None:
             return _by_index(ev, x)
-    if isinstance(x, type) and x.__module__ not in ("builtins",):
-        raise Undecided(None)  # an enum, say
+    if type(x) is EnumMeta and is_plain_enum(x):
+        return iter([ev.adopt(vars(x)["_member_map_"][name]) for name in vars(x)["_member_names_"]])
+    if isinstance(x, type) and x.__module__ != "builtins":
+        raise Undecided(None)
     raise Raised(TypeError(f"{ev.type_name(x)!r} object is not iterable"))
 
 
@@ -483,9 +483,12 @@ def item(ev: Evaluation, x: Any, at: Any) -> Any:
                 raise Raised(KeyError(*error.args)) from None
         return native(operator.getitem, x, at)
     if isinstance(x, State):
-        if isinstance(at, Unknown) or ev.is_lost(x):
-            return Unknown(at.deps if isinstance(at, Unknown) else ev.lost[id(x)])
-        return ev.answer(native(x.__getitem__, at))
+        deps = join(ev.need_key(at), ev.lost.get(id(x), NOTHING))
+        if deps is None or deps:
+            return Unknown(deps)
+        if id(x) in ev.forked and at not in x.variables:
+            return Unknown(ev.forked[id(x)])
+        return native(x.__getitem__, at)
     if kind is Object:
         method = ev.special(x, "__getitem__")
         if method is not None:
@@ -509,6 +512,8 @@ def item(ev: Evaluation, x: Any, at: Any) -> Any:
         return found
     if kind in SEQUENCES or kind in MAPPINGS or kind in ATOMS:
         return native(operator.getitem, x, at)
+    if type(x) is EnumMeta and is_plain_enum(x):
+        return ev.adopt(native(vars(x)["_member_map_"].__getitem__, at))
     if isinstance(x, type):
         return native(operator.getitem, x, at) if x.__module__ == "builtins" else Unknown(None)  # list[int]
     if isinstance(x, Expr):
@@ -520,8 +525,9 @@ def set_item(ev: Evaluation, x: Any, at: Any, value: Any) -> None:
     """`x[at] = value`."""
     kind = type(x)
     if isinstance(x, State):
-        if isinstance(at, Unknown):
-            ev.lose(x, at.deps)
+        deps = ev.need_key(at)
+        if deps is None or deps:
+            ev.lose(x, deps)
         else:
             native(x.__setitem__, at, value)
     elif kind is StateGroup:
