@@ -97,8 +97,14 @@ class Snapshot:
                 held = deque(x, x.maxlen)
         else:
             held = _attributes(x) if (type(kind) is type or type(kind) is ABCMeta) and is_plain(kind) else None
-        self._copies[id(x)] = (x, held)
+        if held is not None:  # what cannot be copied is not kept alive either
+            self._copies[id(x)] = (x, held)
         return held
+
+    def forget(self) -> None:
+        """Let go of all copies and of what they are of."""
+        self._copies.clear()
+        self._captured.clear()
 
 
 class Outside:
@@ -125,6 +131,12 @@ class Outside:
         made = self._made(x, kind)
         self._adopted.setdefault(id(x), (x, made))
         return made
+
+    def forget(self) -> None:
+        """Let go of all that was adopted, which would be kept alive."""
+        self._adopted.clear()
+        self.origins.clear()
+        self.snapshot.forget()
 
     def holds(self, x: Any) -> bool:
         """Whether a value is the outside's own."""
