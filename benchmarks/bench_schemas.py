@@ -42,7 +42,7 @@ def main(wanted: str) -> None:
             fill(compiler.compile_grammar(ebnf_of("json_schema", source)))
             return "-", "-"
         TokenAutomaton(dfa, vocabulary).mask(0)
-        return str(dfa.states), f"{dfa.singular.mean():.0%}"
+        return str(dfa.states), f"{dfa.forced_share:.0%}"
 
     def theirs(source: str) -> str:
         try:

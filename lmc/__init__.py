@@ -82,12 +82,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.errors": (
         "ArgumentError", "BackendError", "BudgetExceeded", "CancelledError", "CaptureWarning", "ConstraintError", "HostTimeout", "IRError",
         "InDoubtEffect", "JournalError",
-        "LmcError", "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "ToolError", "UnsupportedOpError",
+        "LmcError", "MissingPackageError", "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "ToolError", "UnsupportedOpError",
     ),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 _ALIASES = {"ProgramState": "State", "RuntimeEndpoint": "SGLang"}
 _LATER = ("VertexAI",)
+_OF_THE_ENGINE = ("lmc.backend.local", "lmc.backend.runtime")
 
 __all__ = [*_HOME, *_ALIASES, "config", "flush_cache", "get_server_info"]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -106,6 +107,8 @@ def __getattr__(name: str) -> Any:
         known = [n for n in (*__all__, *_LATER) if not n.startswith("_")]
         near = suggestion(name, known)
         raise AttributeError(f"module 'lmc' has no attribute {name!r}{near if 'did you mean' in near else ''}")
+    if home in _OF_THE_ENGINE:
+        import_module("lmc.extras").require(f"lmc.{name}", "engine")
     value = getattr(import_module(home), _ALIASES.get(name, name))
     globals()[name] = value
     return value
@@ -113,12 +116,8 @@ def __getattr__(name: str) -> Any:
 
 def _dspy() -> ModuleType:
     """`lmc.dspy`: DSPy's programs on lmc."""
-    try:
-        return import_module("lmc.integrations.dspy")
-    except ModuleNotFoundError as missing:
-        if missing.name != "dspy":
-            raise
-        raise ModuleNotFoundError("lmc.dspy needs DSPy 3.4 or newer: pip install 'lmc[dspy]'", name="dspy") from None
+    import_module("lmc.extras").require("lmc.dspy", "dspy")
+    return import_module("lmc.integrations.dspy")
 
 
 def __dir__() -> list[str]:
@@ -160,6 +159,9 @@ def _small_model() -> Any:
 
 def _engine(model: str) -> Any:
     """An engine on LMC_DEVICE (if it is not set: on a GPU, if there is one)."""
+    from lmc.extras import require
+
+    require(f"the model {model}", "engine")
     from lmc.backend.local import Engine
 
     device = config.settings().device
@@ -218,6 +220,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import IRError as IRError
     from lmc.errors import JournalError as JournalError
     from lmc.errors import LmcError as LmcError
+    from lmc.errors import MissingPackageError as MissingPackageError
     from lmc.errors import ModelLoadError as ModelLoadError
     from lmc.errors import ParameterError as ParameterError
     from lmc.errors import ProgramError as ProgramError
@@ -257,10 +260,10 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.frontend.primitives import video as video
     from lmc.frontend.tools import call_tool as call_tool
     from lmc.frontend.tools import tool_result as tool_result
-    from lmc.runahead.program import Program as Program
-    from lmc.runahead.program import compile as compile
-    from lmc.runahead.program import load as load
     from lmc.limits import Budget as Budget
     from lmc.prompt import ChoicesMethod as ChoicesMethod
     from lmc.prompt import SamplingParams as SamplingParams
+    from lmc.runahead.program import Program as Program
+    from lmc.runahead.program import compile as compile
+    from lmc.runahead.program import load as load
     from lmc.timeline import trace as trace

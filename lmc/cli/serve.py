@@ -14,6 +14,7 @@ from lmc.cli.errors import as_usage
 from lmc.cli.models import open_backend
 from lmc.cli.options import ModelName
 from lmc.config import config
+from lmc.extras import require
 from lmc.userfiles import UsageError
 
 
@@ -44,7 +45,7 @@ def serve(
       lmc serve --backend path/to/model --port 8001 --api-keys keys.txt
       lmc serve examples/judge.py:judge examples/classify.py:classify
     """
-    _check_installed("serve", "starlette", "uvicorn", "h11", "pydantic", "prometheus_client")
+    require("lmc serve", "serve")
     from lmc.serve import main
     from lmc.serve.settings import Settings
 
@@ -71,11 +72,3 @@ def _api_keys(path: Path | None) -> frozenset[str]:
     if not keys:
         raise UsageError(f"{path} holds no key: one a line is expected")
     return keys
-
-
-def _check_installed(extra: str, *modules: str) -> None:
-    from importlib.util import find_spec
-
-    missing = [module for module in modules if find_spec(module) is None]
-    if missing:
-        raise UsageError(f"lmc {extra} needs {', '.join(missing)}: pip install 'lmc[{extra}]'")

@@ -12,12 +12,40 @@ import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextvars import copy_context
-from typing import Any, overload
+from contextvars import ContextVar, copy_context
+from typing import Any, Protocol, overload
 
 from lmc.errors import ArgumentError, HostTimeout, ParameterError
 from lmc.frontend.active import ACTIVE
 from lmc.frontend.primitives import caller_loc
+
+
+class Recorder(Protocol):
+    """A journaled run, as code that runs in it sees it (lmc.durable.recorder)."""
+
+    def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what a call gives, from the journal if it is there. Its result is recorded otherwise."""
+        ...
+
+    def callee(self, fn: Any) -> Any:
+        """Return what instrumented code calls in place of `fn`."""
+        ...
+
+    def callback(self, fn: Any) -> Any:
+        """Return what code that is not instrumented is handed in place of a function of the program."""
+        ...
+
+    def awaited(self, x: Any) -> Any:
+        """Return what instrumented code awaits in place of `x`."""
+        ...
+
+    def decided(self, loc: str, test: str, answer: bool) -> None:
+        """Note which way the program goes at a test."""
+        ...
+
+
+RECORDING: ContextVar[Recorder | None] = ContextVar("lmc_recording", default=None)
+"""The journaled run whose program is running here. None: there is none, or host code is running that it called."""
 
 
 class HostFunction:
@@ -42,6 +70,12 @@ class HostFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.pure and (state := ACTIVE.get()) is not None and (ledger := state.emitter.run.ledger) is not None and ledger.calls is not None:
             return ledger.calls.take(self, args, kwargs)
+        if not self.pure and (recorder := RECORDING.get()) is not None:
+            return recorder.call(self, args, kwargs)
+        return self.plain(*args, **kwargs)
+
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the call, whoever records it."""
         if self.timeout is None:
             return self.fn(*args, **kwargs)
         if inspect.iscoroutinefunction(self.fn):

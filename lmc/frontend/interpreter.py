@@ -24,9 +24,8 @@ from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.active import ACTIVE
 from lmc.frontend.batches import Batch, in_flight
-from lmc.frontend.durable import RunJournal
+from lmc.frontend.digest import source_digest
 from lmc.frontend.live import LiveEmitter, Run, fresh_seed
-from lmc.frontend.opening import journaled, source_digest
 from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, signature
 from lmc.frontend.prefix import Traced, constant_prefix
 from lmc.frontend.primitives import caller_loc
@@ -42,14 +41,16 @@ from lmc.frontend.state import (
     UnknownVariable,
 )
 from lmc.frontend.streaming import Mirror, Progress, on_abandoned
-from lmc.frontend.values import TraceEscape
-from lmc.journal import Journal
 from lmc.prompt import (
     Prompt,
     SamplingParams,
     derive_seed,
     suggestion,
 )
+
+if TYPE_CHECKING:
+    from lmc.durable.journal import Journal
+    from lmc.durable.run import RunJournal
 
 __all__ = [
     "ACTIVE", "RUN_OPTIONS", "Emitter", "Function", "Gathered", "LiveEmitter", "ProgramState", "ProgramStateGroup", "Run",
@@ -229,6 +230,8 @@ class Function:
         backend: Backend | None = None,
     ) -> AbstractContextManager[Options]:  # fmt: skip
         """The options of a call with its journal open."""
+        from lmc.durable.opening import journaled
+
         caller = ACTIVE.get()
         backend = options.backend or backend or (_run_of(caller).backend if caller is not None else default_backend())
         return journaled(self, options, backend, bound, numbers, fresh_seed, batch=batch, compiled=compiled)
@@ -260,6 +263,10 @@ class Function:
         state = self._state(options)
         if options.stream:
             return self._stream(state, bound)
+        return await self._afinished(state, bound)
+
+    async def _afinished(self, state: State, bound: inspect.BoundArguments) -> State:
+        """As `_finished`, on the running loop."""
         try:
             if self.is_async:
                 await self._acall(state, bound)
@@ -278,14 +285,14 @@ class Function:
     def _state(self, options: Options, item: int = 0) -> State:
         """A new state for a run with these options; a sub-program's when a program is running here."""
         caller = ACTIVE.get()
-        own = options.journal if isinstance(options.journal, Journal) else None
+        own = None if isinstance(options.journal, str) else options.journal
         if caller is None or options.seed is not None:
             if caller is not None and own is None and (journal := _run_of(caller).journal) is not None:
                 journal.refuse_batch()
             inherited = _run_of(caller).defaults if caller else _NO_DEFAULTS
             backend = options.backend or (_run_of(caller).backend if caller else default_backend())
             limits = options.limits(backend, _run_of(caller).limits if caller else None)
-            journal = own and RunJournal(own, item)
+            journal = own and _journal_of_run(own, item)
             run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal, None, options.begin)
             return self._counted(caller, State(LiveEmitter(run), name=self.name))
         outer = _run_of(caller)
@@ -303,17 +310,13 @@ class Function:
 
     async def _acall(self, state: State, bound: inspect.BoundArguments) -> None:
         """Run an async program on the running loop, which it does not hold while it reads an answer."""
-        if _run_of(state).journal is not None:
-            from lmc.frontend.replay import areplay  # knows programs itself
-
-            with _running(state, bound):
-                return await areplay(self, state, bound, {})
         from lmc.frontend.suspending import prepare, suspendable  # brings greenlets, which only async programs need
 
         prepare(ACTIVE)
-        limits = _run_of(state).limits
-        with _running(state, bound):
-            running: Any = suspendable(self.func(state, *bound.args[1:], **bound.kwargs))
+        run = _run_of(state)
+        limits = None if run.journal is not None else run.limits  # a journaled run's calls are timed one by one
+        with _running(state, bound), self._recorded(state) as func:
+            running: Any = suspendable(func(state, *bound.args[1:], **bound.kwargs))
             if limits is not None and limits.timed:
                 running = limits.wait(running, self._awaits_at)
             state.ret_value = await running
@@ -328,15 +331,19 @@ class Function:
         return found
 
     def _call(self, state: State, bound: inspect.BoundArguments) -> None:
-        if _run_of(state).journal is not None and not self.is_async:
-            from lmc.frontend.replay import replay  # knows programs itself
-
-            with _running(state, bound):
-                return replay(self, state, bound, {})
         if self.is_async:
             return aio.run_here(lambda: self._acall(state, bound), self.described, f"await {self.name}.arun(…)")
-        with _running(state, bound):
-            state.ret_value = self.func(state, *bound.args[1:], **bound.kwargs)
+        with _running(state, bound), self._recorded(state) as func:
+            state.ret_value = func(state, *bound.args[1:], **bound.kwargs)
+
+    def _recorded(self, state: State) -> AbstractContextManager[Callable[..., Any]]:
+        """The function as it runs with `state`: the user's own, or in a journaled run the same with its calls recorded."""
+        run = _run_of(state)
+        if run.journal is None:
+            return contextlib.nullcontext(self.func)
+        from lmc.durable.recorder import recording
+
+        return recording(self.func, self.described, run.journal, state, run.limits)
 
     def _stream(self, own: State, bound: inspect.BoundArguments) -> State:
         state, mirror = watch(own)
@@ -465,7 +472,7 @@ class Function:
         if caller is not None or run.limits is not None:
             return lambda place: first.pop() if place == 0 else self._state(options, numbers[place])
         if (journal := run.journal) is not None:  # what is known of each run is read before any goes on
-            journals = [journal, *[RunJournal(journal.journal, item) for item in numbers[1:]]]
+            journals = [journal, *[_journal_of_run(journal.journal, item) for item in numbers[1:]]]
             return lambda place: State(LiveEmitter(run._replace(item=numbers[place], journal=journals[place])), name=self.name)
         return lambda place: State(LiveEmitter(run._replace(item=numbers[place])), name=self.name)
 
@@ -517,14 +524,19 @@ def _running(state: State, bound: inspect.BoundArguments) -> Generator[None]:
             own.close()
 
 
+def _journal_of_run(journal: Journal, item: int) -> RunJournal:
+    from lmc.durable.run import RunJournal
+
+    return RunJournal(journal, item)
+
+
 def _cancel(state: State) -> None:
     if isinstance(state.emitter, LiveEmitter):
         state.emitter.cancel()
 
 
 def _run_of(state: State) -> Run:
-    if not isinstance(state.emitter, LiveEmitter):
-        raise TraceEscape("a sub-program that was called outside of the program's own code")
+    assert isinstance(state.emitter, LiveEmitter), "states that run are live"
     return state.emitter.run
 
 

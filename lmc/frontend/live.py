@@ -6,18 +6,20 @@ import copy
 import secrets
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lmc.backend.base import Backend, Beyond, Hints, Output, Result, Usage, check_supported
 from lmc.config import settings
 from lmc.errors import CancelledError, LmcError
-from lmc.frontend.durable import RunJournal
 from lmc.frontend.emitter import taken
 from lmc.frontend.options import Options
 from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.values import Symbolic
 from lmc.limits import Limits
 from lmc.prompt import Excerpt, Gen, Image, Mark, Origin, Prompt, SamplingParams, Select, Special, make_gen, make_select
+
+if TYPE_CHECKING:
+    from lmc.durable.run import RunJournal
 
 
 class RunLedger(Protocol):

@@ -6,14 +6,16 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmc.backend.base import Backend
 from lmc.errors import ArgumentError, LmcError, ParameterError
 from lmc.frontend.primitives import caller_loc
-from lmc.journal import Journal
 from lmc.limits import Budget, Limits, check_timeout
 from lmc.prompt import RUN_SAMPLING, SamplingParams, sampling, suggestion
+
+if TYPE_CHECKING:
+    from lmc.durable.journal import Journal
 
 RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread", "budget", "timeout", "journal", "ahead"))
 """What `fn.run` takes."""

@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lmc.errors import Loc
-from lmc.frontend.values import TraceEscape
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-class CannotInstrument(TraceEscape):
-    """The function's source is missing or uses what capture does not know; the message names the place."""
+class NoSource(Exception):
+    """The source of a function is not to be had, or is not that of the code that runs; the message names the place."""
 
 
 @dataclass(frozen=True)
@@ -42,37 +41,24 @@ class _Module:
 
 _modules: dict[str, _Module] = {}
 
-tried: dict[str, frozenset[int]] = {}
-"""By file, the lines whose exceptions a `try` around them may see."""
-
 parsing = threading.RLock()
 """CPython 3.11 raises SystemError ("AST constructor recursion depth mismatch") where two threads parse or compile at once."""
 
 
 def find(fn: types.FunctionType) -> Found:
-    """The source of a function. Raises CannotInstrument if it is not there, not the one that was imported, or one of several."""
+    """The source of a function. Raises NoSource if it is not there, not the one that was imported, or one of several."""
     code = fn.__code__
     where = Loc(code.co_filename, code.co_firstlineno)
     module = _module(code.co_filename)
     if module is None:
-        raise CannotInstrument(f"{fn.__qualname__} has no readable source ({where})")
+        raise NoSource(f"{fn.__qualname__} has no readable source ({where})")
     place = (code.co_firstlineno, code.co_name)
     nodes = module.functions.get(place, [])
     if not nodes or not any(_same_code(code, c) for c in module.codes.get(place, [])):
-        raise CannotInstrument(f"the source of {fn.__qualname__} at {where} is not the one that was imported")
+        raise NoSource(f"the source of {fn.__qualname__} at {where} is not the one that was imported")
     if len(nodes) > 1:
-        raise CannotInstrument(f"several functions named {code.co_name} start at {where}")
+        raise NoSource(f"several functions named {code.co_name} start at {where}")
     return nodes[0]
-
-
-def node_of(code: types.CodeType) -> FunctionNode | None:
-    """The source of code that was instrumented or that `instrument` would take; None if it is not certain which it is."""
-    module = _module(code.co_filename)
-    if module is None:
-        return None
-    nodes = module.functions.get((code.co_firstlineno, code.co_name)) or [  # what was instrumented begins behind its decorators
-        found for (_, name), some in module.functions.items() if name == code.co_name for found in some if found.node.lineno == code.co_firstlineno]  # fmt: skip
-    return nodes[0].node if len(nodes) == 1 else None
 
 
 def _module(file: str) -> _Module | None:
@@ -92,7 +78,6 @@ def _module(file: str) -> _Module | None:
             cached.functions.setdefault((first_line(found.node), getattr(found.node, "name", "<lambda>")), []).append(found)
         for code in codes(compiled):
             cached.codes.setdefault((code.co_firstlineno, code.co_name), []).append(code)
-        tried[file] = _tried_lines(tree)
     return cached
 
 
@@ -130,15 +115,3 @@ def codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
             yield from codes(const)
-
-
-def _tried_lines(tree: ast.Module) -> frozenset[int]:
-    found: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Try | ast.TryStar):
-            inside: list[ast.AST] = [*node.body]
-            if node.finalbody:
-                inside += [*node.handlers, *node.orelse]
-            for stmt in inside:
-                found.update(range(stmt.lineno, (stmt.end_lineno or stmt.lineno) + 1))  # type: ignore[attr-defined]
-    return frozenset(found)

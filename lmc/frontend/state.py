@@ -18,6 +18,7 @@ from lmc.backend.base import Usage
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, ProgramError
 from lmc.frontend import streaming
 from lmc.frontend.emitter import Answer, Ctx, Emitter, Gathered, Scoped, Stored, Taken
+from lmc.frontend.host import RECORDING
 from lmc.frontend.primitives import (
     Expr,
     GenExpr,
@@ -37,7 +38,7 @@ from lmc.frontend.primitives import (
     caller_loc,
 )
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_name
-from lmc.frontend.values import Symbolic, Value
+from lmc.frontend.values import Symbolic
 from lmc.prompt import Special
 
 
@@ -209,7 +210,7 @@ class State:
         if held.__class__ is Stored:
             return held.value
         value = self._read(held)
-        if value.__class__ is list or (value.__class__ is Value and value.type == "any"):  # one list object from now on, so that what the program does to it stays
+        if value.__class__ is list:  # one list object from now on, so that what the program does to it stays
             self.variables[name] = Stored(value, held)
         return value
 
@@ -560,7 +561,8 @@ class StateGroup:
                 raise ParameterError(f"{len(items)} items for {len(self)} forks", loc=caller_loc())
             return items
         if callable(other) and not isinstance(other, (Expr, Symbolic)):
-            return map(cast(Callable[[int], Any], other), range(len(self)))
+            recorder = RECORDING.get()
+            return map(cast(Callable[[int], Any], other if recorder is None else recorder.callback(other)), range(len(self)))
         return repeat(other, len(self))
 
     def each(self, body: Callable[..., Any], *items: Iterable[Any]) -> Any:

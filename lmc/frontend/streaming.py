@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.backend.base import Result
 from lmc.frontend.emitter import Scoped, Stored, Taken
-from lmc.frontend.values import TraceEscape
 from lmc.prompt import Excerpt, Given, Image, Mark, Piece, Prompt, plain
 from lmc.waiting import Signal
 
@@ -306,7 +305,7 @@ def _visible(part: Piece) -> str:
 
 def _check(state: State) -> None:
     if not isinstance(state.ctx, Prompt):
-        raise TraceEscape("a stream of text inside the program")
+        raise TypeError("a state that is evaluated, and not run, has no stream of text")
 
 
 def _is_as_answered(held: Stored) -> bool:
@@ -370,7 +369,7 @@ async def text_async_iter(state: State, name: str | None, with_meta: bool) -> As
 def so_far(ctx: Any, limit: int = 60) -> str:
     """The end of a prompt's text without waiting, `…` for answers that are not there; none while tracing."""
     if not isinstance(ctx, Prompt):
-        raise TraceEscape("shows a state as text")
+        raise TypeError("a state that is evaluated, and not run, has no text to show")
     text, node = "", ctx
     while node is not None and len(text) <= limit:
         answer = node.result

@@ -10,7 +10,7 @@ from typing import Any, cast
 from lmc.errors import LmcError, ToolError
 from lmc.frontend.host import host, pure
 from lmc.frontend.primitives import Expr, Lit, RoleBegin, RoleEnd, Seq, as_expr, caller_loc
-from lmc.frontend.values import Value
+from lmc.frontend.values import Symbolic
 from lmc.tools import call_line
 
 
@@ -20,7 +20,7 @@ def line_of(call: Any) -> str:
     return call_line(call)
 
 
-def tool_result(call: Any, content: Expr | str | Value, /) -> Seq:
+def tool_result(call: Any, content: Expr | str | Symbolic, /) -> Seq:
     """The message that answers a call of a tool: `call` is one of `s.get_meta_info(name)["tool_calls"]`, `content` what it gave."""
     try:
         line = line_of(call)
@@ -30,7 +30,7 @@ def tool_result(call: Any, content: Expr | str | Value, /) -> Seq:
     return result_message(line, content)
 
 
-def result_message(line: str | Value, content: Expr | str | Value) -> Seq:
+def result_message(line: str | Symbolic, content: Expr | str | Symbolic) -> Seq:
     """The message of a result, whose call is written already."""
     loc, inside = caller_loc(), as_expr(content, "append")
     return Seq((RoleBegin("tool", loc), Lit(line), *(inside.items if isinstance(inside, Seq) else (inside,)), RoleEnd("tool", loc)))
@@ -44,7 +44,11 @@ def call_tool(call: Mapping[str, Any], tools: Iterable[Any], /) -> Any:
     that the tool does not take; what the tool raises comes through.
     """
     tool, arguments = asked_for(call, tools)
-    result = tool(**arguments)
+    return result_of(tool(**arguments))
+
+
+def result_of(result: Any) -> Any:
+    """What `call_tool` gives of what a tool returned."""
     return later(result) if inspect.isawaitable(result) else _text(result)
 
 

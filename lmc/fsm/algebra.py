@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
-import numpy as np
-
 from lmc.fsm.bounds import TooLarge, Work
 from lmc.fsm.charset import Ranges, merged
 from lmc.fsm.dfa import DEAD, MAX_STATES, Alphabet, determinised
-from lmc.fsm.minimise import live, minimised
+from lmc.fsm.minimise import Table, minimal
 from lmc.fsm.regex import NOTHING, Chars, Concat, Graph, Node
 
 S = TypeVar("S", bound=Hashable)
@@ -50,16 +48,14 @@ def automaton(start: S, step: Callable[[S, str], S | None], is_final: Callable[[
                 order.append(target)
             row.append(DEAD if target is None else numbers[target])
         rows.append(row)
-    final = np.array([is_final(state) for state in order])
-    return _graph(np.array(rows, np.int32), final, [((ord(c), ord(c)),) for c in alphabet])
+    return _graph(rows, [is_final(state) for state in order], [((ord(c), ord(c)),) for c in alphabet])
 
 
 def _product(a: Node, b: Node, keep: Callable[[bool, bool], bool], work: Work) -> Node:
     alphabet = Alphabet.of(Concat((a, b)))
-    (table_a, final_a), (table_b, final_b) = determinised(a, alphabet), determinised(b, alphabet)
-    work.spend(table_a.size + table_b.size)
-    rows_a, rows_b = table_a.tolist(), table_b.tolist()
-    ends_a, ends_b = [*final_a.tolist(), False], [*final_b.tolist(), False]  # DEAD reads the last
+    (rows_a, final_a), (rows_b, final_b) = determinised(a, alphabet), determinised(b, alphabet)
+    work.spend((len(rows_a) + len(rows_b)) * alphabet.size)
+    ends_a, ends_b = [*final_a, False], [*final_b, False]  # DEAD reads the last
     numbers, order = {(0, 0): 0}, [(0, 0)]
     rows: list[list[int]] = []
     dead = [DEAD] * alphabet.size
@@ -77,20 +73,18 @@ def _product(a: Node, b: Node, keep: Callable[[bool, bool], bool], work: Work) -
                 order.append(pair)
             row.append(numbers[pair])
         rows.append(row)
-    final = np.array([keep(ends_a[x], ends_b[y]) for x, y in order])
-    table = np.array(rows, np.int32).reshape(len(order), alphabet.size)
-    return _graph(table, final, alphabet.ranges())
+    return _graph(rows, [keep(ends_a[x], ends_b[y]) for x, y in order], alphabet.ranges())
 
 
-def _graph(table: np.ndarray, final: np.ndarray, symbols: list[Ranges]) -> Node:
-    if not final.any():
+def _graph(table: Table, final: list[bool], symbols: list[Ranges]) -> Node:
+    if not any(final):
         return NOTHING
-    table, final = minimised(*live(table, final))
+    table, final = minimal(table, final)
     edges: list[tuple[int, Node, int]] = []
-    for state, row in enumerate(table.tolist()):
+    for state, row in enumerate(table):
         for target in dict.fromkeys(t for t in row if t >= 0):
             edges.append((state, Chars(_sum(symbols[i] for i, t in enumerate(row) if t == target)), target))
-    return Graph(tuple(edges), frozenset(np.flatnonzero(final).tolist()))
+    return Graph(tuple(edges), frozenset(state for state, end in enumerate(final) if end))
 
 
 def _sum(sets: Iterable[Ranges]) -> Ranges:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
-
-from lmc.fsm.bytedfa import ByteDFA
+from lmc.fsm.bytedfa import Walk
 
 
-def completion(dfa: ByteDFA, text: str) -> str | None:
+def completion(dfa: Walk, text: str) -> str | None:
     """The shortest text (the first in byte order among those) after which `text` is complete, "" if it is complete.
 
     None if nothing that begins with `text` is in the language.
@@ -21,18 +19,16 @@ def completion(dfa: ByteDFA, text: str) -> str | None:
     queue = deque([start])
     while queue:
         state = queue.popleft()
-        if dfa.final[state]:
+        if dfa.is_final(state):
             return _path(came, start, state).decode()
-        row = dfa.table[state]
-        for byte in (row >= 0).nonzero()[0].tolist():
-            after = int(row[byte])
+        for byte, after in dfa.moves(state):
             if after != start and after not in came:
                 came[after] = state, byte
                 queue.append(after)
     raise AssertionError("an automaton has no dead states")
 
 
-def all_endings(dfa: ByteDFA, state: int, limit: int) -> list[bytes] | None:
+def all_endings(dfa: Walk, state: int, limit: int) -> list[bytes] | None:
     """All texts that lead from a state to an end, or None if they are more than `limit`."""
     found = list[bytes]()
     todo: list[tuple[int, bytes]] = [(state, b"")]
@@ -40,14 +36,12 @@ def all_endings(dfa: ByteDFA, state: int, limit: int) -> list[bytes] | None:
         at, text = todo.pop()
         forced, at = dfa.forced(at)
         text += forced
-        if dfa.final[at]:
+        if dfa.is_final(at):
             found.append(text)
-        ways = int(dfa.ways[dfa.rows[at] >> 8])
-        if len(found) + len(todo) + ways > limit:  # each of them has an ending of its own
+        moves = dfa.moves(at)
+        if len(found) + len(todo) + len(moves) > limit:  # each of them has an ending of its own
             return None
-        if ways:
-            row = dfa.row(at)
-            todo += [(int(row[byte]), text + bytes([byte])) for byte in np.flatnonzero(row >= 0).tolist()]
+        todo += [(after, text + bytes([byte])) for byte, after in moves]
     return found
 
 

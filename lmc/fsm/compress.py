@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from lmc.fsm.bytedfa import ByteDFA
 
 
@@ -46,7 +44,7 @@ class CompressedFSM:
     @property
     def forced(self) -> float:
         """The share of the automaton's states in which the next byte is forced."""
-        return float(self.dfa.singular.mean())
+        return self.dfa.forced_share
 
     @cached_property
     def _ways(self) -> dict[int, dict[int, Edge]]:
@@ -64,18 +62,16 @@ class CompressedFSM:
             if edge is None or not text.startswith(edge.chain, at):
                 return False
             state, at = edge.target, at + (len(edge.chain) or 1)
-        return bool(self.dfa.final[state])
+        return self.dfa.is_final(state)
 
 
 def compress(dfa: ByteDFA) -> CompressedFSM:
     """Fuses every maximal chain of singular states."""
-    singular = dfa.singular
-    sources, targets = dfa.edges
-    led_to = targets[~singular[sources]]
-    states = sorted({0, *np.flatnonzero(~singular).tolist(), *led_to.tolist()})
+    choices = [state for state in range(dfa.states) if not dfa.is_singular(state)]
+    states = sorted({0, *choices, *(target for state in choices for _, target in dfa.moves(state))})
     edges: list[Edge] = []
     for state in states:
-        edges += [_chain(dfa, state)] if singular[state] else _choices(dfa, state)
+        edges += [_chain(dfa, state)] if dfa.is_singular(state) else _choices(dfa, state)
     return CompressedFSM(dfa, tuple(states), tuple(edges))
 
 
@@ -85,9 +81,10 @@ def _chain(dfa: ByteDFA, state: int) -> Edge:
 
 
 def _choices(dfa: ByteDFA, state: int) -> list[Edge]:
-    row = dfa.row(state)
-    targets = dict.fromkeys(row[row >= 0].tolist())
-    return [Edge(state, t, any_of=np.flatnonzero(row == t).astype(np.uint8).tobytes()) for t in targets]
+    by_target: dict[int, bytearray] = {}
+    for byte, target in dfa.moves(state):
+        by_target.setdefault(target, bytearray()).append(byte)
+    return [Edge(state, target, any_of=bytes(some)) for target, some in by_target.items()]
 
 
 # -- labels --------------------------------------------------------------------------------------------------------
@@ -102,9 +99,13 @@ def chain_label(text: bytes) -> str:
 
 def class_label(any_of: bytes) -> str:
     """Bytes as a class of ranges: [0-9A-Za-z]; bytes of longer characters as \\xNN."""
-    codes = np.frombuffer(any_of, np.uint8).astype(int)
-    runs = np.split(codes, np.flatnonzero(np.diff(codes) != 1) + 1)
-    return "[" + "".join(_run(int(r[0]), int(r[-1])) for r in runs) + "]"
+    runs: list[list[int]] = []
+    for code in any_of:
+        if runs and runs[-1][1] == code - 1:
+            runs[-1][1] = code
+        else:
+            runs.append([code, code])
+    return "[" + "".join(_run(first, last) for first, last in runs) + "]"
 
 
 def _run(first: int, last: int) -> str:

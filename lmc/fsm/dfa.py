@@ -6,17 +6,16 @@ automaton is spread over bytes (spread.py).
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-import numpy as np
 
 from lmc.errors import ConstraintError
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.charset import Ranges, merged
-from lmc.fsm.minimise import DEAD, distinct, live, minimised
+from lmc.fsm.minimise import DEAD, Table, minimal
 from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parse, shown
 from lmc.fsm.spread import spread
 
@@ -40,15 +39,13 @@ def build(tree: Node) -> ByteDFA:
     """The minimal automaton of a tree; raises TooLarge."""
     alphabet = Alphabet.of(tree)
     table, final = determinised(tree, alphabet)
-    if not final.any():
+    if not any(final):
         raise ConstraintError("no text matches this constraint")
-    table, final = live(table, final)
-    table, final = minimised(table, final)
-    return spread(table, final, alphabet.segments())
+    return spread(*minimal(table, final), alphabet.segments)
 
 
-def determinised(tree: Node, alphabet: Alphabet) -> tuple[np.ndarray, np.ndarray]:
-    """A tree's automaton over classes of characters: table int32 [states, classes], final [states]; raises TooLarge."""
+def determinised(tree: Node, alphabet: Alphabet) -> tuple[Table, list[bool]]:
+    """A tree's automaton over classes of characters; raises TooLarge."""
     return _determinised(_NFA.of(tree, alphabet))
 
 
@@ -59,46 +56,43 @@ def determinised(tree: Node, alphabet: Alphabet) -> tuple[np.ndarray, np.ndarray
 class Alphabet:
     """The coarsest division of characters into classes that every set of the tree is a sum of.
 
-    lows, highs, classes   int64 [intervals]: ascending intervals and the class of each; characters of no set are left out
-    members                each set's classes
+    segments   (first, last, class), ascending; characters of no set are left out
+    size       number of classes, which are numbered as they appear
+    members    each set's classes
     """
 
-    lows: np.ndarray
-    highs: np.ndarray
-    classes: np.ndarray
+    segments: tuple[tuple[int, int, int], ...]
+    size: int
     members: dict[Chars, tuple[int, ...]]
-
-    @property
-    def size(self) -> int:
-        return int(self.classes.max(initial=-1)) + 1
 
     def ranges(self) -> list[Ranges]:
         """The characters of each class."""
         found: list[list[tuple[int, int]]] = [[] for _ in range(self.size)]
-        for low, high, c in zip(self.lows.tolist(), self.highs.tolist(), self.classes.tolist()):
+        for low, high, c in self.segments:
             found[c].append((low, high))
         return [merged(ranges) for ranges in found]
-
-    def segments(self) -> list[tuple[int, int, int]]:
-        """(first, last, class), ascending."""
-        return list(zip(self.lows.tolist(), self.highs.tolist(), self.classes.tolist()))
 
     @staticmethod
     def of(tree: Node) -> Alphabet:
         found = list(dict.fromkeys(sets(tree)))
-        cuts = sorted({c for s in found for low, high in s.ranges for c in (low, high + 1)})
-        lows, highs = np.array(cuts[:-1], np.int64), np.array(cuts[1:], np.int64) - 1
-        inside = np.zeros((len(found), len(lows)), bool)
-        for row, s in zip(inside, found):
-            edges = np.searchsorted(lows, [(low, high + 1) for low, high in s.ranges]).reshape(-1, 2)
-            for a, b in edges.tolist():
-                row[a:b] = True
-        used = inside.any(axis=0)
-        signatures = np.ascontiguousarray(np.packbits(inside[:, used], axis=0).T)
-        names: dict[bytes, int] = {}
-        classes = np.array([names.setdefault(s.tobytes(), len(names)) for s in signatures], np.int64)
-        members = {s: tuple(distinct(classes[row[used]]).tolist()) for s, row in zip(found, inside)}
-        return Alphabet(lows[used], highs[used], classes, members)
+        changes: dict[int, int] = defaultdict(int)  # at a character: the sets, as bits, that begin or have just ended
+        for number, s in enumerate(found):
+            for low, high in s.ranges:
+                changes[low] ^= 1 << number
+                changes[high + 1] ^= 1 << number
+        cuts, inside = sorted(changes), 0
+        names: dict[int, int] = {}
+        segments: list[tuple[int, int, int]] = []
+        for cut, after in itertools.pairwise(cuts):
+            inside ^= changes[cut]
+            if inside:
+                segments.append((cut, after - 1, names.setdefault(inside, len(names))))
+        members: list[list[int]] = [[] for _ in found]
+        for bits, name in names.items():
+            while bits:
+                members[bits.bit_length() - 1].append(name)
+                bits ^= 1 << bits.bit_length() - 1
+        return Alphabet(tuple(segments), len(names), dict(zip(found, map(tuple, members))))
 
 
 def sets(tree: Node) -> Iterable[Chars]:
@@ -247,7 +241,7 @@ class _NFA:
         return found
 
 
-def _determinised(nfa: _NFA) -> tuple[np.ndarray, np.ndarray]:
+def _determinised(nfa: _NFA) -> tuple[Table, list[bool]]:
     """Subset construction over classes: table [states, classes], final [states]."""
     closures = nfa.closures()
     start = closures[nfa.start]
@@ -274,8 +268,7 @@ def _determinised(nfa: _NFA) -> tuple[np.ndarray, np.ndarray]:
             for c in classes:
                 row[c] = number
         rows.append(row)
-    table = np.array(rows, np.int32).reshape(len(order), nfa.alphabet_size)
-    return table, np.array([nfa.end in s for s in order])
+    return rows, [nfa.end in s for s in order]
 
 
 def _per_class(

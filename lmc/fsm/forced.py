@@ -30,9 +30,9 @@ from functools import cached_property
 
 import numpy as np
 
-from lmc.fsm.bytedfa import LONG, ByteDFA
+from lmc.fsm.arrays import LONG, ArrayDFA
 from lmc.fsm.completion import all_endings
-from lmc.fsm.minimise import DEAD, to_the_end
+from lmc.fsm.minimise import DEAD
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 
@@ -249,7 +249,7 @@ def _whole_characters(text: bytes) -> bytes:
 class _Endings:
     """Texts that complete the answer from a state."""
 
-    def __init__(self, dfa: ByteDFA) -> None:
+    def __init__(self, dfa: ArrayDFA) -> None:
         self.dfa = dfa
         self._steps: dict[int, tuple[int, int]] = {}
         self._known: dict[int, bytes] = {}  # shortest endings
@@ -259,7 +259,7 @@ class _Endings:
     @cached_property
     def _distance(self) -> np.ndarray:
         """Bytes from each state to the nearest end."""
-        return to_the_end(*self.dfa.edges, self.dfa.final)
+        return self.dfa.to_the_end()
 
     def of_each_kind(self, state: int) -> list[bytes]:
         """A shortest ending through each kind of next character: letters, digits, spaces, marks, others."""

@@ -1,150 +1,84 @@
-"""Pruning and minimising automata given as tables: int32 [states, symbols], DEAD where there is no way; state 0 starts."""
+"""Minimal automata: without states that reach no end, and with one state for each set of states of the same language."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-
-import numpy as np
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 
 DEAD = -1
-_MANY = 8192  # states from which on arrays are quicker than lists, even at a chain
+
+Table = Sequence[Sequence[int]]
+"""The next state by state and symbol, DEAD where there is none; state 0 starts."""
+
+_Successors = list[set[int]]
 
 
-def distinct(values: np.ndarray) -> np.ndarray:
-    """Ascending, each once. (numpy's `unique` imports numpy.ma when it is first called: longer than compiling takes.)"""
-    ordered = np.sort(values, axis=None)
-    return ordered[_differs_from_before(ordered)]
+def minimal(table: Table, final: Sequence[bool]) -> tuple[Table, list[bool]]:
+    """The minimal automaton of one whose states are all reachable and that accepts something. Its start stays 0, and blocks
+    are in the order of their first state."""
+    table, final = _without_dead_ends(table, final)
+    names = _refined(table, final)
+    order: dict[int, int] = {}
+    number = [order.setdefault(name, len(order)) for name in names]
+    if len(order) == len(number):
+        return table, list(final)
+    return _renumbered(table, final, number)
 
 
-def numbered(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Equal values have equal numbers, from 0 up in ascending order: (where each number comes first, int64 numbers)."""
-    order = np.argsort(values, kind="stable")
-    new = _differs_from_before(values[order])
-    numbers = np.empty(len(values), np.int64)
-    numbers[order] = np.cumsum(new) - 1
-    return order[new], numbers
-
-
-def _differs_from_before(ordered: np.ndarray) -> np.ndarray:
-    return np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
-
-
-def live(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Without the states from which no end can be reached. All are reachable as they come."""
-    sources, columns = np.nonzero(table >= 0)
-    distance = to_the_end(sources, table[sources, columns], final)
-    live = distance >= 0
-    if live.all():
+def _without_dead_ends(table: Table, final: Sequence[bool]) -> tuple[Table, Sequence[bool]]:
+    distance = _to_the_end(_predecessors(_successors(table)), final)
+    if DEAD not in distance:
         return table, final
-    numbers = np.append(np.where(live, np.cumsum(live) - 1, DEAD), DEAD).astype(np.int32)
-    return numbers[table[live]], final[live]
+    kept = iter(range(len(table)))
+    return _renumbered(table, final, [DEAD if d < 0 else next(kept) for d in distance])
 
 
-def to_the_end(sources: np.ndarray, targets: np.ndarray, final: np.ndarray) -> np.ndarray:
-    """int [states]: steps to the nearest end, -1 if there is none."""
-    if len(final) > _MANY:
-        return _to_the_end_of_many(sources, targets, final)
-    before = _predecessors(sources, targets, len(final))
-    distance = np.where(final, 0, -1).tolist()
-    queue = deque(np.flatnonzero(final).tolist())
+def _renumbered(table: Table, final: Sequence[bool], number: list[int]) -> tuple[Table, list[bool]]:
+    """Rows of the first state of each number, which ascend from 0; states of the number DEAD are left out."""
+    number = [*number, DEAD]  # the last: where DEAD points to
+    rows: list[list[int]] = []
+    ends: list[bool] = []
+    for state, row in enumerate(table):
+        if number[state] == len(rows):
+            rows.append([number[target] for target in row])
+            ends.append(final[state])
+    return rows, ends
+
+
+def _successors(table: Table) -> _Successors:
+    found = [set(row) for row in table]
+    for targets in found:
+        targets.discard(DEAD)
+    return found
+
+
+def _predecessors(successors: _Successors) -> list[list[int]]:
+    before: list[list[int]] = [[] for _ in successors]
+    for state, targets in enumerate(successors):
+        for target in targets:
+            before[target].append(state)
+    return before
+
+
+def _to_the_end(before: list[list[int]], final: Sequence[bool]) -> list[int]:
+    """Of each state, the steps to the nearest end, DEAD if there is none."""
+    distance = [0 if end else DEAD for end in final]
+    queue = deque(state for state, end in enumerate(final) if end)
     while queue:
         state = queue.popleft()
         for p in before[state]:
             if distance[p] < 0:
                 distance[p] = distance[state] + 1
                 queue.append(p)
-    return np.array(distance)
-
-
-def _to_the_end_of_many(sources: np.ndarray, targets: np.ndarray, final: np.ndarray) -> np.ndarray:
-    """The same, a distance at a time."""
-    before = sources[np.argsort(targets, kind="stable")]
-    counts = np.bincount(targets, minlength=len(final))
-    begins = np.cumsum(counts) - counts
-    distance = np.full(len(final), -1)
-    here, at = np.flatnonzero(final), 0
-    while len(here):
-        distance[here] = at
-        many = counts[here]
-        found = before[np.arange(many.sum()) + np.repeat(begins[here] - np.cumsum(many) + many, many)]
-        here = distinct(found[distance[found] < 0])
-        at += 1
     return distance
 
 
-def _predecessors(sources: np.ndarray, targets: np.ndarray, states: int) -> list[list[int]]:
-    pairs = distinct(targets.astype(np.int64) * states + sources)
-    before: list[list[int]] = [[] for _ in range(states)]
-    for t, s in zip((pairs // states).tolist(), (pairs % states).tolist()):
-        before[t].append(s)
-    return before
-
-
-def minimised(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One state for each set of states with the same language."""
-    blocks = _refined(table, final)
-    first, block = numbered(blocks)
-    if len(first) == len(final):
-        return table, final
-    order = np.argsort(np.argsort(first))  # blocks in order of their first state, so that the start stays 0
-    number = np.append(order[block], DEAD).astype(np.int32)
-    kept = np.sort(first)
-    return number[table[kept]], final[kept]
-
-
-def _refined(table: np.ndarray, final: np.ndarray) -> np.ndarray:
-    """int64 [states]: a name for each block of equivalent states.
-
-    Partition refinement (Moore's signatures, Hopcroft's smaller half): a state is looked at again only when a state
-    after it was renamed, and the largest part of a split block keeps its name. It starts from what equivalent states
-    share anyhow, the length of the shortest and of the longest way to an end, which settles counted repeats at once.
-    """
-    n = len(final)
-    sources, columns = np.nonzero(table >= 0)
-    targets = table[sources, columns]
-    before = _predecessors(sources, targets, n)
-    shortest, longest = to_the_end(sources, targets, final), _longest(table, before)
-    _, initial = numbered(((longest + 1) * (n + 1) + shortest) * 2 + final)
-    names = np.append(initial, -1)  # the last: where DEAD (-1) points to
-    members: dict[int, set[int]] = defaultdict(set)
-    for state, name in enumerate(names[:-1].tolist()):
-        members[name].add(state)
-    fresh = len(members)
-    dirty = set(range(n))
-    while dirty:
-        splits: list[list[set[int]]] = []
-        by_block: dict[int, list[int]] = defaultdict(list)
-        for state in dirty:
-            by_block[int(names[state])].append(state)
-        for name, some in by_block.items():
-            block = members[name]
-            if len(block) == 1:
-                continue
-            parts: dict[bytes, set[int]] = defaultdict(set)
-            for state in some:
-                parts[names[table[state]].tobytes()].add(state)
-            if len(some) < len(block):  # the others have one signature still: that of any of them
-                others = block.difference(some)
-                parts[names[table[next(iter(others))]].tobytes()] |= others
-            if len(parts) > 1:
-                splits.append(sorted(parts.values(), key=len))
-        dirty = set()
-        for *small, large in splits:
-            members[int(names[next(iter(large))])] = large
-            for part in small:
-                members[fresh] = part
-                for state in part:
-                    names[state] = fresh
-                    dirty.update(before[state])
-                fresh += 1
-    return names[:-1]
-
-
-def _longest(table: np.ndarray, before: list[list[int]]) -> np.ndarray:
-    """int [states]: the longest way on, -1 if there is no bound. Peels off states whose successors are all known."""
-    waiting = [len(set(row) - {DEAD}) for row in table.tolist()]
+def _longest(successors: _Successors, before: list[list[int]]) -> list[int]:
+    """Of each state, the longest way on, -1 if there is no bound. Peels off states whose successors are all known."""
+    waiting = list(map(len, successors))
     longest = [-1] * len(waiting)
-    todo = [s for s, open_ways in enumerate(waiting) if not open_ways]
+    todo = [state for state, count in enumerate(waiting) if not count]
     for state in todo:
         longest[state] = 0
     while todo:
@@ -154,4 +88,69 @@ def _longest(table: np.ndarray, before: list[list[int]]) -> np.ndarray:
             longest[p] = max(longest[p], longest[state] + 1)
             if not waiting[p]:
                 todo.append(p)
-    return np.where(np.array(waiting) == 0, longest, -1)
+    return [-1 if count else way for count, way in zip(waiting, longest)]
+
+
+def _refined(table: Table, final: Sequence[bool]) -> list[int]:
+    """A name for each block of equivalent states, by state.
+
+    Partition refinement (Moore's signatures, Hopcroft's smaller half): a state is looked at again only when a state
+    after it was renamed, and the largest part of a split block keeps its name. It starts from what equivalent states
+    share anyhow, the length of the shortest and of the longest way to an end, which settles counted repeats at once.
+    """
+    successors = _successors(table)
+    before = _predecessors(successors)
+    known: dict[tuple[int, int, bool], int] = {}
+    kinds = zip(_longest(successors, before), _to_the_end(before, final), final)
+    names = [known.setdefault(kind, len(known)) for kind in kinds]
+    members: dict[int, set[int]] = defaultdict(set)
+    for state, name in enumerate(names):
+        members[name].add(state)
+    names.append(DEAD)  # the last: where DEAD (-1) points to
+    fresh = len(members)
+    signature = _signatures(table, names)
+    dirty: Iterable[int] = range(len(table))
+    while dirty:
+        splits: list[list[set[int]]] = []
+        by_block: dict[int, list[int]] = defaultdict(list)
+        for state in dirty:
+            by_block[names[state]].append(state)
+        for name, some in by_block.items():
+            block = members[name]
+            if len(block) == 1:
+                continue
+            parts: dict[object, set[int]] = defaultdict(set)
+            for state in some:
+                parts[signature(state)].add(state)
+            if len(some) < len(block):  # the others have one signature still: that of any of them
+                others = block.difference(some)
+                parts[signature(next(iter(others)))] |= others
+            if len(parts) > 1:
+                splits.append(sorted(parts.values(), key=len))
+        renamed: set[int] = set()
+        for *small, large in splits:
+            members[names[next(iter(large))]] = large
+            for part in small:
+                members[fresh] = part
+                for state in part:
+                    names[state] = fresh
+                    renamed.update(before[state])
+                fresh += 1
+        dirty = renamed
+    return names[:-1]
+
+
+def _signatures(table: Table, names: list[int]) -> Callable[[int], object]:
+    """Of a state: the names of the states behind it, as they are now."""
+    getters: dict[int, Callable[[list[int]], object]] = {}
+
+    def signature(state: int) -> object:
+        row = table[state]
+        if not row:
+            return ()
+        getter = getters.get(state)
+        if getter is None:
+            getter = getters[state] = itemgetter(*row)
+        return getter(names)
+
+    return signature

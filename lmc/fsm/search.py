@@ -33,14 +33,14 @@ class Searcher:
 
     def found(self, state: int) -> bool:
         """Whether what was read has a match."""
-        return bool(self.contains.final[state])
+        return self.contains.is_final(state)
 
     def start(self, text: str) -> int | None:
         """Where the first match begins; None if there is none."""
         state, first = 0, None
         for at in range(len(text) - 1, -1, -1):
             state = self.before.step(state, text[at].encode("utf-8", "replace"))
-            if self.before.final[state]:
+            if self.before.is_final(state):
                 first = at
         return first
 

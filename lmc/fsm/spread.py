@@ -12,14 +12,13 @@ where the automaton over characters is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-
-import numpy as np
 
 from lmc.fsm.bounds import TooLarge
-from lmc.fsm.bytedfa import FAR, ByteDFA, Rows, windows
+from lmc.fsm.bytedfa import FAR, NO_WAYS, ByteDFA, Rows
+from lmc.fsm.minimise import Table
 
 MAX_ROWS = 50_000  # a KiB each
 MAX_SPREAD = 1_000_000  # states over bytes; some 17 bytes each
@@ -32,41 +31,32 @@ _Runs = tuple[tuple[int, int, _Ref], ...]  # (first, last, where to), ascending,
 Segments = tuple[tuple[int, int, _Leaf], ...]  # of characters: (first, last, leaf)
 
 
-def spread(table: np.ndarray, final: np.ndarray, segments: Sequence[tuple[int, int, int]]) -> ByteDFA:
-    """The automaton over bytes of a minimal one over classes of characters: table int32 [states, classes], final [states].
+def spread(table: Table, final: Sequence[bool], segments: Sequence[tuple[int, int, int]]) -> ByteDFA:
+    """The automaton over bytes of a minimal one over classes of characters.
 
     segments   (first, last, class), ascending, of all characters of any class; classes are numbered as they appear
     """
-    shapes = _Shapes(segments)
-    states = _in_order(table, shapes)
-    final = final[[s.old for s in states]]
+    states = _in_order(table, _Shapes(segments))
     numbers = _Numbers(states)
-    ahead = windows(table)[[s.old for s in states]].tolist()
-    rows, window = np.zeros(numbers.total, np.int32), np.zeros(numbers.total, np.int64)
-    known: dict[tuple[int, tuple[int, ...], bytes], np.ndarray] = {}
-    shared, inside = Rows(), _Windows(max(ahead, default=0) + 1)
-    for at, state in enumerate(states):
-        here = numbers.start[at]
-        window[here] = ahead[at]
+    rows, ends = array("i", bytes(4 * numbers.total)), bytearray(numbers.total)
+    known: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    shared = Rows()
+    for here, state in zip(numbers.start, states):
+        ends[here] = final[state.old]
         leads = tuple([numbers.start[t] - here for t in state.targets])
-        nodes, key = np.array([here]), b""
-        if state.shape.size:
-            nodes = np.array([here, *numbers.of(state)], np.int64)
-            key = (nodes - here).tobytes()
-            for group, part in state.shape.groups:
-                window[nodes[part]] = inside.of(group, tuple([ahead[state.targets[leaf]] for leaf in group.leaves]))
-        name = (id(state.shape), leads, key)
+        nodes = numbers.of(state)
+        relative = tuple([node - here for node in nodes])
+        name = (id(state.shape), leads, relative)
         if (found := known.get(name)) is None:
-            relative = np.frombuffer(key, np.int64)
-            found = known[name] = np.array(
-                [shared.number(row) for row in state.shape.filled(leads, relative)], np.int32
-            )
+            found = known[name] = [shared.number(row) for row in state.shape.filled(leads, relative)]
             if len(shared) > MAX_ROWS:
                 raise TooLarge
-        rows[nodes] = found
-    ends = np.zeros(numbers.total, bool)
-    ends[numbers.start] = final
-    return shared.automaton(rows, ends, window)
+        rows[here] = found[0]
+        for node, row in zip(nodes, found[1:]):
+            rows[node] = row
+    rows.append(len(shared) << 8)
+    deltas = memoryview(shared.deltas()).cast("i")
+    return ByteDFA(deltas, memoryview(rows), memoryview(bytes(ends)), _Spread(table, states, numbers))
 
 
 # -- states over characters, in order --------------------------------------------------------------------------------
@@ -81,13 +71,12 @@ class _State:
     targets: tuple[int, ...]
 
 
-def _in_order(table: np.ndarray, shapes: _Shapes) -> list[_State]:
+def _in_order(table: Table, shapes: _Shapes) -> list[_State]:
     """Breadth-first, by characters."""
     numbers, order, out = {0: 0}, [0], list[_State]()
-    rows = table.tolist()
     for old in order:
         leaves: dict[int, int] = {}
-        pattern = tuple([FAR if t < 0 else leaves.setdefault(t, len(leaves)) for t in rows[old]])
+        pattern = tuple([FAR if t < 0 else leaves.setdefault(t, len(leaves)) for t in table[old]])
         for target in leaves:
             if target not in numbers:
                 numbers[target] = len(order)
@@ -124,15 +113,37 @@ class _Numbers:
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """How an automaton over characters was spread: `bytedfa.Characters`."""
+
+    table: Table
+    states: Sequence[_State]
+    numbers: _Numbers
+
+    def windows(self, ahead: Sequence[int]) -> array[int]:
+        """A state over characters has its own window; an inner one that of what the node holds, and the windows behind it."""
+        out = array("q", bytes(8 * self.numbers.total))
+        inside = _Windows(max(ahead, default=0) + 1)
+        for here, state in zip(self.numbers.start, self.states):
+            out[here] = ahead[state.old]
+            if state.shape.size:
+                behind = [ahead[self.states[target].old] for target in state.targets]
+                found = [w for group, _ in state.shape.groups for w in inside.of(group, tuple([behind[leaf] for leaf in group.leaves]))]
+                for node, window in zip(self.numbers.of(state), found):
+                    out[node] = window
+        return out
+
+
 class _Windows:
-    """Windows of inner states: what a node holds, and the windows behind it."""
+    """Windows of inner states, each way to go on once."""
 
     def __init__(self, first: int) -> None:
         self._next = first
         self._known: dict[tuple[int, ...], dict[int, int]] = {}
-        self._whole: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
+        self._whole: dict[tuple[int, tuple[int, ...]], list[int]] = {}
 
-    def of(self, group: _Group, behind: tuple[int, ...]) -> np.ndarray:
+    def of(self, group: _Group, behind: tuple[int, ...]) -> list[int]:
         key = id(group), behind
         if key not in self._whole:
             known = self._known.setdefault(behind, {})
@@ -140,7 +151,7 @@ class _Windows:
                 if content not in known:
                     known[content] = self._next
                     self._next += 1
-            self._whole[key] = np.array([known[content] for content in group.contents], np.int64)
+            self._whole[key] = [known[content] for content in group.contents]
         return self._whole[key]
 
 
@@ -179,27 +190,22 @@ class _Shape:
             self.groups.append((_Group(leaves, tuple(held)), slice(at, at + len(held))))
             at += len(held)
         nodes = [(content, leaves) for leaves, held in by_leaves.items() for content in held]
-        self._rows = [row, *(found[node] for node in nodes)]
-        self._at: dict[_Ref, int] = {node: i for i, node in enumerate(nodes, 1)}
+        at_node: dict[_Ref, int] = {node: i for i, node in enumerate(nodes, 1)}
+        behind = 1 + self.size
+        self._rows = [
+            [(first, last, behind + ref if isinstance(ref, int) else at_node[ref]) for first, last, ref in runs]
+            for runs in (row, *(found[node] for node in nodes))
+        ]
 
-    @cached_property
-    def _refs(self) -> np.ndarray:
-        """int32 [1 + nodes, 256]: -1 where nothing is legal, 0 … for nodes (0 is the state), behind them the leaves."""
-        out = np.full((1 + self.size, 256), -1, np.int32)
-        for row, runs in zip(out, self._rows):
-            for first, last, ref in runs:
-                row[first : last + 1] = 1 + self.size + ref if isinstance(ref, int) else self._at[ref]
-        return out
-
-    def filled(self, leads: tuple[int, ...], nodes: np.ndarray) -> np.ndarray:
-        """int32 [1 + nodes, 256]: rows of a state that stands at 0 and of its nodes, which stand at `nodes`, FAR where
-        nothing is legal. Leaves lead to `leads`."""
-        if not self.size:
-            return np.array([*leads, FAR], np.int32)[np.maximum(self._refs - 1, -1)]
-        values = np.array([*nodes, *leads, 0], np.int32)
-        out = values[self._refs] - nodes.astype(np.int32)[:, None]
-        out[self._refs < 0] = FAR
-        return out
+    def filled(self, leads: Sequence[int], nodes: Sequence[int]) -> Iterator[bytes]:
+        """The memory of int32 [256] of a state that stands at 0, then of its nodes, which stand at `nodes`: FAR where nothing is
+        legal. Leaves lead to `leads`."""
+        places = (0, *nodes, *leads)
+        for here, runs in zip(places, self._rows):
+            row = NO_WAYS[:]
+            for first, last, to in runs:
+                row[first : last + 1] = array("i", (places[to] - here,)) * (last - first + 1)
+            yield row.tobytes()
 
 
 def _renamed(runs: _Runs, leaves: Sequence[_Leaf] | dict[_Leaf, _Leaf]) -> _Runs:

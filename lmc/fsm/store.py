@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from lmc.config import cache_dir
-from lmc.fsm.bytedfa import ByteDFA
+from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.tokens import Tables
 from lmc.fsm.vocabulary import Vocabulary
 
@@ -150,7 +150,7 @@ def _read(path: Path, source: str) -> Tables:
         raise ValueError("it is of another source")
     if meta["checksum"] != _checksum(source, arrays):
         raise ValueError("its checksum does not fit its content")
-    dfa = ByteDFA(arrays["deltas"], arrays["rows"], arrays["final"].astype(bool), arrays["window"].astype(np.int64))
+    dfa = ArrayDFA(arrays["deltas"], arrays["rows"], arrays["final"].astype(bool), arrays["window"].astype(np.int64))
     return Tables(dfa, dict(zip(arrays["windows"].tolist(), arrays["masks"])))
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmc.errors import ConstraintError
+from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.bytedfa import FAR, ByteDFA
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.vocabulary import Vocabulary
@@ -28,7 +29,7 @@ class Tables:
             word i // 32. Longer tokens and EOS are not in them
     """
 
-    dfa: ByteDFA
+    dfa: ArrayDFA
     rows: Mapping[int, np.ndarray]
 
 
@@ -77,7 +78,7 @@ class TokenAutomaton:
     start = 0
 
     def __init__(self, dfa: ByteDFA, vocabulary: Vocabulary) -> None:
-        self._begin(Tables(_spellable(dfa, vocabulary), {}), vocabulary)
+        self._begin(Tables(_spellable(ArrayDFA.of(dfa), vocabulary), {}), vocabulary)
 
     @classmethod
     def restored(cls, tables: Tables, vocabulary: Vocabulary) -> TokenAutomaton:
@@ -209,12 +210,12 @@ def _bits(ids: np.ndarray, words: int) -> np.ndarray:
     return np.packbits(flags, bitorder="little").view("<u4")
 
 
-def _bytes_of(dfa: ByteDFA, state: int) -> str:
+def _bytes_of(dfa: ArrayDFA, state: int) -> str:
     ways = np.flatnonzero(dfa.row(state) >= 0)
     return "byte " + ", ".join(f"0x{byte:02x}" for byte in ways[:8]) + (", …" if len(ways) > 8 else "")
 
 
-def _spellable(dfa: ByteDFA, vocabulary: Vocabulary) -> ByteDFA:
+def _spellable(dfa: ArrayDFA, vocabulary: Vocabulary) -> ArrayDFA:
     """Without the ways into states that only bytes of no token lead out of; states keep their numbers."""
     here = vocabulary.alphabet
     closed = ~(dfa.deltas.reshape(-1, 256)[:, here] != FAR).any(axis=1)  # rows
@@ -227,10 +228,10 @@ def _spellable(dfa: ByteDFA, vocabulary: Vocabulary) -> ByteDFA:
             raise ConstraintError(f"the model's vocabulary cannot spell any legal text: {_lacking(dfa, here)}")
         into = np.append(stuck, False)[table] & here  # DEAD reads the last
         if not into.any():
-            return ByteDFA.of(table, dfa.final)
+            return ArrayDFA.of_table(table, dfa.final)
         table = np.where(into, DEAD, table)
 
 
-def _lacking(dfa: ByteDFA, here: np.ndarray) -> str:
+def _lacking(dfa: ArrayDFA, here: np.ndarray) -> str:
     missing = np.flatnonzero((dfa.deltas.reshape(-1, 256) != FAR).any(axis=0) & ~here)
     return "no token has byte " + ", ".join(f"0x{byte:02x}" for byte in missing[:8].tolist())

@@ -101,7 +101,7 @@ def _constant(kind: str, source: str) -> Op | None:
         return Op("matcher", (kind, source))
     except ConstraintError:
         return None
-    attrs: dict[str, Attr] = {"states": dfa.states, "forced": round(float(dfa.singular.mean()), 2)}
+    attrs: dict[str, Attr] = {"states": dfa.states, "forced": round(dfa.forced_share, 2)}
     if (longest := _longest(dfa)) is not None:
         attrs["longest"] = longest
     return Op("fsm", (source,), (), attrs)
@@ -116,11 +116,10 @@ def _longest(dfa: ByteDFA) -> int | None:
         return None
     following: list[list[int]] = [[] for _ in range(dfa.states)]
     arriving = [0] * dfa.states
-    sources, targets = dfa.edges
-    edges: set[tuple[int, int]] = set(zip(sources.tolist(), targets.tolist()))
-    for source, target in edges:
-        following[source].append(target)
-        arriving[target] += 1
+    for source in range(dfa.states):
+        following[source] = sorted({target for _, target in dfa.moves(source)})
+        for target in following[source]:
+            arriving[target] += 1
     ready = [state for state in range(dfa.states) if not arriving[state]]
     depth, seen = [0] * dfa.states, 0
     while ready:

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any
 
 from lmc.backend.base import Result
 from lmc.config import log
 from lmc.errors import LmcError
-from lmc.frontend.capture.evaluation import Evaluation, Outcome
-from lmc.frontend.capture.outside import Outside
+from lmc.frontend.capture.evaluation import Evaluation
+from lmc.frontend.capture.outside import Snapshot
 from lmc.frontend.capture.values import NOTHING, Deps, Unknown, join
 from lmc.frontend.emitter import taken
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
-from lmc.frontend.live import LiveEmitter, Run
+from lmc.frontend.live import Run
 from lmc.frontend.options import Options
 from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.state import State
 from lmc.prompt import Excerpt, Gen, Mark, Origin, Prompt, Select, Special, make_gen, make_select
 from lmc.runahead.calls import is_data
 from lmc.runahead.ledger import Address, Ledger
+from lmc.runahead.profile import is_own
 
 
 class Hole:
@@ -243,17 +246,28 @@ class ProgramSource:
     """Evaluates one run of a program. What it reads of the outside it reads once, when it first needs it."""
 
     def __init__(self, function: Function, bound: inspect.BoundArguments, state: State) -> None:
-        assert isinstance(state.emitter, LiveEmitter)
-        self.function, self.stream, self.outside = function, state.stream, Outside(bound)
+        self.function, self.stream, self.snapshot = function, state.stream, Snapshot(bound.args[1:], bound.kwargs)
 
     def evaluate(self, ledger: Ledger, run: Run, awaited: Sequence[Result]) -> Sequence[frozenset[Any]]:
         emitter = AheadEmitter(ledger, run)
-        evaluation = Evaluation(
-            self.function, self.outside, emitter, stream=self.stream, profile=ledger.profile,
-            paused=lambda: all(answer.done for answer in awaited),
+        profile = ledger.profile
+        evaluation = emitter.evaluation = Evaluation(
+            self.function, self.snapshot, emitter, stream=self.stream, paused=lambda: all(answer.done for answer in awaited),
+            passes=lambda loc: profile.passed[loc], frames=frames(),
         )  # fmt: skip
-        emitter.evaluation = evaluation
-        outcome: Outcome = evaluation.run()
-        if outcome.stopped is not None:
-            log("ahead", f"{self.function.name}: {outcome.reason} at {outcome.stopped}")
+        outcome = evaluation.run()
+        profile.passed.update(outcome.passed)
+        if outcome.stopped_at is not None and not outcome.paused:
+            log("ahead", f"{self.function.name}: {outcome.reason} at {outcome.stopped_at}")
         return outcome.waits
+
+
+def frames() -> dict[CodeType, tuple[int, Mapping[str, Any]]]:
+    """The line and the locals of each function that is running in this thread, the innermost call of each, lmc's own left out."""
+    found: dict[CodeType, tuple[int, Mapping[str, Any]]] = {}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_own(frame) and frame.f_code not in found:
+            found[frame.f_code] = (frame.f_lineno, frame.f_locals)
+        frame = frame.f_back
+    return found

@@ -287,9 +287,14 @@ class Ledger:
             self._fresh, before, began = False, self.usage.ahead_asked, thread_time()
             try:
                 self._blocked = self.source.evaluate(self, self.run, awaited)
+            except Exception as fault:  # of the evaluator, not of the program: the run goes on without it
+                self._blocked, self.policy = (), Ahead.OFF
+                self.profile.fault(fault)
             finally:
                 self.profile.evaluated(line, thread_time() - began, self.usage.ahead_asked - before)
-            if not all(result.done for result in awaited):  # else it may have stopped early
+            if all(result.done for result in awaited):  # it may have stopped early: the next wait goes on
+                self._fresh = True
+            else:
                 for guess in [g for g in self.guesses.values() if g.reached != self.evaluations and not g.result.done]:
                     self._drop(guess)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lmc.config import log
@@ -26,6 +28,7 @@ PASSED = 8
 KEPT = 256
 """Runs whose requests are kept for reports."""
 
+_log = logging.getLogger("lmc.ahead")
 _OWN = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -41,6 +44,7 @@ class Profile:
         self._lines: dict[Hashable, list[int]] = {}  # reading line: evaluations there, requests that they made
         self._sites: dict[Loc | None, list[int]] = {}  # of an ask: right, wrong
         self.off: set[Loc | None] = set()
+        self.faults: list[Exception] = []
 
     @property
     def patience(self) -> float:
@@ -62,6 +66,12 @@ class Profile:
         seen[1] += asked
         self.evaluations += 1
         self.cost += (seconds - self.cost) / min(self.evaluations, 16)
+
+    def fault(self, error: Exception) -> None:
+        """An evaluation failed by a fault of lmc's: said once, and kept for tests."""
+        if not self.faults:
+            _log.warning("a fault of lmc, which costs time and changes nothing: nothing more is asked ahead in this run; please report it", exc_info=error)
+        self.faults.append(error)
 
     def right(self, site: Loc | None) -> None:
         """A guess for the ask at a site was used."""
@@ -99,9 +109,14 @@ class Profile:
             self.runs.append(ledger)
 
 
+def is_own(frame: FrameType) -> bool:
+    """Whether it is lmc's code that runs in a frame."""
+    return frame.f_code.co_filename.startswith(_OWN)
+
+
 def reading_line() -> Hashable:
     """The line of the program that waits: the innermost frame that is not lmc's."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
-        frame = frame.f_back  # type: ignore[assignment]
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_own(frame):
+        frame = frame.f_back
     return None if frame is None else (frame.f_code, frame.f_lineno)

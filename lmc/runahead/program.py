@@ -178,9 +178,12 @@ class Program:
     def _batch(
         self, bound: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, progress: bool
     ) -> Iterator[tuple[int, State]]:
-        with self._journaled(options, bound, numbers, batch=True) as options, self._during(len(bound), options):
-            with closing(self.function._in_flight(bound, numbers, options, progress=progress).completed()) as done:
-                yield from done
+        with (
+            self._journaled(options, bound, numbers, batch=True) as options,
+            self._during(len(bound), options),
+            closing(self.function._in_flight(bound, numbers, options, progress=progress).completed()) as done,
+        ):
+            yield from done
 
     def _call(self, bound: inspect.BoundArguments, options: Options) -> State:
         with self._journaled(options, (bound,)) as options, self._during(1, options):
@@ -195,7 +198,7 @@ class Program:
         emitter = state.emitter
         assert isinstance(emitter, LiveEmitter)
         run = emitter.run
-        source = None if policy is Ahead.OFF or self.make_source is _evaluation else self.make_source(self.function, bound, state)
+        source = None if policy is Ahead.OFF else self.make_source(self.function, bound, state)
         run = run._replace(begin=None)
         emitter.run = run._replace(ledger=Ledger(run, policy, source, self.profile, stream=state.stream))
 

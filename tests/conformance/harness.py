@@ -174,7 +174,7 @@ def _scripted_in_order(mock: Mock) -> bool:
 
 def _ahead(program: Any, items: Sequence[dict[str, Any]], backend: Callable[..., Mock], options: dict[str, Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Executions that are asked ahead: as far as what is certain, what is likely, and by a plan that lies."""
-    for policy in ():
+    for policy in ("certain", "likely"):
         ahead = lmc.compile(program, ahead=policy)
         eager(ahead)
         yield policy, ahead
@@ -186,7 +186,13 @@ def eager(program: Program) -> Program:
     profile = program.profile
     profile.cost = 0.0
     profile.evaluated = lambda *_: None  # type: ignore[method-assign]
+    profile.fault = _raised  # type: ignore[method-assign]
     return program
+
+
+def _raised(fault: Exception) -> None:
+    """Faults of the evaluator fail a test."""
+    raise AssertionError("a fault of the evaluator") from fault
 
 
 def lying(program: Any, choose: random.Random) -> Callable[..., Any]:

@@ -76,8 +76,8 @@ def test_every_chain_is_maximal(pattern):
     dfa = compile_regex(pattern)
     fsm = compress(dfa)
     for edge in fsm.edges:
-        assert bool(edge.chain) == bool(dfa.singular[edge.source])
-        assert not (edge.chain and dfa.singular[edge.target])
+        assert bool(edge.chain) == dfa.is_singular(edge.source)
+        assert not (edge.chain and dfa.is_singular(edge.target))
         assert dfa.step(edge.source, edge.chain or edge.any_of[:1]) == edge.target
 
 

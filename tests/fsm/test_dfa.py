@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 
 from lmc.errors import ConstraintError
-from lmc.fsm import bytedfa, dfa
-from lmc.fsm.bytedfa import ByteDFA
+from lmc.fsm import arrays, dfa
+from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.dfa import DEAD, build, compile_regex
 from lmc.fsm.regex import parse
 from tests.fsm.patterns import (
@@ -30,7 +30,12 @@ from tests.fsm.patterns import (
 )
 from tests.searching import search, some
 
-compiled = lru_cache(compile_regex)
+
+def in_arrays(pattern: str) -> ArrayDFA:
+    return ArrayDFA.of(compile_regex(pattern))
+
+
+compiled = lru_cache(in_arrays)
 
 
 def flags_of(pattern: str) -> int:
@@ -51,7 +56,7 @@ def check_language(pattern: str, n: int) -> None:
         assert automaton.accepts(word.encode()) == bool(reference.fullmatch(word)), word
 
 
-def random_text(automaton: ByteDFA, rng: random.Random) -> bytes:
+def random_text(automaton: ArrayDFA, rng: random.Random) -> bytes:
     """A text on random ways through the automaton, ended as soon as it may after a while."""
     state, out = 0, bytearray()
     while not (automaton.final[state] and (rng.random() < 0.2 or len(out) > 30)):
@@ -72,7 +77,7 @@ def check_words_of_the_automaton(pattern: str, n: int) -> None:
             assert reference.fullmatch(text.decode()), text  # decodes: whole characters, no surrogates
 
 
-def equivalent_states(automaton: ByteDFA) -> int:
+def equivalent_states(automaton: ArrayDFA) -> int:
     """The number of classes of equivalent states, by the textbook's rounds."""
     block = np.unique(automaton.final, return_inverse=True)[1].reshape(-1)
     while True:
@@ -92,7 +97,7 @@ def test_the_language_is_that_of_fullmatch_and_the_automaton_minimal(pattern):
     assert automaton.states >= 100 or equivalent_states(automaton) == automaton.states, "not minimal"
 
 
-def an_end_is_within_reach_of_every_state(automaton: ByteDFA) -> bool:
+def an_end_is_within_reach_of_every_state(automaton: ArrayDFA) -> bool:
     alive = automaton.final.copy()
     while True:
         grown = alive | np.append(alive, False)[automaton.table].any(axis=1)
@@ -130,7 +135,7 @@ def test_any_regex_with_classes_and_case_has_the_language_of_fullmatch(pattern):
 )
 def test_equal_languages_have_equal_tables(one, other):
     a, b = compile_regex(one), compile_regex(other)
-    assert np.array_equal(a.table, b.table) and np.array_equal(a.final, b.final)
+    assert (a.deltas, a.rows, a.final) == (b.deltas, b.rows, b.final)
 
 
 @pytest.mark.parametrize(
@@ -177,18 +182,29 @@ def test_counted_unicode_classes_have_the_language_of_fullmatch_and_are_minimal(
 @pytest.mark.parametrize("pattern", [*COUNTED[::2], CHARACTER])
 def test_a_table_and_the_rows_are_the_same_automaton(pattern):
     automaton = compiled(pattern)
-    again = ByteDFA.of(automaton.table, automaton.final)
+    again = ArrayDFA.of_table(automaton.table, automaton.final)
     assert np.array_equal(again.table, automaton.table) and np.array_equal(again.rows, automaton.rows)
-    sources, targets = automaton.edges
+    sources, targets = automaton._edges
     pairs = {(s, int(t)) for s, row in enumerate(automaton.table) for t in row if t >= 0}
     assert pairs == set(zip(sources.tolist(), targets.tolist()))
     assert all(automaton.row(s).tolist() == row.tolist() for s, row in enumerate(automaton.table[:50]))
 
 
+@pytest.mark.parametrize("pattern", [*COUNTED[::3], CHARACTER, JUDGE])
+def test_one_state_at_a_time_says_what_the_arrays_say(pattern):
+    one, many = compile_regex(pattern), compiled(pattern)
+    for state in range(min(300, one.states)):
+        legal = np.flatnonzero(many.table[state] >= 0)
+        assert one.moves(state) == [(byte, int(many.table[state, byte])) for byte in legal.tolist()]
+        assert one.is_singular(state) == many.is_singular(state) == bool(many.singular[state])
+        assert one.forced(state) == many.forced(state)
+    assert one.forced_share == pytest.approx(many.singular.mean())
+
+
 @pytest.mark.parametrize("pattern", [*COUNTED, CHARACTER])
 def test_states_of_one_window_allow_the_same_texts(pattern):
     automaton = compiled(pattern)
-    exact = bytedfa.windows(automaton.table)
+    exact = arrays.windows(automaton.table)
     for window in np.unique(automaton.window):
         assert len(set(exact[automaton.window == window].tolist())) == 1
 
@@ -217,13 +233,13 @@ def test_what_grows_too_large_is_refused(monkeypatch):
 
 
 def test_the_paper_regex_of_characters_is_small():
-    automaton = compile_regex(CHARACTER)
+    automaton = in_arrays(CHARACTER)
     assert automaton.states < 500 and automaton.singular.sum() > automaton.states / 2
 
 
 def test_building_twice_gives_the_same():
     a, b = build(parse(CHARACTER)), build(parse(CHARACTER))
-    assert np.array_equal(a.table, b.table)
+    assert (a.deltas, a.rows, a.final) == (b.deltas, b.rows, b.final)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +251,7 @@ def test_building_twice_gives_the_same():
     ],
 )  # fmt: skip
 def test_a_repeat_of_what_may_be_empty_is_one_of_what_is_not(pattern, same):
-    assert np.array_equal(compile_regex(pattern).table, compile_regex(same).table)
+    assert np.array_equal(in_arrays(pattern).table, in_arrays(same).table)
 
 
 @pytest.mark.parametrize("pattern", [r"(a?){0,3000}", r"(a?){3000}", r"(?:|a){9,3000}"])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from lmc.errors import ConstraintError
-from lmc.fsm.bytedfa import LONG
+from lmc.fsm.arrays import LONG
 from lmc.fsm.dfa import DEAD, compile_regex
 from lmc.fsm.tokens import FEW, FEW_REFUSED, TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary

@@ -11,6 +11,7 @@ from lmc.backend.api.messages import MESSAGES
 from lmc.backend.api.wire import http_errors, lowered, missing
 from lmc.backend.base import Prices
 from lmc.errors import UnsupportedOpError
+from lmc.extras import install_line
 
 
 class LiteLLM(Completions):
@@ -92,7 +93,7 @@ def _plain(answer: Any) -> Body:
 def _fault(error: Exception) -> Fault:
     """What an error of LiteLLM's or of a client below it means."""
     if "No module named" in str(error):  # it says that the connection failed
-        return Fault(f'{error}: LiteLLM lacks a package, for tools it is mcp: pip install "litellm[mcp]"'[:500], status=400)
+        return Fault(f"{error}: LiteLLM lacks a package, for tools it is mcp: {install_line('litellm')}"[:500], status=400)
     status = getattr(error, "status_code", None)
     response = getattr(error, "response", None)
     silent = isinstance(error, TimeoutError) or any(word in f"{type(error).__name__} {error}" for word in ("Timeout", "APIConnection", "Connection error"))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.client import Patience, Wire
 from lmc.backend.api.place import Place
 from lmc.backend.api.spread import ROUTING, Spread, beginning, key_of
 from lmc.backend.api.tokens import Tokens, known_as, read, spelled
 from lmc.backend.api.wire import HttpWire, http_errors, http_library, parsed
-from lmc.backend.engine.encoding import Vocabulary
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.config import log
-from lmc.errors import BackendError, ModelLoadError, ParameterError, ProgramError
+from lmc.errors import BackendError, MissingPackageError, ModelLoadError, ParameterError, ProgramError
 from lmc.prompt import Part
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.encoding import Vocabulary
 
 
 def urls_of(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -111,7 +113,7 @@ class Prompts:
         if tokenizer is None or isinstance(tokenizer, str):
             try:
                 words, own = read(tokenizer or path or "")
-            except (ModelLoadError, OSError) as error:
+            except (ModelLoadError, MissingPackageError, OSError) as error:
                 if tokenizer is not None:
                     raise
                 why = f"its tokenizer is not known here ({error})"

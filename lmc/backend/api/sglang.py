@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.backend import Feed, Reply, Sample
 from lmc.backend.api.bodies import Listed, cost_of, shared
@@ -15,12 +15,14 @@ from lmc.backend.api.remote import Prompts, asked, headers_of, urls_of, wires
 from lmc.backend.api.streams import Watch
 from lmc.backend.base import Beyond, Capabilities, Hints, Output, Prices, Usage
 from lmc.backend.engine.choices import decide
-from lmc.backend.engine.encoding import Vocabulary
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import LmcError, UnsupportedOpError
 from lmc.fsm.sources import ebnf_of
 from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.encoding import Vocabulary
 
 _PARAMS = (
     "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",

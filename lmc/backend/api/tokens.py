@@ -6,20 +6,25 @@ import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.place import Place
-from lmc.backend.engine.encoding import Encoder, Vocabulary
 from lmc.chat import CHATML, ChatTemplate, get_chat_template
 from lmc.config import log
 from lmc.errors import ModelLoadError
+from lmc.extras import require
 from lmc.prompt import Image, Part, Special, plain
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.encoding import Vocabulary
 
 
 class Tokens:
     """A server's vocabulary: places to ids, as the engine would encode them."""
 
     def __init__(self, words: Vocabulary) -> None:
+        from lmc.backend.engine.encoding import Encoder
+
         self.words = words
         self._encoder = Encoder(words)
 
@@ -62,23 +67,24 @@ class Tokens:
 def read(source: str) -> tuple[Vocabulary, ChatTemplate | None]:
     """The tokenizer of a directory or a .gguf file, and its model's template if it has one.
 
-    Raises ModelLoadError when there is none.
+    Raises ModelLoadError when there is none, and MissingPackageError without the packages that read it.
     """
+    path = Path(source)
+    if path.suffix != ".gguf" and not (path / "tokenizer.json").is_file():
+        raise ModelLoadError(f"{source}: no tokenizer.json there; give tokenizer= a directory that has one, or a .gguf file")
+    require(f"the tokenizer of {source}", "tokens")
     from lmc.backend.engine import tokenizer as tokenizers
     from lmc.backend.engine.chat_template import cut
 
-    path = Path(source)
     if path.suffix == ".gguf":
         from lmc.backend.engine.models import gguf
 
         metadata = gguf.read(path).metadata
         words, template = tokenizers.from_gguf(metadata, str(path)), metadata.get("tokenizer.chat_template")
-    elif (path / "tokenizer.json").is_file():
+    else:
         options = _options(path)
         words = tokenizers.from_file(path / "tokenizer.json", add_bos=bool(options.get("add_bos_token", False)))
         template = _template(path, options)
-    else:
-        raise ModelLoadError(f"{source}: no tokenizer.json there; give tokenizer= a directory that has one, or a .gguf file")
     return words, cut(template, words, name=path.name) if template else None
 
 

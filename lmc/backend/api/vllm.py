@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.bodies import Listed, choices_of, cost_of, shared, usage_of
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Request, Tally
@@ -13,11 +13,13 @@ from lmc.backend.api.place import Place
 from lmc.backend.api.remote import Prompts, asked, headers_of, urls_of, wires
 from lmc.backend.base import Capabilities, Hints, Output, Prices
 from lmc.backend.engine.choices import decide
-from lmc.backend.engine.encoding import Vocabulary
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import BackendError, LmcError
 from lmc.prompt import ChoicesMethod, Gen, Select
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.encoding import Vocabulary
 
 
 class VLLM(Completions):

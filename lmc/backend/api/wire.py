@@ -9,18 +9,19 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from lmc.backend.api.client import Fault, Received, Request, retry_after
-from lmc.errors import ProgramError
+from lmc.errors import MissingPackageError
+from lmc.extras import missing as _missing
 
 
-def missing(package: str, extra: str, error: ImportError | None = None) -> ProgramError:
-    """What a backend raises whose package is not installed."""
-    why = f" ({error})" if error is not None and error.name not in (None, package) else ""  # it is there, and lacks something itself
-    return ProgramError(f'lmc needs the package {package} for this backend{why}: pip install "lmc[{extra}]"')
+def missing(package: str, extra: str, error: ImportError | None = None) -> MissingPackageError:
+    """The error of a backend whose package is not installed, or lacks something itself."""
+    broken = error is not None and error.name not in (None, package)
+    return _missing("this backend", [package], extra, f"which cannot be imported ({error})" if broken else "")
 
 
 def http_errors() -> tuple[type[BaseException], ...]:
     """What the HTTP libraries that are loaded raise for connections that fail."""
-    loaded = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
+    loaded = [module for name in ("httpx", "httpx2") if (module := sys.modules.get(name)) is not None]
     return tuple(error for module in loaded for error in (module.HTTPError, module.InvalidURL, module.StreamError))
 
 
@@ -90,7 +91,7 @@ def lowered(headers: Any) -> dict[str, str]:
 
 
 def http_library() -> Any:
-    """httpx, or httpx2, its successor with the same names: what is installed. Raises ProgramError if neither is."""
+    """httpx, or httpx2, its successor with the same names: what is installed. Raises MissingPackageError if neither is."""
     for name in ("httpx", "httpx2"):
         try:
             return importlib.import_module(name)

@@ -17,7 +17,7 @@ import numpy as np
 from lmc.backend.engine.constraint import Compiler, ConstraintInfo, Matcher
 from lmc.backend.engine.foresight import Ahead, Foresight
 from lmc.backend.engine.once import Once
-from lmc.errors import ConstraintError, Loc
+from lmc.errors import ConstraintError, Loc, MissingPackageError
 from lmc.fsm.dfa import DEAD
 from lmc.fsm.forced import Encode, ForcedTokens, no_tokens
 from lmc.fsm.sources import automaton_of
@@ -60,8 +60,13 @@ class ConstraintCompiler:
         self._lock = threading.Lock()
 
     def check(self, constraint: Constraint, loc: Loc | None) -> None:
-        if self._automaton(constraint, loc) is None:
-            self._other().check(constraint, loc)
+        if self._automaton(constraint, loc) is not None:
+            return
+        try:
+            other = self._other()
+        except MissingPackageError as error:
+            raise MissingPackageError(error.message, name=error.name or "", loc=loc) from None
+        other.check(constraint, loc)
 
     def matcher(self, constraint: Constraint) -> Matcher:
         compiled = self._automaton(constraint, None)

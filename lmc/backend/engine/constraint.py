@@ -18,6 +18,7 @@ import numpy as np
 
 from lmc.backend.engine.once import Once
 from lmc.errors import ConstraintError, Loc
+from lmc.extras import require
 from lmc.fsm.bounds import check_ebnf
 from lmc.fsm.charset import Ranges
 from lmc.fsm.dfa import sets
@@ -135,6 +136,7 @@ class XGrammarCompiler:
         vocab_size: int,
         encode: Encode | None = None,
     ) -> None:
+        require("a grammar that is not regular", "grammar")
         import xgrammar
 
         special = set(special_ids) | {eos}

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmc.errors import LmcError
+from lmc.frontend import primitives
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.code import NotUnderstood, code_of
@@ -27,6 +28,7 @@ from lmc.frontend.capture.values import (
     Items,
     Manager,
     Method,
+    NotFollowed,
     Object,
     Partial,
     Raised,
@@ -231,6 +233,11 @@ class Calls:
                 raise
             self.havoc(frame, code.effects, abandoned.deps)
             return Unknown(abandoned.deps)
+        except NotFollowed:
+            if frame.is_program:
+                raise
+            self.havoc(frame, code.effects, None)
+            return self.unknown_code(None, [*frame.vars.values()], {})
         finally:
             self.depth -= 1
         return frame.result if frame.undecided is False else Unknown(join(frame.undecided, op.need(self, frame.result) or NOTHING))
@@ -318,13 +325,17 @@ class Calls:
         kwargs = {k: Unknown(self.lost[id(v)]) if self.is_lost(v) else v for k, v in kwargs.items()}
         for x in (*args, *kwargs.values()):
             if type(x) in (Object, Closure, Class, Method, Items):
-                return self._own_in_language(fn, args, kwargs)
-        return op.native(fn, *args, **kwargs)
-
-    def _own_in_language(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Functions as tools, classes as schemas: what is theirs in the outside, if they have something there."""
-        args = [_outside(x) for x in args]
-        kwargs = {k: _outside(x) for k, x in kwargs.items()}
+                args, kwargs = [_outside(x) for x in args], {k: _outside(x) for k, x in kwargs.items()}
+                break
+        if id(fn) in table.ASKS:
+            name = args[0] if args else kwargs.get("name")
+            if isinstance(name, Unknown):  # a variable of the state
+                self.shift()
+                return name
+            if isinstance(kwargs.get("choices"), Unknown):
+                kwargs["choices"] = (kwargs["choices"],)
+            elif fn is primitives.select and len(args) > 1 and isinstance(args[1], Unknown):
+                args[1] = (args[1],)
         return op.native(fn, *args, **kwargs)
 
     def _state_method(self: Evaluation, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -478,6 +489,7 @@ class _Carried(Exception):
 
 
 def _outside(x: Any) -> Any:
+    """Of a tool or schema of the program's, what it is outside, if it is something there."""
     return x.own if type(x) is Closure and x.own is not None else Unknown(None) if type(x) in (Object, Closure, Class, Method, Items) else x
 
 

@@ -16,7 +16,7 @@ from lmc.errors import Loc
 from lmc.frontend.capture.outside import is_users
 from lmc.frontend.capture.scan import Effects, bound_once, effects
 from lmc.frontend.scopes import Bindings, ClassBindings, Comprehension
-from lmc.frontend.source import CannotInstrument, FunctionNode, find
+from lmc.frontend.source import FunctionNode, NoSource, find
 
 if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Frame
@@ -133,7 +133,7 @@ def _compiled(fn: types.FunctionType) -> Code:
         raise NotUnderstood(f"{fn.__qualname__} is not the program's own")
     try:
         found = find(fn)
-    except CannotInstrument as error:
+    except NoSource as error:
         raise NotUnderstood(str(error)) from None
     scope = Scope(Bindings(found.node), None, python.co_filename, python.co_freevars, found.class_name)
     return Code(found.node, scope, python.co_name, python)

@@ -175,6 +175,7 @@ class Evaluation(Calls, Objects, Havoc):
         self.handled: list[Any] = []
         self.tries = 0
         self.depth = self.steps = self.resumed = 0
+        self.over = False
         self.states: list[State] = []
         self.current: State | None = None
         self.tasks: list[Any] = []
@@ -205,6 +206,7 @@ class Evaluation(Calls, Objects, Havoc):
             outcome.reason, outcome.stopped_at = "recursion", self.loc
         finally:
             place.reset(token)
+            self.over = True
         outcome.steps = self.steps
         return outcome
 

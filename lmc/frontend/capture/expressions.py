@@ -365,7 +365,10 @@ def function(node: Any, scope: Scope, name: str) -> Eval:
     def run(frame: Frame) -> Any:
         if not made:
             inner = Scope(Bindings(node), scope, scope.file, class_name=scope.class_name)
-            made.append(Code(node, inner, name, None))
+            try:
+                made.append(Code(node, inner, name, None))
+            except NotUnderstood:
+                return Unknown(None)
         outer = frame
         while outer.is_class:
             outer = outer.outer  # functions do not see the names of the class body around them

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -62,9 +63,49 @@ def _block(nodes: Sequence[ast.stmt], scope: Scope) -> Run:
 
 def _statement(node: ast.stmt, scope: Scope) -> Run:
     rule = _RULES.get(type(node))
-    if rule is None:
-        raise NotUnderstood(f"a yield in {type(node).__name__} at {scope.loc(node)}")
+    if rule is None or not isinstance(getattr(node, "value", None), ast.Yield | ast.YieldFrom | None):
+        return _first(node, scope)
     return rule(node, scope)
+
+
+def _first(node: ast.stmt, scope: Scope) -> Run:
+    """A statement in which a yield is evaluated before anything else that has effects: it is taken out, in front."""
+    if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr):
+        raise NotUnderstood(f"a yield in {type(node).__name__} at {scope.loc(node)}")
+    name = f".yielded {node.lineno}"
+    rest = copy.copy(node)
+    rest.value, found = _taken_out(node.value, name)
+    if found is None or _yields(rest):
+        raise NotUnderstood(f"a yield inside of an expression at {scope.loc(node)}")
+    scope.bindings.bound.add(name)
+    value, then = _value(found, scope), statement(rest, scope)
+
+    def run(frame: Frame) -> Generator[Any, Any, Any]:
+        frame.vars[name] = yield from value(frame)
+        return then(frame)
+
+    return run
+
+
+def _taken_out(node: Any, name: str) -> tuple[Any, ast.expr | None]:
+    """An expression with the yield that it begins with replaced by a name, and that yield."""
+    if isinstance(node, ast.Yield | ast.YieldFrom):
+        return ast.copy_location(ast.Name(name, ast.Load()), node), node
+    inner = _BEGINS.get(type(node))
+    if inner is None:
+        return node, None
+    changed = copy.copy(node)
+    part = getattr(node, inner)
+    first, found = _taken_out(part[0] if isinstance(part, list) else part, name)
+    setattr(changed, inner, [first, *part[1:]] if isinstance(part, list) else first)
+    return changed, found
+
+
+_BEGINS: Mapping[type[ast.AST], str] = {
+    ast.BoolOp: "values", ast.BinOp: "left", ast.Compare: "left", ast.Attribute: "value", ast.Subscript: "value", ast.Call: "func", ast.IfExp: "test",
+    ast.UnaryOp: "operand", ast.NamedExpr: "value", ast.Tuple: "elts", ast.List: "elts",
+}  # fmt: skip
+"""By kind of expression, the part that is evaluated first."""
 
 
 def _value(node: ast.expr | None, scope: Scope) -> Run:
@@ -185,6 +226,10 @@ def _with(node: ast.With, scope: Scope) -> Run:
             if manager.leave(raised.value):
                 return None
             raise
+        except GeneratorExit as over:
+            if not frame.ev.over:
+                manager.leave(over)
+            raise
         manager.leave(None)
         return signal
 
@@ -214,6 +259,11 @@ def _try(node: ast.Try, scope: Scope) -> Run:
             over = yield from last(frame)
             if over is not None:
                 return over
+            raise
+        except GeneratorExit:  # nobody takes the rest
+            if not frame.ev.over:
+                for _ in last(frame):
+                    break
             raise
         over = yield from last(frame)
         return signal if over is None else over

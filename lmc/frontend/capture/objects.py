@@ -132,7 +132,7 @@ class Objects:
             if type(one) is Class:
                 if name in one.attributes:
                     return one.attributes[name]
-            elif one is not object and name in vars(one):
+            elif one.__module__ != "builtins" and name in vars(one):
                 raw = vars(one)[name]
                 if type(raw) is types.MemberDescriptorType:
                     continue  # a slot: it is among the object's attributes
@@ -242,7 +242,8 @@ class Objects:
         elif isinstance(x, types.ModuleType):
             self.set_global(vars(x), name, value)
         elif isinstance(x, BaseException):
-            raise Stop("an attribute of an exception is set")
+            if not self.outside.holds(x):
+                op.native(setattr, x, name, value)
         elif isinstance(x, Unknown):
             self.hand_over([value])
         elif kind is types.FunctionType:
@@ -374,7 +375,7 @@ class Objects:
         return self.name_of(x.cls if type(x) is Object else type(x))
 
     def name_of(self: Evaluation, cls: Any) -> str:
-        return cls.name if type(cls) is Class else {"Closure": "function", "Items": "generator"}.get(cls.__name__, cls.__name__)
+        return str(cls.name) if type(cls) is Class else {"Closure": "function", "Items": "generator"}.get(cls.__name__, cls.__name__)
 
     def hashes_by_identity(self: Evaluation, x: Object) -> bool:
         return self.class_attribute(x.cls, "__eq__") is _MISSING and self.class_attribute(x.cls, "__hash__") is _MISSING and self._fields(x.cls) is None
@@ -432,6 +433,8 @@ class Objects:
         if name in ("args", "value", "name", "errno", "msg", "pos", "doc", "reason", "message"):
             found = op.native(getattr, x, name)
             return self.adopt(found)
+        if name in vars(x):
+            return self.adopt(vars(x)[name])
         if name == "__class__":
             return type(x)
         if name in ("add_note", "with_traceback"):

@@ -109,7 +109,7 @@ def binary(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
     if name == "add" and (isinstance(a, Expr) or isinstance(b, Expr)):
         if ka is Object or kb is Object:
             return ev.operation(name, (a, b), None)
-        return native(fn, a, b) if isinstance(a, Expr) or (isinstance(b, Expr) and ka in PLAIN | {Unknown}) else native(as_expr, a)
+        return native(fn, as_expr(a) if isinstance(a, Unknown) else a, b)
     if ka is Object or kb is Object:
         return _own_operator(ev, name, a, b)
     if not ev.is_lost(a) and not ev.is_lost(b):
@@ -199,8 +199,7 @@ def inplace(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b:
         method = ev.special(a, "__i" + _DUNDER[name][2:])
         return binary(ev, name, fn, a, b) if method is None else ev.call(method, [b], {})
     if isinstance(a, Unknown):
-        ev.hand_over([b]) if isinstance(b, State) else None
-        return binary(ev, name, fn, a, b)
+        return Unknown(a.deps) if isinstance(b, Expr) else binary(ev, name, fn, a, b)  # forks of an unknown number, maybe
     if kind is list and name == "add":
         ev.changes(a)
         ev.call_method(a, "extend", [b], {})

@@ -110,6 +110,10 @@ class Outside:
         self._adopted.setdefault(id(x), (x, made))
         return made
 
+    def holds(self, x: Any) -> bool:
+        """Whether a value is the outside's own."""
+        return id(x) in self._adopted
+
     def _made(self, x: Any, kind: type) -> Any:
         if kind in CONTAINERS:
             return self._container(x, kind)
@@ -184,8 +188,9 @@ _SAFE_TYPES = frozenset({types.GenericAlias, types.UnionType, slice, object, typ
 def _is_key(x: Any) -> bool:
     """Whether hashing and comparing it runs no code of the user."""
     kind = type(x)
-    return kind in ATOMS or (isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType)) and type(x).__hash__ is object.__hash__) or type(x) is type or (
-        kind in (tuple, frozenset) and all(map(_is_key, x)))
+    if kind in (tuple, frozenset):
+        return all(map(_is_key, x))
+    return kind in ATOMS or kind in (type, types.FunctionType, types.BuiltinFunctionType)
 
 
 def _attributes(x: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from lmc.frontend.capture.code import Eval, NotUnderstood, Scope
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, Branch, Loop
 from lmc.frontend.capture.expressions import expression, function
 from lmc.frontend.capture.scan import effects
-from lmc.frontend.capture.values import NOTHING, Abandoned, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.values import NOTHING, Abandoned, NotFollowed, Raised, Undecided, Unknown, join
 from lmc.frontend.scopes import ClassBindings
 
 if TYPE_CHECKING:
@@ -50,10 +50,20 @@ def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
 
 
 def statement(node: ast.stmt, scope: Scope) -> Eval:
-    rule = _RULES.get(type(node))
-    if rule is None:
-        raise NotUnderstood(f"{type(node).__name__} at {scope.loc(node)}")
-    return rule(node, scope)
+    """Compiles a statement; one that the evaluator does not know stops it where it runs."""
+    rule, loc = _RULES.get(type(node)), scope.loc(node)
+    try:
+        if rule is None:
+            raise NotUnderstood(type(node).__name__)
+        return rule(node, scope)
+    except NotUnderstood as error:
+        reason = str(error)
+
+    def stop(frame: Frame) -> None:
+        frame.ev.outcome.entire = False
+        raise NotFollowed(reason, loc)
+
+    return stop
 
 
 def arm(nodes: Sequence[ast.stmt], scope: Scope, run: Eval | None = None, loc: Any = None) -> Arm:
@@ -225,7 +235,11 @@ def _delete(node: ast.Delete, scope: Scope) -> Eval:
 
 def _unbind(name: str, kind: str) -> Callable[[Frame], None]:
     if kind == "local":
-        return lambda frame: frame.vars.pop(name, None) and None
+
+        def unbind(frame: Frame) -> None:
+            frame.vars.pop(name, None)
+
+        return unbind
     return lambda frame: frame.store(name, Unknown(None), kind)
 
 
@@ -594,4 +608,4 @@ _RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.Global: _nothing, ast.Nonlocal: _nothing, ast.With: _with, ast.AsyncWith: _with, ast.Try: _try, ast.Raise: _raise, ast.Assert: _assert,
     ast.Match: _match, ast.FunctionDef: _function, ast.AsyncFunctionDef: _function, ast.ClassDef: _class, ast.Import: _import, ast.ImportFrom: _import,
 }  # fmt: skip
-__all__ = ["Handlers", "Stop", "arm", "block", "branch_of", "loop_of", "managers_of", "statement", "target"]
+__all__ = ["Handlers", "arm", "block", "branch_of", "loop_of", "managers_of", "statement", "target"]

@@ -784,10 +784,11 @@ def _field(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
 @rule(dataclasses.asdict)
 def _asdict(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     def plain(x: Any) -> Any:
-        if type(x) is Object and (names := ev.dataclass_fields(x)) is not None:
+        kind: Any = type(x)
+        if kind is Object and (names := ev.dataclass_fields(x)) is not None:
             return {n: plain(x.attributes.get(n)) for n in names}
-        if type(x) in (list, tuple) and not ev.is_lost(x):
-            return type(x)([plain(i) for i in x])
+        if kind in (list, tuple) and not ev.is_lost(x):
+            return kind([plain(i) for i in x])
         if type(x) is dict and not ev.is_lost(x):
             return {k: plain(v) for k, v in x.items()}
         return deep_copy(ev, x, {})

@@ -76,6 +76,10 @@ class Stop(BaseException):
         self.reason, self.loc = reason, loc
 
 
+class NotFollowed(Stop):
+    """A statement or expression that the evaluator does not know: a helper that has it is unknown code, a program is seen up to there."""
+
+
 class Raised(BaseException):
     """An exception of the program: a builtin one or lmc's as it is, one of the program's own classes as an `Object`."""
 

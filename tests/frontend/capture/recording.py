@@ -15,7 +15,7 @@ from lmc.frontend.interpreter import Function
 from lmc.frontend.options import Options
 from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.values import Symbolic
-from lmc.prompt import Special
+from lmc.prompt import Special, plain
 
 Address = tuple[str, int]
 
@@ -54,7 +54,8 @@ class Asked:
 class Recording(Asking):
     """Answers from a table by address, name or function; keeps what was asked."""
 
-    def __init__(self, answers: Any = None, seed: str = "", asked: list[Asked] | None = None) -> None:
+    def __init__(self, answers: Any = None, seed: str = "", asked: list[Asked] | None = None, template: Any = None) -> None:
+        self.template = template  # of a model, else roles are in brackets
         self.answers = answers if answers is not None else {}
         self.asked: list[Asked] = [] if asked is None else asked
         self.seed = seed
@@ -62,7 +63,7 @@ class Recording(Asking):
         self.pure_calls: list[Any] = []
 
     def nested(self, options: Options) -> Recording:
-        child = Recording(self.answers, self.seed if options.seed is None else f"{options.seed}:", self.asked)
+        child = Recording(self.answers, self.seed if options.seed is None else f"{options.seed}:", self.asked, self.template)
         child.evaluation = self.evaluation
         child.pure_calls = self.pure_calls
         return child
@@ -86,10 +87,10 @@ class Recording(Asking):
         return ctx.plus(f"<image {source}>")
 
     def role_begin(self, ctx: Text, role: str, previous: str | None) -> Text:
-        return ctx.plus(f"[{role}:")
+        return ctx.plus(f"[{role}:" if self.template is None else plain(self.template.begin(role, previous)))
 
     def role_end(self, ctx: Text, role: str) -> Text:
-        return ctx.plus("]")
+        return ctx.plus("]" if self.template is None else plain(self.template.end(role)))
 
     def _ask(self, ctx: Text, expr: Any, given: Any, stream: str, ordinal: int) -> tuple[Text, Any]:
         address, ev = (self.seed + stream, ordinal), self.evaluation

@@ -391,10 +391,8 @@ def _read_directory(
 
 def _theirs(path: Path, generation: Mapping[str, Any] | None, reason: ModelLoadError) -> tuple[ModelConfig, Any]:
     """The configuration for transformers' own code; `reason`: why ours does not do."""
-    try:
-        from lmc.backend.engine.models.transformers_model import read_config
-    except ImportError as error:
-        raise ModelLoadError(f"{reason}; other models need: pip install transformers ({error})") from error
+    from lmc.backend.engine.models.transformers_model import read_config
+
     theirs, config = read_config(path, generation)
     log.info("%s: running transformers' own code, which is slower", reason)
     return config, theirs
@@ -522,10 +520,8 @@ def _download(source: str) -> Path:
     if not _HUB_ID.fullmatch(source) or source.endswith(".gguf"):
         looked = Path(source).expanduser().absolute()
         raise ModelLoadError(f"{source}: no such file or directory{_nearest(looked)}; {_SOURCES}")
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ModelLoadError(f"{source}: no such path; hub ids need: pip install huggingface_hub") from error
+    from huggingface_hub import snapshot_download
+
     patterns = ["*.json", "*.safetensors", "*.jinja"]
     try:
         return Path(snapshot_download(source, allow_patterns=patterns))

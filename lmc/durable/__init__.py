@@ -1,0 +1,1 @@
+"""Durable runs: journals of answers and effects, resuming from them, and looking at them."""

@@ -1,0 +1,175 @@
+"""Answers of a journaled run: known by stream and ordinal, and taken if what is asked is what was asked then."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (values are data by nature)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from lmc import codec
+from lmc.backend.base import Output, Result
+from lmc.durable.checks import of_ask, of_text, since_last
+from lmc.durable.groups import Ask, Record, output_of, record_of
+from lmc.durable.journal import MANY, Journal
+from lmc.durable.records import Known
+from lmc.errors import BudgetExceeded, CancelledError, JournalError, Loc, RunTimeout
+from lmc.prompt import Gen, Given, Prompt, Select
+
+
+class Answers:
+    """What the model answers in one run, its sub-programs included. Safe to use from any thread.
+
+    resumed  whether anything is known of an earlier time
+    broken   why the run is not that of the journal: it does nothing more, whatever the program makes of it
+    """
+
+    def __init__(self, journal: Journal, item: int) -> None:
+        self.journal, self.item = journal, item
+        self.resumed = len(journal.contents.records.get(item, ())) > 1  # the first says that it begins
+        self._known: Known | None = None
+        self.broken: JournalError | None = None
+        self._asked: list[Result] = []
+        self._late: dict[Result, Sequence[Ask]] = {}  # what was not there when the group was made to which it belongs
+
+    @property
+    def known(self) -> Known:
+        """What the journal has of the run. Raises JournalError."""
+        if not self.resumed:
+            return _NOTHING_KNOWN
+        if self._known is None:
+            self._known = self.journal.contents.known(self.item)
+        return self._known
+
+    def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt], *, other: bool = False) -> Prompt:
+        """The prompt with the answer to `ask`: the known one, or the one that `send` asks for.
+
+        places  of the ask, and of the equal ones that it answers as well
+        other   something else was asked here, ahead of the program: so what is known may be the answer to that
+        """
+        self.go_on()
+        text, last = since_last(before)
+        digest = of_ask(0 if last is None else self._checked(last), text, ask)
+        if self.resumed:
+            found = self.find(places, digest)
+            if found is not None:
+                result = Result()
+                result.checked = self, digest
+                return self._answered(before, found, result)
+            if not other and any(place in self.known.answers for place in places):
+                raise self.differs(f"asks something else here than the run of its journal did ({_place(places[0])})", ask.loc)
+        # what failed before has no handle that a backend could see
+        after = send() if last is None or last.error is None or not self.resumed else _failed(before, last.error)
+        assert after.result is not None
+        after.result.checked = self, digest
+        self._asked.append(after.result)
+        self.journal.add((places, self, after.result))
+        if len(self.journal.entries) >= MANY:
+            self.journal.gather_many()
+        return after
+
+    def check(self, before: Prompt, ask: Gen | Select) -> int:
+        """A check of the whole prompt and of what is asked of it, by which the answer is known again."""
+        text, last = since_last(before)
+        return of_ask(0 if last is None else self._checked(last), text, ask)
+
+    def _checked(self, result: Result) -> int:
+        if result.checked is None or result.checked[0] is not self:  # of some other run
+            return of_text(result.output().text)
+        return result.checked[1]
+
+    def find(self, places: Sequence[Ask], digest: int) -> Record | None:
+        """The record of the answer to an ask with this check."""
+        answers = self.known.answers
+        for place in places:
+            record = answers.get(place, _NOTHING).get(digest)
+            if record is not None:
+                return record
+        return None
+
+    def _answered(self, before: Prompt, record: Record, result: Result) -> Prompt:
+        if record[0] == "f":
+            result.fail(self.decoded(record[3]))
+            return _failed(before, result.error, result)
+        output = self.output(record)
+        result.finish(output)
+        given = Given(output.texts[0], output.ids)
+        return Prompt(before, (), result, before.handle, (*before.tail, given))
+
+    def output(self, record: Record) -> Output:
+        """The answer that a record holds."""
+        try:
+            return output_of(record)
+        except (codec.BadData, ValueError, TypeError, IndexError) as error:
+            raise JournalError(f"journal={str(self.journal.path)!r}: an answer that no lmc wrote: {error}") from None
+
+    def record(self, places: Sequence[Ask], result: Result) -> Record | None:
+        """The record of what is no plain answer. None if it is not there yet, and then it comes later, or not to be had."""
+        output, error = result.answer, result.error
+        assert result.checked is not None
+        if output is not None:
+            return record_of(places, result.checked[1], output)
+        if error is None:
+            self._late[result] = places
+            result.on_change(self._came)
+            return None
+        if isinstance(error, CancelledError | RunTimeout | BudgetExceeded | JournalError):
+            return None  # what this run came to, not what the model said
+        try:
+            return ["f", places, result.checked[1], codec.encode(error)]
+        except codec.NotData:
+            return None  # asked again
+
+    def _came(self, result: Result) -> None:
+        """Something is there that was late, or more of it."""
+        if result.done and (places := self._late.pop(result, None)) is not None:
+            self.journal.add((places, self, result))
+
+    def settle(self, error: BaseException | None, asked: Iterable[Result] = ()) -> None:
+        """The run is over: waits for what it asked, unless it failed, and writes what was late."""
+        if error is None:
+            for result in (*asked, *self._asked):
+                if not result.done:
+                    result.wait()
+        self._asked.clear()
+        for result in list(self._late):
+            self._came(result)  # the thread that completed it may not have come to say so, and then the journal would be closed
+
+    # -- a run that is not that of its journal
+
+    def go_on(self) -> None:
+        """Raises what ended the run, whatever the program made of it."""
+        if self.broken is not None:
+            raise self.broken
+
+    def differs(self, what: str, loc: Loc | None) -> JournalError:
+        """What is raised where the program does something else than it did; it ends the run."""
+        error = JournalError(
+            f"the program {what}. It depends on something that is not in the journal and has changed: an outside variable, a helper, the "
+            "order of a set", loc=loc)
+        self.broken = self.broken or error
+        return error
+
+    def decoded(self, data: Any, found: Callable[[list[Any]], Any] | None = None) -> Any:
+        """A value of the journal."""
+        try:
+            return codec.decode(data, found)
+        except codec.BadData as error:
+            raise self.differs(f"cannot be resumed: {error}", None) from None
+
+
+def _failed(before: Prompt, error: BaseException | None, result: Result | None = None) -> Prompt:
+    result = result or Result()
+    assert error is not None
+    result.fail(error)
+    return Prompt(before, (), result, before.handle, before.tail)
+
+
+def _place(place: Ask) -> str:
+    stream, ordinal = place
+    return f"ask {ordinal} of {stream or 'the program'}"
+
+
+_NOTHING: Mapping[Any, Any] = {}
+_NOTHING_KNOWN = Known()

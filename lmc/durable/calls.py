@@ -1,0 +1,272 @@
+"""Effects of a journaled run: each call's intent is on the disk before the call is made; its outcome is known when the run is resumed."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (objects of the host are Any by nature)
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import types
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from lmc import codec
+from lmc.durable.answers import Answers
+from lmc.durable.deferred import Deferred, DeferredMethod, MadeBy, inner_of, made_by
+from lmc.durable.effects import arguments_digest, is_idempotent, name_of, shown_call
+from lmc.durable.groups import Record
+from lmc.durable.journal import Journal
+from lmc.durable.records import Effect, Place
+from lmc.durable.snapshots import Snapshot
+from lmc.durable.tasks import Coming, Tasks
+from lmc.errors import CaptureWarning, InDoubtEffect, JournalError, Loc
+from lmc.frontend.host import HostFunction
+from lmc.frontend.state import State
+
+
+class Effects:
+    """What is known of the effects of one run.
+
+    counts      of calls so far;  left: effects that the program has not come to;  next: the number of the next one
+    idempotent  coroutines of idempotent functions, by id;  made: coroutines that effects gave, by id
+    tasks       that the program began;  coming: what tasks were made to await that have not begun
+    busy        calls of host code that go on
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str, int], int] = {}
+        self.left: dict[Place, Effect] | None = None
+        self.next = 0
+        self.idempotent: dict[int, Any] = {}
+        self.made: dict[int, tuple[Any, MadeBy]] = {}
+        self.tasks = Tasks()
+        self.coming: list[Coming] = []
+        self.busy = 0
+        self.lock = threading.Lock()
+
+
+_making = threading.Lock()
+
+
+class Calls(Answers):
+    """Answers and effects of one run. `thread`: on which it began."""
+
+    def __init__(self, journal: Journal, item: int) -> None:
+        super().__init__(journal, item)
+        self.thread = threading.get_ident()
+        self._effects: Effects | None = None
+
+    @property
+    def effects(self) -> Effects:
+        """What is known of effects; made for the first one, since most runs have none."""
+        if self._effects is None:
+            with _making:
+                self._effects = self._effects or Effects()
+        return self._effects
+
+    def call(self, stream: str, caller: State | None, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
+             make: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
+        """What an effect gives, (True, result) or (False, exception): the known one, or that of `make`, whose intent is written before.
+
+        caller  the state of the program that makes the call, which counts the programs that are run
+        """
+        self.go_on()
+        name, reached = name_of(fn), Snapshot(fn, args, kwargs)
+        number, known = self.begin(stream, name, args, kwargs, loc, ordered=self._is_ordered(fn))
+        if known is not None:
+            if known.outcome is not None and (outcome := self._recalled(known, fn, (*args, *kwargs.values()), reached, make, loc)) is not None:
+                if caller is not None and len(known.outcome) == 5:
+                    caller.calls += known.outcome[4]
+                return outcome
+            if known.outcome is None and not is_idempotent(fn) and not self.may_begin_again((*args, *kwargs.values())):
+                return False, self.in_doubt(known, loc)
+        self.sync()
+        before = 0 if caller is None else caller.calls
+        with self.working():
+            outcome = make()
+        if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType):
+            self.effects.made[id(made)] = made, made_by(name, number)
+        self.write_outcome(number, fn, name, args, reached, outcome, loc, 0 if caller is None else caller.calls - before)
+        return outcome
+
+    def _is_ordered(self, fn: Any) -> bool:
+        """Whether the program comes to its calls in one order: not on its threads, and not in tasks."""
+        return (not isinstance(fn, HostFunction) or fn.ordered) and threading.get_ident() == self.thread and not _in_loop()
+
+    def sync(self) -> None:
+        """Waits until the disk has what was written; if it cannot, the run is over, whatever the program makes of that."""
+        try:
+            self.journal.sync()
+        except JournalError as error:
+            self.broken = self.broken or error
+            raise
+
+    # -- intents
+
+    def begin(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool) -> tuple[int, Effect | None]:
+        """The number of an effect that the program has come to, and what is known of it; a new one is written down."""
+        place, known = self.come_to(stream, name, args, kwargs)
+        return (self.intend(place, args, kwargs, loc, ordered=ordered), None) if known is None else (known.number, known)
+
+    def come_to(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Place, Effect | None]:
+        """The place of the effect that the program has come to, and what is known of it."""
+        digest = arguments_digest(args, kwargs)
+        with self.effects.lock:
+            which = self.effects.counts.get((stream, name, digest), 0)
+            self.effects.counts[stream, name, digest] = which + 1
+            place: Place = stream, name, digest, which
+            if self.effects.left is None:
+                self.effects.left = {p: effect for p, effect in self.known.effects.items() if effect.ordered}
+                self.effects.next = max(self.known.calls, default=-1) + 1
+            self.effects.left.pop(place, None)
+            return place, self.known.effects.get(place)
+
+    def intend(self, place: Place, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool) -> int:
+        """Writes a new effect down; its number."""
+        assert self.effects.left is not None
+        shown = shown_call(args, kwargs)
+        with self.effects.lock:
+            instead = next((e for e in self.effects.left.values() if e.place[0] == place[0]), None) if ordered else None
+            if instead is not None:
+                raise self.differs(f"calls {place[1]}({shown}) where the run of its journal called {instead.name}({instead.shown})", loc)
+            number, self.effects.next = self.effects.next, self.effects.next + 1
+        self.journal.put(self.item, ["i", number, *place, shown, "" if loc is None else str(loc), int(ordered)])
+        return number
+
+    def in_doubt(self, known: Effect, loc: Loc | None) -> InDoubtEffect:
+        return InDoubtEffect(
+            f"{known.name}({known.shown}) was begun before the run was cut off, and nobody knows whether it was done. Mark it "
+            "@lmc.host(idempotent=True) if it may be called again, or handle lmc.InDoubtEffect where it is called", loc=loc)
+
+    def may_begin_again(self, given: Iterable[Any]) -> bool:
+        """Whether what awaits these does nothing but what is idempotent."""
+        awaited = [inner_of(x) for x in given if inspect.isawaitable(x) and x not in self.effects.tasks]
+        return bool(awaited) and all(x.idempotent if isinstance(x, Deferred) else id(x) in self.effects.idempotent for x in awaited)
+
+    def note_coroutine(self, made: Any) -> None:
+        """An idempotent function gave this to await."""
+        if isinstance(made := inner_of(made), types.CoroutineType):
+            self.effects.idempotent[id(made)] = made
+
+    @contextmanager
+    def working(self) -> Generator[None]:
+        """While host code works, what it starts is a part of its result."""
+        with self.effects.lock:
+            self.effects.busy += 1
+        try:
+            yield
+        finally:
+            with self.effects.lock:
+                self.effects.busy -= 1
+
+    # -- outcomes
+
+    def _recalled(
+        self, known: Effect, fn: Any, args: Sequence[Any], reached: Snapshot, make: Callable[[], Any], loc: Loc | None
+    ) -> tuple[bool, Any] | None:
+        """The result of a call that was made, with these arguments in all; None if it has to be made again."""
+        assert known.outcome is not None
+        if isinstance(fn, DeferredMethod):
+            fn.of.called.add(fn.name)
+        if known.outcome[0] == "opaque":
+            if is_idempotent(fn):
+                return None
+            return False, self.lost(
+                f"{known.name}() gave a {known.outcome[1]}, which a journal cannot hold, so the run cannot be resumed behind it. "
+                "Let it give data, or mark it @lmc.host(idempotent=True) if it may be called again")
+        if known.outcome[0] == "awaitable":
+            kind = known.outcome[1]
+            idempotent = is_idempotent(fn) or self.may_begin_again(args)
+            if kind == "coroutine":  # which has not begun where nothing awaited it
+                return True, Deferred(make, args, kind, made_by(known.name, known.number), None, idempotent=idempotent)
+            return True, Deferred(make, args, kind, (kind, (), {}), None if idempotent else lambda: self.in_doubt(known, loc), idempotent=idempotent)
+        return self.known_result(known.outcome, known.name, args, reached)
+
+    def known_result(self, outcome: Record, name: str, args: Sequence[Any], reached: Snapshot | None) -> tuple[bool, Any]:
+        """What a call gave that the journal knows of, as from `call`; what it changed is changed again."""
+        kind, data, *rest = outcome
+        if rest and reached is not None:
+            changed, taken = rest[:2]
+            with self._reading(name):
+                reached.restore([(index, self.decoded(content, reached.at)) for index, content in changed])
+                if taken and list(map(type, taken)) != [int] * len(reached.iterators):
+                    raise ValueError(f"items taken of iterators: {taken}")
+            reached.take(taken or [0] * len(reached.iterators))
+        if kind == "opaque":  # of something awaited
+            return False, self.lost(f"{name} gave a {data}, which a journal cannot hold, so the run cannot be resumed behind it")
+        with self._reading(name):
+            if kind == "argument":
+                return True, args[data]
+            if kind == "part" and reached is not None:
+                return True, reached.at(data)
+            value = self.decoded(data, None if reached is None else reached.at)
+            if kind != "value" and not isinstance(value, BaseException):
+                raise TypeError(f"it raised a {type(value).__name__}")
+        return kind == "value", value
+
+    @contextmanager
+    def _reading(self, name: str) -> Generator[None]:
+        """While what the journal has of a call is looked at."""
+        try:
+            yield
+        except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self.lost(f"journal={str(self.journal.path)!r}: a result of {name} that no lmc wrote: {error}") from None
+
+    def lost(self, what: str) -> JournalError:
+        """What ends the run, whatever the program makes of it."""
+        error = JournalError(what)
+        self.broken = self.broken or error
+        return error
+
+    def write_outcome(
+        self, number: int, fn: Any, name: str, args: Sequence[Any], reached: Snapshot | None, outcome: tuple[bool, Any], loc: Loc | None, programs: int = 0
+    ) -> None:
+        """Writes what a call gave. `programs`: how many the program's state has counted that were run in it."""
+        ok, value = outcome
+        if not ok and not isinstance(value, Exception | asyncio.CancelledError):
+            return  # Ctrl-C and the like: nobody knows what was done
+        if isinstance(value, JournalError | InDoubtEffect):
+            return
+        record: Record
+        index = next((i for i, a in enumerate(args) if a is value and codec.can_change(a)), None)
+        try:
+            if index is not None:
+                record = ["argument", index]
+            elif ok and reached is not None and (part := reached.part(value)) is not None:
+                record = ["part", part]
+            elif ok and inspect.isawaitable(value):
+                record = ["awaitable", type(value).__name__]
+            else:
+                record = ["value" if ok else "raised", codec.encode(value, None if reached is None else reached.places)]
+            if reached is not None and ((changed := reached.changed()) or reached.iterators or programs):
+                record += [changed, reached.taken(), *([programs] if programs else [])]
+        except codec.NotData as what:
+            record = ["opaque", type(value).__name__]
+            if not is_idempotent(fn):
+                _warn(f"{name}() gave a {type(value).__name__}, and a journal cannot hold {what}: a run that is cut off behind it cannot be resumed. Let it "
+                      "give data, or mark it @lmc.host(idempotent=True) if it may be called again", loc)  # fmt: skip
+        self.journal.put(self.item, ["r", number, *record])
+        self.journal.hurry()  # until it is written, nobody would know
+
+
+def _in_loop() -> bool:
+    """Whether an event loop is running here: tasks of a program may make their calls in any order."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn(message: str, loc: Loc | None) -> None:
+    place = loc or Loc("<unknown>", 1)
+    if (message, str(place)) not in _warned:
+        _warned.add((message, str(place)))
+        warnings.warn_explicit(message, CaptureWarning, place.file, place.line)

@@ -1,0 +1,80 @@
+"""Checks of what was asked: 32 bits of the text of a prompt, however it was cut, and of the request. By them a journal knows its answers again."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (parts of prompts come from the host)
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+from zlib import crc32
+
+from lmc.backend.base import Result
+from lmc.prompt import Excerpt, Fixed, Gen, Image, Mark, Prompt, Select, Special
+
+
+def of_ask(last: int, text: int, ask: Gen | Select) -> int:
+    """Of a request: from the checks of the last answer in its prompt (0 if there is none) and of the text since then."""
+    return (last * _ODD ^ text ^ ask.seed ^ _of_request(ask)) & _BITS
+
+
+_ODD = 0x9E3779B1  # so that no bit of what it multiplies is lost
+_BITS = 0xFFFFFFFF
+
+
+def since_last(before: Prompt) -> tuple[int, Result | None]:
+    """Of the text since the last answer in a prompt; and that answer."""
+    texts: list[bytes] = []
+    node: Prompt | None = before
+    while node is not None and node.result is None:
+        parts: Any = node.parts
+        if parts:
+            texts.append(parts.spelled if parts.__class__ is Fixed else shown(parts).encode("utf-8", "surrogatepass"))
+        node = node.parent
+    texts.reverse()
+    return crc32(b"".join(texts)), None if node is None else node.result
+
+
+def of_text(text: str) -> int:
+    return crc32(text.encode("utf-8", "surrogatepass"))
+
+
+def _of_request(ask: Gen | Select) -> int:
+    return _of_choices(ask.choices, ask.method) if ask.__class__ is Select else _of_gen(ask)  # type: ignore[arg-type]
+
+
+def _of_gen(ask: Gen) -> int:
+    """Of parameters, constraint and tools. Equal ones are mostly one object's: these are looked up by identity, which compares no twenty fields."""
+    params, constraint, tools = ask.params, ask.constraint, ask.tools
+    key = id(params), id(constraint), tools
+    found = _requests.get(key)
+    if found is None:
+        if len(_requests) >= 4096:
+            _requests.clear()
+        of = params, constraint, tools
+        found = _requests[key] = crc32(repr(of).encode("utf-8", "surrogatepass")), of  # which are kept, so that no other object gets their ids
+    return found[0]
+
+
+_requests: dict[tuple[int, int, str], tuple[int, Any]] = {}
+
+
+@lru_cache(maxsize=4096)
+def _of_choices(choices: tuple[str, ...], method: str) -> int:
+    return of_text("\0".join((*choices, method)))
+
+
+def shown(parts: Sequence[Any]) -> str:
+    """Parts of a prompt as text to check."""
+    return "".join([p if p.__class__ is str else p.spelling if p.__class__ is Special else "" if p.__class__ is Mark else _shown_part(p) for p in parts])
+
+
+def _shown_part(part: Any) -> str:
+    if isinstance(part, Excerpt):
+        return part.text()
+    if not isinstance(part, Image):
+        return str(part)
+    source = part.source
+    return f"\0image {source if isinstance(source, str | os.PathLike) else crc32(source) if isinstance(source, bytes) else ''}\0"

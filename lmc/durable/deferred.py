@@ -1,0 +1,106 @@
+"""What stands for awaitables of host code in a run that is taken up again."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import types
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from lmc.errors import InDoubtEffect
+from lmc.frontend import tools
+from lmc.frontend.host import HostFunction
+
+MadeBy = tuple[str, Sequence[Any], Mapping[str, Any]]
+"""What awaiting something is a call of: name and arguments."""
+
+
+def made_by(name: str, number: int) -> MadeBy:
+    """What awaiting a coroutine is that an effect gave."""
+    return name, (number,), {}
+
+
+class Deferred:
+    """Stands for what a call gave to await, in a run that is taken up again: the call is made again if it is awaited after all.
+
+    kind        its type's name
+    of          what awaiting it is a call of
+    doubt       what is raised then: a task may have done something since it was begun. None where it may be made again
+    idempotent  whether what was begun to await it may begin again
+    called      its methods that the journal has
+    """
+
+    def __init__(
+        self, call: Callable[[], tuple[bool, Any]], args: Sequence[Any], kind: str, of: MadeBy, doubt: Callable[[], InDoubtEffect] | None, *, idempotent: bool
+    ) -> None:
+        self.kind, self.of, self.doubt, self.idempotent, self.called = kind, of, doubt, idempotent, set[str]()
+        self._call, self._args, self._made = call, args, list[Any]()
+
+    def __getattr__(self, name: str) -> Any:
+        """A method, whose call is in the journal too."""
+        return DeferredMethod(self, name)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return (yield from self.made().__await__())
+
+    def made(self) -> Any:
+        """What the call gives now. Raises InDoubtEffect where it may have done something before."""
+        if self.doubt is not None:
+            raise self.doubt()
+        if not self._made:
+            ok, value = self._call()
+            if not ok:
+                raise value
+            if "cancel" in self.called:
+                value.cancel()
+            self._made.append(value)
+        return self._made[0]
+
+    def drop(self) -> None:
+        for x in (*self._args, *self._made):
+            drop(x)
+
+
+class DeferredMethod:
+    """Of what `Deferred` stands for. No function, so that nobody takes it for one of the program's."""
+
+    def __init__(self, of: Deferred, name: str) -> None:
+        self.of, self.name = of, name
+        self.__name__ = self.__qualname__ = f"{of.kind}.{name}"
+        self.__module__ = "asyncio"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.of.made(), self.name)(*args, **kwargs)
+
+
+def drop(awaitable: Any) -> None:
+    """An awaitable that nobody awaits any more."""
+    if isinstance(awaitable, types.CoroutineType):
+        inner = inner_of(awaitable)
+        if inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
+            awaitable.close()
+        if inner is not awaitable:
+            drop(inner)
+    elif isinstance(awaitable, asyncio.Future):
+        awaitable.cancel()
+    elif isinstance(awaitable, Deferred):
+        awaitable.drop()
+
+
+def inner_of(awaitable: Any) -> Any:
+    """What a coroutine of lmc's own awaits."""
+    while isinstance(awaitable, types.CoroutineType) and awaitable.cr_frame is not None and awaitable.cr_code in _INNER:
+        awaitable = _INNER[awaitable.cr_code](awaitable.cr_frame.f_locals)
+    return awaitable
+
+
+_INNER: Mapping[types.CodeType, Callable[[Mapping[str, Any]], Any]] = {
+    tools.later.__code__: lambda held: held["result"],
+}  # fmt: skip
+AROUND_HOST_CODE = frozenset({*_INNER, HostFunction.awaited.__code__})
+"""The code of lmc's coroutines that await what host code made."""

@@ -1,0 +1,328 @@
+"""Which calls of a program are effects, to be recorded, and how they are named and told apart; the others are made again.
+
+Made again: what computes with the run's own values (methods of text, lists, dicts and the like, functions of Python that only compute, what is marked
+`lmc.pure`), what makes exceptions, data and coroutines, and what enters and leaves a `with`.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import copy
+import dataclasses
+import datetime
+import enum
+import functools
+import inspect
+import os
+import pathlib
+import random
+import re
+import sys
+import threading
+import time
+import types
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+from lmc import codec
+from lmc.durable.deferred import Deferred
+from lmc.durable.instrument import is_instrumented
+from lmc.durable.reaches import (
+    class_names_language,
+    from_library,
+    holds_language,
+    is_language,
+    is_of_lmc,
+    names_language,
+)
+from lmc.durable.snapshots import LAZY, Drawn
+from lmc.frontend.host import HostFunction
+from lmc.frontend.state import StateGroup
+from lmc.frontend.tools import call_tool
+
+
+class Kind(enum.Enum):
+    """What becomes of a call."""
+
+    AGAIN = "made again, and nothing that it calls is an effect"
+    CALLS_BACK = "made again; the functions that it is handed are looked at in turn"
+    OWN = "of the program's own: made again, with each call in it looked at"
+    EITHER = "an effect, unless it is handed a state or a function of the program's own"
+    MAKES_COROUTINE = "what it does it does when it is awaited, unless it is handed a state"
+    EFFECT = "recorded"
+
+
+def kind_of(fn: Any) -> Kind:
+    """What becomes of a call of `fn`, which is no partial."""
+    cls = type(fn)
+    if cls is types.FunctionType:
+        return _of_function(fn)
+    if isinstance(fn, type):
+        return _of_class(fn)
+    if cls is types.MethodType:
+        return _of_method(fn)
+    if cls in _BUILTINS:
+        return _of_builtin(fn)
+    if isinstance(fn, HostFunction):
+        return Kind.CALLS_BACK if fn is call_tool else Kind.AGAIN if fn.pure else Kind.MAKES_COROUTINE if makes_coroutine(fn) else Kind.EFFECT
+    if is_language(fn) or cls in _DESCRIPTORS:
+        return Kind.AGAIN
+    if cls is type(_cached) and (_only_computes(fn) or is_instrumented(getattr(fn.__wrapped__, "__code__", None))):
+        return Kind.AGAIN
+    call = vars(cls).get("__call__") or getattr(cls, "__call__", None)  # noqa: B004
+    return Kind.OWN if isinstance(call, types.FunctionType) and not from_library(cls) and (names_language(call) or holds_language(fn)) else Kind.EITHER
+
+
+def _of_function(fn: types.FunctionType) -> Kind:
+    if is_instrumented(fn.__code__):
+        return Kind.AGAIN
+    if is_of_lmc(fn):
+        return Kind.AGAIN
+    if fn in BEGINS_TASKS:
+        return Kind.MAKES_COROUTINE if makes_coroutine(fn) else Kind.EITHER
+    if fn.__code__ in MANAGERS:
+        return Kind.OWN if not from_library(fn) else Kind.AGAIN
+    if fn in _CHANGE_NOTHING and not makes_coroutine(fn):
+        return Kind.EFFECT
+    if fn in _MADE_AGAIN:
+        return Kind.AGAIN
+    if fn in _HOLD_FUNCTIONS or _is_of_pydantic(fn) or _only_computes(fn):
+        return Kind.CALLS_BACK
+    if names_language(fn) or (not from_library(fn) and (inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn))):
+        return Kind.OWN
+    return Kind.MAKES_COROUTINE if makes_coroutine(fn) else Kind.EITHER
+
+
+def _of_class(cls: type) -> Kind:
+    if issubclass(cls, BaseException | pathlib.PurePath) or cls in _OWN_DATA or cls in _MADE_AGAIN or is_of_lmc(cls) or _only_makes_data(cls) or _is_of_pydantic(cls):
+        return Kind.AGAIN
+    if cls.__module__ == "builtins" or cls.__module__ in _COMPUTE:
+        return Kind.CALLS_BACK
+    if from_library(cls) or type(cls) not in (type, abc.ABCMeta):
+        return Kind.EITHER
+    if cls.__init__ is object.__init__ and cls.__new__ is object.__new__:
+        return Kind.AGAIN
+    if isinstance(cls.__init__, types.FunctionType) and is_instrumented(cls.__init__.__code__):
+        return Kind.AGAIN
+    return Kind.OWN if class_names_language(cls) else Kind.EITHER
+
+
+def _of_method(fn: types.MethodType) -> Kind:
+    owner, function = fn.__self__, fn.__func__
+    if not isinstance(function, types.FunctionType):
+        return kind_of(function)  # of a marked function, say
+    if is_instrumented(function.__code__) or fn.__name__ in _MANAGING:
+        return Kind.AGAIN
+    if isinstance(owner, StateGroup):
+        return Kind.CALLS_BACK
+    if is_language(owner) or is_of_lmc(type(owner)) or is_of_lmc(function) or isinstance(owner, BaseException) or type(owner) in _TURNS:
+        return Kind.EITHER if isinstance(owner, asyncio.TaskGroup) else Kind.AGAIN
+    if _is_of_pydantic(fn) or _is_of_pydantic(function):
+        return Kind.CALLS_BACK
+    if fn in _CHANGE_NOTHING or type(owner) in _RANDOM:
+        return Kind.EFFECT
+    found = _of_function(function)
+    if found is Kind.EITHER and not from_library(function) and (holds_language(owner) or (isinstance(owner, type) and class_names_language(owner))):
+        return Kind.OWN
+    return found
+
+
+def _of_builtin(fn: Any) -> Kind:
+    owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
+    if fn in _CHANGE_NOTHING or type(owner) in _RANDOM:
+        return Kind.EFFECT
+    if type(owner) in _OWN_DATA and owner is not None:
+        return Kind.CALLS_BACK if name in _CALL_BACK else Kind.AGAIN
+    if isinstance(owner, (BaseException, types.AsyncGeneratorType, types.CoroutineType, *LAZY)) or type(owner) in _TURNS or name in _MANAGING:
+        return Kind.AGAIN
+    if getattr(fn, "__objclass__", None) in _OWN_DATA or (isinstance(owner, type) and owner in _OWN_DATA):
+        return Kind.CALLS_BACK
+    if fn.__module__ == "builtins":
+        return Kind.EFFECT if name in _OUTSIDE else Kind.CALLS_BACK if name in _CALL_BACK else Kind.AGAIN
+    if fn in _MADE_AGAIN:
+        return Kind.AGAIN
+    return Kind.CALLS_BACK if fn in _HOLD_FUNCTIONS or _only_computes(fn) else Kind.EITHER
+
+
+_BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
+_DESCRIPTORS = frozenset({types.MethodWrapperType, types.WrapperDescriptorType})
+_MANAGING = frozenset({"__enter__", "__exit__", "__aenter__", "__aexit__"})
+MANAGERS = {
+    contextlib.contextmanager(lambda: (x for x in ())).__code__: contextlib.contextmanager,
+    contextlib.asynccontextmanager(lambda: (x async for x in ())).__code__: contextlib.asynccontextmanager,  # type: ignore[arg-type]
+}
+"""What makes managers of generator functions, by the code of what it makes of one."""
+BEGINS_TASKS = frozenset({asyncio.gather, asyncio.create_task, asyncio.ensure_future, asyncio.wait_for, asyncio.shield})
+
+
+_OWN_DATA = codec.DATA | {memoryview, type({}.keys()), type({}.values()), type({}.items()), re.Pattern, re.Match}
+_OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "__import__", "exit", "quit"})
+"""Builtins that do something outside of the run, or may."""
+_TURNS = frozenset({asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Timeout, asyncio.TaskGroup, type(threading.Lock()), type(threading.RLock()),
+                    threading.Semaphore, threading.BoundedSemaphore})  # fmt: skip
+"""What a run's own tasks and threads take turns by: entered and left again, it ends as it was."""
+_MADE_AGAIN = frozenset({copy.copy, copy.deepcopy, functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at, asyncio.get_running_loop,
+               asyncio.get_event_loop, threading.Lock, threading.RLock, *_TURNS})  # fmt: skip
+_RANDOM = frozenset({random.Random, random.SystemRandom})
+_HOLD_FUNCTIONS = frozenset({functools.reduce, functools.cmp_to_key, functools.lru_cache, functools.cache})
+_CHANGE_NOTHING = frozenset({
+    asyncio.sleep, *[getattr(time, n) for n in ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")],
+    datetime.date.today, datetime.datetime.now, *[getattr(datetime.datetime, n) for n in ("today", "utcnow")], uuid.uuid1, uuid.uuid4, os.getenv, os.getcwd, os.urandom,
+    *[getattr(random, n) for n in ("random", "randint", "randrange", "choice", "choices", "sample", "shuffle", "uniform", "gauss", "getrandbits")],
+})  # fmt: skip
+"""Functions of Python that only wait, look at the clock or draw lots: where nobody knows whether they were called, they are called again."""
+AWAITED_AGAIN = frozenset(fn.__code__ for fn in (asyncio.Lock.acquire, asyncio.Semaphore.acquire))
+"""The code of coroutines that only wait for their turn."""
+WAIT_FOR = asyncio.wait_for.__code__
+_COMPUTING: Mapping[str, str] = {
+    "ast": "literal_eval",
+    "base64": "b64encode b64decode standard_b64encode standard_b64decode urlsafe_b64encode urlsafe_b64decode b32encode b32decode b16encode b16decode "
+              "b85encode b85decode a85encode a85decode",
+    "binascii": "hexlify unhexlify crc32",
+    "difflib": "get_close_matches",
+    "fnmatch": "fnmatch fnmatchcase filter translate",
+    "html": "escape unescape",
+    "json": "loads dumps",
+    "os.path": "join split splitext splitdrive basename dirname isabs normcase normpath commonpath commonprefix",
+    "re": "compile escape search match fullmatch sub subn findall finditer split",
+    "shlex": "quote join",
+    "string": "capwords",
+    "textwrap": "wrap dedent indent shorten fill",
+    "unicodedata": "normalize category name lookup combining bidirectional east_asian_width decimal digit numeric",
+    "urllib.parse": "quote quote_plus quote_from_bytes unquote unquote_plus unquote_to_bytes urlencode urljoin urlparse urlsplit urlunparse urlunsplit "
+                    "urldefrag parse_qs parse_qsl",
+    "zlib": "crc32 adler32",
+}  # fmt: skip
+"""Functions of Python that only compute with what they are handed: no files, no clock, no state. By name, because importing them here would cost every program."""
+_COMPUTE = frozenset({"_bisect", "_heapq", "_operator", "bisect", "cmath", "collections", "dataclasses", "heapq", "itertools", "math", "operator", "statistics"})
+"""Modules all of whose functions do."""
+_MODULES_OF: Mapping[str, Sequence[str]] = {
+    name: [module for module, names in _COMPUTING.items() if name in names.split()] for names in _COMPUTING.values() for name in names.split()
+}
+_MAKE_DATES = frozenset({
+    datetime.date.fromisoformat, datetime.date.fromordinal, datetime.date.fromisocalendar, datetime.time.fromisoformat,
+    datetime.datetime.fromisoformat, datetime.datetime.fromordinal, datetime.datetime.fromisocalendar, datetime.datetime.combine,
+})  # fmt: skip
+_CALL_BACK = frozenset({"sort", "sub", "subn", "sorted", "min", "max", "map", "filter", "iter"})
+"""Methods of data and builtins that call a function they are handed. The others hold it or look at it."""
+
+
+def _only_computes(fn: Any) -> bool:
+    """Whether it is a function of Python whose result depends on its arguments alone, and that changes nothing."""
+    if type(fn) not in (types.FunctionType, types.BuiltinFunctionType, type(_cached)):
+        return False
+    if fn.__module__ in _COMPUTE or (type(fn) is types.BuiltinFunctionType and fn in _MAKE_DATES):
+        return True
+    return any(getattr(sys.modules.get(module), fn.__name__, None) is fn for module in _MODULES_OF.get(fn.__name__, ()))
+
+
+@functools.lru_cache
+def _cached() -> None:
+    """Of the type that such functions have: `urlsplit` is one."""
+
+
+def _only_makes_data(fn: Any) -> bool:
+    """Whether it is a class whose constructor keeps what it is handed, as Python wrote it: of a dataclass, a named tuple, an enum."""
+    if not isinstance(fn, type):
+        return False
+    if issubclass(fn, enum.Enum):
+        return not issubclass(fn, enum.Flag) and fn._missing_.__func__ is vars(enum.Enum)["_missing_"].__func__  # type: ignore[attr-defined]
+    if fn.__bases__ == (tuple,):
+        return hasattr(fn, "_fields")
+    if not dataclasses.is_dataclass(fn) or type(fn) is not type or hasattr(fn, "__post_init__") or fn.__new__ is not object.__new__:
+        return False
+    made = [f.default_factory for f in dataclasses.fields(fn) if f.default_factory is not dataclasses.MISSING]
+    return fn.__init__.__code__.co_filename == "<string>" and all(isinstance(f, type) and f in _OWN_DATA for f in made)
+
+
+def _is_of_pydantic(fn: Any) -> bool:
+    """Whether it validates, copies or shows data as pydantic does; what a program's own validators do is done again."""
+    cls = fn if isinstance(fn, type) else None
+    if cls is not None:
+        init = getattr(cls.__init__, "__module__", "")
+        return init == "pydantic.type_adapter" or (init == "pydantic.main" and hasattr(cls, "__pydantic_fields__"))
+    return getattr(fn, "__module__", None) in ("pydantic.main", "pydantic.type_adapter")
+
+
+def makes_coroutine(fn: Any) -> bool:
+    return inspect.iscoroutinefunction(fn.fn if isinstance(fn, HostFunction) else fn)
+
+
+def is_idempotent(fn: Any) -> bool:
+    if isinstance(fn, types.FunctionType | types.BuiltinFunctionType | types.MethodType) and fn in _CHANGE_NOTHING:
+        return True
+    if type(getattr(fn, "__self__", None)) in _RANDOM:
+        return True
+    fn = getattr(fn, "__func__", fn)
+    return isinstance(fn, HostFunction) and fn.idempotent
+
+
+def name_of(fn: Any) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__qualname__", None) or getattr(fn, "name", None) or type(fn).__qualname__
+    return str(name).replace("<locals>.", "")
+
+
+def awaited_call(awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]]:
+    """What an awaitable that nobody has awaited is a call of: name and arguments."""
+    if isinstance(awaitable, Deferred):
+        return awaitable.of
+    held = inspect.getcoroutinelocals(awaitable) if isinstance(awaitable, types.CoroutineType) else {}
+    if isinstance(awaitable, types.CoroutineType) and awaitable.cr_code in _CALLING and "args" in held:
+        return name_of(held.get("func", awaitable)), held["args"], held["kwargs"]
+    return name_of(awaitable), (), held
+
+
+_CALLING = frozenset({HostFunction.awaited.__code__, asyncio.to_thread.__code__})
+"""The code of coroutines that call what they are handed."""
+
+
+def arguments_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """A check of a call's arguments: of what is not data, its class."""
+    return crc32(codec.to_bytes([*map(data_or_class, args), [[k, data_or_class(v)] for k, v in kwargs.items()]]))
+
+
+def data_or_class(x: Any) -> Any:
+    try:
+        return codec.encode(x) if type(x) not in (set, frozenset) else sorted(map(repr, x))  # the order of a set is the process's
+    except codec.NotData:
+        return {codec.TAG: ["object", class_of(x)]}
+
+
+def class_of(x: Any) -> str:
+    """The class of an object, also of one that something else stands for."""
+    return x.kind if isinstance(x, Deferred) else type(x.items if isinstance(x, Drawn) else x).__qualname__
+
+
+def shown_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """A call's arguments, for people."""
+    text = ", ".join([*[_short(a) for a in args], *[f"{k}={_short(v)}" for k, v in kwargs.items()]])
+    return text if len(text) <= 120 else text[:117] + "…"
+
+
+def _short(x: Any) -> str:
+    if type(x) is str and len(x) > 80:
+        return repr(x[:77] + "…")
+    return _repr(x) if type(x) in _ATOMS else f"{_repr(x):.80}"
+
+
+def _repr(x: Any) -> str:
+    """Never that of an object of the host, whose `__repr__` could do anything."""
+    try:
+        if type(x) in _ATOMS or (type(x) in (list, tuple, dict, set) and codec.encode(x) is not None):
+            return repr(x)
+    except (codec.NotData, ValueError):  # a number of more digits than Python writes
+        pass
+    return f"<{class_of(x)}>"
+
+
+_ATOMS = (str, int, float, bool, bytes, type(None))

@@ -1,0 +1,222 @@
+"""Groups: the lines of a journal, each with the records that were written together.
+
+A group is a list of sections, `[kind, …]`. Answers, of which there are most, are in it by columns (lmc.durable.columns), a section for each
+place where programs asked: a few calls write and read all of them. A line's checksum goes on from that of the line before, so
+that no line can be missing either.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# (records are data by nature)
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, Protocol
+
+from lmc import codec
+from lmc.backend.base import Output, Result, Usage
+from lmc.durable.columns import packed_numbers, packed_rows, unpacked
+from lmc.errors import JournalError
+
+VERSION = 5
+MAGIC = "lmc-journal"
+
+Record = list[Any]
+Ask = tuple[str, int]
+"""The place of an answer: stream and ordinal."""
+WELL: Record = ["e", []]
+"""The record of a run that is over, and well."""
+
+
+class Writes(Protocol):
+    """A run that writes to a journal."""
+
+    item: int
+
+    def record(self, places: Sequence[Ask], result: Result) -> Record | None:
+        """The record of what is no plain answer. None if it is not there yet, and then it comes later, or not to be had."""
+        ...
+
+
+Answered = tuple[Sequence[Ask], Writes, Result]
+"""What was asked at places and is checked."""
+Begun = tuple[Sequence[int], Sequence[str], Sequence[Sequence[str]]]
+"""Runs that begin with nothing but text: their numbers, names of their arguments, and a column of values for each."""
+Entry = Answered | tuple[int, Record] | tuple[Begun]
+"""What goes into a group; a record has its run. They are told apart by their lengths."""
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def group_of(entries: Iterable[Entry]) -> list[list[Any]]:
+    """The sections of what became known, in this order for each run."""
+    sections: list[list[Any]] = []
+    ended: list[int] = []
+    answers = _Answers()
+    for entry in entries:
+        if len(entry) > 2:
+            answers.add(entry)
+        elif len(entry) == 1:
+            sections.append(["begun", *entry[0]])
+        elif entry[1] is WELL:
+            ended.append(entry[0])
+        else:
+            if entry[0] in answers.items:
+                sections += answers.taken()
+                answers = _Answers()
+            sections.append(["record", *entry])
+    sections += answers.taken()
+    return [*sections, ["ended", ended]] if ended else sections
+
+
+class _Answers:
+    """Answers that are in no section yet, by where they were asked for; what a run asked later is in a later one.
+
+    items  their runs, each with the last section that it is in
+    """
+
+    def __init__(self) -> None:
+        self.items: dict[int, int] = {}
+        self._sections: list[list[Any]] = []
+        self._newest: dict[Sequence[Ask], int] = {}
+
+    def add(self, entry: Answered) -> None:
+        where, item = entry[0], entry[1].item
+        at = self._newest.get(where, -1)
+        if at <= self.items.get(item, -1):
+            at = self._newest[where] = len(self._sections)
+            self._sections.append([])
+        self._sections[at].append(entry)
+        self.items[item] = at
+
+    def taken(self) -> Iterator[list[Any]]:
+        """The sections of all there are."""
+        for entries in self._sections:
+            places, runs, results = zip(*entries, strict=True)
+            yield from _sections(places[0], runs, results, [result.checked[1] for result in results])
+
+
+def _sections(places: Sequence[Ask], runs: Sequence[Writes], results: Sequence[Result], checks: Sequence[int]) -> Iterator[list[Any]]:
+    """A section for the answers that are there; of what is no answer the record, if there is one."""
+    outputs: Any = [result.answer for result in results]
+    if all(outputs):
+        yield from _of_outputs(places, runs, checks, outputs)
+        return
+    there = [row for row in zip(runs, checks, outputs, strict=True) if row[2] is not None]
+    if there:
+        yield from _of_outputs(places, *zip(*there, strict=True))
+    for run, result, output in zip(runs, results, outputs, strict=True):
+        if output is None and (record := run.record(places, result)) is not None:
+            yield ["record", run.item, record]
+
+
+def _of_outputs(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int], outputs: Sequence[Output]) -> Iterator[list[Any]]:
+    """A section for all, if their meta info is as JSON has it; otherwise one for each."""
+    try:
+        yield _answers(places, runs, checks, outputs)
+        return
+    except (codec.NotData, RecursionError):
+        pass  # of some
+    for run, check, output in zip(runs, checks, outputs, strict=True):
+        if all(map(_is_json, output.metas)):
+            yield _answers(places, [run], [check], [output])
+        else:
+            yield ["record", run.item, record_of(places, check, output)]
+
+
+def _is_json(x: Any) -> bool:
+    try:
+        return codec.is_json(x)
+    except RecursionError:
+        return False
+
+
+def _answers(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int], outputs: Sequence[Output]) -> list[Any]:
+    """Raises NotData."""
+    return [
+        "answers", places, list(map(_ITEM, runs)), checks, packed_rows([o.texts for o in outputs]), packed_rows([o.metas for o in outputs]),
+        packed_numbers([_USAGE(o.usage) for o in outputs]), packed_rows([o.ids for o in outputs])]  # fmt: skip
+
+
+_ITEM = attrgetter("item")
+_USAGE = attrgetter(*[f.name for f in fields(Usage) if not f.name.startswith("ahead")])
+
+
+def record_of(places: Sequence[Ask], digest: int, output: Output) -> Record:
+    """The record of an answer whose meta info is not as JSON has it. Raises JournalError for what is no data."""
+    try:
+        metas = [[[name, codec.encode(x)] for name, x in meta.items()] for meta in output.metas]
+    except codec.NotData as what:
+        raise JournalError(f"a journal cannot hold the meta info of an answer: {what}") from None
+    return ["A", places, digest, output.texts, metas, _USAGE(output.usage), output.ids]
+
+
+# -- lines -----------------------------------------------------------------------------------------------------------
+
+
+def line(data: bytes, before: int) -> tuple[bytes, int]:
+    """A line, and its checksum; `before` is that of the line before, 0 of the first."""
+    total = zlib.crc32(data, before)
+    return b"%08x %s\n" % (total, data), total
+
+
+def payload(found: bytes, before: int) -> tuple[bytes, int] | None:
+    """What a line holds, without its end, and its checksum; None if it is damaged, or not the next line."""
+    total, _, data = found.partition(b" ")
+    expected = zlib.crc32(data, before)
+    return (data, expected) if total == b"%08x" % expected else None
+
+
+def first_line(header: Mapping[str, Any]) -> tuple[bytes, int]:
+    """The first line of a journal, and its checksum."""
+    found, total = line(codec.to_bytes(header), 0)
+    return b"%s %d %s" % (MAGIC.encode(), VERSION, found), total
+
+
+def journal_of(header: Mapping[str, Any], records: Iterable[tuple[int, Record]]) -> bytes:
+    """The file of a journal with these records, a group for each."""
+    found, total = first_line(header)
+    lines = [found]
+    for item, record in records:
+        found, total = line(codec.to_bytes([["record", item, record]]), total)
+        lines.append(found)
+    return b"".join(lines)
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def in_group(sections: Any) -> Iterator[tuple[int, Record]]:
+    """The records of a group in order, each with its run."""
+    for kind, *section in sections:
+        yield from _READ[kind](*section)
+
+
+def _read_begun(items: Any, names: Any, columns: Any) -> Iterator[tuple[int, Record]]:
+    for item, *values in zip(items, *columns, strict=True):
+        yield item, ["b", dict(zip(names, values, strict=True)), None]
+
+
+def _read_answers(places: Any, items: Any, digests: Any, *columns: Any) -> Iterator[tuple[int, Record]]:
+    unpacked_columns = [unpacked(column, len(items)) for column in columns]
+    for item, *record in zip(items, digests, *unpacked_columns, strict=True):
+        yield item, ["a", places, *record]
+
+
+_READ: Mapping[str, Any] = {
+    "begun": _read_begun, "answers": _read_answers, "record": lambda item, record: ((item, record),), "ended": lambda items: [(item, WELL) for item in items],
+}  # fmt: skip
+
+
+def output_of(record: Record) -> Output:
+    """The answer that a record holds. Raises BadData, ValueError, TypeError or IndexError for what no lmc wrote."""
+    kind, _, _, texts, metas, usage, ids = record
+    if kind == "A":
+        metas = [{name: codec.decode(x) for name, x in meta} for meta in metas]
+    if not texts or not codec.are_texts(texts) or len(texts) != len(metas) or any(type(meta) is not dict for meta in metas):
+        raise ValueError(f"{len(texts)} texts and {len(metas)} metas")
+    return Output(tuple(texts), tuple(metas), Usage(*usage), tuple(ids))

@@ -1,0 +1,271 @@
+"""Instrumented code: a program's own functions, with each call and each awaited value handed to the run that records them.
+
+`f(x)` becomes `resolve(f)(x)`: what is called is looked at, and is still called from the user's own frame. `resolve` is a constant of the code, so
+that no variable is added: names, lines, closures and frames are those of the source. Only code whose source compiles to just that code is rewritten.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (operands of the rewritten code are Any by nature)
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmc.errors import JournalError, Loc
+from lmc.frontend.host import RECORDING
+
+_FOLDER = __file__.rpartition("instrument")[0]
+
+
+class _Hook:
+    """A constant of instrumented code: `hook @ x` is what `of(x)` gives. An operator, because Python warns of constants that are called."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: Callable[[Any], Any]) -> None:
+        self.of = of
+
+    def __matmul__(self, x: Any) -> Any:
+        return self.of(x)
+
+
+def _resolve(fn: Any) -> Any:
+    recorder = RECORDING.get()
+    return fn if recorder is None else recorder.callee(fn)
+
+
+def _awaited(x: Any) -> Any:
+    recorder = RECORDING.get()
+    return x if recorder is None else recorder.awaited(x)
+
+
+def _clean(_: Any) -> None:
+    error = sys.exception()
+    if error is not None:
+        error.__traceback__ = without_own_frames(error.__traceback__)
+
+
+def _decide(loc: str, test: str) -> Callable[[Any], bool]:
+    def decide(value: Any) -> bool:
+        answer = bool(value)
+        recorder = RECORDING.get()
+        if recorder is not None:
+            recorder.decided(loc, test, answer)
+        return answer
+
+    return decide
+
+
+def without_own_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without the frames that recording puts between the program and what it calls."""
+    kept: list[types.TracebackType] = []
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith(_FOLDER):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    for above, below in zip(kept, [*kept[1:], None], strict=True):
+        above.tb_next = below
+    return kept[0] if kept else None
+
+
+# -- rewriting -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Rewrite(ast.NodeTransformer):
+    """Puts hooks into a module. `hooks`: those that it has, by the text that stands for each until it is compiled."""
+
+    file: str
+    lines: Sequence[str]
+    deciding: bool
+    hooks: dict[str, _Hook] = field(default_factory=lambda: dict(_HOOKS))
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        node.func = _hooked("resolve", node.func)
+        return node
+
+    def visit_Await(self, node: ast.Await) -> ast.AST:
+        self.generic_visit(node)
+        node.value = _hooked("awaited", node.value)
+        return node
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
+        self.generic_visit(node)
+        clean = ast.Expr(_hooked("clean", ast.copy_location(ast.Constant(None), node)))
+        node.body.insert(0, ast.copy_location(clean, node))
+        return node
+
+    # which way the program goes, where somebody looks at it
+
+    def _decides(self, node: Any) -> ast.AST:
+        test = node.test
+        self.generic_visit(node)
+        node.test = self._noted(test, node.test)
+        return node
+
+    visit_If = visit_While = visit_IfExp = visit_Assert = _decides
+
+    def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
+        tests = list(node.ifs)
+        self.generic_visit(node)
+        node.ifs = [self._noted(test, hooked) for test, hooked in zip(tests, node.ifs, strict=True)]
+        return node
+
+    def visit_Match(self, node: ast.Match) -> ast.AST:
+        """The case that is taken says so, and that those before it were not."""
+        if not self.deciding:
+            return self.generic_visit(node)
+        names = [self._place(case.pattern, case.guard) for case in node.cases]
+        self.generic_visit(node)
+        took = [[self._says(at, f"case {text}", case is taken) for case, (at, text) in zip(node.cases[: n + 1], names, strict=False)]
+                for n, taken in enumerate(node.cases)]  # fmt: skip
+        missed = [self._says(at, f"case {text}", False) for at, text in names]
+        for case, says in zip(node.cases, took, strict=True):
+            case.body[:0] = [ast.copy_location(ast.Expr(x), case.pattern) for x in says]
+        last = node.cases[-1]
+        if last.guard is not None or not _takes_all(last.pattern):
+            body: list[ast.stmt] = [ast.copy_location(ast.Expr(x), node) for x in missed]
+            node.cases.append(ast.match_case(ast.copy_location(ast.MatchAs(), last.pattern), None, body))
+        return node
+
+    def _says(self, at: ast.AST, text: str, answer: bool) -> ast.expr:
+        name = self._hook(_decide(f"{self.file}:{at.lineno}", text))  # type: ignore[attr-defined]
+        return _hooked(name, ast.copy_location(ast.Constant(answer), at))
+
+    def _place(self, first: ast.AST, last: ast.AST | None = None) -> tuple[ast.AST, str]:
+        return first, self._source(first, last or first)
+
+    def _noted(self, test: ast.expr, hooked: ast.expr) -> ast.expr:
+        if not self.deciding or not any(isinstance(x, ast.Call | ast.Name | ast.Attribute) for x in ast.walk(test)):
+            return hooked  # a test of constants alone says which code is there
+        name = self._hook(_decide(f"{self.file}:{test.lineno}", self._source(test, test)))
+        return _hooked(name, hooked)
+
+    def _source(self, first: Any, last: Any) -> str:
+        """The source from one node to another in one line. Columns count bytes."""
+        lines = [line.encode() for line in self.lines[first.lineno - 1 : last.end_lineno]]
+        lines[-1] = lines[-1][: last.end_col_offset]
+        lines[0] = lines[0][first.col_offset :]
+        return " ".join(line.decode().strip() for line in lines)
+
+    def _hook(self, of: Callable[[Any], Any]) -> str:
+        name = f"{_MARK}{len(self.hooks)}"
+        self.hooks[name] = _Hook(of)
+        return name.removeprefix(_MARK)
+
+
+def _takes_all(pattern: ast.pattern) -> bool:
+    """Whether a pattern matches anything: Python allows no other one behind it."""
+    if isinstance(pattern, ast.MatchOr):
+        return _takes_all(pattern.patterns[-1])
+    return isinstance(pattern, ast.MatchAs) and (pattern.pattern is None or _takes_all(pattern.pattern))
+
+
+_MARK = "\0lmc "
+_HOOKS = {_MARK + "resolve": _Hook(_resolve), _MARK + "awaited": _Hook(_awaited), _MARK + "clean": _Hook(_clean)}
+
+
+def _hooked(name: str, x: ast.expr) -> ast.expr:
+    hook = ast.copy_location(ast.Constant(_MARK + name), x)
+    return ast.copy_location(ast.BinOp(hook, ast.MatMult(), x), x)
+
+
+def _with_hooks(code: types.CodeType, hooks: dict[str, _Hook]) -> types.CodeType:
+    """Code with hooks where the texts are that stand for them."""
+    consts = [_with_hooks(c, hooks) if isinstance(c, types.CodeType) else hooks.get(c, c) if type(c) is str else c for c in code.co_consts]
+    return code.replace(co_consts=tuple(consts))
+
+
+# -- the source of code ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A file: each code in it, by first line and name, with the same instrumented."""
+
+    text: str
+    codes: dict[tuple[int, str], list[tuple[types.CodeType, types.CodeType]]]
+
+
+_modules: dict[tuple[str, bool], _Module] = {}
+_instrumented: dict[int, types.CodeType] = {}
+_building = threading.RLock()  # CPython 3.11 raises SystemError where two threads parse or compile at once
+_FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # cells of notebooks have it
+
+
+def is_instrumented(code: types.CodeType | None) -> bool:
+    return id(code) in _instrumented
+
+
+def twin(fn: types.FunctionType, deciding: bool = False) -> types.FunctionType:
+    """The same function instrumented: same globals, variables, defaults, attributes.
+
+    Raises JournalError where its source is not there or is not that of the code that runs.
+    """
+    code = _code_of(fn, deciding)
+    made = types.FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    made.__kwdefaults__, made.__qualname__, made.__doc__ = fn.__kwdefaults__, fn.__qualname__, fn.__doc__
+    made.__dict__.update(fn.__dict__)
+    return made
+
+
+def _code_of(fn: types.FunctionType, deciding: bool) -> types.CodeType:
+    code, why = fn.__code__, ""
+    for fresh in (False, True):
+        if fresh:
+            linecache.checkcache(code.co_filename)
+        found = _module(code.co_filename, deciding)
+        if found is None:
+            why = "has no source that can be read"
+            continue
+        same = [instrumented for plain, instrumented in found.codes.get((code.co_firstlineno, code.co_name), ()) if _is_same(code, plain)]
+        if same:
+            return same[0]
+        why = "is not what its source says now: the file was edited, or something rewrote the code"
+    raise JournalError(
+        f"{fn.__qualname__} cannot be journaled: its code at {code.co_filename}:{code.co_firstlineno} {why}. Run it from an unchanged file; a "
+        "function that only the program calls can be marked @lmc.host, and then its result is in the journal", loc=Loc(code.co_filename, code.co_firstlineno))  # fmt: skip
+
+
+def _is_same(running: types.CodeType, compiled: types.CodeType) -> bool:
+    return running == compiled or any(name.startswith("@py") for name in running.co_varnames + running.co_names)  # pytest rewrote its asserts
+
+
+def _module(file: str, deciding: bool) -> _Module | None:
+    """A file, kept while its text stays the same. None: it cannot be read, or is not Python."""
+    lines = linecache.getlines(file)
+    text = "".join(lines)
+    if not text:
+        return None
+    found = _modules.get((file, deciding))
+    if found is None or found.text != text:
+        with _building:
+            try:
+                plain = compile(text, file, "exec", _FLAGS, dont_inherit=True)
+                rewrite = _Rewrite(file, lines, deciding)
+                tree = ast.fix_missing_locations(rewrite.visit(ast.parse(text, file)))
+                code = _with_hooks(compile(tree, file, "exec", _FLAGS, dont_inherit=True), rewrite.hooks)
+            except (SyntaxError, ValueError):
+                return None
+            found = _modules[file, deciding] = _Module(text, {})
+            for one, other in zip(_codes(plain), _codes(code), strict=True):
+                assert one.co_name == other.co_name and one.co_freevars == other.co_freevars, "a rewriting that changes what is defined"
+                found.codes.setdefault((one.co_firstlineno, one.co_name), []).append((one, other))
+                _instrumented[id(other)] = other
+    return found
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Code, and that of the functions and classes in it."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _codes(const)

@@ -1,0 +1,296 @@
+"""Journals: files to which runs write what becomes known (answers, results of effects), so that a run that was cut off can go on.
+
+lmc.durable.records says what is in them.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (records are data by nature)
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any, BinaryIO
+
+from lmc import codec
+from lmc.durable.groups import Entry, Record, first_line, group_of, line
+from lmc.durable.records import Contents, parse
+from lmc.errors import JournalError
+
+GROUP = 0.05
+"""Seconds that records wait for others to be written and synced with, unless somebody waits for them."""
+
+MANY = 256
+"""Entries that whoever adds the last of them puts into a group, while what they hold is in the processor's caches."""
+
+
+class Journal:
+    """A journal that runs write to, from any thread. What came together is encoded together; a thread of its own writes and syncs it.
+
+    entries  what is in no group yet
+    """
+
+    def __init__(self, path: Path, file: BinaryIO, contents: Contents, *, new: bool) -> None:
+        self.path, self.contents = path, contents
+        self._place = os.path.abspath(path)  # the program may change the directory
+        self.entries: list[Entry] = []
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # that drive runs, one or several; not those that programs begin
+        self._file = file
+        self._new = new  # the disk may not have the file's name yet
+        self._lines: list[bytes] = []  # groups that are not written; only the writing thread takes from it
+        self._waiting: list[Callable[[], object]] = []  # what to call when all that was there before it is written
+        self._gathering = threading.Lock()  # groups are made one after another
+        self._some, self._urgent = threading.Event(), threading.Event()
+        self._rung = False  # the writing thread will look at the entries
+        self._closing = False
+        self._error: Exception | None = None
+        self._sum = contents.sum  # of the last group
+        self._thread = threading.Thread(target=self._work, name="lmc-journal", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(cls, path: Path, header: Mapping[str, Any], fresh: Callable[[], int]) -> Journal:
+        """A new journal with this header, or the one that is there, if it has the same. Raises JournalError.
+
+        A seed of None in `header` means the journal's own, which of a new one is `fresh()`.
+        """
+        try:
+            file: BinaryIO = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
+        except (OSError, ValueError) as error:
+            raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
+        try:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise JournalError(f"journal={str(path)!r} is no ordinary file; give the path of one, or of a file that is not there yet")
+            _lock(file, path)
+            data = file.read()
+            contents, new = parse(data, str(path)), False
+            if contents is None:
+                contents = Contents(str(path), {**header, "seed": fresh() if header["seed"] is None else header["seed"]})
+                first, contents.sum = first_line(contents.header)
+                file.truncate(0)
+                file.seek(0)
+                _write(file, first)
+                contents.size = len(first)
+                new = True
+            else:
+                check(contents.header, header, path)
+                file.truncate(contents.size)
+                file.seek(contents.size)
+        except OSError as error:
+            file.close()
+            raise JournalError(f"journal={str(path)!r}: {error.strerror or error}") from None
+        except BaseException:
+            file.close()
+            raise
+        return cls(path, file, contents, new=new)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the runs."""
+        return self.contents.header["seed"]
+
+    def begin(self, numbers: Sequence[int], names: Sequence[str], columns: Sequence[Sequence[str]]) -> None:
+        """Runs begin, with nothing but text as arguments: a column for each name."""
+        self.add(((numbers, names, columns),))
+
+    def put(self, item: int, record: Record) -> None:
+        """A record of a run, as data as JSON has it that nobody changes any more.
+
+        Never waits and never raises for the file: a disk that is full is said by `sync` and `close`.
+        """
+        self.add((item, record))
+
+    def add(self, entry: Entry) -> None:
+        """As `put`, of anything."""
+        self.entries.append(entry)
+        if not self._rung:
+            self._ring()
+
+    def _ring(self) -> None:
+        self._rung = True
+        self._some.set()
+
+    def hurry(self) -> None:
+        """What was put is written now, so that it is there if this process ends; the disk has it a moment later."""
+        self._urgent.set()
+        self._ring()
+
+    def sync(self) -> None:
+        """Waits until all that was put is on the disk. Raises JournalError if it cannot be."""
+        written = threading.Event()
+        self._waiting.append(written.set)
+        self.hurry()
+        while not written.wait(1) and self._thread.is_alive():
+            pass
+        self._check()
+
+    async def synced(self) -> None:
+        """As `sync`, without holding the loop."""
+        loop = asyncio.get_running_loop()
+        written = loop.create_future()
+
+        def notify() -> None:
+            if not loop.is_closed():  # the run was cancelled
+                loop.call_soon_threadsafe(lambda: written.done() or written.set_result(None))
+
+        self._waiting.append(notify)
+        self.hurry()
+        await written
+        self._check()
+
+    def close(self) -> None:
+        """Writes what was put and closes the file. Raises JournalError if it cannot be written."""
+        self._closing = True
+        self.hurry()
+        self._thread.join()
+        self._file.close()
+        self._check()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise JournalError(f"journal={str(self.path)!r}: {getattr(self._error, 'strerror', None) or self._error}; the run cannot go on without its journal")
+
+    def _work(self) -> None:
+        closing, due = False, 0.0  # when the disk must have what was written; 0: it has
+        while not closing:
+            if not self._some.wait(max(0.0, due - monotonic()) if due else None):
+                due = self._trying(self._sync)
+                continue
+            due = due or monotonic() + GROUP
+            self._urgent.wait(max(0.0, due - monotonic()))
+            self._some.clear()  # before taking anything: what comes now is seen now or rings again
+            self._rung = False
+            self._urgent.clear()
+            closing = self._closing
+            waiting = _taken(self._waiting)
+            self.gather()
+            self._trying(self._write_groups)
+            if waiting or closing or monotonic() >= due:
+                due = self._trying(self._sync)
+            for notify in waiting:
+                notify()
+
+    def _trying(self, work: Callable[..., None], *args: Any) -> float:
+        """Does what may fail, unless something has failed before; that is said to whoever waits or closes. Always 0."""
+        try:
+            if self._error is None:
+                work(*args)
+        except Exception as error:
+            self._error = error
+        return 0.0
+
+    def _sync(self) -> None:
+        os.fsync(self._file.fileno())
+        if not _is_at(self._file, self._place):
+            raise JournalError("it was deleted, moved or replaced while a run wrote to it")
+        if self._new:
+            _sync_directory(self.path.parent)
+            self._new = False
+
+    def _write_groups(self) -> None:
+        lines = _taken(self._lines)
+        if lines:
+            _write(self._file, b"".join(lines))
+
+    # -- making groups
+
+    def gather(self) -> None:
+        """Makes a group of the entries that are there."""
+        with self._gathering:
+            entries = self.entries[:]
+            if entries:
+                self._trying(self._make_group, entries)
+                del self.entries[: len(entries)]  # only now: Ctrl-C, on the thread of a run, loses none
+
+    def gather_many(self) -> None:
+        """As `gather`, unless somebody does already."""
+        if not self._gathering.locked():
+            self.gather()
+
+    def _make_group(self, entries: Sequence[Entry]) -> None:
+        sections = group_of(entries)
+        if sections:
+            found, self._sum = line(codec.encode_json(sections), self._sum)
+            self._lines.append(found)
+
+
+def _taken(items: list[Any]) -> list[Any]:
+    """What a list has now, which then is no more in it; others may add to it meanwhile."""
+    taken = items[:]
+    del items[: len(taken)]
+    return taken
+
+
+def _is_at(file: BinaryIO, place: str) -> bool:
+    """Whether an open file is what a path leads to."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(place))
+    except FileNotFoundError:
+        return False
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def make_directory(path: Path) -> None:
+    """A directory, and those above it that are not there; the disk has their names. Raises OSError or ValueError."""
+    if not path.is_dir():
+        if path != path.parent:
+            make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    """A new file's name is not its own."""
+    if hasattr(os, "O_DIRECTORY"):  # not on every system
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    """Two processes must not write one journal."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        return
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise JournalError(f"journal={str(path)!r} is in use by another run; give each its own, or wait for it") from None
+
+
+_FIELDS: Mapping[str, str] = {
+    "kind": "{}", "program": "the program {}", "source": "a program with another source", "compiled": "a program compiled with {}",
+    "backend": "the backend {}", "sampling": "the sampling parameters {}", "seed": "the seed {}",
+}  # fmt: skip
+
+
+def check(found: Mapping[str, Any], header: Mapping[str, Any], path: Path) -> None:
+    """Refuses a journal of something else than `header` says."""
+    for name, text in _FIELDS.items():
+        theirs, ours = found.get(name), header.get(name)
+        if theirs != ours and not (name == "seed" and ours is None):
+            theirs, ours = (f"a {theirs}", f"a {ours}") if name == "kind" else (theirs, ours)
+            what = text.format(_shown(theirs))
+            instead = "" if "{}" not in text else f", not {_shown(ours)}"
+            raise JournalError(f"journal={str(path)!r} is of {what}{instead}; give each call a journal of its own, or delete this one")
+
+
+def _shown(x: Any) -> str:
+    """What is empty is nothing that somebody gave."""
+    if isinstance(x, dict):
+        return ", ".join(f"{k}={v!r}" for k, v in x.items()) or "that are the default"
+    return "no outputs= or aggressive=" if x == "" else str(x)

@@ -1,0 +1,140 @@
+"""Opening journals: what a call must have in common with the one that wrote a journal, and how its runs begin."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmc import codec
+from lmc.backend.base import Backend
+from lmc.durable.effects import data_or_class
+from lmc.durable.groups import Record
+from lmc.durable.journal import Journal, make_directory
+from lmc.errors import (
+    JournalError,
+    ParameterError,
+)
+from lmc.frontend.primitives import caller_loc
+from lmc.garbage import few_full_collections
+from lmc.prompt import SamplingParams
+
+if TYPE_CHECKING:
+    from lmc.frontend.interpreter import Function
+    from lmc.frontend.options import Options
+
+
+_FEW = 1000
+"""Passes of the garbage collector through younger objects for one through all, while a batch is taken up that has ended."""
+LARGEST = 1 << 20
+"""Bytes of a run's arguments that a journal holds; of larger ones it has the digest."""
+
+
+def header(function: Function, options: Options, backend: Backend, compiled: str, *, batch: bool) -> dict[str, Any]:
+    """What a journal must be of, to be used for a call."""
+    defaults = options.defaults(SamplingParams())
+    changed = {f.name: codec.encode(getattr(defaults, f.name)) for f in fields(defaults) if getattr(defaults, f.name) != f.default}
+    return {
+        "kind": "batch" if batch else "run", "program": function.name, "source": function.digest, "compiled": compiled,
+        "backend": backend.capabilities.name, "sampling": changed, "seed": options.seed,
+    }  # fmt: skip
+
+
+@contextmanager
+def journaled(
+    function: Function, options: Options, backend: Backend, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int], fresh: Callable[[], int],
+    *, batch: bool, compiled: str = "",
+) -> Generator[Options]:  # fmt: skip
+    """The options with the journal open and the seed that it has. Raises JournalError if it is of something else."""
+    assert options.journal is not None and isinstance(options.journal, str)
+    if options.stream:
+        raise ParameterError("journal= with stream=True: a stream is not journaled; leave one out", loc=caller_loc())
+    path = Path(options.journal)
+    if batch:
+        if os.path.isfile(path):
+            raise JournalError(f"journal={str(path)!r}: a batch's journal is a directory, and this is a file", loc=caller_loc())
+        try:
+            make_directory(path)
+        except (OSError, ValueError) as error:
+            raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}", loc=caller_loc()) from None
+        path = path / "journal"
+    elif os.path.isdir(path):
+        raise JournalError(f"journal={str(path)!r}: a run's journal is a file, and this is a directory", loc=caller_loc())
+    wanted = header(function, options, backend, compiled, batch=batch)
+    try:
+        journal = Journal.open(path, wanted, fresh)
+    except JournalError as error:
+        error.loc = caller_loc()
+        raise
+    try:
+        _enter(journal, bound, numbers)
+        with few_full_collections(_FEW) if batch and journal.contents.finished(numbers) else nullcontext():
+            yield replace(options, journal=journal, seed=journal.seed)
+    finally:
+        journal.close()
+
+
+def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
+    """The runs of a call: new ones are written down, those of an earlier call must have the same arguments."""
+    for arguments in bound:
+        if len(arguments.arguments) < len(arguments.signature.parameters):
+            arguments.apply_defaults()
+    records = journal.contents.records
+    new = [n for n, number in enumerate(numbers) if number not in records]
+    if new:
+        _begin(journal, [bound[n] for n in new], [numbers[n] for n in new])
+    if len(new) == len(numbers):
+        return
+    for number, arguments in zip(numbers, bound, strict=True):
+        known = records.get(number)
+        if known is not None and not _same(_beginning(_given(arguments)), known[0]):
+            of = f"item {number}" if journal.contents.header["kind"] == "batch" else "the run"
+            raise JournalError(
+                f"journal={str(journal.path)!r} is of other arguments: those of {of} are not what they were. Give the call what it was given "
+                "before, or a journal of its own", loc=caller_loc())
+
+
+def _same(given: Record, known: Record) -> bool:
+    """Whether two runs begin alike: 1, 1.0 and True are three values, NaN is one, and the order of a dict does not count."""
+    if type(known[1]) is dict and set(map(type, known[1].values())) <= {str}:
+        return given == known
+    return json.dumps(given, sort_keys=True) == json.dumps(known, sort_keys=True)
+
+
+def _begin(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
+    """New runs, written down together if their arguments are text."""
+    names = list(bound[0].arguments)[1:]
+    columns = list(zip(*[arguments.arguments.values() for arguments in bound], strict=True))[1:]
+    if all(set(map(type, column)) == {str} and len(max(column, key=len)) < LARGEST // 8 // len(columns) for column in columns):  # at most 6 bytes a character
+        journal.begin(numbers, names, columns)
+        return
+    for number, arguments in zip(numbers, bound, strict=True):
+        journal.put(number, _beginning(_given(arguments)))
+
+
+def _given(arguments: inspect.BoundArguments) -> dict[str, Any]:
+    """The arguments of a run, but for its state."""
+    given = dict(arguments.arguments)
+    del given[next(iter(given))]
+    return given
+
+
+def _beginning(given: Mapping[str, Any]) -> Record:
+    """The record of a run's arguments, or of their digest if they are too large."""
+    if set(map(type, given.values())) <= {str} and sum(map(len, given.values())) < LARGEST // 8:  # JSON has 6 bytes for a character at most
+        return ["b", given, None]
+    data = {name: data_or_class(x) for name, x in given.items()}
+    record = ["b", data, None]
+    if len(codec.to_bytes(record)) <= LARGEST:
+        return record
+    return ["b", None, hashlib.blake2b(codec.to_bytes(data), digest_size=12).hexdigest()]

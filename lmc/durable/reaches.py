@@ -1,0 +1,152 @@
+"""Which functions are a program's own: those that name lmc, or are handed a state. Their calls are recorded one by one; any other one's as a whole."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (objects of the host are Any by nature)
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from lmc.frontend.host import HostFunction
+
+_DEPTH = 6
+"""How deep closures and fields are searched; containers to any depth."""
+_CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
+_ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, types.ModuleType, types.BuiltinFunctionType, HostFunction})
+_STDLIB = types.__file__.rsplit("/", 1)[0] if types.__file__ else ""
+_LANGUAGE = ("lmc.frontend.", "lmc.jit.", "lmc.runahead.")
+
+
+def is_language(x: object) -> bool:
+    """Whether an object belongs to the language: a state, a group of forks, an expression, a program."""
+    cls = x if isinstance(x, type) else type(x)
+    return cls.__module__.startswith(_LANGUAGE) and cls.__module__ != HostFunction.__module__
+
+
+def is_of_lmc(x: object) -> bool:
+    """Whether a function, class or module is a part of lmc."""
+    module = x.__name__ if isinstance(x, types.ModuleType) else getattr(x, "__module__", None)
+    return isinstance(module, str) and (module == "lmc" or module.startswith("lmc."))
+
+
+def from_library(x: Any) -> bool:
+    """Whether a function or class is of an installed library or of Python itself."""
+    module = sys.modules.get(getattr(x, "__module__", "") or "")
+    return module is not None and _is_library(module)
+
+
+def _is_library(module: types.ModuleType) -> bool:
+    file = getattr(module, "__file__", None) or ""
+    return module.__name__ != "__main__" and (not file or "site-packages" in file or file.startswith(_STDLIB))
+
+
+def inside(x: Any) -> Iterator[Any]:
+    """What an object holds: items, fields, closure cells, bound arguments."""
+    cls = type(x)
+    if cls in (list, tuple, set, frozenset):
+        yield from x
+    elif isinstance(x, tuple):  # a named one
+        yield from tuple.__iter__(x)  # pyright: ignore[reportUnknownArgumentType]
+    elif cls is dict:
+        yield from x.keys()
+        yield from x.values()
+    elif cls is types.FunctionType:
+        yield from _cells(x)
+        yield from x.__defaults__ or ()
+    elif cls is types.MethodType:
+        yield x.__self__
+    elif cls is functools.partial:
+        yield from (x.func, *x.args, *x.keywords.values())
+    elif isinstance(x, BaseException):
+        yield from x.args
+    elif not isinstance(x, type | types.ModuleType) and cls.__module__ not in ("builtins", "re") and not is_of_lmc(cls):
+        fields = getattr(x, "__dict__", None)
+        if type(fields) is dict:
+            yield from fields.values()
+        for base in cls.__mro__:
+            slots = vars(base).get("__slots__", ())
+            for slot in (slots,) if isinstance(slots, str) else slots:
+                member = vars(base).get(slot)
+                if isinstance(member, types.MemberDescriptorType):
+                    try:
+                        yield member.__get__(x)
+                    except AttributeError:
+                        continue
+
+
+def _cells(fn: types.FunctionType) -> Iterator[Any]:
+    for cell in fn.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+
+
+def holds_language(x: Any) -> bool:
+    """Whether a state, expression or program is in an object: through containers, and through fields up to a depth."""
+    seen: set[int] = set()
+
+    def search(y: Any, left: int) -> bool:
+        if type(y) in _ATOMS:
+            return False
+        if is_language(y):
+            return True
+        if left == 0 or id(y) in seen:
+            return False
+        seen.add(id(y))
+        return any(search(z, left if type(y) in _CONTAINERS else left - 1) for z in inside(y))
+
+    return search(x, _DEPTH)
+
+
+def reaches(values: Iterable[Any]) -> bool:
+    """Whether among what a call is handed is anything of the language, or a function of the program's own."""
+    return any(holds_language(x) or (isinstance(x, types.FunctionType) and not from_library(x) and names_language(x)) for x in values)
+
+
+def names_language(fn: types.FunctionType, seen: set[int] | None = None) -> bool:
+    """Whether a function's code names lmc's primitives or, transitively, a function or class that does."""
+    seen = set() if seen is None else seen
+    if id(fn.__code__) in seen:
+        return False
+    seen.add(id(fn.__code__))
+    names = _names_in(fn.__code__)
+    for name in names:
+        value = fn.__globals__.get(name)
+        if isinstance(value, types.ModuleType) and not is_of_lmc(value) and not _is_library(value):
+            if any(_names(vars(value).get(n), seen) for n in names):
+                return True
+        elif value is not None and _names(value, seen):
+            return True
+    return any(_names(cell, seen) for cell in _cells(fn) if isinstance(cell, types.FunctionType | type) or is_language(cell))
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    return frozenset(code.co_names).union(*[_names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)])
+
+
+def _names(value: Any, seen: set[int]) -> bool:
+    if isinstance(value, HostFunction):
+        return False
+    if isinstance(value, types.ModuleType):
+        return is_of_lmc(value)
+    if is_language(value) or (callable(value) and is_of_lmc(value)):
+        return True
+    if isinstance(value, types.FunctionType):
+        return not from_library(value) and names_language(value, seen)
+    return isinstance(value, type) and class_names_language(value, seen)
+
+
+def class_names_language(cls: type, seen: set[int] | None = None) -> bool:
+    """Whether a method of a class reaches the language."""
+    seen = set() if seen is None else seen
+    if cls.__module__ == "builtins" or id(cls) in seen or from_library(cls):
+        return False
+    seen.add(id(cls))
+    methods = [getattr(member, "__func__", member) for base in cls.__mro__[:-1] for member in vars(base).values()]
+    return any(isinstance(fn, types.FunctionType) and names_language(fn, seen) for fn in methods)

@@ -1,0 +1,287 @@
+"""What instrumented code calls and awaits: looks at each callee, makes its call again, goes on into it, or has the journal answer for it."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import inspect
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from typing import Any, get_origin
+
+from lmc import codec
+from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
+from lmc.durable.effects import MANAGERS, Kind, is_idempotent, kind_of, makes_coroutine
+from lmc.durable.instrument import is_instrumented, twin
+from lmc.durable.reaches import from_library, reaches
+from lmc.durable.run import RunJournal
+from lmc.durable.snapshots import drawn
+from lmc.errors import JournalError
+from lmc.frontend import aio
+from lmc.frontend.host import RECORDING, HostFunction
+from lmc.frontend.primitives import caller_loc
+from lmc.frontend.state import State
+from lmc.frontend.tools import asked_for, call_tool, result_of
+from lmc.limits import Limits
+
+
+class Recorder:
+    """Records one program of a journaled run: its calls by the program's stream."""
+
+    def __init__(self, journal: RunJournal, state: State, limits: Limits | None) -> None:
+        self.journal, self.state, self.stream = journal, state, state.stream
+        self.limits = limits if limits is not None and limits.timed else None
+        self._callees: dict[int, tuple[Any, Any]] = {}
+
+    # -- what is called
+
+    def callee(self, fn: Any) -> Any:
+        """What stands for `fn` in a call: itself, its instrumented twin, or what records the call."""
+        known = self._callees.get(id(fn))
+        if known is not None and known[0] is fn:
+            return known[1]
+        if type(fn) is functools.partial:
+            return functools.partial(self.callee(fn.func), *fn.args, **fn.keywords)
+        if (origin := get_origin(fn)) is not None:  # `dict[str, int]()`
+            found = self.callee(origin)
+            return fn if found is origin else found
+        kind = kind_of(fn)
+        found = fn if kind is Kind.AGAIN else self.own(fn) if kind is Kind.OWN else _Call(self, fn, kind)
+        if isinstance(fn, types.FunctionType | type | HostFunction):
+            self._callees[id(fn)] = fn, found
+        return found
+
+    def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call of a function that is marked, from code that is not instrumented."""
+        kind = kind_of(fn)
+        made = self.made(fn, kind, args, kwargs)
+        return self.awaited(made) if kind is Kind.MAKES_COROUTINE else made
+
+    def made(self, fn: Any, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a call gives that is no other function's."""
+        if kind is Kind.CALLS_BACK:
+            return self._called_back(fn, args, kwargs)
+        task = self.journal.task(self.stream, fn, args, kwargs, caller_loc(), is_own_coroutine)
+        if task is not None:
+            return task
+        if kind is not Kind.EFFECT and reaches((*args, *kwargs.values())):
+            return self._handed_language(fn, args, kwargs)
+        if kind is Kind.MAKES_COROUTINE or getattr(fn, "__self__", None) in self.journal.effects.tasks:
+            with beyond_hooks():
+                result = fn(*args, **kwargs)
+            if is_idempotent(fn) or (fn is asyncio.to_thread and args and (is_idempotent(args[0]) or kind_of(args[0]) in (Kind.AGAIN, Kind.CALLS_BACK))):
+                self.journal.note_coroutine(result)
+            return result
+        return self._recorded(fn, args, kwargs)
+
+    def _recorded(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """An effect. Raises JournalError where it was handed the program's own coroutines when it was made."""
+        args, kwargs = tuple([drawn(x, self.going_on) for x in args]), {name: drawn(x, self.going_on) for name, x in kwargs.items()}
+        made: list[bool] = []
+
+        def make() -> tuple[bool, Any]:
+            made.append(True)
+            try:
+                with beyond_hooks():
+                    return True, fn(*args, **kwargs)
+            except BaseException as error:  # handed on
+                return False, error
+
+        loc, owner = caller_loc(), getattr(fn, "__self__", None)
+        of, given = (fn.__func__, (owner, *args)) if isinstance(getattr(fn, "__func__", None), HostFunction) else (fn, (owner, *args) if codec.is_object(owner) else args)
+        ok, value = self.journal.call(self.stream, self.state, of, given, kwargs, make, loc)
+        if not made and any(map(is_own_coroutine, (*args, *kwargs.values()))):
+            raise JournalError(
+                f"{getattr(fn, '__qualname__', fn)}() was handed tasks of the program's own, and what they did to states is something "
+                "which a journal cannot hold, so the run cannot be resumed behind it", loc=loc)  # fmt: skip
+        if ok:
+            return value
+        try:
+            raise value
+        finally:
+            del value  # or its traceback would hold itself
+
+    def _called_back(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What only computes, or holds functions: what it calls of those that it is handed is looked at."""
+        if fn is call_tool:  # under the name of the tool
+            tool, given = asked_for(*args)
+            return result_of(self.callee(tool)(**given))
+        with_classes = getattr(fn, "__name__", "") in _TAKES_CLASSES
+        look = lambda x: self.callee(x) if isinstance(x, _FUNCTIONS) or (with_classes and isinstance(x, type)) else x
+        return fn(*map(look, args), **{name: look(x) for name, x in kwargs.items()})
+
+    def _handed_language(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call that is handed a state, or a function of the program: one more of the program's own, or of a library, which is made again."""
+        function = getattr(fn, "__func__", fn)
+        if isinstance(function, HostFunction):
+            return self._recorded(fn, args, kwargs)
+        if isinstance(function, types.FunctionType) and not from_library(function):
+            return self.own(fn)(*args, **kwargs)
+        if isinstance(fn, type) and not from_library(fn):
+            return self.own(fn)(*args, **kwargs)
+        call = getattr(type(fn), "__call__", None)  # noqa: B004
+        if isinstance(call, types.FunctionType) and not from_library(type(fn)) and not isinstance(fn, type | types.FunctionType | types.MethodType):
+            return self.own(fn)(*args, **kwargs)
+        result = fn(*map(self.callback, args), **{name: self.callback(x) for name, x in kwargs.items()})
+        return _through(result) if isinstance(result, types.CoroutineType) else result
+
+    def callback(self, fn: Any) -> Any:
+        """What code that is not instrumented is handed for a function: recorded wherever it is called, on other threads, too."""
+        if not isinstance(fn, _FUNCTIONS):
+            return fn
+        found = self.callee(fn)
+        if makes_coroutine(fn):
+
+            @functools.wraps(fn)
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                with self.going_on():
+                    return await self.awaited(found(*args, **kwargs))
+
+            return awaited
+
+        @functools.wraps(fn)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with self.going_on():
+                return found(*args, **kwargs)
+
+        return within
+
+    # -- functions of the program's own
+
+    def own(self, fn: Any) -> Any:
+        if isinstance(fn, types.FunctionType):
+            manager = MANAGERS.get(fn.__code__)
+            return self._twin(fn) if manager is None else manager(self._twin(fn.__wrapped__))  # type: ignore[attr-defined]
+        if isinstance(fn, types.MethodType):
+            return types.MethodType(self._twin(fn.__func__), fn.__self__)
+        return self._constructor(fn) if isinstance(fn, type) else types.MethodType(self._twin(type(fn).__call__), fn)
+
+    def _twin(self, fn: Any) -> types.FunctionType:
+        return fn if is_instrumented(fn.__code__) else twin(fn, self.journal.deciding)
+
+    def _constructor(self, cls: Any) -> Callable[..., Any]:
+        """What makes instances of a class as `type` does, with its `__init__` looked at."""
+        init, post = cls.__init__, getattr(cls, "__post_init__", None)
+
+        def make(*args: Any, **kwargs: Any) -> Any:
+            if not isinstance(init, types.FunctionType) or type(cls).__call__ is not type.__call__:
+                return cls(*args, **kwargs)
+            instance = object.__new__(cls) if cls.__new__ is object.__new__ else cls.__new__(cls, *args, **kwargs)
+            if not isinstance(instance, cls):
+                return instance
+            if init.__code__.co_filename != "<string>":
+                self._twin(init)(instance, *args, **kwargs)
+            elif isinstance(post, types.FunctionType) and hasattr(instance, "__dict__"):  # what a dataclass was given: it calls this
+                vars(instance)["__post_init__"] = types.MethodType(self._twin(post), instance)
+                init(instance, *args, **kwargs)
+                del vars(instance)["__post_init__"]
+            else:
+                init(instance, *args, **kwargs)
+            return instance
+
+        return make
+
+    # -- what is awaited
+
+    def awaited(self, x: Any) -> Any:
+        """What stands for something that is awaited: itself, if it is the program's own."""
+        if is_own_coroutine(x) or isinstance(x, aio.Ready) or _is_turn_of_own_generator(x):
+            return x
+        loc = caller_loc()
+        x = self.journal.wait(self.stream, x, loc)
+        return _as_host(x if self.limits is None else self.limits.wait(x, loc))
+
+    def decided(self, loc: str, test: str, answer: bool) -> None:
+        self.journal.decided(loc, test, answer)
+
+    @contextlib.contextmanager
+    def going_on(self) -> Generator[None]:
+        """In host code: what runs in here is the program's."""
+        token = RECORDING.set(self)
+        try:
+            yield
+        finally:
+            RECORDING.reset(token)
+
+
+class _Call:
+    """Stands for a function in a call that has to be looked at."""
+
+    __slots__ = ("fn", "kind", "recorder")
+
+    def __init__(self, recorder: Recorder, fn: Any, kind: Kind) -> None:
+        self.recorder, self.fn, self.kind = recorder, fn, kind
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.recorder.made(self.fn, self.kind, args, kwargs)
+
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, HostFunction)
+_TAKES_CLASSES = frozenset({"map", "filter", "sorted", "min", "max", "sort", "reduce", "starmap"})
+"""What calls a class that it is handed as a function."""
+
+
+@contextlib.contextmanager
+def recording(fn: Callable[..., Any], described: str, journal: RunJournal, state: State, limits: Limits | None) -> Generator[Callable[..., Any]]:
+    """The function of a program instrumented, while it runs in a journaled run with `state`. Raises JournalError where it cannot be."""
+    recorder = Recorder(journal, state, limits)
+    if not isinstance(fn, types.FunctionType):
+        raise JournalError(f"{described} cannot be journaled: it is no function with a source, but a {type(fn).__name__}")
+    found = recorder.own(fn)
+    with recorder.going_on():
+        yield found
+
+
+@contextlib.contextmanager
+def beyond_hooks() -> Generator[None]:
+    """What runs in here is host code."""
+    token = RECORDING.set(None)
+    try:
+        yield
+    finally:
+        RECORDING.reset(token)
+
+
+async def _as_host(awaitable: Awaitable[Any]) -> Any:
+    with beyond_hooks():
+        return await awaitable
+
+
+async def _through(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """A library's coroutine that runs the program's own functions."""
+    return await coroutine
+
+
+# -- what is the program's own ---------------------------------------------------------------------------------------
+
+_PACKAGE = __file__.rsplit("durable", 1)[0]
+
+
+def is_own_coroutine(x: Any) -> bool:
+    """Whether something is a coroutine of the program's own functions, or of programs."""
+    x = inner_of(x)
+    if not isinstance(x, types.CoroutineType):
+        return False
+    return is_instrumented(x.cr_code) or (x.cr_code.co_filename.startswith(_PACKAGE) and x.cr_code not in AROUND_HOST_CODE)
+
+
+_MANAGING = frozenset(
+    getattr(contextlib._AsyncGeneratorContextManager, name).__code__ for name in ("__aenter__", "__aexit__")  # pyright: ignore[reportPrivateUsage]
+)
+
+
+def _is_own_generator(x: Any) -> bool:
+    return isinstance(x, types.AsyncGeneratorType) and is_instrumented(x.ag_code)
+
+
+def _is_turn_of_own_generator(x: Any) -> bool:
+    """Whether something moves an async generator of the program's own on: what `anext` and `asend` give, or its manager's methods."""
+    if isinstance(x, types.CoroutineType):
+        return x.cr_code in _MANAGING and _is_own_generator(getattr(inspect.getcoroutinelocals(x).get("self"), "gen", None))
+    return type(x).__name__ in ("async_generator_asend", "async_generator_athrow") and any(map(_is_own_generator, gc.get_referents(x)))

@@ -1,0 +1,216 @@
+"""The journal of one run: what it asks, calls and awaits is answered from there if it is known, and written there otherwise."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (objects of the host are Any by nature)
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from lmc.backend.base import Result
+from lmc.durable.calls import Calls
+from lmc.durable.deferred import Deferred, drop, inner_of
+from lmc.durable.effects import AWAITED_AGAIN, WAIT_FOR, arguments_digest, awaited_call
+from lmc.durable.groups import WELL
+from lmc.durable.records import Effect, Place
+from lmc.durable.tasks import Coming
+from lmc.errors import JournalError, Loc
+from lmc.frontend import aio
+from lmc.frontend.primitives import caller_loc
+
+
+class RunJournal(Calls):
+    """The journal of one run, its sub-programs included. Safe to use from any thread.
+
+    deciding  whether it wants to know which way the program goes at each test
+    """
+
+    deciding = False
+
+    def decided(self, loc: str, test: str, answer: bool) -> None:
+        """The program goes one way at a test. Not in the journal: it is computed again."""
+
+    # -- what is awaited
+
+    def task(
+        self, stream: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, is_own: Callable[[Any], bool] = lambda x: False
+    ) -> Any | None:
+        """What a call gives that begins tasks, or gathers them; None for any other call."""
+
+        def wait(awaitable: Any) -> tuple[Coroutine[Any, Any, Any], Callable[[], None]]:
+            self.effects.coming.append(coming := Coming(stream, awaitable, loc))
+            return self.wait(stream, awaitable, loc, coming), lambda: self._gone(coming)
+
+        return self.effects.tasks.begun(fn, args, kwargs, is_own, wait)
+
+    async def wait(self, stream: str, awaitable: Any, loc: Loc | None, coming: Coming | None = None) -> Any:
+        """What an awaitable of host code gives: the known result, or what it gives now. `call` has made it, or a stand-in for it.
+
+        coming  the same, where a task was made to await it
+        """
+        call = self._awaited(awaitable)
+        try:
+            if getattr(awaitable, "cr_code", None) not in AWAITED_AGAIN:
+                self.go_on()
+            begun = None if coming is None else self._begin_together(coming)
+            synced = begun is not None
+            if begun is None and call is not None:
+                if asyncio.current_task() in self.effects.tasks and self._is_behind_doubts(self._next_place(stream, *call)):
+                    await self._after_doubts()
+                begun = self.begin(stream, *call, loc, ordered=False)  # tasks may await in any order
+        except BaseException:
+            drop(awaitable)
+            raise
+        if begun is None or call is None:  # what it waits for is in the journal by itself
+            return await (awaitable if getattr(inner_of(awaitable), "cr_code", None) is not WAIT_FOR else self._in_time(stream, awaitable, loc))
+        name, _, given = call
+        number, known = begun
+        inner = inner_of(awaitable)
+        idempotent = inner.idempotent if isinstance(inner, Deferred) else self.may_begin_again([inner]) or self.may_begin_again(given.values())
+        if known is not None and (known.outcome is not None or not idempotent):
+            drop(awaitable)
+            ok, value = (False, self.in_doubt(known, loc)) if known.outcome is None else self.known_result(known.outcome, known.name, (), None)
+            if not ok:
+                raise value
+            return value
+        if not synced:
+            await self._synced(number, awaitable)
+        outcome: tuple[bool, Any]
+        try:
+            with self.working():
+                outcome = True, await awaitable
+        except asyncio.CancelledError as error:
+            if aio.being_cancelled():
+                raise
+            outcome = False, error
+        except Exception as error:
+            outcome = False, error
+        self.write_outcome(number, inner, name, (), None, outcome, loc)
+        if not outcome[0]:
+            raise outcome[1]
+        return outcome[1]
+
+    async def _in_time(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
+        """What `asyncio.wait_for` gives of a task of the run. That the task was late is an effect, or else nobody would know how far it got."""
+        what, args, given = awaited_call(inner_of(awaitable))
+        place, known = self.come_to(stream, f"await {what}", args, given)
+        if known is not None and known.outcome is not None:
+            drop(awaitable)
+            drop(given["fut"])
+            raise self.known_result(known.outcome, known.name, (), None)[1]
+        try:
+            return await awaitable
+        except TimeoutError as error:
+            self.write_outcome(self.intend(place, args, given, loc, ordered=False), None, place[1], (), None, (False, error), loc)
+            raise
+
+    def _awaited(self, awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]] | None:
+        """The effect that awaiting it is: name and arguments. None where it is none."""
+        if getattr(awaitable, "cr_code", None) in AWAITED_AGAIN:
+            return None
+        inner = inner_of(awaitable)
+        what, args, given = self.effects.made[id(inner)][1] if id(inner) in self.effects.made else awaited_call(inner)
+        handed = [*args, *given.values()]
+        if inner in self.effects.tasks or (self.effects.tasks.any_in(handed) and not self.effects.tasks.are_timed(handed)):
+            return None
+        return f"await {what}", args, given
+
+    def _begin_together(self, first: Coming) -> tuple[int, Effect | None] | None:
+        """The effect of a task that begins, by number, and what is known of it. Its intent is on the disk, with those of all other tasks that were made by then.
+
+        None where it has none yet: it is behind what is in doubt, or no effect.
+        """
+        if first.begun is None and self._intend_all():
+            self.sync()
+        self.effects.coming.remove(first)
+        return first.begun
+
+    def _intend_all(self) -> bool:
+        """Writes the intents of what tasks were made to await, in that order; whether there are any."""
+        found = False
+        for coming in self.effects.coming:
+            call = self._awaited(coming.awaitable) if coming.begun is None else None
+            if call is not None and not self._is_behind_doubts(place := self._next_place(coming.stream, *call)):
+                coming.place, coming.begun = place, self.begin(coming.stream, *call, coming.loc, ordered=False)
+                found = found or coming.begun[1] is None
+        return found
+
+    def _gone(self, coming: Coming) -> None:
+        """A task has ended that was made to await something, or does not begin: then that was not called."""
+        if coming in self.effects.coming:
+            self.effects.coming.remove(coming)
+            if coming.begun is not None:
+                (stream, name, digest, which), (number, known) = coming.place, coming.begun
+                if self.effects.counts[stream, name, digest] == which + 1:  # the next one is this one
+                    self.effects.counts[stream, name, digest] = which
+                if known is None:
+                    self.journal.put(self.item, ["u", number])
+        drop(coming.awaitable)
+
+    def _is_behind_doubts(self, place: Place) -> bool:
+        """Whether an effect has not begun in an earlier time of the run, and another one has that is not known to be done."""
+        return self.resumed and place not in self.known.effects and any(effect.outcome is None for effect in self.known.effects.values())
+
+    def _next_place(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Place:
+        """That of an effect that the program is about to come to."""
+        digest = arguments_digest(args, kwargs)
+        return stream, name, digest, self.effects.counts.get((stream, name, digest), 0)
+
+    async def _after_doubts(self) -> None:
+        """Gives other tasks turns to come to what is in doubt, which ends their group; then this one is cancelled, and has not begun."""
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+
+    async def _synced(self, number: int, awaitable: Any) -> None:
+        """As `sync`, before something is awaited. Holds the loop where tasks of the program could be on it: they would go first."""
+        tasks = self.journal.tasks
+        if not all(task in tasks for task in asyncio.all_tasks()):
+            return self.sync()
+        try:
+            await self.journal.synced()
+        except JournalError as error:
+            self.broken = self.broken or error
+            raise
+        except BaseException:  # cancelled meanwhile
+            self.journal.put(self.item, ["u", number])
+            drop(awaitable)
+            raise
+
+    def drives(self, *tasks: asyncio.Task[Any] | None) -> None:
+        """Tasks in which runs of the journal are: whatever else is on their loop may be of programs."""
+        self.journal.tasks.update(task for task in tasks if task is not None)
+
+    # -- the run
+
+    def ended(self, error: BaseException | None, asked: Iterable[Result] = ()) -> BaseException | None:
+        """The run is over; gives the error that it ended with. Waits for what it asked: `asked`, and what no compiled run did."""
+        self.settle(error, asked)
+        if self._effects is not None:
+            self._intend_all()  # tasks that nobody has awaited may begin yet
+        error = self.broken or error
+        if error is not None:
+            self.journal.put(self.item, ["e", [[type(e).__name__, str(e)] for e in _causes(error)]])
+        elif not self.resumed or self.known.end != []:  # what it ended with before is over
+            self.journal.add((self.item, WELL))
+        self._known = None  # read again if somebody goes on with the state
+        return error
+
+    def refuse_batch(self) -> None:
+        """A program of a journaled run starts a batch, or a run with a seed of its own, which are not at places of the run."""
+        if not self.effects.busy:
+            raise JournalError("a batch, or a run with a seed of its own, inside of a journaled run has no place in its journal; "
+                               "start it in a tool, whose result is journaled", loc=caller_loc())  # fmt: skip
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+_TURNS = 16
+"""Turns of the event loop within which a task of a group, and of groups in it, comes to what the journal knows of it."""

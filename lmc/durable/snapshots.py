@@ -1,0 +1,255 @@
+"""Snapshots of what a call of host code was handed of the run's own: what it changed of that, and what it chose of it."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
+from __future__ import annotations
+
+import functools
+import itertools
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from operator import getitem, is_, length_hint
+from typing import Any, cast
+
+from lmc import codec
+from lmc.frontend.state import State, StateGroup
+
+
+class Drawn:
+    """An iterator that the program made, handed to host code: what that takes of it runs in the program, and is counted.
+
+    within  in what an item is made: the hooks of the program are on
+    taken   items so far, its end too;  None where something else was done to it
+    """
+
+    def __init__(self, items: Iterator[Any], within: Callable[[], AbstractContextManager[Any]]) -> None:
+        self.items, self.within = items, within
+        self.taken: int | None = 0
+
+    def __iter__(self) -> Drawn:
+        return self
+
+    def __next__(self) -> Any:
+        if self.taken is not None:
+            self.taken += 1
+        with self.within():
+            return next(self.items)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.items, name)
+        self.taken = None  # `send` or `close` of a generator
+        return found
+
+    def take(self, count: int) -> None:
+        """Goes on as far as host code did in an earlier time of the run, which knows what it came to."""
+        for _ in range(count):
+            with suppress(Exception):  # StopIteration, or what was raised into the call then, which has handled it or raised it
+                next(self.items)
+
+
+LAZY = (
+    types.GeneratorType, map, filter, zip, enumerate, itertools.islice, itertools.chain, itertools.zip_longest, itertools.pairwise,
+    itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.product, type(iter(int, 0)),
+)  # fmt: skip
+"""Iterators that the program makes and host code would drive."""
+
+
+def drawn(x: Any, within: Callable[[], AbstractContextManager[Any]]) -> Any:
+    """What host code is handed in place of a value: an iterator that is counted, or itself."""
+    return Drawn(x, within) if isinstance(x, LAZY) else x
+
+
+ITERATORS = tuple({type(iter(x)) for x in ([], (), "", b"", {}, {}.values(), {}.items(), set[Any](), range(0), range(1 << 70))}
+                  | {type(reversed(x)) for x in ([], (), range(0), {}, {}.values(), {}.items())})  # fmt: skip
+"""Python's iterators of containers, which say how much is left."""
+
+
+class Snapshot:
+    """What a call can change of the run's own: containers and objects it is handed, and what functions among them close over.
+
+    `contents` has them by number; those from `cells` on are variables, which a function may store anew.
+    """
+
+    def __init__(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        values = [*args, *kwargs.values()]
+        self.hidden = next((f"the class {x.__qualname__}" for x in values if isinstance(x, type) and "<locals>" in x.__qualname__), None)
+        owners = [x.__self__ for x in values if isinstance(x, types.BuiltinMethodType | types.MethodType)]
+        self.values: list[Any] = [x for x in (*values, *owners) if codec.can_change(x)]
+        self.states = [x for value in values for x in (value, *[item for _, item in _items(value)]) if isinstance(x, State)]
+        self._prompts = [state.ctx for state in self.states]
+        self._of_states: dict[int, list[Any]] = {id(state): ["state", n] for n, state in enumerate(self.states)}
+        self.variables: list[types.CellType] = []
+        functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType)]
+        self.values += [x.__dict__ for x in functions if "<locals>" in x.__qualname__]  # attributes of the program's own
+        self.values += [x.__dict__ for x in values if isinstance(x, BaseException)]  # notes, and what else is put there
+        while functions:
+            for cell in functions.pop().__closure__ or ():
+                if any(cell is c for c in self.variables) or (content := _content(cell)) is _EMPTY:
+                    continue
+                self.variables.append(cell)
+                if isinstance(content, types.FunctionType) and content.__closure__:
+                    functions.append(content)
+        self.iterators = [x for x in values if isinstance(x, (Drawn, *ITERATORS))]
+        self._left = [0 if isinstance(x, Drawn) else length_hint(x) for x in self.iterators]
+        self._before = self._snapshots()
+        self._items = [list(x) if type(x) is list else [] for x in self.values]
+        self._held = [_containers(x) for x in self.values]
+
+    def part(self, value: Any) -> list[Any] | None:
+        """Where a container that a call gave is among what it was handed: [number, key, …]."""
+        if isinstance(value, State):
+            return self._of_states.get(id(value))
+        if not codec.can_change(value):
+            return None
+        return next(([i, *path] for i, x in enumerate(self.values) if (path := _path(x, value)) is not None), None)
+
+    @property
+    def places(self) -> dict[int, list[Any]]:
+        """The places of the containers and objects that it was handed, as `part` gives them, by id."""
+        found = dict(self._of_states)
+        left: list[tuple[Any, list[Any]]] = [(x, [i]) for i, x in enumerate(self.values)]
+        while left:
+            x, place = left.pop()
+            if codec.can_change(x) and id(x) in found:
+                continue
+            if codec.can_change(x):
+                found[id(x)] = place
+            left += [(item, [*place, key]) for key, item in _items(x)] if len(place) <= DEPTH else []
+        return found
+
+    def at(self, place: list[Any]) -> Any:
+        """What is at a place."""
+        return self.states[place[1]] if place[0] == "state" else functools.reduce(getitem, place[1:], self.values[place[0]])
+
+    def taken(self) -> list[int]:
+        """How many items it took of each iterator. Raises NotData."""
+        found = [x.taken if isinstance(x, Drawn) else left - length_hint(x) for x, left in zip(self.iterators, self._left, strict=True)]
+        if None in found:
+            raise codec.NotData("what it did to a generator")
+        return cast("list[int]", found) if any(found) else []
+
+    def take(self, counts: Sequence[int]) -> None:
+        """Takes as many items."""
+        for items, count in zip(self.iterators, counts, strict=True):
+            if isinstance(items, Drawn):
+                items.take(count)
+            else:
+                deque(itertools.islice(items, count), maxlen=0)
+
+    def _snapshots(self) -> list[Any]:
+        return [_snapshot(x, self._of_states) for x in (*self.values, *map(_content, self.variables))] if self.values or self.variables else []
+
+    def changed(self) -> list[list[Any]]:
+        """What is not what it was: [number, content as data]. Raises NotData."""
+        if self.hidden is not None:
+            raise codec.NotData(f"what it may have done to {self.hidden}")
+        if not all(state.ctx is prompt for state, prompt in zip(self.states, self._prompts, strict=True)):
+            raise codec.NotData("what it appended to a state")
+        found = [(i, after) for i, (before, after) in enumerate(zip(self._before, self._snapshots(), strict=True)) if not _same(before, after)]
+        for index, after in found:
+            if isinstance(after, _Held):
+                where = self.values[index] if index < len(self.values) else _content(self.variables[index - len(self.values)])
+                raise codec.NotData(f"what it did to a {type(where).__name__}")
+            new = _containers(self.values[index]) - self._held[index] if index < len(self.values) else set[int]()
+            if any(new & held for held in self._held) or '["=",' in codec.dumps(after):  # a copy would come back instead
+                raise codec.NotData("that it put a container of the program into another one")
+        return [[i, self._rearranged(i) or after] for i, after in found]
+
+    def _rearranged(self, index: int) -> list[Any] | None:
+        """What a list holds now, if containers among that stand elsewhere than they did: these by their places. Raises NotData."""
+        if index >= len(self.values) or type(self.values[index]) is not list:
+            return None
+        now: list[Any] = self.values[index]
+        were, before = {id(x): k for k, x in enumerate(self._items[index]) if codec.can_change(x)}, self._before[index]
+        if all(were.get(id(x), k) == k for k, x in enumerate(now)):
+            return None
+        data: list[Any] = []
+        for x in now:
+            place = were.get(id(x))
+            data.append(codec.encode(x, self._of_states) if place is None else {codec.TAG: ["held", [index, place]]})
+            if place is not None and codec.encode(x, self._of_states) != before[place]:
+                raise codec.NotData("that it moved a container of the program and changed it")
+        return data
+
+    def restore(self, contents: list[tuple[int, Any]]) -> None:
+        for index, content in contents:
+            if index < len(self.values):
+                codec.restore(self.values[index], content)
+                continue
+            cell = self.variables[index - len(self.values)]
+            if codec.can_change(cell.cell_contents) and type(cell.cell_contents) is type(content):
+                codec.restore(cell.cell_contents, content)
+            else:
+                cell.cell_contents = content
+
+
+_EMPTY = object()
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return _EMPTY
+
+
+def _containers(x: Any) -> set[int]:
+    """A container and those in it, by identity."""
+    found: set[int] = set()
+    inside = [x]
+    while inside:
+        x = inside.pop()
+        if isinstance(x, list | dict | deque | set | tuple) and id(x) not in found:
+            if not isinstance(x, tuple):
+                found.add(id(x))
+            inside.extend(x.values() if isinstance(x, dict) else x)
+    return found
+
+
+DEPTH = 8
+"""How deep in what a call was handed something is looked for."""
+
+
+def _path(x: Any, wanted: Any, depth: int = DEPTH) -> list[Any] | None:
+    """The keys that lead from a list or dict to an object in it."""
+    if x is wanted:
+        return []
+    for key, item in _items(x) if depth else ():
+        if (path := _path(item, wanted, depth - 1)) is not None:
+            return [key, *path]
+    return None
+
+
+def _items(x: Any) -> Iterable[tuple[Any, Any]]:
+    """What a container holds, by keys that a journal can write."""
+    if isinstance(x, StateGroup):
+        return list(enumerate(x))
+    if not isinstance(x, list | dict | deque | tuple):
+        return ()
+    return [(key, item) for key, item in (x.items() if isinstance(x, dict) else enumerate(x)) if isinstance(key, str | int) or key is None]
+
+
+class _Held:
+    """What is not data, and what it holds: of a change to it is known only that there was one."""
+
+    def __init__(self, x: Any) -> None:
+        self.x, self.items = x, [*x, *(x.values() if isinstance(x, dict) else ())] if isinstance(x, list | dict | deque) else []
+
+
+def _snapshot(x: Any, held: Mapping[int, list[Any]]) -> Any:
+    if type(x) is dict and "__builtins__" in x:  # `eval` puts them there
+        x = {name: value for name, value in x.items() if name != "__builtins__"}
+    try:
+        return codec.encode(x, held)
+    except codec.NotData:
+        return _Held(x)
+
+
+def _same(before: Any, after: Any) -> bool:
+    if isinstance(before, _Held) and isinstance(after, _Held):
+        return before.x is after.x and len(before.items) == len(after.items) and all(map(is_, before.items, after.items))
+    return not isinstance(before, _Held) and not isinstance(after, _Held) and before == after

@@ -1,0 +1,237 @@
+"""Journals looked at: the steps of a run, from the file alone, and how they are shown. lmc.durable.viewer makes them by the program."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (what a program handles is Any by nature)
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from lmc import codec
+from lmc.backend.base import Output
+from lmc.durable import effects, records
+from lmc.durable.groups import Record, output_of
+from lmc.durable.records import Contents, Effect
+from lmc.errors import JournalError
+
+
+@dataclass
+class Decision:
+    """Which way a run went at a test: of `if`, `while`, `assert`, a `case`, a comprehension. Several in a row that are alike are one.
+
+    line  where the program has it;  test  as it is there;  answer  how it turned out;  times  how often
+    """
+
+    line: str
+    test: str
+    answer: bool
+    times: int = 1
+
+
+@dataclass
+class Step:
+    """One ask or one effect of a run.
+
+    kind     "gen", "select", "effect" or "ask" (where the program is not there to say which)
+    line     where the program has it;  name  of the variable, or of what is called
+    prompt   what the prompt has before it since the last answer; of an effect its arguments
+    result   the answer, or what the call gave or raised;  tokens  of prompt and answer
+    source   "journal", "changed" or "now"
+    decided  which way the program went from there to the next step
+    """
+
+    number: int
+    kind: str
+    name: str
+    line: str
+    prompt: str
+    result: str
+    tokens: tuple[int, int] | None = None
+    source: str = "journal"
+    decided: list[Decision] = field(default_factory=list[Decision])
+
+
+@dataclass
+class Story:
+    """The steps of one run, and how it ended.
+
+    given    its arguments, for people
+    whole    False where the program does something else than its journal, or a change cannot be made
+    written  who writes the prompts that are shown, if that is not the journal's backend: another chat template, other prompts
+    decided  which way the program went before the first step
+    """
+
+    program: str
+    backend: str
+    item: int
+    steps: list[Step]
+    end: str
+    given: str = ""
+    whole: bool = True
+    written: str = ""
+    decided: list[Decision] = field(default_factory=list[Decision])
+
+    @property
+    def title(self) -> str:
+        return f"run {self.item} of {self.program}({self.given}) on {self.backend}: {self.end}"
+
+    @property
+    def totals(self) -> str:
+        """How much was asked and called."""
+        tokens = [step.tokens for step in self.steps if step.tokens is not None]
+        calls = sum(step.kind == "effect" for step in self.steps)
+        now = sum(step.source == "now" for step in self.steps)
+        return (f"{_several(len(self.steps) - calls, 'answer')} ({sum(t[0] for t in tokens)} tokens of prompts, {sum(t[1] for t in tokens)} of answers), "
+                f"{_several(calls, 'call')} of host code{f'; {now} of these steps now' if now else ''}"
+                f"{f'; prompts as {self.written} writes them' if self.written else ''}")  # fmt: skip
+
+
+def listed(path: str | Path, item: int | None = None) -> list[Story]:
+    """The runs of a journal (or one of them) from the file alone: no prompts. Raises JournalError."""
+    contents = records.read(path)
+    return [_listed(contents, number) for number in numbers_of(contents, item, path)]
+
+
+def numbers_of(contents: Contents, item: int | None, path: str | Path) -> list[int]:
+    if item is None:
+        return sorted(contents.records)
+    if item not in contents.records:
+        raise JournalError(f"{path} has no run {item}; it has {len(contents.records)}, from 0 on")
+    return [item]
+
+
+# -- from the file alone ---------------------------------------------------------------------------------------------
+
+
+def _listed(contents: Contents, item: int) -> Story:
+    known = contents.known(item)
+    steps: list[Step] = []
+    for entry in known.order:
+        number = len(steps)
+        if isinstance(entry, Effect):
+            steps.append(Step(number, "effect", entry.name, entry.line, entry.shown, outcome_of(entry)))
+        elif entry[0] == "f":
+            steps.append(Step(number, "ask", _place(entry), "", "", f"failed: {_failure(entry[3])}"))
+        else:
+            steps.append(_answered(number, _place(entry), output_of(entry)))
+    end = "cut off" if known.end is None else "finished" if not known.end else ": ".join(known.end[0])
+    return Story(str(contents.header.get("program")), str(contents.header.get("backend")), item, steps, end, shown_arguments(known.arguments))
+
+
+def shown_arguments(arguments: Any) -> str:
+    """The arguments of a run, as far as they are data."""
+    try:
+        return effects.shown_call((), {str(name): codec.decode(x) for name, x in arguments.items()}) if isinstance(arguments, dict) else "…"
+    except codec.BadData:
+        return "…"
+
+
+def _place(record: Record) -> str:
+    stream, ordinal = record[1][0]
+    return f"{stream}#{ordinal}"
+
+
+def _answered(number: int, name: str, output: Output) -> Step:
+    tokens = output.usage.prompt_tokens, output.usage.completion_tokens
+    return Step(number, "ask", name, "", "", "\n".join(output.texts), tokens)
+
+
+def outcome_of(effect: Effect) -> str:
+    match effect.outcome:
+        case None:
+            return "in doubt: begun, and not known to be done"
+        case ["value", data, *_]:
+            return codec.dumps(data)
+        case ["raised", data, *_]:
+            return f"raised {_failure(data)}"
+        case [kind, what, *_]:
+            return f"{kind} {what}"
+        case _:
+            return "?"
+
+
+def _failure(data: Any) -> str:
+    found = data.get(codec.TAG) if isinstance(data, dict) else None
+    return f"{str(found[1]).partition(':')[2]}: {found[4]}" if isinstance(found, list) and len(found) > 4 else codec.dumps(data)
+
+
+# -- for people and programs -----------------------------------------------------------------------------------------
+
+
+def to_json(stories: Sequence[Story]) -> str:
+    return _written("\n".join(json.dumps(asdict(story), ensure_ascii=False) for story in stories))
+
+
+def to_text(stories: Sequence[Story]) -> str:
+    lines: list[str] = []
+    for story in stories:
+        lines += [story.title, f"      {story.totals}", *_ways(story.decided)]
+        for step in story.steps:
+            tokens = "" if step.tokens is None else f"  [{step.tokens[0]}+{step.tokens[1]} tokens]"
+            source = "" if step.source == "journal" else f"  ({step.source})"
+            call = f"{step.name}({step.prompt})" if step.kind == "effect" else f"{step.kind} {step.name}"
+            lines.append(f"{step.number:4}  {_near(step.line) or '-'}  {call}{tokens}{source}")
+            if step.kind != "effect" and step.prompt:
+                lines += [f"        | {line}" for line in step.prompt.splitlines()]
+            lines += [f"        > {line}" for line in (step.result.splitlines() or [""])]
+            lines += _ways(step.decided)
+    return _written("\n".join(lines))
+
+
+def _written(text: str) -> str:
+    """Text that can be written in UTF-8: lone surrogates, which Python's text may have, are spelled \\udxxx, as JSON does."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _ways(decided: Sequence[Decision]) -> list[str]:
+    return [f"        ? {d.test}: {d.answer}{f', {d.times} times' if d.times > 1 else ''}  ({_near(d.line)})" for d in decided]
+
+
+def _near(line: str) -> str:
+    """A file and line, from here if that is shorter."""
+    file, colon, number = line.rpartition(":")
+    try:
+        return min(line, os.path.relpath(file) + colon + number, key=len) if file else line
+    except ValueError:  # another drive
+        return line
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def to_html(stories: Sequence[Story], title: str) -> str:
+    """One page that asks nobody for anything and runs no script; whatever comes from a run is escaped."""
+    parts: list[str] = []
+    for story in stories:
+        rows = "".join(
+            f"<tr class={step.kind}><td class=n>{step.number}<td>{escape(_near(step.line))}<td>{escape(step.kind)}<td>{escape(step.name)}"
+            f"<td><pre>{escape(step.prompt)}</pre><td><pre>{escape(step.result)}</pre>"
+            f"<td>{_listed_ways(step.decided)}<td class=n>{'' if step.tokens is None else f'{step.tokens[0]}+{step.tokens[1]}'}<td>{escape(step.source)}"
+            for step in story.steps
+        )
+        parts.append(
+            f"<details{' open' if len(stories) == 1 else ''}><summary>{escape(story.title)}</summary><p>{escape(story.totals)}</p>{_listed_ways(story.decided)}<table>"
+            f"<tr><th>step<th>line<th>kind<th>name<th>prompt, or arguments<th>answer, or result<th>decided then<th>tokens"
+            f"<th>from{rows}</table></details>")
+    return _written(
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        f"style-src 'unsafe-inline'; img-src data:\"><title>{escape(title)}</title><link rel=\"icon\" href=\"data:,\"><style>{_STYLE}</style></head>"
+        f"<body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>\n")
+
+
+def _listed_ways(decided: Sequence[Decision]) -> str:
+    return f"<pre>{escape(chr(10).join(way.strip() for way in _ways(decided)))}</pre>" if decided else ""
+
+
+_STYLE = """:root{color-scheme:light dark}body{margin:0;padding:1.2rem 1.5rem;background:light-dark(#fff,#16181c);color:light-dark(#1b1b1b,#e4e4e4);
+font:14px/1.45 system-ui,sans-serif}h1{font-size:1.3rem}summary{cursor:pointer;margin:.6rem 0}table{border-collapse:collapse}
+td,th{padding:2px 12px 2px 0;text-align:left;vertical-align:top;border-bottom:1px solid light-dark(#d4d4d8,#42454c)}.n{text-align:right}
+pre{margin:0;white-space:pre-wrap;max-width:46ch;font:12px/1.4 ui-monospace,monospace}tr.gen,tr.select,tr.ask{background:light-dark(#fff1d6,#4a3a14)}
+tr.effect{background:light-dark(#ffe3e3,#4d2020)}"""

@@ -1,0 +1,125 @@
+"""Tasks that a journaled program begins: of its own coroutines, and of those of host code.
+
+They are no effects: they begin again when the run is taken up. What they ask and call is in the journal by itself, a coroutine of host code as if
+the program awaited it.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# (objects of the host are Any by nature)
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmc.durable.deferred import Deferred
+from lmc.durable.records import Effect, Place
+from lmc.errors import Loc
+from lmc.frontend.host import RECORDING
+
+
+@dataclass(eq=False, slots=True)
+class Coming:
+    """An awaitable of host code that a task awaits, from when the task is made until it has begun.
+
+    begun  number of its effect, and what is known of it, once its intent is written: when the first of such tasks begins
+    place  of the effect, then
+    """
+
+    stream: str
+    awaitable: Any
+    loc: Loc | None
+    begun: tuple[int, Effect | None] | None = None
+    place: Place = "", "", 0, 0
+
+
+Wait = Callable[[Any], tuple[Coroutine[Any, Any, Any], Callable[[], None]]]
+"""What awaits a coroutine of host code, with the journal, and what to call when it has ended or never begins."""
+
+
+class Tasks:
+    """The tasks of one run, and the futures that gather them: they are its own, as are their methods."""
+
+    def __init__(self) -> None:
+        self._found = weakref.WeakSet[asyncio.Future[Any]]()
+        self._of_host = weakref.WeakSet[asyncio.Future[Any]]()
+
+    def __contains__(self, x: object) -> bool:
+        return isinstance(x, asyncio.Future) and x in self._found
+
+    def any_in(self, values: Iterable[Any]) -> bool:
+        """Whether one is among values, or in a container among them, as `asyncio.wait` takes it."""
+        return any(x in self or (isinstance(x, list | tuple | set) and any(y in self for y in x)) for x in values)
+
+    def are_timed(self, values: Iterable[Any]) -> bool:
+        """Whether which of them is done first, among values or in a container among them, depends on host code."""
+        return any(isinstance(x, list | tuple | set) and any(y in self._of_host for y in x) for x in values)
+
+    def begun(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_own: Callable[[Any], bool], wait: Wait) -> Any | None:
+        """What a call gives that begins tasks, or gathers them. None for any other call.
+
+        is_own  whether something is a coroutine of the program's
+        """
+        grouped = _is_method(fn, asyncio.TaskGroup, "create_task")
+        if not args or not (grouped or _begins(fn) or _is_one(fn, _COMBINE)):
+            return None
+        if not (grouped or any(is_own(x) or x in self or (_is_coroutine(x) and fn is not asyncio.wait_for) for x in args)):
+            return None
+        if grouped or _begins(fn):
+            return self._begin(fn, args[0], kwargs, is_own, wait)
+        made = dict[int, Any]()  # one that is there twice is one
+        for x in args:
+            if id(x) not in made:
+                made[id(x)] = x if x in self or not inspect.isawaitable(x) else self._begin(asyncio.ensure_future, x, {}, is_own, wait)
+        found = fn(*[made[id(x)] for x in args], **kwargs)
+        if isinstance(found, asyncio.Future):
+            self._found.add(found)
+        return found
+
+    def _begin(self, fn: Any, awaitable: Any, kwargs: Mapping[str, Any], is_own: Callable[[Any], bool], wait: Wait) -> Any:
+        """A task, or what else there is to await. Hooks in the program's own coroutines are on, those in host code are not."""
+        if awaitable in self:
+            return awaitable
+        if is_own(awaitable):
+            task = fn(awaitable, **kwargs)
+        else:
+            waiting, ended = wait(awaitable)
+            token = RECORDING.set(None)
+            try:
+                task = fn(waiting, **kwargs)
+            except BaseException:
+                waiting.close()
+                ended()
+                raise
+            finally:
+                RECORDING.reset(token)
+            task.add_done_callback(lambda _: ended())  # if it was cancelled before it began
+            self._of_host.add(task)
+        self._found.add(task)
+        return task
+
+
+def _is_coroutine(x: Any) -> bool:
+    """Whether it is a coroutine, or stands for one."""
+    return isinstance(x, types.CoroutineType) or (isinstance(x, Deferred) and x.kind == "coroutine")
+
+
+def _begins(fn: Any) -> bool:
+    return _is_one(fn, (asyncio.create_task, asyncio.ensure_future)) or _is_method(fn, asyncio.AbstractEventLoop, "create_task")
+
+
+def _is_one(fn: Any, functions: Sequence[Any]) -> bool:
+    return any(fn is known for known in functions)  # `in` would ask an object's `__eq__`
+
+
+def _is_method(fn: Any, cls: type, name: str) -> bool:
+    return getattr(fn, "__name__", "") == name and isinstance(getattr(fn, "__self__", None), cls)
+
+
+_COMBINE = (asyncio.gather, asyncio.wait_for, asyncio.shield)
+"""What awaits the awaitables among its arguments."""

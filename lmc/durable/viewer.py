@@ -1,0 +1,244 @@
+"""A journaled run made again by its program, from the journal, to be looked at; and what it would have done from a step on.
+
+Nothing here writes a journal.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# (what a program handles is Any by nature)
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from lmc import codec
+from lmc.backend.base import Backend, Output, Result
+from lmc.durable import effects, records
+from lmc.durable.groups import Ask, Record
+from lmc.durable.journal import Journal
+from lmc.durable.records import Contents, Effect
+from lmc.durable.run import RunJournal
+from lmc.durable.steps import Decision, Step, Story, numbers_of, outcome_of, shown_arguments
+from lmc.errors import JournalError, Loc
+from lmc.frontend.interpreter import Function, LiveEmitter, Run
+from lmc.frontend.state import State
+from lmc.prompt import Excerpt, Gen, Given, Prompt, SamplingParams, Select, plain
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What is otherwise than in the journal: from step `at` on, answers are asked anew; that step's own is `answer`, if one is given.
+
+    effects  whether calls behind it are made; otherwise the journal answers, and what it does not have ends the run
+    """
+
+    at: int
+    answer: str | None = None
+    effects: bool = False
+
+
+def replayed(path: str | Path, program: Function, backend: Backend, item: int | None = None, change: WhatIf | None = None) -> list[Story]:
+    """The runs of a journal (or one of them) made again by the program, with prompts and lines; with `change`, on `backend` from there on.
+
+    Raises JournalError if the journal is not the program's.
+    """
+    contents = records.read(path)
+    found = {"program": program.name, "source": program.digest}
+    for name, ours in found.items():
+        if contents.header.get(name) != ours:
+            raise JournalError(f"{path} is of the program {contents.header.get('program')} with another source than {program.described} has now")
+    numbers = numbers_of(contents, item, path)
+    if change is not None and len(numbers) > 1:
+        raise JournalError(f"{path} has {len(numbers)} runs; say which one to change: --item N")
+    if change is not None and change.at < 0:
+        raise JournalError(f"there is no step {change.at}; steps are counted from 0")
+    return [_replayed(contents, Path(path), program, backend, number, change) for number in numbers]
+
+
+
+class _Shelf:
+    """Stands for a journal that is only read."""
+
+    def __init__(self, path: Path, contents: Contents) -> None:
+        self.path, self.contents, self.entries = path, contents, list[Any]()
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+
+    def put(self, item: int, record: Any) -> None:
+        """Nothing is written."""
+
+    def add(self, entry: Any) -> None:
+        """Nothing is written."""
+
+    def hurry(self) -> None:
+        """Nothing is written."""
+
+    def sync(self) -> None:
+        """Nothing is written."""
+
+    async def synced(self) -> None:
+        """Nothing is written."""
+
+
+class View(RunJournal):
+    """The journal of a run that is made again to be looked at: notes each step, and answers as `change` says."""
+
+    deciding = True
+
+    def __init__(self, shelf: _Shelf, item: int, change: WhatIf | None, *, elsewhere: bool) -> None:
+        super().__init__(cast(Journal, shelf), item)
+        self.resumed = True  # also where the run was cut off before anything of it was known
+        self.change = change
+        self.elsewhere = elsewhere  # on a backend that is not the journal's
+        self.over = False  # the journal goes no further
+        self.steps: list[Step] = []
+        self.decided_first: list[Decision] = []
+        self.answers: list[tuple[Step, Result]] = []
+        if change is not None:
+            self.effects.left = {}
+
+    def decided(self, loc: str, test: str, answer: bool) -> None:
+        into = self.steps[-1].decided if self.steps else self.decided_first
+        if into and (into[-1].line, into[-1].test, into[-1].answer) == (loc, test, answer):
+            into[-1].times += 1
+        else:
+            into.append(Decision(loc, test, answer))
+
+    def _is_now(self) -> bool:
+        return self.change is not None and (len(self.steps) > self.change.at or (len(self.steps) == self.change.at and self.change.answer is None))
+
+    def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt], *, other: bool = False) -> Prompt:
+        step = Step(len(self.steps), "select" if isinstance(ask, Select) else "gen", str(ask.name), _line(ask.loc), _since(before), "")
+        changed = self.change is not None and step.number == self.change.at and self.change.answer is not None
+        if changed or self._is_now():
+            self.go_on()
+            step.source = "changed" if changed else "now"
+            digest = self.check(before, ask)
+            after = self._changed(before, ask, places, digest) if changed else send()
+            assert after.result is not None
+            after.result.checked = self, digest
+        else:
+            after = super().ask(before, ask, places, lambda: self._missing(f"asks for {ask.name!r}", ask.loc), other=other)
+        self.steps.append(step)
+        assert after.result is not None
+        self.answers.append((step, after.result))
+        return after
+
+    def find(self, places: Sequence[Ask], digest: int) -> Record | None:
+        """Elsewhere another template writes the prompts, so that what was asked is known by its place, if that has one answer."""
+        found = super().find(places, digest)
+        if found is None and self.elsewhere:
+            there = [record for place in places for record in self.known.answers.get(place, {}).values()]
+            found = there[0] if len(there) == 1 else None
+        return found
+
+    def output(self, record: Record) -> Output:
+        output = super().output(record)
+        return replace(output, ids=()) if self.elsewhere else output  # another model's tokens
+
+    def _changed(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], digest: int) -> Prompt:
+        assert self.change is not None and self.change.answer is not None
+        text = self.change.answer
+        if isinstance(ask, Select) and text not in ask.choices:
+            raise self._stop(f"step {self.change.at} chooses one of {list(ask.choices)}, not {text!r}", ask.loc)
+        record = self.find(places, digest)
+        old = Output((text,), ({},)) if record is None or record[0] == "f" else self.output(record)
+        result = Result()
+        result.finish(replace(old, texts=(text, *old.texts[1:]), ids=()))
+        return Prompt(before, (), result, before.handle, (*before.tail, Given(text)))
+
+    def begin(
+        self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool
+    ) -> tuple[int, Effect | None]:
+        number, known = super().begin(stream, name, args, kwargs, loc, ordered=ordered)
+        shown = effects.shown_call(args, kwargs)
+        if self.change is not None and self.change.answer is not None and len(self.steps) == self.change.at:
+            raise self._stop(f"step {self.change.at} is a call of {name}; only what the model was asked can have another answer", loc)
+        if self.change is not None and self.change.effects and len(self.steps) > self.change.at:
+            self.steps.append(Step(len(self.steps), "effect", name, _line(loc), shown, "called", source="now"))
+            return number, None
+        if known is None:
+            self._missing(f"calls {name}({shown})", loc, "" if self.change is None else "; --run-effects makes such calls")
+        assert known is not None
+        self.steps.append(Step(len(self.steps), "effect", name, _line(loc), shown, outcome_of(known)))
+        if known.outcome is None:
+            raise self._end(f"{name}({shown}) was begun, and nobody knows whether it was done", loc)
+        return number, known
+
+    def write_outcome(
+        self, number: int, fn: Any, name: str, args: Sequence[Any], reached: Any, outcome: tuple[bool, Any], loc: Loc | None, programs: int = 0
+    ) -> None:
+        """A call that was made now."""
+        ok, value = outcome
+        step = next(s for s in reversed(self.steps) if s.kind == "effect" and s.name == name and s.source == "now")
+        step.result = f"{value!r:.500}" if ok else f"raised {type(value).__name__}: {value}"
+
+    def _missing(self, what: str, loc: Loc | None, instead: str = "") -> Prompt:
+        raise self._end(f"{what}, which is not in the journal{instead}", loc)
+
+    def _end(self, what: str, loc: Loc | None) -> JournalError:
+        """The journal goes no further, as that of a run that was killed or of a change."""
+        self.over = True
+        return self._stop(what, loc)
+
+    def _stop(self, what: str, loc: Loc | None) -> JournalError:
+        error = JournalError(what, loc=loc)
+        self.broken = self.broken or error
+        return error
+
+
+def _line(loc: Loc | None) -> str:
+    return "" if loc is None else str(loc)
+
+
+def _since(before: Prompt) -> str:
+    """What a prompt has behind its last answer."""
+    parts: list[str] = []
+    node: Prompt | None = before
+    while node is not None and node.result is None:
+        parts.append("".join([p.text() if isinstance(p, Excerpt) else plain((p,)) for p in node.parts if not _is_picture(p)]))  # type: ignore[arg-type]
+        node = node.parent
+    return "".join(reversed(parts))
+
+
+def _is_picture(part: Any) -> bool:
+    return type(part).__name__ in ("Image", "Given")
+
+
+def _replayed(contents: Contents, path: Path, program: Function, backend: Backend, item: int, change: WhatIf | None) -> Story:
+    known = contents.known(item)
+    if known.arguments is None:
+        raise JournalError(f"{path}: the arguments of run {item} are too large to be in it")
+    try:
+        given = {name: codec.decode(data) for name, data in known.arguments.items()}
+        sampling = {name: codec.decode(data) for name, data in contents.header.get("sampling", {}).items()}
+        defaults = replace(SamplingParams(), **sampling)
+    except (codec.BadData, TypeError) as error:
+        raise JournalError(f"{path}: the arguments of run {item} are not data: {error}") from None
+    recorded, ours = str(contents.header.get("backend")), backend.capabilities.name
+    view = View(_Shelf(path, contents), item, change, elsewhere=recorded != ours)
+    state = State(LiveEmitter(Run(backend, defaults, contents.header["seed"], item, journal=view)), name=program.name)
+    bound = program.signature.bind(None, **{k: v for k, v in given.items() if k in program.params})
+    end = "finished"
+    try:
+        program._call(state, bound)  # pyright: ignore[reportPrivateUsage]
+        state.sync()
+        end = f"returned {state.ret_value!r:.500}" if state.ret_value is not None else end
+    except (Exception, asyncio.CancelledError) as error:
+        end = f"{'stopped' if view.over else type(view.broken or error).__name__}: {str(view.broken or error).partition(chr(10))[0]}"
+    if change is not None and view.broken is None and change.at >= len(view.steps):
+        raise JournalError(f"{path}: run {item} has no step {change.at}; its {len(view.steps)} steps are counted from 0")
+    for step, result in view.answers:
+        result.wait()
+        if result.error is not None:
+            step.result = f"failed: {type(result.error).__name__}: {result.error}"
+        else:
+            output = result.output()
+            step.result, step.tokens = "\n".join(output.texts), (output.usage.prompt_tokens, output.usage.completion_tokens)
+    on = recorded if change is None or recorded == ours else f"{recorded}, from step {change.at} on {ours}"
+    return Story(program.name, on, item, view.steps, end, shown_arguments(known.arguments), view.broken is None or view.over, ours if view.elsewhere else "", view.decided_first)
+
+

@@ -1,0 +1,80 @@
+"""Extras: which packages a part of lmc needs besides the core, and the line that installs them where lmc is installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from lmc.errors import MissingPackageError
+
+DISTRIBUTION = "lmc-lang"  # on a package index; what is imported is lmc
+
+MODULES = {
+    "engine": ("torch", "transformers", "tokenizers", "safetensors", "numpy"),
+    "tokens": ("tokenizers", "numpy"),
+    "grammar": ("xgrammar",),
+    "gpu": ("triton",),
+    "openai": ("openai",),
+    "anthropic": ("anthropic",),
+    "litellm": ("litellm",),
+    "remote": ("httpx",),
+    "serve": ("starlette", "uvicorn", "h11", "pydantic", "prometheus_client"),
+    "dspy": ("dspy",),
+}
+"""What the parts of lmc that an extra is for import of it."""
+
+
+def require(what: str, extra: str) -> None:
+    """Raise MissingPackageError if modules of an extra are not installed; `what` needs them."""
+    lacking = [name for name in MODULES[extra] if find_spec(name) is None]
+    if lacking:
+        raise missing(what, lacking, extra)
+
+
+def missing(what: str, packages: Iterable[str], extra: str, why: str = "") -> MissingPackageError:
+    """The error that `what` needs packages of an extra, with the line that installs them."""
+    names = list(packages)
+    verb = "which is not installed" if len(names) == 1 else "which are not installed"
+    return MissingPackageError(f"{what} needs {', '.join(names)}, {why or verb}: {install_line(extra)}", name=names[0])
+
+
+def install_line(*extras: str) -> str:
+    """The command that installs extras beside the lmc that runs: from a package index, the clone, or wherever it came from."""
+    return f"pip install {_requirement(','.join(extras))}"
+
+
+def _requirement(extras: str) -> str:
+    root = Path(__file__).resolve().parent.parent
+    origin = _origin(root)
+    if origin is None:  # of a package index, unless this is a clone that nobody has installed
+        return f'-e "{root}[{extras}]"' if (root / "pyproject.toml").is_file() else f'"{DISTRIBUTION}[{extras}]"'
+    folder = _folder(origin)
+    if "dir_info" in origin and folder is not None:
+        return f'{"-e " if origin["dir_info"].get("editable") else ""}"{folder}[{extras}]"'
+    vcs = origin.get("vcs_info")
+    url = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
+    return f'"{DISTRIBUTION}[{extras}] @ {url}"'
+
+
+def _origin(root: Path) -> dict[str, Any] | None:
+    """Where the installed distribution came from (PEP 610); None for an index, and if it is not the one that runs from `root`."""
+    try:
+        found = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return None
+    origin = json.loads(found.read_text("direct_url.json") or "null")
+    if origin is None:
+        return None
+    here = Path(str(found.locate_file(""))).resolve() == root
+    return origin if here or _folder(origin) == root else None
+
+
+def _folder(origin: dict[str, Any]) -> Path | None:
+    url = urlsplit(origin["url"])
+    return Path(url2pathname(url.path)).resolve() if url.scheme == "file" else None

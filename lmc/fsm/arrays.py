@@ -1,0 +1,170 @@
+"""Byte automata as arrays, for what looks at many states at once: token tables, tries, devices. Needs numpy, which the engine brings.
+
+A ByteDFA's memory is taken as it is; windows are found besides:
+
+    [a-z]{1,200}    of 201 states the first 184 go on alike for LONG characters: one window, so one row of allowed tokens
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from lmc.fsm.bytedfa import FAR, ByteDFA, Rows, Walk
+from lmc.fsm.minimise import DEAD
+
+LONG = 16  # characters, and bytes of a token, that windows look ahead
+
+
+class ArrayDFA(Walk):
+    """An automaton as ByteDFA describes it.
+
+    deltas  int32 [(rows + 1) * 256]
+    rows    int32 [states + 1]
+    final   bool [states]
+    window  int64 [states]: states of one window go on with the same texts of up to LONG characters
+    """
+
+    def __init__(self, deltas: np.ndarray, rows: np.ndarray, final: np.ndarray, window: np.ndarray) -> None:
+        super().__init__(deltas.data, rows.data, final.data)  # much quicker than the arrays to read one by one
+        self.deltas, self.rows, self.final, self.window = deltas, rows, final, window
+
+    @staticmethod
+    def of(dfa: ByteDFA) -> ArrayDFA:
+        window = dfa.characters.windows(windows(np.array(dfa.characters.table, np.int32)).tolist())
+        return ArrayDFA(
+            np.frombuffer(dfa.deltas, np.int32), np.frombuffer(dfa.rows, np.int32), np.frombuffer(dfa.final, bool), np.array(window)
+        )
+
+    @staticmethod
+    def of_table(table: np.ndarray, final: np.ndarray) -> ArrayDFA:
+        """From a table [states, 256] of next states."""
+        shared = Rows()
+        deltas = np.where(table >= 0, table - np.arange(len(table))[:, None], FAR).astype(np.int32)
+        rows = [shared.number(row.tobytes()) for row in deltas]
+        rows.append(len(shared) << 8)
+        return ArrayDFA(np.frombuffer(shared.deltas(), np.int32), np.array(rows, np.int32), final, windows(table))
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """int64 [states, 256]: the next state, DEAD where the byte is not legal. 1 KiB a state: for small automata."""
+        return self.following(np.arange(self.states)[:, None], np.arange(256)[None])
+
+    @property
+    def nbytes(self) -> int:
+        return self.deltas.nbytes + self.rows.nbytes + self.final.nbytes + self.window.nbytes
+
+    def following(self, states: np.ndarray, text: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """int64: the state behind each of `states` and the byte beside it, DEAD where that is not legal; DEAD stays."""
+        return np.maximum(self.deltas.take(self._places.take(states) + text) + states, DEAD, out=out)
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        """`rows` as what indexes without being converted."""
+        return self.rows.astype(np.int64)
+
+    def row(self, state: int) -> np.ndarray:
+        """[256]: the state behind each byte, DEAD where it is not legal."""
+        at = self.rows[state]
+        return np.maximum(self.deltas[at : at + 256] + np.int32(state), DEAD)
+
+    @cached_property
+    def ways(self) -> np.ndarray:
+        """int [rows + 1]: how many bytes are legal."""
+        return (self.deltas.reshape(-1, 256) != FAR).sum(axis=1)
+
+    @cached_property
+    def singular(self) -> np.ndarray:
+        """bool [states]: `is_singular` of each."""
+        return (self.ways == 1)[self.rows[:-1] >> 8] & ~self.final
+
+    @cached_property
+    def _only(self) -> list[int]:
+        legal = self.deltas.reshape(-1, 256) != FAR
+        return np.where(self.ways == 1, legal.argmax(axis=1), -1).tolist()
+
+    @property
+    def forces_characters(self) -> bool:
+        """Whether some state that is not inside a character is singular."""
+        inside = (self.deltas.reshape(-1, 256)[:, 0x80:0xC0] != FAR).any(axis=1)
+        return bool((self.singular & ~inside[self.rows[:-1] >> 8]).any())
+
+    def to_the_end(self) -> np.ndarray:
+        """int [states]: bytes from each state to the nearest end, a distance at a time."""
+        sources, targets = self._edges
+        before = sources[np.argsort(targets, kind="stable")]
+        counts = np.bincount(targets, minlength=self.states)
+        begins = np.cumsum(counts) - counts
+        distance = np.full(self.states, -1)
+        here, at = np.flatnonzero(self.final), 0
+        while len(here):
+            distance[here] = at
+            many = counts[here]
+            found = before[np.arange(many.sum()) + np.repeat(begins[here] - np.cumsum(many) + many, many)]
+            here = _distinct(found[distance[found] < 0])
+            at += 1
+        return distance
+
+    @property
+    def _edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """(sources, targets) int64: each pair of neighbours at least once."""
+        deltas = self.deltas.reshape(-1, 256)
+        first = deltas != FAR
+        first[:, 1:] &= deltas[:, 1:] != deltas[:, :-1]
+        row, byte = np.nonzero(first)
+        counts = np.bincount(row, minlength=len(deltas))
+        begins = np.cumsum(counts) - counts
+        rows = self.rows[:-1] >> 8
+        sources = np.repeat(np.arange(self.states), counts[rows])
+        at = np.arange(len(sources)) - np.repeat(np.cumsum(counts[rows]) - counts[rows], counts[rows])
+        return sources, sources + deltas[row, byte][begins[rows][sources] + at]
+
+
+def windows(table: np.ndarray) -> np.ndarray:
+    """int64 [states], of a table [states, symbols]: equal for states from which the same texts of up to LONG symbols are legal.
+
+    Rounds of partition refinement over signatures hashed to 64 bits; symbols beside each other that no state tells apart
+    are taken as one. In `[a-z]{1,200}` all but the last LONG states are equal.
+    """
+    states = len(table)
+    weights = _random(max(table.shape[1], states + 1)) | np.uint64(1)
+    table = table[:, np.append(True, (table[:, 1:] != table[:, :-1]).any(axis=0))[: table.shape[1]]]
+    block = np.zeros(states + 1, np.int64)
+    block[-1] = 1  # DEAD
+    blocks = 1
+    for _ in range(LONG):
+        signature = (weights[block[table]] * weights[: table.shape[1]]).sum(axis=1)
+        block[:-1] = _numbered(signature)
+        found = int(block[:-1].max()) + 1
+        block[-1] = found
+        if found == blocks:
+            break
+        blocks = found
+    return block[:-1]
+
+
+def _distinct(values: np.ndarray) -> np.ndarray:
+    """Ascending, each once. (numpy's `unique` imports numpy.ma when it is first called: longer than compiling takes.)"""
+    ordered = np.sort(values, axis=None)
+    return ordered[_differs_from_before(ordered)]
+
+
+def _numbered(values: np.ndarray) -> np.ndarray:
+    """Equal values have equal numbers, from 0 up in ascending order: int64."""
+    order = np.argsort(values, kind="stable")
+    numbers = np.empty(len(values), np.int64)
+    numbers[order] = np.cumsum(_differs_from_before(values[order])) - 1
+    return numbers
+
+
+def _differs_from_before(ordered: np.ndarray) -> np.ndarray:
+    return np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+
+
+def _random(count: int) -> np.ndarray:
+    """uint64 [count], the same every time: splitmix64. (numpy.random takes longer to import than compiling takes.)"""
+    x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,61 @@
+"""Runs that are taken up again behind every record of their journals, in every execution; and what must hold then."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import lmc
+from lmc.durable import records
+from lmc.durable.groups import journal_of
+
+CALLS: list[tuple[Any, ...]] = []
+"""What was called: name of the function and what it was handed. Functions of the programs that are taken up note it here."""
+
+
+def seen(state: lmc.State) -> Any:
+    return state.text(), repr(state.ret_value), {n: state[n] for n in state.variables if n is not None}
+
+
+def prefixes(path: Path) -> list[bytes]:
+    """A journal as a process leaves it that ends behind each of its records: the first one has none but that the run begins."""
+    contents = records.read(path)
+    (found,) = contents.records.values()
+    return [journal_of(contents.header, [(0, record) for record in found[:count]]) for count in range(1, len(found) + 1)]
+
+
+def done(path: Path) -> Counter[str]:
+    """How often a journal has the result of each function."""
+    return Counter(e.name.removeprefix("await ") for e in records.read(path).runs[0].effects.values() if e.outcome is not None)
+
+
+def resumes_anywhere(program: Any, arguments: Mapping[str, Any], directory: Path, backend: Callable[[], Any] = lmc.Mock, *, doubtful: bool = False) -> None:
+    """Asserts that a run is what it is without a journal, wherever and however it is taken up, and that nothing known is asked or called again.
+
+    The functions that the program calls note it in `CALLS`, and their names are those in the journal. `doubtful`: they are not idempotent, so behind the
+    intent of one the run raises InDoubtEffect.
+    """
+    ways = [program.run, lmc.compile(program), lmc.compile(program, opt=0)]
+    CALLS.clear()
+    expected, calls = seen(program.run(**arguments, backend=backend(), seed=1)), Counter(CALLS)
+    named, path = Counter(name for name, *_ in CALLS), directory / "again"
+    for n, way in enumerate(ways):
+        whole, asked = directory / str(n), backend()
+        CALLS.clear()
+        assert (seen(way(**arguments, backend=asked, seed=1, journal=whole)), Counter(CALLS)) == (expected, calls)
+        for count, data in enumerate(prefixes(whole)):
+            path.write_bytes(data)
+            known, before = records.read(path).runs[0], done(path)
+            again, left = ways[count % 3], [e for e in known.effects.values() if e.outcome is None]
+            CALLS.clear()
+            mock = backend()
+            try:
+                assert seen(again(**arguments, backend=mock, journal=path)) == expected, (n, count)
+            except lmc.InDoubtEffect:
+                assert doubtful and left and Counter(CALLS) <= calls, (n, count)
+                continue
+            assert Counter(name for name, *_ in CALLS) == Counter({name: times - before[name] for name, times in named.items() if times > before[name]}), (n, count)
+            assert Counter(CALLS) <= calls and (not doubtful or not left), (n, count)
+            assert len(mock.call_log) <= len(asked.call_log) - len(known.answers), (n, count)

@@ -1,0 +1,195 @@
+"""Durable runs that make and validate data: that is computed again, waits for no disk and is never in doubt."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import binascii
+import dataclasses
+import datetime
+import difflib
+import enum
+import fnmatch
+import html
+import os
+import shlex
+import statistics
+import textwrap
+import unicodedata
+import urllib.parse
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import lmc
+from lmc.durable import records
+from tests.durable.resuming import CALLS, resumes_anywhere
+
+pydantic = pytest.importorskip("pydantic")
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int = 1
+
+    @pydantic.field_validator("age")
+    @classmethod
+    def right(cls, age: int) -> int:
+        if age > 99:
+            raise ValueError("too old")
+        return age
+
+
+PEOPLE = pydantic.TypeAdapter(list[Person])
+
+
+@lmc.host(idempotent=True)
+def save(person: Person, note: str) -> int:
+    CALLS.append(("save", person.name, note))
+    return len(person.name)
+
+
+ANSWERS = ['{"name": 3}', '{"name": "Ada"', '{"name": "Ada", "age": 100}', '{"name": "Ada", "age": 36}']
+
+
+def script(prompt: str, ask: Any) -> str | None:
+    return ANSWERS[min(prompt.count("Again"), 3)] if ask.name == "person" else None
+
+
+@lmc.function
+def extracts(s: Any) -> Any:
+    """An extractor that tells the model what was wrong."""
+    person = None
+    while person is None:
+        s += "\nPerson:" + lmc.gen("person", max_tokens=40)
+        try:
+            person = Person.model_validate_json(s["person"])
+        except pydantic.ValidationError as error:
+            s += f"\nAgain: {error.error_count()} {error}"
+            save(Person(name="none"), str(error.errors()[0]["loc"]))
+    try:
+        PEOPLE.validate_python([{"age": 3}])
+    except pydantic.ValidationError as error:
+        s += error.errors()[0]["type"]
+    saved = save(person.model_copy(update={"age": 37}), person.model_dump_json())
+    s += lmc.gen("end", max_tokens=2)
+    return person, saved, person.model_dump()
+
+
+def refuses(person: Person) -> None:
+    CALLS.append(("refuses", person.name))
+    Person(name=person.name, age=100)
+
+
+@lmc.function
+def handles_what_a_tool_refuses(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    try:
+        refuses(Person(name=s["a"]))
+    except pydantic.ValidationError as error:
+        s += str(error) + str(error.errors()[0]["ctx"])
+    return s["a"]
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Point(NamedTuple):
+    x: int
+
+
+@dataclasses.dataclass
+class Memo:
+    text: str
+    lines: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Counted:
+    text: str
+
+    def __post_init__(self) -> None:
+        CALLS.append(("Counted", self.text))
+
+
+@lmc.function
+def makes_data(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    memo = Memo(s["a"])
+    memo.lines.append("x")
+    found = memo, Color("red"), Point(1), Counted(s["a"])
+    s += str(memo) + lmc.gen("b", max_tokens=2)
+    return found
+
+
+def effects(path: Path) -> list[str]:
+    return [effect.name for effect in records.read(path).runs[0].effects.values()]
+
+
+def test_an_extractor_that_tries_again(tmp_path: Path) -> None:
+    resumes_anywhere(extracts, {}, tmp_path, lambda: lmc.Mock(script))
+    assert [effects(tmp_path / str(n)) for n in range(3)] == [["save"] * 4] * 3
+
+
+def test_what_a_tool_refuses_is_known(tmp_path: Path) -> None:
+    resumes_anywhere(handles_what_a_tool_refuses, {}, tmp_path, doubtful=True)
+
+
+def test_making_data_is_no_effect_unless_it_runs_code(tmp_path: Path) -> None:
+    resumes_anywhere(makes_data, {}, tmp_path, doubtful=True)
+    assert [effects(tmp_path / str(n)) for n in range(3)] == [["Counted"]] * 3
+
+
+@lmc.function
+def computes(s: Any) -> Any:
+    """With functions of Python that only compute."""
+    s += "q" + lmc.gen("a", max_tokens=3)
+    a = s["a"]
+    found: list[Any] = [
+        html.escape(a), html.unescape("&lt;" + a), urllib.parse.quote(a), urllib.parse.urlencode({"q": a}), urllib.parse.urlsplit("http://x/" + a).path,
+        urllib.parse.urlparse("http://x/" + a).netloc, urllib.parse.parse_qs("q=" + a), urllib.parse.urljoin("http://x/", a),
+        textwrap.wrap(a * 3, 4), textwrap.dedent(a), ast.literal_eval(repr([[a]])), statistics.mean([len(a), 2]), statistics.quantiles([1, len(a), 3]),
+        os.path.join("x", a), os.path.splitext(a + ".py"), os.path.basename("x/" + a), os.path.normpath("x/../" + a), os.path.commonpath([a, a]),
+        difflib.get_close_matches(a, [a + "x", "y"]), base64.b64encode(a.encode()),
+        fnmatch.fnmatch(a, "*"), shlex.quote(a), unicodedata.normalize("NFC", a), zlib.crc32(a.encode()), binascii.hexlify(a.encode()),
+        datetime.datetime.fromisoformat("2026-11-22"), datetime.date.fromisoformat("2026-11-22"),
+    ]  # fmt: skip
+    s += str(found) + lmc.gen("b", max_tokens=2)
+    save(Person(name="x"), "saved")
+    return found
+
+
+def test_functions_that_only_compute_are_no_effects(tmp_path: Path) -> None:
+    resumes_anywhere(computes, {}, tmp_path)
+    for n in range(3):
+        assert [e.name for e in records.read(tmp_path / str(n)).runs[0].effects.values()] == ["save"]
+
+
+@lmc.function
+def computes_with_others(s: Any) -> Any:
+    """What those that compute call of the program's, and what is only named like them, is an effect."""
+    s += "q" + lmc.gen("a", max_tokens=3)
+    return urllib.parse.urlencode({"q": s["a"]}, quote_via=quoted), escape(s["a"]), os.path.exists("/" + s["a"])
+
+
+def quoted(x: str, *_: Any) -> str:
+    CALLS.append(("quoted", x))
+    return x
+
+
+@lmc.host
+def escape(x: str) -> str:
+    CALLS.append(("escape", x))
+    return x
+
+
+def test_functions_that_call_others_are_effects(tmp_path: Path) -> None:
+    for n, way in enumerate((computes_with_others.run, lmc.compile(computes_with_others))):
+        way(backend=lmc.Mock(), seed=1, journal=tmp_path / str(n))
+        assert [e.name for e in records.read(tmp_path / str(n)).runs[0].effects.values()] == ["quoted", "quoted", "escape", "exists"]
+        CALLS.clear()
+        way(backend=lmc.Mock(), journal=tmp_path / str(n))
+        assert not CALLS

@@ -1,0 +1,365 @@
+"""Durable runs of programs that begin tasks: each goes on where it was, and what one of them asked or called is not asked or called again."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.durable import journal, records, viewer
+from tests.durable.resuming import CALLS, prefixes, resumes_anywhere, seen
+
+
+@lmc.host(idempotent=True)
+async def fetch(q: str) -> str:
+    CALLS.append(("fetch", q))
+    await asyncio.sleep(0.001)
+    if "missing" in q:
+        raise LookupError(q)
+    return q[::-1]
+
+
+async def charge(q: str) -> str:
+    CALLS.append(("charge", q))
+    await asyncio.sleep(0)
+    return q + "!"
+
+
+@lmc.function
+async def group_of_tools(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=3)
+    async with asyncio.TaskGroup() as group:
+        one, two = group.create_task(fetch(s["a"]), name="one"), group.create_task(fetch("b"))
+    s += one.result() + await two + lmc.gen("c", max_tokens=2)
+    return s["c"], one.done(), one.get_name(), two.exception()
+
+
+async def researched(f: Any, q: str) -> str:
+    f += q + lmc.gen("x", max_tokens=3)
+    f += await fetch(f["x"] + q) + lmc.gen("y", max_tokens=3)
+    return f["y"]
+
+
+@lmc.function
+async def group_of_helpers(s: Any) -> Any:
+    """The fan-out of an agent: each task asks, calls and asks on its own fork."""
+    forks = s.fork(3)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(researched(f, str(n))) for n, f in enumerate(forks)]
+    s += "".join(task.result() for task in tasks) + "".join(f["x"] for f in forks) + lmc.gen("end", max_tokens=2)
+    return s["end"]
+
+
+@lmc.function
+async def gathers_helpers_and_tools(s: Any) -> Any:
+    one, two = s.fork(2)
+    found = await asyncio.gather(researched(one, "1"), fetch("beside"), researched(two, "2"), fetch("missing"), return_exceptions=True)
+    s += "".join(map(str, found)) + one["x"] + two["x"] + lmc.gen("end", max_tokens=2)
+    return [type(x).__name__ for x in found]
+
+
+@lmc.function
+async def helpers_by_themselves(s: Any) -> Any:
+    one, two, three, four = s.fork(4)
+    task = asyncio.create_task(researched(one, "1"))
+    s += lmc.gen("meanwhile", max_tokens=2) + await asyncio.wait_for(researched(two, "2"), 60)
+    s += await asyncio.shield(researched(three, "3")) + await task
+    later = asyncio.get_running_loop().create_task(researched(four, "4"))
+    done, _ = await asyncio.wait([task, later])
+    s += later.result() + lmc.gen("end", max_tokens=2)
+    return len(done)
+
+
+@lmc.function
+async def expert(s: Any, topic: str) -> Any:
+    s += topic + lmc.gen("x", max_tokens=3)
+    s += await fetch(s["x"]) + lmc.gen("y", max_tokens=3)
+    return s["y"]
+
+
+@lmc.function
+async def group_of_programs(s: Any) -> Any:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(expert.arun(topic=topic)) for topic in "ab"]
+    states = [task.result() for task in tasks] + await asyncio.gather(*[expert.arun(topic=topic) for topic in "cd"])
+    s += "".join(state["y"] for state in states) + lmc.gen("end", max_tokens=2)
+    return [state.ret_value for state in states]
+
+
+@lmc.function
+async def groups_in_groups(s: Any) -> Any:
+    limit, found = asyncio.Semaphore(2), dict[str, str]()
+
+    async def one(topic: str) -> None:
+        async with limit, asyncio.TaskGroup() as inner:
+            for part in "xy":
+                inner.create_task(two(topic + part))
+
+    async def two(topic: str) -> None:
+        found[topic] = await fetch(topic)
+
+    async with asyncio.TaskGroup() as group:
+        for topic in "abc":
+            group.create_task(one(topic))
+    s += str(sorted(found.items())) + lmc.gen("end", max_tokens=2)
+    return len(found)
+
+
+@lmc.function
+async def a_task_fails(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fetch("missing"))
+    except* LookupError as errors:
+        s += str(errors.exceptions)
+    s += lmc.gen("b", max_tokens=2)
+    return s["b"]
+
+
+@lmc.function
+async def gathers_tools(s: Any) -> Any:
+    """Several at once, gathered in one another, one of them twice, two with the same arguments; one fails."""
+    s += "q" + lmc.gen("a", max_tokens=3)
+    again = fetch("again")
+    found = await asyncio.gather(fetch(s["a"]), asyncio.gather(fetch("x"), fetch("x")), again, fetch("missing"), again, return_exceptions=True)
+    s += str(found) + await asyncio.shield(fetch("y")) + lmc.gen("b", max_tokens=3)
+    try:
+        await asyncio.gather(*[fetch(q) for q in (s["b"], "missing", "z")])
+    except LookupError as error:
+        s += str(error)
+    return await fetch("end")
+
+
+@lmc.function
+async def tasks_of_tools(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=3)
+    tasks = [asyncio.create_task(fetch(f"{n}"), name=f"{n}") for n in range(3)]
+    s += lmc.gen("b", max_tokens=3)
+    s += s["b"] + "".join([await task + task.get_name() for task in tasks])
+    return await asyncio.wait_for(asyncio.ensure_future(fetch("end")), 60)
+
+
+async def cancels_the_last(f: Any, tasks: list[asyncio.Task[Any]]) -> None:
+    f += "x"
+    tasks[-1].cancel()
+
+
+@lmc.function
+async def cancels_one_that_comes(s: Any) -> Any:
+    """Its intent is written with that of the first; the same is called again later."""
+    (f,) = s.fork(1)
+    tasks = list[asyncio.Task[Any]]()
+    for awaitable in (fetch("1"), cancels_the_last(f, tasks), fetch("2")):
+        tasks.append(asyncio.create_task(awaitable))
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    s += str([type(x).__name__ for x in found]) + lmc.gen("b", max_tokens=3)
+    return await asyncio.gather(fetch("2"), fetch("3"))
+
+
+def later(q: str) -> Any:
+    return fetch(q)
+
+
+@lmc.host(idempotent=True)
+def later_by_a_tool(q: str) -> Any:
+    return later(q)
+
+
+PROGRAMS = [gathers_tools, tasks_of_tools, cancels_one_that_comes, group_of_tools, group_of_helpers, gathers_helpers_and_tools, helpers_by_themselves, group_of_programs, groups_in_groups, a_task_fails]
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_tasks_are_taken_up(program: Any, tmp_path: Path) -> None:
+    resumes_anywhere(program, {}, tmp_path)
+
+
+@lmc.function
+async def gathers_charges(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    found = await asyncio.gather(charge(s["a"]), charge("b"), charge("c"))
+    task = asyncio.create_task(charge("d"))
+    s += "".join(found) + lmc.gen("e", max_tokens=2)
+    return s["e"] + await task
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_of_several_tools_only_those_without_a_result_are_in_doubt(tmp_path: Path) -> None:
+    resumes_anywhere(gathers_charges, {}, tmp_path, doubtful=True)
+
+
+@pytest.mark.parametrize("way", range(3))
+def test_tools_that_begin_together_wait_for_the_disk_together(way: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited, sync = list[Any](), journal.Journal.sync
+    monkeypatch.setattr(journal.Journal, "sync", lambda self: (waited.append(CALLS[:]), sync(self)))  # type: ignore[misc]
+    CALLS.clear()
+    run = [gathers_charges.run, lmc.compile(gathers_charges), lmc.compile(gathers_charges, opt=0)][way]
+    run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
+    assert len(waited) == 2 and waited[0] == [] and len(waited[1]) == 3, "once for three tools, before any of them, and once for the fourth"
+    begun = [record[0] for record in records.read(tmp_path / "j").records[0] if record[0] in "ir"]
+    assert "".join(begun) == "iiirrrir"
+
+
+@lmc.function
+async def awaits_what_a_tool_made(s: Any, make: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    s += await make("b")
+    return await asyncio.gather(make("c"), make("d"))
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.parametrize("way", range(3))
+def test_a_coroutine_that_a_tool_gave_is_not_awaited_again(way: int, tmp_path: Path) -> None:
+    """One that was begun is in doubt, unless the tool may be called again."""
+    program, path = awaits_what_a_tool_made, tmp_path / "j"
+    ways = [program.run, lmc.compile(program), lmc.compile(program, opt=0)]
+    for make, idempotent in ((later, False), (later_by_a_tool, True)):
+        path.unlink(missing_ok=True)
+        expected = ways[way](make, backend=lmc.Mock(), seed=1, journal=path).ret_value
+        for data in prefixes(path):
+            path.write_bytes(data)
+            effects = records.read(path).runs[0].effects.values()
+            known, begun = [e for e in effects if e.outcome is not None and e.name.startswith("await")], [e for e in effects if e.outcome is None]
+            CALLS.clear()
+            try:
+                assert ways[way - 1](make, backend=lmc.Mock(), journal=path).ret_value == expected
+                assert len(CALLS) == 3 - len(known) and (idempotent or not begun)
+            except lmc.InDoubtEffect:
+                assert begun and not idempotent and not CALLS
+
+
+async def forever(q: str) -> None:
+    CALLS.append(("forever", q))
+    await asyncio.Event().wait()
+
+
+@lmc.function
+async def waits_too_long(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    for task in (asyncio.gather(fetch("1"), forever("2")), asyncio.create_task(forever("3"))):
+        try:
+            await asyncio.wait_for(task, 0.03)
+        except TimeoutError:
+            s += "late"
+    s += lmc.gen("b", max_tokens=2)
+    return await asyncio.wait_for(asyncio.gather(fetch("1"), charge("4")), 60)
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_tools_that_were_late_are_not_waited_for_again(tmp_path: Path) -> None:
+    ways = [waits_too_long.run, lmc.compile(waits_too_long), lmc.compile(waits_too_long, opt=0)]
+    for n, way in enumerate(ways):
+        expected = seen(way(backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)))
+        assert "latelate" in expected[0]
+        for again in ways:
+            CALLS.clear()
+            assert seen(again(backend=lmc.Mock(), journal=tmp_path / str(n))) == expected and not CALLS
+
+
+@lmc.function
+async def charges_in_a_group(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(charge(s["a"]))
+    s += task.result()
+    return s["a"]
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_a_task_of_a_group_that_was_begun_is_in_doubt(tmp_path: Path) -> None:
+    expected = seen(charges_in_a_group.run(backend=lmc.Mock(), seed=1))
+    for n, way in enumerate((charges_in_a_group.run, lmc.compile(charges_in_a_group))):
+        path, doubts = tmp_path / str(n), 0
+        way(backend=lmc.Mock(), seed=1, journal=path)
+        for data in prefixes(path):
+            path.write_bytes(data)
+            CALLS.clear()
+            try:
+                assert seen(way(backend=lmc.Mock(), journal=path)) == expected
+            except ExceptionGroup as group:  # as asyncio raises what a task does
+                (error,) = group.exceptions
+                assert isinstance(error, lmc.InDoubtEffect) and "await charge(" in str(error) and not CALLS
+                doubts += 1
+        assert doubts == 1
+
+
+async def charged(f: Any, q: str) -> None:
+    f += q + lmc.gen("x", max_tokens=2)
+    f += await charge(q)
+
+
+@lmc.function
+async def charges_several(s: Any) -> Any:
+    forks = s.fork(2)
+    async with asyncio.TaskGroup() as group:
+        for q in "abc":
+            group.create_task(charge(q))
+        for f, q in zip(forks, "de", strict=True):
+            group.create_task(charged(f, q))
+    s += "".join(f["x"] for f in forks)
+    return s.text()
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_a_doubt_puts_nothing_else_in_doubt(tmp_path: Path) -> None:
+    """A group is over when one of its tasks is in doubt; until then no other one calls what was not called before."""
+    for n, way in enumerate((charges_several.run, lmc.compile(charges_several))):
+        path, doubts = tmp_path / str(n), 0
+        way(backend=lmc.Mock(), seed=1, journal=path)
+        for data in prefixes(path):
+            path.write_bytes(data)
+            begun = [e for e in records.read(path).runs[0].effects.values() if e.outcome is None]
+            for _ in range(2):
+                CALLS.clear()
+                try:
+                    way(backend=lmc.Mock(), journal=path)
+                except ExceptionGroup as group:
+                    assert len(group.exceptions) == len(begun) > 0 and not CALLS
+                    doubts += 1
+                else:
+                    assert not begun
+        assert doubts >= 2
+
+
+@lmc.function
+async def cancels_before_it_begins(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(fetch("never"))
+        task.cancel()
+    s += lmc.gen("b", max_tokens=2)
+    return task.cancelled()
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_a_task_that_is_cancelled_before_it_begins_leaves_nothing(tmp_path: Path) -> None:
+    ways = [cancels_before_it_begins.run, lmc.compile(cancels_before_it_begins)]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", RuntimeWarning)  # of coroutines that were never awaited
+        for n, way in enumerate(ways * 2):
+            CALLS.clear()
+            assert way(backend=lmc.Mock(), seed=1, journal=tmp_path / str(n % 2)).ret_value is True and not CALLS
+            gc.collect()
+    assert not [w for w in said if w.category is RuntimeWarning]
+
+
+def test_a_group_is_shown_as_far_as_its_journal_goes(tmp_path: Path) -> None:
+    group_of_helpers.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
+    shown: list[int] = []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", RuntimeWarning)
+        for data in prefixes(tmp_path / "j"):
+            (tmp_path / "cut").write_bytes(data)
+            (story,) = viewer.replayed(tmp_path / "cut", group_of_helpers, lmc.Mock())
+            assert story.whole and re.match(r"stopped: .* (which is not in the journal|nobody knows whether it was done)|returned", story.end)
+            shown.append(len(story.steps))
+            gc.collect()
+    assert shown[-1] == 10 and story.end.startswith("returned")
+    assert not [w for w in said if w.category is RuntimeWarning]

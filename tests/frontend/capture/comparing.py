@@ -1,0 +1,62 @@
+"""What CPython asks when it runs a program, and what an evaluation asks that knows all answers: they have to be the same."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import lmc
+from lmc.frontend import interpreter
+from lmc.frontend.capture.evaluation import Evaluation, Outcome
+from lmc.frontend.capture.outside import Snapshot
+from lmc.frontend.interpreter import Function
+from lmc.frontend.live import LiveEmitter
+
+from .recording import Recording
+
+
+@dataclass
+class Run:
+    """Requests by order: (address, name, prompt), answers by address, how it ended."""
+
+    asked: list[tuple[Any, Any, Any]] = field(default_factory=list[tuple[Any, Any, Any]])
+    answers: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    error: BaseException | None = None
+    value: Any = None
+
+
+def run_python(program: Function, arguments: Mapping[str, Any], answers: Any = None) -> Run:
+    """Runs a program in the interpreter on the mock, and writes down what it asks. Addresses of other seeds are left out."""
+    found = Run()
+
+    class Writing(LiveEmitter):
+        __slots__ = ()
+
+        def _submit(self, ctx: Any, ask: Any, place: tuple[str, int]) -> Any:
+            address = (place[0] if self.run.seed == 7 else f"{self.run.seed}:{place[0]}", place[1])
+            text = ctx.text()
+            after, result = super()._submit(ctx, ask, place)
+            found.asked.append((address, ask.name, text))
+            found.answers[address] = result.output().value
+            return after, result
+
+    before, interpreter.LiveEmitter = interpreter.LiveEmitter, Writing  # type: ignore[misc]
+    try:
+        state = program.run(**arguments, backend=lmc.Mock(answers) if answers is not None else lmc.Mock(), seed=7)
+        found.value = state.ret_value
+    except Exception as error:
+        found.error = error
+    finally:
+        interpreter.LiveEmitter = before  # type: ignore[misc]
+    return found
+
+
+def run_evaluation(program: Function, arguments: Mapping[str, Any], answers: Mapping[Any, Any], **options: Any) -> tuple[list[tuple[Any, Any, Any]], Outcome]:
+    """What an evaluation asks that knows these answers by address."""
+    bound = program.arguments((), copy.deepcopy(dict(arguments)))
+    emitter = Recording(lambda address, _prompt, _expr: answers.get(address), template=lmc.Mock().chat_template)
+    evaluation = emitter.evaluation = Evaluation(program, Snapshot(bound.args[1:], bound.kwargs), emitter, **options)
+    outcome = evaluation.run()
+    return [(a.address, a.name, a.prompt) for a in emitter.asked], outcome

