@@ -353,6 +353,7 @@ class Calls:
         unknown = [a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)]
         if name == "fork" and unknown:
             x.forks += 1
+            self.forked[id(x)] = join(*unknown)
             self.blocked(join(*unknown))
             return Unknown(join(*unknown))
         if name not in _STATE_METHODS:
@@ -365,7 +366,7 @@ class Calls:
             return found
         if type(found).__name__ == "_GeneratorContextManager":
             return self._entered(found)
-        return self.answer(found) if name in ("messages", "get_meta_info") else found
+        return found
 
     def _entered(self: Evaluation, manager: Any) -> Manager:
         def enter() -> Any:
@@ -382,10 +383,6 @@ class Calls:
             return bool(op.native(manager.__exit__, type(carried), carried, None))
 
         return Manager(enter, leave)
-
-    def answer(self: Evaluation, x: Any) -> Any:
-        """What reading a state gives: lmc's data, which nobody else may see changed."""
-        return x
 
     # -- unknown code
 

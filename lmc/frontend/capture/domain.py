@@ -38,7 +38,8 @@ class Asking(Emitter, Protocol):
     It gets `Unknown` wherever text or a parameter is not known: a prompt with a hole. It reads `evaluation.certain` and
     `evaluation.shifted` at each ask, says `evaluation.blocked(deps)` when answers would fill a hole, and `evaluation.confirm()` when
     Python has made this very request already (address and source line): Python has passed all that was undecided before.
-    Reading an answer that is not there gives `Unknown(frozenset([address]))`.
+    Reading an answer that is not there gives `Unknown(frozenset([address]))`; lists and dicts that it gives are copies, which the
+    program may change.
     """
 
     def nested(self, options: Options) -> Asking | None:

@@ -170,6 +170,8 @@ class Evaluation(Calls, Objects, Havoc):
         self.loc = function.loc or Loc("", 0)
         self.lost: dict[int, Deps] = {}
         """By id, what is known of containers and states no more, and what would tell."""
+        self.forked: dict[int, Deps] = {}
+        """By id, states that forks of an unknown number may be joined into."""
         self.risks: list[Deps] = []
         """What unknown operations that may have raised depend on."""
         self.handled: list[Any] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import sys
 import types
 from collections.abc import Mapping
@@ -128,6 +129,7 @@ class Objects:
 
     def class_attribute(self: Evaluation, cls: Any, name: str) -> Any:
         """What a class and those it derives from hold under a name, as it stands there; `_MISSING` if nothing."""
+        one: Any
         for one in self.mro(cls):
             if type(one) is Class:
                 if name in one.attributes:
@@ -200,7 +202,7 @@ class Objects:
             held = one.attributes if type(one) is Class else vars(one)
             if name not in held or one is object:
                 continue
-            found = held[name] if type(one) is Class else self._of_outside_class(one, name, held[name])
+            found = held[name] if type(one) is Class else self._of_outside_class(one, name, held[name])  # pyright: ignore[reportArgumentType]
             if isinstance(one, type) and issubclass(one, BaseException) and one.__module__ == "builtins":
                 break
             if type(found) is Object and found.cls in _DESCRIPTORS:
@@ -215,7 +217,13 @@ class Objects:
 
     def super_of(self: Evaluation, frame: Frame) -> Any:
         """`super()` in a method."""
-        return Unknown(None) if frame.owner is None else Super(frame.owner, frame.first)
+        owner = frame.owner
+        if owner is None:  # a method of a class of the outside has its class in a cell
+            try:
+                owner = frame.outer_value("__class__")
+            except Raised:
+                return Unknown(None)
+        return Super(owner, frame.first)
 
     def set_attribute(self: Evaluation, x: Any, name: str, value: Any) -> None:
         """`x.name = value`."""
@@ -264,8 +272,8 @@ class Objects:
         found = self.class_attribute(x.cls, name)
         if found is _MISSING or found is None:
             return None
-        if type(found) is types.FunctionType and found.__code__.co_filename.startswith("<string>"):
-            return None  # made by dataclasses
+        if _is_generated(found):
+            return None
         if type(found) not in (Closure, types.FunctionType):
             return None if type(found).__name__ in ("wrapper_descriptor", "builtin_function_or_method", "method_descriptor") else found
         return Method(found, x)
@@ -328,7 +336,7 @@ class Objects:
         """A new object of a plain class."""
         made = Object(cls, {}, tuple(args))
         init = self.class_attribute(cls, "__init__")
-        generated = type(init) is types.FunctionType and init.__code__.co_filename.startswith("<string>")
+        generated = _is_generated(init)
         fields = self._fields(cls) if generated or init is _MISSING or (type(cls) is Class and init not in cls.attributes.values() and type(init) is not Closure) else None
         if fields is not None:
             return self._initialized(made, fields, args, kwargs)
@@ -375,7 +383,8 @@ class Objects:
         return self.name_of(x.cls if type(x) is Object else type(x))
 
     def name_of(self: Evaluation, cls: Any) -> str:
-        return str(cls.name) if type(cls) is Class else {"Closure": "function", "Items": "generator"}.get(cls.__name__, cls.__name__)
+        name: str = cls.name if type(cls) is Class else cls.__name__
+        return _SHOWN.get(name, name)
 
     def hashes_by_identity(self: Evaluation, x: Object) -> bool:
         return self.class_attribute(x.cls, "__eq__") is _MISSING and self.class_attribute(x.cls, "__hash__") is _MISSING and self._fields(x.cls) is None
@@ -499,6 +508,15 @@ class Objects:
 
     def need_keys(self: Evaluation, items: list[Any]) -> Deps:
         return join(NOTHING, *(self.need_key(i) for i in items))
+
+
+def _is_generated(fn: Any) -> bool:
+    """Whether `dataclasses` made a method: its meaning is known."""
+    return type(fn) is types.FunctionType and (fn.__code__.co_filename.startswith("<string>") or fn.__code__.co_filename.endswith(_GENERATORS))
+
+
+_SHOWN = {"Closure": "function", "Items": "generator"}
+_GENERATORS = (os.sep + "dataclasses.py", os.sep + "reprlib.py")
 
 
 def itertools_from_iterable(cls: Any, name: str) -> Any:

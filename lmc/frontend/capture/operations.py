@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from lmc.frontend.capture.outside import ATOMS, MAPPINGS, SEQUENCES
+from lmc.frontend.capture.outside import ATOMS, MAPPINGS, PLAIN, SEQUENCES
 from lmc.frontend.capture.values import (
     NOTHING,
     Class,
@@ -38,8 +38,6 @@ from lmc.frontend.state import State, StateGroup
 if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Evaluation
 
-PLAIN = frozenset({str, int, float, bool, type(None)})
-"""The most common atoms: operators on two of them run at once."""
 LARGEST_TEXT = 2_000_000
 LARGEST_NUMBER = 20_000
 """Bits."""
@@ -321,9 +319,8 @@ def equal_all(ev: Evaluation, these: list[Any], those: list[Any]) -> Any:
 def contains(ev: Evaluation, items: Any, x: Any) -> Any:
     """`x in items`."""
     if isinstance(items, State):
-        if isinstance(x, Unknown) or ev.is_lost(items):
-            return Unknown(x.deps if isinstance(x, Unknown) else ev.lost[id(items)])
-        return native(items.__contains__, x)
+        deps = join(ev.need_key(x), ev.lost.get(id(items), NOTHING))
+        return Unknown(deps) if deps is None or deps else native(items.__contains__, x)
     kind = type(items)
     if kind is Object:
         method = ev.special(items, "__contains__")
@@ -483,9 +480,12 @@ def item(ev: Evaluation, x: Any, at: Any) -> Any:
                 raise Raised(KeyError(*error.args)) from None
         return native(operator.getitem, x, at)
     if isinstance(x, State):
-        if isinstance(at, Unknown) or ev.is_lost(x):
-            return Unknown(at.deps if isinstance(at, Unknown) else ev.lost[id(x)])
-        return ev.answer(native(x.__getitem__, at))
+        deps = join(ev.need_key(at), ev.lost.get(id(x), NOTHING))
+        if deps is None or deps:
+            return Unknown(deps)
+        if id(x) in ev.forked and at not in x.variables:
+            return Unknown(ev.forked[id(x)])
+        return native(x.__getitem__, at)
     if kind is Object:
         method = ev.special(x, "__getitem__")
         if method is not None:
@@ -520,8 +520,9 @@ def set_item(ev: Evaluation, x: Any, at: Any, value: Any) -> None:
     """`x[at] = value`."""
     kind = type(x)
     if isinstance(x, State):
-        if isinstance(at, Unknown):
-            ev.lose(x, at.deps)
+        deps = ev.need_key(at)
+        if deps is None or deps:
+            ev.lose(x, deps)
         else:
             native(x.__setitem__, at, value)
     elif kind is StateGroup:

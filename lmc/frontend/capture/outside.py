@@ -20,9 +20,9 @@ import types
 from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
+from enum import EnumMeta
 from typing import Any, Generic, Protocol
 
-from lmc.backend.base import Backend
 from lmc.frontend.capture.values import Object, Unknown
 from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import Expr
@@ -32,12 +32,26 @@ ATOMS = frozenset({
     str, int, float, bool, bytes, complex, type(None), range, type(Ellipsis), type(NotImplemented), re.Pattern, re.Match, ChoicesMethod,
 })  # fmt: skip
 """Types whose values never change and consist of nothing else."""
+PLAIN = frozenset({str, int, float, bool, type(None)})
+"""The most common of them."""
 SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
 MAPPINGS = frozenset({dict, Counter, OrderedDict, defaultdict})
 CONTAINERS = SEQUENCES | MAPPINGS
-CALLABLES = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, HostFunction, Expr, types.MethodDescriptorType, Backend)
+CALLABLES = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, HostFunction, Expr, types.MethodDescriptorType)
 LARGEST = 20_000
 """Items that are copied of one container; larger ones are unknown."""
+
+
+def is_quiet(kind: type) -> bool:
+    """Whether a type may be compared and looked into: its metaclass defines nothing that this would run."""
+    meta = type(kind)
+    if meta is type or meta is ABCMeta or meta is EnumMeta:
+        return True
+    return type(meta) is type and all(_defined(meta, name) is getattr(type, name) for name in ("__getattribute__", "__hash__", "__eq__"))
+
+
+def _defined(meta: type, name: str) -> Any:
+    return next(vars(base)[name] for base in meta.__mro__ if name in vars(base))
 
 
 class Snapshot:
@@ -58,14 +72,14 @@ class Snapshot:
         left = LARGEST
         while todo and left > 0:
             x = todo.pop()
-            if type(x) in ATOMS or id(x) in self._captured:
+            if not is_quiet(type(x)) or type(x) in ATOMS or id(x) in self._captured:
                 continue
             held = self.parts(x)
             if held is None:
                 continue
             self._captured.add(id(x))
             left -= len(held)
-            todo.extend([item for item in (held.values() if type(held) in MAPPINGS else held) if type(item) not in ATOMS])
+            todo.extend([item for item in (held.values() if type(held) in MAPPINGS else held) if type(item) not in PLAIN])
 
     def is_captured(self, x: Any) -> bool:
         """Whether its copy is from before the program started, so that what an evaluation does to it is what Python does."""
@@ -82,7 +96,7 @@ class Snapshot:
             if kind is deque and held is not None:
                 held = deque(x, x.maxlen)
         else:
-            held = _attributes(x) if is_plain(kind) else None
+            held = _attributes(x) if (type(kind) is type or type(kind) is ABCMeta) and is_plain(kind) else None
         self._copies[id(x)] = (x, held)
         return held
 
@@ -99,6 +113,8 @@ class Outside:
     def adopt(self, x: Any) -> Any:
         """A value of the outside as the evaluation may hold it; Unknown for what could run code or cannot be copied."""
         kind = type(x)
+        if not is_quiet(kind):
+            return Unknown(None)
         if kind in ATOMS:
             return x
         known = self._adopted.get(id(x))
@@ -117,7 +133,9 @@ class Outside:
     def _made(self, x: Any, kind: type) -> Any:
         if kind in CONTAINERS:
             return self._container(x, kind)
-        if isinstance(x, CALLABLES) or kind.__module__ == "lmc.frontend.interpreter":
+        if issubclass(kind, type):
+            return x if is_quiet(x) else Unknown(None)
+        if issubclass(kind, CALLABLES) or kind.__module__.startswith(_OF_LMC):
             return x
         if x is os.environ:
             return self._container(dict(os.environ), dict)
@@ -127,7 +145,7 @@ class Outside:
             return x
         if kind in _SAFE_TYPES:
             return x
-        if isinstance(x, BaseException) and kind.__module__ == "builtins":
+        if issubclass(kind, BaseException) and kind.__module__ == "builtins":
             return x
         held = self.snapshot.parts(x)
         if held is None:
@@ -155,7 +173,7 @@ class Outside:
             for key, value in held.items():
                 if not _is_key(key):
                     return self._forget(x, made)
-                made[key] = value if type(value) in ATOMS else adopt(value)
+                made[key] = adopt(value)
             return made
         if kind is set:
             if not all(map(_is_key, held)):
@@ -166,8 +184,8 @@ class Outside:
         made = held.copy()
         self._remember(x, made)
         for i, item in enumerate(held):
-            if type(item) not in ATOMS:
-                made[i] = adopt(item)
+            if (new := adopt(item)) is not item:
+                made[i] = new
         return made
 
     def _remember(self, x: Any, made: Any) -> None:
@@ -188,6 +206,8 @@ _SAFE_TYPES = frozenset({types.GenericAlias, types.UnionType, slice, object, typ
 def _is_key(x: Any) -> bool:
     """Whether hashing and comparing it runs no code of the user."""
     kind = type(x)
+    if not is_quiet(kind):
+        return False
     if kind in (tuple, frozenset):
         return all(map(_is_key, x))
     return kind in ATOMS or kind in (type, types.FunctionType, types.BuiltinFunctionType)
@@ -234,6 +254,8 @@ def is_plain(cls: type) -> bool:
 _HEAP_TYPE = 1 << 9
 
 _LIBRARIES = tuple({os.path.join(p, "") for p in (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"])})
+_OF_LMC = ("lmc.frontend.interpreter", "lmc.backend.")
+"""Modules whose objects a program may hand on: programs and backends."""
 _LMC = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
 
 

@@ -1,0 +1,423 @@
+"""What an evaluation follows: classes, generators, coroutines, managers, exceptions, forks, sub-programs, pure functions."""
+
+# ruff: noqa: SIM401 (programs are written as people write them)
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import sys
+from typing import Any
+
+import pytest
+
+import lmc
+
+from .comparing import run_evaluation, run_python
+from .recording import evaluate
+
+SEEN: list[str] = []
+
+
+@lmc.function
+def child(s, tip, k=1):
+    s += lmc.user(tip) + lmc.assistant(lmc.gen("c", max_tokens=k))
+    return s["c"]
+
+
+def shouted(fn):
+    @functools.wraps(fn)
+    def inner(*args, **kwargs):
+        return fn(*args, **kwargs).upper()
+
+    return inner
+
+
+@shouted
+def loud(s, t):
+    s += t + lmc.gen("l")
+    return s["l"]
+
+
+@functools.cache
+def squared(n):
+    return n * n
+
+
+class Agent:
+    def __init__(self, s, name):
+        self.s, self.name, self.log = s, name, []
+
+    @property
+    def last(self):
+        return self.log[-1] if self.log else ""
+
+    def ask(self, t):
+        self.s += f"{self.name}: {t}" + lmc.gen("a", max_tokens=3)
+        self.log.append(self.s["a"])
+        return self.last
+
+
+class Careful(Agent):
+    def ask(self, t):
+        return super().ask(t + "?") + super().ask("sure?")
+
+
+@dataclasses.dataclass
+class Note:
+    text: str
+    tags: list = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of(cls, text):
+        return cls(text, ["x"])
+
+
+@contextlib.contextmanager
+def section(s, name):
+    s += f"<{name}>"
+    try:
+        yield name.upper()
+    finally:
+        s += "</>"
+
+
+def parts(text):
+    for p in text.split("."):
+        if p.strip():
+            yield p.strip()
+
+
+class Wrong(ValueError):
+    def __init__(self, why):
+        super().__init__(why)
+        self.why = why
+
+
+@lmc.pure
+def looked_up(q):
+    return [f"ctx for {q}"]
+
+
+@lmc.function
+def classes(s, q):
+    agent, other = Careful(s, "A"), Agent(s.fork(1)[0], "B")
+    note = Note.of(agent.ask(q))
+    note.tags.append(other.ask(note.text))
+    s += str(note) + lmc.gen("end")
+    return note.tags, len(agent.log)
+
+
+@lmc.function
+def generators(s, q):
+    out = [child(p)["c"] for p in parts(q)]
+    numbered = (f"{i}{x}" for i, x in enumerate(out))
+    s += next(numbered) + lmc.gen("x")
+    s += ",".join(numbered) + lmc.gen("y")
+
+
+@lmc.function
+async def coroutines(s, q):
+    async def one(f, t):
+        f += t + lmc.gen("p", max_tokens=2)
+        return f["p"]
+
+    said = await asyncio.gather(*[one(f, f"{q}{i}") for i, f in enumerate(s.fork(3))])
+    more = await child.arun(said[0])
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(f, q)) for f in s.fork(2)]
+    s += " ".join(said) + more["c"] + "".join([await t for t in tasks]) + lmc.gen("z")
+
+
+@lmc.function
+def managers(s, q):
+    with s.user(), s.var_scope("v"):
+        s += q + lmc.gen("g")
+    with section(s, "part") as name, contextlib.suppress(KeyError):
+        s += name + lmc.gen("h")
+        {}["x"]
+    with s.copy() as f:
+        f += lmc.gen("inner")
+    s += s["v"] + s["inner"][0] + lmc.gen("end")
+
+
+@lmc.function
+def exceptions(s, q):
+    try:
+        n = int(child(q)["c"])
+    except ValueError as error:
+        n = len(str(error)) % 3
+    try:
+        raise Wrong(f"{n}")
+    except (KeyError, Wrong) as error:
+        s += error.why + lmc.gen("x")
+    else:
+        s += "never"
+    finally:
+        s += "!" + lmc.gen("y")
+
+
+@lmc.function
+def matching(s, q):
+    match q.split():
+        case [first, *rest] if rest:
+            s += first + lmc.gen("x")
+        case _:
+            s += lmc.gen("y")
+    match {"k": s["x"] if "x" in s else 1}:
+        case {"k": str(text)}:
+            s += text + lmc.gen("z")
+        case {"k": int()}:
+            s += lmc.gen("w")
+
+
+@lmc.function
+def forks(s, q):
+    group = s.fork(3)
+    group += lambda i: f"{q}{i}" + lmc.gen("x", max_tokens=4)
+    best = max(group, key=lambda f: (len(f["x"]), f["x"]))
+    best += lmc.gen("more")
+    group.join()
+    s += str(sorted(s["x"])) + best["more"] + lmc.gen("end")
+
+
+@lmc.function
+def sub_programs(s, q):
+    first = child.run(tip=q, temperature=0.5)
+    second = child.bind(k=3)(q + first["c"])
+    third = child(q, seed=3)
+    s += first.text() + second.ret_value + third["c"] + loud(s, q) + lmc.gen("x")
+    return squared(4)
+
+
+@lmc.function
+def recursive(s, q, depth=3):
+    if not depth:
+        return child(q).ret_value
+    left, right = (recursive(q + side, depth - 1) for side in "lr")
+    s += f"{left.ret_value}{right.ret_value}" + lmc.gen("m")
+    return s["m"]
+
+
+@lmc.function
+def pure(s, q):
+    for word in q.split():
+        s += looked_up(word)[0] + lmc.gen("x", max_tokens=2)
+
+
+@lmc.function
+def containers(s, q):
+    seen, counts, out = set(), {}, []
+    for word in q.split():
+        new = [x for x in child(word)["c"] if x not in seen]
+        seen |= set(new)
+        for x in new:
+            counts[x] = counts.get(x, 0) + 1
+        out += sorted(new, reverse=True)
+    s += f"{len(seen)} {sorted(counts.items())!r:.40} {''.join(out)}" + lmc.gen("x")
+
+
+@lmc.function
+def closures(s, q):
+    n, k = 0, [1]
+
+    def ask(t, *, times=1):
+        nonlocal n
+        n += times
+        k[0] *= 2
+        return child(f"{n}{t}").ret_value
+
+    twice = functools.partial(ask, times=2)
+    s += ask(q) + twice(q) + str((n, k, (m := n + 1), m)) + lmc.gen("x")
+
+
+class Programs:
+    def __init__(self):
+        self.greeting = "hello "
+
+    def greet(self, s, q):
+        s += self.greeting + q + lmc.gen("x")
+        return s["x"]
+
+
+@lmc.function
+def streams(s, q):
+    s += lmc.gen("x", n=2, max_tokens=2)
+    s["x"].append("own")
+    s.set_var("y", len(s["x"]))
+    if "x" in s and "nothing" not in s:
+        s += str(s["y"]) + lmc.select("z", choices=[q, "b"]) + lmc.gen(dtype=int)
+
+
+PROGRAMS = {k: v for k, v in list(globals().items()) if isinstance(v, lmc.Function) and k != "child"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_all_answers_known_gives_what_python_asks(name: str):
+    program: Any = PROGRAMS[name]
+    python = run_python(program, {"q": "one two. three"})
+    assert python.error is None
+    asked, outcome = run_evaluation(program, {"q": "one two. three"}, python.answers)
+    assert asked == python.asked and outcome.complete and not outcome.waits
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_with_some_answers_the_others_are_holes_or_right(name: str):
+    program: Any = PROGRAMS[name]
+    python = run_python(program, {"q": "one two. three"})
+    prompts = {(address, prompt) for address, _, prompt in python.asked}
+    for k in range(len(python.asked)):
+        known = {address: python.answers[address] for address, _, _ in python.asked[:k]}
+        asked, outcome = run_evaluation(program, {"q": "one two. three"}, known)
+        assert len(asked) >= min(k + 1, len(python.asked)) and outcome.entire
+        assert {(a, p) for a, _, p in asked[: k + 1]} <= prompts | {(a, None) for a, _ in prompts}
+
+
+def test_a_method_as_a_program():
+    program = lmc.function(Programs().greet)
+    asked, outcome = evaluate(program, {"x": "hi"}, q="you")
+    assert [a.prompt for a in asked] == ["hello you"] and outcome.value == "hi" and outcome.complete
+
+
+def opened(path):
+    return open(path).read()
+
+
+@lmc.function
+def resumed(s, g):
+    plan = opened(g)
+    s += "Plan: " + plan + lmc.gen("ok", max_tokens=4)
+    for step in plan.splitlines():
+        child(step)
+    s += lmc.gen("z")
+
+
+def test_locals_that_are_bound_once_are_read_from_pythons_frame():
+    asked, outcome = evaluate(resumed, g="/dev/null")
+    assert [(a.name, a.prompt) for a in asked] == [("ok", None), ("z", None)] and not outcome.entire
+    live = {"plan": "a\nb", "step": "b"}  # `step` is bound in a loop
+    asked, _ = evaluate(resumed, options={"frames": {resumed.func.__code__: (0, live)}}, g="/dev/null")
+    assert [(a.name, a.prompt) for a in asked] == [("ok", "Plan: a\nb"), ("c", "[user:a][assistant:"), ("c", "[user:b][assistant:"), ("z", "Plan: a\nb{('', 0)}")]
+
+
+@lmc.function
+def looking(s, q):
+    found = opened(q)
+    FRAMES.append({sys._getframe().f_code: (0, sys._getframe().f_locals)})
+    s += found + lmc.gen("x")
+    s += (FRAMES[-1] and "") or lmc.gen("y")
+
+
+FRAMES: list[Any] = []
+
+
+def test_frames_of_a_function_that_runs_now_serve():
+    """Their locals are a dict up to CPython 3.12, and a view from 3.13 on."""
+    bound = {"q": __file__}
+    python = run_python(looking, bound)
+    asked, _ = run_evaluation(looking, bound, {}, frames=FRAMES.pop())
+    assert asked[0] == python.asked[0] and asked[0][2].startswith('"""What an evaluation follows')
+
+
+@lmc.function
+def handed(s, q):
+    items, kept = [1], [2]
+    opened(items)
+    s += str(kept) + lmc.gen("x")
+    s += str(items) + lmc.gen("y")
+
+
+def test_what_unknown_code_is_handed_is_unknown():
+    asked, _ = evaluate(handed, {"x": "X"}, q="q")
+    assert [(a.name, a.prompt) for a in asked] == [("x", "[2]"), ("y", None)]
+
+
+@lmc.function
+def each(s, q):
+    def body(f):
+        f += q + lmc.gen("x")
+        return f["x"]
+
+    return s.fork(2).each(body)
+
+
+def test_each():
+    asked, outcome = evaluate(each, {"x": "X"}, q="q")
+    assert [a.address for a in asked] == [("/0.0", 0), ("/0.1", 0)] and outcome.value == ["X", "X"]
+
+
+def no_ask(text):
+    if "a" in text:
+        return "early"
+    return text
+
+
+@lmc.function
+def helper_exits(s, q):
+    kind = no_ask(child(q)["c"])
+    s += "next" + lmc.gen("x")
+    s += kind + lmc.gen("y")
+
+
+def test_an_undecided_return_of_a_helper_that_asks_nothing_keeps_certainty():
+    asked, _ = evaluate(helper_exits, q="q")
+    assert [(a.name, a.certain, a.prompt is None) for a in asked] == [("c", True, False), ("x", True, False), ("y", True, True)]
+
+
+@lmc.function
+def early_child(s, q):
+    s += q + lmc.gen("a")
+    if s["a"] == "no":
+        return
+    s += lmc.gen("b")
+
+
+@lmc.function
+def over_children(s, qs):
+    for q in qs:
+        early_child(q)
+
+
+def test_an_undecided_return_of_a_sub_program_keeps_its_callers_certainty():
+    asked, _ = evaluate(over_children, qs=["p", "q"])
+    assert [(a.name, a.certain) for a in asked] == [("a", True), ("b", False), ("a", True), ("b", False)]
+
+
+@lmc.function
+def skipped_handler(s, q):
+    try:
+        n = int(child(q)["c"])
+    except ValueError:
+        return None
+    s += f"{n}" + lmc.gen("x")
+
+
+def test_a_handler_that_may_run_and_leaves_ends_certainty():
+    asked, _ = evaluate(skipped_handler, q="q")
+    assert [(a.name, a.certain) for a in asked] == [("c", True), ("x", False)]
+
+
+@lmc.function
+def endless(s, q):
+    while True:
+        q += "x"
+
+
+def test_limits_stop_an_evaluation():
+    _, outcome = evaluate(endless, options={"budget": 1000}, q="q")
+    assert "1000 steps" in outcome.reason and outcome.stopped_at is not None and outcome.stopped_at.line > 0
+
+    @lmc.function
+    def large(s, q):
+        s += lmc.gen("x")
+        return f"{1:999999999}", q * 10**9, 2**10**9
+
+    asked, outcome = evaluate(large, q="q")
+    assert len(asked) == 1 and "too large" in outcome.reason
+
+
+def test_pausing():
+    asked, outcome = evaluate(endless, options={"paused": lambda: True}, q="q")
+    assert outcome.paused and not asked
