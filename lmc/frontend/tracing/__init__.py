@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from lmc.frontend.capture.evaluation import Evaluation, Frame, Outcome
@@ -46,8 +47,12 @@ class _GraphEvaluation(Evaluation):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        adopt = self.adopt
-        self.adopt = lambda x: x if isinstance(x, Unknown) else adopt(x)
+        adopt: Callable[[Any], Any] = self.outside.adopt
+
+        def keeping(x: Any) -> Any:
+            return x if isinstance(x, Unknown) else adopt(x)
+
+        self.adopt = keeping
 
     def _state_method(self, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name == "fork" and any(isinstance(a, Unknown) for a in (*args, *kwargs.values())):

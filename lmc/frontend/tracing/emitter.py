@@ -1,5 +1,9 @@
 """What the states of an evaluation write to when a graph is wanted: each prompt is a value, each operation an op."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of an evaluation are Any by nature)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -214,12 +218,16 @@ class GraphEmitter:
         texts = [self.operand(choices)] if isinstance(choices, Unknown) else [self.operand(c) for c in choices]
         attrs: dict[str, Attr] = {}
         given: list[Operand] = []
-        for name, x in (("method", expr.choices_method), ("temperature", expr.temperature)):
+        names: list[str] = []
+        known: dict[str, Any] = {"method": expr.choices_method, "temperature": expr.temperature}
+        for name, x in known.items():
             if isinstance(x, Unknown):
                 given.append(self.operand(x))
-                attrs["params"] = (*attrs.get("params", ()), name)  # type: ignore[misc]
-            elif x is not None:
+                names.append(name)
+            else:
                 attrs[name] = x if name == "temperature" else str(x)
+        if names:
+            attrs["params"] = tuple(names)
         return self._ask("select", ctx, [*texts, *given], {"name": expr.name, **self._address(stream, ordinal)}, attrs, expr.loc)
 
     def _ask(self, kind: str, ctx: Context, operands: Sequence[Operand], identity: Mapping[str, Attr], attrs: Mapping[str, Attr], loc: Loc | None) -> tuple[Context, Answered]:

@@ -5,6 +5,10 @@ What a graph cannot say is left out, since it is advice: an undecided `return` o
 known items, are taken to go on.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of an evaluation are Any by nature)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +78,7 @@ class GraphDomain(Domain):
 
     def call(self, evaluation: Evaluation, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         given = [self.emitter.operand(x) for x in (*args, *kwargs.values()) if isinstance(x, Unknown) or not callable(x)]
-        name = getattr(fn, "name", None) or getattr(fn, "__name__", None)
+        name = "a value" if isinstance(fn, Unknown) else getattr(fn, "name", None) or getattr(fn, "__name__", None)
         return Unknown(None, self.emitter.unknown("unknown code", given, name if isinstance(name, str) else type(fn).__name__))
 
     # -- branches
