@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 import lmc
-from examples import async_tools, chat, classify, durable_research, extraction, judge, react, self_consistency, tree_of_thought
+from examples import (
+    async_tools,
+    chat,
+    classify,
+    durable_research,
+    extraction,
+    judge,
+    react,
+    self_consistency,
+    tree_of_thought,
+)
 from lmc.frontend.tracing import graph_of, traced
 from lmc.ir import Graph, parse, print_graph, verify
 from lmc.passes.manager import Target, run_pipeline
