@@ -1,6 +1,6 @@
-"""A trace of runs for Perfetto or chrome://tracing: when each op, host call and pass of the model happened, side by side.
+"""A trace of runs for Perfetto or chrome://tracing: when each request and pass of the model happened, side by side.
 
-A process for each run, in it a track for each branch of the program and one for its host calls; a process for the
+A process for each run, in it a track for each branch of the program and one for what was asked ahead and not used; a process for the
 engine. Events of a track never overlap unless one is inside of the other, because viewers do not show that.
 Format: "Trace Event Format" of Chromium (JSON object form); times in microseconds.
 """
@@ -15,9 +15,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from lmc.backend import recording
-from lmc.backend.recording import Batch, Recorder
+from lmc.backend.recording import Batch, Ran, Recorder
 from lmc.errors import Loc, ParameterError, ProgramError
-from lmc.measured import Asked, Key, Pending, Ran
 
 Event = dict[str, Any]
 ENGINE = 1
@@ -60,8 +59,8 @@ def events(recorder: Recorder) -> list[Event]:
     found += _batches(recorder.batches, clock, names)
     found += _in_flight(recorder.runs, clock)
     flows = iter(range(1, 1 << 60))
-    for order, run in enumerate(sorted(recorder.runs, key=lambda r: (r.began, r.index)), 1):
-        found += _run(run, ENGINE + order, recorder, clock, names, flows)
+    for order, run in enumerate(sorted(recorder.runs, key=lambda r: (r.began, r.item)), 1):
+        found += _run(run, ENGINE + order, clock, names, flows)
     return names + sorted(found, key=lambda e: e["ts"])
 
 
@@ -115,7 +114,7 @@ def _in_flight(runs: Iterable[Ran], clock: _Clock) -> Iterator[Event]:
     """How many answers are being waited for: for backends that tell nothing of their passes too."""
     changes: list[tuple[float, int]] = []
     for run in runs:
-        for began, ended in _times(run).values():
+        for _, began, ended in _times(run):
             changes += [(clock(began), 1), (clock(ended), -1)]
     now = 0
     for at, change in sorted(changes):
@@ -126,53 +125,35 @@ def _in_flight(runs: Iterable[Ran], clock: _Clock) -> Iterator[Event]:
 # -- a run ---------------------------------------------------------------------------------------------------------
 
 
-def _times(run: Ran) -> dict[Key, tuple[float, float]]:
-    """From when each answer could be worked on (it was asked, and what its prompt ends with was there) to when it was there."""
-    ended = {a.key: spent[2] for a in run.asked if (spent := _spent(a)) is not None}
-    return {
-        a.key: (min(max(spent[1], ended.get(a.parent, 0.0) if a.parent else 0.0), spent[2]), spent[2])
-        for a in run.asked
-        if (spent := _spent(a)) is not None
-    }
+def _times(run: Ran) -> list[tuple[Any, float, float]]:
+    """The records of answers that are there, with when they were asked for and when they were there; in that order."""
+    found = [(record, spent[1], spent[2]) for record in run.records() if (spent := record.result.spent) is not None]
+    return sorted(found, key=lambda timed: timed[1:])
 
 
-def _spent(asked: Asked) -> Any:
-    return asked.spent.spent if isinstance(asked.spent, Pending) else asked.spent
-
-
-def _run(run: Ran, pid: int, recorder: Recorder, clock: _Clock, names: list[Event], flows: Iterator[int]) -> Iterator[Event]:
+def _run(run: Ran, pid: int, clock: _Clock, names: list[Event], flows: Iterator[int]) -> Iterator[Event]:
     times = _times(run)
-    end = max([run.ended, *(ended for _, ended in times.values())])
-    names += _named(pid, f"{run.name} [{run.index}]", pid)
+    end = max([run.began, *(ended for _, _, ended in times)])
+    names += _named(pid, f"{run.name} [{run.item}]", pid)
     names.append(_track(pid, 0, "run"))
-    ending = "raised " + run.failed if run.failed else "finished by the interpreter" if run.replayed else "returned"
-    yield {"ph": "X", "cat": "program", "name": run.name, "pid": pid, "tid": 0, **clock.span(run.began, end), "args": {"ended": ending}}
+    yield {"ph": "X", "cat": "program", "name": run.name, "pid": pid, "tid": 0, **clock.span(run.began, end), "args": {"requests": len(times)}}
     lanes = _Lanes(pid, names)
-    places: dict[Key, Event] = {}
-    for a in sorted((a for a in run.asked if a.key in times), key=lambda a: times[a.key]):
-        began, ended = times[a.key]
+    latest: dict[str, tuple[Event, float]] = {}  # of each branch, what was asked last, and when that was there
+    for record, began, ended in times:
+        stream, usage = record.address[2], record.result.usage
+        if stream in latest and record.ahead != "wasted":  # its prompt ends with that answer
+            began = min(max(began, latest[stream][1]), ended)
         span = clock.span(began, ended)
-        usage = _spent(a)[0]
-        args = {**_source(a.loc), "prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens,
-                "generated_tokens": usage.completion_tokens, "forced_tokens": usage.forced_tokens, "passes": usage.passes}  # fmt: skip
-        tid = lanes.of(f"branch {a.key[0]}" if a.key[0] else "main branch", span)
-        places[a.key] = {"ph": "X", "cat": "op", "name": f"{a.kind} {a.name or ''}".strip(), "pid": pid, "tid": tid, **span, "args": args}
-        yield places[a.key]
-    for a in run.asked:
-        here = places.get(a.key)
-        if here is None:
+        args = {**_source(record.loc), "prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens,
+                "generated_tokens": usage.completion_tokens, "forced_tokens": usage.forced_tokens, "passes": usage.passes, "ahead": record.ahead}  # fmt: skip
+        track = "asked in vain" if record.ahead == "wasted" else f"branch {stream}" if stream else "main branch"
+        event = {"ph": "X", "cat": "op", "name": f"{record.kind} {record.name or ''}".strip(), "pid": pid, "tid": lanes.of(track, span), **span, "args": args}
+        yield event
+        if record.ahead == "wasted":
             continue
-        forked = a.parent is not None and a.parent in places and a.parent[0] != a.key[0]
-        if forked:
-            yield from _flow("fork", places[a.parent], here, flows)  # type: ignore[index]
-        for key in a.joined:
-            if key in places and key != a.parent:
-                yield from _flow("join", places[key], here, flows)
-    for call in recorder.calls:
-        if call.run == run.number:
-            span = clock.span(call.began, call.ended)
-            tid = lanes.of("host", span)
-            yield {"ph": "X", "cat": "host", "name": call.name, "pid": pid, "tid": tid, **span, "args": {**_source(call.loc), "thread": call.thread}}
+        if stream not in latest and (above := latest.get(stream.rpartition("/")[0])) is not None and stream:
+            yield from _flow("fork", above[0], event, flows)
+        latest[stream] = event, ended
 
 
 def _source(loc: Loc | None) -> dict[str, str]:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
-import weakref
 from typing import Any
 
-import pytest
-
 import lmc
-from lmc import measured
-from lmc.backend.base import Result
 from tests.ir.test_layout import apart
 
 
@@ -32,8 +26,7 @@ def nasty(s, q):
 
 
 def _asks(program: lmc.Program) -> list[dict[str, Any]]:
-    (trace,) = json.loads(program.explain(format="json"))["traces"]
-    return [op for op in trace["ops"] if op["op"] in ("gen", "select")]
+    return [op for op in json.loads(program.explain(format="json"))["ops"] if op["op"] in ("gen", "select")]
 
 
 def test_costs_belong_to_the_op_on_the_path_that_each_run_took() -> None:
@@ -67,38 +60,55 @@ def test_nothing_is_known_before_a_run_but_what_is_expected() -> None:
     assert "passes of the model, as expected" in program.explain()
 
 
-def test_ways_out_are_counted_with_their_reasons() -> None:
+def test_arms_have_the_counts_of_the_runs_that_took_them() -> None:
+    answers = {"kind": lambda text, _: "long" if "1" in text else "short", "answer": lambda *_: "x"}
+    program = lmc.compile(ask, backend=lmc.Mock(answers=answers))
+    assert not any("taken" in op["text"] for op in json.loads(program.explain(format="json"))["ops"])
+    program.batch([{"q": q} for q in ("1", "2", "1")])
+    (switch,) = [op for op in json.loads(program.explain(format="json"))["ops"] if op["op"] == "switch"]
+    assert "{taken = [2, 1]}" in switch["text"]
+
+
+@lmc.function
+def turning(s, docs):
+    for doc in docs:
+        s += doc + lmc.gen("x", max_tokens=2)
+    if "never" in s["x"]:
+        return None
+    s += "end" + lmc.gen("y", max_tokens=2)
+
+
+def test_turns_of_a_loop_are_one_op_and_an_arm_that_asks_nothing_is_counted() -> None:
+    program = lmc.compile(turning, backend=lmc.Mock(), ahead="off")
+    program(docs=["a", "b", "c"])
+    program(docs=["a"])
+    turn, end = _asks(program)
+    assert turn["measured"]["count"] == 4 and end["measured"]["count"] == 2
+    found = json.loads(program.explain(format="json"))
+    assert any("{taken = [0, 2]}" in op["text"] for op in found["ops"])
+
+
+def test_lines_that_the_graph_does_not_show_are_counted_apart() -> None:
+    scope: dict[str, Any] = {"lmc": lmc}
+    exec(compile("def hidden(s):\n    s += lmc.gen('h', max_tokens=2)", "<no source>", "exec"), scope)
+    hidden = scope["hidden"]
+
     @lmc.function
-    def odd(s, q):
-        s += q + lmc.gen("a", max_tokens=4)
-        raise ValueError(s["a"])
+    def program(s, q):
+        s += q + lmc.gen("a", max_tokens=2)
+        hidden(s)
 
-    program = lmc.compile(odd, backend=lmc.Mock())
-    for state in program.batch([{"q": "x"}, {"q": "y"}], errors="return"):
-        assert isinstance(state.error(), ValueError)
-    (trace,) = json.loads(program.explain(format="json"))["traces"]
-    assert all(reason in program.explain(format="html") for reason in trace["replayed"])
+    compiled = lmc.compile(program, backend=lmc.Mock())
+    compiled(q="x").sync()
+    assert "Asked by lines that the graph does not show" in compiled.explain(format="html")
+    assert "calls what cannot be followed: hidden" in compiled.explain()
 
 
-def test_the_ledger_is_bounded_and_keeps_no_answer_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "RUNS_KEPT", 3)
+def test_what_was_asked_ahead_is_told() -> None:
     program = lmc.compile(ask, backend=lmc.Mock())
-    program.batch([{"q": f"question {i}"} for i in range(10)])
-    (traced,) = program.traces()
-    assert len(traced.ledger) == 3 and traced.ledger.runs == 10
-
-    class Watched(Result):
-        __slots__ = ("__weakref__",)
-
-    for done in (False, True):
-        result = Watched()
-        if done:
-            result.fail(ValueError())
-        pending = measured.Pending(result)
-        gone = weakref.ref(result)
-        del result
-        gc.collect()
-        assert gone() is None and pending.spent is None
+    program(q="x")
+    assert re.search(r"so far: 1 runs; \d+ requests asked ahead \(certain\), \d+ used, \d+ wasted", program.explain())
+    assert set(json.loads(program.explain(format="json"))["ahead"]) == {"asked", "used", "wasted"}
 
 
 def test_a_page_escapes_what_a_program_says_and_asks_nobody() -> None:
@@ -117,13 +127,12 @@ def test_a_program_and_its_graph_show_themselves_in_a_notebook() -> None:
     assert "<svg" in program._repr_html_() and "<svg" in program.graph()._repr_html_()
 
 
-def test_a_program_that_nothing_is_captured_of_says_so() -> None:
+def test_a_program_without_source_says_that_nothing_of_it_is_known() -> None:
     scope: dict[str, Any] = {}
     exec("def sourceless(s, q):\n    s += q", scope)
     program = lmc.compile(lmc.function(scope["sourceless"]), backend=lmc.Mock())
-    with pytest.warns(lmc.CaptureWarning):
-        program(q="x")
-    assert "Runs in the interpreter" in program.explain(format="html")
+    program(q="x")
+    assert "the evaluation stopped" in program.explain()
 
 
 def test_every_box_leads_to_a_row() -> None:

@@ -5,27 +5,20 @@ Recorded are times and numbers, never the text of a prompt or an answer. All tim
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from threading import get_ident
 from time import perf_counter
-from typing import Any, TypeVar
-
-from lmc.errors import Loc
-
-T = TypeVar("T")
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class HostCall:
-    """A call of the program's own code. `run` is the number of the run."""
+class Ran:
+    """A run: the program's name, its number in its batch, when it began, and the records of what it asked, as they are when they are read."""
 
-    run: int
     name: str
-    loc: Loc | None
+    item: int
     began: float
-    ended: float
-    thread: int
+    records: Callable[[], Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +49,8 @@ class Recorder:
     """What happened since it was made. Parts of a run append to it from any thread."""
 
     began: float = field(default_factory=perf_counter)
-    runs: list[Any] = field(default_factory=list[Any])  # what the owner of the runs notes
-    calls: list[HostCall] = field(default_factory=list[HostCall])
+    runs: list[Ran] = field(default_factory=list[Ran])
     batches: list[Batch] = field(default_factory=list[Batch])
-
-    def timed(self, run: int, fn: Callable[..., Any], loc: Loc | None, call: Callable[[], T]) -> T:
-        """Makes a call of the program's own code and notes how long it took."""
-        began = perf_counter()
-        try:
-            return call()
-        finally:
-            self.called(run, fn, loc, began)
-
-    def called(self, run: int, fn: Callable[..., Any], loc: Loc | None, began: float) -> None:
-        name = getattr(fn, "__qualname__", None) or type(fn).__name__
-        self.calls.append(HostCall(run, name, loc, began, perf_counter(), get_ident()))
 
 
 recorder: Recorder | None = None

@@ -115,7 +115,7 @@ def _steps(graph: Graph) -> list[Step]:
             if parent is not None and parent.block != label:
                 step.case = _case(graph, parent.block, label)
         alone = len(following) == 1 and value not in goes_on
-        further = [p for p in goes_on.get(value, ()) if children.get(p) or p in goes_on]
+        further = [p for p in goes_on.get(value, list[Value]()) if children.get(p) or p in goes_on]
         starts += [(step, param, None, False) for param in reversed(further)]
         starts += [(step, _prompt(child), child, alone) for child in reversed(following)]
     return list(reversed(roots)) if len(roots) > 1 else roots

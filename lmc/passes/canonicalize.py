@@ -1,7 +1,6 @@
 """One way to say each prompt: appends merged, text joined, empty text gone. Text and tokens stay the same.
 
 An append or concat with a single use that can take it in (an append's prompt, an operand of text) is absorbed there.
-A concat with operands that may not be text keeps its own place, where it would raise.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def _takes_in(op: Op, i: int, producer: Op | None) -> bool:
     if producer is None:
         return False
     same_prompt = op.kind == "append" and i == 0 and producer.kind == "append"
-    return same_prompt or (producer.kind == "concat" and _is_text(producer.operands))
+    return same_prompt or producer.kind == "concat"
 
 
 def _is_text(operands: Sequence[Operand]) -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from lmc.backend.base import Backend
 from lmc.backend.pins import Pins
 from lmc.chat import CHATML
 from lmc.config import default_backend, has_default_backend
 from lmc.frontend.interpreter import Function
+from lmc.frontend.tracing import graph_of
 from lmc.ir.core import Graph
 from lmc.passes.manager import Pass, PassManager, Planned, Target, pipeline_for
+from lmc.runahead.annotations import Annotations, annotate
 
 
 class Planner:
@@ -21,6 +25,38 @@ class Planner:
         self.function, self.outputs, self.opt, self.aggressive = fn, outputs, opt, aggressive
         self.pins = Pins()
         self._lock = threading.RLock()
+        self._graph: Graph | None = None
+        self._annotations: list[tuple[Target, Annotations]] = []
+
+    def graph(self) -> Graph:
+        """What is known of the program: as it was drawn last, or before any run, with unknown arguments."""
+        with self._lock:
+            if self._graph is None:
+                self._graph = graph_of(self.function)
+            return self._graph
+
+    def lower(self, bound: inspect.BoundArguments) -> Graph:
+        """Draw the graph for arguments like these."""
+        with self._lock:
+            self._graph = graph_of(self.function, **_by_name(self.function, bound))
+            self._annotations.clear()
+            return self._graph
+
+    def adopt(self, graph: Graph) -> None:
+        """Go on from a graph that was saved, or edited."""
+        with self._lock:
+            self._graph = graph
+            self._annotations.clear()
+
+    def annotations(self, target: Target) -> Annotations:
+        """What the plan for a target says of the addresses that runs ask at."""
+        with self._lock:
+            graph = self.graph()
+            found = next((known for of, known in self._annotations if of == target), None)
+            if found is None:
+                found = annotate(self.planned(graph, target).graph)
+                self._annotations.append((target, found))
+            return found
 
     def pipeline(self, target: Target) -> tuple[Pass, ...]:
         return pipeline_for(target, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive)
@@ -28,6 +64,12 @@ class Planner:
     def planned(self, graph: Graph, target: Target) -> Planned:
         """A graph after the pipeline."""
         return PassManager(self.pipeline(target)).plan(graph, target)
+
+
+def _by_name(function: Function, bound: inspect.BoundArguments) -> dict[str, Any]:
+    """Arguments by the names of the program's parameters, without its state."""
+    names = list(function.signature.parameters)
+    return {name: value for name, value in bound.arguments.items() if name != names[0]}
 
 
 def target_of(backend: Backend | None, greedy: bool = False) -> Target:

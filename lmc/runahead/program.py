@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from lmc.backend import recording
 from lmc.backend.base import Backend, Counters
 from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.frontend import aio
@@ -204,7 +205,10 @@ class Program:
         run = emitter.run
         source = None if policy is Ahead.OFF else self.make_source(self.function, bound, state)
         run = run._replace(begin=None)
-        emitter.run = run._replace(ledger=Ledger(run, policy, source, self.profile, stream=state.stream))
+        ledger = Ledger(run, policy, source, self.profile, stream=state.stream)
+        emitter.run = run._replace(ledger=ledger)
+        if recording.recorder is not None:
+            recording.recorder.runs.append(recording.Ran(self.function.name, run.item, perf_counter(), lambda: tuple(ledger.records)))
 
     def _during(self, runs: int, options: Options) -> AbstractContextManager[None]:
         """Take what a call or batch costs, however it ends."""

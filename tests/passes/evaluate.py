@@ -13,7 +13,7 @@ from typing import Any
 
 from lmc.chat import CHATML, ChatTemplate
 from lmc.ir.core import DEFAULT, Graph, Op, Value, exact
-from lmc.prompt import Mark
+from lmc.prompt import Mark, Special
 
 
 def digest(x: object) -> int:
@@ -235,7 +235,7 @@ class _Run:
 
 _RULES: Mapping[str, Any] = {
     "ctx.new": lambda run, op, values: Prompt(),
-    "append": lambda run, op, values: values[0].plus(*values[1:]),
+    "append": lambda run, op, values: values[0].plus(*(x if isinstance(x, str | Special | Mark | Lazy) else repr(x) for x in values[1:])),
     "image": lambda run, op, values: values[0].plus(("image", repr(values[1]))),
     "video": lambda run, op, values: values[0].plus(("video", repr(values[1:]))),
     "role.begin": _Run.role_begin,

@@ -92,14 +92,21 @@ def test_a_concat_used_twice_is_not_copied() -> None:
     """)  # fmt: skip
 
 
-def test_a_concat_of_what_may_not_be_text_stays() -> None:
-    check_unchanged("canonicalize", """
+def test_a_concat_of_what_may_not_be_text_is_put_into_a_prompt_and_stands_for_text_elsewhere() -> None:
+    check("canonicalize", """
         %c0 = ctx.new()
         %v = py.f(%essay)
         %a = concat(%v)
         %b = concat("x", %v)
         %c1 = append(%c0, %a, %b)
-        return(none, %c1)
+        %d = concat(%v)
+        return(%d, %c1)
+    """, """
+        %c0 = ctx.new()
+        %v = py.f(%essay)
+        %c1 = append(%c0, %v, "x", %v)
+        %d = concat(%v)
+        return(%d, %c1)
     """)  # fmt: skip
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
-from lmc.frontend.capture.evaluation import Evaluation, Outcome
+from lmc.frontend.capture.evaluation import Evaluation, Frame, Outcome
 from lmc.frontend.capture.outside import Snapshot
-from lmc.frontend.capture.values import NOTHING, Unknown
+from lmc.frontend.capture.values import Unknown
 from lmc.frontend.interpreter import Function
-from lmc.frontend.tracing.emitter import GraphEmitter
+from lmc.frontend.tracing.emitter import LATER, GraphEmitter
 from lmc.frontend.tracing.regions import GraphDomain
 from lmc.ir.builder import Builder, without_unused_params
 from lmc.ir.core import Graph, Type, Value
@@ -46,13 +47,32 @@ class _GraphEvaluation(Evaluation):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        adopt = self.adopt
-        self.adopt = lambda x: x if isinstance(x, Unknown) else adopt(x)
+        adopt: Callable[[Any], Any] = self.outside.adopt
+
+        def keeping(x: Any) -> Any:
+            return x if isinstance(x, Unknown) else adopt(x)
+
+        self.adopt = keeping
 
     def _state_method(self, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name == "fork" and any(isinstance(a, Unknown) for a in (*args, *kwargs.values())):
             args, kwargs = [1], {}
         return super()._state_method(x, name, args, kwargs)
+
+
+    def _run(self, frame: Frame) -> Any:
+        """Calls a function. Of a helper that asks nothing and cannot be followed to its end, nothing is left but the call."""
+        skippable = self.may_skip(frame, frame) and frame.code is not None and not frame.code.is_lambda
+        if not skippable:
+            return super()._run(frame)
+        emitter = self.emitter
+        assert isinstance(emitter, GraphEmitter)
+        given, undo = [x for x in frame.vars.values() if isinstance(x, Unknown)], emitter.save()
+        found = super()._run(frame)
+        if isinstance(found, Unknown) and found.note is None:
+            undo()
+            found.note = emitter.unknown("decided by what is not known", [emitter.operand(x) for x in given], frame.code.name)  # type: ignore[union-attr]
+        return found
 
 
 def _arguments(function: Function, given: dict[str, Any], emitter: GraphEmitter) -> tuple[list[Any], dict[str, Any]]:
@@ -68,7 +88,7 @@ def _arguments(function: Function, given: dict[str, Any], emitter: GraphEmitter)
             continue
         else:
             value = emitter.parameter(name, _TYPES.get(p.annotation, "any"))
-            x = Unknown(None, value)
+            x = Unknown(LATER, value)
         if p.kind is inspect.Parameter.POSITIONAL_ONLY:
             args.append(x)
         elif p.kind is inspect.Parameter.VAR_KEYWORD:
@@ -87,15 +107,11 @@ def _end(evaluation: Evaluation, emitter: GraphEmitter, outcome: Outcome) -> Non
     if outcome.stopped_at is not None:
         prompts: list[Value] = emitter.leaves()
         stopped = emitter.unknown(f"the evaluation stopped: {outcome.reason}", prompts)
-        domain.returns(evaluation, Unknown(NOTHING, stopped))
+        domain.returns(evaluation, Unknown(LATER, stopped))
     elif outcome.raised is not None:
-        emitter.builder.terminate("raise", (emitter.operand(_shown(outcome.raised)),), loc=emitter.loc)
+        domain.raises(outcome.raised)
     else:
         domain.returns(evaluation, outcome.value)
-
-
-def _shown(raised: Any) -> str:
-    return f"{type(raised).__name__}: {raised}" if isinstance(raised, BaseException) else getattr(getattr(raised, "cls", None), "__name__", "an exception")
 
 
 __all__ = ["graph_of", "traced"]

@@ -1,5 +1,9 @@
 """What the states of an evaluation write to when a graph is wanted: each prompt is a value, each operation an op."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of an evaluation are Any by nature)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lmc.errors import LmcError, Loc
-from lmc.frontend.capture.values import NOTHING, Deps, Unknown
+from lmc.frontend.capture.values import Deps, Unknown
 from lmc.frontend.emitter import Gathered, Scoped, Stored, Taken
 from lmc.frontend.host import HostFunction
 from lmc.frontend.options import Options
@@ -20,10 +24,12 @@ from lmc.prompt import Special, dtype_constraint, fixed
 if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Evaluation
 
+LATER: Deps = frozenset(["a run"])
+"""What is understood, and known as soon as there is a run."""
 _LITERALS = (str, int, float, bool, bytes, type(None))
 _MOST = 32
 """Items of a list that are named one by one."""
-_TEXTS = frozenset("fstring str repr format strip lstrip rstrip lower upper title capitalize casefold replace join removeprefix removesuffix zfill center ljust rjust".split())
+_TEXTS = frozenset("str repr format strip lstrip rstrip lower upper title capitalize casefold replace join removeprefix removesuffix zfill center ljust rjust".split())
 _TESTS = frozenset("eq ne lt le gt ge in not_in is is_not not all any startswith endswith isdigit isalpha isinstance bool".split())
 
 
@@ -109,9 +115,9 @@ class GraphEmitter:
             label = self.above[label]
         return True
 
-    def unknown(self, reason: str, operands: Sequence[Operand] = (), calls: str | None = None) -> Value:
+    def unknown(self, reason: str, operands: Sequence[Operand] = (), calls: str | None = None, loc: Loc | None = None) -> Value:
         attrs: dict[str, Attr] = {"reason": reason} if calls is None else {"calls": calls, "reason": reason}
-        return self.emit("unknown", operands, attrs)[0]
+        return self.emit("unknown", operands, attrs, loc=loc)[0]
 
     def operand(self, x: Any) -> Operand:
         """A value of the evaluation as an operand."""
@@ -135,6 +141,8 @@ class GraphEmitter:
             return self.emit("py.part", [self.operand(x.answer)], types=["str"])[0]
         if isinstance(x, Scoped):
             return self._slice(x.until, x.since) if x.until is not None else self.unknown("an open scope")
+        if self.evaluation is not None and self.evaluation.is_lost(x):
+            return self.unknown("changed by what cannot be followed")
         if type(x) in (list, tuple, dict) and len(x) <= _MOST and not self._holds_itself(x, ()):
             items = [i for pair in x.items() for i in pair] if type(x) is dict else x
             return self.emit(f"py.{type(x).__name__}", [self.operand(i) for i in items])[0]
@@ -210,12 +218,16 @@ class GraphEmitter:
         texts = [self.operand(choices)] if isinstance(choices, Unknown) else [self.operand(c) for c in choices]
         attrs: dict[str, Attr] = {}
         given: list[Operand] = []
-        for name, x in (("method", expr.choices_method), ("temperature", expr.temperature)):
+        names: list[str] = []
+        known: dict[str, Any] = {"method": expr.choices_method, "temperature": expr.temperature}
+        for name, x in known.items():
             if isinstance(x, Unknown):
                 given.append(self.operand(x))
-                attrs["params"] = (*attrs.get("params", ()), name)  # type: ignore[misc]
-            elif x is not None:
+                names.append(name)
+            else:
                 attrs[name] = x if name == "temperature" else str(x)
+        if names:
+            attrs["params"] = tuple(names)
         return self._ask("select", ctx, [*texts, *given], {"name": expr.name, **self._address(stream, ordinal)}, attrs, expr.loc)
 
     def _ask(self, kind: str, ctx: Context, operands: Sequence[Operand], identity: Mapping[str, Attr], attrs: Mapping[str, Attr], loc: Loc | None) -> tuple[Context, Answered]:
@@ -257,36 +269,54 @@ class GraphEmitter:
 
     def text(self, ctx: Context, since: Context | None = None) -> Unknown:
         text = self.emit("ctx.text", (self.seen(ctx),))[0] if since is None else self._slice(ctx, since)
-        return Unknown(NOTHING or None, text)
+        return Unknown(LATER, text)
 
     def messages(self, ctx: Context) -> Unknown:
-        return Unknown(None, self.emit("ctx.messages", (self.seen(ctx),))[0])
+        return Unknown(LATER, self.emit("ctx.messages", (self.seen(ctx),))[0])
 
     def wait(self, ctx: Context) -> None:
         self.unknown("waits for the answers", [self.seen(ctx)])
 
     def error(self, ctx: Context) -> Unknown:
-        return Unknown(None, self.unknown("an error, if there is one", [self.seen(ctx)]))
+        return Unknown(LATER, self.unknown("an error, if there is one", [self.seen(ctx)]))
 
     def usage(self, answers: Iterable[Any], stream: str = "") -> Unknown:
-        return Unknown(None, self.unknown("what answers cost"))
+        return Unknown(LATER, self.unknown("what answers cost"))
 
     def nested(self, options: Options) -> GraphEmitter:
         return self
 
     def pure(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Unknown:
         given = [self.operand(x) for x in (*args, *kwargs.values())]
-        return Unknown(None, self.unknown("declared pure", given, fn.name))
+        return Unknown(LATER, self.unknown("declared pure", given, fn.name))
 
     def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Unknown:
-        """An op for a pure operation."""
+        """An op for a pure operation; text put together is a `concat`, whatever Python calls it."""
         name = name.lstrip(".").replace(" ", "_")
+        text = self._concatenated(name, operands)
+        if text is not None:
+            return Unknown(deps, text[0] if len(text) == 1 and isinstance(text[0], Value) else self.emit("concat", text)[0])
         given = [self.operand(x) for x in operands]
-        if name == "fstring":
-            return Unknown(deps, self.emit("concat", [self._text(x) for x in given])[0])
-        texts = all(isinstance(x, str) or (isinstance(x, Value) and x.type == "str") for x in given)
-        kind: Type = "str" if name in _TEXTS or (name == "add" and texts) else "bool" if name in _TESTS else "any"
+        kind: Type = "str" if name in _TEXTS else "bool" if name in _TESTS else "any"
         return Unknown(deps, self.emit(f"py.{name}", given, types=[kind])[0])
+
+    def _concatenated(self, name: str, operands: Sequence[Any]) -> list[Operand] | None:
+        """The texts that an operation puts together, if that is all it does."""
+        match name, tuple(operands):
+            case "fstring", parts:
+                return [self._text(self.operand(x)) for x in parts]
+            case ("format", (x, "")) | ("str", (x,)) if self._is_text(x):
+                return [self.operand(x)]
+            case ("add" | "iadd"), (a, b) if self._is_text(a) or self._is_text(b):
+                return [self._text(self.operand(a)), self._text(self.operand(b))]
+            case "join", (str() as separator, [*items]) if 0 < len(items) <= _MOST:
+                return [self._text(self.operand(x)) for item in items for x in (separator, item)][1:]
+            case _:
+                return None
+
+    @staticmethod
+    def _is_text(x: Any) -> bool:
+        return isinstance(x, str) or (isinstance(x, Unknown) and (isinstance(x.note, str) or (isinstance(x.note, Value) and x.note.type == "str")))
 
 
 def _holds_unknown(x: Any) -> bool:

@@ -1,5 +1,9 @@
 """What an evaluation can change: copied before an arm or a turn, put back for the next one, compared where they go on together."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of an evaluation are Any by nature)
+
 from __future__ import annotations
 
 from collections import deque
@@ -22,11 +26,12 @@ Slot = tuple[Any, Any]
 
 
 class Heap:
-    """Everything that a frame reaches and that can change, with what it held when this was made."""
+    """Everything that a frame reaches and that can change, with what it held when this was made. Globals are read when they are first
+    needed, so which names of them were read is no change."""
 
     def __init__(self, evaluation: Evaluation, frame: Frame) -> None:
         self.held: dict[int, tuple[Any, Any]] = {}
-        todo: list[Any] = [evaluation.states, evaluation.lost, _variables(frame), evaluation._globals]
+        todo: list[Any] = [evaluation.states, evaluation.lost, _variables(frame), tuple(evaluation._globals.values())]
         while todo:
             x = todo.pop()
             if id(x) in self.held or type(x) in ATOMS or isinstance(x, Unknown):

@@ -5,6 +5,10 @@ What a graph cannot say is left out, since it is advice: an undecided `return` o
 known items, are taken to go on.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# (values of an evaluation are Any by nature)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, Branch, Domain, Loop, Signal
-from lmc.frontend.capture.values import Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.values import Abandoned, Deps, Object, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.emitter import Scoped
 from lmc.frontend.state import State, StateGroup
 from lmc.frontend.tracing.emitter import Answered, Context, GraphEmitter
@@ -73,25 +77,33 @@ class GraphDomain(Domain):
         return self.emitter.operation(name, operands, deps)
 
     def call(self, evaluation: Evaluation, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        given = [self.emitter.operand(x) for x in (*args, *kwargs.values()) if not callable(x)]
-        name = getattr(fn, "name", None) or getattr(fn, "__name__", None)
+        given = [self.emitter.operand(x) for x in (*args, *kwargs.values()) if isinstance(x, Unknown) or not callable(x)]
+        name = "a value" if isinstance(fn, Unknown) else getattr(fn, "name", None) or getattr(fn, "__name__", None)
         return Unknown(None, self.emitter.unknown("unknown code", given, name if isinstance(name, str) else type(fn).__name__))
 
     # -- branches
 
+    def _is_left(self, evaluation: Evaluation, frame: Frame, deps: Deps) -> bool:
+        """Whether what is undecided here is skipped, since it is too deep. A helper that asks nothing is one value, as a whole."""
+        if evaluation.may_skip(frame, frame):
+            raise Abandoned(frame, deps)
+        return self.depth >= DEEPEST
+
     def branch(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Signal:
-        if self.depth >= DEEPEST:
+        if self._is_left(evaluation, frame, test.deps):
             return super().branch(evaluation, frame, test, site)
         ended = self._arms(evaluation, frame, test, site.loc, (site.then, site.orelse))
         return ended.signal
 
     def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Any:
-        if self.depth >= DEEPEST:
+        if self._is_left(evaluation, frame, test.deps):
             return super().choice(evaluation, frame, test, site)
         return self._arms(evaluation, frame, test, site.loc, (site.then, site.orelse), values=True).value
 
     def handlers(self, evaluation: Evaluation, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
         evaluation.blocked(deps)
+        if self._is_left(evaluation, frame, deps):
+            return super().handlers(evaluation, frame, deps, handlers, loc)
         for arm in handlers:
             raised = Unknown(deps, self.emitter.unknown("something raised"))
             empty = Arm(lambda _: None, arm.effects, arm.loc)
@@ -148,14 +160,15 @@ class GraphDomain(Domain):
             if evaluation.outcome.paused:
                 raise
         except (Undecided, Abandoned) as undecided:
+            if isinstance(undecided, Abandoned) and evaluation.may_skip(frame, frame):
+                raise
             evaluation.havoc(frame, arm.effects, undecided.deps)
             ended.value = Unknown(undecided.deps)
         ended.label, ended.heap = b.current, Heap(evaluation, frame)
         if b.terminated:
             ended.left, ended.returned, ended.turned = True, ended.signal is RETURN, ended.signal in (BREAK, CONTINUE)
         elif ended.error is not None:
-            value = ended.error.value
-            b.terminate("raise", (emitter.operand(value.args[0] if isinstance(value, BaseException) and value.args else str(value)),), loc=emitter.loc)
+            self.raises(ended.error.value)
             ended.left = True
         elif ended.signal is RETURN and self._is_program(evaluation, frame):
             self.returns(evaluation, frame.result)
@@ -176,6 +189,15 @@ class GraphDomain(Domain):
         held = [emitter.operand(state.variables[name]) for name in names]
         operands = (emitter.operand(value), emitter.seen(state.ctx), *held)
         self.builder.terminate("return", operands, {"vars": tuple(names)}, emitter.loc)
+
+    def raises(self, error: Any) -> None:
+        """Ends the run here, with an exception: its message, or the name of its class."""
+        message = error.args[0] if isinstance(error, BaseException) and error.args else error
+        if isinstance(message, Object):
+            message = message.args[0] if message.args else getattr(message.cls, "name", None) or message.cls.__name__
+        if isinstance(message, BaseException):
+            message = type(message).__name__
+        self.builder.terminate("raise", (self.emitter.operand(message),), loc=self.emitter.loc)
 
     def _all_left(self, evaluation: Evaluation, frame: Frame, ends: Sequence[Ended]) -> Ended:
         """Nothing goes on here: leaves as one of the arms did."""
@@ -309,26 +331,26 @@ class GraphDomain(Domain):
     # -- loops
 
     def loop(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: Loop) -> Signal:
-        if self.depth >= DEEPEST:
+        if self._is_left(evaluation, frame, items.deps):
             return super().loop(evaluation, frame, items, site)
 
         def turn(over: Operand) -> Signal:
             if site.bind is not None:
-                site.bind(frame, Unknown(None, self.emitter.unknown("an item", [over])))
+                site.bind(frame, Unknown(items.deps, self.emitter.unknown("an item", [over], loc=site.loc)))
             return site.body.run(frame)
 
         self._loop(evaluation, frame, items if site.bind is not None else None, site, turn)
         return site.orelse.run(frame)
 
     def comprehension(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: Loop) -> Any:
-        if self.depth >= DEEPEST:
+        if self._is_left(evaluation, frame, items.deps):
             return super().comprehension(evaluation, frame, items, site)
         found: list[Any] = []
 
         def turn(over: Operand) -> Signal:
             inner = frame.inner()
             assert site.bind is not None, "a comprehension binds its items"
-            site.bind(inner, Unknown(None, self.emitter.unknown("an item", [over])))
+            site.bind(inner, Unknown(items.deps, self.emitter.unknown("an item", [over], loc=site.loc)))
             found.append(site.body.run(inner))
             return None
 

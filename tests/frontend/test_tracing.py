@@ -1,0 +1,278 @@
+"""The graph of a program before any run: what it asks, in regions where that is undecided; nothing of it runs."""
+
+from __future__ import annotations
+
+import re
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+import lmc
+from examples import (
+    async_tools,
+    chat,
+    classify,
+    durable_research,
+    extraction,
+    judge,
+    react,
+    self_consistency,
+    tree_of_thought,
+)
+from lmc.frontend.tracing import graph_of, traced
+from lmc.ir import Graph, parse, print_graph, verify
+from lmc.passes.manager import Target, run_pipeline
+
+
+def body(graph: Graph) -> str:
+    """The blocks of a graph without places in the source."""
+    lines = re.sub(r' loc\("[^"]*":[0-9:]+\)', "", print_graph(graph)).splitlines()[2:-1]
+    return "\n".join(line.strip() for line in lines)
+
+
+def shows(function: Any, expected: str, **examples: Any) -> None:
+    graph = run_pipeline(graph_of(function, **examples), passes=(), kind="tokens")
+    verify(graph)
+    assert parse(print_graph(graph)) == graph
+    assert body(graph) == "\n".join(line.strip() for line in dedent(expected).strip().splitlines())
+
+
+@lmc.function
+def arms(s: Any, q: str) -> Any:
+    s += "Q: " + q + lmc.gen("a")
+    if s["a"] == "x":
+        s += "one" + lmc.gen("b")
+        label = "first"
+    else:
+        label = s["a"].strip() or "none"
+    s += label + lmc.gen("c", max_tokens=3)
+    return s["c"]
+
+
+def test_arms_go_on_together_with_what_they_bind() -> None:
+    """One asks and the other does not, so the address behind them is undecided."""
+    shows(arms, """
+        %c0 = ctx.new()
+        %x0 = concat("Q: ", %q)
+        %c1 = append(%c0, %x0)
+        %c2, %a, %m = gen(%c1) {name = "a", stream = "", ordinal = 0}
+        %p0: bool = py.eq(%a, "x")
+        switch(%p0) [true -> ^b0, _ -> ^b1] then ^b2
+        ^b0:
+        %c3 = append(%c2, "one")
+        %c4, %b, %m.1 = gen(%c3) {name = "b", stream = "", ordinal = 1}
+        yield("first", %c4, %b)
+        ^b1:
+        %x1: str = py.strip(%a)
+        %v0 = py.choice(%x1, %x1, "none")
+        yield(%v0, %c2, none)
+        ^b2(%v1: any, %c5: ctx, %v2: any):
+        %c6 = append(%c5, %v1)
+        %c7, %c, %m.2 = gen(%c6) {name = "c", stream = "", ordinal = 2, shifted = true, max_tokens = 3}
+        return(%c, %c7, %a, %v2, %c) {vars = ["a", "b", "c"]}
+    """)  # fmt: skip
+
+
+@lmc.function
+def leaving(s: Any) -> Any:
+    s += lmc.select("ok", choices=["yes", "no"])
+    if s["ok"] == "no":
+        return "no"
+    if s["ok"] != "yes":
+        raise ValueError("neither: " + s["ok"])
+    s += lmc.gen("x")
+    return s["x"]
+
+
+def test_an_arm_that_leaves_is_beside_the_way_that_goes_on() -> None:
+    shows(leaving, """
+        %c0 = ctx.new()
+        %c1, %ok, %m = select(%c0, "yes", "no") {name = "ok", stream = "", ordinal = 0, method = "token_length_normalized", temperature = 0.0}
+        %p0: bool = py.eq(%ok, "no")
+        switch(%p0) [true -> ^b0, _ -> ^b1]
+        ^b0:
+        return("no", %c1, %ok) {vars = ["ok"]}
+        ^b1:
+        %p1: bool = py.ne(%ok, "yes")
+        switch(%p1) [true -> ^b2, _ -> ^b3]
+        ^b2:
+        %x0 = concat("neither: ", %ok)
+        raise(%x0)
+        ^b3:
+        %c2, %x, %m.1 = gen(%c1) {name = "x", stream = "", ordinal = 1}
+        return(%x, %c2, %ok, %x) {vars = ["ok", "x"]}
+    """)  # fmt: skip
+
+
+@lmc.function
+def child(s: Any, tip: str) -> Any:
+    s += tip + lmc.gen("t")
+    return s["t"]
+
+
+@lmc.function
+def looping(s: Any, docs: Any) -> Any:
+    for d in docs:
+        if not d:
+            continue
+        s += d
+        if "stop" in d:
+            break
+    found = [child(tip=d).ret_value for d in docs]
+    while "ok" not in s.text():
+        s += "Again: " + lmc.gen("x")
+    return found
+
+
+def test_a_loop_over_unknown_items_is_one_region() -> None:
+    shows(looping, """
+        %c0 = ctx.new()
+        loop(%docs, %c0) [_ -> ^body] then ^after
+        ^body(%c1: ctx):
+        %v0 = unknown(%docs) {reason = "an item"}
+        %p0: bool = py.not(%v0)
+        switch(%p0) [true -> ^b0, _ -> ^b1] then ^b2
+        ^b0:
+        continue(%c1)
+        ^b1:
+        yield()
+        ^b2:
+        %c2 = append(%c1, %v0)
+        %p1: bool = py.in("stop", %v0)
+        switch(%p1) [true -> ^b3, _ -> ^b4] then ^b5
+        ^b3:
+        break(%c2)
+        ^b4:
+        yield()
+        ^b5:
+        yield(%c2)
+        ^after(%c3: ctx):
+        loop(%docs, none) [_ -> ^body.1] then ^after.1
+        ^body.1(%v1: any):
+        %v2 = unknown(%docs) {reason = "an item"}
+        %c4 = ctx.new()
+        %c5 = append(%c4, %v2)
+        %c6, %t, %m = gen(%c5) {name = "t", stream = "/c0", ordinal = 0}
+        yield(%t)
+        ^after.1(%v3: any):
+        %x0 = ctx.text(%c3)
+        %p2: bool = py.in("ok", %x0)
+        loop(none, %c3) [_ -> ^body.2] then ^after.2
+        ^body.2(%c7: ctx):
+        %x1 = ctx.text(%c7)
+        %p3: bool = py.in("ok", %x1)
+        %c8 = append(%c7, "Again: ")
+        %c9, %x, %m.1 = gen(%c8) {name = "x", stream = "", ordinal = 0}
+        yield(%c9)
+        ^after.2(%c10: ctx):
+        %v4 = unknown() {reason = "only Python knows"}
+        return(%v3, %c10, %v4) {vars = ["x"]}
+    """)  # fmt: skip
+
+
+def clean(text: str) -> str:
+    if text.startswith("-"):
+        return text[1:]
+    return text
+
+
+@lmc.function
+def helped(s: Any, n: int, tool: Any) -> Any:
+    forks = s.fork(n)
+    for f in forks:
+        f += lmc.gen("x")
+        tool(clean(f["x"]))
+    try:
+        v = int(forks[0]["x"])
+    except ValueError:
+        s += "not a number" + lmc.gen("y")
+        v = 0
+    s += f"{v}"
+    return s
+
+
+def test_helpers_that_ask_nothing_and_unknown_code_are_values_and_a_fork_of_unknown_size_is_one_branch() -> None:
+    shows(helped, """
+        %c0 = ctx.new()
+        %c1, %x, %m = gen(%c0) {name = "x", stream = "/0.0", ordinal = 0}
+        %v0 = unknown(%x) {calls = "clean", reason = "decided by what is not known"}
+        %v1 = unknown(%v0) {calls = "a value", reason = "unknown code"}
+        %v2 = py.int(%x)
+        %v3 = unknown() {reason = "something raised"}
+        switch(%v3) [true -> ^b0, _ -> ^b1] then ^b2
+        ^b0:
+        %c2 = append(%c0, "not a number")
+        %c3, %y, %m.1 = gen(%c2) {name = "y", stream = "", ordinal = 0}
+        yield(0, %c3, %y)
+        ^b1:
+        yield(%v2, %c0, none)
+        ^b2(%v4: any, %c4: ctx, %v5: any):
+        %x0: str = py.format(%v4, "")
+        %c5 = append(%c4, %x0)
+        return(%c5, %c5, %v5) {vars = ["y"]}
+    """)  # fmt: skip
+
+
+@lmc.function
+def lent(s: Any, tool: Any) -> None:
+    f = s.fork(1)[0]
+    f += "unread" + lmc.gen("x")
+    tool(f)
+    f += "more" + lmc.gen("y")
+
+
+def test_a_state_that_unknown_code_had_is_lost_and_its_asks_may_be_read() -> None:
+    graph = graph_of(lent)
+    assert 'unknown(%c2) {reason = "unknown code may have extended the prompt"}' in body(graph)
+    planned = run_pipeline(graph)
+    assert [op.attr("lazy", False) for op in planned.ops() if op.kind == "gen"] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("function", "examples", "asks"),
+    [
+        (judge.judge, {}, ["select", "gen", "gen", "gen", "gen"]),
+        (chat.chat, {}, ["gen"]),
+        (chat.chat, {"questions": ["a", "b"]}, ["gen", "gen"]),
+        (classify.classify, {}, ["select"]),
+        (extraction.extract, {}, ["gen"]),
+        (react.react, {}, ["select", "gen"] * 4),
+        (react.react, {"max_steps": 2}, ["select", "gen"] * 2),
+        (self_consistency.vote, {}, ["gen"] * 10),
+        (tree_of_thought.solve, {}, None),
+        (async_tools.guide, {}, ["gen", "gen"]),
+        (durable_research.research, {}, ["gen"] * 7),
+    ],
+)
+def test_examples_show_what_they_ask_before_any_run(function: Any, examples: dict[str, Any], asks: list[str] | None) -> None:
+    graph, outcome = traced(function, examples)
+    assert outcome.stopped_at is None
+    found = [op.kind for op in graph.ops() if op.kind in ("gen", "select")]
+    assert found == asks if asks is not None else (found.count("gen"), found.count("select")) == (6, 4)
+    assert parse(print_graph(graph)) == graph
+    for kind in ("tokens", "chat"):
+        verify(run_pipeline(graph, kind=kind), "planned")
+
+
+def test_the_plan_of_an_example_has_its_groups_and_prefixes() -> None:
+    text = body(run_pipeline(graph_of(judge.judge)))
+    assert text.count("group = [0, 3]") == 3 and text.count("prefill(") == 2 and "@fsm0" in text
+    assert Target().kind == "tokens"
+
+
+def test_tracing_runs_nothing_of_the_program() -> None:
+    calls: list[str] = []
+
+    @lmc.host
+    def act(x: str) -> str:
+        calls.append(x)
+        return x
+
+    @lmc.function
+    def acting(s: Any, q: str) -> None:
+        calls.append("in the program")
+        s += act(q) + lmc.gen("x")
+
+    assert [op.kind for op in graph_of(acting, q="x").ops() if op.kind == "gen"] == ["gen"]
+    assert calls == []
