@@ -713,13 +713,18 @@ class Prompt:
 
     def submit(self, backend: Backend, ask: Gen | Select, hints: Hints | None = None) -> Prompt:
         """This prompt followed by the answer to `ask`, which the backend starts on at once."""
-        handle = backend.submit(self.handle, self._segments(ask), hints)
+        handle = backend.submit(self._begun(), self._segments(ask), hints)
         return Prompt(self, (), handle.results[0], handle, ())
 
     def prefill(self, backend: Backend, hints: Hints | None = None) -> Prompt:
         """This prompt with its tail handed to the backend, so that descendants share the work."""
-        handle = backend.prefill(self.handle, self._segments(), hints)
+        handle = backend.prefill(self._begun(), self._segments(), hints)
         return Prompt(self, (), None, handle, ())
+
+    def _begun(self) -> Handle | None:
+        """The backend's handle to go on from; a deferred request is made now."""
+        begin = getattr(self.handle, "begin", None)
+        return self.handle if begin is None else begin()
 
     def _segments(self, *ask: Gen | Select) -> tuple[Segment, ...]:
         tail = self.tail

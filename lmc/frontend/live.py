@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lmc.backend.base import Backend, Beyond, Hints, Output, Result, Usage, check_supported
+from lmc.backend.deferred import is_asked
 from lmc.config import settings
 from lmc.errors import CancelledError, LmcError
 from lmc.frontend.emitter import taken
@@ -29,8 +30,8 @@ class RunLedger(Protocol):
     stream: str
     calls: Any
 
-    def ask(self, address: Any, before: Prompt, ask: Gen | Select, send: Callable[[], Prompt]) -> Prompt:
-        """Return `before` followed by the answer to a request: one that was made ahead and is equal, else what `send` makes."""
+    def ask(self, address: Any, before: Prompt, ask: Gen | Select, run: Run) -> Prompt:
+        """Return `before` followed by the answer to a request: one that was made ahead and is equal, else the program's own."""
         ...
 
     def wait(self, results: Sequence[Result]) -> None:
@@ -152,8 +153,8 @@ class LiveEmitter:
         backend, limits, hints, journal = self.run.backend, self.run.limits, self.run.hints(), self.run.journal
         send = lambda: before.submit(backend, ask, hints)
         if (ledger := self.run.ledger) is not None:
-            address, ask_backend = (self.run.seed, self.run.item, *place), send
-            send = lambda: ledger.ask(address, before, ask, ask_backend)
+            run, address = self.run, (self.run.seed, self.run.item, *place)
+            send = lambda: ledger.ask(address, before, ask, run)
         known = send if journal is None else lambda: journal.ask(before, ask, (place,), send, other=self._ahead(place))
         if limits is None:
             return known()
@@ -205,19 +206,21 @@ class LiveEmitter:
         return ctx.text(since)
 
     def messages(self, ctx: Prompt) -> list[dict[str, str]]:
-        self.wait(ctx)
+        self._wait([*_answers(ctx)])
         return ctx.messages()
 
     def wait(self, ctx: Prompt) -> None:
-        self._wait([*_answers(ctx)])
+        self._wait([*filter(is_asked, _answers(ctx))])
 
     def error(self, ctx: Prompt) -> BaseException | None:
         self.wait(ctx)
-        return next((answer.error for answer in _answers(ctx) if answer.error is not None), None)
+        return next((answer.error for answer in _answers(ctx) if answer.error is not None), None)  # of what was asked
 
     def usage(self, answers: Iterable[Result], stream: str = "") -> Usage:
         total = Usage()
-        for answer in answers:
+        for answer in dict.fromkeys(answers):
+            if not is_asked(answer):
+                continue
             self._wait((answer,))
             if answer.error is None:
                 total += answer.output().usage

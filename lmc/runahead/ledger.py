@@ -25,6 +25,7 @@ from lmc.frontend.live import Run
 from lmc.prompt import Excerpt, Gen, Image, Prompt, Select
 from lmc.runahead.calls import CallsAhead
 from lmc.runahead.profile import Profile, reading_line
+from lmc.runahead.submitting import RunPlan
 from lmc.waiting import Signal
 
 
@@ -93,12 +94,14 @@ class Ledger:
     source   says what comes next; None: nothing is asked ahead
     profile  what earlier runs of the program have taught
     stream   of the run's root state
+    plan     how requests are submitted, by their addresses; None: as they come
     idle     whether no other program of the batch is ready to run (an evaluation would hold it up)
     """
 
     def __init__(
-        self, run: Run, policy: Ahead, source: Source | None, profile: Profile, *, stream: str = "", idle: Callable[[], bool] | None = None,
+        self, run: Run, policy: Ahead, source: Source | None, profile: Profile, *, stream: str = "", idle: Callable[[], bool] | None = None, plan: RunPlan | None = None,
     ) -> None:  # fmt: skip
+        self.plan = plan
         self.run, self.policy, self.source, self.profile, self.stream, self.idle = run, policy, source, profile, stream, idle
         self.calls: CallsAhead | None = None  # made when the first one is
         self.asked: dict[Address, tuple[Prompt, Gen | Select, Prompt]] = {}
@@ -116,11 +119,11 @@ class Ledger:
 
     # -- Python's own requests
 
-    def ask(self, address: Address, before: Prompt, ask: Gen | Select, send: Callable[[], Prompt]) -> Prompt:
-        """Return `before` followed by the answer to Python's request: a guess's that is equal, else what `send` makes."""
+    def ask(self, address: Address, before: Prompt, ask: Gen | Select, run: Run) -> Prompt:
+        """Return `before` followed by the answer to Python's request: a guess's that is equal, else its own."""
         guess = self._take(address, before, ask) if self.guesses else None
         if guess is None:
-            after = send()
+            after = before.submit(run.backend, ask, run.hints()) if self.plan is None else self.plan.submit(self, address, before, ask, run)
             self._fresh = True
         else:
             after = Prompt(before, (), guess.result, guess.after.handle, ())
@@ -129,6 +132,13 @@ class Ledger:
         kind = "gen" if ask.__class__ is Gen else "select"
         self.records.append(Record(address, kind, ask.name, ask.loc, after.result, "no" if guess is None else "used"))
         return after
+
+    def equal(self, address: Address, other: tuple[str, int], before: Prompt, ask: Gen | Select) -> Prompt | None:
+        """The prompt with the answer to an equal request that Python made at another address of the run, at temperature 0."""
+        entry = self.asked.get((address[0], address[1], f"{self.stream}{other[0]}", other[1]))
+        if entry is None or not _repeatable(ask) or not same_request(entry[1], ask) or content(entry[0]) != content(before):
+            return None
+        return entry[2]
 
     def _take(self, address: Address, before: Prompt, ask: Gen | Select) -> Guess | None:
         with self._lock:
@@ -180,7 +190,10 @@ class Ledger:
             if len(self.guesses) >= MAX_OPEN or self.profile.is_off(ask.loc) or not self._affordable(before, ask):
                 return None
             try:
-                after = before.submit(run.backend, ask, (run.hints() or Hints())._replace(guess=True))
+                if self.plan is None:
+                    after = before.submit(run.backend, ask, (run.hints() or Hints())._replace(guess=True))
+                else:
+                    after = self.plan.submit(self, address, before, ask, run, ahead=True)
             except LmcError as error:  # raised where Python asks it, if it does
                 if logs("ahead"):
                     log("ahead", f"refused at {address}: {error}")
@@ -317,6 +330,8 @@ class Ledger:
                 self._drop(guess)
             self._by_content.clear()
             self.asked.clear()
+            if self.plan is not None:
+                self.plan.close()
             if self.calls is not None:
                 self.calls.close()
                 self.calls = None

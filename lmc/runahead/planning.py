@@ -9,8 +9,9 @@ from typing import Any
 
 from lmc.backend.base import Backend
 from lmc.backend.pins import Pins
-from lmc.chat import CHATML
-from lmc.config import default_backend, has_default_backend
+from lmc.chat import CHATML, ChatTemplate
+from lmc.config import default_backend, has_default_backend, log
+from lmc.errors import LmcError
 from lmc.frontend.interpreter import Function
 from lmc.frontend.tracing import graph_of
 from lmc.ir.core import Graph
@@ -26,7 +27,8 @@ class Planner:
         self.pins = Pins()
         self._lock = threading.RLock()
         self._graph: Graph | None = None
-        self._annotations: list[tuple[Target, Annotations]] = []
+        self._annotations: dict[tuple[str, int, bool], Annotations] = {}
+        self._templates: list[ChatTemplate] = []
 
     def graph(self) -> Graph:
         """What is known of the program: as it was drawn last, or before any run, with unknown arguments."""
@@ -48,15 +50,21 @@ class Planner:
             self._graph = graph
             self._annotations.clear()
 
-    def annotations(self, target: Target) -> Annotations:
-        """What the plan for a target says of the addresses that runs ask at."""
-        with self._lock:
-            graph = self.graph()
-            found = next((known for of, known in self._annotations if of == target), None)
-            if found is None:
-                found = annotate(self.planned(graph, target).graph)
-                self._annotations.append((target, found))
-            return found
+    def annotations(self, backend: Backend, greedy: bool) -> Annotations:
+        """What the plan for a backend says of the addresses that runs ask at. A program that cannot be drawn or planned has none."""
+        template = backend.chat_template
+        key = (backend.capabilities.name, id(template), greedy)
+        found = self._annotations.get(key)
+        if found is None:
+            with self._lock:
+                try:
+                    found = annotate(self.planned(self.graph(), target_of(backend, greedy)).graph)
+                except LmcError as error:  # such as a role that the template lacks: raised where the program gets there
+                    log("ahead", f"{self.function.name} runs without a plan: {error}")
+                    found = Annotations()
+                self._annotations[key] = found
+                self._templates.append(template)  # so that its id stays its own
+        return found
 
     def pipeline(self, target: Target) -> tuple[Pass, ...]:
         return pipeline_for(target, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive)

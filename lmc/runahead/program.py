@@ -17,7 +17,7 @@ from lmc.backend.base import Backend, Counters
 from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.interpreter import ACTIVE, Function
-from lmc.frontend.live import LiveEmitter
+from lmc.frontend.live import LiveEmitter, Run
 from lmc.frontend.options import PROGRAM_OPTIONS, Options
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import State
@@ -26,6 +26,7 @@ from lmc.passes.manager import Target, run_pipeline
 from lmc.runahead.ledger import Ahead, Ledger, Source
 from lmc.runahead.planning import Planner, target_of
 from lmc.runahead.profile import Profile
+from lmc.runahead.submitting import RunPlan
 
 if TYPE_CHECKING:
     from lmc.runahead.saved import SavedFile
@@ -205,10 +206,15 @@ class Program:
         run = emitter.run
         source = None if policy is Ahead.OFF else self.make_source(self.function, bound, state)
         run = run._replace(begin=None)
-        ledger = Ledger(run, policy, source, self.profile, stream=state.stream)
+        ledger = Ledger(run, policy, source, self.profile, stream=state.stream, plan=self._plan(run, state.stream))
         emitter.run = run._replace(ledger=ledger)
         if recording.recorder is not None:
             recording.recorder.runs.append(recording.Ran(self.function.name, run.item, perf_counter(), lambda: tuple(ledger.records)))
+
+    def _plan(self, run: Run, stream: str) -> RunPlan | None:
+        """How a run's requests are submitted; None: as they come."""
+        annotations = self.planner.annotations(run.backend, run.defaults.temperature == 0)
+        return RunPlan(annotations, self.planner.pins, run.backend, stream) if len(annotations) else None
 
     def _during(self, runs: int, options: Options) -> AbstractContextManager[None]:
         """Take what a call or batch costs, however it ends."""

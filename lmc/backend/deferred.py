@@ -1,0 +1,86 @@
+"""Requests that are made when somebody wants their answer: what nothing is known to read costs nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from lmc.backend.base import Handle, Output, Result
+
+
+class Deferred(Result):
+    """An answer that is asked for when somebody waits for it, reads it or watches it."""
+
+    __slots__ = ("_lock", "_submit", "handle")
+
+    def __init__(self, submit: Callable[[], Handle]) -> None:
+        super().__init__()
+        self._submit: Callable[[], Handle] | None = submit
+        self._lock = threading.RLock()
+        self.handle: Handle | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether it was asked for."""
+        return self._submit is None
+
+    def begin(self) -> Handle | None:
+        """Ask, if nobody did; the backend's handle, or None if it refused, which is then this answer's error."""
+        with self._lock:
+            submit, self._submit = self._submit, None
+            if submit is not None:
+                try:
+                    self.handle = submit()
+                except Exception as error:  # raised where the answer is read
+                    self.fail(error)
+        if submit is not None and self.handle is not None:
+            self.handle.results[0].on_change(self._follow)
+        return self.handle
+
+    def _follow(self, answer: Result) -> None:
+        if answer.done:
+            self._complete(answer.answer, answer.error)
+
+    def on_change(self, notify: Callable[[Result], None]) -> None:
+        self.begin()
+        super().on_change(notify)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.begin()
+        return super().wait(timeout)
+
+    def output(self) -> Output:
+        self.begin()
+        return super().output()
+
+    def stream(self) -> Iterator[str]:
+        self.begin()
+        return super().stream()
+
+
+def is_asked(answer: Result) -> bool:
+    """Whether an answer was asked for, or will be without anybody reading it."""
+    return answer.__class__ is not Deferred or answer.begun  # type: ignore[attr-defined]
+
+
+class DeferredHandle:
+    """The prompt with a deferred answer: going on from it asks."""
+
+    __slots__ = ("__weakref__", "_result", "results")
+
+    def __init__(self, result: Deferred) -> None:
+        self._result = result
+        self.results: Sequence[Result] = (result,)
+
+    def begin(self) -> Handle:
+        """The backend's own handle. Raises what the backend refused the request with."""
+        handle = self._result.begin()
+        if handle is None:
+            assert self._result.error is not None
+            raise self._result.error
+        return handle
+
+    def cancel(self) -> None:
+        """Stop the request, if it was made."""
+        if self._result.handle is not None:
+            self._result.handle.cancel()
