@@ -306,10 +306,10 @@ class Function:
 
     async def _acall(self, state: State, bound: inspect.BoundArguments) -> None:
         """Runs an async program on the running loop, which it does not hold while it reads an answer."""
-        if _run_of(state).journal is not None:
+        if (journal := _run_of(state).journal) is not None:
             with _running(state), self._recorded(state) as run:
                 state.ret_value = await run(state, *bound.args[1:], **bound.kwargs)
-            return
+            return await aio.after(journal.unanswered(), lambda: None)
         limits = _run_of(state).limits
         if limits is not None and limits.timed:
             return await self._timed_call(state, bound, limits)

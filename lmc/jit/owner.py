@@ -182,12 +182,9 @@ class Owner:
         run.root.live.cancel()
 
     def ended(self, run: Run) -> None:
-        """A run is over: what it cost goes to the ledger of its tree, and its journal is told."""
+        """A run is over: what it cost goes to the ledger of its tree."""
         self.stats.wasted += run.wasted
         root: Root = run.root
-        if run.journal is not None and not run.stream:
-            asked = [after.result for _, _, after in run.answers.values()]
-            run.error = root.live.run.journal.ended(run.error, asked)  # type: ignore[union-attr,arg-type]  # the same; an ask has a result
         if root.traced is not None:
             root.traced.ledger.note(run)
         if recording.recorder is not None:
