@@ -44,6 +44,7 @@ from lmc.durable.reaches import (
     names_language,
 )
 from lmc.durable.snapshots import LAZY, Drawn
+from lmc.errors import JournalError, Loc
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import StateGroup
 from lmc.frontend.tools import call_tool
@@ -257,6 +258,33 @@ def _is_of_pydantic(fn: Any) -> bool:
         init = getattr(cls.__init__, "__module__", "")
         return init == "pydantic.type_adapter" or (init == "pydantic.main" and hasattr(cls, "__pydantic_fields__"))
     return getattr(fn, "__module__", None) in ("pydantic.main", "pydantic.type_adapter")
+
+
+def refuse_unseen_calls(cls: type) -> None:
+    """Raises JournalError for a class of the program's own whose operators, properties and the like call what would be an effect.
+
+    Python calls these by itself, so nobody sees what they call. Classes that the program defines while it runs are instrumented, and may.
+    """
+    members: dict[str, Any] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        members |= dict.fromkeys(vars(base)) if from_library(base) else vars(base)
+    for name, member in members.items():
+        functions = [member.fget, member.fset, member.fdel] if isinstance(member, property) else [member.func] if isinstance(member, functools.cached_property) else [
+            member if name.startswith("__") and name not in _SEEN else None]  # fmt: skip
+        for fn in functions:
+            if not isinstance(fn, types.FunctionType) or is_instrumented(fn.__code__):
+                continue
+            called = [fn.__globals__.get(used) for used in fn.__code__.co_names]
+            unseen = next((x for x in called if isinstance(x, types.FunctionType | types.BuiltinFunctionType) and kind_of(x) in (Kind.EITHER, Kind.EFFECT)), None)
+            if unseen is not None:
+                raise JournalError(
+                    f"a run that makes a {cls.__qualname__} cannot be journaled: Python calls its {name} by itself, and so {unseen.__name__}() would be called "
+                    f"again when the run is resumed. Mark {unseen.__name__} @lmc.host, which records it wherever it is called, or @lmc.pure",
+                    loc=Loc(fn.__code__.co_filename, fn.__code__.co_firstlineno))  # fmt: skip
+
+
+_SEEN = frozenset({"__init__", "__new__", "__call__", "__post_init__", "__repr__", *_MANAGING})
+"""Methods that the program or a constructor calls, or whose effects matter to nobody."""
 
 
 def makes_coroutine(fn: Any) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, get_origin
 
 from lmc import codec
 from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
-from lmc.durable.effects import MANAGERS, Kind, is_idempotent, kind_of, makes_coroutine
+from lmc.durable.effects import MANAGERS, Kind, is_idempotent, kind_of, makes_coroutine, refuse_unseen_calls
 from lmc.durable.instrument import is_instrumented, twin
 from lmc.durable.reaches import class_names_language, from_library, holds_language, is_of_lmc, reaches
 from lmc.durable.run import RunJournal
@@ -53,6 +53,8 @@ class Recorder:
             found = self.callee(origin)
             return fn if found is origin else found
         kind = kind_of(fn)
+        if isinstance(fn, type) and kind in (Kind.AGAIN, Kind.OWN) and not is_of_lmc(fn):
+            refuse_unseen_calls(fn)
         found = fn if kind is Kind.AGAIN else self.own(fn) if kind is Kind.OWN else _Call(self, fn, kind)
         if isinstance(fn, types.FunctionType | type | HostFunction) and "<locals>" not in getattr(fn, "__qualname__", ""):  # else it would live longer than in Python
             self._callees[id(fn)] = fn, found
@@ -177,6 +179,7 @@ class Recorder:
 
     def _constructor(self, cls: Any) -> Callable[..., Any]:
         """What makes instances of a class as `type` does, with its `__init__` looked at."""
+        refuse_unseen_calls(cls)
         init, post = cls.__init__, getattr(cls, "__post_init__", None)
 
         def make(*args: Any, **kwargs: Any) -> Any:

@@ -250,6 +250,8 @@ DONE_AGAIN = {
     "models_that_refuse": "and what the validators of models do",
     "exceptions_that_only_their_library_makes": "models again",
     "exceptions_that_only_their_library_makes_leave": "models again",
+    "the_current_exception": "an exception that a tool raises again is another object",
+    "taken_last": "Python asks a mapping for its keys by itself",
     "numbers_for_unordered_calls_that_were_made_ahead": "a tool changes a global, which is not in the journal",
 }
 """Programs that durability.md excepts where they are taken up again."""

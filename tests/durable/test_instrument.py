@@ -413,3 +413,39 @@ def handles(s: Any) -> Any:
 
 def test_tracebacks_have_the_frames_of_the_program_alone(tmp_path: Path) -> None:
     assert handles.run(backend=lmc.Mock(), journal=tmp_path / "j").ret_value == ["handles", "fails"]
+
+
+class Ordered:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def __lt__(self, other: Any) -> bool:
+        return tool(self.state["a"]) < tool(other.state["a"])
+
+
+class OrderedByMarked(Ordered):
+    def __lt__(self, other: Any) -> bool:
+        return marked(self.state["a"]) < marked(other.state["a"])
+
+
+@lmc.function
+def orders(s: Any, cls: Any) -> Any:
+    forks = s.fork(3)
+    for f in forks:
+        f += lmc.gen("a", max_tokens=2, temperature=1.0)
+    return [x.state["a"] for x in sorted([cls(f) for f in forks])]
+
+
+@lmc.function
+def orders_by_marked(s: Any) -> Any:
+    return orders(cls=OrderedByMarked).ret_value
+
+
+def test_calls_that_nobody_sees_are_refused_unless_they_record_themselves(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match=r"a run that makes a Ordered cannot be journaled: Python calls its __lt__ by itself, and so tool\(\).*@lmc.host"):
+        orders.run(Ordered, backend=lmc.Mock(), journal=tmp_path / "j")
+    CALLS.clear()
+    expected = orders_by_marked.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "k").ret_value
+    assert CALLS
+    CALLS.clear()
+    assert orders_by_marked.run(backend=lmc.Mock(), journal=tmp_path / "k").ret_value == expected and not CALLS

@@ -1013,8 +1013,8 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello\n")
     with pytest.raises(JournalError, match="not a journal of lmc"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "text")
-    (tmp_path / "new").write_text("lmc-journal 4 0 {}\n")
-    with pytest.raises(JournalError, match="format 4; this lmc reads format 5"):
+    (tmp_path / "new").write_text("lmc-journal 5 0 {}\n")
+    with pytest.raises(JournalError, match="format 5; this lmc reads format 6"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "new")
     with pytest.raises(JournalError, match="No such file"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "no" / "where")
