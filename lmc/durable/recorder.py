@@ -44,6 +44,8 @@ class Recorder:
 
     def callee(self, fn: Any) -> Any:
         """What stands for `fn` in a call: itself, its instrumented twin, or what records the call."""
+        if type(getattr(fn, "__self__", None)) in _PLAIN:
+            return fn
         known = self._callees.get(id(fn))
         if known is not None and known[0] is fn:
             return known[1]
@@ -252,6 +254,8 @@ class _Call:
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, HostFunction)
+_PLAIN = frozenset({State, str, dict, set, int, float, bytes})
+"""Types none of whose methods call a function that they are handed."""
 _TAKES_CLASSES = frozenset({"map", "filter", "sorted", "min", "max", "sort", "reduce", "starmap"})
 """What calls a class that it is handed as a function."""
 
