@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmc import codec
@@ -126,12 +126,15 @@ class Answers:
         if result.done and (places := self._late.pop(result, None)) is not None:
             self.journal.add((places, self, result))
 
-    def settle(self, error: BaseException | None, asked: Iterable[Result] = ()) -> None:
+    def unanswered(self) -> list[Result]:
+        """What was asked and is not there yet."""
+        return [result for result in self._asked if not result.done]
+
+    def settle(self, error: BaseException | None) -> None:
         """The run is over: waits for what it asked, unless it failed, and writes what was late."""
         if error is None:
-            for result in (*asked, *self._asked):
-                if not result.done:
-                    result.wait()
+            for result in self.unanswered():
+                result.wait()
         self._asked.clear()
         for result in list(self._late):
             self._came(result)  # the thread that completed it may not have come to say so, and then the journal would be closed

@@ -232,7 +232,7 @@ class Calls(Answers):
         if isinstance(value, JournalError | InDoubtEffect):
             return
         record: Record
-        index = next((i for i, a in enumerate(args) if a is value and codec.can_change(a)), None)
+        index = next((i for i, a in enumerate(args) if a is value and (codec.can_change(a) or callable(a))), None)
         try:
             if index is not None:
                 record = ["argument", index]

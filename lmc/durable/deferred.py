@@ -1,4 +1,4 @@
-"""What stands for awaitables of host code in a run that is taken up again."""
+"""What stands for awaitables of host code in a run that is resumed."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
@@ -26,7 +26,7 @@ def made_by(name: str, number: int) -> MadeBy:
 
 
 class Deferred:
-    """Stands for what a call gave to await, in a run that is taken up again: the call is made again if it is awaited after all.
+    """Stands for what a call gave to await, in a run that is resumed: the call is made again if it is awaited after all.
 
     kind        its type's name
     of          what awaiting it is a call of

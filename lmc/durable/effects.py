@@ -44,6 +44,7 @@ from lmc.durable.reaches import (
     names_language,
 )
 from lmc.durable.snapshots import LAZY, Drawn
+from lmc.errors import JournalError, Loc
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import StateGroup
 from lmc.frontend.tools import call_tool
@@ -77,6 +78,8 @@ def kind_of(fn: Any) -> Kind:
         return Kind.AGAIN
     if cls is type(_cached) and (_only_computes(fn) or is_instrumented(getattr(fn.__wrapped__, "__code__", None))):
         return Kind.AGAIN
+    if cls.__module__ in _COMPUTE:
+        return Kind.CALLS_BACK
     call = vars(cls).get("__call__") or getattr(cls, "__call__", None)  # noqa: B004
     return Kind.OWN if isinstance(call, types.FunctionType) and not from_library(cls) and (names_language(call) or holds_language(fn)) else Kind.EITHER
 
@@ -84,7 +87,7 @@ def kind_of(fn: Any) -> Kind:
 def _of_function(fn: types.FunctionType) -> Kind:
     if is_instrumented(fn.__code__):
         return Kind.AGAIN
-    if is_of_lmc(fn):
+    if is_of_lmc(fn) or fn.__module__ in _LOGS:
         return Kind.AGAIN
     if fn in BEGINS_TASKS:
         return Kind.MAKES_COROUTINE if makes_coroutine(fn) else Kind.EITHER
@@ -94,7 +97,7 @@ def _of_function(fn: types.FunctionType) -> Kind:
         return Kind.EFFECT
     if fn in _MADE_AGAIN:
         return Kind.AGAIN
-    if fn in _HOLD_FUNCTIONS or _is_of_pydantic(fn) or _only_computes(fn):
+    if _is_of_pydantic(fn) or _only_computes(fn):
         return Kind.CALLS_BACK
     if names_language(fn) or (not from_library(fn) and (inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn))):
         return Kind.OWN
@@ -103,6 +106,8 @@ def _of_function(fn: types.FunctionType) -> Kind:
 
 def _of_class(cls: type) -> Kind:
     if issubclass(cls, BaseException | pathlib.PurePath) or cls in _OWN_DATA or cls in _MADE_AGAIN or is_of_lmc(cls) or _only_makes_data(cls) or _is_of_pydantic(cls):
+        return Kind.AGAIN
+    if cls.__module__ == "builtins" and cls not in (map, filter):
         return Kind.AGAIN
     if cls.__module__ == "builtins" or cls.__module__ in _COMPUTE:
         return Kind.CALLS_BACK
@@ -147,9 +152,9 @@ def _of_builtin(fn: Any) -> Kind:
         return Kind.CALLS_BACK
     if fn.__module__ == "builtins":
         return Kind.EFFECT if name in _OUTSIDE else Kind.CALLS_BACK if name in _CALL_BACK else Kind.AGAIN
-    if fn in _MADE_AGAIN:
+    if fn in _MADE_AGAIN or fn.__module__ in _LOGS:
         return Kind.AGAIN
-    return Kind.CALLS_BACK if fn in _HOLD_FUNCTIONS or _only_computes(fn) else Kind.EITHER
+    return Kind.CALLS_BACK if _only_computes(fn) else Kind.EITHER
 
 
 _BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
@@ -160,6 +165,8 @@ MANAGERS = {
     contextlib.asynccontextmanager(lambda: (x async for x in ())).__code__: contextlib.asynccontextmanager,  # type: ignore[arg-type]
 }
 """What makes managers of generator functions, by the code of what it makes of one."""
+_LOGS = frozenset({"logging", "warnings", "_warnings"})
+"""What names the line that calls it, so that nothing may stand between: a run that is resumed says it again."""
 BEGINS_TASKS = frozenset({asyncio.gather, asyncio.create_task, asyncio.ensure_future, asyncio.wait_for, asyncio.shield})
 
 
@@ -170,9 +177,9 @@ _TURNS = frozenset({asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, a
                     threading.Semaphore, threading.BoundedSemaphore})  # fmt: skip
 """What a run's own tasks and threads take turns by: entered and left again, it ends as it was."""
 _MADE_AGAIN = frozenset({copy.copy, copy.deepcopy, functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at, asyncio.get_running_loop,
-               asyncio.get_event_loop, threading.Lock, threading.RLock, *_TURNS})  # fmt: skip
+               asyncio.get_event_loop, threading.Lock, threading.RLock, sys._getframe, sys.exc_info, sys.exception,  # pyright: ignore[reportPrivateUsage]
+               inspect.currentframe, *_TURNS})  # fmt: skip
 _RANDOM = frozenset({random.Random, random.SystemRandom})
-_HOLD_FUNCTIONS = frozenset({functools.reduce, functools.cmp_to_key, functools.lru_cache, functools.cache})
 _CHANGE_NOTHING = frozenset({
     asyncio.sleep, *[getattr(time, n) for n in ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")],
     datetime.date.today, datetime.datetime.now, *[getattr(datetime.datetime, n) for n in ("today", "utcnow")], uuid.uuid1, uuid.uuid4, os.getenv, os.getcwd, os.urandom,
@@ -202,8 +209,9 @@ _COMPUTING: Mapping[str, str] = {
     "zlib": "crc32 adler32",
 }  # fmt: skip
 """Functions of Python that only compute with what they are handed: no files, no clock, no state. By name, because importing them here would cost every program."""
-_COMPUTE = frozenset({"_bisect", "_heapq", "_operator", "bisect", "cmath", "collections", "dataclasses", "heapq", "itertools", "math", "operator", "statistics"})
-"""Modules all of whose functions do."""
+_COMPUTE = frozenset({"_bisect", "_heapq", "_operator", "_functools", "abc", "bisect", "cmath", "collections", "contextlib", "dataclasses", "enum",
+                      "functools", "heapq", "itertools", "math", "operator", "statistics", "typing"})
+"""Modules all of whose functions and classes do, or define something."""
 _MODULES_OF: Mapping[str, Sequence[str]] = {
     name: [module for module, names in _COMPUTING.items() if name in names.split()] for names in _COMPUTING.values() for name in names.split()
 }
@@ -250,6 +258,33 @@ def _is_of_pydantic(fn: Any) -> bool:
         init = getattr(cls.__init__, "__module__", "")
         return init == "pydantic.type_adapter" or (init == "pydantic.main" and hasattr(cls, "__pydantic_fields__"))
     return getattr(fn, "__module__", None) in ("pydantic.main", "pydantic.type_adapter")
+
+
+def refuse_unseen_calls(cls: type) -> None:
+    """Raises JournalError for a class of the program's own whose operators, properties and the like call what would be an effect.
+
+    Python calls these by itself, so nobody sees what they call. Classes that the program defines while it runs are instrumented, and may.
+    """
+    members: dict[str, Any] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        members |= dict.fromkeys(vars(base)) if from_library(base) else vars(base)
+    for name, member in members.items():
+        functions = [member.fget, member.fset, member.fdel] if isinstance(member, property) else [member.func] if isinstance(member, functools.cached_property) else [
+            member if name.startswith("__") and name not in _SEEN else None]  # fmt: skip
+        for fn in functions:
+            if not isinstance(fn, types.FunctionType) or is_instrumented(fn.__code__):
+                continue
+            called = [fn.__globals__.get(used) for used in fn.__code__.co_names]
+            unseen = next((x for x in called if isinstance(x, types.FunctionType | types.BuiltinFunctionType) and kind_of(x) in (Kind.EITHER, Kind.EFFECT)), None)
+            if unseen is not None:
+                raise JournalError(
+                    f"a run that makes a {cls.__qualname__} cannot be journaled: Python calls its {name} by itself, and so {unseen.__name__}() would be called "
+                    f"again when the run is resumed. Mark {unseen.__name__} @lmc.host, which records it wherever it is called, or @lmc.pure",
+                    loc=Loc(fn.__code__.co_filename, fn.__code__.co_firstlineno))  # fmt: skip
+
+
+_SEEN = frozenset({"__init__", "__new__", "__call__", "__post_init__", "__repr__", *_MANAGING})
+"""Methods that the program or a constructor calls, or whose effects matter to nobody."""
 
 
 def makes_coroutine(fn: Any) -> bool:

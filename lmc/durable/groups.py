@@ -21,7 +21,7 @@ from lmc.backend.base import Output, Result, Usage
 from lmc.durable.columns import packed_numbers, packed_rows, unpacked
 from lmc.errors import JournalError
 
-VERSION = 5
+VERSION = 6
 MAGIC = "lmc-journal"
 
 Record = list[Any]

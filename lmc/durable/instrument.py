@@ -46,6 +46,11 @@ def _awaited(x: Any) -> Any:
     return x if recorder is None else recorder.awaited(x)
 
 
+def _managed(x: Any) -> Any:
+    recorder = RECORDING.get()
+    return x if recorder is None else recorder.managed(x)
+
+
 def _clean(_: Any) -> None:
     error = sys.exception()
     if error is not None:
@@ -92,9 +97,21 @@ class _Rewrite(ast.NodeTransformer):
         node.func = _hooked("resolve", node.func)
         return node
 
+    def visit_FunctionDef(self, node: Any) -> ast.AST:
+        self.generic_visit(node)
+        node.decorator_list = [_hooked("resolve", decorator) for decorator in node.decorator_list]  # Python calls them
+        return node
+
+    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
+
     def visit_Await(self, node: ast.Await) -> ast.AST:
         self.generic_visit(node)
         node.value = _hooked("awaited", node.value)
+        return node
+
+    def visit_withitem(self, node: ast.withitem) -> ast.AST:
+        self.generic_visit(node)
+        node.context_expr = _hooked("managed", node.context_expr)
         return node
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
@@ -170,7 +187,7 @@ def _takes_all(pattern: ast.pattern) -> bool:
 
 
 _MARK = "\0lmc "
-_HOOKS = {_MARK + "resolve": _Hook(_resolve), _MARK + "awaited": _Hook(_awaited), _MARK + "clean": _Hook(_clean)}
+_HOOKS = {_MARK + "resolve": _Hook(_resolve), _MARK + "awaited": _Hook(_awaited), _MARK + "managed": _Hook(_managed), _MARK + "clean": _Hook(_clean)}
 
 
 def _hooked(name: str, x: ast.expr) -> ast.expr:

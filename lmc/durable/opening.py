@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _FEW = 1000
-"""Passes of the garbage collector through younger objects for one through all, while a batch is taken up that has ended."""
+"""Passes of the garbage collector through younger objects for one through all, while a batch is resumed that has ended."""
 LARGEST = 1 << 20
 """Bytes of a run's arguments that a journal holds; of larger ones it has the digest."""
 

@@ -11,15 +11,16 @@ import contextlib
 import functools
 import gc
 import inspect
+import sys
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, get_origin
 
 from lmc import codec
 from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
-from lmc.durable.effects import MANAGERS, Kind, is_idempotent, kind_of, makes_coroutine
+from lmc.durable.effects import MANAGERS, Kind, is_idempotent, kind_of, makes_coroutine, refuse_unseen_calls
 from lmc.durable.instrument import is_instrumented, twin
-from lmc.durable.reaches import from_library, reaches
+from lmc.durable.reaches import class_names_language, from_library, holds_language, is_of_lmc, reaches
 from lmc.durable.run import RunJournal
 from lmc.durable.snapshots import drawn
 from lmc.errors import JournalError
@@ -43,6 +44,8 @@ class Recorder:
 
     def callee(self, fn: Any) -> Any:
         """What stands for `fn` in a call: itself, its instrumented twin, or what records the call."""
+        if type(getattr(fn, "__self__", None)) in _PLAIN:
+            return fn
         known = self._callees.get(id(fn))
         if known is not None and known[0] is fn:
             return known[1]
@@ -52,10 +55,16 @@ class Recorder:
             found = self.callee(origin)
             return fn if found is origin else found
         kind = kind_of(fn)
+        if isinstance(fn, type) and kind in (Kind.AGAIN, Kind.OWN) and not is_of_lmc(fn):
+            refuse_unseen_calls(fn)
         found = fn if kind is Kind.AGAIN else self.own(fn) if kind is Kind.OWN else _Call(self, fn, kind)
-        if isinstance(fn, types.FunctionType | type | HostFunction):
+        if isinstance(fn, types.FunctionType | type | HostFunction) and "<locals>" not in getattr(fn, "__qualname__", ""):  # else it would live longer than in Python
             self._callees[id(fn)] = fn, found
         return found
+
+    def forget(self) -> None:
+        """The program is over: nothing of it lives on."""
+        self._callees.clear()
 
     def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call of a function that is marked, from code that is not instrumented."""
@@ -70,7 +79,7 @@ class Recorder:
         task = self.journal.task(self.stream, fn, args, kwargs, caller_loc(), is_own_coroutine)
         if task is not None:
             return task
-        if kind is not Kind.EFFECT and reaches((*args, *kwargs.values())):
+        if kind is not Kind.EFFECT and reaches((fn, *args, *kwargs.values())):
             return self._handed_language(fn, args, kwargs)
         if kind is Kind.MAKES_COROUTINE or getattr(fn, "__self__", None) in self.journal.effects.tasks:
             with beyond_hooks():
@@ -84,12 +93,17 @@ class Recorder:
         """An effect. Raises JournalError where it was handed the program's own coroutines when it was made."""
         args, kwargs = tuple([drawn(x, self.going_on) for x in args]), {name: drawn(x, self.going_on) for name, x in kwargs.items()}
         made: list[bool] = []
+        if (fn is eval or fn is exec) and len(args) == 1:
+            frame = program_frame()
+            call = lambda: fn(*args, frame.f_globals, frame.f_locals)
+        else:
+            call = lambda: fn(*args, **kwargs)
 
         def make() -> tuple[bool, Any]:
             made.append(True)
             try:
                 with beyond_hooks():
-                    return True, fn(*args, **kwargs)
+                    return True, call()
             except BaseException as error:  # handed on
                 return False, error
 
@@ -167,6 +181,7 @@ class Recorder:
 
     def _constructor(self, cls: Any) -> Callable[..., Any]:
         """What makes instances of a class as `type` does, with its `__init__` looked at."""
+        refuse_unseen_calls(cls)
         init, post = cls.__init__, getattr(cls, "__post_init__", None)
 
         def make(*args: Any, **kwargs: Any) -> Any:
@@ -197,6 +212,17 @@ class Recorder:
         x = self.journal.wait(self.stream, x, loc)
         return _as_host(x if self.limits is None else self.limits.wait(x, loc))
 
+    def managed(self, x: Any) -> Any:
+        """What stands for a manager: itself, unless its methods are the program's own."""
+        cls = type(x)
+        names = ("__enter__", "__exit__") if hasattr(cls, "__enter__") else ("__aenter__", "__aexit__")
+        methods = [getattr(cls, name, None) for name in names]
+        own = all(isinstance(m, types.FunctionType) and not is_instrumented(m.__code__) for m in methods) and not from_library(cls) and not is_of_lmc(cls)
+        if not own or not (class_names_language(cls) or holds_language(x)):
+            return x
+        enter, leave = [types.MethodType(self._twin(m), x) for m in methods]
+        return type("Managed", (), dict(zip(names, (lambda _: enter(), lambda _, *error: leave(*error)), strict=True)))()
+
     def decided(self, loc: str, test: str, answer: bool) -> None:
         self.journal.decided(loc, test, answer)
 
@@ -221,8 +247,15 @@ class _Call:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.recorder.made(self.fn, self.kind, args, kwargs)
 
+    def __str__(self) -> str:
+        """As Python names the function, where it cannot be called with what it is handed."""
+        name, module = getattr(self.fn, "__qualname__", None), getattr(self.fn, "__module__", None)
+        return str(self.fn) if name is None else f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
+
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, HostFunction)
+_PLAIN = frozenset({State, str, dict, set, int, float, bytes})
+"""Types none of whose methods call a function that they are handed."""
 _TAKES_CLASSES = frozenset({"map", "filter", "sorted", "min", "max", "sort", "reduce", "starmap"})
 """What calls a class that it is handed as a function."""
 
@@ -234,8 +267,19 @@ def recording(fn: Callable[..., Any], described: str, journal: RunJournal, state
     if not isinstance(fn, types.FunctionType):
         raise JournalError(f"{described} cannot be journaled: it is no function with a source, but a {type(fn).__name__}")
     found = recorder.own(fn)
-    with recorder.going_on():
-        yield found
+    try:
+        with recorder.going_on():
+            yield found
+    finally:
+        recorder.forget()
+
+
+def program_frame() -> types.FrameType:
+    """The frame of the program, which calls this through those of lmc."""
+    frame = sys._getframe()  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return frame
 
 
 @contextlib.contextmanager

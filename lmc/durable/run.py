@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
-from lmc.backend.base import Result
 from lmc.durable.calls import Calls
 from lmc.durable.deferred import Deferred, drop, inner_of
 from lmc.durable.effects import AWAITED_AGAIN, WAIT_FOR, arguments_digest, awaited_call
@@ -184,9 +183,9 @@ class RunJournal(Calls):
 
     # -- the run
 
-    def ended(self, error: BaseException | None, asked: Iterable[Result] = ()) -> BaseException | None:
-        """The run is over; gives the error that it ended with. Waits for what it asked: `asked`, and what no compiled run did."""
-        self.settle(error, asked)
+    def ended(self, error: BaseException | None) -> BaseException | None:
+        """The run is over; gives the error that it ended with. Waits for what it asked."""
+        self.settle(error)
         if self._effects is not None:
             self._intend_all()  # tasks that nobody has awaited may begin yet
         error = self.broken or error

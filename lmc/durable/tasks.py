@@ -1,6 +1,6 @@
 """Tasks that a journaled program begins: of its own coroutines, and of those of host code.
 
-They are no effects: they begin again when the run is taken up. What they ask and call is in the journal by itself, a coroutine of host code as if
+They are no effects: they begin again when the run is resumed. What they ask and call is in the journal by itself, a coroutine of host code as if
 the program awaited it.
 """
 

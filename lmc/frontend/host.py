@@ -39,6 +39,10 @@ class Recorder(Protocol):
         """Return what instrumented code awaits in place of `x`."""
         ...
 
+    def managed(self, x: Any) -> Any:
+        """Return what a `with` of instrumented code enters and leaves in place of `x`."""
+        ...
+
     def decided(self, loc: str, test: str, answer: bool) -> None:
         """Note which way the program goes at a test."""
         ...

@@ -320,6 +320,8 @@ class Function:
             if limits is not None and limits.timed:
                 running = limits.wait(running, self._awaits_at)
             state.ret_value = await running
+        if run.journal is not None:
+            await aio.after(run.journal.unanswered(), lambda: None)
 
     def _awaits_at(self, error: BaseException) -> Loc | None:
         """Where in the program an exception came out of what it awaited."""

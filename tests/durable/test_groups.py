@@ -66,12 +66,11 @@ def late(seed: int) -> lmc.Mock:
 
 
 @pytest.mark.usefixtures("_small")
-@pytest.mark.parametrize("opt", [0, 1])
-def test_answers_that_come_late_are_those_of_the_interpreter(tmp_path: Path, opt: int) -> None:
+def test_answers_that_come_late_are_those_of_the_interpreter(tmp_path: Path) -> None:
     items = [{"q": f"q{i}"} for i in range(12)]
     program.run_batch(items, backend=lmc.Mock(), seed=1, journal=tmp_path / "slow")
     expected = without_ids(known(tmp_path / "slow"))
-    fast = lmc.compile(program, opt=opt)
+    fast = lmc.compile(program)
     for n, batch in enumerate((fast.batch, fast.batch, partial(program.run_batch, num_threads=8), fast.batch)):
         directory = tmp_path / str(n)
         texts = [s.text() for s in batch(items, backend=late(n), seed=1, journal=directory)]
@@ -99,9 +98,8 @@ def one_by_one(s: Any, q: str) -> Any:
             s += inner(of=s["c"]).ret_value
 
 
-@pytest.mark.parametrize("opt", [0, 1])
-def test_answers_of_a_run_are_in_the_order_in_which_they_were_asked(tmp_path: Path, opt: int) -> None:
-    fast = lmc.compile(one_by_one, opt=opt)
+def test_answers_of_a_run_are_in_the_order_in_which_they_were_asked(tmp_path: Path) -> None:
+    fast = lmc.compile(one_by_one)
     for n in range(3):
         rng = random.Random(n)
         backend = lmc.Mock(latency=lambda ask, rng=rng: rng.choice([0.0, 0.01, 0.03, 0.06]))

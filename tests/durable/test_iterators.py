@@ -159,7 +159,7 @@ def hands_iterators_of_tools(s: Any) -> Any:
 @pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
 def test_iterators_that_tools_made_stand_where_they_stood(tmp_path: Path) -> None:
     expected = hands_iterators_of_tools.run(backend=lmc.Mock(), seed=1).ret_value
-    ways = [hands_iterators_of_tools.run, lmc.compile(hands_iterators_of_tools), lmc.compile(hands_iterators_of_tools, opt=0)]
+    ways = [hands_iterators_of_tools.run, lmc.compile(hands_iterators_of_tools)]
     for n, way in enumerate(ways):
         path = tmp_path / str(n)
         assert way(backend=lmc.Mock(), seed=1, journal=path).ret_value == expected

@@ -195,12 +195,12 @@ def test_of_several_tools_only_those_without_a_result_are_in_doubt(tmp_path: Pat
     resumes_anywhere(gathers_charges, {}, tmp_path, doubtful=True)
 
 
-@pytest.mark.parametrize("way", range(3))
+@pytest.mark.parametrize("way", range(2))
 def test_tools_that_begin_together_wait_for_the_disk_together(way: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited, sync = list[Any](), journal.Journal.sync
     monkeypatch.setattr(journal.Journal, "sync", lambda self: (waited.append(CALLS[:]), sync(self)))  # type: ignore[misc]
     CALLS.clear()
-    run = [gathers_charges.run, lmc.compile(gathers_charges), lmc.compile(gathers_charges, opt=0)][way]
+    run = [gathers_charges.run, lmc.compile(gathers_charges)][way]
     run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
     assert len(waited) == 2 and waited[0] == [] and len(waited[1]) == 3, "once for three tools, before any of them, and once for the fourth"
     begun = [record[0] for record in records.read(tmp_path / "j").records[0] if record[0] in "ir"]
@@ -215,11 +215,11 @@ async def awaits_what_a_tool_made(s: Any, make: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
-@pytest.mark.parametrize("way", range(3))
+@pytest.mark.parametrize("way", range(2))
 def test_a_coroutine_that_a_tool_gave_is_not_awaited_again(way: int, tmp_path: Path) -> None:
     """One that was begun is in doubt, unless the tool may be called again."""
     program, path = awaits_what_a_tool_made, tmp_path / "j"
-    ways = [program.run, lmc.compile(program), lmc.compile(program, opt=0)]
+    ways = [program.run, lmc.compile(program)]
     for make, idempotent in ((later, False), (later_by_a_tool, True)):
         path.unlink(missing_ok=True)
         expected = ways[way](make, backend=lmc.Mock(), seed=1, journal=path).ret_value
@@ -254,7 +254,7 @@ async def waits_too_long(s: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
 def test_tools_that_were_late_are_not_waited_for_again(tmp_path: Path) -> None:
-    ways = [waits_too_long.run, lmc.compile(waits_too_long), lmc.compile(waits_too_long, opt=0)]
+    ways = [waits_too_long.run, lmc.compile(waits_too_long)]
     for n, way in enumerate(ways):
         expected = seen(way(backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)))
         assert "latelate" in expected[0]

@@ -1,0 +1,451 @@
+"""Instrumented code is the user's: its names, lines, frames and closures. What cannot be instrumented is refused, or recorded by its mark."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import linecache
+import logging
+import subprocess
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.durable import records
+from lmc.durable.instrument import twin
+from lmc.errors import JournalError
+from tests.durable.resuming import CALLS, resumes_anywhere, seen
+
+
+def effects(path: Path) -> list[str]:
+    return [effect.name for effect in records.read(path).runs[0].effects.values()]
+
+
+def runs_as_without(program: Any, path: Path, **arguments: Any) -> list[str]:
+    """Asserts that a run with a journal is one without, also when it is resumed, which calls nothing. The effects of the run."""
+    CALLS.clear()
+    expected, calls = seen(program.run(**arguments, backend=lmc.Mock(), seed=1)), CALLS[:]
+    for done in (calls, []):
+        CALLS.clear()
+        assert (seen(program.run(**arguments, backend=lmc.Mock(), seed=1, journal=path)), CALLS) == (expected, done)
+    return effects(path)
+
+
+def tool(x: Any = None) -> Any:
+    CALLS.append(("tool", x))
+    return x
+
+
+marked = lmc.host(tool)
+
+
+# -- frames ----------------------------------------------------------------------------------------------------------
+
+
+class Base:
+    def __hidden(self) -> str:
+        return "base"
+
+    def name(self) -> str:
+        return self.__hidden()
+
+
+@lmc.function
+def looks_at_itself(s: Any) -> Any:
+    class Inner(Base):
+        def __hidden(self) -> str:
+            return "inner" + __class__.__name__  # type: ignore[name-defined]
+
+        def name(self) -> str:
+            return self.__hidden() + super().name()
+
+    kept = 1
+    frame = sys._getframe()
+
+    def inner() -> Any:
+        nonlocal kept
+        kept += 1
+        return sys._getframe().f_code.co_qualname, sys._getframe().f_lineno - frame.f_lineno, sys._getframe().f_back is frame
+
+    found = inner()
+    s += f"{tool(Inner().name())}" + lmc.gen("a", max_tokens=2)
+    return found, kept, sorted(locals()), sorted(name for name in globals() if "lmc" in name), frame.f_code.co_freevars, eval("kept + 1")
+
+
+def test_names_lines_and_frames_are_those_of_the_source(tmp_path: Path) -> None:
+    assert runs_as_without(looks_at_itself, tmp_path / "j") == ["Base.name", "tool", "eval"]
+
+
+@lmc.function
+def says(s: Any) -> Any:
+    warnings.warn("look", stacklevel=1)
+    logging.getLogger("lmc-test").warning("look")
+    s += lmc.gen("a", max_tokens=2)
+
+
+def test_warnings_and_logs_name_the_line_that_says_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = says.func.__code__.co_firstlineno
+    for _ in range(2):
+        caplog.clear()
+        with pytest.warns(UserWarning, match="look") as said:
+            says.run(backend=lmc.Mock(), journal=tmp_path / "j")
+        assert [(w.filename, w.lineno) for w in said] == [(__file__, first + 2)]
+        assert [(r.pathname, r.lineno) for r in caplog.records] == [(__file__, first + 3)]
+    assert not effects(tmp_path / "j")
+
+
+# -- which code ------------------------------------------------------------------------------------------------------
+
+SOURCE = """import lmc
+TOOL = None
+@lmc.function
+def program(s):
+    s += "q" + lmc.gen("a", max_tokens=2)
+    return TOOL(s["a"])
+def helper(s):
+    s += "x" + lmc.gen("b", max_tokens=2)
+    return TOOL(s["b"])
+"""
+
+
+def loaded(path: Path, source: str) -> Any:
+    path.write_text(source)
+    linecache.checkcache(str(path))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.TOOL = tool  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.mark.parametrize("change", ['s += "r"', "s += lmc.gen('z', max_tokens=2)"])
+def test_an_edited_file_is_refused(change: str, tmp_path: Path) -> None:
+    module = loaded(tmp_path / "edited.py", SOURCE)
+    (tmp_path / "edited.py").write_text(SOURCE.replace('s += "q"', change + '; s += "q"'))
+    CALLS.clear()
+    with pytest.raises(JournalError, match=r"program cannot be journaled: its code at .*edited.py:3 is not what its source says now.*@lmc.host"):
+        module.program.run(backend=(mock := lmc.Mock()), journal=tmp_path / "j")
+    assert not CALLS and not mock.call_log
+    (tmp_path / "edited.py").write_text(SOURCE + "# and a comment\n")
+    assert module.program.run(backend=lmc.Mock(), journal=tmp_path / "k").ret_value
+
+
+@lmc.function
+def calls_a_helper(s: Any, helper: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    return helper(s)
+
+
+def test_a_helper_without_source_is_refused_and_named(tmp_path: Path) -> None:
+    made: dict[str, Any] = {"lmc": lmc, "tool": tool}
+    exec("def helper(s):\n    return tool(s['a'])\ndef plain(x):\n    return tool(x)", made)
+    with pytest.raises(JournalError, match=r"helper cannot be journaled: its code at <string>:1 has no source that can be read.*@lmc.host"):
+        calls_a_helper.run(made["helper"], backend=lmc.Mock(), journal=tmp_path / "j")
+
+    @lmc.function
+    def program(s: Any) -> Any:
+        s += "q" + lmc.gen("a", max_tokens=2)
+        return made["plain"](s["a"])
+
+    assert runs_as_without(program, tmp_path / "k") == ["plain"]  # one call is recorded as a whole, with or without source
+
+
+def test_a_program_without_journal_loads_nothing_of_journals() -> None:
+    script = ("import sys, lmc\n@lmc.function\ndef program(s):\n    s += lmc.gen('a', max_tokens=2)\n    return s['a']\n"
+              "program.run(backend=lmc.Mock())\nprint([name for name in sys.modules if name.startswith('lmc.durable')])")  # fmt: skip
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(lmc.__file__).parent.parent)
+    assert said.stdout == "[]\n"
+
+
+def test_code_is_instrumented_once() -> None:
+    assert twin(tool).__code__ is twin(tool).__code__ is not tool.__code__
+
+
+# -- what is gone into -----------------------------------------------------------------------------------------------
+
+
+class Adds:
+    def __add__(self, other: Any) -> Any:
+        return marked(other)
+
+
+@lmc.function
+def calls_marked_functions_from_elsewhere(s: Any) -> Any:
+    s += lmc.gen("a", max_tokens=2)
+    found = [functools.reduce(lambda a, b: marked(a + b), [1, 2, 3]), sorted("ba", key=marked), Adds() + 4]
+    with ThreadPoolExecutor(2) as pool:
+        found.append(list(pool.map(marked, "xy")))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_marked_functions_are_recorded_wherever_they_are_called(tmp_path: Path) -> None:
+    program, path = calls_marked_functions_from_elsewhere, tmp_path / "j"
+    expected = seen(program.run(backend=lmc.Mock(), seed=1, journal=path))
+    assert [name for name in effects(path) if name == "tool"] == ["tool"] * 5
+    lines = [line for line in path.read_bytes().splitlines(keepends=True) if b"ThreadPool" not in line]
+    assert lines and expected[0]
+
+
+@contextlib.contextmanager
+def opened(x: Any) -> Any:
+    yield tool(x)
+    tool("closed")
+
+
+def pages(x: str) -> Any:
+    for letter in x:
+        yield tool(letter)
+
+
+@dataclasses.dataclass
+class Noted:
+    state: Any
+    notes: list[Any] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.notes.append(tool("made"))
+
+    def add(self, x: Any) -> None:
+        self.state += str(tool(x)) + lmc.gen("added", max_tokens=2)
+        self.notes.append(self.state["added"])
+
+
+class Asks:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+        tool("init")
+
+    def __call__(self, x: Any) -> Any:
+        self.state += str(tool(x)) + lmc.gen("called", max_tokens=2)
+        return self.state["called"]
+
+    @classmethod
+    def of(cls, state: Any) -> Any:
+        tool("of")
+        return cls(state)
+
+
+def retried(fn: Any) -> Any:
+    @functools.wraps(fn)
+    def wrapper(*args: Any) -> Any:
+        tool("try")
+        return fn(*args)
+
+    return wrapper
+
+
+@retried
+def asks(s: Any) -> Any:
+    s += str(tool("in")) + lmc.gen("asked", max_tokens=2)
+    return s["asked"]
+
+
+def each(i: int) -> Any:
+    return str(tool(i)) + lmc.gen("each", max_tokens=2)
+
+
+@lmc.function
+def goes_into_helpers(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=3)
+    with opened(s["a"]) as found:
+        s += str(found)
+    listed = list(pages(s["a"]))
+    noted = Noted(s)
+    noted.add("x")
+    asker = Asks.of(s)
+    forks = s.fork(2)
+    forks += each
+    return listed, noted.notes, asker("y"), asks(s), list(map(asks, forks)), [f["each"] for f in forks]
+
+
+def test_helpers_of_the_program_are_gone_into(tmp_path: Path) -> None:
+    resumes_anywhere(goes_into_helpers, {}, tmp_path, doubtful=True)
+    assert set(effects(tmp_path / "0")) == {"tool"}
+
+
+@lmc.function
+def on_threads(s: Any) -> Any:
+    forks = s.fork(3)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(asks, forks))
+    s += "".join(found) + lmc.gen("end", max_tokens=2)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+def test_helpers_on_threads_are_recorded(tmp_path: Path) -> None:
+    CALLS.clear()
+    expected = seen(on_threads.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
+    assert expected[0] and len(CALLS) == 6 and [name for name in effects(tmp_path / "j") if name == "tool"] == ["tool"] * 6
+
+
+# -- programs in tools -----------------------------------------------------------------------------------------------
+
+
+@lmc.function
+def part(s: Any, of: str) -> Any:
+    s += of + lmc.gen("p", max_tokens=3)
+    return s["p"]
+
+
+@lmc.host
+def research(of: str) -> str:
+    CALLS.append(("research", of))
+    return part(of=of).ret_value
+
+
+@lmc.function
+def programs_in_tools(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2, temperature=1.0)
+    one = research(s["a"])
+    s += one + part(of="two").ret_value
+    return s.text()
+
+
+def test_programs_that_a_tool_runs_keep_the_places_of_those_behind_it(tmp_path: Path) -> None:
+    resumes_anywhere(programs_in_tools, {}, tmp_path, doubtful=True)
+
+
+@lmc.host
+def appends(s: Any) -> None:
+    s += "more"
+
+
+@lmc.function
+def hands_a_state_over(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    appends(s)
+    s += lmc.gen("b", max_tokens=2)
+
+
+def test_a_marked_function_that_appends_to_a_state_cannot_be_resumed_behind(tmp_path: Path) -> None:
+    with pytest.warns(lmc.CaptureWarning, match="a journal cannot hold what it appended to a state"):
+        hands_a_state_over.run(backend=lmc.Mock(), journal=tmp_path / "j")
+    with pytest.raises(JournalError, match="cannot be resumed behind it"):
+        hands_a_state_over.run(backend=lmc.Mock(), journal=tmp_path / "j")
+
+
+# -- `with`, decorators and exceptions -------------------------------------------------------------------------------
+
+
+class Session:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def __enter__(self) -> Any:
+        self.state += str(tool("enter")) + lmc.gen("entered", max_tokens=2)
+        return self.state["entered"]
+
+    def __exit__(self, *error: object) -> bool:
+        tool("left")
+        return error[0] is ValueError
+
+
+class AsyncSession:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    async def __aenter__(self) -> Any:
+        self.state += str(tool("enter")) + lmc.gen("entered", max_tokens=2)
+        return self.state["entered"]
+
+    async def __aexit__(self, *error: object) -> None:
+        tool("left")
+
+
+def registered(fn: Any) -> Any:
+    CALLS.append(("registered", fn.__name__))
+    return fn
+
+
+@lmc.function
+def enters_and_decorates(s: Any) -> Any:
+    @registered
+    def inner(x: Any) -> Any:
+        return tool(x)
+
+    with Session(s) as name:
+        inner(name)
+        raise ValueError("x")
+    s += lmc.gen("b", max_tokens=2)
+    return name, inner(s["b"])
+
+
+@lmc.function
+async def enters_later(s: Any) -> Any:
+    async with AsyncSession(s) as name:
+        tool(name)
+    s += lmc.gen("b", max_tokens=2)
+    return name
+
+
+@pytest.mark.parametrize("program", [enters_and_decorates, enters_later], ids=lambda p: p.name)
+def test_what_statements_call_of_the_program_is_recorded(program: Any, tmp_path: Path) -> None:
+    resumes_anywhere(program, {}, tmp_path, doubtful=True)
+
+
+def fails() -> None:
+    raise LookupError("no")
+
+
+@lmc.function
+def handles(s: Any) -> Any:
+    found = list[str]()
+    try:
+        fails()
+    except LookupError as error:
+        at = error.__traceback__
+        while at is not None:
+            found.append(at.tb_frame.f_code.co_name)
+            at = at.tb_next
+    s += lmc.gen("a", max_tokens=2)
+    return found
+
+
+def test_tracebacks_have_the_frames_of_the_program_alone(tmp_path: Path) -> None:
+    assert handles.run(backend=lmc.Mock(), journal=tmp_path / "j").ret_value == ["handles", "fails"]
+
+
+class Ordered:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def __lt__(self, other: Any) -> bool:
+        return tool(self.state["a"]) < tool(other.state["a"])
+
+
+class OrderedByMarked(Ordered):
+    def __lt__(self, other: Any) -> bool:
+        return marked(self.state["a"]) < marked(other.state["a"])
+
+
+@lmc.function
+def orders(s: Any, cls: Any) -> Any:
+    forks = s.fork(3)
+    for f in forks:
+        f += lmc.gen("a", max_tokens=2, temperature=1.0)
+    return [x.state["a"] for x in sorted([cls(f) for f in forks])]
+
+
+@lmc.function
+def orders_by_marked(s: Any) -> Any:
+    return orders(cls=OrderedByMarked).ret_value
+
+
+def test_calls_that_nobody_sees_are_refused_unless_they_record_themselves(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match=r"a run that makes a Ordered cannot be journaled: Python calls its __lt__ by itself, and so tool\(\).*@lmc.host"):
+        orders.run(Ordered, backend=lmc.Mock(), journal=tmp_path / "j")
+    CALLS.clear()
+    expected = orders_by_marked.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "k").ret_value
+    assert CALLS
+    CALLS.clear()
+    assert orders_by_marked.run(backend=lmc.Mock(), journal=tmp_path / "k").ret_value == expected and not CALLS
