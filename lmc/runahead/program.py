@@ -204,7 +204,9 @@ class Program:
         ledger = Ledger(run, policy, source, self.profile, stream=state.stream)
         emitter.run = run._replace(ledger=ledger)
         if recording.recorder is not None:
-            recording.recorder.runs.append(recording.Ran(self.function.name, run.item, perf_counter(), lambda: tuple(ledger.records)))
+            recording.recorder.runs.append(
+                recording.Ran(self.function.name, run.item, perf_counter(), lambda: tuple(ledger.records), lambda: state.failure)
+            )
 
     def _during(self, runs: int, options: Options) -> AbstractContextManager[None]:
         """Take what a call or batch costs, however it ends."""
@@ -252,8 +254,9 @@ class Program:
     # -- looking at it
 
     def lower(self, **example: Any) -> Program:
-        """Draw the graph for arguments like these, without a model."""
-        self.planner.lower(self.function.arguments((), example))
+        """Draw the graph for these arguments, without a model. Those that are left out are their defaults, or unknown."""
+        self.function.check_names(example)
+        self.planner.lower(example)
         return self
 
     def graph(self) -> Graph:
