@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FrameType
 from typing import Any
 
 from lmc.backend.base import Result
@@ -25,8 +23,8 @@ from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.state import State
 from lmc.prompt import Excerpt, Gen, Mark, Origin, Prompt, Select, Special, make_gen, make_select
 from lmc.runahead.calls import is_data
+from lmc.runahead.frames import frames
 from lmc.runahead.ledger import Address, Ledger
-from lmc.runahead.profile import is_own
 
 
 class Hole:
@@ -251,23 +249,13 @@ class ProgramSource:
     def evaluate(self, ledger: Ledger, run: Run, awaited: Sequence[Result]) -> Sequence[frozenset[Any]]:
         emitter = AheadEmitter(ledger, run)
         profile = ledger.profile
-        evaluation = emitter.evaluation = Evaluation(
-            self.function, self.snapshot, emitter, stream=self.stream, paused=lambda: all(answer.done for answer in awaited),
-            passes=lambda loc: profile.passed[loc], frames=frames(),
-        )  # fmt: skip
-        outcome = evaluation.run()
+        with frames() as running:
+            evaluation = emitter.evaluation = Evaluation(
+                self.function, self.snapshot, emitter, stream=self.stream, paused=lambda: all(answer.done for answer in awaited),
+                passes=lambda loc: profile.passed[loc], frames=running,
+            )  # fmt: skip
+            outcome = evaluation.run()
         profile.passed.update(outcome.passed)
         if outcome.stopped_at is not None and not outcome.paused:
             log("ahead", f"{self.function.name}: {outcome.reason} at {outcome.stopped_at}")
         return outcome.waits
-
-
-def frames() -> dict[CodeType, tuple[int, Mapping[str, Any]]]:
-    """The line and the locals of each function that is running in this thread, the innermost call of each, lmc's own left out."""
-    found: dict[CodeType, tuple[int, Mapping[str, Any]]] = {}
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not is_own(frame) and frame.f_code not in found:
-            found[frame.f_code] = (frame.f_lineno, frame.f_locals)
-        frame = frame.f_back
-    return found

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lmc.backend import recording
 from lmc.backend.base import Backend, Counters
 from lmc.errors import ArgumentError, ParameterError, ProgramError
+from lmc.frontend import aio
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.live import LiveEmitter
 from lmc.frontend.options import PROGRAM_OPTIONS, Options
@@ -187,8 +188,11 @@ class Program:
             yield from done
 
     def _call(self, bound: inspect.BoundArguments, options: Options) -> State:
+        fn = self.function
         with self._journaled(options, (bound,)) as options, self._during(1, options):
-            return self.function._run(bound, options)
+            if fn.is_async and not options.stream:
+                return aio.run_here(lambda: fn._arun(bound, options), fn.described, f"await {fn.name}.acall(…)")
+            return fn._run(bound, options)
 
     def beginning(self, ahead: str | None) -> Callable[..., None]:
         """What is called when a run begins that is asked ahead as far as `ahead` (None: as the program was compiled)."""

@@ -33,6 +33,11 @@ class Gated(Mock):
         """Requests held now."""
         return len(self._held)
 
+    @property
+    def opened(self) -> bool:
+        """Whether requests pass at once by now."""
+        return self._opened
+
     def open(self) -> None:
         with self._gate:
             self._opened, held, self._held = True, self._held, []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Mapping, Sequence
+from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
 from lmc.errors import LmcError
@@ -17,7 +18,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.code import NotUnderstood, code_of
 from lmc.frontend.capture.containers import METHODS
-from lmc.frontend.capture.outside import is_plain
+from lmc.frontend.capture.outside import is_plain, is_plain_enum
 from lmc.frontend.capture.values import (
     NOTHING,
     Abandoned,
@@ -78,14 +79,18 @@ class Calls:
         known = table.FUNCTIONS.get(id(fn))
         if known is None:
             return table.pure(self, fn, table.PURE[id(fn)][1], args, kwargs)
+        return self.of_rule(known[2], known[1], args, kwargs)
+
+    def of_rule(self: Evaluation, rule: table.Rule, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """What a rule of the table gives; an operation where something undecided matters to it."""
         try:
-            return known[2](self, args, kwargs)
+            return rule(self, args, kwargs)
         except Undecided as undecided:
-            return self.operation(known[1], (*args, *kwargs.values()), undecided.deps)
+            return self.operation(name, (*args, *kwargs.values()), undecided.deps)
         except IndexError:
-            if args:
+            if len(args) > 1:
                 raise
-            raise Raised(TypeError(f"{known[1]} expected at least 1 argument, got 0")) from None
+            raise Raised(TypeError(f"{name}() is missing arguments")) from None
 
     def call_method(self: Evaluation, x: Any, name: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """`x.name(*args, **kwargs)`."""
@@ -113,7 +118,10 @@ class Calls:
             return self._program_method(x, name, args, kwargs)
         if kind is Items and x.generator is not None and name in ("send", "throw", "close", "__next__"):
             return self._generator_method(x, name, args)
-        return self.call(self.attribute(x, name), args, kwargs)
+        found = self.attribute(x, name)
+        if type(found) is Method and found.receiver is x and found.function == name:
+            return self.unknown_code(x, [x, *args], kwargs)  # a method that is not in the table
+        return self.call(found, args, kwargs)
 
     def _pure_method(self: Evaluation, x: Any, kind: type, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if kind is str:
@@ -208,7 +216,7 @@ class Calls:
         frame.owner, frame.first = fn.owner, args[0] if args else None
         for name in code.writes_globals:
             self.snapshot.changed.add((id(fn.module), name))
-        if code.python is not None and code.python in self.frames:
+        if self.frames and code.python is not None and code.python in self.frames:
             frame.live = self.frames[code.python][1]
         if code.is_generator:
             items = code.items(frame)
@@ -254,8 +262,8 @@ class Calls:
             else:
                 args = [state, *args]
             if type(func) is not types.FunctionType:
-                return self.call(self.adopt(func), args, kwargs)
-            return self.apply(self.closure_of(func), args, kwargs, state)
+                return self.awaited_or(self.call(self.adopt(func), args, kwargs))
+            return self.awaited_or(self.apply(self.closure_of(func), args, kwargs, state))
         except NotUnderstood as error:
             self.outcome.entire = False
             raise Stop(str(error), fn.loc) from None
@@ -268,12 +276,9 @@ class Calls:
         assert caller is not None
         arguments, given = fn.split(kwargs)
         unknown = [v.deps for v in given.values() if isinstance(v, Unknown)]
-        options = None if unknown or self._bad_options(given) else op.native(Options.of, given)
+        options = _NO_OPTIONS if not given else None if unknown or self._bad_options(given) else op.native(Options.of, given)
         if options is not None and fn.bound:
             arguments = {**{k: self.adopt(v) for k, v in fn.bound.items()}, **arguments}
-        if options is not None:
-            bound = op.native(fn.signature.bind, None, *args, **arguments)
-            args, arguments = list(bound.args[1:]), dict(bound.kwargs)
         emitter = None if options is None else self.emitter.nested(options)
         own_seed = given.get("seed") is not None
         stream = "" if own_seed else f"{caller.stream}/c{caller.calls}"
@@ -478,6 +483,8 @@ class Calls:
             return op.native(cls, *args, **kwargs)
         if is_plain(cls):
             return self.instance(cls, args, kwargs)
+        if type(cls) is EnumMeta and is_plain_enum(cls):
+            return self.enum_member(cls, args)
         return self.unknown_code(cls, args, kwargs)
 
 
@@ -538,6 +545,7 @@ def _manager_code() -> types.CodeType:
 
 
 _MANAGER_CODE = _manager_code()
+_NO_OPTIONS = Options()
 _LRU = type(functools.lru_cache(len))
 _FINAL = frozenset({"recursion"})
 _STATE_METHODS = frozenset({

@@ -109,6 +109,7 @@ def _no_body(_: Frame) -> Any:
 
 
 _codes: dict[types.CodeType, Code | NotUnderstood] = {}
+_MOST_CODES = 10_000
 
 
 def code_of(fn: types.FunctionType) -> Code:
@@ -121,6 +122,8 @@ def code_of(fn: types.FunctionType) -> Code:
             found = error.with_traceback(None)
         except RecursionError:
             found = NotUnderstood("nested too deep")
+        if len(_codes) >= _MOST_CODES:
+            _codes.clear()
         _codes[fn.__code__] = found
     if isinstance(found, NotUnderstood):
         raise found

@@ -104,7 +104,7 @@ class Frame:
         if name not in self.code.once or name not in self.live:
             return x
         self.ev.resumed += 1
-        return self.ev.adopt(self.live[name])
+        return self.ev.locals.adopt(self.live[name])
 
     def annotated(self, name: str | None) -> None:
         if name is not None and self.is_class:
@@ -165,6 +165,8 @@ class Evaluation(Calls, Objects, Havoc):
         self.paused, self.passes, self.frames, self.stream = paused, passes, frames or {}, stream
         self.outside = Outside(arguments)
         self.adopt = self.outside.adopt
+        self.locals = Outside(Snapshot())
+        """What the frames of Python's hold: nothing of it is kept behind the evaluation."""
         self.certain, self.shifted = True, False
         self.outcome = Outcome()
         self.loc = function.loc or Loc("", 0)
@@ -209,6 +211,7 @@ class Evaluation(Calls, Objects, Havoc):
         finally:
             place.reset(token)
             self.over = True
+            self.locals.forget()
         outcome.steps = self.steps
         return outcome
 

@@ -12,11 +12,12 @@ import os
 import sys
 import types
 from collections.abc import Mapping
+from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
-from lmc.frontend.capture.outside import is_plain
+from lmc.frontend.capture.outside import is_plain, is_plain_enum
 from lmc.frontend.capture.values import (
     NOTHING,
     Class,
@@ -80,6 +81,8 @@ class Objects:
             return self._of_exception(x, name)
         if isinstance(x, Function):
             return Method(name, x)
+        if type(kind) is EnumMeta and is_plain_enum(kind):
+            return self._of_member(x, kind, name)
         if isinstance(x, Expr):
             return op.native(getattr, x, name)
         if (kind in op.ATOMS and kind not in table.PURE_METHODS) or name not in table.PURE_METHODS.get(kind, ()):
@@ -160,11 +163,14 @@ class Objects:
     def _of_class(self: Evaluation, cls: Any, name: str) -> Any:
         if name in ("__name__", "__qualname__"):
             return cls.name if type(cls) is Class else cls.__name__
+        if type(cls) is EnumMeta and is_plain_enum(cls):
+            return self._of_enum(cls, name)
         if type(cls) is not Class and not is_plain(cls):
             if cls.__module__ in ("builtins", "collections", "itertools", "asyncio", "contextlib", "functools", "datetime"):
+                made = table.CLASS_METHODS.get((cls, name))
+                if made is not None:
+                    return Partial(lambda args, kwargs: self.of_rule(made, name, args, kwargs))
                 found = getattr(cls, name, _MISSING)
-                if found is itertools_from_iterable(cls, name):
-                    return Partial(lambda args, _: Items(i for a in op.iterate(self, args[0]) for i in op.iterate(self, a)))
                 if found is not _MISSING and cls.__module__ == "builtins":
                     return found
             return Unknown(None)
@@ -174,6 +180,40 @@ class Objects:
         if type(found) is Object and found.cls in _DESCRIPTORS:
             return self._bound(found, None, cls)
         return found
+
+    def _of_enum(self: Evaluation, cls: Any, name: str) -> Any:
+        members = vars(cls)["_member_map_"]
+        if name in members:
+            return self.adopt(members[name])
+        if name == "__members__":
+            return {k: self.adopt(m) for k, m in members.items()}
+        found = self.class_attribute(cls, name)
+        return self._bound(found, None, cls) if type(found) is Object and found.cls in _DESCRIPTORS else Unknown(None) if found is _MISSING else found
+
+    def _of_member(self: Evaluation, x: Any, cls: Any, name: str) -> Any:
+        """An attribute of a member of an enum."""
+        if name in ("value", "name"):
+            return self.adopt(vars(x)[f"_{name}_"])
+        found = self.class_attribute(cls, name)
+        if type(found) is Object and found.cls is property:
+            return self.call(found.attributes["fget"], [x], {})
+        if type(found) is Object and found.cls in _DESCRIPTORS:
+            return self._bound(found, x, cls)
+        if type(found) is types.FunctionType:
+            return Method(found, x)
+        return self.attribute(str.__str__(x), name) if isinstance(x, str) else Unknown(None)
+
+    def enum_member(self: Evaluation, cls: Any, args: list[Any]) -> Any:
+        """`cls(value)`."""
+        deps = op.need(self, args)
+        if deps is None or deps:
+            return self.operation("enum", (cls, *args), deps)
+        if "_missing_" in vars(cls):
+            return self.unknown_code(cls, args, {})
+        for member in vars(cls)["_member_map_"].values():
+            if vars(member)["_value_"] == args[0] or member is args[0]:
+                return self.adopt(member)
+        raise Raised(ValueError(f"{args[0]!r} is not a valid {cls.__qualname__}"))
 
     def _of_module(self: Evaluation, x: types.ModuleType, name: str) -> Any:
         held = vars(x)
@@ -517,12 +557,6 @@ def _is_generated(fn: Any) -> bool:
 
 _SHOWN = {"Closure": "function", "Items": "generator"}
 _GENERATORS = (os.sep + "dataclasses.py", os.sep + "reprlib.py")
-
-
-def itertools_from_iterable(cls: Any, name: str) -> Any:
-    import itertools
-
-    return itertools.chain.from_iterable if cls is itertools.chain and name == "from_iterable" else _MISSING
 
 
 def _merged(orders: list[list[Any]], bases: list[Any]) -> tuple[Any, ...]:

@@ -11,9 +11,10 @@ import operator
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
-from lmc.frontend.capture.outside import ATOMS, MAPPINGS, PLAIN, SEQUENCES
+from lmc.frontend.capture.outside import ATOMS, MAPPINGS, PLAIN, SEQUENCES, is_plain_enum
 from lmc.frontend.capture.values import (
     NOTHING,
     Class,
@@ -413,8 +414,10 @@ def iterate(ev: Evaluation, x: Any) -> Iterator[Any]:
             return iterate(ev, found) if found is not x else _next_of(ev, x)
         if ev.special(x, "__getitem__") is not None:
             return _by_index(ev, x)
-    if isinstance(x, type) and x.__module__ not in ("builtins",):
-        raise Undecided(None)  # an enum, say
+    if type(x) is EnumMeta and is_plain_enum(x):
+        return iter([ev.adopt(vars(x)["_member_map_"][name]) for name in vars(x)["_member_names_"]])
+    if isinstance(x, type) and x.__module__ != "builtins":
+        raise Undecided(None)
     raise Raised(TypeError(f"{ev.type_name(x)!r} object is not iterable"))
 
 
@@ -509,6 +512,8 @@ def item(ev: Evaluation, x: Any, at: Any) -> Any:
         return found
     if kind in SEQUENCES or kind in MAPPINGS or kind in ATOMS:
         return native(operator.getitem, x, at)
+    if type(x) is EnumMeta and is_plain_enum(x):
+        return ev.adopt(native(vars(x)["_member_map_"].__getitem__, at))
     if isinstance(x, type):
         return native(operator.getitem, x, at) if x.__module__ == "builtins" else Unknown(None)  # list[int]
     if isinstance(x, Expr):

@@ -28,10 +28,10 @@ from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import Expr
 from lmc.prompt import ChoicesMethod
 
-ATOMS = frozenset({
+ATOMS: set[type] = {
     str, int, float, bool, bytes, complex, type(None), range, type(Ellipsis), type(NotImplemented), re.Pattern, re.Match, ChoicesMethod,
-})  # fmt: skip
-"""Types whose values never change and consist of nothing else."""
+}  # fmt: skip
+"""Types whose values never change and consist of nothing else; enums of programs are added as they are met."""
 PLAIN = frozenset({str, int, float, bool, type(None)})
 """The most common of them."""
 SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
@@ -97,8 +97,14 @@ class Snapshot:
                 held = deque(x, x.maxlen)
         else:
             held = _attributes(x) if (type(kind) is type or type(kind) is ABCMeta) and is_plain(kind) else None
-        self._copies[id(x)] = (x, held)
+        if held is not None:  # what cannot be copied is not kept alive either
+            self._copies[id(x)] = (x, held)
         return held
+
+    def forget(self) -> None:
+        """Let go of all copies and of what they are of."""
+        self._copies.clear()
+        self._captured.clear()
 
 
 class Outside:
@@ -126,6 +132,12 @@ class Outside:
         self._adopted.setdefault(id(x), (x, made))
         return made
 
+    def forget(self) -> None:
+        """Let go of all that was adopted, which would be kept alive."""
+        self._adopted.clear()
+        self.origins.clear()
+        self.snapshot.forget()
+
     def holds(self, x: Any) -> bool:
         """Whether a value is the outside's own."""
         return id(x) in self._adopted
@@ -139,6 +151,11 @@ class Outside:
             return x
         if x is os.environ:
             return self._container(dict(os.environ), dict)
+        if type(kind) is EnumMeta:
+            if is_plain_enum(kind):
+                ATOMS.add(kind)
+                return x
+            return Unknown(None)
         if kind is types.MappingProxyType:
             return Unknown(None)
         if kind in _ADOPTABLE_CALLABLES:
@@ -150,7 +167,8 @@ class Outside:
         held = self.snapshot.parts(x)
         if held is None:
             return Unknown(None)
-        made = Object(kind, {}, outside=x)
+        args = self.adopt(BaseException.args.__get__(x)) if issubclass(kind, BaseException) else ()  # type: ignore[attr-defined]
+        made = Object(kind, {}, args if type(args) is tuple else (), outside=x)
         self._adopted[id(x)] = (x, made)
         made.attributes.update({name: Unknown(None) if (id(x), name) in self.snapshot.changed else self.adopt(v) for name, v in held.items()})
         return made
@@ -252,6 +270,17 @@ def is_plain(cls: type) -> bool:
 
 
 _HEAP_TYPE = 1 << 9
+
+
+@functools.lru_cache(1024)
+def is_plain_enum(cls: type) -> bool:
+    """Whether comparing, hashing and showing the members of an enum runs no code of the user's."""
+    own = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
+    return type(cls) is EnumMeta and all(type(base) is EnumMeta and not any(_is_hook(base, name) for name in vars(base)) for base in own)
+
+
+def _is_hook(cls: type, name: str) -> bool:
+    return name.startswith("__") and name.endswith("__") and isinstance(vars(cls)[name], types.FunctionType) and is_users(vars(cls)[name].__code__.co_filename)
 
 _LIBRARIES = tuple({os.path.join(p, "") for p in (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"])})
 _OF_LMC = ("lmc.frontend.interpreter", "lmc.backend.")

@@ -234,6 +234,26 @@ def _counter(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return pure(ev, collections.Counter, "Counter", [given], kwargs)
 
 
+def _fromkeys(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    keys = list(op.iterate(ev, args[0]))
+    deps = ev.need_keys(keys)
+    if deps is None or deps:
+        raise Undecided(deps)
+    return op.native(dict.fromkeys, keys, *args[1:])
+
+
+def _from_iterable(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return Items(i for a in op.iterate(ev, args[0]) for i in op.iterate(ev, a))
+
+
+CLASS_METHODS: dict[tuple[type, str], Rule] = {
+    (dict, "fromkeys"): _fromkeys, (itertools.chain, "from_iterable"): _from_iterable,
+    **{(c, n): lambda ev, args, kwargs, c=c, n=n: pure(ev, getattr(c, n), n, args, kwargs)
+       for c, n in ((str, "maketrans"), (int, "from_bytes"), (bytes, "fromhex"), (float, "fromhex"))},
+}  # fmt: skip
+"""Of builtin classes."""
+
+
 @rule(bool)
 def _bool(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return op.truth(ev, args[0]) if args else False

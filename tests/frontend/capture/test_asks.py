@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import lmc
+from lmc.frontend.capture.evaluation import Evaluation
+from lmc.frontend.capture.outside import Snapshot
 
-from .recording import evaluate
+from .recording import Recording, evaluate
 
 
 @lmc.function
@@ -90,3 +92,76 @@ def test_an_explicit_raise_ends_certainty_until_it_was_passed_often_enough():
     assert [a.certain for a in asked] == [True, True, True]
     _, outcome = evaluate(checked, {"summary": "short"}, qs=["a", "b"])
     assert [(loc.line, n) for loc, n in outcome.passed.items()] == [(checked.loc.line + 4, 2)]
+
+
+def tool(q):
+    return open(q).read()
+
+
+@lmc.function
+def behind_a_tool(s, q):
+    if tool(q) is None:
+        return
+    s += "a" + lmc.gen("a")
+    s += "b" + lmc.gen("b")
+
+
+def test_where_python_has_asked_certainty_begins_again():
+    asked, _ = evaluate(behind_a_tool, q="q")
+    assert [(a.name, a.certain) for a in asked] == [("a", False), ("b", False)]
+
+    class Reached(Recording):
+        def _ask(self, ctx, expr, given, stream, ordinal):
+            if ordinal == 0:  # Python has made this one
+                self.evaluation.confirm()
+            return super()._ask(ctx, expr, given, stream, ordinal)
+
+    emitter = Reached()
+    evaluation = emitter.evaluation = Evaluation(behind_a_tool, Snapshot(("q",)), emitter)
+    evaluation.run()
+    assert [(a.name, a.certain) for a in emitter.asked] == [("a", True), ("b", True)]
+
+
+N = 0
+LOG: list[str] = []
+
+
+def counted():
+    global N
+    N += 1
+    LOG.append("x")
+    return N
+
+
+@lmc.function
+def with_globals(s, q):
+    s += f"{N} {len(LOG)}" + lmc.gen("a")
+    counted()
+    s += f"{N} {len(LOG)}" + lmc.gen("b")
+
+
+def test_what_the_program_changes_outside_is_unknown_from_then_on():
+    snapshot = Snapshot(("q",))
+    for expected in (["0 0", None], [None, None]):  # a later evaluation cannot know how far Python is
+        emitter = Recording({"a": "A"})
+        evaluation = emitter.evaluation = Evaluation(with_globals, snapshot, emitter)
+        evaluation.run()
+        assert [a.prompt for a in emitter.asked] == expected
+    assert N == 0 and not LOG
+
+
+@lmc.function
+def with_arguments(s, todo):
+    while todo:
+        s += todo.pop(0) + lmc.gen("x")
+
+
+def test_arguments_are_as_they_were_when_the_program_began():
+    todo = ["a", "b", "c"]
+    snapshot = Snapshot((todo,))
+    todo.clear()
+    for _ in range(2):
+        emitter = Recording({"x": "X"})
+        evaluation = emitter.evaluation = Evaluation(with_arguments, snapshot, emitter)
+        evaluation.run()
+        assert [a.prompt for a in emitter.asked] == ["a", "aXb", "aXbXc"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import enum
 import functools
 import sys
 from typing import Any
@@ -242,6 +243,31 @@ class Programs:
         return s["x"]
 
 
+class Mood(enum.Enum):
+    GOOD = "one"
+    BAD = "two"
+
+    @property
+    def other(self):
+        return Mood.BAD if self is Mood.GOOD else Mood.GOOD
+
+    @classmethod
+    def of(cls, text):
+        return next((m for m in cls if m.value in text), cls.BAD)
+
+
+@lmc.function
+def enums(s, q):
+    mood = Mood.of(q)
+    counts = dict.fromkeys(Mood, 0)
+    counts[mood] += 1
+    s += f"{mood} {mood.other.name} {Mood('two').value} {Mood['GOOD'] == mood} {counts[Mood.GOOD]}" + lmc.gen("x")
+    try:
+        Mood(s["x"])
+    except ValueError:
+        s += "none" + lmc.gen("y")
+
+
 @lmc.function
 def streams(s, q):
     s += lmc.gen("x", n=2, max_tokens=2)
@@ -421,3 +447,77 @@ def test_limits_stop_an_evaluation():
 def test_pausing():
     asked, outcome = evaluate(endless, options={"paused": lambda: True}, q="q")
     assert outcome.paused and not asked
+
+
+def retrying(fn):
+    @functools.wraps(fn)
+    def inner(*args, **kwargs):
+        for attempt in range(3):
+            try:
+                return fn(*args, **kwargs)
+            except ValueError:
+                if attempt == 2:
+                    raise
+        return None
+
+    return inner
+
+
+@lmc.function
+@retrying
+def decorated(s, q):
+    s += q + lmc.gen("n", max_tokens=2)
+    return int(s["n"])
+
+
+def test_a_decorated_program_is_followed_through_its_decorator():
+    asked, outcome = evaluate(decorated, {("", 0): "x", ("", 1): "7"}, q="q")
+    assert [(a.address, a.prompt) for a in asked] == [(("", 0), "q"), (("", 1), "qxq")] and outcome.value == 7
+    asked, _ = evaluate(decorated, q="q")
+    assert [a.certain for a in asked] == [True]
+
+
+@lmc.function
+def early_stop(s, rows):
+    for row in rows:
+        if child(row)["c"] == "stop":
+            break
+    s += lmc.gen("x")
+
+
+def test_an_undecided_continue_in_a_loop_that_asks_nothing_keeps_certainty():
+    @lmc.function
+    def program(s, rows):
+        s += "a" + lmc.gen("first")
+        for row in rows:
+            kept = []
+            for word in row.split():
+                if word in s["first"]:
+                    continue
+                kept.append(word)
+            child(row)
+        s += str(kept) + lmc.gen("x")
+
+    asked, _ = evaluate(program, rows=["a b", "c"])
+    assert [(a.name, a.certain, a.prompt is None) for a in asked] == [("first", True, False), ("c", True, False), ("c", True, False), ("x", True, True)]
+
+
+def test_an_undecided_break_in_a_loop_that_asks_ends_certainty():
+    asked, _ = evaluate(early_stop, rows=["a", "b"])
+    assert [(a.name, a.certain) for a in asked] == [("c", True), ("c", False), ("x", False)]
+    asked, _ = evaluate(early_stop, {("/c0", 0): "on"}, rows=["a", "b"])
+    assert [(a.name, a.certain) for a in asked] == [("c", True), ("c", True), ("x", False)]
+
+
+@lmc.function
+def picky(s, q):
+    a = child(q)
+    s += ("long" if len(a["c"]) > 3 else "short") + lmc.gen("x")
+    s += (a["c"] or "none") + lmc.gen("y")
+    s += "end" + lmc.gen("z")
+
+
+def test_undecided_expressions_are_holes():
+    asked, outcome = evaluate(picky, q="q")
+    assert [(x.prompt is None, x.certain, x.shifted) for x in asked] == [(False, True, False)] + 3 * [(True, True, False)]
+    assert frozenset({("/c0", 0)}) in outcome.waits

@@ -1,0 +1,87 @@
+"""The frames of a program that is running: where each function stands, and what its locals hold, without a trace of the look.
+
+CPython before 3.13 copies the locals of a frame into one dict, which `locals()` shows to the program and which keeps what it holds
+alive. So that dict is emptied after each look, and functions that may have it themselves are left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from inspect import CO_NEWLOCALS, CO_OPTIMIZED
+from types import CodeType, FrameType
+from typing import Any
+
+from lmc.runahead.profile import is_own
+
+_SHARED = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "stack", "currentframe", "f_locals", "breakpoint"})
+"""Names by which a function may come by the dict of its own locals."""
+
+
+class Locals(Mapping[str, Any]):
+    """The locals of one frame, read when they are asked for."""
+
+    def __init__(self, frame: FrameType) -> None:
+        self._frame: FrameType | None = frame
+
+    def close(self) -> None:
+        """Let go of the frame, which keeps what its locals hold alive."""
+        self._frame = None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names and self._read(str(name)) is not _UNBOUND
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._read(name)
+        if found is _UNBOUND:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return () if self._frame is None else self._frame.f_code.co_varnames
+
+    def _read(self, name: str) -> Any:
+        if self._frame is None:
+            return _UNBOUND
+        held = self._frame.f_locals
+        found = held.get(name, _UNBOUND)
+        if sys.version_info < (3, 13):
+            held.clear()
+        return found
+
+
+_UNBOUND = object()
+
+
+@contextmanager
+def frames() -> Generator[dict[CodeType, tuple[int, Mapping[str, Any]]]]:
+    """In the block, the line and the locals of each function that runs in this thread, the innermost call of each; not lmc's own."""
+    found = _found()
+    try:
+        yield found
+    finally:
+        for _, held in found.values():
+            if isinstance(held, Locals):
+                held.close()
+
+
+def _found() -> dict[CodeType, tuple[int, Mapping[str, Any]]]:
+    found: dict[CodeType, tuple[int, Mapping[str, Any]]] = {}
+    frame: FrameType | None = sys._getframe(1)
+    traced = sys.gettrace() is not None
+    while frame is not None:
+        code = frame.f_code
+        if not is_own(frame) and code not in found:
+            private = code.co_flags & CO_OPTIMIZED and code.co_flags & CO_NEWLOCALS
+            readable = sys.version_info >= (3, 13) or (private and not traced and _SHARED.isdisjoint(code.co_names))
+            found[code] = (frame.f_lineno, Locals(frame) if readable else {})
+        frame = frame.f_back
+    return found
