@@ -423,6 +423,8 @@ class Calls:
     def call_with_unknown(self: Evaluation, callee: Any, method: str | None, args: list[Any], deps: Deps) -> Any:
         """A call with arguments of which not even the number is known."""
         self.blocked(deps)
+        if id(callee) in table.ASKS or method in _ASKING:
+            self.shift()
         if isinstance(callee, Function) and self.current is not None:
             self.current.calls += 1
         if isinstance(callee, (State, StateGroup)):
@@ -546,6 +548,7 @@ def _manager_code() -> types.CodeType:
 
 _MANAGER_CODE = _manager_code()
 _NO_OPTIONS = Options()
+_ASKING = frozenset({"gen", "select", "gen_int", "gen_string"})
 _LRU = type(functools.lru_cache(len))
 _FINAL = frozenset({"recursion"})
 _STATE_METHODS = frozenset({

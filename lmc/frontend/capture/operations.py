@@ -104,6 +104,8 @@ def binary(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
     if ka in PLAIN and kb in PLAIN:
         if name in _GROWING:
             bound(name, a, b)
+        elif ka is str and kb is str and name == "add" and len(a) + len(b) > LARGEST_TEXT:
+            raise Stop("a text is too large")
         return native(fn, a, b)
     if name == "add" and (isinstance(a, Expr) or isinstance(b, Expr)):
         if ka is Object or kb is Object:

@@ -143,6 +143,9 @@ def pure(ev: Evaluation, fn: Any, name: str, args: list[Any], kwargs: Mapping[st
             deps = join(deps, _need_argument(ev, x))
     if deps is None or deps:
         return ev.operation(name, (*args, *kwargs.values()), deps)
+    for x in given:
+        if type(x) is range:
+            ev.count(op.native(len, x))
     _bounded(name, given)
     try:
         found = op.native(fn, *given, **kwargs)
@@ -159,6 +162,8 @@ def _need_argument(ev: Evaluation, x: Any) -> Any:
 def _bounded(name: str, args: list[Any]) -> None:
     if name.startswith(("re.", ".")) and sum(len(a) for a in args if isinstance(a, str)) > op.LARGEST_REGEX_TEXT:
         raise Stop("a text is too large for a regular expression")
+    if name == "bytes" and args and isinstance(args[0], int) and args[0] > op.LARGEST_TEXT:
+        raise Stop("bytes are too large")
     if name == "pow" and len(args) == 2:
         op.bound("pow", args[0], args[1])
     if name in ("math.prod", "textwrap.indent", "textwrap.shorten") and args and isinstance(args[0], (str, list)) and len(args[0]) > op.LARGEST_REGEX_TEXT:

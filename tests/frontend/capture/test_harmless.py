@@ -15,7 +15,7 @@ from tests.conformance.programs import compiled, source
 from .comparing import run_evaluation, run_python
 from .recording import evaluate
 
-PROGRAMS = 120
+PROGRAMS = 300
 """Random programs that are looked at."""
 SLICES = 4
 RAN: list[str] = []
