@@ -136,7 +136,9 @@ def _run(run: Ran, pid: int, clock: _Clock, names: list[Event], flows: Iterator[
     end = max([run.began, *(ended for _, _, ended in times)])
     names += _named(pid, f"{run.name} [{run.item}]", pid)
     names.append(_track(pid, 0, "run"))
-    yield {"ph": "X", "cat": "program", "name": run.name, "pid": pid, "tid": 0, **clock.span(run.began, end), "args": {"requests": len(times)}}
+    failure = run.failure()
+    ended = {"requests": len(times), **({} if failure is None else {"ended": f"raised {type(failure).__name__}"})}
+    yield {"ph": "X", "cat": "program", "name": run.name, "pid": pid, "tid": 0, **clock.span(run.began, end), "args": ended}
     lanes = _Lanes(pid, names)
     latest: dict[str, tuple[Event, float]] = {}  # of each branch, what was asked last, and when that was there
     for record, began, ended in times:

@@ -13,12 +13,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A run: the program's name, its number in its batch, when it began, and the records of what it asked, as they are when they are read."""
+    """A run: the program's name, its number in its batch, when it began, and the records of what it asked, as they are when they are read.
+
+    failure  the exception that ended it, where it is kept: of an item of a batch
+    """
 
     name: str
     item: int
     began: float
     records: Callable[[], Sequence[Any]]
+    failure: Callable[[], BaseException | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,13 @@ def dump_ir(
     output: OutputFile = None,
     backend: BackendName = "mock",
 ) -> None:
-    """Shows the graph that a program compiles to. No model is asked; --arg values are not needed for most programs.
+    """Shows what a program asks, as a graph, before any run. No model is asked and nothing of the program runs. Arguments are unknown, or examples by --arg.
 
     \b
     Examples:
       lmc dump-ir examples/judge.py:judge
       lmc dump-ir examples/judge.py:judge --after plan-prefix
+      lmc dump-ir examples/react.py:react --arg max_steps=2
       lmc dump-ir judge.lmcp                            (of program.save; nothing of it is executed)
       lmc dump-ir examples/tree_of_thought.py:solve --format html -o tree.html
       lmc dump-ir examples/judge.py:judge --format dot | dot -Tsvg > judge.svg
@@ -48,7 +49,6 @@ def dump_ir(
         arguments = userfiles.parse_arguments(program, arg or ())
         compiled = lmc.compile(program, backend=open_backend(backend))
     if arguments:
-        userfiles.check_arguments(program, arguments)
         compiled.lower(**arguments)
     with as_usage():
         text = compiled.dump_ir(after=after, format=format.value)

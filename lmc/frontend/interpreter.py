@@ -127,7 +127,7 @@ class Function:
     def arguments(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> inspect.BoundArguments:
         """The program's arguments, bound ones included, without defaults. Raises ArgumentError that names the program."""
         given = {**self.bound, **kwargs} if self.bound else dict(kwargs)
-        self._check_names(given)
+        self.check_names(given)
         if not args and self._plain and len(given) == len(self.params):  # each by its name, as items of batches are: nothing to work out
             by_name = {self._first: None, **{name: given[name] for name in self.params}}
             return inspect.BoundArguments(self.signature, by_name)  # type: ignore[arg-type]  # a dict is ordered
@@ -137,7 +137,8 @@ class Function:
             raise ArgumentError(f"{self.described}: {error}", loc=caller_loc()) from None
         return bound
 
-    def _check_names(self, given: Mapping[str, Any]) -> None:
+    def check_names(self, given: Mapping[str, Any]) -> None:
+        """Raises ArgumentError for a name that is no parameter of the program."""
         if self._open:
             return
         for name in given:
@@ -174,7 +175,7 @@ class Function:
 
     def bind(self, **kwargs: Any) -> Function:
         """This program with some arguments fixed; a call may still give others."""
-        self._check_names(kwargs)
+        self.check_names(kwargs)
         return Function(self.func, self.num_api_spec_tokens, {**self.bound, **kwargs})
 
     # -- running

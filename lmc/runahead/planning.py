@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lmc.backend.base import Backend
@@ -37,10 +36,10 @@ class Planner:
                 self._graph = graph_of(self.function)
             return self._graph
 
-    def lower(self, bound: inspect.BoundArguments) -> Graph:
-        """Draw the graph for arguments like these."""
+    def lower(self, examples: Mapping[str, Any]) -> Graph:
+        """Draw the graph for these arguments."""
         with self._lock:
-            self._graph = graph_of(self.function, **_by_name(self.function, bound))
+            self._graph = graph_of(self.function, **examples)
             self._annotations.clear()
             return self._graph
 
@@ -72,12 +71,6 @@ class Planner:
     def planned(self, graph: Graph, target: Target) -> Planned:
         """A graph after the pipeline."""
         return PassManager(self.pipeline(target)).plan(graph, target)
-
-
-def _by_name(function: Function, bound: inspect.BoundArguments) -> dict[str, Any]:
-    """Arguments by the names of the program's parameters, without its state."""
-    names = list(function.signature.parameters)
-    return {name: value for name, value in bound.arguments.items() if name != names[0]}
 
 
 def target_of(backend: Backend | None, greedy: bool = False) -> Target:

@@ -209,7 +209,9 @@ class Program:
         ledger = Ledger(run, policy, source, self.profile, stream=state.stream, plan=self._plan(run, state.stream))
         emitter.run = run._replace(ledger=ledger)
         if recording.recorder is not None:
-            recording.recorder.runs.append(recording.Ran(self.function.name, run.item, perf_counter(), lambda: tuple(ledger.records)))
+            recording.recorder.runs.append(
+                recording.Ran(self.function.name, run.item, perf_counter(), lambda: tuple(ledger.records), lambda: state.failure)
+            )
 
     def _plan(self, run: Run, stream: str) -> RunPlan | None:
         """How a run's requests are submitted; None: as they come."""
@@ -262,8 +264,9 @@ class Program:
     # -- looking at it
 
     def lower(self, **example: Any) -> Program:
-        """Draw the graph for arguments like these, without a model."""
-        self.planner.lower(self.function.arguments((), example))
+        """Draw the graph for these arguments, without a model. Those that are left out are their defaults, or unknown."""
+        self.function.check_names(example)
+        self.planner.lower(example)
         return self
 
     def graph(self) -> Graph:

@@ -171,6 +171,23 @@ def test_a_loop_over_unknown_items_is_one_region() -> None:
     """)  # fmt: skip
 
 
+@lmc.function
+def endless(s: Any) -> int:
+    n = 0
+    while True:
+        s += lmc.gen("x", max_tokens=3)
+        n += 1
+        if "a" in s["x"] or n >= 6:
+            break
+    return n
+
+
+def test_of_a_loop_without_a_known_end_a_few_turns_are_shown() -> None:
+    graph, outcome = traced(endless, {})
+    assert outcome.stopped_at is None
+    assert [op.attr("ordinal") for op in graph.ops() if op.kind == "gen"] == [0, 1, 2, 3]
+
+
 def clean(text: str) -> str:
     if text.startswith("-"):
         return text[1:]
@@ -259,6 +276,18 @@ def test_the_plan_of_an_example_has_its_groups_and_prefixes() -> None:
     text = body(run_pipeline(graph_of(judge.judge)))
     assert text.count("group = [0, 3]") == 3 and text.count("prefill(") == 2 and "@fsm0" in text
     assert Target().kind == "tokens"
+
+
+@lmc.function
+def formatted(s: Any, flag: Any) -> None:
+    n = 0
+    if flag:
+        n = 1
+    s += f"{n} {flag!s} {'a'}" + lmc.gen("x")
+
+
+def test_what_arms_bind_is_unknown_though_each_knows_it() -> None:
+    assert graph_of(formatted).feeds and "py.format" in body(graph_of(formatted))
 
 
 def test_tracing_runs_nothing_of_the_program() -> None:

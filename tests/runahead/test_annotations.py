@@ -6,6 +6,7 @@ from textwrap import dedent
 
 import pytest
 
+import lmc
 from lmc.backend.base import Beyond, Hints
 from lmc.errors import Loc
 from lmc.ir import Graph, parse, print_graph
@@ -162,3 +163,24 @@ def test_an_edit_of_the_dumped_graph_changes_what_the_ledger_finds(gone: str, le
     text = print_graph(planned(JUDGE))
     lines = [line for line in text.splitlines() if not line.strip().startswith(gone)]
     assert len(annotate(parse("\n".join(lines))).at("/0.0", 0).pins) == left
+
+
+def test_a_planner_annotates_the_graph_that_it_has() -> None:
+    """Drawn of the program before any run, for examples, or adopted as it was edited."""
+    program = lmc.compile(panel, backend=lmc.Mock())
+    target = program.target
+    assert program.planner.annotations(target).at("/0.1", 0).group == (0, 3)
+    assert program.planner.annotations(target) is program.planner.annotations(target)
+    program.lower(n=2)
+    assert program.planner.annotations(target).at("/0.1", 0).group == (0, 2)
+    text = print_graph(program.graph())
+    program.planner.adopt(parse(text.replace('stream = "/0.1", ordinal = 0', 'stream = "/0.1", ordinal = 0, shifted = true')))
+    assert program.planner.annotations(target).at("/0.0", 0).group is None
+
+
+@lmc.function
+def panel(s, n=3):
+    s += "A question that all of the panel get."
+    for f in s.fork(n):
+        f += lmc.gen("x")
+        f += str(f["x"])

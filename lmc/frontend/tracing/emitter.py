@@ -305,7 +305,9 @@ class GraphEmitter:
         match name, tuple(operands):
             case "fstring", parts:
                 return [self._text(self.operand(x)) for x in parts]
-            case ("format", (x, "")) | ("str", (x,)) if self._is_text(x):
+            case ("format", (x, str() as how)) if not how and self._is_text(x):
+                return [self.operand(x)]
+            case ("str", (x,)) if self._is_text(x):
                 return [self.operand(x)]
             case ("add" | "iadd"), (a, b) if self._is_text(a) or self._is_text(b):
                 return [self._text(self.operand(a)), self._text(self.operand(b))]

@@ -11,6 +11,7 @@ known items, are taken to go on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, Branch, Do
 from lmc.frontend.capture.values import Abandoned, Deps, Object, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.emitter import Scoped
 from lmc.frontend.state import State, StateGroup
-from lmc.frontend.tracing.emitter import Answered, Context, GraphEmitter
+from lmc.frontend.tracing.emitter import LATER, Answered, Context, GraphEmitter
 from lmc.frontend.tracing.heap import MISSING, Heap, Slot, get, put, same
 from lmc.ir.core import DEFAULT, Case, Operand, Value
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from lmc.errors import Loc
     from lmc.frontend.capture.evaluation import Evaluation, Frame
 
+TURNS = 4
+"""Turns of a loop without an end that are shown."""
 DEEPEST = 12
 """Regions within each other; inside of more, what is undecided is skipped."""
 _OBJECTS = (State, StateGroup, list, dict, set)
@@ -70,6 +73,7 @@ class GraphDomain(Domain):
         self.emitter, self.builder = emitter, emitter.builder
         self.turns: list[Turn] = []
         self.depth = 0
+        self.followed: Counter[int] = Counter()  # by frame
 
     # -- values
 
@@ -93,7 +97,17 @@ class GraphDomain(Domain):
         if self._is_left(evaluation, frame, test.deps):
             return super().branch(evaluation, frame, test, site)
         ended = self._arms(evaluation, frame, test, site.loc, (site.then, site.orelse))
+        exits = site.then.effects.exits | site.orelse.effects.exits
+        if ended.signal is None and exits & {"break", "return", "raise"} and self._is_enough(frame):
+            return BREAK
         return ended.signal
+
+    def _is_enough(self, frame: Frame) -> bool:
+        """Whether a loop that only something undecided ends (`while True`) has been followed for as many turns as are shown."""
+        if not frame.loops or frame.loops[-1].bind is not None or (self.turns and frame.loops[-1] is self.turns[-1].site):
+            return False
+        self.followed[id(frame)] += 1
+        return self.followed[id(frame)] >= TURNS
 
     def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Any:
         if self._is_left(evaluation, frame, test.deps):
@@ -318,7 +332,7 @@ class GraphDomain(Domain):
 
     def _param(self, column: Sequence[Any], label: str) -> Any:
         """What stands in a place where arms go on together."""
-        deps = join(*(x.deps for x in column if isinstance(x, (Unknown, Answered))))
+        deps = join(LATER, *(x.deps for x in column if isinstance(x, (Unknown, Answered))))
         if any(isinstance(x, Context) for x in column):
             return Context(self._new("ctx", label))
         if any(isinstance(x, Answered) for x in column):
