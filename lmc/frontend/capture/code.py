@@ -108,13 +108,14 @@ def _no_body(_: Frame) -> Any:
     raise AssertionError("a generator is iterated")
 
 
-_codes: dict[types.CodeType, Code | NotUnderstood] = {}
+_codes: dict[tuple[types.CodeType, str], Code | NotUnderstood] = {}
 _MOST_CODES = 10_000
 
 
 def code_of(fn: types.FunctionType) -> Code:
     """The compiled code of a function of the user's, made once per code object. Raises NotUnderstood."""
-    found = _codes.get(fn.__code__)
+    key = fn.__code__, fn.__code__.co_filename  # code is equal whatever file it is of
+    found = _codes.get(key)
     if found is None:
         try:
             found = _compiled(fn)
@@ -124,7 +125,7 @@ def code_of(fn: types.FunctionType) -> Code:
             found = NotUnderstood("nested too deep")
         if len(_codes) >= _MOST_CODES:
             _codes.clear()
-        _codes[fn.__code__] = found
+        _codes[key] = found
     if isinstance(found, NotUnderstood):
         raise found
     return found
