@@ -41,7 +41,7 @@ class RunPlan:
         annotation = self._at(address, ask, run)
         if annotation is NOTHING:
             return before.submit(run.backend, ask, (hints or Hints())._replace(guess=True) if ahead else hints)
-        if annotation.same_as is not None and (equal := ledger.equal(address, annotation.same_as, before, ask)) is not None:
+        if annotation.same_as is not None and not ahead and (equal := ledger.equal(address, annotation.same_as, before, ask)) is not None:
             return Prompt(before, (), equal.result, equal.handle, ())
         defaults = run.defaults
         planned = annotation.hints(
