@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from lmc.frontend.tracing import graph_of
 from lmc.ir.core import Graph
 from lmc.passes.manager import Pass, PassManager, Planned, Target, pipeline_for
 from lmc.runahead.annotations import Annotations, annotate
+
+_log = logging.getLogger("lmc.ahead")
 
 
 class Planner:
@@ -60,6 +63,9 @@ class Planner:
                     found = annotate(self.planned(self.graph(), target_of(backend, greedy)).graph)
                 except LmcError as error:  # such as a role that the template lacks: raised where the program gets there
                     log("ahead", f"{self.function.name} runs without a plan: {error}")
+                    found = Annotations()
+                except Exception as fault:
+                    _log.warning("a fault of lmc, which changes nothing but time: %s runs without a plan; please report it", self.function.name, exc_info=fault)
                     found = Annotations()
                 self._annotations[key] = found
                 self._templates.append(template)  # so that its id stays its own
