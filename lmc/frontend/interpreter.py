@@ -309,7 +309,7 @@ class Function:
         if (journal := _run_of(state).journal) is not None:
             with _running(state), self._recorded(state) as run:
                 state.ret_value = await run(state, *bound.args[1:], **bound.kwargs)
-            return await aio.after(journal.unanswered(), lambda: None)
+            return await aio.after([] if state.stream else journal.unanswered(), lambda: None)
         limits = _run_of(state).limits
         if limits is not None and limits.timed:
             return await self._timed_call(state, bound, limits)
