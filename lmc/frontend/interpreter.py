@@ -12,7 +12,6 @@ import copy
 import functools
 import inspect
 import os
-import secrets
 import threading
 import weakref
 from collections import deque
@@ -24,7 +23,7 @@ from dataclasses import replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-from lmc.backend.base import Backend, Beyond, Hints, Result, Usage, check_supported
+from lmc.backend.base import Backend, Beyond, Hints, Result, Usage, check_supported, seed_of
 from lmc.config import compiler, default_backend, settings
 from lmc.errors import ArgumentError, CancelledError, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
@@ -100,11 +99,9 @@ class Run(NamedTuple):
 _NO_DEFAULTS = SamplingParams()
 
 
-def fresh_seed(seed: int | None = None) -> int:
-    """The run seed: what the user gave, else the configured one, else one never seen before."""
-    if seed is None:
-        seed = settings().seed
-    return secrets.randbits(63) if seed is None else seed
+def fresh_seed(backend: Backend, seed: int | None = None) -> int:
+    """The run seed: what the user gave, else the configured one, else the backend's own, else one never seen before."""
+    return seed_of(backend, settings().seed if seed is None else seed)
 
 
 class LiveEmitter:
@@ -405,7 +402,7 @@ class Function:
         """The options of a call with its journal open."""
         caller = ACTIVE.get()
         backend = options.backend or backend or (_run_of(caller).backend if caller is not None else default_backend())
-        return journaled(self, options, backend, bound, numbers, fresh_seed, batch=batch, compiled=compiled)
+        return journaled(self, options, backend, bound, numbers, functools.partial(fresh_seed, backend), batch=batch, compiled=compiled)
 
     def _ends(self, state: State, error: BaseException | None) -> None:
         """A run is over. Raises the journal's error, if that is what it ended with."""
@@ -460,7 +457,7 @@ class Function:
             backend = options.backend or (_run_of(caller).backend if caller else default_backend())
             limits = options.limits(backend, _run_of(caller).limits if caller else None)
             journal = own and RunJournal(own, item)
-            run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal, options.branches)
+            run = Run(backend, options.defaults(inherited), fresh_seed(backend, options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal, options.branches)
             return self._counted(caller, State(LiveEmitter(run), name=self.name))
         outer = _run_of(caller)
         backend = options.backend or outer.backend
@@ -649,7 +646,7 @@ class Function:
             seed = derive_seed(run.seed, run.item, f"{caller.stream}/c{caller.calls}", 0)
             caller.calls += 1
         else:
-            seed = fresh_seed(options.seed)
+            seed = fresh_seed(options.backend or (_run_of(caller).backend if caller else default_backend()), options.seed)
         options = replace(options, seed=seed)
         if not numbers:
             return []

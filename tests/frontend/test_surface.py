@@ -6,6 +6,7 @@ import enum
 import inspect
 import json
 import re
+from dataclasses import replace
 from typing import Any, Literal
 
 import pydantic
@@ -13,7 +14,10 @@ import pytest
 
 import lmc
 from lmc import Mock, gen, select
+from lmc.backend.mock import CAPABILITIES
 from lmc.frontend.state import StateGroup
+
+TEXT_ONLY = replace(CAPABILITIES, images=False)
 
 # -- names, parameters, defaults -------------------------------------------------------------------------------------
 
@@ -291,7 +295,7 @@ def test_a_state_may_have_several_images_as_far_as_the_model_takes_any():
         s += lmc.user(lmc.image("a.png") + "or" + lmc.image(picture)) + gen("x")
 
     for call in both(program):
-        mock = Mock()
+        mock = Mock(capabilities=TEXT_ONLY)
         with pytest.raises(lmc.UnsupportedOpError, match="image input") as caught:
             call(picture=b"png", backend=mock)
         assert caught.value.loc.file == __file__
@@ -541,7 +545,7 @@ def test_a_mistake_is_answered_at_its_line_in_both_executions(mistake):
     at, says = next((first + i, line.partition("  # ")[2].strip()) for i, line in enumerate(lines) if "  # " in line)
     messages = []
     for call in both(lmc.function(mistake)):
-        mock = Mock()
+        mock = Mock(capabilities=TEXT_ONLY)
         with pytest.raises((lmc.LmcError, KeyError)) as caught:
             call(x="text", backend=mock)
         messages.append(str(caught.value))
