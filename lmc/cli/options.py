@@ -13,7 +13,8 @@ Target = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", show_default=
 Arguments = Annotated[list[str] | None, typer.Option(
     "--arg", "-a", metavar="NAME=VALUE", show_default=False,
     help="An argument of the program; repeatable. Text, or JSON where the parameter is declared as int, list, …")]
-BACKENDS = "smollm2 (the small model), mock (no model: made-up answers), or the path of a model folder or GGUF file."
+BACKENDS = ("smollm2 (the small model), mock (no model: made-up answers), the path of a model folder or GGUF file, a hub id, "
+            "openai:MODEL[@URL], anthropic:MODEL[@URL], litellm:MODEL[@URL], vllm:URL or sglang:URL.")
 BackendName = Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help=BACKENDS)]
 ModelName = Annotated[str | None, typer.Option("--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2", help=BACKENDS)]
 InputFile = Annotated[Path | None, typer.Option("--input", "-i", metavar="IN.jsonl", show_default=False,

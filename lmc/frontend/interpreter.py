@@ -30,7 +30,7 @@ from lmc.frontend import aio
 from lmc.frontend.durable import RunJournal
 from lmc.frontend.emitter import taken
 from lmc.frontend.opening import journaled, source_digest
-from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, signature
+from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, backend_of, signature
 from lmc.frontend.prefix import Traced, constant_prefix
 from lmc.frontend.primitives import GenExpr, SelectExpr, caller_loc
 from lmc.frontend.state import (
@@ -63,6 +63,7 @@ from lmc.prompt import (
     make_select,
     suggestion,
 )
+from lmc.tracebacks import note_item, users_frames
 
 __all__ = [
     "ACTIVE", "RUN_OPTIONS", "Emitter", "Function", "Gathered", "LiveEmitter", "ProgramState", "ProgramStateGroup", "Run",
@@ -361,6 +362,7 @@ class Function:
 
     # -- running
 
+    @users_frames
     def run(self, *args: Any, **kwargs: Any) -> State:
         """Runs the program and returns its state when the function returns; reading the state waits for answers.
 
@@ -415,6 +417,7 @@ class Function:
         journal = _run_of(state).journal
         return error if journal is None or state.stream else journal.ended(error)
 
+    @users_frames
     async def arun(self, *args: Any, **kwargs: Any) -> State:
         """As `run`, for async code: an async program runs on the loop of the caller, any other on a thread.
 
@@ -443,6 +446,7 @@ class Function:
         self._ends(state, None)
         return state
 
+    @users_frames
     def __call__(self, *args: Any, **kwargs: Any) -> State:
         return self.run(*args, **kwargs)
 
@@ -542,22 +546,23 @@ class Function:
 
     # -- looking ahead
 
-    def trace(self, *, backend: Backend | None = None, **kwargs: Any) -> Traced:
+    @users_frames
+    def trace(self, *, backend: Backend | str | None = None, **kwargs: Any) -> Traced:
         """What the program does, as a graph to look at, without running it: `print(fn.trace(question="…"))`.
 
         Arguments that are not given are unknown text. Raises ProgramError if the program cannot be traced.
         """
         return Traced(compiler()(self.bind(**kwargs)).graph())
 
-    def cache(self, backend: Backend | None = None) -> None:
+    @users_frames
+    def cache(self, backend: Backend | str | None = None) -> None:
         """Computes what every run's prompt starts with (constants and bound arguments) on the backend, and keeps it there.
 
         It stays as long as this program does, or until its next `cache`.
         """
-        backend = backend or default_backend()
-        emitter = LiveEmitter(Run(backend))
-        prompt = constant_prefix(self.trace().graph, emitter, self.bound)
-        self._prefix = prompt.prefill(backend) if prompt.tail else None
+        where = backend_of(backend) or default_backend()
+        prompt = constant_prefix(self.trace().graph, LiveEmitter(Run(where)), self.bound)
+        self._prefix = prompt.prefill(where) if prompt.tail else None
 
     # -- batches
 
@@ -567,6 +572,7 @@ class Function:
     def run_batch(
         self, batch: Iterable[Any], *, generator_style: Literal[False] = False, **options: Any
     ) -> list[State]: ...
+    @users_frames
     def run_batch(
         self, batch: Iterable[Any], *, generator_style: bool = False, **options: Any
     ) -> list[State] | Iterator[State]:
@@ -583,9 +589,10 @@ class Function:
         bound = self._bind_all(batch)
         results = self._batch(bound, range(len(bound)), run_options, options)
         if errors == "raise":
-            results = _raising(results)
+            results = _raising(results, bound)
         return results if generator_style else list(results)
 
+    @users_frames
     def run_some(self, items: Mapping[int, Any], **options: Any) -> Iterator[State]:
         """As `run_batch(generator_style=True, errors="return")` of some items of a batch, each under its number in it.
 
@@ -796,12 +803,14 @@ def _run_of(state: State) -> Run:
     return state.emitter.run
 
 
-def _raising(states: Iterator[State]) -> Iterator[State]:
+@users_frames
+def _raising(states: Iterator[State], items: Sequence[inspect.BoundArguments]) -> Iterator[State]:
     """The states; the first failure is raised in its place, after every item has run."""
-    for state in states:
+    for index, state in enumerate(states):
         if state.failure is not None:
             for _ in states:
                 pass  # the others run to their end: one item never takes the rest along
+            note_item(state.failure, index, items[index])
             raise state.failure
         yield state
 

@@ -15,7 +15,7 @@ from lmc.chat import CHATML
 from lmc.config import default_backend, has_default_backend
 from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.frontend.interpreter import ACTIVE, Function
-from lmc.frontend.options import PROGRAM_OPTIONS, Options
+from lmc.frontend.options import PROGRAM_OPTIONS, Options, backend_of
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import State
 from lmc.frontend.tree import Tree
@@ -29,14 +29,16 @@ from lmc.jit.traced import Plan, Traced
 from lmc.jit.trees import Trees
 from lmc.passes.manager import Planned, Target, print_pipeline, run_pipeline
 from lmc.saved import SavedFile, SavedFunction, encoded, write
+from lmc.tracebacks import note_item, users_frames
 
 
+@users_frames
 def compile(  # the name of the field: torch.compile, re.compile
-    fn: Function, *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False
+    fn: Function, *, backend: Backend | str | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False
 ) -> Program:
     """A program that means what `fn` means, compiled as it runs.
 
-    backend  where it runs when a call names none (default: `set_default_backend`'s)
+    backend  where it runs when a call names none (default: `set_default_backend`'s); a backend or the name of one, such as "mock"
     outputs  names of the only variables that will be read; whatever they do not need is not generated. A name that no path of
              the program makes is a ParameterError at its first call
     opt      0: nothing removed, merged or reordered; 1: the default pipeline
@@ -49,17 +51,18 @@ def compile(  # the name of the field: torch.compile, re.compile
         raise ParameterError(f"opt={opt!r}: 0 or 1", loc=caller_loc())
     if isinstance(outputs, str):
         raise ParameterError(f"outputs={outputs!r}: a list of names of variables, such as [{outputs!r}]", loc=caller_loc())
-    return Program(fn, backend=backend, outputs=outputs, opt=opt, aggressive=aggressive)
+    return Program(fn, backend=backend_of(backend), outputs=outputs, opt=opt, aggressive=aggressive)
 
 
-def load(path: str | os.PathLike[str], *, backend: Backend | None = None) -> Program:
+@users_frames
+def load(path: str | os.PathLike[str], *, backend: Backend | str | None = None) -> Program:
     """The program that `program.save(path)` wrote. Reading the file executes nothing.
 
     Its first call looks up the functions that it calls (module:name) and raises ProgramError, naming the function and its place, if one is
     not there or has another source now. Paths that were not saved need the program's own source, which is looked up in the same way.
     Raises ProgramError for a file that is none, is damaged or has another format.
     """
-    return program_of(SavedFile.read(Path(path)).function, backend)
+    return program_of(SavedFile.read(Path(path)).function, backend_of(backend))
 
 
 def program_of(fn: Function, backend: Backend | None = None) -> Program:
@@ -89,11 +92,13 @@ class Program:
 
     # -- running
 
+    @users_frames
     def __call__(self, *args: Any, **kwargs: Any) -> State:
         """Runs the program and returns its state, as `fn.run` does. Sampling defaults, `backend` and `seed` as there."""
         arguments, options = self.function.split(kwargs, PROGRAM_OPTIONS)
         return self._call(self.function.arguments(args, arguments), self._options(options))
 
+    @users_frames
     def stream(self, *args: Any, **kwargs: Any) -> State:
         """As calling it, but returns at once: a state whose `text_iter` and `text_async_iter` follow the compiled run.
 
@@ -103,6 +108,7 @@ class Program:
         arguments, given = self.function.split(kwargs, PROGRAM_OPTIONS)
         return stream(self._owner, self.function.arguments(args, arguments), self._options(given))
 
+    @users_frames
     async def acall(self, *args: Any, **kwargs: Any) -> State:
         """As calling it, for async code: holds neither the event loop nor a thread while it waits for answers.
 
@@ -114,6 +120,7 @@ class Program:
         with self._journaled(options, (bound,)) as options:
             return await self._driver.acall(bound, options)
 
+    @users_frames
     async def abatch(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
     ) -> list[State]:
@@ -124,12 +131,14 @@ class Program:
             with self._journaled(given, bound, range(len(bound)), batch=True) as given:
                 async with contextlib.aclosing(self._driver.abatch(bound, range(len(bound)), given, progress)) as done:
                     states = {index: state async for index, state in done}
-        return _in_order(states, errors)
+        return _in_order(states, bound, errors)
 
+    @users_frames
     def call(self, args: Mapping[str, Any], **options: Any) -> State:
         """As calling it, with the program's arguments apart from the options."""
         return self._call(self.function.arguments((), args), self._options(options))
 
+    @users_frames
     def batch(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
     ) -> list[State]:
@@ -137,7 +146,8 @@ class Program:
 
         errors="raise": every item runs, then the first exception is raised; "return": it is the item's `state.error()`.
         """
-        return _in_order(dict(self.as_completed(items, progress=progress, errors=errors, **options)), errors)
+        given, bound = self._options(options, "batch()"), self._items(items, errors)
+        return _in_order(dict(self._completed(bound, range(len(bound)), given, progress)), bound, errors)
 
     def as_completed(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return",
@@ -153,6 +163,9 @@ class Program:
         numbers = range(len(bound)) if numbers is None else numbers
         if len(numbers) != len(bound):
             raise ArgumentError(f"{len(numbers)} numbers for {len(bound)} items", loc=caller_loc())
+        return self._completed(bound, numbers, options, progress)
+
+    def _completed(self, bound: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, progress: bool) -> Iterator[tuple[int, State]]:
         if not bound:
             return iter(())
         if isinstance(options.journal, str):
@@ -340,12 +353,13 @@ _INSTEAD: Mapping[str, str] = {
 """What a `Function` has and a `Program` has under another name."""
 
 
-def _in_order(states: Mapping[int, State], errors: str) -> list[State]:
+def _in_order(states: Mapping[int, State], items: Sequence[inspect.BoundArguments], errors: str) -> list[State]:
     """The states of a batch; raises the first exception unless `errors` says that it is returned."""
     in_order = [states[i] for i in range(len(states))]
     if errors == "raise":
-        for state in in_order:
+        for index, state in enumerate(in_order):
             if state.failure is not None:
+                note_item(state.failure, index, items[index])
                 raise state.failure
     return in_order
 

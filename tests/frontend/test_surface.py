@@ -567,7 +567,9 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: program.run(qestion="a"), "has no parameter 'qestion'; did you mean 'question'?"),
     (lambda: program.run(), "missing a required argument: 'question'"),
     (lambda: program.run("a", 1, 2), "too many positional arguments"),
-    (lambda: program.run("a", backend="gpt-4"), "backend='gpt-4': a backend such as lmc.Engine()"),
+    (lambda: program.run("a", backend="gpt-4"), "no model 'gpt-4': there is no such file or folder"),
+    (lambda: program.run("a", backend=4), "backend=4: a backend such as lmc.Engine() or its name, such as 'mock', not int"),
+    (lambda: lmc.compile(program, backend="mok"), "no model 'mok': "),
     (lambda: program.run("a", temperature="hot"), "temperature='hot': must be a number"),
     (lambda: program.run("a", stop=[""]), "an empty text would stop at once"),
     (lambda: program.bind(qestion="a"), "did you mean 'question'?"),
@@ -616,8 +618,10 @@ def test_names_that_are_not_there():
         lmc.get_chat_template("chatlm")
     with pytest.raises(lmc.ArgumentError, match="takes a template such as"):
         lmc.register_chat_template("chatml")
-    with pytest.raises(lmc.ArgumentError, match="takes a backend such as"):
+    with pytest.raises(lmc.ParameterError, match="no model 'gpt-4'"):
         lmc.set_default_backend("gpt-4")
+    with pytest.raises(lmc.ArgumentError, match="takes a backend such as"):
+        lmc.set_default_backend(4)
 
 
 def test_what_programs_do_wrong_in_python_is_python_s_own_error_and_not_called_a_fault(recwarn):
