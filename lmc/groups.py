@@ -152,7 +152,7 @@ def _answers(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int
 
 
 _ITEM = attrgetter("item")
-_USAGE = attrgetter(*[f.name for f in fields(Usage)])
+_USAGE = attrgetter(*[f.name for f in fields(Usage) if not f.name.startswith("ahead")])
 
 
 def record_of(places: Sequence[Ask], digest: int, output: Output) -> Record:

@@ -155,6 +155,28 @@ class Limits:
                 limits._enter(prompt, bound)
             return prompt
 
+    def allows_ahead(self, ask: Gen | Select, before: Prompt, open_tokens: float, open_calls: int) -> float | None:
+        """The most tokens that a request made ahead can cost; None if the budgets might not allow it.
+
+        open_tokens  what other requests made ahead may cost that the program has not made since; `open_calls` of them
+        """
+        with self.lock:
+            bound = self._bound(ask, before)
+            for limits in self._chain():
+                if limits.budget is None:
+                    continue
+                limits._settle()
+                most = sum([e.bound for e in limits._open]) + open_tokens + bound
+                price = 0.0 if limits.prices is None else limits.prices.most
+                budget = limits.budget
+                if (
+                    (budget.calls is not None and len(limits._ledger) + open_calls >= budget.calls)
+                    or (budget.tokens is not None and limits._tokens_spent + most >= budget.tokens)
+                    or (budget.cost is not None and limits._cost_spent + most * price >= budget.cost)
+                ):
+                    return None
+            return bound
+
     def restart(self, own: Collection[Result]) -> None:
         """The interpreter goes on with a compiled run: its own requests are counted again when the program gets to them."""
         with self.lock:

@@ -21,7 +21,12 @@ from lmc.prompt import Gen, Image, Segment, Select, Text
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one answer or one run cost. Tokens; `calls` counts requests to the model (a `select` is one)."""
+    """What one answer or one run cost. Tokens; `calls` counts requests to the model (a `select` is one).
+
+    ahead_asked    requests made before the program asked (design: run-ahead)
+    ahead_used     those of them that the program then made; the others are in `calls` and tokens of nobody
+    ahead_wasted   those that were in vain, with the tokens that they are known to have cost
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -29,6 +34,10 @@ class Usage:
     forced_tokens: int = 0
     calls: int = 0
     passes: int = 0
+    ahead_asked: int = 0
+    ahead_used: int = 0
+    ahead_wasted: int = 0
+    ahead_wasted_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

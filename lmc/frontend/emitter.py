@@ -62,8 +62,8 @@ class Emitter(Protocol):
         """Waits, and gives the first error in `ctx`."""
         ...
 
-    def usage(self, answers: Iterable[Answer]) -> Any:
-        """What these answers cost; waits for them."""
+    def usage(self, answers: Iterable[Answer], stream: str = "") -> Any:
+        """What these answers of a stream cost; waits for them."""
         ...
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import functools
 import inspect
 import os
@@ -21,18 +20,18 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from lmc.backend.base import Backend, Beyond, Hints, Result, Usage, check_supported, seed_of
-from lmc.config import compiler, default_backend, settings
-from lmc.errors import ArgumentError, CancelledError, LmcError, Loc, ParameterError, ProgramError
+from lmc.backend.base import Backend
+from lmc.config import compiler, default_backend
+from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.durable import RunJournal
-from lmc.frontend.emitter import taken
+from lmc.frontend.live import LiveEmitter, Run, fresh_seed
 from lmc.frontend.opening import journaled, source_digest
 from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, backend_of, signature
 from lmc.frontend.prefix import Traced, constant_prefix
-from lmc.frontend.primitives import GenExpr, SelectExpr, caller_loc
+from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import (
     Emitter,
     Gathered,
@@ -45,22 +44,13 @@ from lmc.frontend.state import (
     UnknownVariable,
 )
 from lmc.frontend.streaming import Mirror, Progress, on_abandoned
-from lmc.frontend.values import TraceEscape, Value
+from lmc.frontend.values import TraceEscape
 from lmc.journal import Journal
-from lmc.limits import Limits, decided
+from lmc.limits import Limits
 from lmc.prompt import (
-    Excerpt,
-    Gen,
-    Image,
-    Mark,
-    Origin,
     Prompt,
     SamplingParams,
-    Select,
-    Special,
     derive_seed,
-    make_gen,
-    make_select,
     suggestion,
 )
 from lmc.tracebacks import note_item, users_frames
@@ -71,173 +61,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-class Run(NamedTuple):
-    """What one run of a program shares: the backend, the sampling defaults, the seed, its number in its batch, its limits, its journal.
-
-    spare    tokens that a request to an API may generate beyond its answer, since what follows may be taken from them
-    watched  somebody reads the answers while they grow
-    branches a compiled run may ask the arms of a decision ahead
-    """
-
-    backend: Backend
-    defaults: SamplingParams = SamplingParams()
-    seed: int = 0
-    item: int = 0
-    limits: Limits | None = None
-    spare: int = 0
-    watched: bool = False
-    journal: RunJournal | None = None
-    branches: bool = False
-
-    def hints(self) -> Hints | None:
-        """What a backend may want to know of every request; None: nothing."""
-        counted = self.limits is not None and self.limits.in_order  # a request for several answers cannot be held to a budget
-        if not self.watched and (not self.spare or counted):
-            return None
-        return Hints(beyond=Beyond(self.spare) if self.spare and not counted else None, watched=self.watched)
-
-
 _NO_DEFAULTS = SamplingParams()
-
-
-def fresh_seed(backend: Backend, seed: int | None = None) -> int:
-    """The run seed: what the user gave, else the configured one, else the backend's own, else one never seen before."""
-    return seed_of(backend, settings().seed if seed is None else seed)
-
-
-class LiveEmitter:
-    """Hands every ask to the backend as soon as the program makes it."""
-
-    __slots__ = ("_asked", "_cancelled", "_template", "run")
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self._template = run.backend.chat_template
-        self._asked: list[weakref.ref[Prompt]] = []  # weak, so that what nobody can read any more is freed
-        self._cancelled = False
-
-    def sampling_as(self, given: Mapping[str, Any]) -> LiveEmitter:
-        """The same for a sub-program that is called with sampling defaults of its own."""
-        return LiveEmitter(self._run_as(given))
-
-    def _run_as(self, given: Mapping[str, Any]) -> Run:
-        return self.run._replace(defaults=Options.of(given).defaults(self.run.defaults))
-
-    def cancel(self) -> None:
-        """Stops what was asked and is not answered yet, and refuses to ask more: reading raises CancelledError."""
-        self._cancelled = True
-        for ref in self._asked:
-            ctx = ref()
-            if ctx is not None and ctx.result is not None and ctx.handle is not None and not ctx.result.done:
-                ctx.handle.cancel()
-
-    def root(self) -> Prompt:
-        return Prompt()
-
-    def append(self, ctx: Prompt, text: str | Value | Special) -> Prompt:
-        assert not isinstance(text, Value), "a traced value in a live run"
-        return ctx.append(text)
-
-    def image(self, ctx: Prompt, source: Any, num_frames: Any = None) -> Prompt:
-        image = Image(source, num_frames)
-        check_supported(self.run.backend.capabilities, (image,))
-        return ctx.append(image)
-
-    def role_begin(self, ctx: Prompt, role: str, previous: str | None) -> Prompt:
-        return ctx.append(*self._template.begin(role, previous), Mark(role, "begin"))
-
-    def role_end(self, ctx: Prompt, role: str) -> Prompt:
-        return ctx.append(Mark(role, "end"), *self._template.end(role))
-
-    def gen(self, ctx: Prompt, expr: GenExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
-        run = self.run
-        ask = make_gen(run.defaults, expr.given, Origin(run.seed, run.item, stream, ordinal), expr.name, expr.loc)
-        return self._submit(ctx, ask, (stream, ordinal))
-
-    def select(self, ctx: Prompt, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
-        run = self.run
-        origin = Origin(run.seed, run.item, stream, ordinal)
-        ask = make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc)
-        return self._submit(ctx, ask, (stream, ordinal))
-
-    def _submit(self, ctx: Prompt, ask: Gen | Select, place: tuple[str, int]) -> tuple[Prompt, Result]:
-        if self._cancelled:
-            raise CancelledError("the run was cancelled", loc=ask.loc)
-        try:
-            ctx = self._sent(ctx, ask, place)
-        except LmcError as error:
-            error.loc = error.loc or ask.loc
-            raise
-        self._asked.append(weakref.ref(ctx))
-        if self._cancelled:  # cancelled from another thread just now
-            self.cancel()
-        assert ctx.result is not None
-        return ctx, ctx.result
-
-    def _sent(self, before: Prompt, ask: Gen | Select, place: tuple[str, int]) -> Prompt:
-        backend, limits, hints, journal = self.run.backend, self.run.limits, self.run.hints(), self.run.journal
-        send = lambda: before.submit(backend, ask, hints)
-        known = send if journal is None else lambda: journal.ask(before, ask, (place,), send, other=self._ahead(place))
-        if limits is None:
-            return known()
-        return decided(lambda: limits.submit(ask, before, known))
-
-    def _ahead(self, place: tuple[str, int]) -> bool:
-        """Whether a compiled run has asked something at a place already."""
-        return False
-
-    def splice(self, ctx: Prompt, other: Prompt, since: Prompt) -> Prompt:
-        for node in other.nodes_after(since):
-            if node.parts:
-                ctx = ctx.append(*node.parts)
-            if node.result is not None:
-                ctx = ctx.append(node.result.output().text)
-        return ctx
-
-    def separate_reasoning(self, before: Prompt, after: Prompt, take: Callable[[str], str]) -> Prompt:
-        return before.append(Excerpt(after, take))
-
-    def read(self, answer: Result) -> str | list[str]:
-        return answer.output().value
-
-    def read_part(self, answer: Result, take: Callable[[str], str]) -> str | list[str]:
-        return taken(answer.output().value, take)
-
-    def meta(self, answer: Result) -> Any:
-        meta = answer.output().meta
-        return meta if self.run.journal is None else copy.deepcopy(meta)  # a journal writes it a moment later
-
-    def text(self, ctx: Prompt, since: Prompt | None = None) -> str:
-        return ctx.text(since)
-
-    def messages(self, ctx: Prompt) -> list[dict[str, str]]:
-        return ctx.messages()
-
-    def wait(self, ctx: Prompt) -> None:
-        for answer in _answers(ctx):
-            answer.wait()
-
-    def error(self, ctx: Prompt) -> BaseException | None:
-        self.wait(ctx)
-        return next((answer.error for answer in _answers(ctx) if answer.error is not None), None)
-
-    def usage(self, answers: Iterable[Result]) -> Usage:
-        total = Usage()
-        for answer in answers:
-            answer.wait()
-            if answer.error is None:
-                total += answer.output().usage
-        return total
-
-
-def _answers(ctx: Prompt) -> Iterator[Result]:
-    """The answers that a prompt is made of, those of which it keeps an excerpt included."""
-    for node in ctx.nodes():
-        for part in node.parts:
-            if isinstance(part, Excerpt):
-                yield part.result
-        if node.result is not None:
-            yield node.result
 
 
 def watch(own: State) -> tuple[State, Mirror]:

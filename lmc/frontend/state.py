@@ -319,7 +319,7 @@ class State:
     def usage(self) -> Usage:
         """What this state, its forks and the sub-programs it called have cost; waits for them."""
         self._finish()
-        return self.emitter.usage(flat(self.asked))
+        return self.emitter.usage(flat(self.asked), self.stream)
 
     @property
     @users_frames

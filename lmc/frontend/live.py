@@ -1,0 +1,223 @@
+"""A run as the interpreter makes it: what its states write to hands every ask to the backend as soon as the program makes it."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from lmc.backend.base import Backend, Beyond, Hints, Output, Result, Usage, check_supported, seed_of
+from lmc.config import settings
+from lmc.errors import CancelledError, LmcError
+from lmc.frontend.durable import RunJournal
+from lmc.frontend.emitter import taken
+from lmc.frontend.options import Options
+from lmc.frontend.primitives import GenExpr, SelectExpr
+from lmc.frontend.values import Value
+from lmc.limits import Limits
+from lmc.prompt import Excerpt, Gen, Image, Mark, Origin, Prompt, SamplingParams, Select, Special, make_gen, make_select
+
+
+class RunLedger(Protocol):
+    """What a run that is asked ahead hands its requests and its waits to (lmc/runahead/ledger.py)."""
+
+    usage: Usage
+    stream: str
+
+    def ask(self, address: Any, before: Prompt, ask: Gen | Select, send: Callable[[], Prompt]) -> Prompt:
+        """Return `before` followed by the answer to a request: one that was made ahead and is equal, else what `send` makes."""
+        ...
+
+    def wait(self, results: Sequence[Result]) -> None:
+        """Wait until all of them are there."""
+        ...
+
+
+class Run(NamedTuple):
+    """What one run of a program shares: the backend, the sampling defaults, the seed, its number in its batch, its limits, its journal.
+
+    ledger   asks ahead while the program waits; None: nothing is asked ahead
+    spare    tokens that a request to an API may generate beyond its answer, since what follows may be taken from them
+    watched  somebody reads the answers while they grow
+    branches a compiled run may ask the arms of a decision ahead
+    """
+
+    backend: Backend
+    defaults: SamplingParams = SamplingParams()
+    seed: int = 0
+    item: int = 0
+    limits: Limits | None = None
+    spare: int = 0
+    watched: bool = False
+    journal: RunJournal | None = None
+    branches: bool = False
+    ledger: RunLedger | None = None
+
+    def hints(self) -> Hints | None:
+        """What a backend may want to know of every request; None: nothing."""
+        counted = self.limits is not None and self.limits.in_order  # a request for several answers cannot be held to a budget
+        if not self.watched and (not self.spare or counted):
+            return None
+        return Hints(beyond=Beyond(self.spare) if self.spare and not counted else None, watched=self.watched)
+
+
+def fresh_seed(backend: Backend, seed: int | None = None) -> int:
+    """The run seed: what the user gave, else the configured one, else the backend's own, else one never seen before."""
+    return seed_of(backend, settings().seed if seed is None else seed)
+
+
+class LiveEmitter:
+    """Hands every ask to the backend as soon as the program makes it."""
+
+    __slots__ = ("_asked", "_cancelled", "_template", "run")
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._template = run.backend.chat_template
+        self._asked: list[weakref.ref[Prompt]] = []  # weak, so that what nobody can read any more is freed
+        self._cancelled = False
+
+    def sampling_as(self, given: Mapping[str, Any]) -> LiveEmitter:
+        """The same for a sub-program that is called with sampling defaults of its own."""
+        return LiveEmitter(self._run_as(given))
+
+    def _run_as(self, given: Mapping[str, Any]) -> Run:
+        return self.run._replace(defaults=Options.of(given).defaults(self.run.defaults))
+
+    def cancel(self) -> None:
+        """Stops what was asked and is not answered yet, and refuses to ask more: reading raises CancelledError."""
+        self._cancelled = True
+        for ref in self._asked:
+            ctx = ref()
+            if ctx is not None and ctx.result is not None and ctx.handle is not None and not ctx.result.done:
+                ctx.handle.cancel()
+
+    def root(self) -> Prompt:
+        return Prompt()
+
+    def append(self, ctx: Prompt, text: str | Value | Special) -> Prompt:
+        assert not isinstance(text, Value), "a traced value in a live run"
+        return ctx.append(text)
+
+    def image(self, ctx: Prompt, source: Any, num_frames: Any = None) -> Prompt:
+        image = Image(source, num_frames)
+        check_supported(self.run.backend.capabilities, (image,))
+        return ctx.append(image)
+
+    def role_begin(self, ctx: Prompt, role: str, previous: str | None) -> Prompt:
+        return ctx.append(*self._template.begin(role, previous), Mark(role, "begin"))
+
+    def role_end(self, ctx: Prompt, role: str) -> Prompt:
+        return ctx.append(Mark(role, "end"), *self._template.end(role))
+
+    def gen(self, ctx: Prompt, expr: GenExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
+        run = self.run
+        ask = make_gen(run.defaults, expr.given, Origin(run.seed, run.item, stream, ordinal), expr.name, expr.loc)
+        return self._submit(ctx, ask, (stream, ordinal))
+
+    def select(self, ctx: Prompt, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
+        run = self.run
+        origin = Origin(run.seed, run.item, stream, ordinal)
+        ask = make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc)
+        return self._submit(ctx, ask, (stream, ordinal))
+
+    def _submit(self, ctx: Prompt, ask: Gen | Select, place: tuple[str, int]) -> tuple[Prompt, Result]:
+        if self._cancelled:
+            raise CancelledError("the run was cancelled", loc=ask.loc)
+        try:
+            ctx = self._sent(ctx, ask, place)
+        except LmcError as error:
+            error.loc = error.loc or ask.loc
+            raise
+        self._asked.append(weakref.ref(ctx))
+        if self._cancelled:  # cancelled from another thread just now
+            self.cancel()
+        assert ctx.result is not None
+        return ctx, ctx.result
+
+    def _sent(self, before: Prompt, ask: Gen | Select, place: tuple[str, int]) -> Prompt:
+        backend, limits, hints, journal = self.run.backend, self.run.limits, self.run.hints(), self.run.journal
+        send = lambda: before.submit(backend, ask, hints)
+        if (ledger := self.run.ledger) is not None:
+            address, ask_backend = (self.run.seed, self.run.item, *place), send
+            send = lambda: ledger.ask(address, before, ask, ask_backend)
+        known = send if journal is None else lambda: journal.ask(before, ask, (place,), send, other=self._ahead(place))
+        if limits is None:
+            return known()
+        while not isinstance(sent := limits.submit(ask, before, known), Prompt):
+            self._wait((sent,))
+        return sent
+
+    def _wait(self, results: Sequence[Result]) -> None:
+        """Wait for answers: the one place where a run does."""
+        ledger = self.run.ledger
+        if ledger is not None:
+            return ledger.wait(results)
+        for result in results:
+            result.wait()
+
+    def _output(self, answer: Result) -> Output:
+        """The answer; waits for it, and raises what it failed with."""
+        if not answer.done:
+            self._wait((answer,))
+        return answer.output()
+
+    def _ahead(self, place: tuple[str, int]) -> bool:
+        """Whether a compiled run has asked something at a place already."""
+        return False
+
+    def splice(self, ctx: Prompt, other: Prompt, since: Prompt) -> Prompt:
+        for node in other.nodes_after(since):
+            if node.parts:
+                ctx = ctx.append(*node.parts)
+            if node.result is not None:
+                ctx = ctx.append(self._output(node.result).text)
+        return ctx
+
+    def separate_reasoning(self, before: Prompt, after: Prompt, take: Callable[[str], str]) -> Prompt:
+        return before.append(Excerpt(after, take))
+
+    def read(self, answer: Result) -> str | list[str]:
+        return self._output(answer).value
+
+    def read_part(self, answer: Result, take: Callable[[str], str]) -> str | list[str]:
+        return taken(self._output(answer).value, take)
+
+    def meta(self, answer: Result) -> Any:
+        meta = self._output(answer).meta
+        return meta if self.run.journal is None else copy.deepcopy(meta)  # a journal writes it a moment later
+
+    def text(self, ctx: Prompt, since: Prompt | None = None) -> str:
+        self._wait([*_answers(ctx, since)])
+        return ctx.text(since)
+
+    def messages(self, ctx: Prompt) -> list[dict[str, str]]:
+        self.wait(ctx)
+        return ctx.messages()
+
+    def wait(self, ctx: Prompt) -> None:
+        self._wait([*_answers(ctx)])
+
+    def error(self, ctx: Prompt) -> BaseException | None:
+        self.wait(ctx)
+        return next((answer.error for answer in _answers(ctx) if answer.error is not None), None)
+
+    def usage(self, answers: Iterable[Result], stream: str = "") -> Usage:
+        total = Usage()
+        for answer in answers:
+            self._wait((answer,))
+            if answer.error is None:
+                total += answer.output().usage
+        ledger = self.run.ledger
+        return total if ledger is None or stream != ledger.stream else total + ledger.usage
+
+
+def _answers(ctx: Prompt, since: Prompt | None = None) -> Iterator[Result]:
+    """The answers that a prompt is made of behind `since`, those of which it keeps an excerpt included."""
+    for node in ctx.nodes_after(since):
+        for part in node.parts:
+            if isinstance(part, Excerpt):
+                yield part.result
+        if node.result is not None:
+            yield node.result

@@ -1,0 +1,335 @@
+"""The ledger of a run: which request was made at which address, what was asked ahead there, and what became of it.
+
+    Python ──ask at an address──► Ledger ──► equal guess? its answer : Python's own request ──► Backend
+    Python ──wait──► Ledger: while it waits, a source evaluates what comes next and asks it ahead (a guess)
+
+A guess is taken iff the prompt and all that the backend would see of the request are equal, so a wrong, missing or
+malicious guess changes nothing but counters and time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from time import thread_time
+from typing import Any, Protocol
+
+from lmc.backend.base import Backend, Hints, Result, Usage
+from lmc.config import log, logs
+from lmc.errors import LmcError, Loc
+from lmc.limits import Limits
+from lmc.prompt import Excerpt, Gen, Image, Prompt, Select
+from lmc.runahead.profile import Profile, reading_line
+
+
+class Ahead(StrEnum):
+    """How far a run is asked ahead: not at all, what only an exception could keep Python from asking, or what it may ask."""
+
+    OFF = "off"
+    CERTAIN = "certain"
+    LIKELY = "likely"
+
+
+Address = tuple[int, int, str, int]
+"""Where a request is made: the run's seed, its number in its batch, the fork path, the request's number on that path."""
+
+
+class Source(Protocol):
+    """What says which requests come next. It may be wrong."""
+
+    def evaluate(self, ledger: Ledger, awaited: Sequence[Result]) -> Sequence[frozenset[Address]]:
+        """Ask ahead (`ledger.guess`) what is known to come next; stop early when `awaited` are there.
+
+        Return the sets of answers with any of which it could go further.
+        """
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Guess:
+    """A request made ahead of Python. `reached` is the latest evaluation that made it."""
+
+    address: Address
+    before: Prompt
+    ask: Gen | Select
+    after: Prompt
+    certain: bool
+    reached: int
+    used: bool = False
+    dropped: bool = False
+
+    @property
+    def result(self) -> Result:
+        assert self.after.result is not None
+        return self.after.result
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A request of a run, for reports: where it was made, and whether it was asked ahead ("no", "used", "wasted")."""
+
+    address: Address
+    kind: str
+    name: str | None
+    loc: Loc | None
+    result: Result
+    ahead: str
+
+
+MAX_OPEN = 64
+"""Guesses of one run that Python has not taken yet."""
+
+
+class Ledger:
+    """What one run has asked, and what was asked ahead for it. Thread-safe: bodies of forks run on threads of their own.
+
+    source   says what comes next; None: nothing is asked ahead
+    profile  what earlier runs of the program have taught
+    stream   of the run's root state
+    idle     whether no other program of the batch is ready to run (an evaluation would hold it up)
+    """
+
+    def __init__(
+        self, backend: Backend, policy: Ahead, source: Source | None, profile: Profile, *, limits: Limits | None = None,
+        idle: Callable[[], bool] | None = None, stream: str = "",
+    ) -> None:  # fmt: skip
+        self.stream = stream
+        self.backend, self.policy, self.source, self.profile, self.limits, self.idle = backend, policy, source, profile, limits, idle
+        self.asked: dict[Address, tuple[Prompt, Gen | Select, Prompt]] = {}
+        self.guesses: dict[Address, Guess] = {}
+        self.records: list[Record] = []
+        self.evaluations = 0
+        self.usage = Usage()
+        self.closed = False
+        self._by_content: dict[Hashable, list[Guess]] = {}
+        self._blocked: Sequence[frozenset[Address]] = ()  # what the latest evaluation lacks
+        self._fresh = True  # Python has asked something since that no evaluation foresaw
+        self._lock = threading.RLock()
+        self._waiting: set[threading.Event] = set()
+        self._bound = 0.0  # tokens that open and wasted guesses may cost
+
+    # -- Python's own requests
+
+    def ask(self, address: Address, before: Prompt, ask: Gen | Select, send: Callable[[], Prompt]) -> Prompt:
+        """Return `before` followed by the answer to Python's request: a guess's that is equal, else what `send` makes."""
+        guess = self._take(address, before, ask) if self.guesses else None
+        if guess is None:
+            after = send()
+            self._fresh = True
+        else:
+            after = Prompt(before, (), guess.result, guess.after.handle, ())
+        assert after.result is not None
+        self.asked[address] = (before, ask, after)
+        kind = "gen" if ask.__class__ is Gen else "select"
+        self.records.append(Record(address, kind, ask.name, ask.loc, after.result, "no" if guess is None else "used"))
+        return after
+
+    def _take(self, address: Address, before: Prompt, ask: Gen | Select) -> Guess | None:
+        with self._lock:
+            found = self.guesses.get(address)
+            if found is not None and not self._answers(found, before, ask):
+                if not _repeatable(ask):
+                    self._drop(found)
+                found = None
+            if found is None and _repeatable(ask):  # an address may have moved, behind a retry that nobody foresaw: the content counts
+                equal = self._by_content.get(content(before), ())
+                found = next((g for g in equal if not g.used and not g.dropped and self._answers(g, before, ask)), None)
+            if found is not None and found.result.error is not None:  # a guess that failed is no answer
+                self._drop(found)
+                found = None
+            if found is None:
+                if address in self.guesses:
+                    self.profile.wrong(ask.loc)
+                return None
+            found.used = True
+            self.guesses.pop(found.address, None)
+            self._count(ahead_used=1)
+            self.profile.right(ask.loc)
+            return found
+
+    def _answers(self, guess: Guess, before: Prompt, ask: Gen | Select) -> bool:
+        return same_request(guess.ask, ask) and content(guess.before) == content(before)
+
+    # -- asking ahead
+
+    def guess(self, address: Address, before: Prompt, ask: Gen | Select, hints: Hints | None, *, certain: bool) -> Prompt | None:
+        """Ask ahead; return the prompt with the answer to come, or None where that is not allowed or was refused.
+
+        What was asked at the address before is kept if it is equal, and dropped if not.
+        """
+        with self._lock:
+            if self.closed or not (certain or self.policy is Ahead.LIKELY):
+                return None
+            found = self.guesses.get(address)
+            if found is not None:
+                if self._answers(found, before, ask):
+                    found.reached = self.evaluations
+                    return found.after
+                self._drop(found)
+            if _repeatable(ask) and (found := self._moved(before, ask)) is not None:
+                self.guesses.pop(found.address, None)
+                found.address, found.reached = address, self.evaluations
+                self.guesses[address] = found
+                return found.after
+            if len(self.guesses) >= MAX_OPEN or self.profile.is_off(ask.loc) or not self._affordable(before, ask):
+                return None
+            try:
+                after = before.submit(self.backend, ask, (hints or Hints())._replace(guess=True))
+            except LmcError as error:  # raised where Python asks it, if it does
+                if logs("ahead"):
+                    log("ahead", f"refused at {address}: {error}")
+                return None
+            guess = Guess(address, before, ask, after, certain, self.evaluations)
+            self.guesses[address] = guess
+            self._by_content.setdefault(content(before), []).append(guess)
+            self._count(ahead_asked=1)
+        guess.result.on_change(self._notify)
+        return after
+
+    def _moved(self, before: Prompt, ask: Gen | Select) -> Guess | None:
+        """An equal guess at an address that the latest evaluation has not reached."""
+        equal = self._by_content.get(content(before), ())
+        return next(
+            (g for g in equal if not g.used and not g.dropped and g.reached != self.evaluations and self._answers(g, before, ask)), None
+        )
+
+    def _affordable(self, before: Prompt, ask: Gen | Select) -> bool:
+        """Whether the budget would allow it, if all that was asked ahead so far were spent in vain."""
+        if self.limits is None:
+            return True
+        bound = self.limits.allows_ahead(ask, before, self._bound, self.usage.ahead_asked - self.usage.ahead_used)
+        if bound is None:
+            return False
+        self._bound += bound
+        return True
+
+    def _drop(self, guess: Guess) -> None:
+        """A guess is wrong, or nothing leads to it any more: cancelled, and counted as wasted in full."""
+        if self.guesses.get(guess.address) is guess:
+            del self.guesses[guess.address]
+        if guess.used or guess.dropped:
+            return
+        guess.dropped = True
+        spent = guess.result.usage
+        tokens = 0 if spent is None else spent.prompt_tokens + spent.completion_tokens
+        self._count(ahead_wasted=1, ahead_wasted_tokens=tokens)
+        kind = "gen" if guess.ask.__class__ is Gen else "select"
+        self.records.append(Record(guess.address, kind, guess.ask.name, guess.ask.loc, guess.result, "wasted"))
+        if not guess.result.done and guess.after.handle is not None:
+            guess.after.handle.cancel()
+
+    def _count(self, **more: int) -> None:
+        self.usage += Usage(**more)
+
+    def known(self, address: Address) -> bool:
+        """Whether the answer at an address is there."""
+        entry = self.asked.get(address)
+        result = entry[2].result if entry is not None else g.result if (g := self.guesses.get(address)) is not None else None
+        return result is not None and result.done
+
+    # -- waiting: the one place where a run waits for answers
+
+    def wait(self, results: Sequence[Result]) -> None:
+        """Wait until all of them are there; meanwhile ask ahead."""
+        awaited = [result for result in results if not result.done]
+        if not awaited:
+            return
+        if self.source is None or self.closed or self.policy is Ahead.OFF:
+            for result in awaited:
+                result.wait()
+            return
+        event = threading.Event()
+        for result in awaited:
+            result.on_change(lambda r: event.set() if r.done else None)
+        line = reading_line()
+        for result in awaited:
+            result.wait(self.profile.patience)
+            if not result.done:
+                break
+        self._waiting.add(event)
+        try:
+            while not all(result.done for result in awaited):
+                if self.worth(line):
+                    self.evaluate(awaited, line)
+                    continue
+                event.wait()
+                event.clear()
+        finally:
+            self._waiting.discard(event)
+
+    def worth(self, line: Hashable) -> bool:
+        """Whether an evaluation would know more than the one before it, and may be of use."""
+        ready = self._fresh or any(all(map(self.known, needed)) for needed in self._blocked)
+        return ready and (self.idle is None or self.idle()) and self.profile.worth(line)
+
+    def evaluate(self, awaited: Sequence[Result], line: Hashable) -> None:
+        """Evaluate once what comes next; what it no longer reaches is cancelled."""
+        assert self.source is not None
+        with self._lock:
+            self.evaluations += 1
+            self._fresh, before, began = False, self.usage.ahead_asked, thread_time()
+            try:
+                self._blocked = self.source.evaluate(self, awaited)
+            finally:
+                self.profile.evaluated(line, thread_time() - began, self.usage.ahead_asked - before)
+            if not all(result.done for result in awaited):  # else it may have stopped early
+                for guess in [g for g in self.guesses.values() if g.reached != self.evaluations and not g.result.done]:
+                    self._drop(guess)
+
+    def _notify(self, result: Result) -> None:
+        if result.done:
+            for event in tuple(self._waiting):
+                event.set()
+
+    def close(self) -> None:
+        """The function has returned: nothing is asked ahead any more, and what was in vain is cancelled."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            for guess in list(self.guesses.values()):
+                self._drop(guess)
+            self._by_content.clear()
+        self.profile.ended(self)
+
+
+# -- equality: all that a backend sees of a request --------------------------------------------------------------------
+
+
+def same_request(a: Gen | Select, b: Gen | Select) -> bool:
+    """Whether two requests at the same prompt ask the same; their places in the source may differ."""
+    if a.__class__ is not b.__class__:
+        return False
+    if isinstance(a, Gen) and isinstance(b, Gen):
+        return a.params == b.params and a.constraint == b.constraint and a.seed == b.seed and a.tools == b.tools and a.name == b.name
+    assert isinstance(a, Select) and isinstance(b, Select)
+    return a.choices == b.choices and a.method == b.method and a.temperature == b.temperature and a.seed == b.seed and a.name == b.name
+
+
+def content(prompt: Prompt) -> Hashable:
+    """What two equal prompts have in common: the handle of all before the last answer, and the literal text since.
+
+    The handle stands for what was verified before. However the text was cut into appends, it is the same.
+    """
+    parts: list[Any] = []
+    text: list[str] = []
+    for part in prompt.tail:
+        part = part.text() if isinstance(part, Excerpt) and part.result.done and part.result.error is None else part
+        if part.__class__ is str:
+            text.append(part)  # pyright: ignore[reportArgumentType]
+            continue
+        if text:
+            parts.append("".join(text))
+            text = []
+        parts.append(("image", id(part.source), part.num_frames) if isinstance(part, Image) else part)
+    if text:
+        parts.append("".join(text))
+    return id(prompt.handle), tuple([part for part in parts if part != ""])
+
+
+def _repeatable(ask: Gen | Select) -> bool:
+    """Whether equal requests have equal answers wherever they are made: at temperature 0."""
+    return (ask.params.temperature if isinstance(ask, Gen) else ask.temperature) == 0
+
