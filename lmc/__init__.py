@@ -153,8 +153,14 @@ def _compiled(fn: Any) -> Any:
     return compile(fn)
 
 
+def _opened(name: str) -> Any:
+    from lmc.named import open_backend
+
+    return open_backend(name)
+
+
 def _small_model() -> Any:
-    return _engine(config.settings().model or "smollm2")
+    return _opened(config.settings().model or "smollm2")
 
 
 def _engine(model: str) -> Any:
@@ -193,6 +199,7 @@ class _CallableModule(ModuleType):
 sys.modules["lmc.config"].__class__ = _CallableModule
 config.set_default_factory(_small_model)
 config.set_compiler(_compiled)
+config.set_opener(_opened)
 
 if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.backend.api.anthropic import Anthropic as Anthropic

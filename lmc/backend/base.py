@@ -6,6 +6,7 @@ answers are there, so that a chain (text, gen, text, gen …) and all of its for
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -373,6 +374,7 @@ class Capabilities:
     lookahead: bool = False  # one request can cover a chain of gens (an API); there is no cache of ours to prefill
     max_context: int | None = None
     prices: Prices | None = None  # for budgets of cost
+    seed: int | None = None  # of runs that are given none; None: one never seen before
 
 
 @runtime_checkable
@@ -428,6 +430,13 @@ class Backend(Protocol):
     def close(self) -> None:
         """Cancels what is running and frees everything; idempotent."""
         ...
+
+
+def seed_of(backend: Backend, given: int | None) -> int:
+    """A run's seed: the given one, else the backend's own, else one never seen before."""
+    if given is None:
+        given = backend.capabilities.seed
+    return secrets.randbits(63) if given is None else given
 
 
 def check_supported(able: Capabilities, segments: Sequence[Segment]) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from lmc.errors import ArgumentError, ConstraintError, LmcError, ParameterError
 from lmc.frontend import primitives as p
-from lmc.frontend.primitives import GenExpr, Lit, RoleBegin, RoleEnd, SelectExpr, Seq
 from lmc.frontend.capture.values import Unknown
+from lmc.frontend.primitives import GenExpr, Lit, RoleBegin, RoleEnd, SelectExpr, Seq
 from lmc.prompt import ChoicesMethod
 
 
