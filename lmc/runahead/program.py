@@ -170,7 +170,8 @@ class Program:
         errors="raise": every item runs, then the first exception is raised; "return": it is the item's `state.error()`.
         """
         given, bound = self._options(options, "batch()"), self._items(items, errors)
-        return _in_order(dict(self._completed(bound, range(len(bound)), given, progress)), bound, errors)
+        states = dict(self._batch(bound, range(len(bound)), given, progress)) if bound else {}
+        return _in_order(states, bound, errors)
 
     def as_completed(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return",
