@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lmc.backend.engine.engine import EngineCore
 from lmc.backend.executor import Execution
+
+from lmc.backend.engine.engine import EngineCore
 from lmc.backend.local import LocalBackend
 from lmc.jit import driving
 

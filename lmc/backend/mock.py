@@ -15,6 +15,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 from lmc.backend.api.messages import image_url
@@ -109,6 +110,15 @@ def _ask_key(ask: Ask) -> tuple[Any, ...]:
     if isinstance(ask, Gen):
         return ask.params, ask.constraint, ask.tools, ask.seed if ask.params.temperature > 0 else 0
     return ask.choices, ask.method, ask.temperature, ask.seed if ask.temperature > 0 else 0
+
+
+def _latency_of(latency: Any) -> Callable[[Ask, Node], float]:
+    if not callable(latency):
+        return lambda ask, node: latency
+    given: Any = latency
+    if len(signature(given).parameters) == 1:
+        return lambda ask, node: given(ask)
+    return lambda ask, node: given(ask, node.text)
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
@@ -207,7 +217,8 @@ class Mock:
               answer is text, a list of texts for n > 1, or None for the hash; in a mapping also a list used in order or
               such a function. Stops and limits apply to scripted answers too; one that its ask's constraint does not allow, or
               that is none of the choices, is an error.
-    latency   seconds from the moment a prompt is known to its answer, or `f(ask)` that gives them; 0 answers at once
+    latency   seconds from the moment a prompt is known to its answer, or `f(ask)` or `f(ask, prompt_text)` that gives them; 0
+              answers at once
     fault     `f(ask, index of the call)` that gives the exception a call fails with, or None
     """
 
@@ -215,7 +226,7 @@ class Mock:
         self,
         answers: Answers | None = None,
         *,
-        latency: float | Callable[[Ask], float] = 0.0,
+        latency: float | Callable[[Ask], float] | Callable[[Ask, str], float] = 0.0,
         fault: Callable[[Ask, int], BaseException | None] | None = None,
         chat_template: ChatTemplate = CHATML,
         capabilities: Capabilities = CAPABILITIES,
@@ -230,7 +241,7 @@ class Mock:
         scripts = answers.values() if isinstance(answers, Mapping) else (answers,)
         self.answers_in_order = any(isinstance(script, list | tuple) for script in scripts)
         """Whether an answer may depend on how many were asked for before it."""
-        self._latency: Callable[[Ask], float] = latency if callable(latency) else lambda _: latency
+        self._latency = _latency_of(latency)
         self._instant = latency == 0
         self._fault = fault
         self._calls = itertools.count()
@@ -347,7 +358,7 @@ class Mock:
             handle._next += 1
             try:
                 output, after = self._ask(node, segment)
-                delay = 0.0 if self._instant else self._latency(segment)
+                delay = 0.0 if self._instant else self._latency(segment, node)
             except Exception as error:  # planted or from a script: it belongs to this request
                 self._fail(handle, placed(error, segment))
                 return None

@@ -480,6 +480,14 @@ def test_latency_of_one_ask() -> None:
     mock.close()
 
 
+def test_latency_of_a_prompt() -> None:
+    seen: list[tuple[str | None, str]] = []
+    mock = Mock(lambda p, a: "x", latency=lambda ask, prompt: seen.append((ask.name, prompt)) or 0.0)
+    root = mock.submit(None, [Text(("one",)), gen(name="a")])
+    mock.submit(root, [Text(("two",)), gen(name="b")])
+    assert seen == [("a", "one"), ("b", "onextwo")]
+
+
 @pytest.mark.parametrize("latency", [0.0, 0.005])
 def test_a_fault_fails_its_request_and_what_follows_and_nothing_else(latency: float) -> None:
     broken = BackendError("planted")
