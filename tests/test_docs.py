@@ -111,6 +111,16 @@ def test_documented_flags_exist():
     assert named - known == set()
 
 
+def test_the_table_of_what_run_ahead_understands_is_on_its_page():
+    from lmc.frontend.capture.outside import CONTAINERS
+    from lmc.frontend.capture.table import FUNCTIONS, PURE
+
+    page = (ROOT / "docs" / "run-ahead.md").read_text()
+    opaque = {"hash", "id", "time", "perf_counter", "monotonic", "now", "openssl_md5", "openssl_sha1", "openssl_sha256"}  # unknown by rule
+    names = {name.rpartition(".")[2] for _, name, *_ in (*PURE.values(), *FUNCTIONS.values())} | {kind.__name__ for kind in CONTAINERS}
+    assert sorted(name for name in names - opaque if f"`{name}`" not in page) == []
+
+
 def test_the_tour_runs(capsys):
     """docs/tour.py asserts what it claims; its code, without comments and blank lines, is 200 lines."""
     import runpy
