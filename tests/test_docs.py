@@ -6,6 +6,8 @@ The page on APIs runs among their tests. A block whose fence says `python` is ru
 
 import re
 import shlex
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -51,7 +53,10 @@ def run_page(page, monkeypatch, tmp_path):
     for shared in ("examples", "docs"):  # what a page writes, it writes elsewhere
         (tmp_path / shared).symlink_to(ROOT / shared)
     monkeypatch.chdir(tmp_path)
-    names = {"__name__": "page", "__file__": str(code)}
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    names = vars(module)
+    names["__file__"] = str(code)
     exec(compile(source, str(code), "exec"), names)
     for name, shown in GRAPH.findall(page.read_text()):
         planned, traced = (lmc.compile(names[name]).dump_ir(after=after) for after in (None, "trace"))
