@@ -235,9 +235,13 @@ class Function:
         """The options of a call with its journal open."""
         from lmc.durable.opening import journaled
 
-        caller = ACTIVE.get()
-        backend = options.backend or backend or (_run_of(caller).backend if caller is not None else default_backend())
+        backend = options.backend or backend or self._backend(options)
         return journaled(self, options, backend, bound, numbers, functools.partial(fresh_seed, backend), batch=batch, compiled=compiled)
+
+    def _backend(self, options: Options) -> Backend:
+        """Where a run with these options goes: a sub-program's to its caller's backend, any other one's to the default backend."""
+        caller = ACTIVE.get()
+        return options.backend or (_run_of(caller).backend if caller is not None else default_backend())
 
     def _ends(self, state: State, error: BaseException | None) -> None:
         """A run is over. Raises the journal's error, if that is what it ended with."""

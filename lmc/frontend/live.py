@@ -37,6 +37,10 @@ class RunLedger(Protocol):
         """Wait until all of them are there."""
         ...
 
+    def answered(self, address: tuple[int, int, str, int], before: Prompt, ask: Gen | Select, after: Prompt) -> None:
+        """Note what the program has asked at an address and something else has answered, such as a journal."""
+        ...
+
     def close(self) -> None:
         """The function has returned: nothing is asked ahead any more."""
         ...
@@ -152,12 +156,19 @@ class LiveEmitter:
         if (ledger := self.run.ledger) is not None:
             run, address = self.run, (self.run.seed, self.run.item, *place)
             send = lambda: ledger.ask(address, before, ask, run)
-        known = send if journal is None else lambda: journal.ask(before, ask, (place,), send, other=self._ahead(place))
+        known = send if journal is None else lambda: self._journaled(journal, before, ask, place, send)
         if limits is None:
             return known()
         while not isinstance(sent := limits.submit(ask, before, known), Prompt):
             self._wait((sent,))
         return sent
+
+    def _journaled(self, journal: RunJournal, before: Prompt, ask: Gen | Select, place: tuple[str, int], send: Callable[[], Prompt]) -> Prompt:
+        """A request that the journal answers, if it can. The ledger is told, or it would ask ahead what is known."""
+        after = journal.ask(before, ask, (place,), send, other=self._ahead(place))
+        if (ledger := self.run.ledger) is not None:
+            ledger.answered((self.run.seed, self.run.item, *place), before, ask, after)
+        return after
 
     def _wait(self, results: Sequence[Result]) -> None:
         """Wait for answers: the one place where a run does."""

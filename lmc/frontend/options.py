@@ -25,7 +25,7 @@ BATCH_OPTIONS = (RUN_OPTIONS - {"stream"}) | {"num_threads", "progress_bar", "er
 PROGRAM_OPTIONS = RUN_OPTIONS | {"speculate"}
 """What calls of a compiled program take."""
 _OF_RUN_BATCH: Mapping[str, str] = {
-    "num_threads": "; a compiled batch needs no threads of its own, leave it out",
+    "num_threads": "; a compiled batch keeps as many items going as the backend can use, leave it out",
     "progress_bar": "; here it is progress=True",
     "generator_style": "; here it is program.as_completed(items)",
 }

@@ -231,7 +231,7 @@ class Program:
 
     def _during(self, runs: int, options: Options) -> AbstractContextManager[None]:
         """Take what a call or batch costs, however it ends."""
-        return _During(self.stats, runs, options.backend) if options.backend is not None else nullcontext()
+        return _During(self.stats, runs, self.function._backend(options))
 
     def _journaled(
         self, options: Options, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int] = (0,), *, batch: bool = False

@@ -582,7 +582,7 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: program.run_batch([("a",)], errors="ignore"), "errors='ignore': 'raise' or 'return'"),
     (lambda: program.run_batch([("a",)], num_threads=0), "num_threads=0: 'auto' or a number of threads"),
     (lambda: lmc.compile(program).batch([("a",)], tempreature=1), "batch() has no option 'tempreature'; did you mean 'temperature'?"),
-    (lambda: lmc.compile(program).batch([("a",)], num_threads=8), "batch() has no option 'num_threads'; a compiled batch needs no threads"),
+    (lambda: lmc.compile(program).batch([("a",)], num_threads=8), "batch() has no option 'num_threads'; a compiled batch keeps as many items going"),
     (lambda: lmc.compile(program).batch([("a",)], progress_bar=True), "batch() has no option 'progress_bar'; here it is progress=True"),
     (lambda: lmc.compile(program).batch({"question": "a"}), "a batch is a list of items, each a dict or a tuple, not one dict"),
     (lambda: lmc.compile(program).batch([("a",)], errors="ignore"), "errors='ignore': 'raise' or 'return'"),
