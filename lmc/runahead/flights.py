@@ -22,6 +22,8 @@ from lmc.waiting import Signal, is_set, waiting_by
 
 R = TypeVar("R")
 
+LINGER = 0.5
+"""Seconds that an abandoned batch waits for its programs to end; one that is inside a tool ends when that returns."""
 MAX_THREADS = 2048
 """Workers in one process; beyond that each batch has one, so that nested batches get on."""
 
@@ -94,6 +96,7 @@ class Flights(Generic[R]):
                 yield self._take()
         except BaseException:
             self._stop(stop)
+            self._over.wait(LINGER)
             raise
         self._stop(stop)
         self._over.wait()
