@@ -32,6 +32,14 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
+    @property
+    def plausible(self) -> bool:
+        """Whether one request can have cost that."""
+        return 0 <= self.cached_tokens <= self.prompt_tokens <= _MOST_TOKENS and 0 <= self.completion_tokens <= _MOST_TOKENS
+
+
+_MOST_TOKENS = 1 << 31  # of one request: beyond every context there is
+
 
 @dataclass(frozen=True, slots=True)
 class Prices:
