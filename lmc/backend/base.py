@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from lmc.chat import ChatTemplate
 from lmc.errors import Loc, UnsupportedOpError
@@ -155,6 +155,33 @@ class Scored:
 
 
 UNSCORED = Scored()
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether a backend can answer now.
+
+    state   "ok", or why not: "failed" (the last pass did; a later one may not), "stuck" (a pass does not end), "ended" (a device error: a
+            new one is needed), "closed"
+    reason  for a person; "" if it is ok
+    """
+
+    state: Literal["ok", "failed", "stuck", "ended", "closed"] = "ok"
+    reason: str = ""
+
+    @property
+    def ready(self) -> bool:
+        return self.state == "ok"
+
+
+HEALTHY = Health()
+
+
+@runtime_checkable
+class SaysHealth(Protocol):
+    """A backend that knows how it is; others are taken to be well."""
+
+    def health(self) -> Health: ...
 
 
 class TakeOver(Exception):

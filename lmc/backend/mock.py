@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lmc.backend.base import Capabilities, Counters, Hints, Output, Result, Scored, check_supported
+from lmc.backend.base import HEALTHY, Capabilities, Counters, Health, Hints, Output, Result, Scored, check_supported
 from lmc.backend.mock_answers import (
     Answers,
     Ask,
@@ -264,6 +264,9 @@ class Mock:
 
     def server_info(self) -> dict[str, Any]:
         return {"name": "mock", "tokenizer": "bytes", "calls": len(self.call_log)}
+
+    def health(self) -> Health:
+        return Health("closed", "the mock backend was closed") if self._closed else HEALTHY
 
     def close(self) -> None:
         self._closed = True

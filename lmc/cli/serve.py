@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -31,12 +33,13 @@ def serve(
     max_body: Annotated[int, typer.Option(min=1, help="Largest request, in bytes.")] = 8 << 20,
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of a chat answer whose request names none.")] = 1024,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds from a request to the end of its answer.")] = 600.0,
-    drain: Annotated[float, typer.Option(min=1, help="Seconds that running requests get to finish at the end.")] = 60.0,
+    drain: Annotated[float, typer.Option(min=1, help="Seconds that running requests get to finish at the end; then they end with a 503.")] = 60.0,
+    restart: Annotated[bool, typer.Option("--restart", help="Replace the process when its engine has ended or it was killed.")] = False,
 ) -> None:
     """Serves a model under OpenAI's API, and programs as endpoints. Ctrl-C or SIGTERM lets running requests finish.
 
     POST /v1/completions, /v1/chat/completions, /programs/NAME, /programs/NAME/stream, /programs/NAME/batch;
-    GET /v1/models, /health, /metrics, /openapi.json.
+    GET /v1/models, /health (/health/live, /health/ready), /metrics, /openapi.json.
 
     \b
     Examples:
@@ -45,7 +48,7 @@ def serve(
       lmc serve examples/judge.py:judge examples/classify.py:classify
     """
     _check_installed("serve", "starlette", "uvicorn", "h11", "pydantic", "prometheus_client")
-    from lmc.serve import main
+    from lmc.serve import main, supervisor
     from lmc.serve.settings import Settings
 
     programs = [userfiles.load_program(target) for target in targets or ()]
@@ -55,13 +58,23 @@ def serve(
     if not main.is_loopback(host) and not keys:
         say(f"warning: {host} can be reached from the network, and nobody is asked for a key (--api-keys FILE)")
     model = backend or config().model or "smollm2"
-    with as_usage():
-        where = main.listen(host, port)
-    with closing(where), closing(open_backend(model)) as target:
-        names = tuple(name) if name else (model,)
-        settings = Settings(names, keys, max_requests=max_requests, max_body=max_body, max_tokens=max_tokens, timeout=timeout)
+    where = supervisor.inherited()
+    if where is None:
         with as_usage():
-            main.serve(target, settings, programs, where, drain=drain, ready=lambda url: say(f"serving {names[0]} at {url}"))
+            where = main.listen(host, port)
+        if restart:
+            with closing(where):
+                raise typer.Exit(supervisor.supervise(["-m", "lmc", *sys.argv[1:]], where, say))
+    names = tuple(name) if name else (model,)
+    settings = Settings(names, keys, max_requests=max_requests, max_body=max_body, max_tokens=max_tokens, timeout=timeout)
+    with closing(where), as_usage():
+        broken = main.serve(
+            lambda: open_backend(model), settings, programs, where, drain=drain, until_broken=restart,
+            ready=lambda url: say(f"serving {names[0]} at {url}"),
+        )  # fmt: skip
+    if broken is not None:
+        say(f"the engine will not answer any more: {broken.reason}")
+        os._exit(supervisor.BROKEN)  # at once: it may be in native code that does not end
 
 
 def _api_keys(path: Path | None) -> frozenset[str]:

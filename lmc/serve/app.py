@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,12 +14,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-import lmc
-from lmc.backend.base import Backend
+from lmc.backend.base import Backend, Health
 from lmc.frontend.interpreter import Function
 from lmc.serve import openapi
 from lmc.serve.errors import ApiError
 from lmc.serve.gate import Call, Endpoint, Entrance, Gate, Reply
+from lmc.serve.health import HealthApi
 from lmc.serve.metrics import CONTENT_TYPE, Metrics
 from lmc.serve.openai_api import OpenAIApi
 from lmc.serve.programs import ProgramLoop, Published
@@ -28,20 +28,26 @@ from lmc.serve.settings import Settings
 _THREADS = 8  # for what takes long before an answer is asked for: as many encode prompts, as many compile constraints
 
 
-def create_app(backend: Backend, settings: Settings, programs: Sequence[Function] = ()) -> Starlette:
+def create_app(
+    backend: Backend,
+    settings: Settings,
+    programs: Sequence[Function] = (),
+    *,
+    entrance: Entrance | None = None,
+    broken: Callable[[Health], None] | None = None,
+) -> Starlette:
     """The application over `backend`, which stays its owner's: shutting down cancels nothing and closes nothing.
 
-    `programs` are compiled for the backend and published under their names. Raises ProgramError for one whose arguments
-    no JSON can give.
+    `programs` are compiled for the backend and published under their names. `broken` is told once, on the server's loop, of an engine that
+    will not answer any more. Raises ProgramError for a program whose arguments no JSON can give.
     """
-    metrics, entrance = Metrics(backend), Entrance(settings.max_requests)
+    entrance = entrance or Entrance(settings.max_requests)
+    health = HealthApi(backend, entrance)
+    metrics = Metrics(backend)
     pool, compiling = (ThreadPoolExecutor(_THREADS, thread_name_prefix=f"lmc-{name}") for name in ("serve", "compile"))
     loop = ProgramLoop()
     published = [Published(program, backend, loop, pool) for program in programs]
     api = OpenAIApi(backend, settings, metrics, pool, compiling)
-
-    async def health(call: Call) -> Reply:
-        return Reply({"status": "ok", "version": lmc.__version__})
 
     async def measured(call: Call) -> Reply:
         text = await asyncio.get_running_loop().run_in_executor(pool, metrics.text)
@@ -57,7 +63,9 @@ def create_app(backend: Backend, settings: Settings, programs: Sequence[Function
 
     free: dict[str, Any] = {"counted": False}
     routes = [
-        route("GET", "/health", "health", health, public=True, **free),
+        route("GET", "/health", "health", health.ready, public=True, **free),
+        route("GET", "/health/ready", "ready", health.ready, public=True, **free),
+        route("GET", "/health/live", "live", health.live, public=True, **free),
         route("GET", "/metrics", "metrics", measured, **free),
         route("GET", "/openapi.json", "openapi", description, **free),
         route("GET", "/v1/models", "models", api.models, **free),
@@ -75,11 +83,12 @@ def create_app(backend: Backend, settings: Settings, programs: Sequence[Function
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        watching = asyncio.create_task(metrics.watch_loop())
+        watching = [asyncio.create_task(metrics.watch_loop()), *([asyncio.create_task(health.watch(broken))] if broken is not None else [])]
         try:
             yield
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             for each in published:
                 each.close()
             loop.close()

@@ -70,10 +70,13 @@ class Entrance:
     most: int
     inside: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def close(self) -> None:
-        """The server is told to stop: who has not sent a whole request by now is turned away. On the server's loop."""
+    def close(self, drain: float = 60.0) -> None:
+        """The server is told to stop: who has not sent a whole request by now is turned away, and what is not answered in `drain`
+        seconds ends with a 503. On the server's loop."""
         self.closed.set()
+        asyncio.get_running_loop().call_later(drain, self.over.set)
 
     async def before_it_closes(self, waiting: Awaitable[T]) -> T:
         """What comes, unless the entrance closes first: then ApiError."""
@@ -81,7 +84,7 @@ class Entrance:
         try:
             await asyncio.wait((task, closed), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise ApiError(503, "the server is shutting down", headers={"Connection": "close"})
+                raise shutting_down()
             return await task
         finally:
             task.cancel()
@@ -138,7 +141,7 @@ class Gate:
             return await sender.send(await self.endpoint(_call(scope, b"")))
         with self.entrance.admitted():
             body = await self.entrance.before_it_closes(self._body(scope, receive))
-            await _unless_gone(receive, self._work(_call(scope, body), sender))
+            await _unless_gone(receive, self._work(_call(scope, body), sender), self.entrance.over)
 
     async def _work(self, call: Call, sender: _Sender) -> None:
         await sender.send(await self.endpoint(call))
@@ -216,18 +219,22 @@ class _Sender:
         self.ended = True
 
 
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Does the work, unless the client leaves first: then it is cancelled, and ClientGone raised."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None], over: asyncio.Event) -> None:
+    """Does the work, unless the client leaves first, or the server's time is over: then it is cancelled, and ClientGone or ApiError raised."""
+    task, gone, ended = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive)), asyncio.ensure_future(over.wait())
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, gone, ended), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientGone
+            raise ClientGone if gone.done() else shutting_down()
         await task
     finally:
-        for each in (task, gone):
+        for each in (task, gone, ended):
             each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, gone, ended, return_exceptions=True)
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down; ask again", headers={"Connection": "close", "Retry-After": "1"})
 
 
 async def _left(receive: Receive) -> None:

@@ -89,7 +89,9 @@ def document(programs: Sequence[Published], *, with_keys: bool) -> Json:
         bodies += [program.arguments, program.items]
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFS)
     paths: Json = {
-        "/health": {"get": _operation("Whether the server answers.", {"type": "object"})},
+        "/health": {"get": _health("Whether requests are answered: 503 if not.")},
+        "/health/ready": {"get": _health("Whether requests are answered: 503 if not.")},
+        "/health/live": {"get": _health("Whether the process runs.")},
         "/metrics": {"get": _operation("Counters for Prometheus.", None, content_type="text/plain")},
         "/openapi.json": {"get": _operation("This description.", {"type": "object"})},
         "/v1/models": {"get": _operation("The models that may be asked.", {"type": "object", "required": ["object", "data"]})},
@@ -108,7 +110,14 @@ def document(programs: Sequence[Published], *, with_keys: bool) -> Json:
     if with_keys:
         made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         made["security"] = [{"key": []}]
-        paths["/health"]["get"]["security"] = []
+        for path in ("/health", "/health/ready", "/health/live"):
+            paths[path]["get"]["security"] = []
+    return made
+
+
+def _health(summary: str) -> Json:
+    made = _operation(summary, {"type": "object"})
+    made["responses"]["503"] = {"description": "Requests would not be answered.", "content": {"application/json": {"schema": {"type": "object"}}}}
     return made
 
 

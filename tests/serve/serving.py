@@ -110,7 +110,7 @@ def on_a_port(backend: Any = None, programs: Any = (), **limits: Any):
 
     app = create_app(lmc.Mock() if backend is None else backend, settings(**limits), programs)
     where = listen("127.0.0.1", 0)
-    server = Server(app, drain=10)
+    server = Server(app, app.state.entrance, drain=10)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [where]}, daemon=True)
     thread.start()
     try:

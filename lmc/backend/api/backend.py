@@ -24,10 +24,12 @@ from lmc.backend.api.place import ROOT, Place, Rest
 from lmc.backend.api.speculation import Found, cut, follow, speculative
 from lmc.backend.api.verify import matching
 from lmc.backend.base import (
+    HEALTHY,
     Beyond,
     Capabilities,
     Counters,
     Handle,
+    Health,
     Hints,
     Output,
     Prices,
@@ -288,6 +290,10 @@ class ApiBackend(ABC):
     def server_info(self) -> dict[str, Any]:
         spent = self.spent()
         return {"name": self.name, "attempts": spent.attempts, "retries": spent.retries, "unreported": spent.unreported, "speculated": spent.speculated, "wasted": spent.wasted}
+
+    def health(self) -> Health:
+        """Closed or not: whether its server answers is that server's to say."""
+        return Health("closed", f"{self.name} was closed") if self._loop.closed else HEALTHY
 
     def close(self) -> None:
         """Cancels what is running, closes the connections and ends the thread; idempotent."""
