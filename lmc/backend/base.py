@@ -13,6 +13,7 @@ from itertools import chain
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from lmc import forking
 from lmc.chat import ChatTemplate
 from lmc.errors import Loc, UnsupportedOpError
 from lmc.prompt import Gen, Image, Segment, Select, Text
@@ -191,6 +192,14 @@ class TakeOver(Exception):
 
 
 _lock = threading.Lock()  # guards the callback lists of all results; held for a few instructions only
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+forking.renew(_renew_lock)
 
 
 class Result:

@@ -30,6 +30,7 @@ from lmc.backend.engine.request import Group, Kind, Request
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendError, CancelledError, ParameterError
+from lmc.forking import belongs_here
 from lmc.prompt import Gen, Given, Part, SamplingParams, Segment, Select, Text
 
 if TYPE_CHECKING:
@@ -186,8 +187,13 @@ class LocalBackend:
         self._finalizer = weakref.finalize(self, self._core.close, timeout=0)  # a destructor must not wait
         self._finalizer.atexit = False
         _OPEN.add(self._core)
+        belongs_here(self)
         if compiler is not None:
             _COMPILERS.add(compiler)
+
+    def forked(self, parent: int) -> None:
+        self._lock = threading.Lock()
+        self._core.forked(parent)
 
     # -- the protocol ------------------------------------------------------------------------------------------
 
@@ -318,7 +324,7 @@ class LocalBackend:
 
     def _check(self, segments: Sequence[Segment]) -> None:
         if self._core.broken is not None:
-            raise BackendError(f"Engine({self._name}): {self._core.broken.message}; start a new process (lmc serve --restart does)")
+            raise BackendError(f"Engine({self._name}): {self._core.broken.message}")
         if self._core.closed:
             raise BackendError(f"Engine({self._name}) is closed")
         check_supported(self.capabilities, segments)

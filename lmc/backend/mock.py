@@ -30,6 +30,7 @@ from lmc.backend.mock_prompt import KNOWN_SPECIALS, ROOT, Node, Trie, part_token
 from lmc.backend.mock_samples import KINDS
 from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError
+from lmc.forking import REMEDY, belongs_here
 from lmc.prompt import Constraint, Gen, Given, Image, Part, SamplingParams, Segment, Select, Special, Text
 
 CAPABILITIES = Capabilities(
@@ -121,6 +122,10 @@ class _Timer:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+
+    def forked(self) -> None:
+        """What was due is the parent's; what is asked here begins a thread of its own."""
+        self._due, self._changed, self._thread = [], threading.Condition(), None
 
     def at(self, when: float, call: Callable[[], object]) -> None:
         """`when` as `time.monotonic()` counts."""
@@ -219,6 +224,15 @@ class Mock:
         self._trie = Trie()
         self._warned: set[str] = set()
         self._closed = False
+        belongs_here(self)
+
+    def forked(self, parent: int) -> None:
+        """What was asked before is the parent's; the mock has nothing that cannot begin anew."""
+        self._lock = threading.Lock()
+        self._timer.forked()
+        pending, self._pending = self._pending, set()
+        for handle in pending:
+            self._fail(handle, BackendError(f"it was asked by the process {parent}, and this is a fork of it: {REMEDY}"))
 
     # -- the protocol
 

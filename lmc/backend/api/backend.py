@@ -49,6 +49,7 @@ from lmc.errors import (
     Refused,
     UnsupportedOpError,
 )
+from lmc.forking import belongs_here
 from lmc.prompt import Constraint, Gen, Given, Image, Mark, Part, SamplingParams, Segment, Select, Text
 
 Feed = Callable[[str], None]
@@ -217,6 +218,15 @@ class ApiBackend(ABC):
         self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
         self._finalizer = weakref.finalize(self, self._loop.close, timeout=None)  # a destructor must not wait
         self._finalizer.atexit = False
+        belongs_here(self)
+
+    def forked(self, parent: int) -> None:
+        self._loop.forked(parent)
+        if self._loop.error is not None:
+            error = BackendError(f"{self.name}: {self._loop.error.message}")
+            for work in list(self._works):
+                if work.after is None:
+                    work.fail(error)
 
     # what a subclass says
 
@@ -315,6 +325,8 @@ class ApiBackend(ABC):
     # submitting
 
     def _ticket_of(self, parent: Handle | None) -> _Ticket | None:
+        if self._loop.error is not None:
+            raise BackendError(f"{self.name}: {self._loop.error.message}")
         if self._loop.closed:
             raise BackendError(f"{self.name} is closed")
         if parent is None:

@@ -33,6 +33,7 @@ from lmc.backend.engine.request import BROKEN, STUCK, Kind, Request, TokenLogpro
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.engine.work import Pass
 from lmc.errors import BackendError, CancelledError, LmcError
+from lmc.forking import REMEDY
 from lmc.garbage import few_full_collections
 
 log = logging.getLogger("lmc.engine")
@@ -160,6 +161,19 @@ class EngineCore:
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
         self.launch()
 
+    def forked(self, parent: int) -> None:
+        """The loop's thread is not here, nor is the device for this process."""
+        self.broken = BackendError(f"the engine was started by the process {parent}, and this is a fork of it: {REMEDY}")
+        self._ended, self._computing, self._resting = True, False, threading.Event()
+        self._resting.set()
+        self._take(wait=0.0, closing=True)  # what was posted fails, as does what runs
+        self._inbox = SimpleQueue()
+        self._untold.clear()
+        for req in list(self._live):
+            req.error, req.done = self.broken, True
+            _tell(req)
+        self._live, self._flying = {}, None
+
     def launch(self) -> None:
         """Starts the loop; a subclass may run `turn` itself instead."""
         self._thread.start()
@@ -205,6 +219,8 @@ class EngineCore:
 
     def call(self, action: Callable[[], Any]) -> Any:
         """Runs `action` on the loop's thread and returns what it returns or raises what it raises."""
+        if self.broken is not None and self._ended:
+            raise self.broken
         if self.on_thread or not self._thread.is_alive():
             return action()
         done = threading.Event()
@@ -312,7 +328,7 @@ class EngineCore:
                 traceback.clear_frames(error.__traceback__)  # or the pass's tensors would live as long as anybody has the error
                 self.failure = f"{type(error).__name__}: {error}"
                 if is_device_error(error):
-                    self.broken = BackendError(f"the engine has ended with a device error, after which its process cannot use the device: {self.failure}")
+                    self.broken = BackendError(f"the engine has ended with a device error, after which its process cannot use the device: {self.failure}; start a new process (lmc serve --restart does)")
                     break
                 self._fail_all(error)
         self._fail_all(self.broken)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmc.backend.engine import template_worker
+from lmc.forking import belongs_here
 
 CUTTING = 5  # seconds of processor time for all renderings that cutting a template takes: 0.2 s as a rule
 RENDERING = 2  # for one rendering by itself
@@ -35,6 +36,13 @@ class Sandbox:
         self._shared = False  # whether all that is asked has one budget
         self._process: subprocess.Popen[str] | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
+        belongs_here(self)
+
+    def forked(self, parent: int) -> None:
+        """The process is the parent's; this one starts its own."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._process, self._finalizer, self._lock = None, None, threading.Lock()
 
     def open(self) -> tuple[tuple[str, ...], int]:
         """Starts the process with `CUTTING` seconds for all that is asked until `close`. Gives the texts that the template's code names,
