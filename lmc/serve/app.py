@@ -10,16 +10,21 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+import lmc
 from lmc.backend.base import Backend, Health
 from lmc.frontend.interpreter import Function
 from lmc.serve import openapi
+from lmc.serve.audit import AuditLog
 from lmc.serve.errors import ApiError
 from lmc.serve.gate import Call, Endpoint, Entrance, Gate, Reply
 from lmc.serve.health import HealthApi
+from lmc.serve.keys import Keyring
 from lmc.serve.metrics import CONTENT_TYPE, Metrics
 from lmc.serve.openai_api import OpenAIApi
 from lmc.serve.programs import ProgramLoop, Published
@@ -56,16 +61,21 @@ def create_app(
     async def description(call: Call) -> Reply:
         return Reply(document)
 
-    document = openapi.document(published, with_keys=bool(settings.api_keys))
+    async def front_page(call: Call) -> Reply:
+        return Reply({"name": "lmc", "version": lmc.__version__, "models": list(settings.models), "description": "/openapi.json"})
+
+    keys, audit = Keyring(settings.api_keys), AuditLog(settings.audit_log)
+    document = openapi.document(published, with_keys=not keys.open)
 
     def route(method: str, path: str, name: str, endpoint: Endpoint, **how: Any) -> Route:
-        return Route(path, Gate(name, endpoint, settings, metrics, entrance, **how), methods=[method], name=name)
+        return Route(path, Gate(name, endpoint, settings, metrics, entrance, keys, audit, **how), methods=[method], name=name)
 
     free: dict[str, Any] = {"counted": False}
     routes = [
         route("GET", "/health", "health", health.ready, public=True, **free),
         route("GET", "/health/ready", "ready", health.ready, public=True, **free),
         route("GET", "/health/live", "live", health.live, public=True, **free),
+        route("GET", "/", "front page", front_page, **free),
         route("GET", "/metrics", "metrics", measured, **free),
         route("GET", "/openapi.json", "openapi", description, **free),
         route("GET", "/v1/models", "models", api.models, **free),
@@ -76,9 +86,9 @@ def create_app(
     for each in published:
         at = f"/programs/{each.name}"
         routes += [
-            route("POST", at, f"program {each.name}", each.run),
-            route("POST", f"{at}/stream", f"stream of {each.name}", each.stream),
-            route("POST", f"{at}/batch", f"batch of {each.name}", each.batch),
+            route("POST", at, f"program {each.name}", each.run, program=each.name),
+            route("POST", f"{at}/stream", f"stream of {each.name}", each.stream, program=each.name),
+            route("POST", f"{at}/batch", f"batch of {each.name}", each.batch, program=each.name),
         ]
 
     @contextlib.asynccontextmanager
@@ -92,13 +102,22 @@ def create_app(
             for each in published:
                 each.close()
             loop.close()
+            audit.close()
             for each in (pool, compiling):
                 each.shutdown(wait=False, cancel_futures=True)
 
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error}, lifespan=lifespan)
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error}, lifespan=lifespan, middleware=_for_browsers(settings.origins))
     app.router.redirect_slashes = False
     app.state.metrics, app.state.entrance = metrics, entrance
     return app
+
+
+def _for_browsers(origins: Sequence[str]) -> list[Middleware]:
+    """What lets pages of other origins ask; nothing where there are none."""
+    if not origins:
+        return []
+    allowed = ["authorization", "content-type", "x-api-key", "x-request-id"]
+    return [Middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=allowed, expose_headers=["x-request-id", "retry-after"])]
 
 
 def _http_error(request: Request, error: Exception) -> Response:

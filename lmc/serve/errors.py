@@ -12,9 +12,11 @@ from lmc.errors import (
     BudgetExceeded,
     CancelledError,
     ConstraintError,
+    Filtered,
     LmcError,
     ProgramError,
     PromptTooLongError,
+    Refused,
     RunTimeout,
     UnsupportedOpError,
 )
@@ -24,6 +26,7 @@ log = logging.getLogger("lmc.serve")
 
 _TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
     503: "overloaded_error",
@@ -68,11 +71,13 @@ _BY_ERROR: tuple[tuple[type[LmcError], int, str | None], ...] = (  # the first t
     (RunTimeout, 504, None),
     (BudgetExceeded, 400, "budget_exceeded"),
     (CancelledError, 503, "cancelled"),
+    (Refused, 502, "refusal"),
+    (Filtered, 502, "content_filter"),
     (BackendError, 500, None),
 )
 
 
-def as_api_error(error: BaseException) -> ApiError:
+def as_api_error(error: BaseException, request: str = "") -> ApiError:
     """What a client is told of an error. One that is nobody's fault but ours is logged, and its text stays here."""
     if isinstance(error, ApiError):
         return error
@@ -81,8 +86,8 @@ def as_api_error(error: BaseException) -> ApiError:
     for kind, status, code in _BY_ERROR:
         if isinstance(error, kind):
             return ApiError(status, error.message, code=code)
-    log.error("a request failed", exc_info=error)
-    return ApiError(500, "internal error; the server's log has it")
+    log.error("the request %s failed", request, exc_info=error)
+    return ApiError(500, f"internal error; the server's log has it{f' as {request}' if request else ''}")
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -6,9 +6,12 @@ import asyncio
 import ipaddress
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import h11
 import uvicorn
@@ -26,6 +29,26 @@ from lmc.serve.settings import Settings
 
 _LAST = 2  # seconds for the last 503s to be sent
 _PATIENCE = 30  # seconds for a request line and headers, and for the next request of a connection
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """A certificate, with those that it depends on, and its private key, as files of PEM."""
+
+    certificate: Path
+    key: Path
+
+    def check(self) -> None:
+        """Raises ParameterError for files that do not belong together."""
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise ParameterError(f"TLS: {self.certificate} and {self.key} are no certificate with its key: {error}") from None
+
+
+def loopback_names(host: str) -> frozenset[str]:
+    """What clients on this machine call a server that listens on loopback."""
+    return frozenset({"localhost", "127.0.0.1", "::1", host.lower()})
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -60,6 +83,7 @@ def serve(
     drain: float,
     ready: Callable[[str], None] = lambda url: None,
     until_broken: bool = False,
+    tls: Tls | None = None,
 ) -> Health | None:
     """Serves until SIGINT or SIGTERM, then lets running requests finish, for at most `drain` seconds.
 
@@ -77,8 +101,8 @@ def serve(
         broken.append(health)
         server.stop_at_once()
 
-    front = Front(make, lambda: ready(_url(where)), lambda: server.stop_at_once())
-    server = Server(front, entrance, drain=drain)
+    front = Front(make, lambda: ready(_url(where, tls)), lambda: server.stop_at_once())
+    server = Server(front, entrance, drain=drain, tls=tls)
     try:
         with _signals_end_it():
             server.run(sockets=[where])
@@ -108,7 +132,7 @@ def _signals_end_it() -> Iterator[None]:
 class Server(uvicorn.Server):
     """uvicorn's, which turns away at its end who has not sent a whole request, and ends what is not answered in time with a 503."""
 
-    def __init__(self, app: ASGIApp, entrance: Entrance, *, drain: float = 60.0) -> None:
+    def __init__(self, app: ASGIApp, entrance: Entrance, *, drain: float = 60.0, tls: Tls | None = None) -> None:
         self._drain = max(1.0, drain)
         config = uvicorn.Config(
             app,
@@ -120,6 +144,8 @@ class Server(uvicorn.Server):
             timeout_keep_alive=_PATIENCE,
             timeout_graceful_shutdown=round(self._drain) + _LAST,
             backlog=2048,
+            ssl_certfile=None if tls is None else tls.certificate,
+            ssl_keyfile=None if tls is None else str(tls.key),
         )
         super().__init__(config)
         self._entrance = entrance
@@ -162,6 +188,7 @@ class Connection(H11Protocol):
             self._late = None
 
 
-def _url(where: socket.socket) -> str:
+def _url(where: socket.socket, tls: Tls | None = None) -> str:
     host, port = where.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

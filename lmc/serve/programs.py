@@ -99,12 +99,16 @@ class Published:
         (record,) = await self._loop.run(self._records([item], options))
         if "error" in record:
             raise record["error"]
+        call.spend(record["usage"])
         return Reply(record)
 
     async def batch(self, call: Call) -> Reply:
         options = self._options(call)
         items = [_values(item) for item in parsed(self.items, call.body).items]
         records = await self._loop.run(self._records(items, options))
+        for record in records:
+            if "error" not in record:
+                call.spend(record["usage"])
         return Reply({"results": [_with_error_told(record) for record in records]})
 
     async def stream(self, call: Call) -> Events:
@@ -114,7 +118,7 @@ class Published:
             raise bad(f"{clashing[0]} is an argument of {self.name}; give it in the body", clashing[0])
         begin = partial(self._program.stream, **item, **options)
         state = await asyncio.get_running_loop().run_in_executor(self._pool, begin)
-        return Events(self._events([state]))
+        return Events(self._events([state], call))
 
     # -- runs
 
@@ -158,7 +162,7 @@ class Published:
 
     # -- streams
 
-    async def _events(self, held: list[Any]) -> AsyncGenerator[bytes, None]:
+    async def _events(self, held: list[Any], call: Call) -> AsyncGenerator[bytes, None]:
         """`delta` and `value` of each variable as it comes, then `done`. Closing it drops the state, which ends the run."""
         state = held.pop()
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
@@ -182,6 +186,7 @@ class Published:
             yield chunk
         if "error" in record:
             raise record["error"]
+        call.spend(record["usage"])
         yield _event("done", record)
 
     def _options(self, call: Call) -> Json:
