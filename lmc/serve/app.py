@@ -29,6 +29,7 @@ from lmc.serve.metrics import CONTENT_TYPE, Metrics
 from lmc.serve.openai_api import OpenAIApi
 from lmc.serve.programs import ProgramLoop, Published
 from lmc.serve.settings import Settings
+from lmc.serve.spinning import Ender
 
 _THREADS = 8  # for what takes long before an answer is asked for: as many encode prompts, as many compile constraints
 
@@ -51,7 +52,8 @@ def create_app(
     metrics = Metrics(backend)
     pool, compiling = (ThreadPoolExecutor(_THREADS, thread_name_prefix=f"lmc-{name}") for name in ("serve", "compile"))
     loop = ProgramLoop()
-    published = [Published(program, backend, loop, pool) for program in programs]
+    ender = Ender(metrics)
+    published = [Published(program, backend, loop, pool, ender) for program in programs]
     api = OpenAIApi(backend, settings, metrics, pool, compiling)
 
     async def measured(call: Call) -> Reply:
@@ -101,6 +103,7 @@ def create_app(
                 task.cancel()
             for each in published:
                 each.close()
+            ender.close()
             loop.close()
             audit.close()
             for each in (pool, compiling):
