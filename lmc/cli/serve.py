@@ -47,11 +47,12 @@ def serve(
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of a chat answer whose request names none.")] = 1024,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds from a request to the end of its answer.")] = 600.0,
     drain: Annotated[float, typer.Option(min=1, help="Seconds that running requests get to finish at the end; then they end with a 503.")] = 60.0,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Leave out what nobody knows of a request's fields; else it is refused.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Replace the process when its engine has ended or it was killed.")] = False,
 ) -> None:
     """Serves a model under OpenAI's API, and programs as endpoints. Ctrl-C or SIGTERM lets running requests finish.
 
-    POST /v1/completions, /v1/chat/completions, /programs/NAME, /programs/NAME/stream, /programs/NAME/batch;
+    POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, /programs/NAME, /programs/NAME/stream, /programs/NAME/batch;
     GET /v1/models, /health (/health/live, /health/ready), /metrics, /openapi.json.
 
     \b
@@ -83,7 +84,8 @@ def serve(
                 raise typer.Exit(supervisor.supervise(["-m", "lmc", *sys.argv[1:]], where, say))
     names = tuple(name) if name else (model,)
     settings = Settings(
-        names, keys, names_of_host or None, tuple(cors or ()), audit_log, max_requests=max_requests, max_body=max_body, max_tokens=max_tokens, timeout=timeout
+        names, keys, names_of_host or None, tuple(cors or ()), audit_log, max_requests=max_requests, max_body=max_body, max_tokens=max_tokens, timeout=timeout,
+        lenient=lenient,
     )
     with closing(where), as_usage():
         broken = main.serve(

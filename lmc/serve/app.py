@@ -19,7 +19,7 @@ from starlette.routing import Route
 import lmc
 from lmc.backend.base import Backend, Health
 from lmc.frontend.interpreter import Function
-from lmc.serve import openapi
+from lmc.serve import messages_api, openapi
 from lmc.serve.audit import AuditLog
 from lmc.serve.errors import ApiError
 from lmc.serve.gate import Call, Endpoint, Entrance, Gate, Reply
@@ -84,6 +84,9 @@ def create_app(
         route("GET", "/v1/models/{model:path}", "model", api.model, **free),
         route("POST", "/v1/completions", "completions", api.completions),
         route("POST", "/v1/chat/completions", "chat", api.chat),
+        route("POST", "/v1/responses", "responses", api.responses),
+        route("POST", "/v1/messages", "messages", api.messages, error_body=messages_api.error_body),
+        route("POST", "/v1/embeddings", "embeddings", api.embeddings),
     ]
     for each in published:
         at = f"/programs/{each.name}"

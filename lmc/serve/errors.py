@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -93,12 +94,35 @@ def as_api_error(error: BaseException, request: str = "") -> ApiError:
 M = TypeVar("M", bound=BaseModel)
 
 
-def parsed(kind: type[M], body: bytes) -> M:
-    """A request's body as its type, or ApiError that names what is wrong with it."""
+def parsed(kind: type[M], body: bytes, *, lenient: bool = False) -> M:
+    """A request's body as its type, or ApiError that names what is wrong with it. `lenient`: fields that nobody knows are left out."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
+        unknown = [e["loc"] for e in error.errors(include_url=False, include_context=False, include_input=False) if e["type"] == "extra_forbidden"]
+        if lenient and unknown:
+            return parsed(kind, _without(body, unknown))
         raise of_validation(error, tuple(f.alias or name for name, f in kind.model_fields.items())) from None
+
+
+def _without(body: bytes, places: list[tuple[int | str, ...]]) -> bytes:
+    """A JSON object without the fields at these places; unions have steps of their own in a place, which are no fields."""
+    found: Any = json.loads(body)
+    for place in places:
+        parent: Any = found
+        for step in place[:-1]:
+            parent = _within(parent, step)
+        if isinstance(parent, dict):
+            cast("dict[Any, Any]", parent).pop(place[-1], None)
+            log.info("left out of a request: %s", ".".join(map(str, place)))
+    return json.dumps(found).encode()
+
+
+def _within(value: Any, step: int | str) -> Any:
+    """What is at a step in a JSON value; the value itself for a step that is none of its."""
+    if isinstance(value, list) and isinstance(step, int):
+        return cast("list[Any]", value)[step]
+    return cast("dict[Any, Any]", value).get(step, value) if isinstance(value, dict) else value
 
 
 def of_validation(error: ValidationError, known: tuple[str, ...]) -> ApiError:

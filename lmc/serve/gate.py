@@ -127,13 +127,14 @@ class Gate:
     public: bool = False
     counted: bool = True
     program: str | None = None
+    error_body: Callable[[ApiError], Any] = lambda error: error.body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.monotonic()
         entry = Entry(_request_id(scope), "", str((scope.get("client") or ("",))[0]), scope["method"], scope["path"])
         try:
             with self.metrics.request(self.name) as seen:
-                sender = _Sender(send, seen, entry.id)
+                sender = _Sender(send, seen, entry.id, self.error_body)
                 try:
                     async with asyncio.timeout(self.settings.timeout):
                         self._check_host(scope)
@@ -212,6 +213,7 @@ class _Sender:
     _send: Send
     _seen: Seen
     _id: str
+    _error_body: Callable[[ApiError], Any]
     started: bool = False
     ended: bool = field(default=False, init=False)
 
@@ -230,14 +232,14 @@ class _Sender:
     async def fail(self, error: ApiError) -> None:
         """Says what is wrong: as the answer, or as the last event of a stream that has begun."""
         if not self.started:
-            body = json.dumps(error.body, ensure_ascii=False).encode("utf-8", "replace")
+            body = json.dumps(self._error_body(error), ensure_ascii=False).encode("utf-8", "replace")
             return await self._whole(error.status, body, "application/json", error.headers)
         self._seen.status = error.status
         if self.ended:
             return
         try:
             async with asyncio.timeout(1.0):  # a client that does not read holds the server no longer than that
-                await self._send({"type": "http.response.body", "body": event(error.body), "more_body": True})
+                await self._send({"type": "http.response.body", "body": event(self._error_body(error)), "more_body": True})
                 await self._end()
         except TimeoutError:
             return  # the answer stays incomplete, and the server closes the connection

@@ -10,7 +10,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import lmc
+from lmc.serve.messages_api import MessagesRequest
 from lmc.serve.openai_protocol import ChatRequest, CompletionRequest
+from lmc.serve.responses_api import ResponsesRequest
 
 if TYPE_CHECKING:
     from lmc.serve.programs import Published
@@ -87,7 +89,7 @@ _OPTIONS: list[Json] = [
 
 def document(programs: Sequence[Published], *, with_keys: bool) -> Json:
     """The whole description. `with_keys`: requests need an API key."""
-    bodies: list[type[BaseModel]] = [CompletionRequest, ChatRequest]
+    bodies: list[type[BaseModel]] = [CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest]
     for program in programs:
         bodies += [program.arguments, program.items]
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFS)
@@ -102,6 +104,8 @@ def document(programs: Sequence[Published], *, with_keys: bool) -> Json:
         "/v1/models/{model}": {"get": _operation("One model.", {"type": "object"}, parameters=[_MODEL])},
         "/v1/completions": {"post": _operation("Continues a prompt.", _COMPLETION, body=CompletionRequest, streams=True)},
         "/v1/chat/completions": {"post": _operation("Answers a conversation.", _COMPLETION, body=ChatRequest, streams=True)},
+        "/v1/responses": {"post": _operation("Answers a conversation, as the Responses API does.", {"type": "object"}, body=ResponsesRequest, streams=True)},
+        "/v1/messages": {"post": _operation("Answers a conversation, as Anthropic's API does.", {"type": "object"}, body=MessagesRequest, streams=True)},
     }
     for program in programs:
         paths |= _of_program(program)
