@@ -80,8 +80,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "global_config",
     ),
     "lmc.errors": (
-        "ArgumentError", "BackendError", "BudgetExceeded", "CancelledError", "CaptureWarning", "ConstraintError", "HostTimeout", "IRError",
-        "InDoubtEffect", "JournalError",
+        "AnswerError", "ArgumentError", "BackendError", "BudgetExceeded", "CancelledError", "CaptureWarning", "ConstraintError", "Filtered", "HostTimeout",
+        "IRError", "InDoubtEffect", "IncompleteAnswer", "JournalError", "Refused",
         "LmcError", "MissingPackageError", "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "ToolError", "UnsupportedOpError",
     ),
 }  # fmt: skip
@@ -216,13 +216,16 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.chat import register_chat_template as register_chat_template
     from lmc.compat import global_config as global_config
     from lmc.config import set_default_backend as set_default_backend
+    from lmc.errors import AnswerError as AnswerError
     from lmc.errors import ArgumentError as ArgumentError
     from lmc.errors import BackendError as BackendError
     from lmc.errors import BudgetExceeded as BudgetExceeded
     from lmc.errors import CancelledError as CancelledError
     from lmc.errors import CaptureWarning as CaptureWarning
     from lmc.errors import ConstraintError as ConstraintError
+    from lmc.errors import Filtered as Filtered
     from lmc.errors import HostTimeout as HostTimeout
+    from lmc.errors import IncompleteAnswer as IncompleteAnswer
     from lmc.errors import InDoubtEffect as InDoubtEffect
     from lmc.errors import IRError as IRError
     from lmc.errors import JournalError as JournalError
@@ -232,6 +235,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import ParameterError as ParameterError
     from lmc.errors import ProgramError as ProgramError
     from lmc.errors import PromptTooLongError as PromptTooLongError
+    from lmc.errors import Refused as Refused
     from lmc.errors import RunTimeout as RunTimeout
     from lmc.errors import ToolError as ToolError
     from lmc.errors import UnsupportedOpError as UnsupportedOpError

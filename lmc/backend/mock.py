@@ -19,7 +19,7 @@ from inspect import signature
 from typing import Any
 
 from lmc.backend.api.messages import image_url
-from lmc.backend.base import Capabilities, Counters, Hints, Output, Result, Scored, check_supported
+from lmc.backend.base import HEALTHY, Capabilities, Counters, Health, Hints, Output, Result, Scored, check_supported
 from lmc.backend.mock_answers import (
     Answers,
     Ask,
@@ -33,6 +33,7 @@ from lmc.backend.mock_prompt import KNOWN_SPECIALS, ROOT, Node, Trie, image_toke
 from lmc.backend.mock_samples import KINDS
 from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError
+from lmc.forking import REMEDY, belongs_here
 from lmc.prompt import Constraint, Gen, Given, Image, Part, SamplingParams, Segment, Select, Special, Text
 
 CAPABILITIES = Capabilities(
@@ -133,6 +134,10 @@ class _Timer:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+
+    def forked(self) -> None:
+        """What was due is the parent's; what is asked here begins a thread of its own."""
+        self._due, self._changed, self._thread = [], threading.Condition(), None
 
     def at(self, when: float, call: Callable[[], object]) -> None:
         """`when` as `time.monotonic()` counts."""
@@ -254,6 +259,15 @@ class Mock:
         self._trie = Trie()
         self._warned: set[str] = set()
         self._closed = False
+        belongs_here(self)
+
+    def forked(self, parent: int) -> None:
+        """What was asked before is the parent's; the mock has nothing that cannot begin anew."""
+        self._lock = threading.Lock()
+        self._timer.forked()
+        pending, self._pending = self._pending, set()
+        for handle in pending:
+            self._fail(handle, BackendError(f"it was asked by the process {parent}, and this is a fork of it: {REMEDY}"))
 
     # -- the protocol
 
@@ -299,6 +313,9 @@ class Mock:
 
     def server_info(self) -> dict[str, Any]:
         return {"name": "mock", "tokenizer": "bytes", "calls": len(self.call_log)}
+
+    def health(self) -> Health:
+        return Health("closed", "the mock backend was closed") if self._closed else HEALTHY
 
     def close(self) -> None:
         self._closed = True
