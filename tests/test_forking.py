@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lmc.durable.journal import Journal
 
 import lmc
+from lmc.durable.journal import Journal
 from lmc.prompt import Gen, SamplingParams, Text
 from tests.backend.engine_fakes import backend
 

@@ -43,8 +43,8 @@ def compile(  # the name of the field: torch.compile, re.compile
     backend  where it runs when a call names none (default: `set_default_backend`'s); a backend or the name of one, such as "mock"
     outputs  names of the only variables that will be read: whatever else is asked only if it is read after all
     opt      0: nothing is planned, merged or left out; 1: the default pipeline
-    aggressive  also changes prompts: constant paragraphs move in front of arguments, so that runs share more. `explain`
-             shows what was moved. Answers may differ from those of the program as it was written
+    aggressive  also changes what is sent: constant paragraphs move in front of arguments, so that runs share more. `explain`
+             shows what moves; the state's text stays as it was written. Answers may differ from those of the program as it was written
     ahead    "off"; "certain" (what only an exception could keep the program from asking); "likely" (behind undecided branches, too)
     """
     if not isinstance(fn, Function):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -1,7 +1,7 @@
 """Submitting by plan: what the annotation of an address changes about how a request reaches the backend.
 
-Groups, order and lengths are hints; pinned text is prefilled first; a request whose answer nothing is known to read is made when
-it is read; at temperature 0 a request equal to an earlier one has its answer. What is asked stays the same.
+Groups, order and lengths are hints; pinned text is prefilled first; what `aggressive=True` moves is moved; a request whose answer nothing is known to read is made when
+it is read; at temperature 0 a request equal to an earlier one has its answer. Otherwise what is asked stays the same.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class RunPlan:
         return self.annotations.at(stream[len(self.stream) :], ordinal, ask.loc)
 
     def _go(self, before: Prompt, annotation: Annotation, ask: Gen | Select, run: Run, hints: Hints) -> Handle:
+        if annotation.move is not None and before.handle is None:
+            before = Prompt(before, (), None, None, annotation.move.apply(before.tail))
         for pin in annotation.pins:
             before = self._prefilled(before, pin, run, hints)
         handle = before.submit(run.backend, ask, hints).handle
