@@ -199,6 +199,7 @@ class LocalBackend:
             logprobs=True,
             n=True,
             streams=True,
+            local=True,
             max_context=self._asker.max_context,
         )
 
