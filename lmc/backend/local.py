@@ -206,6 +206,7 @@ class LocalBackend:
             logprobs=True,
             n=True,
             streams=True,
+            local=True,
             max_context=self._asker.max_context,
         )
 

@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
@@ -111,15 +111,6 @@ def _ask_key(ask: Ask) -> tuple[Any, ...]:
     if isinstance(ask, Gen):
         return ask.params, ask.constraint, ask.tools, ask.seed if ask.params.temperature > 0 else 0
     return ask.choices, ask.method, ask.temperature, ask.seed if ask.temperature > 0 else 0
-
-
-def _latency_of(latency: Any) -> Callable[[Ask, Node], float]:
-    if not callable(latency):
-        return lambda ask, node: latency
-    given: Any = latency
-    if len(signature(given).parameters) == 1:
-        return lambda ask, node: given(ask)
-    return lambda ask, node: given(ask, node.text)
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
@@ -239,14 +230,15 @@ class Mock:
     ) -> None:
         if parse_special:
             raise UnsupportedOpError("parse_special=True", "mock", "use lmc.special(…)")
-        self.chat_template, self.capabilities = chat_template, capabilities
+        self.chat_template, self.capabilities = chat_template, replace(capabilities, local=latency == 0)
         self.call_log: list[Call] = []
         self.groups: Counter[tuple[int, ...]] = Counter()  # submissions by the group that their hints name
         self._script = script_of(answers)
         scripts = answers.values() if isinstance(answers, Mapping) else (answers,)
         self.answers_in_order = any(isinstance(script, list | tuple) for script in scripts)
         """Whether an answer may depend on how many were asked for before it."""
-        self._latency = _latency_of(latency)
+        self._latency: Callable[..., float] = latency if callable(latency) else lambda _: latency
+        self._by_prompt = callable(latency) and len(signature(latency).parameters) == 2
         self._instant = latency == 0
         self._fault = fault
         self._calls = itertools.count()
@@ -375,7 +367,7 @@ class Mock:
             handle._next += 1
             try:
                 output, after = self._ask(node, segment)
-                delay = 0.0 if self._instant else self._latency(segment, node)
+                delay = 0.0 if self._instant else self._latency(segment, node.text) if self._by_prompt else self._latency(segment)
             except Exception as error:  # planted or from a script: it belongs to this request
                 self._fail(handle, placed(error, segment))
                 return None
