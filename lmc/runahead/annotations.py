@@ -19,7 +19,7 @@ from lmc.ir.core import Graph, Op, Operand, Symbol, Value
 from lmc.ir.ops import address as address_of
 from lmc.ir.ops import trait
 from lmc.runahead.moving import Move, Place
-from lmc.runahead.text import Piece, divided, encoded, flat, pattern
+from lmc.runahead.text import Piece, divided, encoded, flat, is_text, pattern
 
 Address = tuple[str, int]
 """Stream and ordinal of an ask."""
@@ -44,7 +44,8 @@ class Pin:
         """A prompt's text since its last answer as what is pinned and what follows it; None where it is another text."""
         text, parts = encoded(tail)
         match = pattern(self.text, self.rest).fullmatch(text)
-        return None if match is None else divided(parts, match.end(1))
+        cut = None if match is None else divided(parts, match.end(1))
+        return cut if cut is None or is_text(cut[0]) else None
 
 
 @dataclass(frozen=True, slots=True)

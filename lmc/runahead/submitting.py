@@ -7,7 +7,7 @@ it is read; at temperature 0 a request equal to an earlier one has its answer. O
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmc.backend.base import Backend, Handle, Hints
 from lmc.backend.deferred import Deferred, DeferredHandle
@@ -15,11 +15,20 @@ from lmc.backend.pins import Pins
 from lmc.frontend.live import Run
 from lmc.prompt import Gen, Prompt, Select, Text
 from lmc.runahead.annotations import NOTHING, Annotation, Annotations, Pin
+from lmc.runahead.text import without
 
 if TYPE_CHECKING:
     from lmc.runahead.ledger import Address, Ledger
 
 _numbers = itertools.count()
+
+
+class Pinned(NamedTuple):
+    """What a run keeps pinned: the handle before (alive, so that its id is its own), the text behind it, and the handle of both."""
+
+    before: Handle | None
+    text: tuple[Any, ...]
+    handle: Handle
 
 
 class RunPlan:
@@ -33,7 +42,7 @@ class RunPlan:
     def __init__(self, annotations: Annotations, pins: Pins, backend: Backend, stream: str = "") -> None:
         self.annotations, self.shared, self.backend, self.stream = annotations, pins, backend, stream
         self.number = next(_numbers)
-        self._pinned: dict[tuple[int, int], Handle] = {}  # (id of the handle before, number of the pin): its own pins
+        self._pinned: dict[tuple[int, int], Pinned] = {}  # (id of the handle before, number of the pin): its own pins
 
     def submit(self, ledger: Ledger, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt:
         """Return `before` followed by the answer to a request, which the backend gets now or when it is read."""
@@ -79,23 +88,29 @@ class RunPlan:
 
     def _prefilled(self, before: Prompt, pin: Pin, run: Run, hints: Hints) -> Prompt:
         """The prompt with the text of a pin handed to the backend, which keeps it."""
-        cut = pin.cut(before.tail)
-        if cut is None or not cut[0]:
-            return before
-        head, rest = cut
         parent, backend = before.handle, run.backend
         if parent is not None and hasattr(parent, "begin"):
             return before
+        key = (id(parent), pin.number)
+        known = self._pinned.get(key)
+        cut = pin.cut(before.tail) if known is None else without(before.tail, known.text)
+        if cut is None or not cut[0]:
+            return before
+        head, rest = cut
         prefill = lambda: backend.prefill(parent, (Text(head),), Hints(pin=True, order=hints.order))
-        if pin.shared and parent is None:
+        if known is not None:
+            handle = known.handle
+        elif pin.shared and parent is None:
             handle = self.shared.get(backend, head, prefill)
         else:
-            key = (id(parent), pin.number)
-            handle = self._pinned.get(key) or self._pinned.setdefault(key, prefill())
+            known = self._pinned.setdefault(key, Pinned(parent, head, prefill()))
+            if known.text != head:  # another thread was first, with another text
+                return before
+            handle = known.handle
         return Prompt(before.parent, (), None, handle, rest)
 
     def close(self) -> None:
         """The run is over: end its own pins."""
         pinned, self._pinned = self._pinned, {}
-        for handle in pinned.values():
-            self.backend.release(handle)
+        for pin in pinned.values():
+            self.backend.release(pin.handle)

@@ -84,3 +84,17 @@ def between(parts: Sequence[tuple[int, object]], start: int, end: int) -> tuple[
                 return None
         begins = ends
     return tuple(found)
+
+
+def is_text(parts: Iterable[object]) -> bool:
+    """Whether the parts are text alone, special tokens and marks included."""
+    return all(isinstance(part, str | Special | Mark) for part in parts)
+
+
+def without(tail: Sequence[object], head: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    """The text `head` and the parts that follow it in `tail`; None where the tail begins with something else."""
+    _, parts = encoded(tail)
+    cut = divided(parts, len(encoded(head)[0]))
+    if cut is None or not is_text(cut[0]) or flat([cut[0]]) != flat([head]):
+        return None
+    return head, cut[1]

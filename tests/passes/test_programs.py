@@ -161,3 +161,22 @@ def test_sub_programs_with_arguments_of_their_own_are_a_group() -> None:
         assert "group = [0, 3]" in program.dump_ir()
     assert spent.calls == 3 and spent.prefilled_tokens == spent.unique_tokens
     assert spent.passes < 2 * 12 and state.usage.ahead_used == 2
+
+
+# -- plan-prefix -------------------------------------------------------------------------------------------------------
+
+
+@lmc.function
+def graded(s, essay):
+    s += "Essay: " + essay
+    forks = s.fork(2)
+    for f, dimension in zip(forks, ("clarity", "originality")):
+        f += f"\nJudge its {dimension}:" + lmc.gen("judgement", max_tokens=4)
+    s += "\n".join([f["judgement"] for f in forks]) + "\nSummary:" + lmc.gen("summary", max_tokens=4)
+    return s["summary"]
+
+
+@pytest.mark.parametrize("essay", ("of a hare", "", "of a\nSummary: a\nJudge its clarity: or", "\n"))
+def test_text_that_is_pinned_for_siblings_is_there_once(essay: str) -> None:
+    """What joins them goes on from the same prompt, by text that the graph does not know."""
+    conform(graded, [{"essay": essay}])
