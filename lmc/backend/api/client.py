@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from lmc.backend.base import Prices, Usage
@@ -24,23 +25,44 @@ from lmc.config import log
 from lmc.errors import BackendError, LmcError, Loc
 
 Body = dict[str, Any]
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def _no_headers() -> Mapping[str, str]:
+    return NOTHING
+
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent: a path under the server's URL, and the JSON body."""
+    """What is sent: a path under the server's URL, and the JSON body.
+
+    keys   of the prompt's beginnings (prefixes.py), for choosing among several servers
+    size   tokens of the prompt, about
+    limit  tokens that the answer may have
+    """
 
     path: str
     body: Body
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=_no_headers)
+    keys: tuple[int, ...] = ()
+    size: int = 0
+    limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came back: the JSON body, and the headers in lower case."""
+    """What came back: the JSON body, and the headers in lower case. `origin` hears what the answer has cost."""
 
     body: Body
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=_no_headers)
+    origin: Origin | None = None
+
+
+class Origin(Protocol):
+    """One of several servers."""
+
+    def used(self, usage: Usage) -> None: ...
 
 
 class Fault(Exception):
@@ -49,6 +71,7 @@ class Fault(Exception):
     status       of the HTTP answer, None if there was none
     retry_after  seconds that the server asks for
     param, code  what the server's error names
+    elsewhere    another server may be asked at once
     """
 
     def __init__(
@@ -61,6 +84,7 @@ class Fault(Exception):
         code: str | None = None,
     ) -> None:
         self.message, self.status, self.retry_after, self.param, self.code = message, status, retry_after, param, code
+        self.elsewhere = False
         super().__init__(message)
 
     @property
@@ -205,7 +229,7 @@ class Client:
                 reported = usage(last.body) or reported  # servers that report it more than once repeat the whole
                 into.add(last.body)
             self._note_limits(last.headers)
-            self._report(reported, tally)
+            self._report(reported, tally, last.origin)
             return into.result()
 
         return await self._patiently(attempt, tally)
@@ -242,13 +266,15 @@ class Client:
 
     def _received(self, received: Received, usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: Tally) -> T:
         self._note_limits(received.headers)
-        self._report(usage(received.body), tally)
+        self._report(usage(received.body), tally, received.origin)
         return read(received.body)
 
-    def _report(self, usage: Usage | None, tally: Tally) -> None:
+    def _report(self, usage: Usage | None, tally: Tally, origin: Origin | None) -> None:
         if usage is None:
             self._unreported(tally)
             return
+        if origin is not None:
+            origin.used(usage)
         tally.usage += usage
         self.ledger.add(usage=usage)
 
@@ -264,6 +290,8 @@ class Client:
 
     async def _back_off(self, fault: Fault, number: int) -> None:
         patience = self.patience
+        if fault.elsewhere:
+            return
         if fault.retry_after is not None:
             wait = min(fault.retry_after, patience.timeout)
             self._paused_until = max(self._paused_until, time.monotonic() + wait)  # it is the server that is busy: nobody asks
