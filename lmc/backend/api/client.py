@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from lmc.backend.api.redaction import redacted
@@ -25,23 +26,43 @@ from lmc.config import log
 from lmc.errors import BackendError, LmcError, Loc
 
 Body = dict[str, Any]
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def _no_headers() -> Mapping[str, str]:
+    return NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent: a path under the server's URL, and the JSON body."""
+    """What is sent: a path under the server's URL, and the JSON body.
+
+    keys   of the prompt's beginnings (prefixes.py), for choosing among several servers
+    size   tokens of the prompt, about
+    limit  tokens that the answer may have
+    """
 
     path: str
     body: Body
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=_no_headers)
+    keys: tuple[int, ...] = ()
+    size: int = 0
+    limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came back: the JSON body, and the headers in lower case."""
+    """What came back: the JSON body, and the headers in lower case. `origin` hears what the answer has cost."""
 
     body: Body
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=_no_headers)
+    origin: Origin | None = None
+
+
+class Origin(Protocol):
+    """One of several servers."""
+
+    def used(self, usage: Usage) -> None: ...
 
 
 class Fault(Exception):
@@ -50,6 +71,7 @@ class Fault(Exception):
     status       of the HTTP answer, None if there was none
     retry_after  seconds that the server asks for
     param, code  what the server's error names
+    elsewhere    another server may be asked at once
     """
 
     def __init__(
@@ -62,6 +84,7 @@ class Fault(Exception):
         code: str | None = None,
     ) -> None:
         self.message, self.status, self.retry_after, self.param, self.code = message, status, retry_after, param, code
+        self.elsewhere = False
         super().__init__(message)
 
     @property
@@ -79,6 +102,7 @@ class Fault(Exception):
         found = type(self)(
             redacted(self.message, secrets), status=self.status, retry_after=self.retry_after, param=self.param, code=self.code and redacted(self.code, secrets)
         )
+        found.elsewhere = self.elsewhere
         return found
 
 
@@ -174,10 +198,12 @@ class _Account:
     def __init__(self, ledger: Ledger, tally: Tally) -> None:
         self._ledger, self._tally, self._open = ledger, tally, True
 
-    def reported(self, usage: Usage | None) -> None:
+    def reported(self, usage: Usage | None, origin: Origin | None) -> None:
         if usage is None:
             return self.close()
         self._open = False
+        if origin is not None:
+            origin.used(usage)
         self._tally.usage += usage
         self._ledger.add(usage=usage)
 
@@ -228,7 +254,7 @@ class Client:
         async def attempt(account: _Account) -> T:
             received = await self.wire.post(request())
             self._note_limits(received.headers)
-            account.reported(self._usage(usage, received.body))
+            account.reported(self._usage(usage, received.body), received.origin)
             return read(received.body)
 
         return await self._patiently(attempt, tally)
@@ -249,7 +275,7 @@ class Client:
                 reported = self._usage(usage, last.body) or reported  # servers that report it more than once repeat the whole
                 into.add(last.body)
             self._note_limits(last.headers)
-            account.reported(reported)
+            account.reported(reported, last.origin)
             return into.result()
 
         return await self._patiently(attempt, tally)
@@ -305,6 +331,8 @@ class Client:
 
     async def _back_off(self, fault: Fault, number: int) -> None:
         patience = self.patience
+        if fault.elsewhere:
+            return
         if fault.retry_after is not None:
             wait = min(fault.retry_after, patience.timeout)
             self._paused_until = max(self._paused_until, time.monotonic() + wait)  # it is the server that is busy: nobody asks
