@@ -30,7 +30,11 @@ class Usage:
     passes: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens, self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens, self.forced_tokens + other.forced_tokens,
+            self.calls + other.calls, self.passes + other.passes,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
