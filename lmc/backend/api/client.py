@@ -145,7 +145,7 @@ class Ledger:
         with self._lock:
             was = self._spent
             self._spent = Spending(
-                was.usage + (usage or Usage()), was.attempts + attempts, was.retries + retries, was.unreported + unreported,
+                was.usage if usage is None else was.usage + usage, was.attempts + attempts, was.retries + retries, was.unreported + unreported,
                 was.speculated + speculated, was.wasted + wasted,
             )  # fmt: skip
 
