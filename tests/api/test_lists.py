@@ -6,7 +6,7 @@ import pytest
 
 import lmc
 from lmc.backend.api.sglang import JoinedPart
-from tests.api.http import Answer
+from tests.api.http import Answer, Planted
 from tests.api.sglang_server import WORDS, SGLangModel, serve
 from tests.api.text_model import TextModel
 
@@ -31,10 +31,14 @@ def expected(backend, items):
 
 
 def test_a_batch_is_a_few_requests(remote):
-    backend, stand_in, server = remote(TextModel())
+    def plant(n, path, body):
+        """The first finds out whether ids are taken; its answer comes when all are submitted."""
+        return Planted("delay", seconds=60, until=lambda: backend._loop.tasks > len(ITEMS)) if n == 0 else None
+
+    backend, stand_in, server = remote(TextModel(), plant=plant)
     states = lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0)
     assert values(states) == expected(backend, ITEMS)
-    assert len(stand_in.texts) == 41 and len(server.seen) < 12, "one of which finds out whether ids are taken"
+    assert len(stand_in.texts) == 41 and len(server.seen) == 2
     assert [s.usage.calls for s in states] == [1] * 40 and backend.spent().usage.calls == 41
 
 

@@ -594,7 +594,10 @@ class _Lazy:
             self._loop.at_close(wire.close)
         if self._prepared is None:
             self._prepared = self._loop.spawn(prepare())
-        await asyncio.shield(self._prepared)
+        if self._prepared.done():
+            self._prepared.result()
+        else:
+            await asyncio.shield(self._prepared)
 
 
 def _begin(backend: weakref.ref[ApiBackend], work: _Work) -> None:

@@ -15,6 +15,7 @@ import random
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -165,7 +166,7 @@ class Ledger:
         with self._lock:
             was = self._spent
             self._spent = Spending(
-                was.usage + (usage or Usage()), was.attempts + attempts, was.retries + retries, was.unreported + unreported,
+                was.usage if usage is None else was.usage + usage, was.attempts + attempts, was.retries + retries, was.unreported + unreported,
                 was.speculated + speculated, was.wasted + wasted,
             )  # fmt: skip
 
@@ -235,12 +236,44 @@ class Patience:
     longest_delay: float = 20.0
 
 
+class Room:
+    """At most so many at once, first come first served (asyncio's semaphore looks through all who wait each time one leaves)."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if not future.cancelled():  # it had its turn already: the next one has it
+                self._leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
+        self._free += 1
+
+
 class Client:
     """Sends requests over a wire, at most `concurrency` at once. Belongs to one event loop."""
 
     def __init__(self, wire: Wire, *, name: str, ledger: Ledger, concurrency: int, patience: Patience) -> None:
         self.wire, self.name, self.ledger, self.patience = wire, name, ledger, patience
-        self._room = asyncio.Semaphore(concurrency)
+        self._room = Room(concurrency)
         self._paused_until = 0.0  # by time.monotonic(): the server wants no request before
         self._random = random.Random()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.backend import Feed, Reply, Sample
@@ -46,6 +47,7 @@ class SGLang(Remote):
     """
 
     root = "/v1"
+    _able: Capabilities | None = None
 
     def __init__(
         self,
@@ -86,8 +88,10 @@ class SGLang(Remote):
 
     @property
     def capabilities(self) -> Capabilities:
-        kinds = frozenset({"regex", "json_schema", "ebnf", "lark", "structural_tag"})
-        return Capabilities(self.name, kinds, select=True, logprobs=True, n=True, streams=True, tools=True, prices=self._prices)
+        if self._able is None:
+            kinds = frozenset({"regex", "json_schema", "ebnf", "lark", "structural_tag"})
+            self._able = Capabilities(self.name, kinds, select=True, logprobs=True, n=True, streams=True, tools=True, prices=self._prices)
+        return self._able
 
     def check(self, ask: Gen | Select) -> None:
         """Everything can be asked; a Lark grammar must be one that can be written as EBNF."""
@@ -162,12 +166,8 @@ class SGLang(Remote):
         return await self.client.stream(lambda: streamed, _usage, lambda: _Growing(watch, read), tally)
 
     def _sampled(self, ask: Gen, beyond: Beyond | None, stops: Sequence[str]) -> Body:
-        params, default = ask.params, SamplingParams()
-        body: Body = {"temperature": params.temperature}
-        for name in _PARAMS:
-            value = getattr(params, name)
-            if value != getattr(default, name) or name in ("max_new_tokens", "top_p"):
-                body[name] = list(value) if isinstance(value, tuple) else value
+        params = ask.params
+        body = dict(_written(params))
         body["max_new_tokens"] += 0 if beyond is None else beyond.tokens
         body.pop("stop", None)
         if stops:
@@ -357,6 +357,18 @@ def _model(info: Mapping[str, Any]) -> str:
 
 def _prompt(prompt: str | list[int]) -> Body:
     return {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
+
+
+@lru_cache(maxsize=256)
+def _written(params: SamplingParams) -> Mapping[str, Any]:
+    """Parameters that are not SGLang's defaults, by its names."""
+    default = SamplingParams()
+    body: Body = {"temperature": params.temperature}
+    for name in _PARAMS:
+        value = getattr(params, name)
+        if value != getattr(default, name) or name in ("max_new_tokens", "top_p"):
+            body[name] = list(value) if isinstance(value, tuple) else value
+    return body
 
 
 def _constrained(constraint: Constraint) -> Body:
