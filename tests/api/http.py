@@ -66,10 +66,11 @@ class Server:
         handle: Callable[[str, Body], Answer],
         *,
         plant: Callable[[int, str, Body], Planted | None] = lambda n, path, body: None,
-        get: Mapping[str, Body] | None = None,
+        get: Mapping[str, Body | Answer] | None = None,
     ) -> None:
         self.handle, self.plant, self.get = handle, plant, dict(get or {})
         self.seen: list[Seen] = []
+        self.got: list[Seen] = []  # what was asked by GET
         self.open_connections = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -139,8 +140,9 @@ class Server:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
         data = await reader.readexactly(int(headers.get("content-length", 0)))
         if method == "GET":
-            found = self.get.get(path)
-            await self._send(writer, Answer(found) if found is not None else Answer({"error": {"message": f"no {path}"}}, 404))
+            self.got.append(Seen(path, {}, headers))
+            found = self.get.get(path, Answer({"error": {"message": f"no {path}"}}, 404))
+            await self._send(writer, found if isinstance(found, Answer) else Answer(found))
             return True
         body: Body = json.loads(data) if data else {}
         number = len(self.seen)
@@ -209,7 +211,7 @@ class Server:
             ended = None if i == len(answer.events or ()) else _ended((answer.events or ())[i])
             if ended is not None:
                 seen.answers += 1
-                seen.reported = {k: (seen.reported or {}).get(k, 0) + ended[k] for k in ("prompt_tokens", "completion_tokens")}
+                seen.reported = {k: (seen.reported or {}).get(k, 0) + (ended[k] if type(ended[k]) is int else 0) for k in ("prompt_tokens", "completion_tokens")}
             elif i == len(events) - 1 and not seen.answers:
                 seen.reported = _reported(answer)
             data = event.encode()

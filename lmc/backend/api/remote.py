@@ -232,6 +232,7 @@ class Remote(Completions):
 
     def add_server(self, url: str) -> None:
         """Take in another server of the model, while requests run. Raises BackendError if it is none."""
+        self._check_open()
         url = self.url_of(url)
         bare = without_userinfo(url)
         found = self.ask(url)
@@ -243,6 +244,7 @@ class Remote(Completions):
 
     def drop_server(self, url: str) -> None:
         """Send a server no more requests; what it is answering it may end."""
+        self._check_open()
         url = without_userinfo(self.url_of(url))
         servers = self._fleet.servers
         found = [server for server in servers if server.url == url]

@@ -402,7 +402,7 @@ def _prompt_tokens(body: Body) -> int:
 def _usage(body: Body) -> Usage | None:
     """Of one prompt, whose n answers each report it."""
     metas = _metas(body)
-    return replace(_usage_of_all(body) or Usage(), prompt_tokens=int(metas[0].get("prompt_tokens") or 0), cached_tokens=int(metas[0].get("cached_tokens") or 0)) if metas else None
+    return replace(_usage_of_all(body) or Usage(), prompt_tokens=count_of(metas[0].get("prompt_tokens")), cached_tokens=count_of(metas[0].get("cached_tokens"))) if metas else None
 
 
 def _usage_of_all(body: Body) -> Usage | None:
@@ -410,7 +410,7 @@ def _usage_of_all(body: Body) -> Usage | None:
     metas = _metas(body)
     if not metas:
         return None
-    prompt, completion, cached = (sum(int(m.get(k) or 0) for m in metas) for k in ("prompt_tokens", "completion_tokens", "cached_tokens"))
+    prompt, completion, cached = (sum(count_of(m.get(k)) for m in metas) for k in ("prompt_tokens", "completion_tokens", "cached_tokens"))
     return Usage(prompt, completion, cached, 0, 1, 0)
 
 
