@@ -361,7 +361,6 @@ def taken_for_text(s: Any, q: str) -> Any:
     return s["x"]
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_an_answer_to_other_parameters_is_not_taken(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     def differs() -> bool:

@@ -192,7 +192,6 @@ def store(q: str) -> str:
     return f"[{q}]"
 
 
-@pytest.mark.filterwarnings("ignore:agent goes on in the interpreter. raises LookupError:lmc.CaptureWarning")
 def test_an_unordered_call_that_fails_raises_at_its_place():
     @lmc.function
     def agent(s: Any, q: str) -> Any:
@@ -236,7 +235,7 @@ def test_an_unordered_call_made_ahead_answers_only_the_same_call():
         assert slow.text() == quick.text()
 
 
-def test_an_unordered_call_happens_once_when_the_interpreter_goes_on():
+def test_an_unordered_call_happens_once():
     count: list[str] = []
 
     @lmc.host(ordered=False)
@@ -251,8 +250,7 @@ def test_an_unordered_call_happens_once_when_the_interpreter_goes_on():
         return {s["n"]: 1}.get("x", 2), sorted(map(len, [s["n"], a])), opaque(s)
 
     fast = lmc.compile(agent, backend=Mock())
-    with pytest.warns(lmc.CaptureWarning, match="identity"):
-        fast(q="a")
+    fast(q="a")
     assert sorted(count) == ["a", "a2"]
 
 
@@ -379,14 +377,6 @@ def test_a_slow_tool_of_256_programs_is_called_by_all_of_them_at_once():
     assert len(fast.batch([{"q": str(i)} for i in range(256)])) == 256
 
 
-@pytest.fixture
-def one_thread() -> Any:
-    lmc.config(host_threads=1)
-    yield
-    lmc.config(host_threads=None)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_the_number_of_threads_is_a_limit():
     now, most = [0], [0]
 
@@ -401,12 +391,10 @@ def test_the_number_of_threads_is_a_limit():
     def agent(s: Any, q: str) -> Any:
         s += tool(q)
 
-    assert len(lmc.compile(agent, backend=Mock()).batch([{"q": str(i)} for i in range(8)])) == 8
+    assert len(agent.run_batch([{"q": str(i)} for i in range(8)], backend=Mock(), num_threads=1)) == 8
     assert most == [1]
 
 
-@pytest.mark.filterwarnings("ignore:agent goes on:lmc.CaptureWarning")
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("how", ["call", "batch", "interpreter"])
 def test_a_tool_may_run_the_same_program_on_a_full_pool(how: str):
     def deeper(depth: int) -> str:
