@@ -32,6 +32,7 @@ class Settings:
     cache_dir  where converted weights and compiled constraints are kept
     model      the model of the default backend, "" for the small one
     device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
+    host_threads  how many items of a batch are in flight, each on a thread while it runs; None: 512
     """
 
     debug: int = 0
@@ -43,6 +44,7 @@ class Settings:
     cache_dir: Path = Path("~/.cache/lmc")
     model: str = ""
     device: str = ""
+    host_threads: int | None = None
 
 
 def _whole(low: int, high: int | None) -> Callable[[str, Any], int]:
@@ -77,6 +79,10 @@ def _seed(name: str, value: Any) -> int | None:
     return None if value is None or value == "" else _whole(0, None)(name, value)
 
 
+def _threads(name: str, value: Any) -> int | None:
+    return None if value is None or value == "" else _whole(1, None)(name, value)
+
+
 def _text(name: str, value: Any) -> str:
     return str(value)
 
@@ -91,6 +97,7 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "cache_dir": lambda _, value: Path(value),
     "model": _text,
     "device": _text,
+    "host_threads": _threads,
 }
 
 
@@ -167,9 +174,11 @@ _default: Backend | None = None
 _factory: Callable[[], Backend] | None = None
 
 
-def set_default_backend(backend: Backend | None) -> None:
-    """The backend of runs that name none. None goes back to the small model."""
+def set_default_backend(backend: Backend | str | None) -> None:
+    """The backend of runs that name none, or its name (`named_backend`). None goes back to the small model."""
     global _default
+    if isinstance(backend, str):
+        backend = named_backend(backend)
     if backend is not None and not hasattr(backend, "submit"):
         raise ArgumentError(f"set_default_backend() takes a backend such as lmc.Engine(…), not {backend!r}")
     with _lock:
@@ -192,6 +201,25 @@ def default_backend() -> Backend:
                 raise ProgramError("no backend: call lmc.set_default_backend(…) or give backend=…")
             _default = _factory()
         return _default
+
+
+_named: dict[str, Backend] = {}
+_opener: Callable[[str], Backend] | None = None
+
+
+def set_opener(open: Callable[[str], Backend]) -> None:
+    """How to make a backend of a name."""
+    global _opener
+    _opener = open
+
+
+def named_backend(name: str) -> Backend:
+    """The backend of a name (lmc/named.py): made when it is first asked for, the same one from then on."""
+    assert _opener is not None, "set by `import lmc`"
+    with _lock:
+        if name not in _named:
+            _named[name] = _opener(name)
+        return _named[name]
 
 
 _compiler: Callable[[Any], Any] | None = None

@@ -66,6 +66,13 @@ def with_tool(tool: Tool) -> Any:
     return agent
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    lmc.config(host_threads=2)
+    yield
+    lmc.config(host_threads=None)
+
+
 def press_ctrl_c(when: Callable[[], bool]) -> None:
     def press() -> None:
         until(when, "the moment for Ctrl-C did not come")
@@ -75,6 +82,7 @@ def press_ctrl_c(when: Callable[[], bool]) -> None:
     threading.Thread(target=press, daemon=True).start()
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_ctrl_c_in_a_batch_starts_no_more_host_calls_and_cancels_requests():
     tool, mock = Tool(), Mock()
     press_ctrl_c(lambda: len(tool.began) == 3)
@@ -104,6 +112,7 @@ def test_ctrl_c_while_answers_are_awaited_cancels_them():
         assert not mock._pending
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_an_abandoned_iteration_starts_nothing_more():
     tool, mock = Tool(), Mock()
     results = lmc.compile(with_tool(tool), backend=mock).as_completed(ITEMS)
@@ -115,7 +124,7 @@ def test_an_abandoned_iteration_starts_nothing_more():
     assert not mock._pending
 
 
-def test_a_run_that_the_interpreter_has_taken_over_asks_no_more_when_it_is_cut_off():
+def test_a_run_with_unknown_code_asks_no_more_when_it_is_cut_off():
     taken: list[str] = []
     go = threading.Event()
 

@@ -53,7 +53,7 @@ _making = threading.Lock()
 
 
 class Calls(Answers):
-    """Answers and effects of one run. `thread`: on which it began."""
+    """Answers and effects of one run. `thread`: that of its program, whose calls come in its order."""
 
     def __init__(self, journal: Journal, item: int) -> None:
         super().__init__(journal, item)

@@ -12,6 +12,7 @@ import functools
 import gc
 import inspect
 import sys
+import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, get_origin
@@ -264,6 +265,8 @@ _TAKES_CLASSES = frozenset({"map", "filter", "sorted", "min", "max", "sort", "re
 def recording(fn: Callable[..., Any], described: str, journal: RunJournal, state: State, limits: Limits | None) -> Generator[Callable[..., Any]]:
     """The function of a program instrumented, while it runs in a journaled run with `state`. Raises JournalError where it cannot be."""
     recorder = Recorder(journal, state, limits)
+    if not state.stream:
+        journal.thread = threading.get_ident()
     if not isinstance(fn, types.FunctionType):
         raise JournalError(f"{described} cannot be journaled: it is no function with a source, but a {type(fn).__name__}")
     found = recorder.own(fn)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import secrets
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from lmc.backend.base import Backend, Beyond, Hints, Output, Result, Usage, check_supported
+from lmc.backend.base import Backend, Beyond, Hints, Output, Result, Usage, check_supported, seed_of
 from lmc.backend.deferred import is_asked
 from lmc.config import settings
 from lmc.errors import CancelledError, LmcError
@@ -75,11 +74,9 @@ class Run(NamedTuple):
         return Hints(beyond=Beyond(self.spare) if self.spare and not counted else None, watched=self.watched)
 
 
-def fresh_seed(seed: int | None = None) -> int:
-    """The run seed: what the user gave, else the configured one, else one never seen before."""
-    if seed is None:
-        seed = settings().seed
-    return secrets.randbits(63) if seed is None else seed
+def fresh_seed(backend: Backend, seed: int | None = None) -> int:
+    """The run seed: what the user gave, else the configured one, else the backend's own, else one never seen before."""
+    return seed_of(backend, settings().seed if seed is None else seed)
 
 
 class LiveEmitter:

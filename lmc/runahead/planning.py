@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,8 +15,12 @@ from lmc.errors import LmcError
 from lmc.frontend.interpreter import Function
 from lmc.frontend.tracing import graph_of
 from lmc.ir.core import Graph
+from lmc.passes.aggressive import Aggressive
 from lmc.passes.manager import Pass, PassManager, Planned, Target, pipeline_for
 from lmc.runahead.annotations import Annotations, annotate
+from lmc.runahead.moving import Move, Place, moves
+
+_log = logging.getLogger("lmc.ahead")
 
 
 class Planner:
@@ -57,13 +62,27 @@ class Planner:
         if found is None:
             with self._lock:
                 try:
-                    found = annotate(self.planned(self.graph(), target_of(backend, greedy)).graph)
+                    target = target_of(backend, greedy)
+                    found = annotate(self.planned(self.graph(), target).graph, self._moves(target))
                 except LmcError as error:  # such as a role that the template lacks: raised where the program gets there
                     log("ahead", f"{self.function.name} runs without a plan: {error}")
+                    found = Annotations()
+                except Exception as fault:
+                    _log.warning("a fault of lmc, which changes nothing but time: %s runs without a plan; please report it", self.function.name, exc_info=fault)
                     found = Annotations()
                 self._annotations[key] = found
                 self._templates.append(template)  # so that its id stays its own
         return found
+
+    def _moves(self, target: Target) -> Mapping[Place, Move]:
+        """What the aggressive pass moves, if it is in the pipeline."""
+        passes = self.pipeline(target)
+        at = next((i for i, p in enumerate(passes) if isinstance(p, Aggressive)), None) if self.aggressive else None
+        if at is None:
+            return {}
+        rewrite = passes[at]
+        assert isinstance(rewrite, Aggressive)
+        return moves(PassManager(passes[:at]).plan(self.graph(), target).graph, rewrite)
 
     def pipeline(self, target: Target) -> tuple[Pass, ...]:
         return pipeline_for(target, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive)

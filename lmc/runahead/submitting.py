@@ -1,13 +1,13 @@
 """Submitting by plan: what the annotation of an address changes about how a request reaches the backend.
 
-Groups, order and lengths are hints; pinned text is prefilled first; a request whose answer nothing is known to read is made when
-it is read; at temperature 0 a request equal to an earlier one has its answer. What is asked stays the same.
+Groups, order and lengths are hints; pinned text is prefilled first; what `aggressive=True` moves is moved; a request whose answer nothing is known to read is made when
+it is read; at temperature 0 a request equal to an earlier one has its answer. Otherwise what is asked stays the same.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmc.backend.base import Backend, Handle, Hints
 from lmc.backend.deferred import Deferred, DeferredHandle
@@ -15,11 +15,20 @@ from lmc.backend.pins import Pins
 from lmc.frontend.live import Run
 from lmc.prompt import Gen, Prompt, Select, Text
 from lmc.runahead.annotations import NOTHING, Annotation, Annotations, Pin
+from lmc.runahead.text import without
 
 if TYPE_CHECKING:
     from lmc.runahead.ledger import Address, Ledger
 
 _numbers = itertools.count()
+
+
+class Pinned(NamedTuple):
+    """What a run keeps pinned: the handle before (alive, so that its id is its own), the text behind it, and the handle of both."""
+
+    before: Handle | None
+    text: tuple[Any, ...]
+    handle: Handle
 
 
 class RunPlan:
@@ -33,7 +42,7 @@ class RunPlan:
     def __init__(self, annotations: Annotations, pins: Pins, backend: Backend, stream: str = "") -> None:
         self.annotations, self.shared, self.backend, self.stream = annotations, pins, backend, stream
         self.number = next(_numbers)
-        self._pinned: dict[tuple[int, int], Handle] = {}  # (id of the handle before, number of the pin): its own pins
+        self._pinned: dict[tuple[int, int], Pinned] = {}  # (id of the handle before, number of the pin): its own pins
 
     def submit(self, ledger: Ledger, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt:
         """Return `before` followed by the answer to a request, which the backend gets now or when it is read."""
@@ -41,18 +50,26 @@ class RunPlan:
         annotation = self._at(address, ask, run)
         if annotation is NOTHING:
             return before.submit(run.backend, ask, (hints or Hints())._replace(guess=True) if ahead else hints)
-        if annotation.same_as is not None and (equal := ledger.equal(address, annotation.same_as, before, ask)) is not None:
-            return Prompt(before, (), equal.result, equal.handle, ())
+        if not ahead and (equal := self.equal(ledger, address, before, ask, run)) is not None:
+            return equal
         defaults = run.defaults
         planned = annotation.hints(
             hints or Hints(), item=run.item, run=self.number, ahead=ahead, max_tokens=defaults.max_new_tokens, stop=defaults.stop
         )
         planned = planned._replace(guess=ahead)
+        if run.limits is not None and run.limits.in_order:  # a request for several answers cannot be held to a budget
+            planned = planned._replace(beyond=None)
         if annotation.lazy and not ahead and not run.watched and run.limits is None and run.journal is None:
             result = Deferred(lambda: self._go(before, annotation, ask, run, planned._replace(group=None, members=1, way=(0, 1))))
             return Prompt(before, (), result, DeferredHandle(result), ())
         handle = self._go(before, annotation, ask, run, planned)
         return Prompt(before, (), handle.results[0], handle, ())
+
+    def equal(self, ledger: Ledger, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt | None:
+        """Return `before` followed by the answer to the equal request of which the plan says that it answers this one, too; None: there is none."""
+        same_as = self._at(address, ask, run).same_as
+        equal = None if same_as is None else ledger.equal(address, same_as, before, ask, ahead=ahead)
+        return None if equal is None else Prompt(before, (), equal.result, equal.handle, ())
 
     def _at(self, address: Address, ask: Gen | Select, run: Run) -> Annotation:
         _, _, stream, ordinal = address
@@ -61,6 +78,8 @@ class RunPlan:
         return self.annotations.at(stream[len(self.stream) :], ordinal, ask.loc)
 
     def _go(self, before: Prompt, annotation: Annotation, ask: Gen | Select, run: Run, hints: Hints) -> Handle:
+        if annotation.move is not None and before.handle is None:
+            before = Prompt(before, (), None, None, annotation.move.apply(before.tail))
         for pin in annotation.pins:
             before = self._prefilled(before, pin, run, hints)
         handle = before.submit(run.backend, ask, hints).handle
@@ -69,23 +88,29 @@ class RunPlan:
 
     def _prefilled(self, before: Prompt, pin: Pin, run: Run, hints: Hints) -> Prompt:
         """The prompt with the text of a pin handed to the backend, which keeps it."""
-        cut = pin.cut(before.tail)
-        if cut is None or not cut[0]:
-            return before
-        head, rest = cut
         parent, backend = before.handle, run.backend
         if parent is not None and hasattr(parent, "begin"):
             return before
+        key = (id(parent), pin.number)
+        known = self._pinned.get(key)
+        cut = pin.cut(before.tail) if known is None else without(before.tail, known.text)
+        if cut is None or not cut[0]:
+            return before
+        head, rest = cut
         prefill = lambda: backend.prefill(parent, (Text(head),), Hints(pin=True, order=hints.order))
-        if pin.shared and parent is None:
+        if known is not None:
+            handle = known.handle
+        elif pin.shared and parent is None:
             handle = self.shared.get(backend, head, prefill)
         else:
-            key = (id(parent), pin.number)
-            handle = self._pinned.get(key) or self._pinned.setdefault(key, prefill())
+            known = self._pinned.setdefault(key, Pinned(parent, head, prefill()))
+            if known.text != head:  # another thread was first, with another text
+                return before
+            handle = known.handle
         return Prompt(before.parent, (), None, handle, rest)
 
     def close(self) -> None:
         """The run is over: end its own pins."""
         pinned, self._pinned = self._pinned, {}
-        for handle in pinned.values():
-            self.backend.release(handle)
+        for pin in pinned.values():
+            self.backend.release(pin.handle)

@@ -449,3 +449,30 @@ def test_calls_that_nobody_sees_are_refused_unless_they_record_themselves(tmp_pa
     assert CALLS
     CALLS.clear()
     assert orders_by_marked.run(backend=lmc.Mock(), journal=tmp_path / "k").ret_value == expected and not CALLS
+
+
+CALLED = "one"
+
+
+def one(x: Any) -> Any:
+    return tool(x)
+
+
+def two(x: Any) -> Any:
+    return tool(x)
+
+
+@lmc.function
+def calls_one_or_the_other(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    return (one if CALLED == "one" else two)(s["a"])
+
+
+def test_an_item_that_calls_something_else_than_before_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    items: list[Any] = [{}, {}]
+    calls_one_or_the_other.run_batch(items, backend=lmc.Mock(), seed=1, journal=tmp_path / "j", num_threads=2)
+    monkeypatch.setitem(globals(), "CALLED", "two")
+    CALLS.clear()
+    for state in calls_one_or_the_other.run_batch(items, backend=lmc.Mock(), journal=tmp_path / "j", num_threads=2, errors="return"):
+        assert isinstance(state.failure, JournalError) and "calls two(" in str(state.failure) and "called one(" in str(state.failure)
+    assert not CALLS

@@ -168,14 +168,17 @@ def test_an_edit_of_the_dumped_graph_changes_what_the_ledger_finds(gone: str, le
 def test_a_planner_annotates_the_graph_that_it_has() -> None:
     """Drawn of the program before any run, for examples, or adopted as it was edited."""
     program = lmc.compile(panel, backend=lmc.Mock())
-    target = program.target
-    assert program.planner.annotations(target).at("/0.1", 0).group == (0, 3)
-    assert program.planner.annotations(target) is program.planner.annotations(target)
+    assert program.backend is not None
+
+    def found() -> Annotations:
+        return program.planner.annotations(program.backend, False)  # type: ignore[arg-type]
+
+    assert found().at("/0.1", 0).group == (0, 3) and found() is found()
     program.lower(n=2)
-    assert program.planner.annotations(target).at("/0.1", 0).group == (0, 2)
+    assert found().at("/0.1", 0).group == (0, 2)
     text = print_graph(program.graph())
     program.planner.adopt(parse(text.replace('stream = "/0.1", ordinal = 0', 'stream = "/0.1", ordinal = 0, shifted = true')))
-    assert program.planner.annotations(target).at("/0.0", 0).group is None
+    assert found().at("/0.0", 0).group is None
 
 
 @lmc.function
@@ -184,3 +187,12 @@ def panel(s, n=3):
     for f in s.fork(n):
         f += lmc.gen("x")
         f += str(f["x"])
+
+
+def test_a_fault_in_drawing_a_program_costs_its_plan_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fault(_: object) -> Graph:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("lmc.runahead.planning.graph_of", fault)
+    assert "question" in lmc.compile(panel, backend=lmc.Mock())(n=1).text()
+    assert "runs without a plan" in caplog.text
