@@ -1,6 +1,6 @@
 """Ten programs as people write them, one thing after another, reading answers as they go; and each as an expert would write it by hand.
 
-A `Workload` has the program, its arguments, and `expert`: the same requests by `asyncio.gather`, on `ask(prompt, name)`.
+A `Workload` has the program, its arguments, and `expert`: the same requests, one by one the same, by `asyncio.gather`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import lmc
 
 Ask = Callable[..., Awaitable[str]]
-"""`await ask(prompt, name, max_tokens)` gives the text of an answer."""
+"""`await ask(messages, name, max_tokens)` gives the text of an answer to messages (role, text); `begun=`: what it begins with, `regex=`: its form."""
 
 
 def _number(text: str) -> int:
@@ -68,19 +68,20 @@ def map_reduce(s, docs):
 
 
 async def expert_map_reduce(ask: Ask, docs: list[str]) -> None:
-    parts = await asyncio.gather(*[ask("Summarize: " + doc, "summary", 64) for doc in docs])
-    await ask("Combine:\n" + "\n".join(parts), "final", 64)
+    parts = await asyncio.gather(*[ask([("system", "You summarize."), ("user", "Summarize: " + doc)], "summary", 64) for doc in docs])
+    await ask([("user", "Combine:\n" + "\n".join(f"{i}: {part.strip()}" for i, part in enumerate(parts)))], "final", 64)
 
 
 # -- 2: an evaluation over rows ---------------------------------------------------------------------------------------------
 
+LABEL = "positive|negative|mixed"
 ROWS = [{"text": f"Review {i}: it was {'good' if i % 3 else 'bad'}, I think.", "label": "positive" if i % 3 else "negative"} for i in range(50)]
 
 
 @lmc.function
 def classify(s, text):
     s += lmc.system("Answer with positive, negative or mixed.") + lmc.user(text)
-    s += lmc.assistant(lmc.gen("label", max_tokens=4))
+    s += lmc.assistant(lmc.gen("label", max_tokens=8, regex=LABEL))
 
 
 @lmc.function
@@ -97,19 +98,22 @@ def evaluate(s, rows):
 
 
 async def expert_evaluate(ask: Ask, rows: list[dict[str, str]]) -> None:
-    labels = await asyncio.gather(*[ask(row["text"], "label", 4) for row in rows])
-    await ask(f"wrong: {[x for x in labels if x == 'mixed'][:3]}. Why?", "why", 64)
+    system = ("system", "Answer with positive, negative or mixed.")
+    labels = await asyncio.gather(*[ask([system, ("user", row["text"])], "label", 8, regex=LABEL) for row in rows])
+    wrong = [(row["text"], label) for row, label in zip(rows, labels) if label.strip().lower() != row["label"]]
+    await ask([("user", f"{len(rows) - len(wrong)} of {len(rows)} right; wrong: {wrong[:3]}. Why?")], "why", 64)
 
 
 # -- 3: a panel of judges -----------------------------------------------------------------------------------------------------
 
+SCORE = "[0-9]"
 DIMENSIONS = ("clarity", "originality", "evidence", "style", "rigor")
 
 
 @lmc.function
 def judge(s, essay, dimension):
     s += lmc.system(f"You grade {dimension}.") + lmc.user(essay)
-    s += lmc.assistant(lmc.gen("why", max_tokens=48) + " Score: " + lmc.gen("score", max_tokens=2))
+    s += lmc.assistant(lmc.gen("why", max_tokens=48) + " Score: " + lmc.gen("score", max_tokens=2, regex=SCORE))
 
 
 @lmc.function
@@ -123,12 +127,13 @@ def panel(s, essay):
 
 
 async def expert_panel(ask: Ask, essay: str) -> None:
-    async def one(dimension: str) -> str:
-        why = await ask(f"You grade {dimension}. {essay}", "why", 48)
-        return await ask(f"You grade {dimension}. {essay} {why} Score: ", "score", 2)
+    async def one(dimension: str) -> int:
+        messages = [("system", f"You grade {dimension}."), ("user", essay)]
+        why = await ask(messages, "why", 48)
+        return int(await ask(messages, "score", 2, begun=why + " Score: ", regex=SCORE))
 
-    marks = await asyncio.gather(*[one(dimension) for dimension in DIMENSIONS])
-    await ask(f"Marks {marks}. Verdict?", "verdict", 48)
+    marks = dict(zip(DIMENSIONS, await asyncio.gather(*[one(dimension) for dimension in DIMENSIONS])))
+    await ask([("user", f"Marks {marks}, mean {sum(marks.values()) / len(marks):.1f}. Verdict?")], "verdict", 48)
 
 
 # -- 4: fields with checks in between -----------------------------------------------------------------------------------------
@@ -160,13 +165,14 @@ def extract(s, doc):
 async def expert_extract(ask: Ask, doc: str) -> None:
     async def one(name: str) -> str:
         key = "date" if name == "date" else "value"
-        value = (await ask(f"{doc}\nWhat is the {name}?", key, 16)).strip()
+        question = f"{doc}\nWhat is the {name}?"
+        value = (await ask([("user", question)], key, 16)).strip()
         if name == "date" and not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
-            value = await ask(f"{doc}\nWhat is the {name}? Answer as YYYY-MM-DD.", key, 16)
+            value = (await ask([("user", question + " Answer as YYYY-MM-DD.")], key, 16)).strip()
         return value
 
-    found = await asyncio.gather(*[one(name) for name in FIELDS])
-    await ask("Check: " + json.dumps(found), "check", 32)
+    found = dict(zip(FIELDS, await asyncio.gather(*[one(name) for name in FIELDS])))
+    await ask([("user", "Check: " + json.dumps(found))], "check", 32)
 
 
 # -- 5: retrieval over sources, by a retriever that is declared pure -----------------------------------------------------------
@@ -202,10 +208,10 @@ def rag(s, question):
 async def expert_rag(ask: Ask, question: str) -> None:
     async def one(source: str) -> str:
         passage = await asyncio.to_thread(retrieve, source, question)
-        return await ask(f"{passage}\n{question}", "note", 48)
+        return (await ask([("system", "Answer from the passage."), ("user", f"{passage}\n{question}")], "note", 48)).strip()
 
     notes = await asyncio.gather(*[one(source) for source in SOURCES])
-    await ask(question + "\n" + "\n".join(notes), "answer", 64)
+    await ask([("user", question + "\n" + "\n".join(notes))], "answer", 64)
 
 
 # -- 6: plan and execute ----------------------------------------------------------------------------------------------------------
@@ -230,9 +236,11 @@ def plan_and_execute(s, goal):
 
 
 async def expert_plan_and_execute(ask: Ask, goal: str) -> None:
-    plan = await ask("Plan for " + goal, "plan", 96)
-    results = await asyncio.gather(*[ask(f"Goal: {goal}\nDo only: {step}", "result", 48) for step in plan.splitlines()])
-    await ask("Plan for " + goal + plan + "Results:\n" + "\n".join(results), "report", 64)
+    messages = [("user", "Plan for " + goal)]
+    plan = await ask(messages, "plan", 96)
+    steps = [step for line in plan.splitlines() if (step := re.sub(r"^\d+\.\s*", "", line).strip())]
+    results = await asyncio.gather(*[ask([("user", f"Goal: {goal}\nDo only: {step}")], "result", 48) for step in steps])
+    await ask([*messages, ("assistant", plan), ("user", "Results:\n" + "\n".join(results))], "report", 64)
 
 
 # -- 7: tree search with a scoring function in Python -------------------------------------------------------------------------------
@@ -264,8 +272,8 @@ async def expert_tree_search(ask: Ask, problem: str) -> None:
     beam: list[tuple[str, ...]] = [()]
     for _ in range(3):
         jobs = [(*path, f"#{k}") for path in beam for k in range(3)]
-        texts = await asyncio.gather(*[ask(f"{problem}\nSo far: {' > '.join(job)}\nNext?", "next", 16) for job in jobs])
-        found = sorted((-score(job[:-1], text), (*job[:-1], text.strip())) for job, text in zip(jobs, texts))
+        texts = await asyncio.gather(*[ask([("user", f"{problem}\nSo far: {' > '.join(job)}\nNext?")], "next", 16) for job in jobs])
+        found = sorted((-score(job[:-1], text.strip()), (*job[:-1], text.strip())) for job, text in zip(jobs, texts))
         beam = [path for _, path in found[:3]]
 
 
@@ -282,7 +290,7 @@ def argue(s, agent, question, others):
 
 @lmc.function
 def debate(s, question):
-    said = {agent: "nothing yet" for agent in AGENTS}
+    said = dict.fromkeys(AGENTS, "nothing yet")
     for _ in range(3):
         news = {}
         for agent in AGENTS:
@@ -296,17 +304,20 @@ def debate(s, question):
 async def expert_debate(ask: Ask, question: str) -> None:
     said = dict.fromkeys(AGENTS, "nothing yet")
     for _ in range(3):
-        prompts = [f"You are the {a}. {question}\n" + "\n".join(f"{o}: {t}" for o, t in said.items() if o != a) for a in AGENTS]
-        said = dict(zip(AGENTS, await asyncio.gather(*[ask(prompt, "argument", 48) for prompt in prompts])))
-    await ask(question + json.dumps(said), "verdict", 48)
+        others = ["\n".join(f"{o}: {t}" for o, t in said.items() if o != a) for a in AGENTS]
+        chats = [[("system", f"You are the {a}."), ("user", f"{question}\nThe others said:\n{o}")] for a, o in zip(AGENTS, others)]
+        said = dict(zip(AGENTS, [text.strip() for text in await asyncio.gather(*[ask(chat, "argument", 48) for chat in chats])]))
+    await ask([("user", question + "\n" + json.dumps(said))], "verdict", 48)
 
 
 # -- 9: self-consistency with an early stop ---------------------------------------------------------------------------------------------
 
+VOTE = "[ABC]"
+
 
 @lmc.function
 def attempt(s, question, i):
-    s += lmc.user(f"{question} (try {i})") + lmc.assistant(lmc.gen("why", max_tokens=48) + " so " + lmc.gen("vote", max_tokens=1))
+    s += lmc.user(f"{question} (try {i})") + lmc.assistant(lmc.gen("why", max_tokens=48) + " so " + lmc.gen("vote", max_tokens=1, regex=VOTE))
 
 
 @lmc.function
@@ -322,13 +333,17 @@ def self_consistency(s, question, most=9, enough=3):
 
 async def expert_self_consistency(ask: Ask, question: str) -> None:
     async def one(i: int) -> str:
-        why = await ask(f"{question} (try {i})", "why", 48)
-        return await ask(f"{question} (try {i}) {why} so ", "vote", 1)
+        messages = [("user", f"{question} (try {i})")]
+        why = await ask(messages, "why", 48)
+        return await ask(messages, "vote", 1, begun=why + " so ", regex=VOTE)
 
     await asyncio.gather(*[one(i) for i in range(9)])
 
 
 # -- 10: code repair with a test tool -----------------------------------------------------------------------------------------------------
+
+
+CODE = r"def f\(x\): return x \+ [0-9]"
 
 
 def run_tests(code: str) -> str:
@@ -341,7 +356,7 @@ def run_tests(code: str) -> str:
 def repair(s, task):
     s += lmc.system("You write Python.") + lmc.user(task)
     for _ in range(5):
-        s += lmc.assistant(lmc.gen("code", max_tokens=64))
+        s += lmc.assistant(lmc.gen("code", max_tokens=64, regex=CODE))
         outcome = run_tests(s["code"])
         if outcome == "passed":
             break
@@ -351,14 +366,15 @@ def repair(s, task):
 
 
 async def expert_repair(ask: Ask, task: str) -> None:
-    prompt = task
+    messages = [("system", "You write Python."), ("user", task)]
     for _ in range(5):
-        code = await ask(prompt, "code", 64)
+        code = await ask(messages, "code", 64, regex=CODE)
+        messages.append(("assistant", code))
         outcome = run_tests(code)
         if outcome == "passed":
             break
-        prompt += f"{code} The tests {outcome}. Try again."
-    await ask(prompt + "Explain it in one sentence.", "explanation", 48)
+        messages.append(("user", f"The tests {outcome}. Try again."))
+    await ask([*messages, ("user", "Explain it in one sentence.")], "explanation", 48)
 
 
 @dataclass(frozen=True)
@@ -370,7 +386,6 @@ class Workload:
     arguments: dict[str, Any]
     expert: Callable[..., Awaitable[None]]
     decided: bool = True
-    effects: bool = field(default=False)
 
 
 WORKLOADS = (
@@ -383,5 +398,5 @@ WORKLOADS = (
     Workload("tree search 3 × 3", tree_search, {"problem": "24 from 4 4 6 1"}, expert_tree_search),
     Workload("debate 3 × 3", debate, {"question": "Is a hot dog a sandwich?"}, expert_debate),
     Workload("self-consistency", self_consistency, {"question": "What is 6 * 7?"}, expert_self_consistency, decided=False),
-    Workload("code repair", repair, {"task": "Write f so that f(1) is 4."}, expert_repair, decided=False, effects=True),
+    Workload("code repair", repair, {"task": "Write f so that f(1) is 4."}, expert_repair, decided=False),
 )

@@ -133,6 +133,10 @@ class Ledger:
         self.records.append(Record(address, kind, ask.name, ask.loc, after.result, "no" if guess is None else "used"))
         return after
 
+    def answered(self, address: Address, before: Prompt, ask: Gen | Select, after: Prompt) -> None:
+        """Note what Python has asked at an address and something else has answered, such as a journal."""
+        self.asked.setdefault(address, (before, ask, after))
+
     def equal(self, address: Address, other: tuple[str, int], before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
         """The prompt with the answer to an equal request at another address of the run, at temperature 0: one of Python's, or with `ahead` a guess."""
         place = (address[0], address[1], f"{self.stream}{other[0]}", other[1])

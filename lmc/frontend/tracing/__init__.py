@@ -15,7 +15,7 @@ from lmc.frontend.tracing.regions import GraphDomain
 from lmc.ir.builder import Builder, without_unused_params
 from lmc.ir.core import Graph, Type, Value
 
-BUDGET = 400_000
+BUDGET = 50_000
 """Steps of an evaluation."""
 _TYPES: dict[Any, Type] = {str: "str", int: "int", float: "float", bool: "bool", "str": "str", "int": "int", "float": "float", "bool": "bool"}
 
@@ -79,7 +79,10 @@ def _arguments(function: Function, given: dict[str, Any], emitter: GraphEmitter)
     """Values for the parameters behind the state: examples, defaults, or parameters of the graph."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for name, p in list(function.signature.parameters.items())[1:]:
+    parameters = list(function.signature.parameters.items())[1:]
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for _, p in parameters):
+        kwargs.update({name: x for name, x in given.items() if name not in dict(parameters)})
+    for name, p in parameters:
         if name in given:
             x: Any = given[name]
         elif p.default is not inspect.Parameter.empty:
