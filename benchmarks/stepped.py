@@ -1,18 +1,22 @@
-"""Engines whose passes run when a program has nothing else to do: counters that no race of two threads can change.
+"""Engines whose passes run when no program of a batch has anything else to do: counters that no race of two threads can change.
 
-The executor and the engine take turns in one thread: whatever can be asked is asked before the next pass of the model.
+The programs of a batch take turns anyway (lmc/runahead/flights.py). Here the engine has its turn when all of them wait, and a wait
+that is meant to last a moment before something is asked ahead is over at once.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from lmc.backend.engine.engine import EngineCore
-from lmc.backend.executor import Execution
 from lmc.backend.local import LocalBackend
-from lmc.jit import driving
+from lmc.runahead import flights
+from lmc.runahead.flights import Flights, Worker
+from lmc.waiting import Signal, waiting_by
 
 
 class SteppedCore(EngineCore):
@@ -23,29 +27,42 @@ class SteppedCore(EngineCore):
 
 @contextmanager
 def stepped(engine: LocalBackend) -> Iterator[Callable[[], None]]:
-    """While open, compiled runs on an idle `engine` drive its passes themselves, and host calls run one after another.
+    """While open, batches on an idle `engine` drive its passes themselves. Their items all begin at once, and none may block.
 
     Gives what drives it to its end: answers that nothing in a program waits for may be outstanding behind a run.
     """
     threaded: Any = engine._core
     core = SteppedCore(engine._scheduler, threaded._runner)
+    driving = threading.Lock()
+    wait, give_way = Worker.wait, Flights.give_way
 
-    class InTurns(Execution):
-        def __init__(self, *, parallel: bool, workers: int = 64) -> None:
-            super().__init__(parallel=False, workers=workers)
+    def in_turns(self: Worker, signal: Signal, timeout: float | None) -> None:
+        if timeout is None:
+            wait(self, signal, None)
 
-        def _next(self) -> Any:
-            while self._events.empty() and core.turn():
+    def drive(self: Flights[Any], worker: Worker) -> None:
+        give_way(self, worker)
+        with driving:
+            while not self._turns and core.turn():
                 pass
-            return super()._next()
 
     def drain() -> None:
         while core.turn():
             pass
 
-    engine._core, driving.Execution = core, InTurns
-    try:
-        yield drain
-        drain()
-    finally:
-        engine._core, driving.Execution = threaded, Execution
+    class Here:
+        """How the thread of the caller waits, on which a batch of one item runs."""
+
+        def wait(self, signal: Signal, timeout: float | None) -> None:
+            if timeout is None:
+                while not flights._room._taken and not signal.is_set() and core.turn():
+                    pass
+                signal.block()
+
+    with waiting_by(Here()), patch.object(Worker, "wait", in_turns), patch.object(Flights, "give_way", drive), patch.object(flights._watch, "over"):
+        engine._core = core
+        try:
+            yield drain
+            drain()
+        finally:
+            engine._core = threaded

@@ -1,42 +1,61 @@
 """The compiler in 200 lines: a working miniature of lmc, to read from top to bottom and to run (`python docs/tour.py`).
 
-Same ideas and names as the real one; what is left out is said where it is left out. Nothing here imports lmc.
+Same ideas and names as the real one; what is left out is said where it is left out. Nothing here needs lmc.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
+import inspect
 import operator
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby, takewhile
 from typing import Any
 
 # -- 1. A model --------------------------------------------------------------------------------------------------------
-# Deterministic: the answer follows from the prompt. It counts its calls, the rounds (calls of one round run together),
-# and the characters it had to read: a prefix that it has read before is cached.
+# Deterministic: the answer follows from the prompt. An answer takes one round, and is asked for without waiting: a
+# request may hang on the answers before it. The model counts calls, rounds, and the characters that it had to read: what
+# it has read before is cached; of requests that are submitted as one group the first reads what all of them share.
 
 
-@dataclass
+@dataclass(eq=False)
+class Answer:
+    text: str
+    due: int  # the round in which it is there
+
+
+def say(prompt: str) -> str:
+    return ("yes", "no", "maybe")[sum(map(ord, prompt)) % 3]
+
+
 class Model:
-    calls: int = 0
-    rounds: int = 0
-    computed: int = 0
-    seen: set[str] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.now = self.calls = self.computed = 0
+        self.read: list[tuple[str, int, Any]] = []
 
-    def answer(self, prompts: list[str]) -> list[str]:
-        self.rounds += 1
-        return [self._one(prompt) for prompt in prompts]
-
-    def _one(self, prompt: str) -> str:
+    def submit(self, prompt: Prompt, group: Any = None) -> Answer:
+        text = "".join(part if isinstance(part, str) else part.text for part in prompt)
+        known = [common(text, other) for other, due, of in self.read if due <= self.now or (group is not None and of == group)]
+        due = 1 + max([self.now, *(part.due for part in prompt if isinstance(part, Answer))])
+        self.read.append((text, due, group))
         self.calls += 1
-        known = next(n for n in range(len(prompt), -1, -1) if n == 0 or prompt[:n] in self.seen)
-        self.computed += len(prompt) - known
-        self.seen.update(prompt[:n] for n in range(1, len(prompt) + 1))
-        return ("yes", "no", "maybe")[sum(map(ord, prompt)) % 3]
+        self.computed += len(text) - max(known, default=0)
+        return Answer(say(text), due)
+
+
+def common(a: str, b: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 # -- 2. The language ---------------------------------------------------------------------------------------------------
-# A program appends text and `gen`s to a state. A state writes to an emitter, and knows nothing else: the emitter is the
-# model at once (the interpreter), or a graph under construction (the tracer).
+# A program appends text and `Gen`s to a state. `s += Gen(…)` asks at an address, the stream of the state (its path of
+# forks) and a number on it, and goes on; reading waits. A state writes to an emitter and knows nothing else: the emitter
+# is a run (the ledger), or an evaluation of the program. lmc's addresses also have the run's seed and its item.
+
+Prompt = tuple[Any, ...]  # text, answers, and in an evaluation UNKNOWN
+Address = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -45,257 +64,237 @@ class Gen:
 
 
 class State:
-    def __init__(self, emitter: Any, ctx: Any, variables: dict[str, Any] | None = None) -> None:
-        self.emitter, self.ctx, self.variables = emitter, ctx, dict(variables or {})
+    def __init__(self, emitter: Any, prompt: Prompt = (), stream: str = "") -> None:
+        self.emitter, self.prompt, self.stream = emitter, prompt, stream
+        self.variables, self.ordinal, self.forks = dict[str, Any](), 0, 0
 
     def __iadd__(self, x: Any) -> State:
         if isinstance(x, Gen):
-            self.ctx, self.variables[x.name] = self.emitter.gen(self.ctx, x.name)
-        else:
-            self.ctx = self.emitter.append(self.ctx, x)
+            answer = self.emitter.ask((self.stream, self.ordinal), self.prompt)
+            self.ordinal += 1
+            self.variables[x.name] = x = answer
+        self.prompt = (*self.prompt, x)
         return self
 
     def __getitem__(self, name: str) -> Any:
-        return self.variables[name]
+        return self.emitter.value(self.variables[name])
 
     def fork(self, n: int) -> list[State]:
-        return [State(self.emitter, self.ctx, self.variables) for _ in range(n)]
+        self.forks += 1
+        return [State(self.emitter, self.prompt, f"{self.stream}/{self.forks - 1}.{i}") for i in range(n)]
 
 
-class Interpreter:
-    """The reference: one op after another, a prompt is a string."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    def append(self, ctx: str, text: str) -> str:
-        return ctx + text
-
-    def gen(self, ctx: str, name: str) -> tuple[str, str]:
-        (text,) = self.model.answer([ctx])
-        return ctx + text, text
+# -- 3. The ledger -----------------------------------------------------------------------------------------------------
+# What one run has asked, by address, and what was asked ahead. A guess is taken iff it is equal to Python's own request;
+# so a wrong, missing or malicious guess changes nothing but counters and time. Left out: sampling parameters and seeds
+# (they are compared, too), budgets, cancelling what a later evaluation no longer reaches, sites that are turned off.
 
 
-Program = Callable[..., Any]
+class Ledger:
+    def __init__(self, model: Model, run_ahead: Callable[[Ledger], None], groups: Mapping[Address, Any]) -> None:
+        self.model, self.run_ahead, self.groups = model, run_ahead, groups
+        self.asked: dict[Address, Answer] = {}
+        self.guesses: dict[Address, tuple[Prompt, Answer]] = {}
+        self.used = self.wasted = 0
+
+    def ask(self, address: Address, prompt: Prompt) -> Answer:
+        guess = self.guesses.pop(address, None)
+        equal = guess is not None and content(guess[0]) == content(prompt)
+        self.used, self.wasted = self.used + equal, self.wasted + (guess is not None and not equal)
+        self.asked[address] = guess[1] if equal else self.model.submit(prompt, self.groups.get(address))
+        return self.asked[address]
+
+    def guess(self, address: Address, prompt: Prompt) -> Answer:
+        if address not in self.guesses:
+            self.guesses[address] = prompt, self.model.submit(prompt, self.groups.get(address))
+        return self.guesses[address][1]
+
+    def value(self, answer: Answer) -> str:
+        """Wait for an answer: the only time at which something is asked ahead."""
+        while answer.due > self.model.now:
+            self.run_ahead(self)
+            self.model.now += 1
+        return answer.text
 
 
-def interpret(program: Program, model: Model, *args: Any) -> Any:
-    return program(State(Interpreter(model), ""), *args)
+def content(prompt: Prompt) -> list[Any]:
+    """However text was cut into appends, equal prompts are equal; an answer is itself: what is before it was compared before."""
+    return ["".join(parts) if is_text else list(parts) for is_text, parts in groupby(prompt, lambda part: isinstance(part, str))]
 
 
-# -- 3. The IR ---------------------------------------------------------------------------------------------------------
-# An op is immutable and makes new values from old ones. The prompt is a value like any other: two ops that use the same
-# ctx are a fork. `host` is any Python operation on values.
+# -- 4. The evaluator --------------------------------------------------------------------------------------------------
+# Follows the source of a program with the values that are there. What is not in its table is UNKNOWN, and so is what is
+# computed from that. It never calls a function of the program's, and never waits. lmc's table is some hundred times as
+# large (classes, generators, helpers, the library), is compiled to closures, and copies what it reads of the outside.
 
 
-@dataclass(frozen=True)
-class Op:
-    kind: str  # append (ctx, text), gen (ctx), host (fn, …)
-    out: str
-    operands: tuple[Any, ...]
+UNKNOWN = type("Unknown", (), {"__str__": lambda self: "…"})()
+PURE = {fn: fn for fn in (zip, len, range, sorted, str, int, Gen)}
+METHODS = {(type, fn.__name__): fn for type, fn in ((str, str.strip), (str, str.split), (str, str.join), (list, list.append), (State, State.fork))}
+OPERATORS = {ast.Add: operator.add, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.Gt: operator.gt}
+
+
+def lacks(values: Iterable[Any]) -> bool:
+    return any(x is UNKNOWN or (isinstance(x, (list, tuple)) and lacks(x)) for x in values)
+
+
+class Evaluator:
+    def __init__(self, program: Callable[..., Any], args: tuple[Any, ...], emitter: Any) -> None:
+        (function,) = ast.parse(inspect.getsource(program)).body
+        assert isinstance(function, ast.FunctionDef)
+        self.names = {**program.__globals__, **dict(zip([a.arg for a in function.args.args], (State(emitter), *args), strict=True))}
+        self.certain, emitter.evaluator = True, self  # whether only an exception can keep Python from getting here
+        self.run(function.body)
+
+    def run(self, statements: list[ast.stmt]) -> bool:  # whether it goes on behind them
+        return all(self.statement(node) for node in statements)
+
+    def statement(self, node: ast.stmt) -> bool:
+        match node:
+            case ast.Assign(targets=[target], value=value):
+                self.bind(target, self.value(value))
+            case ast.AugAssign(target=ast.Name(id=name), op=ast.Add(), value=value):
+                self.names[name] = self.apply(operator.iadd, [self.names[name], self.value(value)])
+            case ast.If(test=test, body=body, orelse=orelse) if (known := self.value(test)) is not UNKNOWN:
+                return self.run(body if known else orelse)
+            case ast.For(target=target, iter=items, body=body) if (known := self.value(items)) is not UNKNOWN:
+                return all(self.bind(target, item) or self.run(body) for item in known)
+            case ast.Expr(value=value):
+                self.value(value)
+            case ast.Return():
+                return False
+            case _:  # an undecided branch or loop, or what it does not know: what is bound there is unknown
+                self.skip(node)
+        return True
+
+    def skip(self, node: ast.stmt) -> None:
+        for inner in ast.walk(node):
+            if isinstance(inner, (ast.Return, ast.Break, ast.Continue, ast.Raise)):
+                self.certain = False
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                if isinstance(state := self.names.get(inner.id), State):
+                    state.prompt = (*state.prompt, UNKNOWN)
+                else:
+                    self.names[inner.id] = UNKNOWN
+
+    def bind(self, target: ast.expr, x: Any) -> None:
+        if isinstance(target, ast.Name):
+            self.names[target.id] = x
+        elif isinstance(target, ast.Tuple):
+            for part, item in zip(target.elts, x, strict=True):
+                self.bind(part, item)
+
+    def value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=x):
+                return x
+            case ast.Name(id=name):
+                return self.names.get(name, getattr(builtins, name, UNKNOWN))
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return [self.value(item) for item in items]
+            case ast.BinOp(left=a, op=op, right=b) | ast.Compare(left=a, ops=[op], comparators=[b]):
+                return self.apply(OPERATORS.get(type(op)), [self.value(a), self.value(b)])
+            case ast.Subscript(value=a, slice=b):
+                return self.apply(operator.getitem, [self.value(a), self.value(b)])
+            case ast.Call(func=ast.Attribute(value=receiver, attr=name), args=args):
+                x = self.value(receiver)
+                return self.apply(METHODS.get((type(x), name)), [x, *map(self.value, args)])
+            case ast.Call(func=fn, args=args):
+                return self.apply(PURE.get(self.value(fn)), [*map(self.value, args)])
+        return UNKNOWN
+
+    def apply(self, fn: Any, args: list[Any]) -> Any:
+        if fn is list.append or (fn is operator.iadd and isinstance(args[0], State)):
+            return fn(*args)  # these may take what is unknown
+        found = UNKNOWN if fn is None or lacks(args) else fn(*args)
+        return list(found) if isinstance(found, zip) else found
+
+
+# What the states of an evaluation write to while Python waits: what Python has asked is there, the next requests are guesses.
+
+
+class Ahead:
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    def ask(self, address: Address, prompt: Prompt) -> Any:
+        if address in self.ledger.asked:
+            self.evaluator.certain = True  # Python has passed all that was undecided before
+            return self.ledger.asked[address]
+        return self.ledger.guess(address, prompt) if self.evaluator.certain and not lacks(prompt) else UNKNOWN
+
+    def value(self, answer: Any) -> Any:
+        return UNKNOWN if answer is UNKNOWN or answer.due > self.ledger.model.now else answer.text
+
+
+# -- 5. The graph and a pass -------------------------------------------------------------------------------------------
+# The same evaluation with unknown arguments, before any run: what is asked where. A pass looks at all of it and says
+# something of each address; here, which requests are siblings. lmc's graph has ops, values and regions for what is
+# undecided; its passes plan prefixes, groups, constraints, lazy requests, and what one request to an API can cover.
+
+
+class Graph:
+    def __init__(self, program: Callable[..., Any], params: int) -> None:
+        self.asks: dict[Address, Prompt] = {}
+        Evaluator(program, (UNKNOWN,) * params, self)
+
+    def ask(self, address: Address, prompt: Prompt) -> Any:
+        self.asks[address] = prompt
+        return UNKNOWN
+
+    value = staticmethod(lambda answer: answer)
 
     def __str__(self) -> str:
-        shown = ", ".join(getattr(x, "__name__", str(x)) if not isinstance(x, str) else repr(x) for x in self.operands)
-        return f"  {self.out} = {self.kind}({shown})"
+        return "\n".join(f"  gen at {a}: {''.join(map(str, p))!r}" for a, p in self.asks.items())
 
 
-@dataclass(frozen=True)
-class Ref:
-    """An op's result, as an operand."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
+def batch_forks(graph: Graph) -> Mapping[Address, Any]:
+    return {(stream, ordinal): stream.rpartition(".")[0] for stream, ordinal in graph.asks if "." in stream}
 
 
-@dataclass
-class Block:
-    """Ops, then an end: `returns`, or a `switch` on a value with a block for each answer that was seen."""
-
-    ops: list[Op] = field(default_factory=list)
-    switch: Ref | None = None
-    arms: dict[bool, Block] = field(default_factory=dict)
-    returns: Any = None
+# -- 6. A program, three ways ------------------------------------------------------------------------------------------
 
 
-# -- 4. The tracer -----------------------------------------------------------------------------------------------------
-# Runs the program with symbolic values; never asks the model. A comparison or an addition is recorded as a host op. A
-# truth test needs an answer: the path so far gives it, or the trace stops there (`Unknown`) and the arm is an exit.
-# lmc rewrites the program's source instead of overloading operators, since f-strings, `in`, `len` and C code do not ask.
+def run(program: Callable[..., Any], model: Model, args: tuple[Any, ...], run_ahead: Callable[[Ledger], None], plan: Mapping[Address, Any]) -> tuple[Any, Ledger]:
+    ledger = Ledger(model, run_ahead, plan)
+    result = program(State(ledger), *args)  # Python runs the function, itself, once
+    ledger.wasted += len(ledger.guesses)
+    return result, ledger
 
 
-class Unknown(Exception):
-    pass
-
-
-class Value:
-    def __init__(self, tracer: Tracer, name: str) -> None:
-        self.tracer, self.name = tracer, name
-
-    def __eq__(self, other: object) -> Any:
-        return self.tracer.emit("host", operator.eq, self, other)
-
-    def __add__(self, other: Any) -> Any:
-        return self.tracer.emit("host", operator.add, self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self.tracer.emit("host", operator.add, other, self)
-
-    def __bool__(self) -> bool:
-        return self.tracer.decide(self)
-
-
-class Tracer:
-    def __init__(self, root: Block, path: list[bool]) -> None:
-        self.block, self.path, self.at, self.count = root, path, 0, 0
-
-    def emit(self, kind: str, *operands: Any) -> Value:
-        self.count += 1
-        name = f"%{self.count}"
-        if self.at == len(self.block.ops):  # new; else the op is there from an earlier trace of this path
-            self.block.ops.append(Op(kind, name, tuple(Ref(x.name) if isinstance(x, Value) else x for x in operands)))
-        self.at += 1
-        return Value(self, name)
-
-    def append(self, ctx: Any, text: Any) -> Value:
-        return self.emit("append", ctx, text)
-
-    def gen(self, ctx: Any, name: str) -> tuple[Value, Value]:
-        answer = self.emit("gen", ctx)
-        return self.append(ctx, answer), answer
-
-    def decide(self, value: Value) -> bool:
-        self.block.switch = Ref(value.name)
-        if not self.path:
-            raise Unknown
-        self.block, self.at, answer = self.block.arms.setdefault(self.path[0], Block()), 0, self.path[0]
-        self.path = self.path[1:]
-        return answer
-
-
-def trace(program: Program, root: Block, path: list[bool], params: int) -> None:
-    tracer = Tracer(root, path)
-    try:
-        result = program(State(tracer, ""), *(Value(tracer, f"%arg{i}") for i in range(params)))
-        tracer.block.returns = Ref(result.name) if isinstance(result, Value) else result
-    except Unknown:
-        pass
-
-
-# -- 5. A pass ---------------------------------------------------------------------------------------------------------
-# Graph in, graph out. This one gives equal pure ops one name (cse); a gen is never merged, since it may be a sample.
-# lmc's pipeline has five of the kind, and verifies the graph after each.
-
-
-def cse(block: Block, seen: dict[Any, str] | None = None, same: dict[Ref, Ref] | None = None) -> Block:
-    seen, same, ops = dict(seen or {}), dict(same or {}), []
-
-    def new(x: Any) -> Any:
-        return same.get(x, x) if isinstance(x, Ref) else x
-
-    for op in block.ops:
-        op = replace(op, operands=tuple(map(new, op.operands)))
-        first = seen.setdefault((op.kind, op.operands), op.out) if op.kind != "gen" else op.out
-        if first == op.out:
-            ops.append(op)
-        else:
-            same[Ref(op.out)] = Ref(first)
-    return Block(ops, new(block.switch), {k: cse(b, seen, same) for k, b in block.arms.items()}, new(block.returns))
-
-
-# -- 6. The executor ---------------------------------------------------------------------------------------------------
-# A run is a generator that does what it can and yields the prompts it wants answered. All runs of a batch, and all forks
-# of a run, are answered in one round. A run that reaches an arm nobody has seen traces it, and goes on.
-
-
-class Compiled:
-    def __init__(self, program: Program, params: int) -> None:
-        self.program, self.params, self.root = program, params, Block()
-        trace(program, self.root, [], params)
-
-    def run(self, args: tuple[Any, ...]) -> Iterator[Any]:
-        env: dict[Any, Any] = {Ref(f"%arg{i}"): x for i, x in enumerate(args)}
-        path: list[bool] = []
-        block = self.block(path)
-        while True:
-            todo = block.ops
-            while todo:
-                waiting = []
-                ready = [op for op in todo if all(x in env for x in op.operands if isinstance(x, Ref))]
-                for op in ready:
-                    values = [env[x] if isinstance(x, Ref) else x for x in op.operands]
-                    if op.kind == "gen":
-                        waiting.append((op, values[0]))
-                    else:
-                        env[Ref(op.out)] = values[0] + values[1] if op.kind == "append" else values[0](*values[1:])
-                if waiting:
-                    answers = yield [prompt for _, prompt in waiting]
-                    env |= {Ref(op.out): answer for (op, _), answer in zip(waiting, answers, strict=True)}
-                todo = [op for op in todo if Ref(op.out) not in env]
-            if block.switch is None:
-                return env[block.returns] if isinstance(block.returns, Ref) else block.returns
-            path.append(bool(env[block.switch]))
-            block = self.block(path)
-
-    def block(self, path: list[bool]) -> Block:
-        block = cse(self.root)  # lmc plans each block once
-        for answer in path:
-            if answer not in block.arms:
-                trace(self.program, self.root, path, self.params)
-                return self.block(path)
-            block = block.arms[answer]
-        return block
-
-    def batch(self, model: Model, items: list[tuple[Any, ...]]) -> list[Any]:
-        results: list[Any] = [None] * len(items)
-        runs: dict[int, tuple[Iterator[Any], Any]] = {i: (self.run(item), None) for i, item in enumerate(items)}
-        while runs:
-            wanted: dict[int, list[str]] = {}
-            for i, (run, answers) in list(runs.items()):
-                try:
-                    wanted[i] = run.send(answers)  # type: ignore[attr-defined]
-                except StopIteration as end:
-                    results[i] = end.value
-                    del runs[i]
-            answers = iter(model.answer([p for prompts in wanted.values() for p in prompts]) if wanted else [])
-            runs = {i: (run, [next(answers) for _ in wanted[i]]) for i, (run, _) in runs.items()}
-        return results
-
-
-# -- 7. A program, both ways -------------------------------------------------------------------------------------------
-
-
-def judge(s: State, essay: Any) -> Any:
+def judge(s, essay):
     s += "Essay: " + essay + "\nIs it one? "
     s += Gen("is_essay")
     if s["is_essay"] == "no":
         return "not an essay"
-    forks = s.fork(3)
-    for f, what in zip(forks, ("clarity", "wit", "truth"), strict=True):
+    verdicts = []
+    for f, what in zip(s.fork(3), ("clarity", "wit", "truth")):
         f += "\nIs its " + what + " good? "
         f += Gen("verdict")
-    return forks[0]["verdict"] + "," + forks[1]["verdict"] + "," + forks[2]["verdict"]
-
-
-def listing(block: Block, indent: str = "") -> str:
-    lines = [indent + str(op) for op in block.ops]
-    if block.switch is not None:
-        lines.append(f"{indent}  switch {block.switch}")
-    for answer, arm in block.arms.items():
-        lines += [f"{indent}  {answer}:", listing(arm, indent + "  ")]
-    return "\n".join([*lines, *([f"{indent}  return {block.returns}"] if block.returns is not None else [])])
+        verdicts.append(f["verdict"])  # reads, so Python waits here, three times
+    s += "\nVerdicts: " + ", ".join(verdicts) + ". Print it? "
+    s += Gen("print")
+    return s["print"]
 
 
 def main() -> None:
-    essays = [(f"Essay number {i}.",) for i in range(8)]
-    one, other, compiled = Model(), Model(), Compiled(judge, 1)
-    expected = [interpret(judge, one, *item) for item in essays]
-    assert compiled.batch(other, essays) == expected  # the same answers,
-    assert (one.calls, one.computed) == (other.calls, other.computed)  # by the same calls
-    print(listing(cse(compiled.root)))
-    print(f"{len(essays)} essays, {one.calls} calls: {one.rounds} rounds interpreted, {other.rounds} compiled")
-    assert other.rounds == 2 < one.rounds
+    graph = Graph(judge, 1)
+    plan = batch_forks(graph)
+    print(graph)
+    lie = lambda ledger: [ledger.guess(address, ("What is the capital of France?",)) for address in graph.asks if address not in ledger.asked]
+    totals, results = dict[str, list[int]](), dict[str, list[Any]]()
+    for essay in (f"Essay number {i}." for i in range(8)):
+        ahead = lambda ledger, essay=essay: Evaluator(judge, (essay,), Ahead(ledger))
+        for how, source in (("plain", lambda ledger: None), ("ahead", ahead), ("lying", lie)):
+            result, ledger = run(judge, model := Model(), (essay,), source, {} if how == "plain" else plan)
+            results.setdefault(how, []).append(result)
+            counted = (model.now, model.calls, model.computed, ledger.used, ledger.wasted)
+            totals[how] = [a + b for a, b in zip(totals.get(how, [0] * 5), counted, strict=True)]
+    assert results["plain"] == results["ahead"] == results["lying"]  # whatever was asked ahead: the same
+    for how, (rounds, calls, computed, used, wasted) in totals.items():
+        print(f"{how}: {rounds} rounds, {calls} calls, {computed} characters read; {used} guesses used, {wasted} wasted")
+    assert totals["ahead"][0] < totals["plain"][0] == totals["lying"][0]
+    assert totals["ahead"][1:3] == totals["plain"][1:3] and totals["ahead"][4] == 0  # the same calls: nothing was read twice
 
 
 if __name__ == "__main__":

@@ -80,8 +80,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "global_config",
     ),
     "lmc.errors": (
-        "ArgumentError", "BackendError", "BudgetExceeded", "CancelledError", "CaptureWarning", "ConstraintError", "HostTimeout", "IRError",
-        "InDoubtEffect", "JournalError",
+        "AnswerError", "ArgumentError", "BackendError", "BudgetExceeded", "CancelledError", "CaptureWarning", "ConstraintError", "Filtered", "HostTimeout",
+        "IRError", "InDoubtEffect", "IncompleteAnswer", "JournalError", "Refused",
         "LmcError", "MissingPackageError", "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "ToolError", "UnsupportedOpError",
     ),
 }  # fmt: skip
@@ -153,8 +153,14 @@ def _compiled(fn: Any) -> Any:
     return compile(fn)
 
 
+def _opened(name: str) -> Any:
+    from lmc.named import open_backend
+
+    return open_backend(name)
+
+
 def _small_model() -> Any:
-    return _engine(config.settings().model or "smollm2")
+    return _opened(config.settings().model or "smollm2")
 
 
 def _engine(model: str) -> Any:
@@ -193,6 +199,7 @@ class _CallableModule(ModuleType):
 sys.modules["lmc.config"].__class__ = _CallableModule
 config.set_default_factory(_small_model)
 config.set_compiler(_compiled)
+config.set_opener(_opened)
 
 if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.backend.api.anthropic import Anthropic as Anthropic
@@ -209,13 +216,16 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.chat import register_chat_template as register_chat_template
     from lmc.compat import global_config as global_config
     from lmc.config import set_default_backend as set_default_backend
+    from lmc.errors import AnswerError as AnswerError
     from lmc.errors import ArgumentError as ArgumentError
     from lmc.errors import BackendError as BackendError
     from lmc.errors import BudgetExceeded as BudgetExceeded
     from lmc.errors import CancelledError as CancelledError
     from lmc.errors import CaptureWarning as CaptureWarning
     from lmc.errors import ConstraintError as ConstraintError
+    from lmc.errors import Filtered as Filtered
     from lmc.errors import HostTimeout as HostTimeout
+    from lmc.errors import IncompleteAnswer as IncompleteAnswer
     from lmc.errors import InDoubtEffect as InDoubtEffect
     from lmc.errors import IRError as IRError
     from lmc.errors import JournalError as JournalError
@@ -225,6 +235,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import ParameterError as ParameterError
     from lmc.errors import ProgramError as ProgramError
     from lmc.errors import PromptTooLongError as PromptTooLongError
+    from lmc.errors import Refused as Refused
     from lmc.errors import RunTimeout as RunTimeout
     from lmc.errors import ToolError as ToolError
     from lmc.errors import UnsupportedOpError as UnsupportedOpError

@@ -186,9 +186,11 @@ _default: Backend | None = None
 _factory: Callable[[], Backend] | None = None
 
 
-def set_default_backend(backend: Backend | None) -> None:
-    """The backend of runs that name none. None goes back to the small model."""
+def set_default_backend(backend: Backend | str | None) -> None:
+    """The backend of runs that name none, or its name (`named_backend`). None goes back to the small model."""
     global _default
+    if isinstance(backend, str):
+        backend = named_backend(backend)
     if backend is not None and not hasattr(backend, "submit"):
         raise ArgumentError(f"set_default_backend() takes a backend such as lmc.Engine(…), not {backend!r}")
     with _lock:
@@ -211,6 +213,25 @@ def default_backend() -> Backend:
                 raise ProgramError("no backend: call lmc.set_default_backend(…) or give backend=…")
             _default = _factory()
         return _default
+
+
+_named: dict[str, Backend] = {}
+_opener: Callable[[str], Backend] | None = None
+
+
+def set_opener(open: Callable[[str], Backend]) -> None:
+    """How to make a backend of a name."""
+    global _opener
+    _opener = open
+
+
+def named_backend(name: str) -> Backend:
+    """The backend of a name (lmc/named.py): made when it is first asked for, the same one from then on."""
+    assert _opener is not None, "set by `import lmc`"
+    with _lock:
+        if name not in _named:
+            _named[name] = _opener(name)
+        return _named[name]
 
 
 _compiler: Callable[[Any], Any] | None = None

@@ -67,6 +67,24 @@ class CancelledError(BackendError):
     """The request was cancelled before its answer was complete."""
 
 
+class AnswerError(BackendError):
+    """An answer came, and it is not what was asked for. `text` is what there is of it; `loc` says where it was asked."""
+
+    text: str = ""
+
+
+class Refused(AnswerError):
+    """The model refused to answer; `text` is what it said. With `on_refusal="return"` on the backend that is the answer."""
+
+
+class Filtered(AnswerError):
+    """A content filter of the server stopped the answer or the prompt; `text` is what came before. `on_refusal="return"` on the backend returns that."""
+
+
+class IncompleteAnswer(AnswerError):
+    """The token limit was used up, by reasoning or otherwise, before the answer was what was asked for; `text` is what there is of it."""
+
+
 class HostTimeout(LmcError, TimeoutError):
     """A function marked with `lmc.host(timeout=…)` took longer than that."""
 

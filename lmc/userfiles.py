@@ -1,4 +1,4 @@
-"""What the command line reads and writes: program files (`FILE.py:fn`), arguments (`k=v`) and JSONL of items and results.
+"""What the command line reads and writes: program files (`FILE.py:fn`), arguments (`k=v`) and JSONL of results; items are in items.py.
 
 Everything that is wrong with them is a `UsageError` that names the file, the line and the remedy, raised before a
 model is asked.
@@ -109,9 +109,9 @@ def parse_arguments(program: Any, pairs: Iterable[str]) -> Item:
             raise UsageError(f"--arg {pair!r} is not of the form NAME=VALUE")
         if name in found:
             raise UsageError(f"--arg {name} is given twice")
-        if name not in known and not _takes_any(known):
+        if name not in known and not takes_any(known):
             raise UsageError(_unknown_argument(program, name, known))
-        found[name] = _value(program, known.get(name), value)
+        found[name] = value_of(program, known.get(name), value, f"--arg {name}={value}")
     return found
 
 
@@ -133,7 +133,7 @@ def _required(p: inspect.Parameter) -> bool:
     return p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
 
 
-def _takes_any(known: Mapping[str, inspect.Parameter]) -> bool:
+def takes_any(known: Mapping[str, inspect.Parameter]) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in known.values())
 
 
@@ -147,18 +147,19 @@ def _place(program: Any) -> str:
     return f"{os.path.relpath(program.loc.file)}:{program.loc.line}"
 
 
-def _value(program: Any, parameter: inspect.Parameter | None, text: str) -> Any:
-    if parameter is None or not _is_json(parameter):
+def value_of(program: Any, parameter: inspect.Parameter | None, text: str, given: str) -> Any:
+    """A text as a parameter's value: itself, or what it is as JSON; `given` says where it stands."""
+    if parameter is None or not is_json(parameter):
         return text
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         example = {int: "3", float: "0.5", bool: "true", list: '["a", "b"]', dict: '{"a": 1}'}.get(_kind(parameter), "[1, 2]")
-        raise UsageError(f"--arg {parameter.name}={text}: {program.name} declares {str(parameter)!r}, so the value is JSON, "
+        raise UsageError(f"{given}: {program.name} declares {str(parameter)!r}, so the value is JSON, "
                          f"for example '{parameter.name}={example}' ({error.msg} at column {error.colno})") from error
 
 
-def _is_json(parameter: inspect.Parameter) -> bool:
+def is_json(parameter: inspect.Parameter) -> bool:
     return _kind(parameter) not in (None, str, "str")
 
 
@@ -169,53 +170,14 @@ def _kind(parameter: inspect.Parameter) -> Any:
     return type(parameter.default) if parameter.default not in (parameter.empty, None) else None
 
 
-# -- items in ------------------------------------------------------------------------------------------------------
+# -- JSON lines ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Items:
-    """The arguments of each item, and the fields of its line that are no parameter (copied to the result)."""
-
-    arguments: tuple[Item, ...]
-    extra: tuple[Item, ...]
-    places: tuple[str, ...]
-    """`FILE:LINE` of each item."""
-
-    @property
-    def extra_names(self) -> list[str]:
-        return sorted({name for fields in self.extra for name in fields})
-
-
-def read_items(program: Any, path: Path) -> Items:
-    """The items of a JSONL file, one object a line; empty lines are skipped. Everything is checked before any runs."""
-    known = parameters(program)
-    arguments: list[Item] = []
-    extra: list[Item] = []
-    places: list[str] = []
-    for number, row in _objects(path):
-        mine = {k: v for k, v in row.items() if k in known or _takes_any(known)}
-        check_arguments(program, mine, f"{path}:{number}")
-        arguments.append(mine)
-        extra.append({k: v for k, v in row.items() if k not in mine})
-        places.append(f"{path}:{number}")
-    if not arguments:
-        raise UsageError(f"{path} has no items: one JSON object a line is expected, with the fields {describe(program)}")
-    return Items(tuple(arguments), tuple(extra), tuple(places))
-
-
-def _objects(path: Path) -> Iterator[tuple[int, Item]]:
-    """Line number and JSON object of each line that is not empty."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise UsageError(f"no such input file: {path} (looked in {Path.cwd()})") from None
-    except IsADirectoryError:
-        raise UsageError(f"{path} is a directory; a JSONL file is expected") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text (byte {error.start}); a JSONL file is expected") from None
-    for number, line in enumerate(lines, 1):
+def objects(text: str, name: str) -> Iterator[tuple[int, Item]]:
+    """Line number and JSON object of each line of a file's text that is not empty."""
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            yield number, _object(line, Loc(str(path), number))
+            yield number, _object(line, Loc(name, number))
 
 
 def _object(line: str, loc: Loc) -> Item:
@@ -244,10 +206,10 @@ class Digests:
         return {"item": self.items[index], "run": self.run}
 
 
-def digests(program: Any, items: Items, options: Mapping[str, Any], backend: str) -> Digests:
+def digests(program: Any, arguments: Iterable[Item], places: Iterable[str], options: Mapping[str, Any], backend: str) -> Digests:
     """Digests of every item's arguments, and of program (file name and function), backend and sampling options."""
     what = [Path(program.loc.file).name, program.name, backend, dict(options)]
-    return Digests(tuple(_digest(a) for a in items.arguments), _digest(what), items.places)
+    return Digests(tuple(map(_digest, arguments)), _digest(what), tuple(places))
 
 
 def _digest(x: Any) -> str:
@@ -291,7 +253,7 @@ class Results:
             return
         self._stream.close()
         if self._indices != sorted(self._indices) and self.path.is_file():
-            rows = sorted((row for _, row in _objects(self.path)), key=lambda row: row["index"])
+            rows = sorted((row for _, row in objects(self.path.read_text("utf-8"), str(self.path))), key=lambda row: row["index"])
             _rewrite(self.path, rows).close()
 
     @property
@@ -365,6 +327,13 @@ def check_output(output: Path | None, input_file: Path | None) -> None:
         raise UsageError(f"--output {output} is the --input file; choose another file for the results")
     if output.is_dir():
         raise UsageError(f"--output {output} is a folder; name a file in it, such as {output / 'results.jsonl'}")
+    check_folder(output)
+
+
+def check_folder(output: Path) -> None:
+    """Refuses an output in a folder that is not there: a folder that nobody made is mostly a misspelt one."""
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"--output {output}: there is no folder {output.parent}; make it (mkdir -p {output.parent}) or choose another")
 
 
 def _same_file(one: Path, two: Path) -> bool:
@@ -381,7 +350,6 @@ def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
         path = path.resolve()  # a link stays a link
         if path.exists() and not path.is_file():  # a pipe or a device, such as /dev/null
             return path.open("w", encoding="utf-8")
-        path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(path.name + ".new")
         with fresh.open("w", encoding="utf-8") as stream:
             for row in rows:

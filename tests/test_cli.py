@@ -630,3 +630,35 @@ def test_installed_command_is_plain_when_piped(folder):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"text": "x", "times": 1}
     assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_rows_of_standard_input_become_records(lmc_cli, folder, monkeypatch):
+    import io
+    from types import SimpleNamespace
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"text,times,id\nhello,2,a7\nyou,,a8\n")))
+    code, _, err = lmc_cli("run", "prog.py:echo", "--input", "-", "--output", "out.jsonl", "-b", "mock")
+    assert code == 0 and "has no parameter id; copied to the results" in err
+    rows = jsonl(folder / "out.jsonl")
+    assert [row["return"] for row in rows] == [{"text": "hello", "times": 2}, {"text": "you", "times": 1}]
+    assert [row["input"] for row in rows] == [{"id": "a7"}, {"id": "a8"}]
+
+
+def test_no_folder_is_made_for_an_output(lmc_cli, folder):
+    code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--output", "otu/results.jsonl")
+    assert code == 2 and "there is no folder otu; make it (mkdir -p otu)" in err and not (folder / "otu").exists()
+
+
+def test_graphs_without_places(lmc_cli, folder):
+    whole, bare = (lmc_cli("dump-ir", "prog.py:echo", *options)[1] for options in ((), ("--no-loc",)))
+    assert "loc(" in whole and "loc(" not in bare and len(bare.splitlines()) == len(whole.splitlines())
+    (folder / "echo.lmir").write_text(whole)
+    assert "loc(" not in lmc_cli("opt", "echo.lmir", "--passes=", "--no-loc")[1]
+    code, _, err = lmc_cli("dump-ir", "prog.py:echo", "--no-loc", "--format", "json")
+    assert code == 2 and "--no-loc is for text" in err
+
+
+@pytest.mark.parametrize("name, says", [("opneai:gpt", "did you mean openai:…?"), ("openai:", "names no model"), ("vllm:", "names no URL")])
+def test_a_misspelt_service_is_refused_with_the_forms(lmc_cli, name, says):
+    code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-b", name)
+    assert code == 2 and says in err and "sglang:URL" in err

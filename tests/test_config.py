@@ -127,4 +127,4 @@ def test_a_set_backend_wins_and_can_be_taken_back() -> None:
 
 def test_only_backends_can_be_the_default() -> None:
     with pytest.raises(ArgumentError, match="takes a backend"):
-        set_default_backend("gpt")  # type: ignore[arg-type]
+        set_default_backend(3)  # type: ignore[arg-type]

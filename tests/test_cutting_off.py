@@ -124,8 +124,7 @@ def test_an_abandoned_iteration_starts_nothing_more():
     assert not mock._pending
 
 
-@pytest.mark.filterwarnings("ignore:escapes goes on in the interpreter:lmc.CaptureWarning")
-def test_a_run_that_the_interpreter_has_taken_over_asks_no_more_when_it_is_cut_off():
+def test_a_run_with_unknown_code_asks_no_more_when_it_is_cut_off():
     taken: list[str] = []
     go = threading.Event()
 

@@ -53,6 +53,17 @@ def test_the_sum_over_the_ops_is_what_the_backend_counted() -> None:
     assert sum(m["generated"] for m in seen) == sum(len(c.answer) for c in mock.call_log if c.params is not None)
 
 
+def test_runs_on_the_default_backend_are_counted() -> None:
+    lmc.set_default_backend(lmc.Mock())
+    try:
+        program = lmc.compile(ask)
+        program.batch([{"q": "1"}, {"q": "2"}])
+    finally:
+        lmc.set_default_backend(None)
+    assert (program.stats.runs, program.stats.counters.calls) == (2, 4)
+    assert "so far: 2 runs" in program.explain()
+
+
 def test_nothing_is_known_before_a_run_but_what_is_expected() -> None:
     program = lmc.compile(ask, backend=lmc.Mock())
     program.lower(q="x")

@@ -88,6 +88,13 @@ def test_the_readme_names_every_extra():
     assert {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)} >= set(extras.MODULES)
 
 
+def test_it_is_found_beside_a_folder_of_its_name(tmp_path):
+    """A clone's parent folder has a folder `lmc`, in which `import lmc` must not look."""
+    (tmp_path / "lmc" / "docs").mkdir(parents=True)
+    where = subprocess.run([sys.executable, "-c", "import lmc; print(lmc.Mock.__module__, lmc.__file__)"], capture_output=True, text=True, cwd=tmp_path)
+    assert where.stdout.split() == ["lmc.backend.mock", lmc.__file__], where.stderr
+
+
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "starlette", None)
     monkeypatch.setitem(sys.modules, "uvicorn", None)

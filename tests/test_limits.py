@@ -18,7 +18,6 @@ import lmc
 from lmc import limits
 from lmc.backend.base import Prices
 from lmc.backend.mock import CAPABILITIES, Mock
-from lmc.frontend import tracer
 from lmc.frontend.interpreter import LiveEmitter
 from tests.backend.gated import Gated
 from tests.conformance.harness import conform, effect
@@ -219,24 +218,6 @@ def test_after_its_time_a_program_may_end_but_not_ask():
     found = runs(late, [{"q": "a"}, {"q": "b"}], mock, timeout=0.03)
     assert [getattr(x, "ret_value", type(x)) for x in found] == ["ended"] * 2 + ["ended", lmc.RunTimeout] * 2
     assert {c.name for c in mock.call_log} <= {"x"}
-
-
-def test_tracing_takes_time_of_the_run(monkeypatch: pytest.MonkeyPatch):
-    trace = tracer.trace
-
-    def slow(*args: Any) -> Any:
-        time.sleep(0.05)
-        return trace(*args)
-
-    monkeypatch.setattr(tracer, "trace", slow)
-    mock = Mock()
-    fast = lmc.compile(waits, backend=mock)
-    with pytest.raises(lmc.RunTimeout, match="took longer than timeout="):
-        fast("a", timeout=0.04)
-    assert not mock.call_log
-    (first, second) = lmc.compile(waits, backend=mock).batch(ITEMS, timeout=0.04, errors="return")
-    assert isinstance(first.error(), lmc.RunTimeout)  # the batch's first run traces
-    assert second.error() is None
 
 
 def test_a_run_in_time_is_not_touched():

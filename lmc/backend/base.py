@@ -6,13 +6,15 @@ answers are there, so that a chain (text, gen, text, gen …) and all of its for
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from lmc import forking
 from lmc.chat import ChatTemplate
 from lmc.errors import Loc, UnsupportedOpError
 from lmc.prompt import Gen, Image, Segment, Select, Text
@@ -41,6 +43,14 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    @property
+    def plausible(self) -> bool:
+        """Whether one request can have cost that."""
+        return 0 <= self.cached_tokens <= self.prompt_tokens <= _MOST_TOKENS and 0 <= self.completion_tokens <= _MOST_TOKENS
+
+
+_MOST_TOKENS = 1 << 31  # of one request: beyond every context there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +169,33 @@ class Scored:
 UNSCORED = Scored()
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether a backend can answer now.
+
+    state   "ok", or why not: "failed" (the last pass did; a later one may not), "stuck" (a pass does not end), "ended" (a device error: a
+            new one is needed), "closed"
+    reason  for a person; "" if it is ok
+    """
+
+    state: Literal["ok", "failed", "stuck", "ended", "closed"] = "ok"
+    reason: str = ""
+
+    @property
+    def ready(self) -> bool:
+        return self.state == "ok"
+
+
+HEALTHY = Health()
+
+
+@runtime_checkable
+class SaysHealth(Protocol):
+    """A backend that knows how it is; others are taken to be well."""
+
+    def health(self) -> Health: ...
+
+
 class TakeOver(Exception):
     """Raised by a step of a compiled run: the interpreter has to go on with the run from here. The message says why."""
 
@@ -166,6 +203,14 @@ class TakeOver(Exception):
 
 
 _lock = threading.Lock()  # guards the callback lists of all results; held for a few instructions only
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+forking.renew(_renew_lock)
 
 
 class Result:
@@ -374,6 +419,7 @@ class Capabilities:
     local: bool = False  # in this process: plans reach its memory, and are made before the first request
     max_context: int | None = None
     prices: Prices | None = None  # for budgets of cost
+    seed: int | None = None  # of runs that are given none; None: one never seen before
 
 
 @runtime_checkable
@@ -429,6 +475,13 @@ class Backend(Protocol):
     def close(self) -> None:
         """Cancels what is running and frees everything; idempotent."""
         ...
+
+
+def seed_of(backend: Backend, given: int | None) -> int:
+    """A run's seed: the given one, else the backend's own, else one never seen before."""
+    if given is None:
+        given = backend.capabilities.seed
+    return secrets.randbits(63) if given is None else given
 
 
 def check_supported(able: Capabilities, segments: Sequence[Segment]) -> None:

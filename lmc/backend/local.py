@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmc.backend.base import Capabilities, Counters, Handle, Hints, Output, Result, Scored, check_supported
+from lmc.backend.base import Capabilities, Counters, Handle, Health, Hints, Output, Result, Scored, check_supported
 from lmc.backend.engine.asks import ROOT, Asker, Finished, Place
 from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.encoding import Vocabulary
@@ -30,7 +30,8 @@ from lmc.backend.engine.request import Group, Kind, Request
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendError, CancelledError, ParameterError
-from lmc.prompt import Gen, Given, Part, Segment, Select, Text
+from lmc.forking import belongs_here
+from lmc.prompt import Gen, Given, Part, SamplingParams, Segment, Select, Text
 
 if TYPE_CHECKING:
     import torch
@@ -178,6 +179,7 @@ class LocalBackend:
             name, vocabulary, chat_template, compiler,
             max_context=max_context, near=near_context, pool=max_tokens, seed=seed, seam=seam, embedded=embedded,
         )  # fmt: skip
+        self._trial: LocalHandle | None = None  # of an engine whose last pass failed
         self._lock = threading.Lock()  # states of steps and their pending lists, groups
         self._groups: weakref.WeakValueDictionary[tuple[int, ...], Group] = weakref.WeakValueDictionary()
         self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk)
@@ -185,8 +187,13 @@ class LocalBackend:
         self._finalizer = weakref.finalize(self, self._core.close, timeout=0)  # a destructor must not wait
         self._finalizer.atexit = False
         _OPEN.add(self._core)
+        belongs_here(self)
         if compiler is not None:
             _COMPILERS.add(compiler)
+
+    def forked(self, parent: int) -> None:
+        self._lock = threading.Lock()
+        self._core.forked(parent)
 
     # -- the protocol ------------------------------------------------------------------------------------------
 
@@ -266,6 +273,13 @@ class LocalBackend:
             **self.stats(),
         }
 
+    def health(self) -> Health:
+        """How the engine is. After a pass that failed it is asked for one token, so that one which is well again says so."""
+        found = self._core.health
+        if found.state == "failed" and (self._trial is None or self._trial.results[0].done):
+            self._trial = self.submit(None, (Text(("a",)), Gen(SamplingParams(max_new_tokens=1, temperature=0))))
+        return found
+
     def close(self) -> None:
         self._core.close()
         if self._asker.compiler is not None:
@@ -310,6 +324,8 @@ class LocalBackend:
     # -- steps -------------------------------------------------------------------------------------------------
 
     def _check(self, segments: Sequence[Segment]) -> None:
+        if self._core.broken is not None:
+            raise BackendError(f"Engine({self._name}): {self._core.broken.message}")
         if self._core.closed:
             raise BackendError(f"Engine({self._name}) is closed")
         check_supported(self.capabilities, segments)

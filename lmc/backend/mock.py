@@ -14,11 +14,12 @@ import traceback
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
-from lmc.backend.base import Capabilities, Counters, Hints, Output, Result, Scored, check_supported
+from lmc.backend.api.messages import image_url
+from lmc.backend.base import HEALTHY, Capabilities, Counters, Health, Hints, Output, Result, Scored, check_supported
 from lmc.backend.mock_answers import (
     Answers,
     Ask,
@@ -28,14 +29,15 @@ from lmc.backend.mock_answers import (
     script_of,
     select_output,
 )
-from lmc.backend.mock_prompt import KNOWN_SPECIALS, ROOT, Node, Trie, part_tokens, tokens_of
+from lmc.backend.mock_prompt import KNOWN_SPECIALS, ROOT, Node, Trie, image_tokens, part_tokens, tokens_of
 from lmc.backend.mock_samples import KINDS
 from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError
+from lmc.forking import REMEDY, belongs_here
 from lmc.prompt import Constraint, Gen, Given, Image, Part, SamplingParams, Segment, Select, Special, Text
 
 CAPABILITIES = Capabilities(
-    "mock", KINDS, select=True, logprobs=True, images=False, n=True, streams=True, tools=True
+    "mock", KINDS, select=True, logprobs=True, images=True, n=True, streams=True, tools=True, seed=0
 )
 
 # -- what is recorded ------------------------------------------------------------------------------------------------
@@ -124,6 +126,10 @@ class _Timer:
         self._thread: threading.Thread | None = None
         self._closed = False
 
+    def forked(self) -> None:
+        """What was due is the parent's; what is asked here begins a thread of its own."""
+        self._due, self._changed, self._thread = [], threading.Condition(), None
+
     def at(self, when: float, call: Callable[[], object]) -> None:
         """`when` as `time.monotonic()` counts."""
         with self._changed:
@@ -162,6 +168,21 @@ class _Timer:
         return None
 
 
+# -- images ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """An image as the mock sees it: tokens that are its content's alone."""
+
+    tokens: str
+
+
+def _picture(image: Image) -> _Picture:
+    """Reads an image as chat APIs do; raises at its place for what is none."""
+    return _Picture(image_tokens(image_url(image, "mock")))
+
+
 # -- the backend -----------------------------------------------------------------------------------------------------
 
 
@@ -170,7 +191,7 @@ class MockHandle:
 
     __slots__ = ("__weakref__", "_backend", "_children", "_index", "_next", "_segments", "error", "node", "results")
 
-    def __init__(self, backend: Mock, segments: tuple[Segment, ...], results: tuple[Result, ...]) -> None:
+    def __init__(self, backend: Mock, segments: tuple[Text | Gen | Select | Given | _Picture, ...], results: tuple[Result, ...]) -> None:
         self._backend, self._segments, self.results = backend, segments, results
         self._index = self._next = 0  # of the segment to do next, and of its result
         self._children: list[MockHandle] = []  # submitted, waiting for this one
@@ -185,9 +206,13 @@ class MockHandle:
 class Mock:
     """A backend whose answers are computed: `f(hash of prompt tokens, parameters, seed if temperature > 0)`, or scripted.
 
+    A run is repeatable: its seed is 0 unless one is given. An ask's seed derives from that and from its address (item, fork,
+    how many asks were before it), so siblings at a temperature above 0 differ. Images count by their content.
+
     answers   `f(prompt_text, ask)`, or a mapping from variable names to answers, or a list of answers in call order. An
               answer is text, a list of texts for n > 1, or None for the hash; in a mapping also a list used in order or
-              such a function. Stops and limits apply to scripted answers too.
+              such a function. Stops and limits apply to scripted answers too; one that its ask's constraint does not allow, or
+              that is none of the choices, is an error.
     latency   seconds from the moment a prompt is known to its answer, or `f(ask)` or `f(ask, prompt_text)` that gives them; 0
               answers at once
     fault     `f(ask, index of the call)` that gives the exception a call fails with, or None
@@ -226,16 +251,25 @@ class Mock:
         self._trie = Trie()
         self._warned: set[str] = set()
         self._closed = False
+        belongs_here(self)
+
+    def forked(self, parent: int) -> None:
+        """What was asked before is the parent's; the mock has nothing that cannot begin anew."""
+        self._lock = threading.Lock()
+        self._timer.forked()
+        pending, self._pending = self._pending, set()
+        for handle in pending:
+            self._fail(handle, BackendError(f"it was asked by the process {parent}, and this is a fork of it: {REMEDY}"))
 
     # -- the protocol
 
     def submit(self, parent: MockHandle | None, segments: Sequence[Segment], hints: Hints | None = None) -> MockHandle:
-        segments = tuple(segments)
         check_supported(self.capabilities, segments)
+        seen = tuple([_picture(segment) if isinstance(segment, Image) else segment for segment in segments])
         if self._closed:
             raise BackendError("the mock backend is closed")
         asks = 0
-        for segment in segments:
+        for segment in seen:
             kind = segment.__class__
             asks += kind is Gen or kind is Select
             if kind is Gen and segment.constraint is not None:  # pyright: ignore[reportAttributeAccessIssue]
@@ -244,7 +278,7 @@ class Mock:
             with self._lock:
                 self.groups[hints.group] += 1
                 self._twins += hints.way[0] > 0
-        handle = MockHandle(self, segments, (Result(),) if asks == 1 else tuple([Result() for _ in range(asks)]))
+        handle = MockHandle(self, seen, (Result(),) if asks == 1 else tuple([Result() for _ in range(asks)]))
         start = self._start(parent, handle)
         if start is not None:
             self._go(handle, start)
@@ -271,6 +305,9 @@ class Mock:
 
     def server_info(self) -> dict[str, Any]:
         return {"name": "mock", "tokenizer": "bytes", "calls": len(self.call_log)}
+
+    def health(self) -> Health:
+        return Health("closed", "the mock backend was closed") if self._closed else HEALTHY
 
     def close(self) -> None:
         self._closed = True
@@ -323,7 +360,9 @@ class Mock:
                 node = Node(node, tokens_of(segment.text), segment.text)
                 node.answered = node.length
                 continue
-            assert not isinstance(segment, Image), "refused by the capabilities"
+            if isinstance(segment, _Picture):
+                node = Node(node, segment.tokens, "")
+                continue
             result = handle.results[handle._next]
             handle._next += 1
             try:

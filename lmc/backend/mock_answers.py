@@ -16,6 +16,7 @@ from lmc.backend.base import Output, Usage
 from lmc.backend.mock_prompt import Node, tokens_of
 from lmc.backend.mock_samples import member_of
 from lmc.errors import ArgumentError, BackendError, LmcError
+from lmc.fsm.regex import shown
 from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select
 from lmc.tools import Call, call_of
 
@@ -113,6 +114,8 @@ def gen_output(node: Node, ask: Gen, scripted: Any, stops: tuple[str, ...]) -> t
     params, prompt = ask.params, node.hash
     if params.n == 1 and not (ask.tools or params.return_logprob) and (scripted is None or scripted.__class__ is str):  # most are
         answer = _finish(_nonempty(prompt, ask, 0) if scripted is None else scripted, params, params.stop + stops)
+        if scripted is not None and ask.constraint is not None:
+            _check_script(answer, ask, ask.constraint)
         tokens = len(answer.tokens)
         meta = _meta(node, prompt, tokens)
         meta["finish_reason"] = answer.finish
@@ -120,6 +123,10 @@ def gen_output(node: Node, ask: Gen, scripted: Any, stops: tuple[str, ...]) -> t
     raws = _raw_answers(prompt, ask, scripted)
     called = [_calls(node, raw) for raw in raws] if ask.tools else []
     answers = [_finish("" if called and called[i] else raw, params, params.stop + stops) for i, raw in enumerate(raws)]
+    if scripted is not None and ask.constraint is not None:
+        for i, answer in enumerate(answers):
+            if not (called and called[i]):
+                _check_script(answer, ask, ask.constraint)
     tokens = 0
     metas: list[Mapping[str, Any]] = []
     for i, answer in enumerate(answers):
@@ -131,6 +138,17 @@ def gen_output(node: Node, ask: Gen, scripted: Any, stops: tuple[str, ...]) -> t
             metas[-1] = {**metas[-1], **_logprobs(node, answer.tokens, params)}
     usage = Usage(node.length, tokens, node.answered, 0, 1, max(1, tokens))
     return Output(tuple([answer.text for answer in answers]), tuple(metas), usage), answers[0].tokens
+
+
+def _check_script(answer: _Answer, ask: Gen, constraint: Constraint) -> None:
+    """A scripted answer is one that its constraint allows, or the beginning of one where the limit has cut it."""
+    from lmc.fsm.recognise import allows, begins
+
+    cut = len(answer.tokens) >= ask.params.max_new_tokens
+    if not (begins if cut else allows)(constraint.kind, constraint.source, answer.text):
+        raise BackendError(
+            f"the scripted answer for {ask.name!r} is {answer.text!r}, which its {constraint.kind} {shown(constraint.source)} does not allow"
+        )
 
 
 def _calls(node: Node, raw: str) -> list[Call]:

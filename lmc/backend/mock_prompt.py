@@ -41,6 +41,13 @@ def part_tokens(part: Part) -> str:
     return chr(special_id(part.spelling)) if isinstance(part, Special) else ""
 
 
+def image_tokens(url: str) -> str:
+    """Four tokens that hash an image's address or data."""
+    digest = blake2b(url.encode(), digest_size=16).digest()
+    numbers = (int.from_bytes(digest[at : at + 4], "big") for at in range(0, 16, 4))
+    return "".join(chr(_FIRST_HASHED + number % (0x110000 - _FIRST_HASHED)) for number in numbers)
+
+
 LONG = 1024
 """Tokens from which a prompt keeps its hash for those that go on from it; below, the hash object costs more than hashing."""
 

@@ -20,7 +20,7 @@ from lmc.cli.errors import as_usage, explain
 from lmc.cli.graphs import dump_ir, opt
 from lmc.cli.replay import replay
 from lmc.cli.run import run
-from lmc.cli.serve import serve
+from lmc.cli.serve import new_key, serve
 from lmc.cli.trace import trace
 from lmc.config import config
 from lmc.errors import ModelLoadError
@@ -45,7 +45,7 @@ app = typer.Typer(
     """,
 )
 
-for command in (run, trace, replay, dump_ir, opt, dump_fsm, serve, env):
+for command in (run, trace, replay, dump_ir, opt, dump_fsm, serve, new_key, env):
     app.command(command.__name__.replace("_", "-"))(command)
 
 

@@ -12,7 +12,7 @@ from lmc import userfiles
 from lmc.cli.console import say, write
 from lmc.cli.errors import as_usage
 from lmc.cli.models import open_backend
-from lmc.cli.options import Arguments, BackendName, Format, OutputFile, Target
+from lmc.cli.options import Arguments, BackendName, Format, NoLoc, OutputFile, Target
 from lmc.userfiles import UsageError
 
 
@@ -23,6 +23,7 @@ def dump_ir(
                                               help="Show the graph after this pass; before any pass: trace.")] = None,
     format: Annotated[Format, typer.Option(help="text can be read back (lmc opt); dot is for graphviz; html is one "
                                                 "file to open in a browser.")] = Format.text,
+    no_loc: NoLoc = False,
     output: OutputFile = None,
     backend: BackendName = "mock",
 ) -> None:
@@ -31,14 +32,16 @@ def dump_ir(
     \b
     Examples:
       lmc dump-ir examples/judge.py:judge
-      lmc dump-ir examples/judge.py:judge --after plan-prefix
       lmc dump-ir examples/react.py:react --arg max_steps=2
+      lmc dump-ir examples/judge.py:judge --after plan-prefix --no-loc
       lmc dump-ir judge.lmcp                            (of program.save; nothing of it is executed)
       lmc dump-ir examples/tree_of_thought.py:solve --format html -o tree.html
       lmc dump-ir examples/judge.py:judge --format dot | dot -Tsvg > judge.svg
     """
     import lmc
 
+    if no_loc and format is not Format.text:
+        raise UsageError(f"--no-loc is for text, not for --format {format.value}")
     if target.endswith(".lmcp"):
         if arg:
             raise UsageError(f"{target} is a saved program, whose graph is there: leave --arg out")
@@ -52,7 +55,14 @@ def dump_ir(
         compiled.lower(**arguments)
     with as_usage():
         text = compiled.dump_ir(after=after, format=format.value)
-    write(text, output)
+    write(_without_locs(text) if no_loc else text, output)
+
+
+def _without_locs(text: str) -> str:
+    from lmc.ir.builder import without_locs
+    from lmc.ir.text import parse, print_graph
+
+    return print_graph(without_locs(parse(text)))
 
 
 def opt(
@@ -69,6 +79,7 @@ def opt(
     timing: Annotated[bool, typer.Option("--timing", help="Print time and statistics of each pass on stderr.")] = False,
     list_passes: Annotated[bool, typer.Option("--list", help="Print all passes with their options, and stop.",
                                               is_eager=True, callback=lambda wanted: _list_passes(wanted))] = False,
+    no_loc: NoLoc = False,
     output: OutputFile = None,
 ) -> None:
     """Runs passes on a graph in text form, and prints the result.
@@ -80,6 +91,7 @@ def opt(
       lmc opt judge.lmir --passes='canonicalize,plan-prefix{min_chars = 4}' --print-after=canonicalize
     """
     from lmc.chat import get_chat_template
+    from lmc.ir.builder import without_locs
     from lmc.ir.text import parse, print_graph
     from lmc.passes.manager import PassManager, Target, parse_pipeline, pipeline_for
 
@@ -98,7 +110,7 @@ def opt(
         say(note)
     if timing:
         print(planned.table(), file=sys.stderr)
-    write(print_graph(planned.graph), output)
+    write(print_graph(without_locs(planned.graph) if no_loc else planned.graph), output)
 
 
 def _list_passes(wanted: bool) -> None:

@@ -13,11 +13,13 @@ Target = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", show_default=
 Arguments = Annotated[list[str] | None, typer.Option(
     "--arg", "-a", metavar="NAME=VALUE", show_default=False,
     help="An argument of the program; repeatable. Text, or JSON where the parameter is declared as int, list, …")]
-BACKENDS = "smollm2 (the small model), mock (no model: made-up answers), or the path of a model folder or GGUF file."
+BACKENDS = ("smollm2 (the small model), mock (no model: made-up answers), the path of a model folder or GGUF file, a hub id, "
+            "openai:MODEL[@URL], anthropic:MODEL[@URL], litellm:MODEL[@URL], vllm:URL or sglang:URL.")
 BackendName = Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help=BACKENDS)]
 ModelName = Annotated[str | None, typer.Option("--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2", help=BACKENDS)]
-InputFile = Annotated[Path | None, typer.Option("--input", "-i", metavar="IN.jsonl", show_default=False,
-                                                help="Items, one JSON object of arguments a line.")]
+InputFile = Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", show_default=False,
+                                                help="Items: JSONL, one object of arguments a line, or CSV (.csv, .tsv) with a header; - for standard input.")]
+NoLoc = Annotated[bool, typer.Option("--no-loc", help="Leave the places in the source out.")]
 Temperature = Annotated[float | None, typer.Option(min=0, show_default=False, help="Default of every gen; 0 takes the likeliest token.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, show_default=False, help="Default length limit of every gen, in tokens.")]
 OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False,

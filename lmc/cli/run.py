@@ -18,6 +18,7 @@ from lmc.cli.errors import RunFailed
 from lmc.cli.models import open_backend
 from lmc.cli.options import Arguments, InputFile, MaxTokens, ModelName, OutputFile, Target, Temperature
 from lmc.config import config
+from lmc.items import Items, read_items
 from lmc.userfiles import UsageError
 
 
@@ -36,12 +37,12 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --output; with --resume only what "
                                                                 "does not belong to this input and these options.")] = False,
 ) -> None:
-    """Runs a program on one set of arguments, or on every line of a JSONL file.
+    """Runs a program on one set of arguments, or on every item of a JSONL or CSV file.
 
     With --input, each item becomes one line of --output as soon as it is finished: its index, return value, variables,
     text and usage, or its error. At the end the lines are put into input order. If a run stops half way, what is
     there stays; the same command with --resume does the rest. A record's "digest" tells --resume whether it belongs to
-    its line, program and options. Fields that are no parameter of the program are copied to the result as "input".
+    its item, program and options. Fields and columns that are no parameter of the program are copied to the result as "input".
 
     \b
     Examples:
@@ -49,6 +50,8 @@ def run(
       lmc run examples/classify.py:classify --input examples/data/reviews.jsonl --output labels.jsonl
       lmc run examples/classify.py:classify --input examples/data/reviews.jsonl --output labels.jsonl --resume
       lmc run my.py:program --backend path/to/model.gguf --arg text=hello
+      lmc run my.py:program --backend openai:gpt-4.1-mini --input rows.csv
+      head rows.jsonl | lmc run my.py:program --input - --backend vllm:http://127.0.0.1:8000
       lmc run judge.lmcp --arg essay=hello              (of program.save)
       lmc run examples/judge.py:judge --backend mock --arg essay=hello      (no model: shows the program's shape)
     """
@@ -66,10 +69,10 @@ def run(
         results = userfiles.Results(output, overwrite=overwrite)
         _run_one(program, arguments, options, name, results, interpret)
         return
-    items = userfiles.read_items(program, input_file)
+    items = read_items(program, input_file)
     if items.extra_names:
         say(f"note: {program.name} has no parameter {', '.join(items.extra_names)}; copied to the results as \"input\"")
-    expected = userfiles.digests(program, items, options, name)
+    expected = userfiles.digests(program, items.arguments, items.places, options, name)
     results = userfiles.Results(output, expected, resume=resume, overwrite=overwrite)
     if results.note:
         say(results.note)
@@ -119,7 +122,7 @@ def _print_result(state: Any) -> None:
         print(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr))
 
 
-def _run_file(program: Any, items: userfiles.Items, options: dict[str, Any], backend: str, results: userfiles.Results,
+def _run_file(program: Any, items: Items, options: dict[str, Any], backend: str, results: userfiles.Results,
               interpret: bool) -> None:
     with closing(open_backend(backend)) as target:
         failed, done = _write_all(program, items, options, target, results, interpret)
@@ -129,7 +132,7 @@ def _run_file(program: Any, items: userfiles.Items, options: dict[str, Any], bac
         raise RunFailed(f"{len(failed)} of {done} items ended with an error (index {first}), written as \"error\"{again}")
 
 
-def _write_all(program: Any, items: userfiles.Items, options: dict[str, Any], target: Any, results: userfiles.Results,
+def _write_all(program: Any, items: Items, options: dict[str, Any], target: Any, results: userfiles.Results,
                interpret: bool) -> tuple[list[int], int]:
     """Runs what is to do and writes each result; the indices of items that failed, and how many ran."""
     todo = [i for i in range(len(items.arguments)) if i not in results.done]

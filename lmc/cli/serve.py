@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +19,12 @@ from lmc.config import config
 from lmc.extras import require
 from lmc.userfiles import UsageError
 
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from lmc.serve.keys import Key
+    from lmc.serve.main import Tls
+
 
 def serve(
     targets: Annotated[list[str] | None, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False,
@@ -25,19 +33,28 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on. Another than loopback is open to the network: use --api-keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     api_keys: Annotated[Path | None, typer.Option("--api-keys", metavar="FILE", show_default=False,
-                                                  help="Keys that requests must show, one a line.")] = None,
+                                                  help="Keys that requests must show, one a line, as `lmc new-key` writes them.")] = None,
+    allow_host: Annotated[list[str] | None, typer.Option("--allow-host", metavar="NAME", show_default="those of loopback, if it listens there",
+                                                         help="What the header Host may say; repeatable.")] = None,
+    cors: Annotated[list[str] | None, typer.Option("--cors", metavar="ORIGIN", show_default="none",
+                                                   help="Pages that may ask from a browser, such as https://app.example.org; repeatable.")] = None,
+    audit_log: Annotated[Path | None, typer.Option("--audit-log", metavar="FILE", show_default=False, help="Append a line for each request.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="PEM", show_default=False, help="Certificate: speak HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="PEM", show_default=False, help="Its private key.")] = None,
     name: Annotated[list[str] | None, typer.Option("--name", metavar="MODEL", show_default="the backend's",
                                                    help="What requests call the model; repeatable.")] = None,
     max_requests: Annotated[int, typer.Option(min=1, help="Requests at once; more are refused with 429.")] = 256,
     max_body: Annotated[int, typer.Option(min=1, help="Largest request, in bytes.")] = 8 << 20,
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of a chat answer whose request names none.")] = 1024,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds from a request to the end of its answer.")] = 600.0,
-    drain: Annotated[float, typer.Option(min=1, help="Seconds that running requests get to finish at the end.")] = 60.0,
+    drain: Annotated[float, typer.Option(min=1, help="Seconds that running requests get to finish at the end; then they end with a 503.")] = 60.0,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Leave out what nobody knows of a request's fields; else it is refused.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Replace the process when its engine has ended or it was killed.")] = False,
 ) -> None:
     """Serves a model under OpenAI's API, and programs as endpoints. Ctrl-C or SIGTERM lets running requests finish.
 
-    POST /v1/completions, /v1/chat/completions, /programs/NAME, /programs/NAME/stream, /programs/NAME/batch;
-    GET /v1/models, /health, /metrics, /openapi.json.
+    POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, /programs/NAME, /programs/NAME/stream, /programs/NAME/batch;
+    GET /v1/models, /health (/health/live, /health/ready), /metrics, /openapi.json.
 
     \b
     Examples:
@@ -46,29 +63,92 @@ def serve(
       lmc serve examples/judge.py:judge examples/classify.py:classify
     """
     require("lmc serve", "serve")
-    from lmc.serve import main
+    from lmc.serve import main, supervisor
     from lmc.serve.settings import Settings
 
     programs = [userfiles.load_program(target) for target in targets or ()]
     if len(twice := {p.name for p in programs}) < len(programs):
         raise UsageError(f"two programs have one name (there are {', '.join(sorted(twice))}); publish them from two servers")
     keys = _api_keys(api_keys)
+    tls = _tls(tls_cert, tls_key, main.Tls)
+    hosts = main.loopback_names(host) if main.is_loopback(host) else frozenset[str]()
+    names_of_host = hosts | {each.lower() for each in allow_host or ()}
     if not main.is_loopback(host) and not keys:
         say(f"warning: {host} can be reached from the network, and nobody is asked for a key (--api-keys FILE)")
     model = backend or config().model or "smollm2"
-    with as_usage():
-        where = main.listen(host, port)
-    with closing(where), closing(open_backend(model)) as target:
-        names = tuple(name) if name else (model,)
-        settings = Settings(names, keys, max_requests=max_requests, max_body=max_body, max_tokens=max_tokens, timeout=timeout)
+    where = supervisor.inherited()
+    if where is None:
         with as_usage():
-            main.serve(target, settings, programs, where, drain=drain, ready=lambda url: say(f"serving {names[0]} at {url}"))
+            where = main.listen(host, port)
+        if restart:
+            with closing(where):
+                raise typer.Exit(supervisor.supervise(["-m", "lmc", *sys.argv[1:]], where, say))
+    names = tuple(name) if name else (model,)
+    settings = Settings(
+        names, keys, names_of_host or None, tuple(cors or ()), audit_log, max_requests=max_requests, max_body=max_body, max_tokens=max_tokens, timeout=timeout,
+        lenient=lenient,
+    )
+    with closing(where), as_usage():
+        broken = main.serve(
+            lambda: open_backend(model), settings, programs, where, drain=drain, until_broken=restart, tls=tls,
+            ready=lambda url: say(f"serving {names[0]} at {url}"),
+        )  # fmt: skip
+    if broken is not None:
+        say(f"the engine will not answer any more: {broken.reason}")
+        os._exit(supervisor.BROKEN)  # at once: it may be in native code that does not end
 
 
-def _api_keys(path: Path | None) -> frozenset[str]:
+def _api_keys(path: Path | None) -> Collection[Key]:
     if path is None:
-        return frozenset()
-    keys = frozenset(line.strip() for line in text_of(path).splitlines() if line.strip())
+        return ()
+    from lmc.serve.keys import parse
+
+    text = text_of(path)
+    with as_usage():
+        keys = parse(text, str(path))
     if not keys:
         raise UsageError(f"{path} holds no key: one a line is expected")
+    if any(key.name.startswith("line ") for key in keys):
+        say(f"warning: {path} has keys in plain text; lmc new-key NAME makes one of which the file has the digest alone")
     return keys
+
+
+def _tls(certificate: Path | None, key: Path | None, kind: type[Tls]) -> Tls | None:
+    if (certificate is None) != (key is None):
+        raise UsageError("--tls-cert and --tls-key belong together")
+    if certificate is None or key is None:
+        return None
+    made = kind(certificate, key)
+    with as_usage():
+        made.check()
+    return made
+
+
+def new_key(
+    name: Annotated[str, typer.Argument(help="Whose key it is: a word.")],
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests a minute.", show_default="no limit")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens a minute.", show_default="no limit")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests at once.", show_default="no limit")] = None,
+    program: Annotated[list[str] | None, typer.Option("--program", help="A program that it may run; repeatable.", show_default="all")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Append the line here.", show_default="standard output")] = None,
+) -> None:
+    """Makes a key for `lmc serve --api-keys`. The key is shown once, on standard error; the file has its digest.
+
+    \b
+    Example:
+      lmc new-key alice --requests 60 --file keys.txt
+    """
+    require("lmc new-key", "serve")
+    from lmc.serve.keys import Key, Limits, line_of
+    from lmc.serve.keys import new_key as made
+
+    if not name or len(name.split()) != 1 or name.startswith("#"):
+        raise UsageError(f"the name {name!r} is not one word")
+    key = made()
+    line = line_of(Key.of(key, name, Limits(requests, tokens, concurrency, None if program is None else frozenset(program)))) + "\n"
+    if file is None:
+        sys.stdout.write(line)
+    else:
+        with file.open("a", encoding="utf-8") as opened:
+            opened.write(line)
+    say(f"the key of {name}, which is nowhere else: {key}")

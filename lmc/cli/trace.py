@@ -15,6 +15,7 @@ from lmc.cli.models import open_backend
 from lmc.cli.options import Arguments, InputFile, MaxTokens, ModelName, Target, Temperature
 from lmc.cli.run import arguments_of, one_source, sampling, states_of
 from lmc.config import config
+from lmc.items import read_items
 from lmc.userfiles import UsageError
 
 
@@ -48,7 +49,7 @@ def trace(
     if input_file is None:
         items = [arguments_of(program, arg)]
     else:
-        items = userfiles.read_items(program, input_file).arguments
+        items = read_items(program, input_file).arguments
     with closing(open_backend(backend or config().model or "smollm2")) as model, recorded(output):
         states = list(progress(states_of(program, dict(enumerate(items)), options, model, False), len(items)))
     say(f"{len(states)} runs are in {output}; open it at ui.perfetto.dev or chrome://tracing")

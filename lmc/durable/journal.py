@@ -22,6 +22,7 @@ from lmc import codec
 from lmc.durable.groups import Entry, Record, first_line, group_of, line
 from lmc.durable.records import Contents, parse
 from lmc.errors import JournalError
+from lmc.forking import REMEDY, belongs_here
 
 GROUP = 0.05
 """Seconds that records wait for others to be written and synced with, unless somebody waits for them."""
@@ -53,6 +54,14 @@ class Journal:
         self._sum = contents.sum  # of the last group
         self._thread = threading.Thread(target=self._work, name="lmc-journal", daemon=True)
         self._thread.start()
+        belongs_here(self)
+
+    def forked(self, parent: int) -> None:
+        """The lock is on the open file, which a child would keep open for as long as it lives: it is the parent's alone."""
+        self._file.close()
+        self._gathering, self._some, self._urgent = threading.Lock(), threading.Event(), threading.Event()
+        self._error = JournalError(f"it is written by the process {parent}, and this is a fork of it: {REMEDY}")
+        self.entries.clear()
 
     @classmethod
     def open(cls, path: Path, header: Mapping[str, Any], fresh: Callable[[], int]) -> Journal:
@@ -149,6 +158,7 @@ class Journal:
         self._closing = True
         self.hurry()
         self._thread.join()
+        _unlock(self._file)
         self._file.close()
         self._check()
 
@@ -270,6 +280,16 @@ def _lock(file: BinaryIO, path: Path) -> None:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise JournalError(f"journal={str(path)!r} is in use by another run; give each its own, or wait for it") from None
+
+
+def _unlock(file: BinaryIO) -> None:
+    """For a child of fork() as well, which may not have come to close its copy of the file."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    if not file.closed:
+        fcntl.flock(file.fileno(), fcntl.LOCK_UN)
 
 
 _FIELDS: Mapping[str, str] = {

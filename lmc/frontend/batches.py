@@ -13,7 +13,8 @@ from contextlib import aclosing, closing
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from lmc.errors import ParameterError, ProgramError
+from lmc.config import settings
+from lmc.errors import ParameterError
 from lmc.frontend import aio
 from lmc.frontend.live import LiveEmitter, Run
 from lmc.frontend.primitives import caller_loc
@@ -200,15 +201,13 @@ def _run(state: State) -> Run:
 def in_flight(wanted: Any) -> int:
     """How many programs run at once, as `num_threads=` says."""
     if wanted == "auto":
-        return IN_FLIGHT
+        return settings().host_threads or IN_FLIGHT
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
         raise ParameterError(f"num_threads={wanted!r}: 'auto' or a number of threads", loc=caller_loc())
     return wanted
 
 
 def _progress_bar(total: int) -> Any:
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        raise ProgramError("progress_bar=True needs tqdm: pip install tqdm", loc=caller_loc()) from None
+    from tqdm import tqdm
+
     return tqdm(total=total)

@@ -26,7 +26,7 @@ from lmc.frontend.active import ACTIVE
 from lmc.frontend.batches import Batch, in_flight
 from lmc.frontend.digest import source_digest
 from lmc.frontend.live import LiveEmitter, Run, fresh_seed
-from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, signature
+from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, backend_of, signature
 from lmc.frontend.prefix import Traced, constant_prefix
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import (
@@ -47,6 +47,7 @@ from lmc.prompt import (
     derive_seed,
     suggestion,
 )
+from lmc.tracebacks import note_item, users_frames
 
 if TYPE_CHECKING:
     from lmc.durable.journal import Journal
@@ -180,6 +181,7 @@ class Function:
 
     # -- running
 
+    @users_frames
     def run(self, *args: Any, **kwargs: Any) -> State:
         """Runs the program and returns its state when the function returns; reading the state waits for answers.
 
@@ -233,9 +235,13 @@ class Function:
         """The options of a call with its journal open."""
         from lmc.durable.opening import journaled
 
+        backend = options.backend or backend or self._backend(options)
+        return journaled(self, options, backend, bound, numbers, functools.partial(fresh_seed, backend), batch=batch, compiled=compiled)
+
+    def _backend(self, options: Options) -> Backend:
+        """Where a run with these options goes: a sub-program's to its caller's backend, any other one's to the default backend."""
         caller = ACTIVE.get()
-        backend = options.backend or backend or (_run_of(caller).backend if caller is not None else default_backend())
-        return journaled(self, options, backend, bound, numbers, fresh_seed, batch=batch, compiled=compiled)
+        return options.backend or (_run_of(caller).backend if caller is not None else default_backend())
 
     def _ends(self, state: State, error: BaseException | None) -> None:
         """A run is over. Raises the journal's error, if that is what it ended with."""
@@ -248,6 +254,7 @@ class Function:
         journal = _run_of(state).journal
         return error if journal is None or state.stream else journal.ended(error)
 
+    @users_frames
     async def arun(self, *args: Any, **kwargs: Any) -> State:
         """As `run`, for async code: an async program runs on the loop of the caller, any other on a thread.
 
@@ -280,6 +287,7 @@ class Function:
         self._ends(state, None)
         return state
 
+    @users_frames
     def __call__(self, *args: Any, **kwargs: Any) -> State:
         return self.run(*args, **kwargs)
 
@@ -294,7 +302,7 @@ class Function:
             backend = options.backend or (_run_of(caller).backend if caller else default_backend())
             limits = options.limits(backend, _run_of(caller).limits if caller else None)
             journal = own and _journal_of_run(own, item)
-            run = Run(backend, options.defaults(inherited), fresh_seed(options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal, None, options.begin)
+            run = Run(backend, options.defaults(inherited), fresh_seed(backend, options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal, None, options.begin)
             return self._counted(caller, State(LiveEmitter(run), name=self.name))
         outer = _run_of(caller)
         backend = options.backend or outer.backend
@@ -365,22 +373,23 @@ class Function:
 
     # -- looking ahead
 
-    def trace(self, *, backend: Backend | None = None, **kwargs: Any) -> Traced:
+    @users_frames
+    def trace(self, *, backend: Backend | str | None = None, **kwargs: Any) -> Traced:
         """What the program does, as a graph to look at, without running it: `print(fn.trace(question="…"))`.
 
         Arguments that are not given are unknown text. Raises ProgramError if the program cannot be traced.
         """
         return Traced(compiler()(self.bind(**kwargs)).graph())
 
-    def cache(self, backend: Backend | None = None) -> None:
+    @users_frames
+    def cache(self, backend: Backend | str | None = None) -> None:
         """Computes what every run's prompt starts with (constants and bound arguments) on the backend, and keeps it there.
 
         It stays as long as this program does, or until its next `cache`.
         """
-        backend = backend or default_backend()
-        emitter = LiveEmitter(Run(backend))
-        prompt = constant_prefix(self.trace().graph, emitter, self.bound)
-        self._prefix = prompt.prefill(backend) if prompt.tail else None
+        where = backend_of(backend) or default_backend()
+        prompt = constant_prefix(self.trace().graph, LiveEmitter(Run(where)), self.bound)
+        self._prefix = prompt.prefill(where) if prompt.tail else None
 
     # -- batches
 
@@ -390,6 +399,7 @@ class Function:
     def run_batch(
         self, batch: Iterable[Any], *, generator_style: Literal[False] = False, **options: Any
     ) -> list[State]: ...
+    @users_frames
     def run_batch(
         self, batch: Iterable[Any], *, generator_style: bool = False, **options: Any
     ) -> list[State] | Iterator[State]:
@@ -406,9 +416,10 @@ class Function:
         bound = self._bind_all(batch)
         results = self._batch(bound, range(len(bound)), run_options, options)
         if errors == "raise":
-            results = _raising(results)
+            results = _raising(results, bound)
         return results if generator_style else list(results)
 
+    @users_frames
     def run_some(self, items: Mapping[int, Any], **options: Any) -> Iterator[State]:
         """As `run_batch(generator_style=True, errors="return")` of some items of a batch, each under its number in it.
 
@@ -468,7 +479,7 @@ class Function:
             seed = derive_seed(run.seed, run.item, f"{caller.stream}/c{caller.calls}", 0)
             caller.calls += 1
         else:
-            seed = fresh_seed(options.seed)
+            seed = fresh_seed(options.backend or (_run_of(caller).backend if caller else default_backend()), options.seed)
         options = replace(options, seed=seed)
         first = [self._state(options, numbers[0])]  # now, so that wrong options are said before anything runs
         run = _run_of(first[0])
@@ -543,12 +554,14 @@ def _run_of(state: State) -> Run:
     return state.emitter.run
 
 
-def _raising(states: Iterator[State]) -> Iterator[State]:
+@users_frames
+def _raising(states: Iterator[State], items: Sequence[inspect.BoundArguments]) -> Iterator[State]:
     """The states; the first failure is raised in its place, after every item has run."""
-    for state in states:
+    for index, state in enumerate(states):
         if state.failure is not None:
             for _ in states:
                 pass  # the others run to their end: one item never takes the rest along
+            note_item(state.failure, index, items[index])
             raise state.failure
         yield state
 

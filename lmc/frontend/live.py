@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import secrets
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from lmc.backend.base import Backend, Beyond, Hints, Output, Result, Usage, check_supported
+from lmc.backend.base import Backend, Beyond, Hints, Output, Result, Usage, check_supported, seed_of
 from lmc.backend.deferred import is_asked
 from lmc.config import settings
 from lmc.errors import CancelledError, LmcError
@@ -36,6 +35,10 @@ class RunLedger(Protocol):
 
     def wait(self, results: Sequence[Result]) -> None:
         """Wait until all of them are there."""
+        ...
+
+    def answered(self, address: tuple[int, int, str, int], before: Prompt, ask: Gen | Select, after: Prompt) -> None:
+        """Note what the program has asked at an address and something else has answered, such as a journal."""
         ...
 
     def close(self) -> None:
@@ -71,11 +74,9 @@ class Run(NamedTuple):
         return Hints(beyond=Beyond(self.spare) if self.spare and not counted else None, watched=self.watched)
 
 
-def fresh_seed(seed: int | None = None) -> int:
-    """The run seed: what the user gave, else the configured one, else one never seen before."""
-    if seed is None:
-        seed = settings().seed
-    return secrets.randbits(63) if seed is None else seed
+def fresh_seed(backend: Backend, seed: int | None = None) -> int:
+    """The run seed: what the user gave, else the configured one, else the backend's own, else one never seen before."""
+    return seed_of(backend, settings().seed if seed is None else seed)
 
 
 class LiveEmitter:
@@ -155,12 +156,19 @@ class LiveEmitter:
         if (ledger := self.run.ledger) is not None:
             run, address = self.run, (self.run.seed, self.run.item, *place)
             send = lambda: ledger.ask(address, before, ask, run)
-        known = send if journal is None else lambda: journal.ask(before, ask, (place,), send, other=self._ahead(place))
+        known = send if journal is None else lambda: self._journaled(journal, before, ask, place, send)
         if limits is None:
             return known()
         while not isinstance(sent := limits.submit(ask, before, known), Prompt):
             self._wait((sent,))
         return sent
+
+    def _journaled(self, journal: RunJournal, before: Prompt, ask: Gen | Select, place: tuple[str, int], send: Callable[[], Prompt]) -> Prompt:
+        """A request that the journal answers, if it can. The ledger is told, or it would ask ahead what is known."""
+        after = journal.ask(before, ask, (place,), send, other=self._ahead(place))
+        if (ledger := self.run.ledger) is not None:
+            ledger.answered((self.run.seed, self.run.item, *place), before, ask, after)
+        return after
 
     def _wait(self, results: Sequence[Result]) -> None:
         """Wait for answers: the one place where a run does."""

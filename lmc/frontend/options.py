@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.base import Backend
+from lmc.config import named_backend
 from lmc.errors import ArgumentError, LmcError, ParameterError
 from lmc.frontend.primitives import caller_loc
 from lmc.limits import Budget, Limits, check_timeout
@@ -24,7 +25,7 @@ BATCH_OPTIONS = (RUN_OPTIONS - {"stream"}) | {"num_threads", "progress_bar", "er
 PROGRAM_OPTIONS = RUN_OPTIONS | {"speculate"}
 """What calls of a compiled program take."""
 _OF_RUN_BATCH: Mapping[str, str] = {
-    "num_threads": "; a compiled batch needs no threads of its own, leave it out",
+    "num_threads": "; a compiled batch keeps as many items going as the backend can use, leave it out",
     "progress_bar": "; here it is progress=True",
     "generator_style": "; here it is program.as_completed(items)",
 }
@@ -63,11 +64,7 @@ class Options:
             if name not in known:
                 meant = _OF_RUN_BATCH.get(name) or suggestion(name, sorted(known))
                 raise ArgumentError(f"{what} has no option {name!r}{meant}", loc=caller_loc())
-        backend = given.get("backend")
-        if backend is not None and not hasattr(backend, "submit"):
-            raise ArgumentError(
-                f"backend={backend!r}: a backend such as lmc.Engine() or lmc.Mock(), not {type(backend).__name__}", loc=caller_loc()
-            )
+        backend = backend_of(given.get("backend"))
         seed = given.get("seed")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise ArgumentError(f"seed={seed!r}: a whole number", loc=caller_loc())
@@ -106,6 +103,21 @@ class Options:
         except LmcError as error:
             error.loc = error.loc or caller_loc()
             raise
+
+
+def backend_of(given: Any) -> Backend | None:
+    """A backend that was given, or that of a name. Raises ParameterError for a name of none, ArgumentError for what is neither."""
+    if isinstance(given, str):
+        try:
+            return named_backend(given)
+        except LmcError as error:
+            error.loc = error.loc or caller_loc()
+            raise
+    if given is not None and not hasattr(given, "submit"):
+        raise ArgumentError(
+            f"backend={given!r}: a backend such as lmc.Engine() or its name, such as 'mock', not {type(given).__name__}", loc=caller_loc()
+        )
+    return given
 
 
 _DEFAULTS: Mapping[str, Any] = {

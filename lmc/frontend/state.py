@@ -40,6 +40,7 @@ from lmc.frontend.primitives import (
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_name
 from lmc.frontend.values import Symbolic
 from lmc.prompt import Special
+from lmc.tracebacks import hide, users_frames
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,10 +207,14 @@ class State:
 
     def __getitem__(self, name: str | None) -> Any:
         """The latest value of a variable; waits for it and raises what it failed with."""
-        held = self.variables[name] if name in self.variables else self._await(name)
-        if held.__class__ is Stored:
-            return held.value
-        value = self._read(held)
+        try:
+            held = self.variables[name] if name in self.variables else self._await(name)
+            if held.__class__ is Stored:
+                return held.value
+            value = self._read(held)
+        except Exception as error:
+            hide(error)
+            raise
         if value.__class__ is list:  # one list object from now on, so that what the program does to it stays
             self.variables[name] = Stored(value, held)
         return value
@@ -238,8 +243,9 @@ class State:
         raise self._unknown(name)
 
     def _unknown(self, name: str | None) -> KeyError:
-        known = ", ".join(repr(n) for n in self.variables) or "none yet"
-        near = difflib.get_close_matches(name, [n for n in self.variables if n is not None], 1) if isinstance(name, str) else []
+        names = [n for n in self.variables if n is not None]
+        known = ", ".join(map(repr, names)) or ("none that has a name" if self.variables else "none yet")
+        near = difflib.get_close_matches(name, names, 1) if isinstance(name, str) else []
         mean = f"; did you mean {near[0]!r}?" if near else ""
         place = caller_loc()
         return UnknownVariable(f"{f'{place}: ' if place else ''}no variable {name!r}; there are: {known}{mean}")
@@ -261,6 +267,7 @@ class State:
     def set_var(self, name: str, value: Any) -> None:
         self[name] = value
 
+    @users_frames
     def get_meta_info(self, name: str | None) -> Any:
         """The meta info of the answer stored under `name`, a list of them when n > 1; waits for it."""
         held = self.variables[name] if name in self.variables else self._await(name)
@@ -282,16 +289,19 @@ class State:
 
     # -- reading
 
+    @users_frames
     def text(self) -> str:
         """The whole prompt as text, with its answers; waits for them."""
         self._finish()
         return self.emitter.text(self.ctx)
 
+    @users_frames
     def messages(self) -> list[dict[str, Any]]:
         """The closed messages as `{"role": …, "content": …}`; waits for the answers in them."""
         self._finish()
         return self.emitter.messages(self.ctx)
 
+    @users_frames
     def sync(self) -> None:
         """Waits for every answer of this state; what failed is raised where it is read."""
         self._finish()
@@ -313,6 +323,7 @@ class State:
         return self.emitter.usage(flat(self.asked), self.stream)
 
     @property
+    @users_frames
     def ret_value(self) -> Any:
         """What the program returned; of a streaming run, waits for it and raises what the program raised."""
         self._finish()
@@ -343,7 +354,7 @@ class State:
             parts.append(f"fork {self.stream}")
         if self.role:
             parts.append(f"open {self.role}")
-        names = ", ".join(repr(n) for n in self.variables)
+        names = ", ".join(repr(n) for n in self.variables if n is not None)
         return f"<{' '.join(parts)}: {streaming.so_far(self.ctx)!r}; variables: {names or 'none'}>"
 
 

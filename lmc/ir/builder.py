@@ -328,6 +328,25 @@ def with_blocks(graph: Graph, blocks: tuple[Block, ...]) -> Graph:
     return Graph(graph.name, graph.params, blocks, graph.result, graph.constants)
 
 
+def without_locs(graph: Graph) -> Graph:
+    """The graph without places in the source; the same object when it has none."""
+    rewritten = tuple(_block_without_locs(block) for block in graph.blocks)
+    constants = {name: _without_loc(op) for name, op in graph.constants.items()}
+    if all(constants[name] is op for name, op in graph.constants.items()):
+        return with_blocks(graph, rewritten)
+    return Graph(graph.name, graph.params, rewritten, graph.result, constants, graph.symbols)
+
+
+def _block_without_locs(block: Block) -> Block:
+    ops, terminator = tuple(map(_without_loc, block.ops)), _without_loc(block.terminator)
+    same = terminator is block.terminator and all(a is b for a, b in zip(ops, block.ops, strict=True))
+    return block if same else Block(block.label, ops, terminator)
+
+
+def _without_loc(op: Op) -> Op:
+    return op if op.loc is None else Op(op.kind, op.operands, op.results, op.attrs, op.cases)
+
+
 def with_operands(op: Op, operands: tuple[Operand, ...]) -> Op:
     return Op(op.kind, operands, op.results, op.attrs, op.cases, op.loc, op.then)
 

@@ -18,7 +18,8 @@ This changes prompts, so it runs only when it is asked for (`lmc.compile(fn, agg
   around it (a label, a heading, a list item, a fence, a tag), or it is the last before the model answers and does not end a
   sentence (a cue). Then the paragraphs behind it stay too, so that their order among each other is the program's.
 
-A program whose run ends in the interpreter asks its own prompts there, as they are written.
+What moves is what is sent to the model: the program's own state has the text as it was written (lmc/runahead/moving.py). A text
+that is not the graph's, or in which it cannot be told where an argument ends, is sent as it was written.
 
 Every prompt that was changed is reported as it was and as it is, with the first paragraph that stayed and why, by
 `program.explain()` and by `lmc opt`. Nothing is lost: the same paragraphs in another order, which `LMC_SKIP_PASSES=aggressive`
@@ -54,7 +55,7 @@ class Aggressive(Pass):
     min_chars: int = 16
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
-        first = _first_texts(graph)
+        first = first_texts(graph)
 
         def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
             if op.kind != "append" or op.results[0] not in first:
@@ -141,7 +142,7 @@ _QUOTES = re.compile(r"^(```|\"\"\"|</)")
 # -- where -------------------------------------------------------------------------------------------------------------
 
 
-def _first_texts(graph: Graph) -> Mapping[Value, bool]:
+def first_texts(graph: Graph) -> Mapping[Value, bool]:
     """The text that each run begins with: appends right behind the empty prompt, and whether an ask comes right behind."""
     children = ctx_children(graph)
     found: dict[Value, bool] = {}

@@ -9,10 +9,8 @@ not that of the prompt is not made.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from lmc.backend.base import Beyond, Hints
@@ -20,12 +18,11 @@ from lmc.errors import Loc
 from lmc.ir.core import Graph, Op, Operand, Symbol, Value
 from lmc.ir.ops import address as address_of
 from lmc.ir.ops import trait
-from lmc.prompt import Mark, Special
+from lmc.runahead.moving import Move, Place
+from lmc.runahead.text import Piece, divided, encoded, flat, pattern
 
 Address = tuple[str, int]
 """Stream and ordinal of an ask."""
-Piece = str | Special | Mark | None
-"""A part of a prompt's text as far as it is known; None: any text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +42,9 @@ class Pin:
 
     def cut(self, tail: Sequence[object]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
         """A prompt's text since its last answer as what is pinned and what follows it; None where it is another text."""
-        encoded, parts = _encoded(tail)
-        match = _pattern(self.text, self.rest).fullmatch(encoded)
-        return None if match is None else _divided(parts, match.end(1))
+        text, parts = encoded(tail)
+        match = pattern(self.text, self.rest).fullmatch(text)
+        return None if match is None else divided(parts, match.end(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,7 @@ class Annotation:
     lazy      nothing is known to read the answer: submit it when it is read
     same_as   the address of an equal ask at temperature 0 before it, whose answer it may have
     pins      text to prefill and pin before, outside in;  releases: numbers of pins that nothing behind it needs
+    move      what is sent in another order than it was written; None: nothing
     loc, name where the program asks, and the variable
     """
 
@@ -85,6 +83,7 @@ class Annotation:
     same_as: Address | None = None
     pins: tuple[Pin, ...] = ()
     releases: tuple[int, ...] = ()
+    move: Move | None = None
     loc: Loc | None = None
     name: str | None = None
 
@@ -120,7 +119,7 @@ class Annotation:
     @property
     def of_site(self) -> Annotation:
         """What holds wherever this line asks, at whatever address."""
-        return Annotation(reserve=self.reserve, covers=self.covers, loc=self.loc, name=self.name)
+        return Annotation(reserve=self.reserve, covers=self.covers, move=self.move, loc=self.loc, name=self.name)
 
 
 NOTHING = Annotation()
@@ -145,16 +144,16 @@ class Annotations:
         return len(self.by_address)
 
 
-def annotate(graph: Graph) -> Annotations:
-    """The annotations of a planned graph. One that only the traced stage allows has no pins."""
-    return _Annotator(graph).run()
+def annotate(graph: Graph, moves: Mapping[Place, Move] = {}) -> Annotations:
+    """The annotations of a planned graph. One that only the traced stage allows has no pins. `moves` by the places of asks."""
+    return _Annotator(graph, moves).run()
 
 
 class _Annotator:
     """One walk over the graph; `_releases` and `_pinned` are filled before it."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, moves: Mapping[Place, Move]) -> None:
+        self.graph, self.moves = graph, moves
         self.pinned: dict[Value, tuple[int, bool]] = {}  # prompts that are prefilled, with the number of their pin
         for op in graph.ops():
             if op.kind == "prefill" and (prompt := op.uses[0]) not in self.pinned:
@@ -179,7 +178,8 @@ class _Annotator:
                 continue
             by_address.setdefault(address, []).append(found)
             for stream, ordinal in op.attr("also", ()):
-                by_address.setdefault((stream, ordinal), []).append(replace(found, same_as=address, group=None, ways=(0, 1), loc=None))
+                move = next((move for (at, _), move in self.moves.items() if at == (stream, ordinal)), None)
+                by_address.setdefault((stream, ordinal), []).append(replace(found, same_as=address, group=None, ways=(0, 1), move=move, loc=None))
         return Annotations({address: tuple(found) for address, found in by_address.items()}, by_line)
 
     def _annotation(self, op: Op, place: int | None, asks: Mapping[Address, Op]) -> Annotation:
@@ -194,6 +194,7 @@ class _Annotator:
             lazy=bool(op.attr("lazy")),
             pins=tuple(self._pins(op)),
             releases=self.releases.get(id(op), ()),
+            move=self.moves.get((address_of(op), None if op.loc is None else _line(op.loc))),
             loc=op.loc,
             name=op.attr("name"),
         )
@@ -224,7 +225,7 @@ class _Annotator:
         for prompt, behind in reversed(found):
             number, shared = self.pinned[prompt]
             head, rest = pieces[behind:], pieces[:behind]
-            yield Pin(number, _flat(reversed(head)), _flat(reversed(rest)), shared)
+            yield Pin(number, flat(reversed(head)), flat(reversed(rest)), shared)
 
     def _released(self) -> Mapping[int, tuple[int, ...]]:
         """For each ask the pins that end with it: those released behind it in its block, or else before it."""
@@ -269,61 +270,3 @@ def _groups_that_wait(graph: Graph) -> frozenset[int]:
 
 def _line(loc: Loc) -> tuple[str, int]:
     return loc.file, loc.line
-
-
-# -- text ----------------------------------------------------------------------------------------------------------------
-
-
-def _flat(pieces: Iterable[tuple[Piece, ...]]) -> tuple[Piece, ...]:
-    """Adjacent text joined, so that it does not matter how it was cut."""
-    flat: list[Piece] = []
-    for piece in (x for part in pieces for x in part):
-        last = flat[-1] if flat else None
-        if isinstance(piece, str) and isinstance(last, str):
-            flat[-1] = last + piece
-        elif piece != "" and not (piece is None and flat and last is None):
-            flat.append(piece)
-    return tuple(flat)
-
-
-@lru_cache(maxsize=1024)
-def _pattern(text: tuple[Piece, ...], rest: tuple[Piece, ...]) -> re.Pattern[str]:
-    def source(pieces: tuple[Piece, ...]) -> str:
-        return "".join(".*?" if p is None else re.escape(_code(p)) for p in pieces)
-
-    return re.compile(f"({source(text)}){source(rest)}", re.DOTALL)
-
-
-def _code(part: object) -> str:
-    """A part as text to search: special tokens and marks as something that text hardly holds."""
-    if isinstance(part, str):
-        return part
-    return f"\0s{part.spelling}\0" if isinstance(part, Special) else f"\0m{part.edge} {part.role}\0" if isinstance(part, Mark) else "\0?\0"
-
-
-def _encoded(tail: Sequence[object]) -> tuple[str, list[tuple[int, object]]]:
-    """The text to search, and each part with the index at which it ends there."""
-    encoded, parts, at = "", list[tuple[int, object]](), 0
-    for part in tail:
-        code = _code(part)
-        at += len(code)
-        encoded += code
-        parts.append((at, part))
-    return encoded, parts
-
-
-def _divided(parts: Sequence[tuple[int, object]], at: int) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-    """The parts before and behind an index; None if it falls into one that is not text."""
-    head: list[object] = []
-    start = 0
-    for i, (end, part) in enumerate(parts):
-        if end > at:
-            if at == start:
-                return tuple(head), tuple(p for _, p in parts[i:])
-            if not isinstance(part, str):
-                return None
-            return (*head, part[: at - start]), (part[at - start :], *(p for _, p in parts[i + 1 :]))
-        head.append(part)
-        start = end
-    return tuple(head), ()
-

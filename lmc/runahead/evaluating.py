@@ -144,8 +144,7 @@ class AheadEmitter:
 
     def _pending(self, address: Address, after: Prompt) -> Pending:
         assert after.result is not None
-        self._places[after.result] = address
-        return Pending(address, after.result)
+        return Pending(self._places.setdefault(after.result, address), after.result)  # of equal asks that share an answer, the first
 
     # -- reading
 

@@ -22,6 +22,8 @@ from lmc.waiting import Signal, is_set, waiting_by
 
 R = TypeVar("R")
 
+LINGER = 0.5
+"""Seconds that an abandoned batch waits for its programs to end; one that is inside a tool ends when that returns."""
 MAX_THREADS = 2048
 """Workers in one process; beyond that each batch has one, so that nested batches get on."""
 
@@ -82,16 +84,22 @@ class Flights(Generic[R]):
     # -- whoever wants the results
 
     def results(self, stop: Callable[[], object]) -> Generator[tuple[int, R]]:
-        """Index and result of each item as soon as it is done; raises what work raised. `stop` ends what is running when it is abandoned."""
+        """Index and result of each item as soon as it is done; raises what work raised.
+
+        When it is abandoned, nothing more begins and `stop` ends what can be ended; a tool that runs then is not waited for.
+        """
         self._begin()
         try:
             for _ in range(self._count):
                 while not self._is_there():
                     self._changed.wait()
                 yield self._take()
-        finally:
+        except BaseException:
             self._stop(stop)
-            self._over.wait()
+            self._over.wait(LINGER)
+            raise
+        self._stop(stop)
+        self._over.wait()
 
     async def aresults(self, stop: Callable[[], object]) -> AsyncGenerator[tuple[int, R]]:
         """The same, without holding the running loop."""
@@ -101,9 +109,11 @@ class Flights(Generic[R]):
                 while not self._is_there():
                     await is_set(self._changed)
                 yield self._take()
-        finally:
+        except BaseException:
             self._stop(stop)
-            await is_set(self._over)
+            raise
+        self._stop(stop)
+        await is_set(self._over)
 
     def _is_there(self) -> bool:
         if not self._done:

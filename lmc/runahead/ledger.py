@@ -133,9 +133,16 @@ class Ledger:
         self.records.append(Record(address, kind, ask.name, ask.loc, after.result, "no" if guess is None else "used"))
         return after
 
-    def equal(self, address: Address, other: tuple[str, int], before: Prompt, ask: Gen | Select) -> Prompt | None:
-        """The prompt with the answer to an equal request that Python made at another address of the run, at temperature 0."""
-        entry = self.asked.get((address[0], address[1], f"{self.stream}{other[0]}", other[1]))
+    def answered(self, address: Address, before: Prompt, ask: Gen | Select, after: Prompt) -> None:
+        """Note what Python has asked at an address and something else has answered, such as a journal."""
+        self.asked.setdefault(address, (before, ask, after))
+
+    def equal(self, address: Address, other: tuple[str, int], before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
+        """The prompt with the answer to an equal request at another address of the run, at temperature 0: one of Python's, or with `ahead` a guess."""
+        place = (address[0], address[1], f"{self.stream}{other[0]}", other[1])
+        entry = self.asked.get(place)
+        if entry is None and ahead and (guess := self.guesses.get(place)) is not None:
+            entry = guess.before, guess.ask, guess.after
         if entry is None or not _repeatable(ask) or not same_request(entry[1], ask) or content(entry[0]) != content(before):
             return None
         return entry[2]
@@ -182,6 +189,8 @@ class Ledger:
                     found.reached = self.evaluations
                     return found.after
                 self._drop(found)
+            if self.plan is not None and (equal := self.plan.equal(self, address, before, ask, run, ahead=True)) is not None:
+                return equal
             if _repeatable(ask) and (found := self._moved(before, ask)) is not None:
                 self.guesses.pop(found.address, None)
                 found.address, found.reached = address, self.evaluations

@@ -15,8 +15,10 @@ from lmc.errors import LmcError
 from lmc.frontend.interpreter import Function
 from lmc.frontend.tracing import graph_of
 from lmc.ir.core import Graph
+from lmc.passes.aggressive import Aggressive
 from lmc.passes.manager import Pass, PassManager, Planned, Target, pipeline_for
 from lmc.runahead.annotations import Annotations, annotate
+from lmc.runahead.moving import Move, Place, moves
 
 _log = logging.getLogger("lmc.ahead")
 
@@ -60,7 +62,8 @@ class Planner:
         if found is None:
             with self._lock:
                 try:
-                    found = annotate(self.planned(self.graph(), target_of(backend, greedy)).graph)
+                    target = target_of(backend, greedy)
+                    found = annotate(self.planned(self.graph(), target).graph, self._moves(target))
                 except LmcError as error:  # such as a role that the template lacks: raised where the program gets there
                     log("ahead", f"{self.function.name} runs without a plan: {error}")
                     found = Annotations()
@@ -70,6 +73,16 @@ class Planner:
                 self._annotations[key] = found
                 self._templates.append(template)  # so that its id stays its own
         return found
+
+    def _moves(self, target: Target) -> Mapping[Place, Move]:
+        """What the aggressive pass moves, if it is in the pipeline."""
+        passes = self.pipeline(target)
+        at = next((i for i, p in enumerate(passes) if isinstance(p, Aggressive)), None) if self.aggressive else None
+        if at is None:
+            return {}
+        rewrite = passes[at]
+        assert isinstance(rewrite, Aggressive)
+        return moves(PassManager(passes[:at]).plan(self.graph(), target).graph, rewrite)
 
     def pipeline(self, target: Target) -> tuple[Pass, ...]:
         return pipeline_for(target, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive)

@@ -18,7 +18,7 @@ from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.live import LiveEmitter, Run
-from lmc.frontend.options import PROGRAM_OPTIONS, Options
+from lmc.frontend.options import PROGRAM_OPTIONS, Options, backend_of
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import State
 from lmc.ir.core import Graph
@@ -27,22 +27,24 @@ from lmc.runahead.ledger import Ahead, Ledger, Source
 from lmc.runahead.planning import Planner, target_of
 from lmc.runahead.profile import Profile
 from lmc.runahead.submitting import RunPlan
+from lmc.tracebacks import note_item, users_frames
 
 if TYPE_CHECKING:
     from lmc.runahead.saved import SavedFile
 
 
+@users_frames
 def compile(  # the name of the field: torch.compile, re.compile
-    fn: Function, *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False,
+    fn: Function, *, backend: Backend | str | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False,
     ahead: str = "certain",
 ) -> Program:  # fmt: skip
     """Return a program that means what `fn` means: Python runs `fn`, and while it waits, what it asks next is asked already.
 
-    backend  where it runs when a call names none (default: `set_default_backend`'s)
+    backend  where it runs when a call names none (default: `set_default_backend`'s); a backend or the name of one, such as "mock"
     outputs  names of the only variables that will be read: whatever else is asked only if it is read after all
     opt      0: nothing is planned, merged or left out; 1: the default pipeline
-    aggressive  also changes prompts: constant paragraphs move in front of arguments, so that runs share more. `explain`
-             shows what was moved. Answers may differ from those of the program as it was written
+    aggressive  also changes what is sent: constant paragraphs move in front of arguments, so that runs share more. `explain`
+             shows what moves; the state's text stays as it was written. Answers may differ from those of the program as it was written
     ahead    "off"; "certain" (what only an exception could keep the program from asking); "likely" (behind undecided branches, too)
     """
     if not isinstance(fn, Function):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -51,10 +53,11 @@ def compile(  # the name of the field: torch.compile, re.compile
         raise ParameterError(f"opt={opt!r}: 0 or 1", loc=caller_loc())
     if isinstance(outputs, str):
         raise ParameterError(f"outputs={outputs!r}: a list of names of variables, such as [{outputs!r}]", loc=caller_loc())
-    return Program(fn, backend=backend, outputs=outputs, opt=opt, aggressive=aggressive, ahead=ahead)
+    return Program(fn, backend=backend_of(backend), outputs=outputs, opt=opt, aggressive=aggressive, ahead=ahead)
 
 
-def load(path: str | os.PathLike[str], *, backend: Backend | None = None) -> Program:
+@users_frames
+def load(path: str | os.PathLike[str], *, backend: Backend | str | None = None) -> Program:
     """The program that `program.save(path)` wrote. Reading the file executes nothing.
 
     Its first call imports the program's function (module:name) and raises ProgramError, naming it and its place, if it is not there
@@ -62,7 +65,7 @@ def load(path: str | os.PathLike[str], *, backend: Backend | None = None) -> Pro
     """
     from lmc.runahead.saved import SavedFile
 
-    return _of_file(SavedFile.read(Path(path)), backend)
+    return _of_file(SavedFile.read(Path(path)), backend_of(backend))
 
 
 def program_of(fn: Function, backend: Backend | None = None) -> Program:
@@ -108,15 +111,18 @@ class Program:
 
     # -- running
 
+    @users_frames
     def __call__(self, *args: Any, **kwargs: Any) -> State:
         """Run the program and return its state, as `fn.run` does. Sampling defaults, `backend` and `seed` as there."""
         arguments, options = self.function.split(kwargs, PROGRAM_OPTIONS)
         return self._call(self.function.arguments(args, arguments), self._options(options))
 
+    @users_frames
     def call(self, args: Mapping[str, Any], **options: Any) -> State:
         """As calling it, with the program's arguments apart from the options."""
         return self._call(self.function.arguments((), args), self._options(options))
 
+    @users_frames
     def stream(self, *args: Any, **kwargs: Any) -> State:
         """As calling it, but returns at once: a state whose `text_iter` and `text_async_iter` follow the run.
 
@@ -129,6 +135,7 @@ class Program:
             raise ParameterError("journal= of a stream: a stream is not journaled; leave journal= out, or call the program", loc=caller_loc())
         return self._call(bound, replace(options, stream=True))
 
+    @users_frames
     async def acall(self, *args: Any, **kwargs: Any) -> State:
         """As calling it, for async code: an async program runs on the loop of the caller, any other on a thread.
 
@@ -139,6 +146,7 @@ class Program:
         with self._journaled(options, (bound,)) as options, self._during(1, options):
             return await self.function._arun(bound, options)
 
+    @users_frames
     async def abatch(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
     ) -> list[State]:
@@ -151,8 +159,9 @@ class Program:
             with self._journaled(given, bound, numbers, batch=True) as given, self._during(len(bound), given):
                 async with aclosing(self.function._in_flight(bound, numbers, given, progress=progress).acompleted()) as done:
                     states = {index: state async for index, state in done}
-        return _in_order(states, errors)
+        return _in_order(states, bound, errors)
 
+    @users_frames
     def batch(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
     ) -> list[State]:
@@ -160,7 +169,9 @@ class Program:
 
         errors="raise": every item runs, then the first exception is raised; "return": it is the item's `state.error()`.
         """
-        return _in_order(dict(self.as_completed(items, progress=progress, errors=errors, **options)), errors)
+        given, bound = self._options(options, "batch()"), self._items(items, errors)
+        states = dict(self._batch(bound, range(len(bound)), given, progress)) if bound else {}
+        return _in_order(states, bound, errors)
 
     def as_completed(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return",
@@ -220,7 +231,7 @@ class Program:
 
     def _during(self, runs: int, options: Options) -> AbstractContextManager[None]:
         """Take what a call or batch costs, however it ends."""
-        return _During(self.stats, runs, options.backend) if options.backend is not None else nullcontext()
+        return _During(self.stats, runs, self.function._backend(options))
 
     def _journaled(
         self, options: Options, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int] = (0,), *, batch: bool = False
@@ -372,12 +383,13 @@ def checked_ahead(ahead: str) -> Ahead:
         raise ParameterError(f"ahead={ahead!r}: {', '.join(map(repr, map(str, Ahead)))}", loc=caller_loc()) from None
 
 
-def _in_order(states: Mapping[int, State], errors: str) -> list[State]:
+def _in_order(states: Mapping[int, State], items: Sequence[inspect.BoundArguments], errors: str) -> list[State]:
     """The states of a batch; raises the first exception unless `errors` says that it is returned."""
     in_order = [states[i] for i in range(len(states))]
     if errors == "raise":
-        for state in in_order:
+        for index, state in enumerate(in_order):
             if state.failure is not None:
+                note_item(state.failure, index, items[index])
                 raise state.failure
     return in_order
 

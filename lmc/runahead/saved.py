@@ -16,7 +16,6 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +151,7 @@ class SavedFunction(Function):
         self.loc = Loc(_text(data["file"]), int(data["line"]))
         self.__name__, self.__qualname__, self.__module__, self.__doc__ = self.name, self.qualname, self.module, data["doc"]
         self.num_api_spec_tokens, self.is_async = data["spec_tokens"], bool(data["async"])
-        self._prefix = None
+        self._prefix, self._found = None, None
         self.bound = {_text(name): codec.decode(x) for name, x in data["bound"]}
         state = inspect.Parameter(data["state"][0], inspect._ParameterKind(data["state"][1]))  # pyright: ignore[reportPrivateUsage]
         self._takes(inspect.Signature([state, *[_parameter(*p) for p in data["parameters"]]]))
@@ -164,15 +163,16 @@ class SavedFunction(Function):
     @property
     def func(self) -> Callable[..., Any]:  # type: ignore[override]
         """The function, imported by its name. Raises ProgramError where it is not to be had, or has another source now."""
+        if self._found is None:
+            self._found = self._import()
         return self._found
 
-    @cached_property
-    def _found(self) -> Callable[..., Any]:
+    def _import(self) -> Callable[..., Any]:
         name = f"{self.module}:{self.qualname}"
         found = _looked_up(self.module, self.qualname, str(self.data["file"]))
         found = found.func if isinstance(found, Function) else found
         if not isinstance(found, types.FunctionType):
-            raise ProgramError(f"{self.path!r} is a program whose function is {name} ({self.loc}), and that is not there", loc=caller_loc())
+            raise ProgramError(f"{self.path!r} is a program whose function is {name} ({self.loc}), and that is not there: import it under this name, or save the program again", loc=caller_loc())
         if source_digest(found) != self.digest:
             raise ProgramError(
                 f"{self.path!r} was saved when {name} had another source ({self.loc}): save the program again, or compile it as it is now", loc=caller_loc()

@@ -1,7 +1,7 @@
 """Submitting by plan: what the annotation of an address changes about how a request reaches the backend.
 
-Groups, order and lengths are hints; pinned text is prefilled first; a request whose answer nothing is known to read is made when
-it is read; at temperature 0 a request equal to an earlier one has its answer. What is asked stays the same.
+Groups, order and lengths are hints; pinned text is prefilled first; what `aggressive=True` moves is moved; a request whose answer nothing is known to read is made when
+it is read; at temperature 0 a request equal to an earlier one has its answer. Otherwise what is asked stays the same.
 """
 
 from __future__ import annotations
@@ -41,18 +41,26 @@ class RunPlan:
         annotation = self._at(address, ask, run)
         if annotation is NOTHING:
             return before.submit(run.backend, ask, (hints or Hints())._replace(guess=True) if ahead else hints)
-        if annotation.same_as is not None and not ahead and (equal := ledger.equal(address, annotation.same_as, before, ask)) is not None:
-            return Prompt(before, (), equal.result, equal.handle, ())
+        if not ahead and (equal := self.equal(ledger, address, before, ask, run)) is not None:
+            return equal
         defaults = run.defaults
         planned = annotation.hints(
             hints or Hints(), item=run.item, run=self.number, ahead=ahead, max_tokens=defaults.max_new_tokens, stop=defaults.stop
         )
         planned = planned._replace(guess=ahead)
+        if run.limits is not None and run.limits.in_order:  # a request for several answers cannot be held to a budget
+            planned = planned._replace(beyond=None)
         if annotation.lazy and not ahead and not run.watched and run.limits is None and run.journal is None:
             result = Deferred(lambda: self._go(before, annotation, ask, run, planned._replace(group=None, members=1, way=(0, 1))))
             return Prompt(before, (), result, DeferredHandle(result), ())
         handle = self._go(before, annotation, ask, run, planned)
         return Prompt(before, (), handle.results[0], handle, ())
+
+    def equal(self, ledger: Ledger, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt | None:
+        """Return `before` followed by the answer to the equal request of which the plan says that it answers this one, too; None: there is none."""
+        same_as = self._at(address, ask, run).same_as
+        equal = None if same_as is None else ledger.equal(address, same_as, before, ask, ahead=ahead)
+        return None if equal is None else Prompt(before, (), equal.result, equal.handle, ())
 
     def _at(self, address: Address, ask: Gen | Select, run: Run) -> Annotation:
         _, _, stream, ordinal = address
@@ -61,6 +69,8 @@ class RunPlan:
         return self.annotations.at(stream[len(self.stream) :], ordinal, ask.loc)
 
     def _go(self, before: Prompt, annotation: Annotation, ask: Gen | Select, run: Run, hints: Hints) -> Handle:
+        if annotation.move is not None and before.handle is None:
+            before = Prompt(before, (), None, None, annotation.move.apply(before.tail))
         for pin in annotation.pins:
             before = self._prefilled(before, pin, run, hints)
         handle = before.submit(run.backend, ask, hints).handle

@@ -4,44 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import lmc
-from lmc.backend.base import Backend
+from lmc.backend.base import Backend, Health
 from lmc.frontend.interpreter import Function
-from lmc.serve import openapi
+from lmc.serve import messages_api, openapi
+from lmc.serve.audit import AuditLog
 from lmc.serve.errors import ApiError
 from lmc.serve.gate import Call, Endpoint, Entrance, Gate, Reply
+from lmc.serve.health import HealthApi
+from lmc.serve.keys import Keyring
 from lmc.serve.metrics import CONTENT_TYPE, Metrics
 from lmc.serve.openai_api import OpenAIApi
 from lmc.serve.programs import ProgramLoop, Published
 from lmc.serve.settings import Settings
+from lmc.serve.spinning import Ender
 
 _THREADS = 8  # for what takes long before an answer is asked for: as many encode prompts, as many compile constraints
 
 
-def create_app(backend: Backend, settings: Settings, programs: Sequence[Function] = ()) -> Starlette:
+def create_app(
+    backend: Backend,
+    settings: Settings,
+    programs: Sequence[Function] = (),
+    *,
+    entrance: Entrance | None = None,
+    broken: Callable[[Health], None] | None = None,
+) -> Starlette:
     """The application over `backend`, which stays its owner's: shutting down cancels nothing and closes nothing.
 
-    `programs` are compiled for the backend and published under their names. Raises ProgramError for one whose arguments
-    no JSON can give.
+    `programs` are compiled for the backend and published under their names. `broken` is told once, on the server's loop, of an engine that
+    will not answer any more. Raises ProgramError for a program whose arguments no JSON can give.
     """
-    metrics, entrance = Metrics(backend), Entrance(settings.max_requests)
+    entrance = entrance or Entrance(settings.max_requests)
+    health = HealthApi(backend, entrance)
+    metrics = Metrics(backend)
     pool, compiling = (ThreadPoolExecutor(_THREADS, thread_name_prefix=f"lmc-{name}") for name in ("serve", "compile"))
     loop = ProgramLoop()
-    published = [Published(program, backend, loop, pool) for program in programs]
+    ender = Ender(metrics)
+    published = [Published(program, backend, loop, pool, ender) for program in programs]
     api = OpenAIApi(backend, settings, metrics, pool, compiling)
-
-    async def health(call: Call) -> Reply:
-        return Reply({"status": "ok", "version": lmc.__version__})
 
     async def measured(call: Call) -> Reply:
         text = await asyncio.get_running_loop().run_in_executor(pool, metrics.text)
@@ -50,46 +63,67 @@ def create_app(backend: Backend, settings: Settings, programs: Sequence[Function
     async def description(call: Call) -> Reply:
         return Reply(document)
 
-    document = openapi.document(published, with_keys=bool(settings.api_keys))
+    async def front_page(call: Call) -> Reply:
+        return Reply({"name": "lmc", "version": lmc.__version__, "models": list(settings.models), "description": "/openapi.json"})
+
+    keys, audit = Keyring(settings.api_keys), AuditLog(settings.audit_log)
+    document = openapi.document(published, with_keys=not keys.open)
 
     def route(method: str, path: str, name: str, endpoint: Endpoint, **how: Any) -> Route:
-        return Route(path, Gate(name, endpoint, settings, metrics, entrance, **how), methods=[method], name=name)
+        return Route(path, Gate(name, endpoint, settings, metrics, entrance, keys, audit, **how), methods=[method], name=name)
 
     free: dict[str, Any] = {"counted": False}
     routes = [
-        route("GET", "/health", "health", health, public=True, **free),
+        route("GET", "/health", "health", health.ready, public=True, **free),
+        route("GET", "/health/ready", "ready", health.ready, public=True, **free),
+        route("GET", "/health/live", "live", health.live, public=True, **free),
+        route("GET", "/", "front page", front_page, **free),
         route("GET", "/metrics", "metrics", measured, **free),
         route("GET", "/openapi.json", "openapi", description, **free),
         route("GET", "/v1/models", "models", api.models, **free),
         route("GET", "/v1/models/{model:path}", "model", api.model, **free),
         route("POST", "/v1/completions", "completions", api.completions),
         route("POST", "/v1/chat/completions", "chat", api.chat),
+        route("POST", "/v1/responses", "responses", api.responses),
+        route("POST", "/v1/messages", "messages", api.messages, error_body=messages_api.error_body),
+        route("POST", "/v1/embeddings", "embeddings", api.embeddings),
     ]
     for each in published:
         at = f"/programs/{each.name}"
         routes += [
-            route("POST", at, f"program {each.name}", each.run),
-            route("POST", f"{at}/stream", f"stream of {each.name}", each.stream),
-            route("POST", f"{at}/batch", f"batch of {each.name}", each.batch),
+            route("POST", at, f"program {each.name}", each.run, program=each.name),
+            route("POST", f"{at}/stream", f"stream of {each.name}", each.stream, program=each.name),
+            route("POST", f"{at}/batch", f"batch of {each.name}", each.batch, program=each.name),
         ]
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        watching = asyncio.create_task(metrics.watch_loop())
+        watching = [asyncio.create_task(metrics.watch_loop()), *([asyncio.create_task(health.watch(broken))] if broken is not None else [])]
         try:
             yield
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             for each in published:
                 each.close()
+            ender.close()
             loop.close()
+            audit.close()
             for each in (pool, compiling):
                 each.shutdown(wait=False, cancel_futures=True)
 
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error}, lifespan=lifespan)
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error}, lifespan=lifespan, middleware=_for_browsers(settings.origins))
     app.router.redirect_slashes = False
     app.state.metrics, app.state.entrance = metrics, entrance
     return app
+
+
+def _for_browsers(origins: Sequence[str]) -> list[Middleware]:
+    """What lets pages of other origins ask; nothing where there are none."""
+    if not origins:
+        return []
+    allowed = ["authorization", "content-type", "x-api-key", "x-request-id"]
+    return [Middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=allowed, expose_headers=["x-request-id", "retry-after"])]
 
 
 def _http_error(request: Request, error: Exception) -> Response:

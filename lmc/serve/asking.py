@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
-from lmc.backend.base import Backend, Handle, Hints, Output, Result, Scored
+from lmc.backend.base import Backend, Handle, Hints, Output, Result, Scored, seed_of
 from lmc.fsm.search import searcher
 from lmc.prompt import Constraint, Gen, Part, SamplingParams, Text, derive_seed
 
@@ -22,7 +21,7 @@ _tickets = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt and how its `n` answers are sampled. A seed of None is one that nobody had before.
+    """One prompt and how its `n` answers are sampled. A seed of None is the backend's, or one that nobody had before.
 
     salt  what is cached of the prompt is shared with asks of the same salt only
     """
@@ -138,7 +137,7 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
         for ask in asks:
             for pattern in ask.params.stop_regex:
                 searcher(pattern)  # refuses those that only backtracking can search for: it may never end
-            seed = secrets.randbits(63) if ask.seed is None else ask.seed
+            seed = seed_of(backend, ask.seed)
             ticket = next(_tickets)
             for i in range(ask.n):
                 hints = Hints(namespace=ask.salt)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -12,9 +13,11 @@ from lmc.errors import (
     BudgetExceeded,
     CancelledError,
     ConstraintError,
+    Filtered,
     LmcError,
     ProgramError,
     PromptTooLongError,
+    Refused,
     RunTimeout,
     UnsupportedOpError,
 )
@@ -24,6 +27,7 @@ log = logging.getLogger("lmc.serve")
 
 _TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
     503: "overloaded_error",
@@ -68,11 +72,13 @@ _BY_ERROR: tuple[tuple[type[LmcError], int, str | None], ...] = (  # the first t
     (RunTimeout, 504, None),
     (BudgetExceeded, 400, "budget_exceeded"),
     (CancelledError, 503, "cancelled"),
+    (Refused, 502, "refusal"),
+    (Filtered, 502, "content_filter"),
     (BackendError, 500, None),
 )
 
 
-def as_api_error(error: BaseException) -> ApiError:
+def as_api_error(error: BaseException, request: str = "") -> ApiError:
     """What a client is told of an error. One that is nobody's fault but ours is logged, and its text stays here."""
     if isinstance(error, ApiError):
         return error
@@ -81,19 +87,42 @@ def as_api_error(error: BaseException) -> ApiError:
     for kind, status, code in _BY_ERROR:
         if isinstance(error, kind):
             return ApiError(status, error.message, code=code)
-    log.error("a request failed", exc_info=error)
-    return ApiError(500, "internal error; the server's log has it")
+    log.error("the request %s failed", request, exc_info=error)
+    return ApiError(500, f"internal error; the server's log has it{f' as {request}' if request else ''}")
 
 
 M = TypeVar("M", bound=BaseModel)
 
 
-def parsed(kind: type[M], body: bytes) -> M:
-    """A request's body as its type, or ApiError that names what is wrong with it."""
+def parsed(kind: type[M], body: bytes, *, lenient: bool = False) -> M:
+    """A request's body as its type, or ApiError that names what is wrong with it. `lenient`: fields that nobody knows are left out."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
+        unknown = [e["loc"] for e in error.errors(include_url=False, include_context=False, include_input=False) if e["type"] == "extra_forbidden"]
+        if lenient and unknown:
+            return parsed(kind, _without(body, unknown))
         raise of_validation(error, tuple(f.alias or name for name, f in kind.model_fields.items())) from None
+
+
+def _without(body: bytes, places: list[tuple[int | str, ...]]) -> bytes:
+    """A JSON object without the fields at these places; unions have steps of their own in a place, which are no fields."""
+    found: Any = json.loads(body)
+    for place in places:
+        parent: Any = found
+        for step in place[:-1]:
+            parent = _within(parent, step)
+        if isinstance(parent, dict):
+            cast("dict[Any, Any]", parent).pop(place[-1], None)
+            log.info("left out of a request: %s", ".".join(map(str, place)))
+    return json.dumps(found).encode()
+
+
+def _within(value: Any, step: int | str) -> Any:
+    """What is at a step in a JSON value; the value itself for a step that is none of its."""
+    if isinstance(value, list) and isinstance(step, int):
+        return cast("list[Any]", value)[step]
+    return cast("dict[Any, Any]", value).get(step, value) if isinstance(value, dict) else value
 
 
 def of_validation(error: ValidationError, known: tuple[str, ...]) -> ApiError:

@@ -1,14 +1,16 @@
 """What every request passes: key, room, size and time limits, and a client that may leave; then its endpoint answers.
 
-    arrives ──► key? ──► room? ──► body in time, not too large ──► endpoint ──► one object, or a stream of events
+    arrives ──► host? ──► key? ──► JSON? ──► room? ──► body in time, not too large ──► endpoint ──► one object, or a stream of events
        └───────────────── a client that leaves, or the time-out, cancels what was asked ─────────────────┘
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
+import re
+import secrets
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +20,9 @@ from urllib.parse import parse_qsl
 from starlette.types import Message, Receive, Scope, Send
 
 from lmc.serve.answering import event
+from lmc.serve.audit import AuditLog, Entry
 from lmc.serve.errors import ApiError, as_api_error
+from lmc.serve.keys import Account, Keyring
 from lmc.serve.metrics import CLIENT_GONE, Metrics, Seen
 from lmc.serve.settings import Settings
 
@@ -30,6 +34,14 @@ class Call:
     body: bytes
     path: Mapping[str, str]
     query: Mapping[str, str]
+    entry: Entry
+    account: Account
+
+    def spend(self, usage: Mapping[str, Any]) -> None:
+        """Tokens of an answer that is complete, as its usage tells them."""
+        tokens = usage["prompt_tokens"] + usage["completion_tokens"]
+        self.entry.tokens += tokens
+        self.account.spend(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +82,13 @@ class Entrance:
     most: int
     inside: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def close(self) -> None:
-        """The server is told to stop: who has not sent a whole request by now is turned away. On the server's loop."""
+    def close(self, drain: float = 60.0) -> None:
+        """The server is told to stop: who has not sent a whole request by now is turned away, and what is not answered in `drain`
+        seconds ends with a 503. On the server's loop."""
         self.closed.set()
+        asyncio.get_running_loop().call_later(drain, self.over.set)
 
     async def before_it_closes(self, waiting: Awaitable[T]) -> T:
         """What comes, unless the entrance closes first: then ApiError."""
@@ -81,7 +96,7 @@ class Entrance:
         try:
             await asyncio.wait((task, closed), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise ApiError(503, "the server is shutting down", headers={"Connection": "close"})
+                raise shutting_down()
             return await task
         finally:
             task.cancel()
@@ -100,45 +115,72 @@ class Entrance:
 
 @dataclass(frozen=True)
 class Gate:
-    """An endpoint as an ASGI application. `public`: no key is asked for. `counted`: it takes room."""
+    """An endpoint as an ASGI application. `public`: no key is asked for. `counted`: it takes room. `program`: that it runs."""
 
     name: str
     endpoint: Endpoint
     settings: Settings
     metrics: Metrics
     entrance: Entrance
+    keys: Keyring
+    audit: AuditLog
     public: bool = False
     counted: bool = True
+    program: str | None = None
+    error_body: Callable[[ApiError], Any] = lambda error: error.body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.metrics.request(self.name) as seen:
-            sender = _Sender(send, seen)
-            try:
-                async with asyncio.timeout(self.settings.timeout):
-                    self._check_key(scope)
-                    await self._answer(scope, receive, sender)
-            except ClientGone:
-                seen.status = CLIENT_GONE
-            except Exception as error:
-                await sender.fail(as_api_error(error))
+        began = time.monotonic()
+        entry = Entry(_request_id(scope), "", str((scope.get("client") or ("",))[0]), scope["method"], scope["path"])
+        try:
+            with self.metrics.request(self.name) as seen:
+                sender = _Sender(send, seen, entry.id, self.error_body)
+                try:
+                    async with asyncio.timeout(self.settings.timeout):
+                        self._check_host(scope)
+                        account = self._account(scope)
+                        entry.key = account.name
+                        await self._answer(scope, receive, sender, entry, account)
+                except ClientGone:
+                    seen.status = CLIENT_GONE
+                except Exception as error:
+                    await sender.fail(as_api_error(error, entry.id))
+                finally:
+                    entry.status = seen.status
+        finally:
+            if self.counted:
+                entry.seconds = round(time.monotonic() - began, 6)
+                self.audit.write(entry)
 
-    def _check_key(self, scope: Scope) -> None:
-        keys = self.settings.api_keys
-        if not keys or self.public:
+    def _check_host(self, scope: Scope) -> None:
+        """A page that makes its own name this machine's (DNS rebinding) says that name."""
+        if self.settings.hosts is None:
             return
-        given = _header(scope, b"authorization") or b""
-        scheme, _, token = given.partition(b" ")
-        fits = [hmac.compare_digest(token.strip(), key.encode()) for key in keys]
-        if scheme.lower() != b"bearer" or not any(fits):
+        said = (_header(scope, b"host") or b"").decode("latin-1").strip().lower()
+        name = said.rpartition(":")[0] if re.search(r":[0-9]*$", said) and not said.endswith("]") else said
+        if name.strip("[]") not in self.settings.hosts:
+            raise ApiError(421, f"this server is not {said!r:.80}; lmc serve --allow-host NAME adds a name", code="invalid_host")
+
+    def _account(self, scope: Scope) -> Account:
+        if self.keys.open or self.public:
+            return self.keys.nobody
+        given = (_header(scope, b"authorization") or b"").decode("utf-8", "surrogateescape")
+        scheme, _, token = given.partition(" ")
+        if scheme.lower() != "bearer":
+            token = (_header(scope, b"x-api-key") or b"").decode("utf-8", "surrogateescape")  # Anthropic's clients
+        account = self.keys.account(token.strip()) if token.strip() else None
+        if account is None:
             raise ApiError(401, "no valid API key: send the header Authorization: Bearer KEY", code="invalid_api_key",
                            headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
+        return account
 
-    async def _answer(self, scope: Scope, receive: Receive, sender: _Sender) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, sender: _Sender, entry: Entry, account: Account) -> None:
         if not self.counted:
-            return await sender.send(await self.endpoint(_call(scope, b"")))
-        with self.entrance.admitted():
+            return await sender.send(await self.endpoint(_call(scope, b"", entry, account)))
+        _check_json(scope)
+        with account.admitted(self.program), self.entrance.admitted():
             body = await self.entrance.before_it_closes(self._body(scope, receive))
-            await _unless_gone(receive, self._work(_call(scope, body), sender))
+            await _unless_gone(receive, self._work(_call(scope, body, entry, account), sender), self.entrance.over)
 
     async def _work(self, call: Call, sender: _Sender) -> None:
         await sender.send(await self.endpoint(call))
@@ -170,6 +212,8 @@ class _Sender:
 
     _send: Send
     _seen: Seen
+    _id: str
+    _error_body: Callable[[ApiError], Any]
     started: bool = False
     ended: bool = field(default=False, init=False)
 
@@ -188,14 +232,14 @@ class _Sender:
     async def fail(self, error: ApiError) -> None:
         """Says what is wrong: as the answer, or as the last event of a stream that has begun."""
         if not self.started:
-            body = json.dumps(error.body, ensure_ascii=False).encode("utf-8", "replace")
+            body = json.dumps(self._error_body(error), ensure_ascii=False).encode("utf-8", "replace")
             return await self._whole(error.status, body, "application/json", error.headers)
         self._seen.status = error.status
         if self.ended:
             return
         try:
             async with asyncio.timeout(1.0):  # a client that does not read holds the server no longer than that
-                await self._send({"type": "http.response.body", "body": event(error.body), "more_body": True})
+                await self._send({"type": "http.response.body", "body": event(self._error_body(error)), "more_body": True})
                 await self._end()
         except TimeoutError:
             return  # the answer stays incomplete, and the server closes the connection
@@ -207,6 +251,7 @@ class _Sender:
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.started, self._seen.status = True, status
+        headers = {**headers, "x-request-id": self._id}
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         start: Message = {"type": "http.response.start", "status": status, "headers": raw}
         await self._send(start)
@@ -216,18 +261,22 @@ class _Sender:
         self.ended = True
 
 
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Does the work, unless the client leaves first: then it is cancelled, and ClientGone raised."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None], over: asyncio.Event) -> None:
+    """Does the work, unless the client leaves first, or the server's time is over: then it is cancelled, and ClientGone or ApiError raised."""
+    task, gone, ended = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive)), asyncio.ensure_future(over.wait())
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, gone, ended), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientGone
+            raise ClientGone if gone.done() else shutting_down()
         await task
     finally:
-        for each in (task, gone):
+        for each in (task, gone, ended):
             each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, gone, ended, return_exceptions=True)
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down; ask again", headers={"Connection": "close", "Retry-After": "1"})
 
 
 async def _left(receive: Receive) -> None:
@@ -235,9 +284,22 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def _call(scope: Scope, body: bytes) -> Call:
+def _request_id(scope: Scope) -> str:
+    """The client's own, if it is one that a log can have; else a new one."""
+    given = (_header(scope, b"x-request-id") or b"").decode("latin-1")
+    return given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else f"req_{secrets.token_hex(12)}"
+
+
+def _check_json(scope: Scope) -> None:
+    """A page of another origin may send text and forms without being asked, but not JSON."""
+    kind = (_header(scope, b"content-type") or b"").decode("latin-1").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ApiError(415, f"the body must be JSON: send the header Content-Type: application/json, not {kind or 'none'!r:.60}")
+
+
+def _call(scope: Scope, body: bytes, entry: Entry, account: Account) -> Call:
     query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
-    return Call(body, scope.get("path_params", {}), query)
+    return Call(body, scope.get("path_params", {}), query, entry, account)
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

@@ -6,23 +6,49 @@ import asyncio
 import ipaddress
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import h11
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from lmc.backend.base import Backend
+from lmc.backend.base import Backend, Health
 from lmc.errors import ParameterError
 from lmc.frontend.interpreter import Function
 from lmc.serve.app import create_app
+from lmc.serve.front import Front
 from lmc.serve.gate import Entrance
 from lmc.serve.settings import Settings
 
+_LAST = 2  # seconds for the last 503s to be sent
 _PATIENCE = 30  # seconds for a request line and headers, and for the next request of a connection
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """A certificate, with those that it depends on, and its private key, as files of PEM."""
+
+    certificate: Path
+    key: Path
+
+    def check(self) -> None:
+        """Raises ParameterError for files that do not belong together."""
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise ParameterError(f"TLS: {self.certificate} and {self.key} are no certificate with its key: {error}") from None
+
+
+def loopback_names(host: str) -> frozenset[str]:
+    """What clients on this machine call a server that listens on loopback."""
+    return frozenset({"localhost", "127.0.0.1", "::1", host.lower()})
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -49,21 +75,44 @@ def is_loopback(host: str) -> bool:
 
 
 def serve(
-    backend: Backend,
+    open_backend: Callable[[], Backend],
     settings: Settings,
     programs: Sequence[Function],
     where: socket.socket,
     *,
     drain: float,
     ready: Callable[[str], None] = lambda url: None,
-) -> None:
+    until_broken: bool = False,
+    tls: Tls | None = None,
+) -> Health | None:
     """Serves until SIGINT or SIGTERM, then lets running requests finish, for at most `drain` seconds.
 
-    Calls `ready(url)` when requests are accepted. Does not close the backend.
+    The backend is opened when the server listens, which says 503 until then, and closed at the end. Calls `ready(url)` when requests are
+    accepted. `until_broken`: ends by itself, too, when the engine will not answer any more, and gives what it says of itself.
+    Raises what opening the backend raised.
     """
-    app = create_app(backend, settings, programs)
-    with _signals_end_it():
-        Server(app, drain=drain, ready=lambda: ready(_url(where))).run(sockets=[where])
+    entrance, opened, broken = Entrance(settings.max_requests), list[Backend](), list[Health]()
+
+    def make() -> Starlette:
+        opened.append(open_backend())
+        return create_app(opened[0], settings, programs, entrance=entrance, broken=end if until_broken else None)
+
+    def end(health: Health) -> None:
+        broken.append(health)
+        server.stop_at_once()
+
+    front = Front(make, lambda: ready(_url(where, tls)), lambda: server.stop_at_once())
+    server = Server(front, entrance, drain=drain, tls=tls)
+    try:
+        with _signals_end_it():
+            server.run(sockets=[where])
+        if front.error is not None:
+            raise front.error
+        return broken[0] if broken else None
+    finally:
+        if not broken:  # one that is stuck does not close
+            for backend in opened:
+                backend.close()
 
 
 @contextmanager
@@ -81,10 +130,10 @@ def _signals_end_it() -> Iterator[None]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which says when it is ready, and turns away at its end who has not sent a whole request."""
+    """uvicorn's, which turns away at its end who has not sent a whole request, and ends what is not answered in time with a 503."""
 
-    def __init__(self, app: Starlette, *, drain: float = 60.0, ready: Callable[[], None] = lambda: None) -> None:
-        """`app`: of `create_app`."""
+    def __init__(self, app: ASGIApp, entrance: Entrance, *, drain: float = 60.0, tls: Tls | None = None) -> None:
+        self._drain = max(1.0, drain)
         config = uvicorn.Config(
             app,
             http=Connection,
@@ -93,20 +142,20 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             timeout_keep_alive=_PATIENCE,
-            timeout_graceful_shutdown=max(1, round(drain)),
+            timeout_graceful_shutdown=round(self._drain) + _LAST,
             backlog=2048,
+            ssl_certfile=None if tls is None else tls.certificate,
+            ssl_keyfile=None if tls is None else str(tls.key),
         )
         super().__init__(config)
-        self._entrance: Entrance = app.state.entrance
-        self._ready = ready
+        self._entrance = entrance
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._ready()
+    def stop_at_once(self) -> None:
+        """Nothing that runs will be answered."""
+        self._drain, self.should_exit = 0.0, True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._entrance.close()
+        self._entrance.close(self._drain)
         await super().shutdown(sockets)
 
 
@@ -139,6 +188,7 @@ class Connection(H11Protocol):
             self._late = None
 
 
-def _url(where: socket.socket) -> str:
+def _url(where: socket.socket, tls: Tls | None = None) -> str:
     host, port = where.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -39,6 +39,8 @@ class Metrics:
         self._prompt = Counter("lmc_prompt_tokens", "Prompt tokens of answered requests.", registry=registry)
         self._completion = Counter("lmc_completion_tokens", "Tokens of answers.", registry=registry)
         self._lag = Gauge("lmc_event_loop_lag_max_seconds", "Longest delay of the event loop since the start.", registry=registry)
+        self.ended_runs = Counter("lmc_program_runs_ended", "Runs that computed on when nobody waited for them, and were ended.", registry=registry)
+        self.unended_runs = Gauge("lmc_program_runs_unended", "Runs that compute on though nobody waits for them, and cannot be ended.", registry=registry)
         self.lag = 0.0
         self.registry.register(_OfBackend(backend))
 

@@ -1,16 +1,20 @@
-"""The endpoints of OpenAI's API over a backend: /v1/completions, /v1/chat/completions, /v1/models."""
+"""The endpoints of the model's APIs over a backend: OpenAI's completions, chat completions, responses and models; Anthropic's messages."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from pydantic import ValidationError
+
 from lmc.backend.base import Backend
 from lmc.prompt import Constraint, Part, SamplingParams, Special, plain
+from lmc.serve import messages_api, responses_api
 from lmc.serve.answering import (
     DONE,
     ChatDeltas,
@@ -24,7 +28,7 @@ from lmc.serve.answering import (
 )
 from lmc.serve.asking import Ask, Generation
 from lmc.serve.conversation import prompt_of, tools_called
-from lmc.serve.errors import ApiError, bad, parsed
+from lmc.serve.errors import ApiError, M, bad, of_validation, parsed
 from lmc.serve.gate import Call, Events, Reply
 from lmc.serve.metrics import Metrics
 from lmc.serve.openai_protocol import ChatRequest, CompletionRequest, Sampled
@@ -56,7 +60,7 @@ class OpenAIApi:
     # -- completions ---------------------------------------------------------------------------------------------------
 
     async def completions(self, call: Call) -> Reply | Events:
-        request = parsed(CompletionRequest, call.body)
+        request = self._parsed(CompletionRequest, call.body)
         stamp = self._stamp(request, "text_completion")
         params, constraint = await self._in_pool(_meaning, request, _COMPLETION_TOKENS)
         self._check_choices(len(request.prompts) * request.choices)
@@ -69,28 +73,54 @@ class OpenAIApi:
         generation = await self._begin(asks)
         scored = request.logprobs is not None
         if request.stream:
-            return Events(self._completion_events(stamp, request, generation, arrived), generation.cancel)
+            return Events(self._completion_events(stamp, request, generation, arrived, call), generation.cancel)
         try:
             outputs = await generation.outputs()
         finally:
             generation.cancel()
         echoes = [plain(parts) if request.echo else None for parts in prompts for _ in range(request.choices)]
         made = [completion_choice(i, o, echo, logprobs=scored) for i, (o, echo) in enumerate(zip(outputs, echoes, strict=True))]
-        return Reply(stamp.object(made, self._counted(outputs, request)))
+        return Reply(stamp.object(made, self._counted(outputs, request, call)))
 
     async def _completion_events(
-        self, stamp: Stamp, request: CompletionRequest, generation: Generation, arrived: float
+        self, stamp: Stamp, request: CompletionRequest, generation: Generation, arrived: float, call: Call
     ) -> AsyncGenerator[bytes, None]:
         pieces = [CompletionPieces(i, logprobs=request.logprobs is not None) for i in range(len(generation.results))]
         async for grown in generation.follow():
             arrived = self._first_token(arrived)
             yield event(stamp.chunk([pieces[grown.index].more(grown)], **request.unknown_usage))
-        yield self._end(stamp, request, generation)
+        yield self._end(stamp, request, generation, call)
 
     # -- chat ----------------------------------------------------------------------------------------------------------
 
     async def chat(self, call: Call) -> Reply | Events:
-        request = parsed(ChatRequest, call.body)
+        request = self._parsed(ChatRequest, call.body)
+        answer = await self._answered(request, call)
+        if isinstance(answer, Chunks):
+            return Events(_as_events(answer.stream, request), answer.cancel)
+        return Reply(answer)
+
+    async def responses(self, call: Call) -> Reply | Events:
+        """OpenAI's other form of asking."""
+        request = self._parsed(responses_api.ResponsesRequest, call.body)
+        answer, made = await self._answered(_chat_of(responses_api.as_chat(request)), call), responses_api.Answer(request)
+        if isinstance(answer, Chunks):
+            return Events(_generator(made.events(answer.stream)), answer.cancel)
+        return Reply(made.whole(answer))
+
+    async def messages(self, call: Call) -> Reply | Events:
+        """Anthropic's form of asking."""
+        request = self._parsed(messages_api.MessagesRequest, call.body)
+        answer = await self._answered(_chat_of(messages_api.as_chat(request)), call)
+        if isinstance(answer, Chunks):
+            return Events(_generator(messages_api.events(answer.stream)), answer.cancel)
+        return Reply(messages_api.whole(answer))
+
+    async def embeddings(self, call: Call) -> Reply:
+        raise ApiError(501, "this server has no embeddings: its model generates text; ask a server of an embedding model", code="unsupported")
+
+    async def _answered(self, request: ChatRequest, call: Call) -> dict[str, Any] | Chunks:
+        """The answer to a chat completion, or the chunks in which it comes."""
         stamp = self._stamp(request, "chat.completion")
         self._check_choices(request.choices)
         params, constraint = await self._in_pool(_meaning, request, self._settings.max_tokens)
@@ -104,15 +134,15 @@ class OpenAIApi:
         generation = await self._begin([ask])
         token_bytes = self._token_bytes if request.logprobs else None
         if request.stream:
-            return Events(self._chat_events(stamp, request, generation, family, token_bytes, arrived), generation.cancel)
+            return Chunks(self._chunks(stamp, request, generation, family, token_bytes, arrived, call), generation.cancel)
         try:
             outputs = await generation.outputs()
         finally:
             generation.cancel()
         made = [chat_choice(i, output, family, token_bytes) for i, output in enumerate(outputs)]
-        return Reply(stamp.object(made, self._counted(outputs, request)))
+        return stamp.object(made, self._counted(outputs, request, call))
 
-    async def _chat_events(
+    async def _chunks(
         self,
         stamp: Stamp,
         request: ChatRequest,
@@ -120,17 +150,22 @@ class OpenAIApi:
         family: Family | None,
         token_bytes: TokenBytes | None,
         arrived: float,
-    ) -> AsyncGenerator[bytes, None]:
+        call: Call,
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The last has no choices, and the usage."""
         answers = [ChatDeltas(i, family, token_bytes) for i in range(request.choices)]
         for answer in answers:
-            yield event(stamp.chunk([answer.opening()], **request.unknown_usage))
+            yield stamp.chunk([answer.opening()], **request.unknown_usage)
         async for grown in generation.follow():
             arrived = self._first_token(arrived)
             for choice in answers[grown.index].more(grown):
-                yield event(stamp.chunk([choice], **request.unknown_usage))
-        yield self._end(stamp, request, generation)
+                yield stamp.chunk([choice], **request.unknown_usage)
+        yield stamp.chunk([], usage=self._counted([result.output() for result in generation.results], request, call))
 
     # -- what both need ------------------------------------------------------------------------------------------------
+
+    def _parsed(self, kind: type[M], body: bytes) -> M:
+        return parsed(kind, body, lenient=self._settings.lenient)
 
     def _stamp(self, request: Sampled, kind: str) -> Stamp:
         if request.model is not None:
@@ -150,14 +185,15 @@ class OpenAIApi:
         if asked > self._settings.max_choices:
             raise bad(f"{asked} answers in one request; at most {self._settings.max_choices} may be asked for", "n")
 
-    def _end(self, stamp: Stamp, request: Sampled, generation: Generation) -> bytes:
+    def _end(self, stamp: Stamp, request: Sampled, generation: Generation, call: Call) -> bytes:
         """The end of a stream."""
-        usage = self._counted([result.output() for result in generation.results], request)
+        usage = self._counted([result.output() for result in generation.results], request, call)
         return (event(stamp.chunk([], usage=usage)) if request.wants_usage else b"") + DONE
 
-    def _counted(self, outputs: list[Any], request: Sampled) -> dict[str, Any]:
+    def _counted(self, outputs: list[Any], request: Sampled, call: Call) -> dict[str, Any]:
         usage = usage_of(outputs, request.choices)
         self._metrics.tokens(usage)
+        call.spend(usage)
         return usage
 
     def _first_token(self, arrived: float) -> float:
@@ -176,6 +212,34 @@ class OpenAIApi:
 
     async def _in_pool(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """An answer as it grows. `cancel` ends it."""
+
+    stream: AsyncGenerator[dict[str, Any], None]
+    cancel: Callable[[], None]
+
+
+async def _as_events(chunks: AsyncGenerator[dict[str, Any], None], request: ChatRequest) -> AsyncGenerator[bytes, None]:
+    async for chunk in chunks:
+        if chunk["choices"] or request.wants_usage:
+            yield event(chunk)
+    yield DONE
+
+
+async def _generator(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    async for chunk in stream:
+        yield chunk
+
+
+def _chat_of(body: dict[str, Any]) -> ChatRequest:
+    """A translated request. Raises ApiError as for a chat completion."""
+    try:
+        return ChatRequest.model_validate(body)
+    except ValidationError as error:
+        raise of_validation(error, tuple(ChatRequest.model_fields)) from None
 
 
 def _meaning(request: ChatRequest | CompletionRequest, most: int) -> tuple[SamplingParams, Constraint | None]:

@@ -139,7 +139,9 @@ class Sampled(Body):
     response_format: ResponseFormat | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
-    store: Literal[False] | None = None
+    store: bool | None = None  # nothing is
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -10,7 +10,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import lmc
+from lmc.serve.messages_api import MessagesRequest
 from lmc.serve.openai_protocol import ChatRequest, CompletionRequest
+from lmc.serve.responses_api import ResponsesRequest
 
 if TYPE_CHECKING:
     from lmc.serve.programs import Published
@@ -65,8 +67,11 @@ _BATCH: Json = {
 _REFUSALS = {
     "400": "The request cannot be answered as it stands.",
     "401": "No valid API key.",
+    "403": "The key does not allow this.",
     "404": "There is no such thing.",
     "408": "The request did not arrive in time.",
+    "415": "The body is not said to be JSON.",
+    "421": "The server does not have this name.",
     "413": "The request is too large.",
     "429": "Too many requests are being answered.",
     "500": "The model or the program failed.",
@@ -84,18 +89,23 @@ _OPTIONS: list[Json] = [
 
 def document(programs: Sequence[Published], *, with_keys: bool) -> Json:
     """The whole description. `with_keys`: requests need an API key."""
-    bodies: list[type[BaseModel]] = [CompletionRequest, ChatRequest]
+    bodies: list[type[BaseModel]] = [CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest]
     for program in programs:
         bodies += [program.arguments, program.items]
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFS)
     paths: Json = {
-        "/health": {"get": _operation("Whether the server answers.", {"type": "object"})},
+        "/health": {"get": _health("Whether requests are answered: 503 if not.")},
+        "/health/ready": {"get": _health("Whether requests are answered: 503 if not.")},
+        "/health/live": {"get": _health("Whether the process runs.")},
+        "/": {"get": _operation("What this server is.", {"type": "object"})},
         "/metrics": {"get": _operation("Counters for Prometheus.", None, content_type="text/plain")},
         "/openapi.json": {"get": _operation("This description.", {"type": "object"})},
         "/v1/models": {"get": _operation("The models that may be asked.", {"type": "object", "required": ["object", "data"]})},
         "/v1/models/{model}": {"get": _operation("One model.", {"type": "object"}, parameters=[_MODEL])},
         "/v1/completions": {"post": _operation("Continues a prompt.", _COMPLETION, body=CompletionRequest, streams=True)},
         "/v1/chat/completions": {"post": _operation("Answers a conversation.", _COMPLETION, body=ChatRequest, streams=True)},
+        "/v1/responses": {"post": _operation("Answers a conversation, as the Responses API does.", {"type": "object"}, body=ResponsesRequest, streams=True)},
+        "/v1/messages": {"post": _operation("Answers a conversation, as Anthropic's API does.", {"type": "object"}, body=MessagesRequest, streams=True)},
     }
     for program in programs:
         paths |= _of_program(program)
@@ -108,7 +118,14 @@ def document(programs: Sequence[Published], *, with_keys: bool) -> Json:
     if with_keys:
         made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         made["security"] = [{"key": []}]
-        paths["/health"]["get"]["security"] = []
+        for path in ("/health", "/health/ready", "/health/live"):
+            paths[path]["get"]["security"] = []
+    return made
+
+
+def _health(summary: str) -> Json:
+    made = _operation(summary, {"type": "object"})
+    made["responses"]["503"] = {"description": "Requests would not be answered.", "content": {"application/json": {"schema": {"type": "object"}}}}
     return made
 
 

@@ -14,6 +14,8 @@ import threading
 import traceback
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from lmc.runahead.program import program_of
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, as_api_error, bad, of_validation, parsed
 from lmc.serve.gate import Call, Events, Reply
+from lmc.serve.spinning import RUN, Ender, RunEnded, Running
 from lmc.userfiles import parameters, record_of
 
 log = logging.getLogger("lmc.serve")
@@ -71,7 +74,7 @@ class ProgramLoop:
         while True:
             try:
                 return loop.run_forever()
-            except (SystemExit, KeyboardInterrupt) as error:
+            except (SystemExit, KeyboardInterrupt, RunEnded) as error:
                 log.warning("a program raised %s, which ends its run and not the server", type(error).__name__)
 
     def close(self) -> None:
@@ -82,8 +85,8 @@ class ProgramLoop:
 class Published:
     """One program with its three endpoints: a run, a run as a stream, a batch."""
 
-    def __init__(self, function: Function, backend: Backend, loop: ProgramLoop, pool: Executor) -> None:
-        self.name, self.function, self._loop, self._pool = function.name, function, loop, pool
+    def __init__(self, function: Function, backend: Backend, loop: ProgramLoop, pool: Executor, ender: Ender) -> None:
+        self.name, self.function, self._loop, self._pool, self._ender = function.name, function, loop, pool, ender
         self._program = program_of(function, backend)
         self.arguments = arguments_model(function)
         several: Any = list.__class_getitem__(self.arguments)
@@ -96,15 +99,21 @@ class Published:
 
     async def run(self, call: Call) -> Reply:
         options, item = self._options(call), _values(parsed(self.arguments, call.body))
-        (record,) = await self._loop.run(self._records([item], options))
+        with self._ended_with_the_request():
+            (record,) = await self._loop.run(self._records([item], options))
         if "error" in record:
             raise record["error"]
+        call.spend(record["usage"])
         return Reply(record)
 
     async def batch(self, call: Call) -> Reply:
         options = self._options(call)
         items = [_values(item) for item in parsed(self.items, call.body).items]
-        records = await self._loop.run(self._records(items, options))
+        with self._ended_with_the_request():
+            records = await self._loop.run(self._records(items, options))
+        for record in records:
+            if "error" not in record:
+                call.spend(record["usage"])
         return Reply({"results": [_with_error_told(record) for record in records]})
 
     async def stream(self, call: Call) -> Events:
@@ -112,17 +121,29 @@ class Published:
         clashing = sorted(set(options) & set(self.function.params))
         if clashing:
             raise bad(f"{clashing[0]} is an argument of {self.name}; give it in the body", clashing[0])
-        begin = partial(self._program.stream, **item, **options)
-        state = await asyncio.get_running_loop().run_in_executor(self._pool, begin)
-        return Events(self._events([state]))
+        with self._ended_with_the_request() as run:
+            begin = partial(copy_context().run, self._program.stream, **item, **options)
+            state = await asyncio.get_running_loop().run_in_executor(self._pool, begin)
+        return Events(self._events([state], call), partial(self._ender.end, run))
 
     # -- runs
+
+    @contextmanager
+    def _ended_with_the_request(self) -> Iterator[Running]:
+        """What runs on when the request is cancelled is ended."""
+        run = Running(self.name)
+        RUN.set(run)  # of the request's own task
+        try:
+            yield run
+        except asyncio.CancelledError:
+            self._ender.end(run)
+            raise
 
     async def _records(self, items: Sequence[Mapping[str, Any]], options: Json) -> list[Json]:
         """On the programs' loop: one record an item; a failed one holds its exception as `error`."""
         try:
             states = await self._program.abatch(items, errors="return", **options)
-        except (SystemExit, KeyboardInterrupt) as error:  # would end whoever awaits this
+        except (SystemExit, KeyboardInterrupt, RunEnded) as error:  # would end whoever awaits this
             raise self._told(error) from None
         return [self._record(i, state) for i, state in enumerate(states)]
 
@@ -158,7 +179,7 @@ class Published:
 
     # -- streams
 
-    async def _events(self, held: list[Any]) -> AsyncGenerator[bytes, None]:
+    async def _events(self, held: list[Any], call: Call) -> AsyncGenerator[bytes, None]:
         """`delta` and `value` of each variable as it comes, then `done`. Closing it drops the state, which ends the run."""
         state = held.pop()
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
@@ -182,6 +203,7 @@ class Published:
             yield chunk
         if "error" in record:
             raise record["error"]
+        call.spend(record["usage"])
         yield _event("done", record)
 
     def _options(self, call: Call) -> Json:

@@ -53,7 +53,7 @@ def test_tools(real):
     try:
         import mcp  # noqa: F401
     except ImportError:
-        with pytest.raises(lmc.BackendError, match=r"test_tools.py:\d+: .*pip install .litellm\[mcp\]"):
+        with pytest.raises(lmc.BackendError, match=r"test_tools.py:\d+: .*pip install .*\[litellm\]"):
             agent("tea", backend=backend, temperature=0).text()
         assert not server.seen and backend.spent().retries == 0
         return

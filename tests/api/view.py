@@ -20,6 +20,9 @@ _KEPT = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "
 class View:
     """A backend under another name, with what was asked since this was made."""
 
+    answers_in_order, _fault = False, None  # as a mock that is not scripted
+    _instant = False
+
     def __init__(self, backend: Any, server: Server, log: bool) -> None:
         self._backend, self._server, self._log, self._start = backend, server, log, len(server.seen)
         self._handles: list[Any] = []  # kept, so that what nobody reads is asked all the same

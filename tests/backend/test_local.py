@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from lmc.backend.base import Backend
+from lmc.backend.base import HEALTHY, Backend
+from lmc.backend.engine import engine as engine_module
 from lmc.backend.local import Engine
 from lmc.backend.runtime import Runtime
 from lmc.errors import (
@@ -590,6 +591,86 @@ def test_one_bad_request_does_not_take_its_batch_along(monkeypatch):
     assert isinstance(error, BackendError) and isinstance(error.__cause__, ZeroDivisionError)
     assert fine.results[0].output().text
     engine.check()
+
+
+# -- health ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_whose_pass_failed_says_so_until_one_goes_through():
+    engine, runner = backend()
+    assert engine.health() == HEALTHY
+    runner.fail_with = RuntimeError("out of luck")
+    with pytest.raises(BackendError, match="out of luck"):
+        answer(engine, "x", gen(4))
+    found = engine.health()  # which asks for a token, too
+    assert (found.state, found.ready) == ("failed", False) and "RuntimeError: out of luck" in found.reason
+    engine._trial.results[0].output()
+    assert engine.health() == HEALTHY
+    engine.close()
+    assert engine.health().state == "closed"
+
+
+def test_a_trial_that_fails_leaves_the_engine_failed():
+    engine, runner = backend()
+    fine, runner.run = runner.run, lambda work: 1 / 0
+    with pytest.raises(BackendError):
+        answer(engine, "x", gen(4))
+    for _ in range(2):
+        assert engine.health().state == "failed"
+        engine._trial.results[0].wait()
+    runner.run = fine
+    engine.health()
+    engine._trial.results[0].output()
+    assert engine.health().ready
+    engine.close()
+
+
+def test_a_pass_that_does_not_end_is_stuck():
+    engine, runner = backend()
+    inside, go_on, fine = threading.Event(), threading.Event(), runner.run
+
+    def run(work):
+        inside.set()
+        go_on.wait(60)
+        return fine(work)
+
+    runner.run = run
+    handle = ask(engine, "x", gen(1))
+    inside.wait(60)
+    assert engine.health().ready
+    engine._core._computing_since -= engine_module.STUCK_AFTER + 1
+    found = engine.health()
+    assert found.state == "stuck" and "does not end" in found.reason
+    go_on.set()
+    handle.results[0].output()
+    assert engine.health().ready
+    engine.close()
+
+
+DEVICE_ERRORS = ("CUDA error: device-side assert triggered", "Triton Error [CUDA]: an illegal memory access was encountered", "CUBLAS_STATUS_EXECUTION_FAILED")
+
+
+@pytest.mark.parametrize("message", DEVICE_ERRORS)
+def test_a_device_error_ends_the_engine_with_its_reason(message):
+    engine, runner = backend()
+    runner.fail_with = RuntimeError(message)
+    handles = [ask(engine, text, gen(4)) for text in ("a", "b")]
+    for handle in handles:
+        with pytest.raises(BackendError, match=re.escape(message)):
+            handle.results[0].output()
+    engine._core._thread.join(60)
+    found = engine.health()
+    assert found.state == "ended" and message in found.reason
+    with pytest.raises(BackendError, match=r"ended with a device error.*start a new process"):
+        ask(engine, "x", gen(4))
+    engine.close()
+
+
+def test_too_little_memory_is_no_device_error():
+    class OutOfMemoryError(RuntimeError): ...
+
+    assert not engine_module.is_device_error(OutOfMemoryError("CUDA error: out of memory"))
+    assert not engine_module.is_device_error(ValueError("CUDA error"))
 
 
 # -- lifetimes ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import re
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import lark
@@ -14,13 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lmc
 from lmc.backend.base import Backend, Counters, Handle
 from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.backend.mock_answers import Ask
 from lmc.backend.mock_prompt import encode, special_id
 from lmc.backend.mock_samples import member_of, sample_regex
 from lmc.chat import RoleTemplate
-from lmc.errors import ArgumentError, BackendError, CancelledError, ConstraintError, Loc, UnsupportedOpError
+from lmc.errors import ArgumentError, BackendError, CancelledError, ConstraintError, LmcError, Loc, UnsupportedOpError
 from lmc.fsm.regex import parse
 from lmc.prompt import (
     ChoicesMethod,
@@ -39,6 +42,7 @@ from tests.fsm.schemas import SCHEMAS as ALL_SCHEMAS
 from tests.fsm.test_json_schema import is_valid, validator
 from tests.searching import search, some
 
+PNG = b"\x89PNG\r\n\x1a\n"
 GREEDY = SamplingParams(temperature=0.0)
 LOC = Loc("prog.py", 3, 4)
 
@@ -75,6 +79,47 @@ def test_answers_depend_on_prompt_and_parameters_and_nothing_else() -> None:
 
 def test_answers_do_not_change_between_versions() -> None:
     assert answer(Mock(), "The quick brown fox", gen()) == "zaros baros puni vopa"
+
+
+def test_an_image_is_its_content(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG + b"one")
+    (tmp_path / "b.png").write_bytes(PNG + b"one")
+    mock = Mock()
+
+    def seen(source: Any) -> str:
+        return mock.submit(None, (text("Look: "), Image(source), gen())).results[0].output().text
+
+    assert seen(str(tmp_path / "a.png")) == seen(tmp_path / "b.png") == seen(PNG + b"one")
+    assert len({seen(PNG + b"one"), seen(PNG + b"two"), seen("https://host/a.png"), answer(mock, "Look: ", gen())}) == 4
+    assert mock.call_log[0].prompt_text == "Look: " and len(mock.call_log[0].prompt) > len("Look: ")
+
+
+def test_what_is_no_image_is_refused_at_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"no image")
+    for source, why in ((str(tmp_path / "a.png"), "neither PNG"), (str(tmp_path / "none.png"), "No such file"), (3, "mock does not support image\\(int\\)")):
+        with pytest.raises(LmcError, match=rf"prog.py:3: .*{why}"):
+            Mock().submit(None, (Image(source, loc=LOC), gen()))
+
+
+def test_runs_are_repeatable_unless_they_are_told_otherwise() -> None:
+    """And siblings, items and further asks differ, for an answer depends on its address."""
+
+    @lmc.function
+    def program(s: Any) -> list[str]:
+        forks = s.fork(2)
+        for f in forks:
+            f += "Q: " + lmc.gen("a", temperature=1.0, max_tokens=40)
+        return [f["a"] for f in forks]
+
+    first = program.run(backend=Mock()).ret_value
+    assert first[0] != first[1]
+    assert program.run(backend=Mock()).ret_value == lmc.compile(program, backend=Mock())().ret_value == first
+    assert program.run(backend=Mock(), seed=0).ret_value == first != program.run(backend=Mock(), seed=1).ret_value
+    items = [state.ret_value for state in program.run_batch([{}, {}], backend=Mock())]
+    assert items == [state.ret_value for state in lmc.compile(program, backend=Mock()).batch([{}, {}])]
+    assert items[0] == first != items[1]
+    other = Mock(capabilities=replace(CAPABILITIES, seed=None))
+    assert program.run(backend=other).ret_value != program.run(backend=other).ret_value
 
 
 def test_seed_matters_above_temperature_zero() -> None:
@@ -365,6 +410,25 @@ def test_a_scripted_choice_must_be_a_choice() -> None:
         answer(Mock({"x": "perhaps"}), "p", Select(("yes", "no"), name="x", loc=LOC))
 
 
+REGEX = Constraint("regex", "yes|no|yes, please")
+RECURS = Constraint("lark", 'start: "a" | "(" start ")"')
+
+
+@pytest.mark.parametrize(
+    ("scripted", "constraint", "params"),
+    [("maybe", REGEX, {}), ("yes,", REGEX, {}), ("((a)", RECURS, {}), ([["yes", "yo"]], REGEX, {"n": 2, "temperature": 1.0}), ("yes.", REGEX, {"max_new_tokens": 4})],
+)
+def test_a_scripted_answer_is_one_that_its_constraint_allows(scripted: Any, constraint: Constraint, params: Any) -> None:
+    with pytest.raises(BackendError, match=rf"prog.py:3: the scripted answer for 'x' is '.*', which its {constraint.kind} .* does not allow"):
+        answer(Mock({"x": scripted}), "p", gen(name="x", constraint=constraint, **params))
+
+
+def test_a_scripted_answer_may_be_cut_by_a_stop_or_by_the_limit() -> None:
+    assert answer(Mock({"x": "yes\nand more"}), "p", gen(name="x", constraint=REGEX, stop=("\n",))) == "yes"
+    assert answer(Mock({"x": "yes, please"}), "p", gen(name="x", constraint=REGEX, max_new_tokens=5)) == "yes, "
+    assert answer(Mock({"x": "((a))"}), "p", gen(name="x", constraint=RECURS, max_new_tokens=3)) == "((a"
+
+
 def test_wrong_scripts_are_refused() -> None:
     with pytest.raises(ArgumentError, match="takes a function, a mapping or a list"):
         Mock("yes")  # type: ignore[arg-type]
@@ -497,7 +561,7 @@ def test_many_threads_may_submit() -> None:
 
 
 UNSUPPORTED: list[Segment] = [
-    Image("x.png"),
+    Image("x.mp4", num_frames=4),
     Gen(constraint=Constraint("ebnf", "root ::= 'a'")),
     Gen(constraint=Constraint("structural_tag", "{}")),
 ]
@@ -507,7 +571,6 @@ UNSUPPORTED: list[Segment] = [
 def test_what_it_cannot_do_is_refused(segment: Segment) -> None:
     with pytest.raises(UnsupportedOpError, match="mock does not support"):
         Mock().submit(None, (segment,))
-    assert not CAPABILITIES.images
 
 
 # -- log-probabilities

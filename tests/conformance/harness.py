@@ -166,7 +166,7 @@ def conform(
 def late(mock: Mock) -> None:
     """Let the answers of a mock take a moment, so that the program waits for them."""
     if mock._instant:
-        mock._instant, mock._latency = False, lambda _: LATE
+        mock._instant, mock._latency = False, lambda *_: LATE
 
 
 def _scripted_in_order(mock: Mock) -> bool:

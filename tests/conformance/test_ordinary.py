@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from lmc import Mock, gen
+from lmc import gen
 
-from .harness import Case, case, cases, effect, opaque, resumes, run
+from .harness import Case, case, cases, effect, opaque
 
 ITEMS = [{"q": q} for q in ("a", "bee gee", "c")]
 
@@ -467,11 +467,3 @@ def copies_that_share(s, q):
     draft.rows[1].append("z")
     draft.parts["k"].append(q)
     return near.rows, near.parts, near.rows is draft.rows, far.rows, far.parts
-
-
-def test_copies_share_the_same_where_a_run_is_taken_up():
-    shares = copies_that_share
-    shares.check()
-    for item in shares.items:
-        expected = run(shares.program.run, item, lambda: None, {"seed": 7, "backend": Mock()})
-        resumes(shares.program, item, expected, backend=Mock, reset=lambda: None, outside=lambda: None, options={"seed": 7})

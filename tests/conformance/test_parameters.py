@@ -11,10 +11,9 @@ import pytest
 
 import lmc
 from lmc.backend.mock import Mock
-from lmc.frontend import replay
 
 from . import outside
-from .harness import case, cases, effect, observe, opaque
+from .harness import case, cases, effect, opaque
 from .outside import STEPS
 
 OUTSIDE = {"reset": outside.reset, "outside": outside.look, "batch": False}  # items of a batch would share it
@@ -359,15 +358,3 @@ def taken_for_text(s: Any, q: str) -> Any:
     n = COUNT(q)
     s += q + (lmc.gen("x", max_tokens=9) if isinstance(n, str) else lmc.gen("x", max_tokens=2, regex="[ab]+"))
     return s["x"]
-
-
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
-@pytest.mark.parametrize("temperature", [0, 0.8])
-def test_an_answer_to_other_parameters_is_not_taken(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    def differs() -> bool:
-        want = observe(taken_for_text.run(q="a", seed=1, temperature=temperature, backend=Mock()))
-        return observe(lmc.compile(taken_for_text)(q="a", seed=1, temperature=temperature, backend=Mock())) != want
-
-    assert not differs()
-    monkeypatch.setattr(replay, "_same_request", lambda a, b: (a.seed, a.name) == (b.seed, b.name))
-    assert differs()

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from lmc.jit.owner import Owner
 
 import lmc
 from lmc.backend.base import Output, Scored
@@ -245,41 +244,6 @@ def test_a_stream_is_compiled_and_streams_while_it_runs() -> None:
     backend.close()
 
 
-def test_streams_and_calls_keep_their_own_traces() -> None:
-    fast = lmc.compile(scoped)
-    fast.stream(q="Why?", backend=mock(), seed=1).sync()
-    fast(q="Why?", backend=mock(), seed=1)
-    assert "show" not in fast.dump_ir()
-    fast.stream(q="Why?", backend=mock(), seed=1).sync()
-
-
-def test_what_was_shown_before_anything_was_asked_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run leaves the graph with nothing recorded, after its text was seen."""
-    seen = threading.Event()
-    real = Owner.replay
-
-    def replay(self: Any, run: Any) -> Any:
-        assert seen.wait(5)
-        return real(self, run)
-
-    @lmc.function
-    def program(s: Any, q: str) -> None:
-        with s.var_scope("all"):
-            s += "start "
-            _ = s.usage  # not captured, and nothing is asked or recorded before it
-            s += q + lmc.gen("a", max_tokens=3)
-
-    monkeypatch.setattr(Owner, "replay", replay)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
-        state = (fast := lmc.compile(program)).stream(q="Q", backend=mock(), seed=1)
-        pieces, scope = state.text_iter(), state.text_iter("all")
-        begun = next(pieces), next(scope)
-        seen.set()
-        assert begun == ("start ", "start ")
-        assert "start " + "".join(pieces) == "start " + "".join(scope) == state.text() == "start Q" + state["a"]
-
-
 def test_text_after_a_failing_tool_is_not_shown() -> None:
     """The graph could append ahead of the tool; nobody sees it."""
 
@@ -382,8 +346,3 @@ def test_a_stream_with_stream_true_is_the_same() -> None:
     fast = lmc.compile(scoped)
     state = fast(q="Why?", backend=mock(), seed=3, stream=True)
     assert "".join(state.text_iter()) == fast(q="Why?", backend=mock(), seed=3).text()
-
-
-def test_what_is_narrowed_cannot_be_streamed() -> None:
-    with pytest.raises(lmc.errors.ProgramError, match="no text to stream"):
-        lmc.compile(scoped, outputs=["a"]).stream(q="x", backend=Mock())

@@ -9,9 +9,8 @@ import pytest
 
 from lmc.errors import ArgumentError, ConstraintError, LmcError, ParameterError
 from lmc.frontend import primitives as p
+from lmc.frontend.capture.values import Unknown
 from lmc.frontend.primitives import GenExpr, Lit, RoleBegin, RoleEnd, SelectExpr, Seq
-from lmc.frontend.values import Value
-from lmc.ir.core import Value as IRValue
 from lmc.prompt import ChoicesMethod
 
 
@@ -165,7 +164,7 @@ def test_none_is_a_value_error_and_a_number_a_type_error() -> None:
 
 
 def test_symbolic_parameters_are_not_looked_at() -> None:
-    value = Value(IRValue("q", "any"))
+    value = Unknown(None)
     expr = p.gen("x", max_tokens=value, regex=value, stop=[value, "b"], temperature=0.5)  # type: ignore[arg-type]
     assert isinstance(expr, GenExpr)
     assert expr.given["max_tokens"] is value
@@ -175,7 +174,7 @@ def test_symbolic_parameters_are_not_looked_at() -> None:
 
 
 def test_symbolic_parameters_do_not_hide_constant_mistakes() -> None:
-    value = Value(IRValue("q", "any"))
+    value = Unknown(None)
     with pytest.raises(ParameterError, match="at least 0"):
         p.gen("x", regex=value, max_tokens=-1)  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="one constraint"):
@@ -184,7 +183,7 @@ def test_symbolic_parameters_do_not_hide_constant_mistakes() -> None:
 
 
 def test_expressions_take_values_as_text() -> None:
-    value = Value(IRValue("q", "str"))
+    value = Unknown(None)
     lit = ("a" + p.gen("x") + value).items[-1]
     assert isinstance(lit, Lit)
     assert lit.text is value

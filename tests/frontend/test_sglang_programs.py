@@ -8,12 +8,14 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from math import exp
 from typing import Any
 
 import pytest
 
 import lmc as sgl
+from lmc.backend.mock import CAPABILITIES
 from tests.conformance.harness import conform, effect, scripted
 from tests.frontend.kinds import Kinds
 
@@ -690,7 +692,7 @@ def test_images_are_refused_before_the_model_is_asked():
         s += sgl.user(sgl.video("cat.mp4", 8) + question)
         s += sgl.assistant(sgl.gen("answer"))
 
-    mock = sgl.Mock()
+    mock = sgl.Mock(capabilities=replace(CAPABILITIES, images=False))
     for program, what in ((image_qa, "image"), (video_qa, "video")):
         for call in (program.run, sgl.compile(program)):
             with pytest.raises(sgl.UnsupportedOpError, match=f"{what} input"):

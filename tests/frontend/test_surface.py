@@ -6,6 +6,7 @@ import enum
 import inspect
 import json
 import re
+from dataclasses import replace
 from typing import Any, Literal
 
 import pydantic
@@ -13,7 +14,10 @@ import pytest
 
 import lmc
 from lmc import Mock, gen, select
+from lmc.backend.mock import CAPABILITIES
 from lmc.frontend.state import StateGroup
+
+TEXT_ONLY = replace(CAPABILITIES, images=False)
 
 # -- names, parameters, defaults -------------------------------------------------------------------------------------
 
@@ -291,7 +295,7 @@ def test_a_state_may_have_several_images_as_far_as_the_model_takes_any():
         s += lmc.user(lmc.image("a.png") + "or" + lmc.image(picture)) + gen("x")
 
     for call in both(program):
-        mock = Mock()
+        mock = Mock(capabilities=TEXT_ONLY)
         with pytest.raises(lmc.UnsupportedOpError, match="image input") as caught:
             call(picture=b"png", backend=mock)
         assert caught.value.loc.file == __file__
@@ -541,7 +545,7 @@ def test_a_mistake_is_answered_at_its_line_in_both_executions(mistake):
     at, says = next((first + i, line.partition("  # ")[2].strip()) for i, line in enumerate(lines) if "  # " in line)
     messages = []
     for call in both(lmc.function(mistake)):
-        mock = Mock()
+        mock = Mock(capabilities=TEXT_ONLY)
         with pytest.raises((lmc.LmcError, KeyError)) as caught:
             call(x="text", backend=mock)
         messages.append(str(caught.value))
@@ -563,7 +567,9 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: program.run(qestion="a"), "has no parameter 'qestion'; did you mean 'question'?"),
     (lambda: program.run(), "missing a required argument: 'question'"),
     (lambda: program.run("a", 1, 2), "too many positional arguments"),
-    (lambda: program.run("a", backend="gpt-4"), "backend='gpt-4': a backend such as lmc.Engine()"),
+    (lambda: program.run("a", backend="gpt-4"), "no model 'gpt-4': there is no such file or folder"),
+    (lambda: program.run("a", backend=4), "backend=4: a backend such as lmc.Engine() or its name, such as 'mock', not int"),
+    (lambda: lmc.compile(program, backend="mok"), "no model 'mok': "),
     (lambda: program.run("a", temperature="hot"), "temperature='hot': must be a number"),
     (lambda: program.run("a", stop=[""]), "an empty text would stop at once"),
     (lambda: program.bind(qestion="a"), "did you mean 'question'?"),
@@ -576,7 +582,7 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: program.run_batch([("a",)], errors="ignore"), "errors='ignore': 'raise' or 'return'"),
     (lambda: program.run_batch([("a",)], num_threads=0), "num_threads=0: 'auto' or a number of threads"),
     (lambda: lmc.compile(program).batch([("a",)], tempreature=1), "batch() has no option 'tempreature'; did you mean 'temperature'?"),
-    (lambda: lmc.compile(program).batch([("a",)], num_threads=8), "batch() has no option 'num_threads'; a compiled batch needs no threads"),
+    (lambda: lmc.compile(program).batch([("a",)], num_threads=8), "batch() has no option 'num_threads'; a compiled batch keeps as many items going"),
     (lambda: lmc.compile(program).batch([("a",)], progress_bar=True), "batch() has no option 'progress_bar'; here it is progress=True"),
     (lambda: lmc.compile(program).batch({"question": "a"}), "a batch is a list of items, each a dict or a tuple, not one dict"),
     (lambda: lmc.compile(program).batch([("a",)], errors="ignore"), "errors='ignore': 'raise' or 'return'"),
@@ -612,8 +618,10 @@ def test_names_that_are_not_there():
         lmc.get_chat_template("chatlm")
     with pytest.raises(lmc.ArgumentError, match="takes a template such as"):
         lmc.register_chat_template("chatml")
-    with pytest.raises(lmc.ArgumentError, match="takes a backend such as"):
+    with pytest.raises(lmc.ParameterError, match="no model 'gpt-4'"):
         lmc.set_default_backend("gpt-4")
+    with pytest.raises(lmc.ArgumentError, match="takes a backend such as"):
+        lmc.set_default_backend(4)
 
 
 def test_what_programs_do_wrong_in_python_is_python_s_own_error_and_not_called_a_fault(recwarn):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import lmc
@@ -127,6 +129,10 @@ def test_what_was_moved_is_reported() -> None:
     )
 
 
+WRITTEN = "x\nTranslate the text to French, in a formal tone.\n"
+MOVED_TEXT = "Translate the text to French, in a formal tone.\nx\n"
+
+
 @lmc.function
 def translate(s, text):
     s += text + "\nTranslate the text to French, in a formal tone.\n" + lmc.gen("out", max_tokens=8)
@@ -142,23 +148,85 @@ def test_it_runs_only_on_request_and_explain_shows_both_texts() -> None:
         counters.append(mock.counters())
     assert counters[1].prefilled_tokens < counters[0].prefilled_tokens / 2
     assert counters[0].calls == counters[1].calls == 3
-    assert plain(text="x", backend=lmc.Mock()).text().startswith("x\nTranslate")
-    assert (
-        moving(text="x", backend=lmc.Mock()).text().startswith("Translate the text to French, in a formal tone.\nx\n")
-    )
+    for program, sent in ((plain, WRITTEN), (moving, MOVED_TEXT)):
+        mock = lmc.Mock()
+        assert program(text="x", backend=mock).text().startswith(WRITTEN)
+        assert prompts(mock) == [sent]
     assert "aggressive" in moving.explain() and "    {text}" in moving.explain()
     assert "    aggressive" not in plain.explain()
     assert "aggressive" not in print_pipeline(pipeline_for(Target()))
 
 
 def test_what_was_moved_is_taken_back_without_touching_the_program() -> None:
-    """The same paragraphs in another order; with the pass left out, the prompt that the program writes."""
-    written = lmc.compile(translate)(text="x", backend=lmc.Mock(), seed=1).text()
-    moved = lmc.compile(translate, aggressive=True)(text="x", backend=lmc.Mock(), seed=1).text()
-    assert moved != written
-    assert sorted(moved.splitlines()[:2]) == sorted(written.splitlines()[:2])
     lmc.config(skip_passes="aggressive")
     try:
-        assert lmc.compile(translate, aggressive=True)(text="x", backend=lmc.Mock(), seed=1).text() == written
+        assert sent(translate, text="x") == [WRITTEN]
     finally:
         lmc.config(skip_passes="")
+
+
+def sent(program: lmc.Function, **given: object) -> list[str]:
+    """The prompts that a model sees of one run, compiled with aggressive=True."""
+    mock = lmc.Mock()
+    lmc.compile(program, aggressive=True)(**given, backend=mock, seed=1).sync()
+    return prompts(mock)
+
+
+def prompts(mock: lmc.Mock) -> list[str]:
+    """What was asked of a mock, whose tokens are bytes; special tokens are bars."""
+    return ["".join(chr(token) if token < 256 else "|" for token in call.prompt) for call in mock.call_log]
+
+
+@pytest.mark.parametrize("text", ("two\nlines", "", "x\nTranslate the text to French, in a formal tone.\ny"))
+def test_an_argument_may_be_any_text(text: str) -> None:
+    assert sent(translate, text=text) == [f"Translate the text to French, in a formal tone.\n{text}\n"]
+
+
+@lmc.function
+def answer(s, context, question, formal=True):
+    s += "Context: " + context + "\nUse only the context to answer the question.\n"
+    s += "Question: " + question + "\n"
+    for f in (forks := s.fork(2)):
+        f += "Answer:" + lmc.gen("answer", max_tokens=8)
+    s += f"{forks[0]['answer']} or {forks[1]['answer']}?" + lmc.gen("best", max_tokens=4)
+
+
+def test_prompts_of_forks_and_what_follows_answers() -> None:
+    head = "Use only the context to answer the question.\nContext: c\nQuestion: q\n"
+    *forks, last = sent(answer, context="c", question="q")
+    assert forks == [head + "Answer:"] * 2 and last.startswith(head) and last.endswith("?")
+    state = lmc.compile(answer, aggressive=True)("c", "q", backend=lmc.Mock())
+    assert state.text().startswith("Context: c\nUse only")
+
+
+def test_where_an_argument_ends_is_not_guessed() -> None:
+    """Both arguments may contain what stands between them: the prompt is sent as it was written."""
+    context = "c\nUse only the context to answer the question.\nQuestion: of another"
+    first, *_ = sent(answer, context=context, question="q")
+    assert first == f"Context: {context}\nUse only the context to answer the question.\nQuestion: q\nAnswer:"
+
+
+STOPPED: list[bool] = []
+
+
+@lmc.function
+def two_steps(s, text):
+    s += lmc.system("Be kind.")
+    s += lmc.user(text + "\nTranslate the text to French, in a formal tone.\n") + lmc.assistant(lmc.gen("out", max_tokens=8))
+    if s["out"] and STOPPED:
+        raise RuntimeError("stopped")
+    s += lmc.user("Shorter.") + lmc.assistant(lmc.gen("short", max_tokens=8))
+
+
+def test_a_run_that_is_taken_up_sends_what_it_would_have_sent(tmp_path: Path) -> None:
+    whole = sent(two_steps, text="x")
+    assert "user\nTranslate the text to French, in a formal tone.\nx" in whole[0] and whole[1].startswith(whole[0])
+    journal = tmp_path / "run.journal"
+    program = lmc.compile(two_steps, aggressive=True)
+    STOPPED.append(True)
+    with pytest.raises(RuntimeError, match="stopped"):
+        program("x", backend=lmc.Mock(), seed=1, journal=str(journal))
+    STOPPED.clear()
+    mock = lmc.Mock()
+    program("x", backend=mock, seed=1, journal=str(journal)).sync()
+    assert prompts(mock) == whole[1:]

@@ -269,6 +269,6 @@ def test_looking_for_traps_costs_few_renderings() -> None:
     counted: list[int] = []
     for family in FAMILIES:
         source, tok = FAMILIES[family], tokenizer(family)
-        cutter = chat_template._Cutter(lambda m, a: "", tok, family, *chat_template._named(source))  # pyright: ignore[reportPrivateUsage]
+        cutter = chat_template._Cutter(lambda m, a: "", tok, family, *chat_template._sandbox(source, tok).open())  # pyright: ignore[reportPrivateUsage]
         counted.append(len(list(cutter._conversations())))  # pyright: ignore[reportPrivateUsage]
     assert max(counted) < 250

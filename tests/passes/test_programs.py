@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import lmc
+from benchmarks.stepped import stepped
 from tests.backend.engine_fakes import backend
-from tests.conformance.harness import conform
+from tests.conformance.harness import conform, eager, late
 
 
 def calls(program: lmc.Program, **arguments: object) -> int:
@@ -53,14 +54,32 @@ def test_the_temperature_of_the_run_counts() -> None:
         assert len(mock.call_log) == expected
 
 
+@lmc.function
+def read_at_once(s, q):
+    s += "Q: " + q
+    forks = s.fork(3)
+    found = []
+    for f in forks:
+        f += lmc.gen("a", max_tokens=4)
+        found.append(f["a"])
+    return found
+
+
+def test_equal_asks_at_temperature_0_are_made_ahead_once() -> None:
+    """While the program waits for the first of them, the others are no requests of their own."""
+    mock = lmc.Mock()
+    late(mock)
+    state = eager(lmc.compile(read_at_once))(q="x", backend=mock, temperature=0)
+    assert len(set(state.ret_value)) == 1 and len(mock.call_log) == 1
+    assert state.usage.ahead_asked == 0
+
+
 def test_a_merged_ask_is_one_in_the_usage() -> None:
     state = lmc.compile(twice_greedy, backend=lmc.Mock())(q="x")
     assert state.usage.calls == 2
 
 
-def test_the_interpreter_that_takes_over_knows_merged_answers() -> None:
-    """A program that raises is finished by the interpreter, which asks nothing again."""
-
+def test_a_program_that_raises_has_merged_answers_too() -> None:
     @lmc.function
     def raises(s, q):
         s += "Q: " + q
@@ -70,7 +89,7 @@ def test_the_interpreter_that_takes_over_knows_merged_answers() -> None:
         return a["a"], b["a"], int("no number " + a["a"])
 
     program = conform(raises, [{"q": "x"}, {"q": "y"}])
-    mock, _replays = lmc.Mock(), program.stats.replays
+    mock = lmc.Mock()
     with pytest.raises(ValueError, match="no number"):
         program(q="x", backend=mock)
     assert len(mock.call_log) == 1
@@ -134,10 +153,11 @@ def test_sub_programs_with_arguments_of_their_own_are_a_group() -> None:
     """What they begin with is computed once, and they are answered side by side, although each reads its answer."""
     conform(advice, [{"topic": "tea"}, {"topic": "soup"}])
     engine, _ = backend(4096)
-    with engine, lmc.compile(advice, backend=engine) as program:
-        program(topic="tea", temperature=0).sync()
+    with engine, lmc.compile(advice, backend=engine) as program, stepped(engine) as drain:
+        (state,) = program.batch([{"topic": "tea"}], temperature=0)
+        drain()
         spent = engine.counters()
         engine.check()
         assert "group = [0, 3]" in program.dump_ir()
     assert spent.calls == 3 and spent.prefilled_tokens == spent.unique_tokens
-    assert spent.passes < 2 * 12
+    assert spent.passes < 2 * 12 and state.usage.ahead_used == 2

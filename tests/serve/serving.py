@@ -45,7 +45,7 @@ def talk(work: Callable[[httpx.AsyncClient], Awaitable[Any]], backend: Any = Non
 def post(path: str, body: Any, backend: Any = None, programs: Any = (), headers: Any = None, **limits: Any) -> httpx.Response:
     """The answer to one request."""
     how: dict[str, Any] = {"content": body} if isinstance(body, bytes | str) else {"json": body}
-    return talk(lambda client: client.post(path, headers=headers, **how), backend, programs, **limits)
+    return talk(lambda client: client.post(path, headers={"content-type": "application/json", **(headers or {})}, **how), backend, programs, **limits)
 
 
 def chat(backend: Any = None, **fields: Any) -> httpx.Response:
@@ -66,7 +66,7 @@ class ByHand:
     """One request, its messages sent and received one by one."""
 
     def __init__(self, app: Any, path: str, body: bytes | None, headers: dict[str, str] | None = None) -> None:
-        raw = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
+        raw = [(k.lower().encode(), v.encode()) for k, v in {"content-type": "application/json", **(headers or {})}.items()]
         self.scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path,
             "raw_path": path.encode(), "root_path": "", "scheme": "http", "query_string": b"", "headers": raw,
@@ -110,7 +110,7 @@ def on_a_port(backend: Any = None, programs: Any = (), **limits: Any):
 
     app = create_app(lmc.Mock() if backend is None else backend, settings(**limits), programs)
     where = listen("127.0.0.1", 0)
-    server = Server(app, drain=10)
+    server = Server(app, app.state.entrance, drain=10)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [where]}, daemon=True)
     thread.start()
     try:

@@ -38,7 +38,7 @@ def raw(url: str):
 
 
 def head(path: str, length: int, *more: str) -> bytes:
-    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {length}", *more, "", ""]).encode()
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {length}", "Content-Type: application/json", *more, "", ""]).encode()
 
 
 def rest_of(connection: socket.socket) -> bytes:
@@ -115,7 +115,7 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_is_answered_with_its_status(url, name):
     body, status = BODIES[name]
-    response = httpx.post(url + COMPLETIONS, content=body, timeout=20)
+    response = httpx.post(url + COMPLETIONS, content=body, headers={"content-type": "application/json"}, timeout=20)
     assert response.status_code == status, response.text
     if status != 200:
         error = response.json()["error"]
@@ -161,7 +161,7 @@ def test_a_huge_body_is_refused_before_it_is_read(url):
 
 def test_a_huge_body_without_a_length_is_refused_on_the_way(url):
     with raw(url) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n")
         with suppress(ConnectionError):
             for _ in range(400):
                 connection.sendall(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")

@@ -31,14 +31,14 @@ def slow(s, marker: str):
 
 
 @contextmanager
-def served(*arguments: str):
+def served(*arguments: str, scheme: str = "http"):
     """A process; its URL, read from what it says."""
     command = [sys.executable, "-m", "lmc", "serve", "--backend", "mock", "--port", "0", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert process.stderr is not None
     try:
         line = process.stderr.readline()
-        assert " at http://127.0.0.1:" in line, line + process.stderr.read()
+        assert f" at {scheme}://127.0.0.1:" in line, line + process.stderr.read()
         yield line.split(" at ")[1].strip(), process
     finally:
         process.kill()
@@ -75,9 +75,9 @@ def test_who_has_not_sent_a_whole_request_does_not_hold_the_end_up(tmp_path):
     with served(f"{tmp_path}/program.py:slow") as (url, process), ExitStack() as open_:
         host, port = url.removeprefix("http://").split(":")
         half_body, half_head, idle = (open_.enter_context(socket.create_connection((host, int(port)), timeout=20)) for _ in range(3))
-        half_body.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+        half_body.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
         half_head.sendall(b"POST /v1/completions HTTP/1.1\r\n")
-        idle.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200 OK" in idle.recv(1 << 16)
         found: list[str] = []
 

@@ -9,16 +9,16 @@ from dataclasses import fields, replace
 from typing import Any
 
 from lmc.backend.api import verify
-from lmc.backend.api.backend import ApiBackend, Feed, Reply, Sample
-from lmc.backend.api.bodies import choice_schema, names, strict
+from lmc.backend.api.backend import ApiBackend, Feed, OnRefusal, Reply, Sample
+from lmc.backend.api.bodies import REFUSAL, check_came, choice_schema, count_of, names, strict
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, Tally
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import Place
 from lmc.backend.api.streams import Watch
-from lmc.backend.api.wire import broken, events, http_errors, lowered, missing, parsed, refused, unanswered
+from lmc.backend.api.wire import broken, events, http_errors, lowered, missing, parsed, refused, secrets_of, unanswered
 from lmc.backend.base import Beyond, Capabilities, Output, Prices, Usage
 from lmc.config import log
-from lmc.errors import ParameterError, UnsupportedOpError
+from lmc.errors import IncompleteAnswer, ParameterError, UnsupportedOpError
 from lmc.prompt import Constraint, Gen, SamplingParams, Select
 from lmc.tools import Call, call_of
 
@@ -31,6 +31,7 @@ class Anthropic(ApiBackend):
     model    its name there; `api_key`, `base_url`, `default_headers`, … of the client, the environment's as the SDK reads it
     client   an `anthropic.AsyncAnthropic` of your own in place of one made here
     prices   for a million tokens: `lmc.Prices(prompt, completion, cached)`
+    on_refusal  "raise": a refusal raises `Refused`; "return": it is an answer, and its meta info says so
 
     An answer goes on with a message that the program has begun, where the model can (older ones do); for others that is refused. Closed JSON schemas are enforced by the API; other schemas and regexes are verified here (`attempts` times).
     """
@@ -48,6 +49,7 @@ class Anthropic(ApiBackend):
         speculate: bool = True,
         attempts: int = 4,
         extra_body: Mapping[str, Any] | None = None,
+        on_refusal: OnRefusal = "raise",
         **client_options: Any,
     ) -> None:
         self.model, self._extra = model_name, dict(extra_body or {})
@@ -56,7 +58,7 @@ class Anthropic(ApiBackend):
         make = _client_maker(client, patience.timeout, client_options)
         super().__init__(
             f"Anthropic({model_name})", lambda: AnthropicWire(make()), template=MESSAGES, concurrency=concurrency, patience=patience,
-            prices=prices, speculate=speculate, attempts=attempts,
+            prices=prices, speculate=speculate, attempts=attempts, on_refusal=on_refusal,
         )  # fmt: skip
 
     @property
@@ -119,7 +121,7 @@ class Anthropic(ApiBackend):
         body = self._body(ask, beyond, len(expected.encode()), sent) | {"messages": messages} | ({"system": system} if system else {}) | _tools(ask, found.closed)
 
         def read(body: Body) -> Reply:
-            text, finish, extra = _answer(body, bool(ask.tools))
+            text, finish, extra = _answer(body, bool(ask.tools) or "tools" in self._extra)
             text = text.removeprefix(cut_off) if cut_off else text
             return Reply((Sample(text, finish, extra=extra),), str(body.get("id", "")), str(body.get("model", "")), expected, sent)
 
@@ -208,28 +210,40 @@ def _usage(body: Body) -> Usage | None:
     usage: Any = body.get("usage")
     if not isinstance(usage, dict) or "input_tokens" not in usage:
         return None
-    cached = int(usage.get("cache_read_input_tokens") or 0)
-    prompt = int(usage["input_tokens"]) + cached + int(usage.get("cache_creation_input_tokens") or 0)
-    return Usage(prompt, int(usage.get("output_tokens") or 0), cached, 0, 1, 0)
+    cached, written = count_of(usage.get("cache_read_input_tokens")), count_of(usage.get("cache_creation_input_tokens"))
+    return Usage(count_of(usage["input_tokens"]) + cached + written, count_of(usage.get("output_tokens")), cached, 0, 1, 0)
+
+
+_ENDED = {"end_turn": "stop", "stop_sequence": "stop", None: "stop", "tool_use": "tool_calls", "max_tokens": "length", "model_context_window_exceeded": "length", "refusal": REFUSAL}
 
 
 def _answer(body: Body, tools: bool) -> tuple[str, Mapping[str, Any], Body]:
-    """Text, how it ended, and what else came. Raises Malformed."""
+    """Text, how it ended, and what else came. An answer without blocks is an empty one, as the API documents. Raises Malformed, IncompleteAnswer."""
     blocks: Any = body.get("content")
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise Malformed("the answer has no content")
-    text = "".join(str(block.get("text", "")) for block in blocks if block.get("type") == "text")
-    others = [block for block in blocks if block.get("type") not in ("text", "tool_use")]
+    texts = [block.get("text") for block in blocks if block.get("type") == "text"]
+    if not all(isinstance(text, str) for text in texts):
+        raise Malformed("a text of the answer is missing")
+    text, others = "".join(texts), [block for block in blocks if block.get("type") not in ("text", "tool_use")]
     extra: Body = {"blocks": others} if others else {}
+    calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
     if tools:
-        extra["tool_calls"] = [_call(block) for block in blocks if block.get("type") == "tool_use"]
+        extra["tool_calls"] = calls
+    elif calls and not text:
+        raise Malformed("the answer is a call of a tool, and the request has no tools")
     reason = body.get("stop_reason")
-    if reason == "max_tokens":
-        finish: Mapping[str, Any] = {"type": "length"}
-    else:
-        ended = {"end_turn": "stop", "stop_sequence": "stop", None: "stop", "tool_use": "tool_calls"}.get(reason, str(reason))
-        finish = {"type": ended, "matched": body.get("stop_sequence")}
-    return text, finish, extra
+    kind = _ENDED.get(reason, str(reason))
+    if kind == "pause_turn":
+        raise _unfinished(text)
+    finish: Mapping[str, Any] = {"type": kind} if kind == "length" else {"type": kind, "matched": body.get("stop_sequence")}
+    return check_came("", text, finish, {**extra, "reasoning": any("thinking" in str(b.get("type")) for b in others)}), finish, extra
+
+
+def _unfinished(text: str) -> IncompleteAnswer:
+    error = IncompleteAnswer("the server paused the answer for tools of its own; leave those out of extra_body")
+    error.text = text
+    return error
 
 
 def _call(block: Body) -> Call:
@@ -246,6 +260,7 @@ class _Pieces:
     def __init__(self, watch: Watch, read: Any) -> None:
         self._watch, self._read = watch, read
         self._text, self._body = "", Body()
+        self._thoughts: list[Body] = []  # blocks of it, as they began
         self._uses: dict[int, Body] = {}  # calls by the index of their block, their input as far as it has come
 
     def add(self, body: Body) -> None:
@@ -257,6 +272,8 @@ class _Pieces:
             self._watch.grown(self._text)
         elif kind == "content_block_start" and body["content_block"].get("type") == "tool_use":
             self._uses[body["index"]] = {**body["content_block"], "input": ""}
+        elif kind == "content_block_start" and "thinking" in str(body["content_block"].get("type")):
+            self._thoughts.append(body["content_block"])
         elif kind == "content_block_delta" and body["delta"].get("type") == "input_json_delta":
             if body["index"] in self._uses:  # other blocks are the server's own tools
                 self._uses[body["index"]]["input"] += body["delta"]["partial_json"]
@@ -265,7 +282,7 @@ class _Pieces:
 
     def result(self) -> Any:
         uses = [use for _, use in sorted(self._uses.items())]
-        return self._read({**self._body, "content": [{"type": "text", "text": self._text}, *uses]})
+        return self._read({**self._body, "content": [*self._thoughts, {"type": "text", "text": self._text}, *uses]})
 
 
 # -- the SDK ---------------------------------------------------------------------------------------------------------
@@ -293,6 +310,10 @@ class AnthropicWire:
 
     def __init__(self, client: Any) -> None:
         self._client = client
+
+    @property
+    def secrets(self) -> list[str]:
+        return list(secrets_of(self._client))
 
     def _arguments(self, request: Request) -> Body:
         own = {k: request.body[k] for k in ("model", "messages", "max_tokens", "stream") if k in request.body}

@@ -14,9 +14,9 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
-from lmc.backend.api.bodies import choice_in, cost_of
+from lmc.backend.api.bodies import FILTERED, REFUSAL, choice_in, cost_of
 from lmc.backend.api.client import Client, Fault, Ledger, Patience, Spending, Tally, Wire
 from lmc.backend.api.loop import Loop
 from lmc.backend.api.messages import outside
@@ -24,10 +24,12 @@ from lmc.backend.api.place import ROOT, Place, Rest
 from lmc.backend.api.speculation import Found, cut, follow, speculative
 from lmc.backend.api.verify import matching
 from lmc.backend.base import (
+    HEALTHY,
     Beyond,
     Capabilities,
     Counters,
     Handle,
+    Health,
     Hints,
     Output,
     Prices,
@@ -37,10 +39,21 @@ from lmc.backend.base import (
 )
 from lmc.chat import ChatTemplate
 from lmc.config import log
-from lmc.errors import BackendError, CancelledError, ConstraintError, LmcError, ParameterError, UnsupportedOpError
+from lmc.errors import (
+    BackendError,
+    CancelledError,
+    ConstraintError,
+    Filtered,
+    LmcError,
+    ParameterError,
+    Refused,
+    UnsupportedOpError,
+)
+from lmc.forking import belongs_here
 from lmc.prompt import Constraint, Gen, Given, Image, Mark, Part, SamplingParams, Segment, Select, Text
 
 Feed = Callable[[str], None]
+OnRefusal = Literal["raise", "return"]
 _TOO_MUCH = (400, 413, 422)  # what servers answer to a limit that is beyond theirs
 
 
@@ -61,6 +74,11 @@ class Sample:
     top: tuple[tuple[tuple[float, int | None, str], ...], ...] | None = None
     ids: tuple[int, ...] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def withheld(self) -> bool:
+        """Whether the model refused, or a filter stopped it."""
+        return self.finish.get("type") in (REFUSAL, FILTERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +190,7 @@ class ApiBackend(ABC):
     prices       for a million tokens, for `spent()` and for budgets of cost
     speculate    whether one request may cover several answers of a program
     attempts     how often an answer is asked for whose constraint the server cannot enforce
+    on_refusal   whether refused and filtered answers raise, or are answers whose meta info says so
     """
 
     def __init__(
@@ -185,17 +204,29 @@ class ApiBackend(ABC):
         prices: Prices | None = None,
         speculate: bool = True,
         attempts: int = 4,
+        on_refusal: OnRefusal = "raise",
     ) -> None:
         if concurrency < 1 or attempts < 1:
             raise ParameterError(f"{name}: concurrency and attempts are at least 1")
+        if on_refusal not in ("raise", "return"):
+            raise ParameterError(f"{name}: on_refusal={on_refusal!r}: 'raise' or 'return'")
         self.name, self.chat_template, self._prices = name, template, prices
-        self.speculate, self.attempts = speculate, attempts
+        self.speculate, self.attempts, self.on_refusal = speculate, attempts, on_refusal
         self.ledger = Ledger(prices)
         self._loop = Loop(f"lmc-{name}"[:40])
         self._client = _Lazy(wire, self._loop, name, self.ledger, concurrency, patience or Patience())
         self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
         self._finalizer = weakref.finalize(self, self._loop.close, timeout=None)  # a destructor must not wait
         self._finalizer.atexit = False
+        belongs_here(self)
+
+    def forked(self, parent: int) -> None:
+        self._loop.forked(parent)
+        if self._loop.error is not None:
+            error = BackendError(f"{self.name}: {self._loop.error.message}")
+            for work in list(self._works):
+                if work.after is None:
+                    work.fail(error)
 
     # what a subclass says
 
@@ -270,6 +301,10 @@ class ApiBackend(ABC):
         spent = self.spent()
         return {"name": self.name, "attempts": spent.attempts, "retries": spent.retries, "unreported": spent.unreported, "speculated": spent.speculated, "wasted": spent.wasted}
 
+    def health(self) -> Health:
+        """Closed or not: whether its server answers is that server's to say."""
+        return Health("closed", f"{self.name} was closed") if self._loop.closed else HEALTHY
+
     def close(self) -> None:
         """Cancels what is running, closes the connections and ends the thread; idempotent."""
         error = CancelledError(f"{self.name} was closed before the answer was complete")
@@ -290,6 +325,8 @@ class ApiBackend(ABC):
     # submitting
 
     def _ticket_of(self, parent: Handle | None) -> _Ticket | None:
+        if self._loop.error is not None:
+            raise BackendError(f"{self.name}: {self._loop.error.message}")
         if self._loop.closed:
             raise BackendError(f"{self.name} is closed")
         if parent is None:
@@ -366,7 +403,8 @@ class ApiBackend(ABC):
                 output = await self.choose(place, ask, tally)
                 after = place.answered(output.text)
         except Fault as fault:
-            raise self._client.now.failed(fault, tally) from None
+            failed = self._client.now.failed(fault, tally)
+            raise Filtered(failed.message, loc=failed.loc) if fault.filtered else failed from None
         except LmcError as error:
             error.loc = error.loc or ask.loc
             raise
@@ -410,6 +448,8 @@ class ApiBackend(ABC):
     def _first(self, reply: Reply, ask: Gen, beyond: Beyond) -> Found | None:
         """The answer itself, out of a text that may go on behind it."""
         sample = reply.samples[0]
+        if sample.finish.get("type") == REFUSAL:
+            return None
         texts = tuple(text for _, _, text in sample.tokens) if sample.tokens is not None else None
         if texts is not None and "".join(texts) != sample.text:
             texts = None  # parts of characters: they cannot be counted by their texts
@@ -417,11 +457,25 @@ class ApiBackend(ABC):
         rest = Rest(sample.text, ended, ask.params, 0, reply.stops, texts, beyond.gens + 1)
         return follow(rest, (reply.expected,) if reply.expected else (), ask, self._stops(ask))
 
+    async def _accepted(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+        """Asks; a refused or filtered answer raises, unless it is wanted as an answer."""
+        reply = await self.generate(place, ask, beyond, feed, tally)
+        withheld = next((sample for sample in reply.samples if sample.withheld), None)
+        if withheld is not None and self.on_refusal == "raise":
+            raise self._withheld(withheld)
+        return reply
+
+    def _withheld(self, sample: Sample) -> Refused | Filtered:
+        what, kind = ("the model refused to answer", Refused) if sample.finish["type"] == REFUSAL else ("a content filter stopped the answer", Filtered)
+        error = kind(f"{self.name}: {what}{f': {sample.text[:200]!r}' if sample.text else ''}; on_refusal=\"return\" on the backend gives it as an answer")
+        error.text = sample.text
+        return error
+
     async def _alone(self, place: Place, ask: Gen, broken: int, feed: Feed | None, tally: Tally) -> tuple[Place, Output]:
         """Asks for one answer and nothing else. `broken`: answers to come of a plan that was not followed."""
         if ask.constraint is not None and not self.enforces(ask.constraint):
             return await self._verified(place, ask, ask.constraint, tally)
-        reply = await self.generate(place, ask, None, feed, tally)
+        reply = await self._accepted(place, ask, None, feed, tally)
         samples = [self._ended(sample, ask) for sample in reply.samples]
         return self._output(place, reply, samples, tally, broken, {})
 
@@ -431,9 +485,9 @@ class ApiBackend(ABC):
         reply = Reply(())
         for attempt in range(self.attempts):
             wanted = replace(ask, seed=ask.seed + attempt, params=replace(ask.params, n=ask.params.n - len(found)))
-            reply = await self.generate(place, wanted, None, None, tally)
+            reply = await self._accepted(place, wanted, None, None, tally)
             for sample in reply.samples:
-                text = sample.text if sample.extra.get("tool_calls") else matching(constraint, self._ended(sample, ask).text)
+                text = sample.text if sample.extra.get("tool_calls") or sample.withheld else matching(constraint, self._ended(sample, ask).text)
                 if text is not None:
                     found.append(sample if text == sample.text else Sample(text, {"type": "stop", "matched": None}))
             if len(found) == ask.params.n:
@@ -491,7 +545,9 @@ class ApiBackend(ABC):
         exact = constraint is not None and self.enforces(constraint)
         reply = Reply(())
         for attempt in range(1 if exact else self.attempts):
-            reply = await self.generate(place, replace(wanted, seed=ask.seed + attempt), None, None, tally)
+            reply = await self._accepted(place, replace(wanted, seed=ask.seed + attempt), None, None, tally)
+            if reply.samples[0].withheld:
+                raise self._withheld(reply.samples[0])  # it is none of the choices, whatever on_refusal says
             chosen = choice_in(reply.samples[0].text, ask.choices)
             if chosen is not None:
                 how = {"by": "constrained" if exact else "verified", "attempts": attempt + 1}

@@ -9,6 +9,7 @@ from typing import Any
 
 from lmc.backend.api.client import Body, Fault, Malformed, Tally
 from lmc.backend.base import Usage
+from lmc.errors import IncompleteAnswer
 from lmc.prompt import Constraint
 from lmc.tools import Call, call_of
 
@@ -18,10 +19,52 @@ def usage_of(body: Body) -> Usage | None:
     usage: Any = body.get("usage")
     if not isinstance(usage, dict):
         return None
-    prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0)) or 0
-    completion = usage.get("completion_tokens", usage.get("output_tokens", 0)) or 0
-    details: Any = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-    return Usage(int(prompt), int(completion), int(details.get("cached_tokens") or 0), 0, 1, 0)
+    details: Any = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    prompt, completion = (usage.get(f"{a}_tokens", usage.get(f"{b}_tokens")) for a, b in (("prompt", "input"), ("completion", "output")))
+    return Usage(count_of(prompt), count_of(completion), count_of(cached), 0, 1, 0)
+
+
+def reasoned_of(body: Body) -> int | None:
+    """Tokens of an answer that were reasoning, where a body says how many."""
+    usage: Any = body.get("usage")
+    details: Any = (usage.get("completion_tokens_details") or usage.get("output_tokens_details")) if isinstance(usage, dict) else None
+    found = details.get("reasoning_tokens") if isinstance(details, dict) else None
+    return found if type(found) is int and found > 0 else None
+
+
+def count_of(value: Any) -> int:
+    """A number of tokens as a server reports it; nothing is 0. Raises ValueError for what is no whole number."""
+    if value is None:
+        return 0
+    if type(value) is not int:
+        raise ValueError(f"{value!r:.40} tokens")
+    return value
+
+
+def check_came(message: str, text: Any, finish: Mapping[str, Any], extra: Mapping[str, Any], reasoned: int | None = None) -> str:
+    """The text of an answer that has one, or something in its place: calls of tools, a refusal, a filter.
+
+    message   what to say of an answer that has neither
+    reasoned  tokens of reasoning, where the server says how many
+
+    Raises Malformed for an answer that has nothing, and IncompleteAnswer for one that its limit ended before it began.
+    """
+    if text is not None and not isinstance(text, str):
+        raise Malformed(f"the text of the answer is {text!r:.40}")
+    kind = finish["type"]
+    if kind in ("error", "abort"):
+        raise Malformed(f"the server ended the answer with {kind!r}")
+    if kind == "length" and not text and not extra.get("tool_calls"):
+        used = f" ({reasoned} tokens of it for reasoning)" if reasoned else " by reasoning" if extra.get("reasoning") else ""
+        raise IncompleteAnswer(f"the token limit was used up{used} before the answer began; raise max_tokens, or let the model reason less")
+    if text is None and not extra.get("tool_calls") and kind not in (REFUSAL, FILTERED):
+        raise Malformed(message)
+    return text or ""
+
+
+REFUSAL, FILTERED = "refusal", "content_filter"
+"""How an answer ended (`meta["finish_reason"]["type"]`) that a model refused, or that a filter stopped."""
 
 
 def choices_of(body: Body, n: int) -> list[Body]:
@@ -34,6 +77,8 @@ def choices_of(body: Body, n: int) -> list[Body]:
 
 def calls_of(calls: Any) -> list[Call]:
     """The calls of tools in a message."""
+    if not isinstance(calls, list):
+        raise Malformed(f"the calls of tools are {calls!r:.40}")
     try:
         return [call_of(str(c["id"]), str(c["function"]["name"]), c["function"]["arguments"]) for c in calls]
     except (KeyError, TypeError) as error:

@@ -15,10 +15,11 @@ import random
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
+from lmc.backend.api.redaction import redacted
 from lmc.backend.base import Prices, Usage
 from lmc.config import log
 from lmc.errors import BackendError, LmcError, Loc
@@ -68,6 +69,21 @@ class Fault(Exception):
         """Whether trying again may help."""
         return self.status is None or self.status in (408, 409, 429) or self.status >= 500
 
+    @property
+    def filtered(self) -> bool:
+        """Whether a content filter refused the prompt."""
+        return self.code in _FILTERS or (self.status == 400 and "content filter" in self.message.lower())
+
+    def redacted(self, secrets: Iterable[str]) -> Fault:
+        """The same without secrets, and without the errors that it came from, whose messages may have them."""
+        found = type(self)(
+            redacted(self.message, secrets), status=self.status, retry_after=self.retry_after, param=self.param, code=self.code and redacted(self.code, secrets)
+        )
+        return found
+
+
+_FILTERS = ("content_filter", "content_policy_violation", "ResponsibleAIPolicyViolation")  # as OpenAI and Azure call it
+
 
 class Malformed(Fault):
     """An answer that came but is not what was asked for: another model's, or without what it must have."""
@@ -83,6 +99,11 @@ class Wire(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+    @property
+    def secrets(self) -> Iterable[str]:
+        """Keys and passwords that it sends."""
+        ...
 
 
 # -- what was spent --------------------------------------------------------------------------------------------------
@@ -147,6 +168,27 @@ class Tally:
         return found | ({"unreported_attempts": self.unreported} if self.unreported else {})
 
 
+class _Account:
+    """What one attempt has cost, entered once: what was reported for it, or that nothing was."""
+
+    def __init__(self, ledger: Ledger, tally: Tally) -> None:
+        self._ledger, self._tally, self._open = ledger, tally, True
+
+    def reported(self, usage: Usage | None) -> None:
+        if usage is None:
+            return self.close()
+        self._open = False
+        self._tally.usage += usage
+        self._ledger.add(usage=usage)
+
+    def close(self) -> None:
+        """Nothing more will be reported."""
+        if self._open:
+            self._open = False
+            self._tally.unreported += 1
+            self._ledger.add(unreported=1)
+
+
 # -- the client ------------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
@@ -183,9 +225,11 @@ class Client:
         with the place of the ask when patience is over, and Fault for what trying again cannot change.
         """
 
-        async def attempt() -> T:
+        async def attempt(account: _Account) -> T:
             received = await self.wire.post(request())
-            return self._received(received, usage, read, tally)
+            self._note_limits(received.headers)
+            account.reported(self._usage(usage, received.body))
+            return read(received.body)
 
         return await self._patiently(attempt, tally)
 
@@ -198,34 +242,35 @@ class Client:
     ) -> T:
         """As `call`, from an answer that comes in pieces. A new attempt starts with a new gatherer."""
 
-        async def attempt() -> T:
+        async def attempt(account: _Account) -> T:
             into, last = gather(), Received({})
             reported: Usage | None = None
             async for last in self.wire.stream(request()):
-                reported = usage(last.body) or reported  # servers that report it more than once repeat the whole
+                reported = self._usage(usage, last.body) or reported  # servers that report it more than once repeat the whole
                 into.add(last.body)
             self._note_limits(last.headers)
-            self._report(reported, tally)
+            account.reported(reported)
             return into.result()
 
         return await self._patiently(attempt, tally)
 
-    async def _patiently(self, attempt: Callable[[], Any], tally: Tally) -> Any:
+    async def _patiently(self, attempt: Callable[[_Account], Any], tally: Tally) -> Any:
         number = 0
         while True:
+            account = _Account(self.ledger, tally)
             try:
                 async with self._room:
                     await self._pause()
                     tally.attempts += 1
                     self.ledger.add(attempts=1, retries=number > 0)
                     async with asyncio.timeout(self.patience.timeout):
-                        return await attempt()
+                        return await attempt(account)
             except TimeoutError:
                 fault = Fault(f"no answer within {self.patience.timeout:g} s")
             except Fault as error:
-                fault = error
-            if not isinstance(fault, Malformed) and fault.status is None:
-                self._unreported(tally)
+                fault = error.redacted(self.wire.secrets)
+            if fault.status is None:
+                account.close()
             if not fault.transient:
                 raise fault
             if number >= self.patience.retries:
@@ -240,21 +285,17 @@ class Client:
         what = f"gen {tally.name!r}" if tally.name is not None else "a request"
         return BackendError(f"{self.name}: {what} failed{how}: {status}{fault.message}", loc=tally.loc)
 
-    def _received(self, received: Received, usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: Tally) -> T:
-        self._note_limits(received.headers)
-        self._report(usage(received.body), tally)
-        return read(received.body)
-
-    def _report(self, usage: Usage | None, tally: Tally) -> None:
-        if usage is None:
-            self._unreported(tally)
-            return
-        tally.usage += usage
-        self.ledger.add(usage=usage)
-
-    def _unreported(self, tally: Tally) -> None:
-        tally.unreported += 1
-        self.ledger.add(unreported=1)
+    def _usage(self, usage: Callable[[Body], Usage | None], body: Body) -> Usage | None:
+        """What a body reports, if it can be: what cannot is as good as no report, since a sum that it is part of would be wrong for good."""
+        try:
+            found = usage(body)
+        except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+            log("backend", f"{self.name}: the usage that the server reports is not counted: {redacted(str(error), self.wire.secrets)}")
+            return None
+        if found is None or found.plausible:
+            return found
+        log("backend", f"{self.name}: the usage that the server reports is not counted: {found.prompt_tokens} tokens of prompt, {found.cached_tokens} of them cached, {found.completion_tokens} of answer")
+        return None
 
     # -- waiting
 

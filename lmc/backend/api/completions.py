@@ -10,15 +10,18 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from lmc.backend.api import verify
-from lmc.backend.api.backend import ApiBackend, Feed, Reply, Sample
+from lmc.backend.api.backend import ApiBackend, Feed, OnRefusal, Reply, Sample
 from lmc.backend.api.bodies import (
+    REFUSAL,
     calls_of,
+    check_came,
     choice_schema,
     choices_of,
     cost_of,
     finish_of,
     names,
     not_taken,
+    reasoned_of,
     response_format,
     shared,
     strict,
@@ -123,6 +126,7 @@ class Completions(ApiBackend):
         speculate: bool = True,
         attempts: int = 4,
         wait_for_cache: bool | None = None,
+        on_refusal: OnRefusal = "raise",
     ) -> None:
         if server not in SERVERS:
             raise ParameterError(f"server={server!r}: one of {', '.join(SERVERS)}")
@@ -137,7 +141,7 @@ class Completions(ApiBackend):
         self._firsts = Firsts() if chat and (server == "openai" if wait_for_cache is None else wait_for_cache) else None
         super().__init__(
             name, wire, template=MESSAGES if chat else template, concurrency=concurrency, patience=patience, prices=prices,
-            speculate=speculate, attempts=attempts,
+            speculate=speculate, attempts=attempts, on_refusal=on_refusal,
         )  # fmt: skip
 
     @property
@@ -216,7 +220,7 @@ class Completions(ApiBackend):
 
         def read(body: Body) -> Reply:
             self._check_model(body)
-            samples = tuple(self._sample(choice, ask, chat) for choice in choices_of(body, ask.params.n))
+            samples = tuple(self._sample(choice, ask, chat, reasoned_of(body)) for choice in choices_of(body, ask.params.n))
             return Reply(samples, str(body.get("id", "")), str(body.get("model", "")), expected, sent_stops, meta)
 
         shown = feed is not None and ask.params.n == 1 and not ask.params.stop_regex and sent_stops == self._stops(ask)  # what is cut off here was not to be seen
@@ -324,22 +328,27 @@ class Completions(ApiBackend):
 
     # -- what comes back
 
-    def _sample(self, choice: Body, ask: Gen, chat: bool) -> Sample:
-        if chat:
-            message = choice.get("message")
-            if not isinstance(message, dict):
-                raise Malformed("the answer has no message")
-            text, extra = message.get("content") or "", {k: message[k] for k in ("refusal",) if message.get(k)}
-            if ask.tools:
-                extra["tool_calls"] = calls_of(message.get("tool_calls") or [])
-            if message.get("reasoning_content"):
-                extra["reasoning"] = message["reasoning_content"]
-        else:
-            text, extra = choice.get("text"), {}
-        if not isinstance(text, str):
-            raise Malformed("the answer has no text")
+    def _sample(self, choice: Body, ask: Gen, chat: bool, reasoned: int | None) -> Sample:
         tokens, top = tokens_of(choice.get("logprobs"))
-        return Sample(text, finish_of(choice, tokens), tokens, top, self.ids(choice, text), extra)
+        finish = finish_of(choice, tokens)
+        if not chat:
+            text = choice.get("text")
+            if not isinstance(text, str):
+                raise Malformed("the answer has no text")
+            return Sample(text, finish, tokens, top, self.ids(choice, text))
+        message = choice.get("message")
+        if not isinstance(message, dict):
+            raise Malformed("the answer has no message")
+        extra: Body = {"reasoning": said} if (said := message.get("reasoning_content") or message.get("reasoning")) else {}
+        if ask.tools or "tools" in self._extra:
+            extra["tool_calls"] = calls_of(message.get("tool_calls") or [])
+        elif message.get("tool_calls") and not message.get("content"):
+            raise Malformed("the answer is a call of a tool, and the request has no tools")
+        if refusal := message.get("refusal"):
+            extra["refusal"] = str(refusal)
+            return Sample(str(refusal), {"type": REFUSAL, "matched": None}, tokens, top, None, extra)
+        text = check_came("the answer has no content", message.get("content"), finish, extra, reasoned)
+        return Sample(text, finish, tokens, top, self.ids(choice, text), extra)
 
     def ids(self, choice: Body, text: str) -> tuple[int, ...] | None:
         """The tokens of a text as the server generated them, where it says so."""

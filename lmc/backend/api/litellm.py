@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from lmc.backend.api.backend import OnRefusal
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, retry_after
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.messages import MESSAGES
+from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url
 from lmc.backend.api.wire import http_errors, lowered, missing
 from lmc.backend.base import Prices
 from lmc.errors import UnsupportedOpError
@@ -36,6 +39,7 @@ class LiteLLM(Completions):
         speculate: bool = True,
         attempts: int = 4,
         extra_body: Mapping[str, Any] | None = None,
+        on_refusal: OnRefusal = "raise",
         **options: Any,
     ) -> None:
         if chat_template is not None:
@@ -49,8 +53,11 @@ class LiteLLM(Completions):
         super().__init__(
             f"LiteLLM({model_name})", model_name, lambda: LiteLLMWire(litellm, fixed), chat=True, template=MESSAGES, server="compatible",
             served_as="*", extra_body=extra_body, prices=prices, concurrency=concurrency, patience=patience, speculate=speculate,
-            attempts=attempts,
+            attempts=attempts, on_refusal=on_refusal,
         )  # fmt: skip
+
+
+_KEYS = ("API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "SECRET_ACCESS_KEY")
 
 
 class LiteLLMWire:
@@ -58,6 +65,14 @@ class LiteLLMWire:
 
     def __init__(self, litellm: Any, fixed: Mapping[str, Any]) -> None:
         self._litellm, self._fixed = litellm, fixed
+
+    @property
+    def secrets(self) -> list[str]:
+        """Its options', and those of the environment, where it looks for keys itself."""
+        given = {**os.environ, **{k: v for k, v in self._fixed.items() if isinstance(v, str)}}
+        keys = [value for name, value in given.items() if name.upper().endswith(_KEYS)]
+        headers = self._fixed.get("extra_headers") or {}
+        return [*keys, *secrets_of_headers(headers), *(s for k in ("base_url", "api_base") for s in secrets_of_url(str(self._fixed.get(k) or "")))]
 
     async def post(self, request: Request) -> Received:
         return Received(_plain(await self._sent(request.body)))
@@ -101,4 +116,12 @@ def _fault(error: Exception) -> Fault:
     if not known and not isinstance(error, (OSError, *http_errors())) and status is None:
         return Fault(f"{type(error).__name__}: {error}", status=400)  # a mistake in what was asked, not in the connection
     after = retry_after(lowered(response.headers)) if response is not None else None
-    return Fault(f"{type(error).__name__}: {error}"[:500], status=status if known else None, retry_after=after, param=getattr(error, "param", None))
+    return Fault(f"{type(error).__name__}: {error}"[:500], status=status if known else None, retry_after=after, param=getattr(error, "param", None), code=_code(error))
+
+
+def _code(error: Exception) -> str | None:
+    """What the provider calls the error; LiteLLM has a class of its own for filters."""
+    if type(error).__name__ == "ContentPolicyViolationError":
+        return "content_filter"
+    code = getattr(error, "code", None)
+    return code if isinstance(code, str) else None

@@ -8,6 +8,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
+from lmc.errors import BackendError
+from lmc.forking import REMEDY
+
 Closer = Callable[[], Awaitable[object]]
 
 
@@ -22,6 +25,14 @@ class Loop:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closers: list[Closer] = []
         self._closed = False
+        self.error: BackendError | None = None  # why nothing can be done here, but that it was closed
+
+    def forked(self, parent: int) -> None:
+        """The thread is not here, and its connections are the parent's. One that had not begun begins here."""
+        self._lock = threading.Lock()
+        if self._loop is not None:
+            self._closed = True
+            self.error = BackendError(f"its connections were opened by the process {parent}, and this is a fork of it: {REMEDY}")
 
     @property
     def closed(self) -> bool:
@@ -68,7 +79,7 @@ class Loop:
         with self._lock:
             self._closed = True
             loop, thread = self._loop, self._thread
-        if loop is None or thread is None or not thread.is_alive():
+        if loop is None or thread is None or not thread.is_alive():  # also in a fork, where it is another's
             return
         try:
             loop.call_soon_threadsafe(loop.stop)

@@ -106,18 +106,18 @@ def _content(content: list[str | Image]) -> str | list[Message]:
 _MAGIC = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"), (b"RIFF", "image/webp"))
 
 
-def image_url(image: Image) -> str:
+def image_url(image: Image, target: str = "a chat API") -> str:
     """An image as a URL: a web address as it is, anything else as data. Raises for what is no image."""
     if image.num_frames is not None:
-        raise UnsupportedOpError("video input", "a chat API", "append the frames as images", loc=image.loc)
+        raise UnsupportedOpError("video input", target, "append the frames as images", loc=image.loc)
     source = image.source
     if isinstance(source, str) and source.startswith(("http://", "https://", "data:image/")):
         return source
-    mime, data = image_bytes(image)
+    mime, data = image_bytes(image, target)
     return f"data:{mime};base64,{base64.b64encode(data).decode()}"
 
 
-def image_bytes(image: Image) -> tuple[str, bytes]:
+def image_bytes(image: Image, target: str = "a chat API") -> tuple[str, bytes]:
     """The media type and the bytes of an image that is a path, bytes or a PIL image."""
     source: Any = image.source
     if isinstance(source, str | Path):
@@ -132,7 +132,7 @@ def image_bytes(image: Image) -> tuple[str, bytes]:
         source.save(buffer, format="PNG")
         data = buffer.getvalue()
     else:
-        raise UnsupportedOpError(f"image({type(source).__name__})", "a chat API", "give a path, bytes or a PIL image", loc=image.loc)
+        raise UnsupportedOpError(f"image({type(source).__name__})", target, "give a path, bytes or a PIL image", loc=image.loc)
     mime = next((mime for magic, mime in _MAGIC if data.startswith(magic)), None)
     if mime is None:
         raise ParameterError("image(…): neither PNG, JPEG, GIF nor WebP", loc=image.loc)

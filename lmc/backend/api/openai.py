@@ -10,9 +10,11 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from lmc.backend.api import responses
+from lmc.backend.api.backend import OnRefusal
 from lmc.backend.api.client import Body, Fault, Patience, Received, Request
 from lmc.backend.api.completions import Completions
-from lmc.backend.api.wire import broken, events, http_errors, lowered, missing, parsed, refused, unanswered
+from lmc.backend.api.redaction import without_userinfo
+from lmc.backend.api.wire import broken, events, http_errors, lowered, missing, parsed, refused, secrets_of, unanswered
 from lmc.backend.base import Prices
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.config import log
@@ -37,6 +39,7 @@ class OpenAI(Completions):
                    that they find it in the server's cache; None: where the server is "openai"
     prices         for a million tokens: `lmc.Prices(prompt, completion, cached)`
     served_as      the model's name as answers have it, if it is not the model's own; "*": any
+    on_refusal     "raise": a refusal raises `Refused`, a filtered answer `Filtered`; "return": they are answers, and their meta info says so
 
     A constraint that the server does not enforce is verified here, and the answer asked for again (`attempts` times); its meta info
     says so. Where a chat model cannot go on with a message, what the program has written of it is sent as a message, and meta says so.
@@ -65,6 +68,7 @@ class OpenAI(Completions):
         attempts: int = 4,
         served_as: str | None = None,
         extra_body: Mapping[str, Any] | None = None,
+        on_refusal: OnRefusal = "raise",
         **client_options: Any,
     ) -> None:
         model = model or model_name
@@ -94,6 +98,7 @@ class OpenAI(Completions):
             speculate=speculate,
             attempts=attempts,
             wait_for_cache=wait_for_cache,
+            on_refusal=on_refusal,
         )
 
 
@@ -109,7 +114,7 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
     except ImportError as error:
         raise missing("openai", "openai", error) from None
     if base_url and not base_url.startswith(("http://", "https://")):
-        raise ParameterError(f"base_url={base_url!r} is not a URL: http://host:port/v1")
+        raise ParameterError(f"base_url={without_userinfo(base_url)!r} is not a URL: http://host:port/v1")
     kind = openai.AsyncAzureOpenAI if azure else openai.AsyncOpenAI
     given = {"max_retries": 0, "timeout": timeout, **options, **({"base_url": base_url} if base_url else {})}
     if base_url and urlsplit(base_url).hostname != "api.openai.com":
@@ -127,6 +132,10 @@ class OpenAIWire:
     def __init__(self, client: Any, api: Literal["chat", "responses"] | None = None) -> None:
         self._client, self._api = client, api
 
+    @property
+    def secrets(self) -> list[str]:
+        return list(secrets_of(self._client))
+
     def _by_responses(self, request: Request) -> Request | None:
         """A chat completion as it is asked by the Responses API; None if it is not, or nothing of the kind."""
         if request.path != _CHAT or self._api != "responses":
@@ -137,7 +146,7 @@ class OpenAIWire:
         """Whether a chat completion was refused that the Responses API takes; then all go there from now on."""
         if request.path != _CHAT or self._api is not None or not responses.wanted(fault):
             return False
-        log("backend", f"asks by the Responses API from now on: {fault.message}")
+        log("backend", "asks by the Responses API from now on: the server says that the model needs it")
         self._api = "responses"
         return True
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.client import Patience, Wire
 from lmc.backend.api.place import Place
+from lmc.backend.api.redaction import without_userinfo
 from lmc.backend.api.spread import ROUTING, Spread, beginning, key_of
 from lmc.backend.api.tokens import Tokens, known_as, read, spelled
 from lmc.backend.api.wire import HttpWire, http_errors, http_library, parsed
@@ -25,7 +26,7 @@ def urls_of(given: str | Sequence[str]) -> tuple[str, ...]:
     urls = (given,) if isinstance(given, str) else tuple(given)
     for url in urls:
         if not url.startswith(("http://", "https://")):
-            raise ParameterError(f"{url!r} is not a URL: http://host:port")
+            raise ParameterError(f"{without_userinfo(url)!r} is not a URL: http://host:port")
     if not urls:
         raise ParameterError("give the URL of a server")
     return tuple(url.rstrip("/") for url in urls)
@@ -39,11 +40,11 @@ def asked(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str)
         try:
             response = httpx.get(url + path, headers=dict(headers), timeout=10.0)
         except http_errors() as error:
-            raise BackendError(f"no {what} server at {url}: {error}") from None
+            raise BackendError(f"no {what} server at {without_userinfo(url)}: {without_userinfo(str(error))}") from None
         if response.status_code == 200:
             return parsed(response.content)
         said = f"HTTP {response.status_code} for {path}"
-    raise BackendError(f"no {what} server at {url}: {said}")
+    raise BackendError(f"no {what} server at {without_userinfo(url)}: {said}")
 
 
 def headers_of(api_key: str | None) -> dict[str, str]:

@@ -50,23 +50,31 @@ def _part(part: Mapping[str, Any]) -> Body:
 
 
 def answered(body: Mapping[str, Any]) -> Body:
-    """The body of an answer as one of a chat completion."""
+    """The body of an answer as one of a chat completion; its content is None where no part of it is text. Raises Fault, and Malformed."""
     if body.get("status") == "failed":
-        raise Fault(str((body.get("error") or {}).get("message") or "the response failed"), status=500)
-    if not isinstance(body.get("output"), list):
+        error: Any = body.get("error")
+        error = error if isinstance(error, dict) else {}
+        raise Fault(str(error.get("message") or "the response failed"), status=500, code=error.get("code") if isinstance(error.get("code"), str) else None)
+    if body.get("status") not in (None, "completed", "incomplete"):
+        raise Malformed(f"the response is {body['status']!r:.40}, not completed")
+    if not isinstance(body.get("output"), list) or not all(isinstance(item, dict) for item in body["output"]):
         raise Malformed("the answer has no output")
-    text, message = "", Body()
+    texts, message = list[str](), Body()
     for item in body["output"]:
         if item.get("type") == "message":
             for part in item.get("content") or ():
-                text += part.get("text") or ""
-                if part.get("refusal"):
-                    message["refusal"] = part["refusal"]
+                if part.get("type") == "refusal":
+                    message["refusal"] = part.get("refusal")
+                elif not isinstance(part.get("text"), str):
+                    raise Malformed("a part of the answer has no text")
+                else:
+                    texts.append(part["text"])
         elif item.get("type") == "function_call":
             message.setdefault("tool_calls", []).append({"id": item.get("call_id"), "type": "function", "function": {"name": item.get("name"), "arguments": item.get("arguments")}})
         elif item.get("type") == "reasoning" and item.get("summary"):
             message["reasoning_content"] = "\n".join(part.get("text") or "" for part in item["summary"])
-    choice = {"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": _finish(body, "tool_calls" in message)}
+    content = "".join(texts) if texts else None
+    choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}, "finish_reason": _finish(body, "tool_calls" in message)}
     return {**{k: body[k] for k in ("id", "model", "usage") if k in body}, "choices": [choice]}
 
 
@@ -92,8 +100,10 @@ def piece(event: Mapping[str, Any]) -> Body | None:
         return None
     whole = answered(event["response"])
     (choice,) = whole["choices"]
-    calls = [{"index": i, **call} for i, call in enumerate(choice["message"].get("tool_calls") or ())]
-    return {**whole, "choices": [{"index": 0, "delta": {"tool_calls": calls}, "finish_reason": choice["finish_reason"]}]}
+    message = choice["message"]
+    calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or ())]
+    beside = {k: message[k] for k in ("refusal", "reasoning_content") if message.get(k)}
+    return {**whole, "choices": [{"index": 0, "delta": {"tool_calls": calls, **beside}, "whole": message["content"], "finish_reason": choice["finish_reason"]}]}
 
 
 def wanted(fault: Fault) -> bool:

@@ -67,6 +67,10 @@ class Spread:
         finally:
             self._running[index] -= 1
 
+    @property
+    def secrets(self) -> list[str]:
+        return [secret for wire in self._wires for secret in wire.secrets]
+
     async def close(self) -> None:
         for wire in self._wires:
             await wire.close()

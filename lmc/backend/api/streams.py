@@ -42,7 +42,8 @@ class Pieces:
 
     def __init__(self, chat: bool, watch: Watch, read: Any, begun: Callable[[], None] = lambda: None) -> None:
         self._chat, self._watch, self._read, self._begun = chat, watch, read, begun
-        self._text, self._choice = "", Body()
+        self._text: str | None = None  # until a piece of it comes
+        self._choice = Body()
         self._body: Body = {}
         self._scored: dict[str, list[Any]] = {}  # log-probabilities: in either API's form, lists by their names
         self._ids: list[int] = []
@@ -52,7 +53,7 @@ class Pieces:
     def add(self, body: Body) -> None:
         if body.get("choices"):
             self._begun()
-        self._body |= {k: v for k, v in body.items() if k in ("id", "model") and v}
+        self._body |= {k: v for k, v in body.items() if k in ("id", "model", "usage") and v}
         for choice in body.get("choices") or ():
             delta: Any = choice.get("delta") if self._chat else choice
             if not isinstance(delta, dict):
@@ -66,12 +67,22 @@ class Pieces:
             for piece in delta.get("tool_calls") or ():
                 self._called(piece)
             for beside in _BESIDE:
-                if self._chat and delta.get(beside):
+                if self._chat and isinstance(delta.get(beside), str):
                     self._said[beside] = self._said.get(beside, "") + delta[beside]
             text: Any = delta.get("content" if self._chat else "text")
-            if text:
-                self._text += text
-                self._watch.grown(self._text)
+            if isinstance(text, str):
+                self._grow(text)
+            elif text is not None:
+                raise Malformed(f"a piece of the answer is {text!r:.40}")
+            if isinstance(whole := choice.get("whole"), str):  # what the answer is, whatever its pieces said
+                if not whole.startswith(self._text or ""):
+                    raise Malformed("the pieces of the answer are not the whole of it")
+                self._grow(whole[len(self._text or "") :])
+
+    def _grow(self, piece: str) -> None:
+        self._text = (self._text or "") + piece
+        if piece:
+            self._watch.grown(self._text)
 
     def _called(self, piece: Any) -> None:
         """A piece of a call of a tool: the first has its name, all have a part of its arguments."""
@@ -89,4 +100,4 @@ class Pieces:
         return self._read({**self._body, "choices": [choice]})
 
 
-_BESIDE = ("refusal", "reasoning_content")
+_BESIDE = ("refusal", "reasoning_content", "reasoning")

@@ -10,6 +10,7 @@ from lmc.backend.api.bodies import Listed, choices_of, cost_of, shared, usage_of
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Request, Tally
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.place import Place
+from lmc.backend.api.redaction import without_userinfo
 from lmc.backend.api.remote import Prompts, asked, headers_of, urls_of, wires
 from lmc.backend.base import Capabilities, Hints, Output, Prices
 from lmc.backend.engine.choices import decide
@@ -56,7 +57,7 @@ class VLLM(Completions):
         listed: Any = asked(urls[0], ("/v1/models",), headers, "vLLM").get("data") or []
         found = next((m for m in listed if model in (None, m.get("id"))), None)
         if found is None:
-            raise BackendError(f"the server at {urls[0]} has no model {model!r}; it has {', '.join(str(m.get('id')) for m in listed) or 'none'}")
+            raise BackendError(f"the server at {without_userinfo(urls[0])} has no model {model!r}; it has {', '.join(str(m.get('id')) for m in listed) or 'none'}")
         name = str(found["id"])
         self._max_context: int | None = found.get("max_model_len")
         self._prompts = Prompts.of(name, found.get("root"), tokenizer, chat_template)

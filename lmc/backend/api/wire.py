@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 from lmc.backend.api.client import Fault, Received, Request, retry_after
+from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url
 from lmc.errors import MissingPackageError
 from lmc.extras import missing as _missing
 
@@ -100,12 +101,21 @@ def http_library() -> Any:
     raise missing("httpx", "remote")
 
 
+def secrets_of(client: Any) -> Iterator[str]:
+    """Keys and passwords that an SDK's client sends."""
+    keys = [getattr(client, name, None) for name in ("api_key", "auth_token", "webhook_secret", "admin_api_key")]
+    yield from (key for key in keys if isinstance(key, str))
+    yield from secrets_of_url(str(client.base_url))
+    yield from secrets_of_headers(client._custom_headers)
+
+
 class HttpWire:
     """Requests by httpx, for servers with a protocol of their own."""
 
     def __init__(self, url: str, headers: Mapping[str, str], *, timeout: float, connections: int) -> None:
         httpx = http_library()
         limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+        self.secrets = (*secrets_of_url(url), *secrets_of_headers(headers))
         self._client: Any = httpx.AsyncClient(
             base_url=url.rstrip("/"), headers=dict(headers), timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)), limits=limits
         )

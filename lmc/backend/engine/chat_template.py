@@ -9,6 +9,7 @@ conversations are longer than its whole numbers, and contents hold every text th
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from typing import Any
 
+from lmc.backend.engine.template_sandbox import OverLimit, Refused, Sandbox
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.chat import ChatTemplate
 from lmc.errors import ProgramError
@@ -38,10 +40,6 @@ _LONG = 12  # messages, or three more than the largest whole number in the templ
 _LONGEST = 64
 _MANY_TEXTS = 48  # the shortest texts of a template's code are looked for one by one, all others together
 _LETTER = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
-
-
-class _Refused(Exception):
-    """The template itself refuses this conversation (raise_exception)."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +98,15 @@ def cut(source: str | None, tokenizer: Tokenizer, *, name: str) -> ChatTemplate:
     """The template as constant pieces, or a MissingTemplate that says why there are none. Logs what is lossy."""
     if not source:
         return MissingTemplate(name, "has none (it may be a base model)")
+    sandbox = _sandbox(source, tokenizer)
     try:
-        found = _Cutter(_renderer(source, tokenizer), tokenizer, name, *_named(source)).cut()
-    except _NotCuttable as reason:
+        found = _Cutter(sandbox.render, tokenizer, name, *sandbox.open()).cut()
+    except (_NotCuttable, OverLimit) as reason:
         log.warning("the chat template of %s cannot be cut: %s", name, reason)
-        return MissingTemplate(name, f"has one that does not write messages one after the other: {reason}")
+        what = "that cannot be run" if isinstance(reason, OverLimit) else "that does not write messages one after the other"
+        return MissingTemplate(name, f"has one {what}: {reason}")
+    finally:
+        sandbox.close()
     for note in found.notes:
         log.info("the chat template of %s %s", name, note)
     return found
@@ -140,8 +142,10 @@ class WholeTemplate:
         marked = [{**m, "content": _MARK.format(i) if m["content"] else ""} for i, m in enumerate(messages)]
         try:
             text = self._render(marked, True, tools=list(tools) or None)
-        except _Refused as why:
+        except Refused as why:
             raise ProgramError(f"the chat template of {self.name} refuses this conversation: {why}") from None
+        except OverLimit as why:
+            raise ProgramError(f"the chat template of {self.name} cannot be run: {why}") from None
         parts: list[Part] = []
         for i, piece in enumerate(_MARKED.split(text)):
             parts += (contents[int(piece)],) if i % 2 else self._tokenizer.split_specials(piece)
@@ -149,67 +153,21 @@ class WholeTemplate:
 
 
 def whole(source: str | None, tokenizer: Tokenizer, *, name: str) -> WholeTemplate | None:
-    """The template for conversations with tools; None where a model has none, or one that does not parse."""
-    try:
-        return WholeTemplate(name, source, _renderer(source, tokenizer), tokenizer) if source else None
-    except _NotCuttable:
-        return None  # `cut` says so where messages are written
+    """The template for conversations with tools; None where a model has none."""
+    return WholeTemplate(name, source, _sandbox(source, tokenizer).render, tokenizer) if source else None
 
 
-# -- rendering ---------------------------------------------------------------------------------------------------------
-
-
-def _renderer(source: str, tokenizer: Tokenizer) -> Render:
-    """Jinja set up as in transformers (utils/chat_template_utils.py), in a sandbox."""
-    from jinja2 import TemplateError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> None:
-        raise _Refused(message)
-
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    env.filters["tojson"] = _to_json
-    env.globals.update(raise_exception=refuse, strftime_now=_today)
+def _sandbox(source: str, tokenizer: Tokenizer) -> Sandbox:
     spell = tokenizer.spelling
     fixed = {
         "bos_token": "" if tokenizer.bos_token_id is None else spell(tokenizer.bos_token_id),
         "eos_token": spell(tokenizer.eos_token_ids[0]) if tokenizer.eos_token_ids else "",
     }
-    try:
-        template = env.from_string(source)
-    except TemplateError as error:
-        raise _NotCuttable(f"it does not parse as Jinja ({error})") from error
-
-    def render(messages: Sequence[Mapping[str, Any]], ask: bool, **more: Any) -> str:
-        try:
-            return template.render(messages=list(messages), add_generation_prompt=ask, **fixed, **more)
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-            raise _Refused(str(error)) from error
-
-    return render
+    return Sandbox(source, fixed)
 
 
-def _named(source: str) -> tuple[tuple[str, ...], int]:
-    """The texts, and the largest whole number, that the template's code names: what it may compare with."""
-    from jinja2 import Environment, nodes
-    from jinja2.ext import loopcontrols
-
-    found = [c.value for c in Environment(extensions=[loopcontrols]).parse(source).find_all(nodes.Const)]
-    texts = {c for c in found if isinstance(c, str) and c.strip()}
-    return tuple(sorted(texts, key=lambda c: (len(c), c))), max((c for c in found if type(c) is int), default=0)
-
-
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    import json
-
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _today(form: str) -> str:
-    from datetime import datetime
-
-    return datetime.now().strftime(form)
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 # -- cutting -----------------------------------------------------------------------------------------------------------
@@ -236,7 +194,7 @@ class _Cutter:
             roles = [_LETTER[c] for c in probe]
             try:
                 head, *middle, tail = self._pieces(roles)
-            except _Refused as why:
+            except Refused as why:
                 refused.setdefault(roles[-1] if len(roles) == 1 else "+".join(roles), str(why))
                 continue
             heads.setdefault(roles[0], head)
@@ -257,7 +215,7 @@ class _Cutter:
         for mark in marks:
             before, found, text = text.partition(mark)
             if not found or mark in text:
-                raise _Refused("it drops, repeats or reorders contents")
+                raise Refused("it drops, repeats or reorders contents")
             pieces.append(before)
         return [self._atoms(p) for p in (*pieces, text)]
 
@@ -266,7 +224,7 @@ class _Cutter:
         for before in ([], ["user", "assistant"] if previous == "user" else ["user"]):
             try:
                 return self._pieces([*before, previous], ask=True)[-1]
-            except _Refused:
+            except Refused:
                 continue
         return None
 
@@ -358,7 +316,7 @@ class _Cutter:
         try:
             text = "".join(_written(found, messages))
             return self.render(messages, True), text
-        except (_Refused, ProgramError):
+        except (Refused, ProgramError):
             return "", ""
 
 

@@ -27,12 +27,13 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from lmc import config
 from lmc.backend import recording
-from lmc.backend.base import Counters
+from lmc.backend.base import HEALTHY, Counters, Health
 from lmc.backend.engine.answer import Ending
 from lmc.backend.engine.request import BROKEN, STUCK, Kind, Request, TokenLogprob, Top
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.engine.work import Pass
 from lmc.errors import BackendError, CancelledError, LmcError
+from lmc.forking import REMEDY
 from lmc.garbage import few_full_collections
 
 log = logging.getLogger("lmc.engine")
@@ -72,6 +73,18 @@ _BROKEN = (
 
 _NO_MEMORY = ("OutOfMemoryError", "MemoryError")  # torch's and Python's
 _LESS = "; a pass needs less with a smaller Engine(chunk=…) or max_batch, the KV pool with a smaller max_tokens"
+
+
+STUCK_AFTER = 300.0
+"""Seconds after which a pass is taken to be stuck: the longest take some ten, on a CPU."""
+_DEVICE_SIGNS = ("CUDA error", "device-side assert", "CUBLAS_STATUS", "CUDNN_STATUS", "cudaError", "an illegal memory access", "Triton Error [CUDA]")
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Whether the process can use its device no more. Too little memory is no such error."""
+    if type(error).__name__ in _NO_MEMORY or not isinstance(error, RuntimeError):
+        return False
+    return type(error).__name__ == "AcceleratorError" or any(sign in str(error) for sign in _DEVICE_SIGNS)
 
 
 class Runner(Protocol):
@@ -135,6 +148,9 @@ class EngineCore:
         self._posted = 0  # tokens of prompts since the last pass began
         self._asleep = False  # the loop has nothing to do, or is about to wake up
         self._computing = False  # the loop is in a pass, which may be native code for long
+        self._computing_since = 0.0  # by time.monotonic()
+        self.failure = ""  # of the last pass; "" once one went through
+        self.broken: LmcError | None = None  # the device cannot be used any more, and the loop has ended with that
         self._live: dict[Request, None] = {}
         self._closed = self._ended = False
         self._generated = self._forced = self._calls = 0
@@ -144,6 +160,19 @@ class EngineCore:
         self._untold: list[Request] = []  # whose answers may have text that was not told yet
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
         self.launch()
+
+    def forked(self, parent: int) -> None:
+        """The loop's thread is not here, nor is the device for this process."""
+        self.broken = BackendError(f"the engine was started by the process {parent}, and this is a fork of it: {REMEDY}")
+        self._ended, self._computing, self._resting = True, False, threading.Event()
+        self._resting.set()
+        self._take(wait=0.0, closing=True)  # what was posted fails, as does what runs
+        self._inbox = SimpleQueue()
+        self._untold.clear()
+        for req in list(self._live):
+            req.error, req.done = self.broken, True
+            _tell(req)
+        self._live, self._flying = {}, None
 
     def launch(self) -> None:
         """Starts the loop; a subclass may run `turn` itself instead."""
@@ -190,6 +219,8 @@ class EngineCore:
 
     def call(self, action: Callable[[], Any]) -> Any:
         """Runs `action` on the loop's thread and returns what it returns or raises what it raises."""
+        if self.broken is not None and self._ended:
+            raise self.broken
         if self.on_thread or not self._thread.is_alive():
             return action()
         done = threading.Event()
@@ -218,6 +249,17 @@ class EngineCore:
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def health(self) -> Health:
+        if self.broken is not None:
+            return Health("ended", self.broken.message)
+        if self._closed:
+            return Health("closed", "the engine was closed")
+        since = time.monotonic() - self._computing_since
+        if self._computing and since > STUCK_AFTER:
+            return Health("stuck", f"a pass has taken {since:.0f} s and does not end")
+        return Health("failed", self.failure) if self.failure else HEALTHY
 
     def close(self, timeout: float = 10.0) -> None:
         """Fails what is unfinished and ends the thread; idempotent. Waits for the pass that computes, and at most so many seconds
@@ -284,8 +326,12 @@ class EngineCore:
             except BaseException as error:  # nothing may hang on a dead loop: everybody learns of it
                 log.exception("the engine failed; everything outstanding fails with it")
                 traceback.clear_frames(error.__traceback__)  # or the pass's tensors would live as long as anybody has the error
+                self.failure = f"{type(error).__name__}: {error}"
+                if is_device_error(error):
+                    self.broken = BackendError(f"the engine has ended with a device error, after which its process cannot use the device: {self.failure}; start a new process (lmc serve --restart does)")
+                    break
                 self._fail_all(error)
-        self._fail_all(None)
+        self._fail_all(self.broken)
         self._ended = True  # first this, then the last look: what is posted later is run by who posts it
         self._take(wait=0.0, closing=True)
 
@@ -391,7 +437,7 @@ class EngineCore:
 
     def _compute(self, act: Callable[[], _T]) -> _T:
         """A part of a pass, for which `close` waits."""
-        self._computing = True
+        self._computing, self._computing_since = True, time.monotonic()
         try:
             return act()
         finally:
@@ -429,6 +475,7 @@ class EngineCore:
         )  # fmt: skip
 
     def _deliver(self, work: Pass, output: PassOutput) -> None:
+        self.failure = ""
         for req in work.requests:
             req.in_flight -= 1
         for req in {score.request for score in work.scores if score.at is None}:
@@ -545,6 +592,9 @@ class EngineCore:
 
     def start(self, req: Request) -> None:
         """Takes a request in; on the loop's thread."""
+        if self.broken is not None:
+            req.error, req.done = self.broken, True
+            return _tell(req)
         if self._closed:
             self._live[req] = None
             return self._drop(req, BackendError("the engine was closed"))
@@ -583,7 +633,8 @@ class EngineCore:
         """Fails every request and starts from an empty pool: after an exception nothing in it can be trusted."""
         self._speak()
         failed, self._live, self._flying = list(self._live), {}, None
-        self.scheduler.reset()
+        if self.broken is None:  # else what it holds is on a device that refuses everything
+            self.scheduler.reset()
         for req in failed:
             req.error, req.done = _as_backend_error(error), True
             _tell(req)

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as RawTokenizer
 log = logging.getLogger("lmc.engine")
 
 SPACE = "\u2581"
+_LONGEST = 512  # characters of a piece; each of its cuts is looked at. SentencePiece itself allows 16 by default
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type, which is SentencePiece's
 
 
@@ -24,6 +25,8 @@ def bpe(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int], un
     """unknown: the id of what is neither a piece nor has bytes. prefix: whether a text, at the start or behind a special token,
     is encoded as if a space preceded it, as llama.cpp does."""
     ids = {token: i for i, token in enumerate(tokens)}
+    if max(map(len, tokens), default=0) > _LONGEST:
+        raise ValueError(f"a piece has more than {_LONGEST} characters")
     pieces = {token: score for token, score, kind in zip(tokens, scores, types, strict=True) if kind == NORMAL}
     model = models.BPE(vocab=ids, merges=_merges(pieces), unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
     raw = RawTokenizer(model)

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.decoders import DecodeStream
 
 from lmc.backend.engine import sentencepiece
+from lmc.backend.engine.models.claims import Claims
 from lmc.errors import ModelLoadError, ProgramError
 from lmc.prompt import Part, Special
 
@@ -54,6 +55,7 @@ class Tokenizer:
     """A vocabulary and its rules, over `tokenizers.Tokenizer`.
 
     `parse_special=True` restores the old habit in which a special token's spelling in plain text is that token.
+    `limit`: how many tokens the model has. Special tokens beyond it are none; ModelLoadError for any other.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class Tokenizer:
         bos_token_id: int | None = None,
         add_bos: bool = False,
         parse_special: bool = False,
+        limit: int | None = None,
     ) -> None:
+        _check_ids(raw, limit)
         raw.no_padding()
         raw.no_truncation()
         raw.encode_special_tokens = not parse_special
@@ -76,7 +80,7 @@ class Tokenizer:
         self.vocab_size = raw.get_vocab_size(with_added_tokens=True)
         added = raw.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._added = {token.content: i for i, token in added.items()}
+        self._added = {token.content: i for i, token in added.items() if limit is None or i < limit}
         spellings = sorted((added[i].content for i in self.special_ids), key=len, reverse=True)
         self._spelling = re.compile("|".join(map(re.escape, spellings))) if spellings else None
         self._warned = parse_special
@@ -251,6 +255,16 @@ class Tokenizer:
         path.write_text(self.raw.to_str(), encoding="utf-8")
 
 
+def _check_ids(raw: RawTokenizer, limit: int | None) -> None:
+    if limit is None or raw.get_vocab_size(with_added_tokens=True) == 0:
+        return
+    added = raw.get_added_tokens_decoder()
+    beyond = {token: i for token, i in raw.get_vocab(with_added_tokens=True).items() if i >= limit and not (i in added and added[i].special)}
+    if beyond:
+        token, i = min(beyond.items(), key=lambda pair: pair[1])
+        raise ModelLoadError(f"the token {token!r:.40} has the id {i}, and the model has {limit} tokens; are tokenizer and weights of one model?")
+
+
 class _Spoken(dict[int, bytes]):
     """What tokens add to a text, looked up once each; special tokens add nothing."""
 
@@ -385,6 +399,8 @@ def from_file(path: Path, **options: Any) -> Tokenizer:
     """From `tokenizer.json`. Options are those of Tokenizer."""
     try:
         return Tokenizer(RawTokenizer.from_file(str(path)), **options)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{path}: {error}") from None
     except Exception as error:  # the library raises bare Exception for unreadable and malformed files alike
         raise ModelLoadError(f"{path}: not a readable tokenizer.json: {error}") from error
 
@@ -393,6 +409,8 @@ def from_json(text: str, where: str, **options: Any) -> Tokenizer:
     """From the content of a `tokenizer.json`. Options are those of Tokenizer."""
     try:
         return Tokenizer(RawTokenizer.from_str(text), **options)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{where}: {error}") from None
     except Exception as error:  # as above
         raise ModelLoadError(f"{where}: its tokenizer is not readable: {error}") from error
 
@@ -434,10 +452,12 @@ def from_gguf(meta: Mapping[str, Any], where: str, **options: Any) -> Tokenizer:
             f"{where}: tokenizer.ggml.model is {kind!r}; supported: gpt2, llama. Use the model's directory with tokenizer.json"
         )
     tokens = _listed(meta, "tokens", where)
-    types = meta.get("tokenizer.ggml.token_type", [sentencepiece.NORMAL] * len(tokens))
+    claims = Claims(meta, where, "tokenizer.ggml.")
+    bos = claims.token("bos_token_id", len(tokens))
     try:
+        types = meta.get("tokenizer.ggml.token_type", [sentencepiece.NORMAL] * len(tokens))
         if kind == "llama":
-            prefix, unknown = (meta.get(f"tokenizer.ggml.{key}") for key in ("add_space_prefix", "unknown_token_id"))
+            prefix, unknown = meta.get("tokenizer.ggml.add_space_prefix"), claims.token("unknown_token_id", len(tokens))
             scores = _listed(meta, "scores", where)
             raw = sentencepiece.bpe(tokens, scores, types, unknown or 0, prefix=prefix is None or bool(prefix))
         else:
@@ -450,7 +470,7 @@ def from_gguf(meta: Mapping[str, Any], where: str, **options: Any) -> Tokenizer:
         raise ModelLoadError(f"{where}: its vocabulary is not consistent: {error}; download it again") from error
     return Tokenizer(
         raw,
-        bos_token_id=meta.get("tokenizer.ggml.bos_token_id"),
+        bos_token_id=bos,
         add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", kind == "llama")),
         **options,
     )
@@ -458,9 +478,12 @@ def from_gguf(meta: Mapping[str, Any], where: str, **options: Any) -> Tokenizer:
 
 def _listed(meta: Mapping[str, Any], key: str, where: str) -> list[Any]:
     try:
-        return meta[f"tokenizer.ggml.{key}"]
+        found = meta[f"tokenizer.ggml.{key}"]
     except KeyError as missing:
         raise ModelLoadError(f"{where}: the metadata lacks {missing.args[0]}") from None
+    if not isinstance(found, list):
+        raise ModelLoadError(f"{where}: tokenizer.ggml.{key} is {found!r:.60}; expected is a list; download it again")
+    return found
 
 
 def _byte_level_bpe(tokens: list[str], merges: list[str], pre: str, where: str) -> RawTokenizer:

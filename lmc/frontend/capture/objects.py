@@ -377,7 +377,7 @@ class Objects:
         made = Object(cls, {}, tuple(args))
         init = self.class_attribute(cls, "__init__")
         generated = _is_generated(init)
-        fields = self._fields(cls) if generated or init is _MISSING or (type(cls) is Class and init not in cls.attributes.values() and type(init) is not Closure) else None
+        fields = self._fields(cls) if generated or init is _MISSING or (type(cls) is Class and all(init is not held for held in cls.attributes.values()) and type(init) is not Closure) else None
         if fields is not None:
             return self._initialized(made, fields, args, kwargs)
         if init is _MISSING or type(init) not in (Closure, types.FunctionType):

@@ -15,7 +15,7 @@ from lmc.frontend.tracing.regions import GraphDomain
 from lmc.ir.builder import Builder, without_unused_params
 from lmc.ir.core import Graph, Type, Value
 
-BUDGET = 400_000
+BUDGET = 50_000
 """Steps of an evaluation."""
 _TYPES: dict[Any, Type] = {str: "str", int: "int", float: "float", bool: "bool", "str": "str", "int": "int", "float": "float", "bool": "bool"}
 

@@ -122,6 +122,8 @@ class GraphDomain(Domain):
             raised = Unknown(deps, self.emitter.unknown("something raised"))
             empty = Arm(lambda _: None, arm.effects, arm.loc)
             self._arms(evaluation, frame, raised, arm.loc, (arm, empty))
+            if arm.effects.exits & {"break", "return", "raise"} and self._is_enough(frame):
+                raise Stop("a loop that only an exception ends", loc)
 
     def leave(self, evaluation: Evaluation, frame: Frame, kind: str, loc: Loc, deps: Deps) -> None:
         evaluation.uncertain()

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from dspy import lm15
 
-from lmc.backend.base import Backend, Handle, Hints, Output, Result, Usage
+from lmc.backend.base import Backend, Handle, Hints, Output, Result, Usage, seed_of
 from lmc.chat import conversation
 from lmc.config import default_backend
 from lmc.errors import ConstraintError, LmcError, ParameterError, PromptTooLongError, UnsupportedOpError
@@ -315,19 +315,19 @@ class OnBackend:
     def _begin(self, request: Any) -> _Run:
         asked = _several.get()
         if asked is not None and asked.request is None:
-            asked.request, seed = request, _seed_of(request)
+            asked.request, seed = request, self._seed(request)
             asked.runs = [self._run(request, seed, i, asked.n) for i in range(asked.n)]
         if asked is not None and asked.runs and asked.request == request:
             return asked.runs.pop(0)
-        return self._run(request, _seed_of(request), 0, 1)
+        return self._run(request, self._seed(request), 0, 1)
+
+    def _seed(self, request: Any) -> int:
+        given = request.config.seed
+        return seed_of(self.backend, None if given is None else given % (1 << 63))
 
     def _run(self, request: Any, seed: int, i: int, n: int) -> _Run:
         hints = Hints(group=(id(_several.get()),), members=n, way=(i, n)) if n > 1 else None
         return _Run(self.backend, request, derive_seed(seed, i, "dspy", 0), hints)
-
-
-def _seed_of(request: Any) -> int:
-    return secrets.randbits(63) if request.config.seed is None else request.config.seed % (1 << 63)
 
 
 class Engine(OnBackend):

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lmc.backend.engine.models.claims import CONTEXT, HEADS, LAYERS, VOCABULARY, WIDTH, Claims
 from lmc.errors import ModelLoadError
 
 
 class UnfusedError(ModelLoadError):
     """What models/llama.py does not compute; transformers' own code may."""
 
+
+_FACTOR = (1e-6, 1e6)  # what a factor may be
+_SMALLEST_THETA, _LARGEST_THETA = 2.0, 1e15
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")  # what models/llama.py computes; SmolLM2 is a llama
 
@@ -104,6 +108,12 @@ class ModelConfig:
         for name in (*sizes, "vocab_size", "max_context"):
             if getattr(self, name) <= 0:
                 raise ModelLoadError(f"model config: {name} is {getattr(self, name)}, expected a positive number")
+        if self.head_dim % 2:
+            raise ModelLoadError(f"model config: head_dim is {self.head_dim}, expected an even number: positions rotate pairs")
+        if not (0 <= self.norm_eps <= 1 and _SMALLEST_THETA <= self.rope_theta <= _LARGEST_THETA):  # NaN is not
+            raise ModelLoadError(f"model config: norm_eps is {self.norm_eps} and rope_theta {self.rope_theta}; expected are numbers from 0 to 1 and from {_SMALLEST_THETA:g}")
+        if any(not 0 <= i < self.vocab_size for i in (*self.eos_token_ids, *([] if self.bos_token_id is None else [self.bos_token_id]))):
+            raise ModelLoadError(f"model config: the end or beginning token is not in the vocabulary of {self.vocab_size}")
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
                 f"model config: {self.num_heads} heads are not a multiple of {self.num_kv_heads} key/value heads"
@@ -128,17 +138,26 @@ class ModelConfig:
         return self.rope_scaling.apply(plain, self.rope_theta) if self.rope_scaling else plain
 
 
+def made(where: str, **fields: Any) -> ModelConfig:
+    """A configuration that a file claims. Raises ModelLoadError that names the file."""
+    try:
+        return ModelConfig(**fields)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{where}: {error.message}; download it again") from None
+
+
 def from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] | None = None) -> ModelConfig:
     """From the content of `config.json`; `generation_config.json`'s end tokens win. `where` names the file in errors."""
     try:
-        return _from_hf(raw, where, generation)
+        return _from_hf(Claims(raw, where), where, generation)
     except KeyError as missing:
         raise ModelLoadError(f"{where}: {missing.args[0]!r} is missing; is this a causal language model?") from None
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as wrong:
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as wrong:
         raise ModelLoadError(f"{where}: a value is not what it should be: {wrong}; download it again") from wrong
 
 
-def _from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] | None) -> ModelConfig:
+def _from_hf(claims: Claims, where: str, generation: Mapping[str, Any] | None) -> ModelConfig:
+    raw = claims.fields
     kind = str(raw.get("model_type", "?"))
     if kind not in FAMILIES:
         raise UnfusedError(f"{where}: model_type {kind!r} is not supported; supported: {', '.join(FAMILIES)}")
@@ -147,82 +166,79 @@ def _from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] |
             raise UnfusedError(f"{where}: {flag} is not supported")
     if raw.get("quantization_config"):
         raise ModelLoadError(f"{where}: quantized safetensors are not supported; use the unquantized weights or a GGUF")
-    if (_rope_parameters(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor")) or 1) != 1:
+    rope = claims.part("rope_parameters" if raw.get("rope_parameters") else "rope_scaling")  # transformers 5 writes the first, 4 the second
+    if (rope.raw("partial_rotary_factor", raw.get("partial_rotary_factor")) or 1) != 1:
         raise UnfusedError(f"{where}: rotating a part of each head (partial_rotary_factor) is not supported")
     if raw.get("hidden_act", "silu") != "silu":
         raise UnfusedError(f"{where}: hidden_act {raw['hidden_act']!r} is not supported; supported: silu")
-    heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-    eos = (generation or {}).get("eos_token_id", raw.get("eos_token_id"))
-    rope = _rope_parameters(raw)
-    return ModelConfig(
+    heads, hidden = claims.whole("num_attention_heads", HEADS), claims.whole("hidden_size", WIDTH)
+    vocabulary, layers = claims.whole("vocab_size", VOCABULARY), claims.whole("num_hidden_layers", LAYERS)
+    ends = claims if generation is None or "eos_token_id" not in generation else Claims(generation, where.replace("config.json", "generation_config.json"))
+    theta = rope if rope.has("rope_theta") else claims
+    return made(
+        where,
         architecture=kind,
-        num_layers=int(raw["num_hidden_layers"]),
+        num_layers=layers,
         num_heads=heads,
-        num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-        head_dim=int(raw.get("head_dim") or hidden // heads),
+        num_kv_heads=claims.whole("num_key_value_heads", HEADS, heads),
+        head_dim=claims.whole("head_dim", WIDTH, hidden // heads),
         hidden_size=hidden,
-        intermediate_size=int(raw["intermediate_size"]),
-        vocab_size=int(raw["vocab_size"]),
-        max_context=_hf_context(raw, rope),
-        rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
-        rope_scaling=_hf_scaling(rope, where, int(raw.get("max_position_embeddings", 2048))),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        intermediate_size=claims.whole("intermediate_size", WIDTH),
+        vocab_size=vocabulary,
+        max_context=_hf_context(claims, rope),
+        rope_theta=theta.number("rope_theta", _SMALLEST_THETA, _LARGEST_THETA, 10000.0),
+        rope_scaling=_hf_scaling(rope, where, claims.whole("max_position_embeddings", CONTEXT, 2048)),
+        norm_eps=claims.number("rms_norm_eps", 0.0, 1.0, 1e-6),
         tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=kind == "qwen2" or bool(raw.get("attention_bias", False)),
         o_bias=kind != "qwen2" and bool(raw.get("attention_bias", False)),
         qk_norm=kind == "qwen3",
-        sliding_window=_hf_window(raw, kind, where),
-        nope_layers=_hf_nope(raw, kind),
-        eos_token_ids=token_ids(eos),
-        bos_token_id=raw.get("bos_token_id"),
+        sliding_window=_hf_window(claims, kind, where),
+        nope_layers=_hf_nope(raw, kind, layers),
+        eos_token_ids=ends.tokens("eos_token_id", vocabulary),
+        bos_token_id=claims.token("bos_token_id", vocabulary),
     )
 
 
-def _hf_window(raw: Mapping[str, Any], kind: str, where: str) -> int | None:
+def _hf_window(claims: Claims, kind: str, where: str) -> int | None:
     """The window of every layer. Families that say so per layer are ours only when all layers are alike."""
+    raw = claims.fields
     if not raw.get("sliding_window") or not raw.get("use_sliding_window", kind == "mistral"):
         return None
     alike = len(set(raw.get("layer_types") or ())) == 1 or (kind == "mistral" and not raw.get("layer_types"))
     if not alike and raw.get("max_window_layers") != 0:
         raise UnfusedError(f"{where}: a sliding window in some layers only is not supported")
-    return None if raw.get("layer_types") and "full_attention" in raw["layer_types"] else int(raw["sliding_window"])
+    return None if raw.get("layer_types") and "full_attention" in raw["layer_types"] else claims.whole("sliding_window", CONTEXT)
 
 
 _NOPE_STEP = 4  # SmolLM3: every fourth layer
 
 
-def _hf_nope(raw: Mapping[str, Any], kind: str) -> tuple[int, ...]:
+def _hf_nope(raw: Mapping[str, Any], kind: str, layers: int) -> tuple[int, ...]:
     """transformers marks layers that rotate with 1."""
     if kind != "smollm3":
         return ()
     marks = raw.get("no_rope_layers")
     step = int(raw.get("no_rope_layer_interval") or _NOPE_STEP)
-    layers = range(int(raw["num_hidden_layers"]))
-    return tuple(i for i in layers if (not marks[i] if marks else (i + 1) % step == 0))
+    return tuple(i for i in range(layers) if (not marks[i] if marks else (i + 1) % step == 0))
 
 
-def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    return () if value is None else (value,) if isinstance(value, int) else tuple(value)
-
-
-def _rope_parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """transformers 5 writes `rope_parameters`, 4 wrote `rope_scaling` beside `rope_theta`."""
-    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-
-
-def _hf_scaling(rope: Mapping[str, Any], where: str, max_position: int) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
+def _hf_scaling(rope: Claims, where: str, max_position: int) -> RopeScaling | None:
+    kind = rope.raw("rope_type", rope.raw("type", "default"))
     if kind == "default":
         return None
     if kind == "linear":
-        return RopeScaling("linear", float(rope["factor"]))
+        return RopeScaling("linear", rope.number("factor", *_FACTOR))
     if kind == "llama3":
+        low, high = (rope.number(f"{name}_freq_factor", *_FACTOR) for name in ("low", "high"))
+        if not low < high:
+            raise rope.wrong("low_freq_factor", low, f"less than high_freq_factor, which is {high:g}")
         return RopeScaling(
             "llama3",
-            float(rope["factor"]),
-            float(rope["low_freq_factor"]),
-            float(rope["high_freq_factor"]),
-            int(rope.get("original_max_position_embeddings", max_position)),
+            rope.number("factor", *_FACTOR),
+            low,
+            high,
+            rope.whole("original_max_position_embeddings", CONTEXT, max_position),
         )
     if kind == "yarn":
         factor, trained = _yarn_range(rope, max_position)
@@ -230,25 +246,25 @@ def _hf_scaling(rope: Mapping[str, Any], where: str, max_position: int) -> RopeS
             "yarn",
             factor,
             original_max_position=trained,
-            beta_fast=float(rope.get("beta_fast") or 32),
-            beta_slow=float(rope.get("beta_slow") or 1),
-            truncate=bool(rope.get("truncate", True)),
+            beta_fast=rope.number("beta_fast", *_FACTOR, 32),
+            beta_slow=rope.number("beta_slow", *_FACTOR, 1),
+            truncate=bool(rope.raw("truncate", True)),
             magnitude=_yarn_magnitude(rope, factor),
         )
     raise UnfusedError(f"{where}: rope scaling {kind!r} is not supported; supported: linear, llama3, yarn")
 
 
-def _yarn_range(rope: Mapping[str, Any], max_position: int) -> tuple[float, int]:
+def _yarn_range(rope: Claims, max_position: int) -> tuple[float, int]:
     """How far it stretches, and the trained context."""
-    trained = int(rope.get("original_max_position_embeddings") or max_position)
-    return float(rope.get("factor") or max_position / trained), trained
+    trained = rope.whole("original_max_position_embeddings", CONTEXT, max_position)
+    return rope.number("factor", *_FACTOR, max_position / trained), trained
 
 
-def _yarn_magnitude(rope: Mapping[str, Any], factor: float) -> float:
-    if rope.get("attention_factor") is not None:
-        return float(rope["attention_factor"])
-    if rope.get("mscale") and rope.get("mscale_all_dim"):
-        return _yarn_scale(factor, rope["mscale"]) / _yarn_scale(factor, rope["mscale_all_dim"])
+def _yarn_magnitude(rope: Claims, factor: float) -> float:
+    if rope.has("attention_factor"):
+        return rope.number("attention_factor", *_FACTOR)
+    if rope.raw("mscale", 0) and rope.raw("mscale_all_dim", 0):
+        return _yarn_scale(factor, rope.number("mscale", *_FACTOR)) / _yarn_scale(factor, rope.number("mscale_all_dim", *_FACTOR))
     return _yarn_scale(factor)
 
 
@@ -256,12 +272,14 @@ def _yarn_scale(factor: float, by: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1
 
 
-def _hf_context(raw: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
+def _hf_context(claims: Claims, rope: Claims) -> int:
     """Tokens. A config to which YaRN was added by hand, as model cards say, still tells the trained context."""
-    most = int(raw.get("max_position_embeddings", 2048))
-    if rope.get("rope_type", rope.get("type")) != "yarn":
+    most = claims.whole("max_position_embeddings", CONTEXT, 2048)
+    if rope.raw("rope_type", rope.raw("type", None)) != "yarn":
         return most
     factor, trained = _yarn_range(rope, most)
+    if factor * trained > CONTEXT:
+        raise rope.wrong("factor", factor, f"one that makes a context of {CONTEXT} tokens at most")
     return max(most, int(factor * trained))
 
 
@@ -269,48 +287,43 @@ def from_gguf(meta: Mapping[str, Any], where: str, *, tied: bool, vocab_size: in
     """From GGUF metadata. What GGUF tells only by its tensors is passed in: a tied head, biases, the vocabulary."""
     arch = str(meta.get("general.architecture", "?"))
     if arch not in FAMILIES:
-        raise ModelLoadError(f"{where}: architecture {arch!r} is not supported; supported: {', '.join(FAMILIES)}")
-
-    def get(key: str, default: Any = None) -> Any:
-        value = meta.get(f"{arch}.{key}", default)
-        if value is None:
-            raise ModelLoadError(f"{where}: the metadata lacks {arch}.{key}")
-        return value
-
-    heads, hidden = int(get("attention.head_count")), int(get("embedding_length"))
-    eos = [meta.get(f"tokenizer.ggml.{key}") for key in ("eos_token_id", "eot_token_id")]
-    return ModelConfig(
+        raise ModelLoadError(f"{where}: architecture {arch!r:.60} is not supported; supported: {', '.join(FAMILIES)}")
+    claims, words = Claims(meta, where, f"{arch}."), Claims(meta, where, "tokenizer.ggml.")
+    heads, hidden, layers = claims.whole("attention.head_count", HEADS), claims.whole("embedding_length", WIDTH), claims.whole("block_count", LAYERS)
+    ends = [words.token(key, vocab_size) for key in ("eos_token_id", "eot_token_id")]
+    return made(
+        where,
         architecture=arch,
-        num_layers=int(get("block_count")),
+        num_layers=layers,
         num_heads=heads,
-        num_kv_heads=int(get("attention.head_count_kv", heads)),
-        head_dim=int(get("attention.key_length", hidden // heads)),
+        num_kv_heads=claims.whole("attention.head_count_kv", HEADS, heads),
+        head_dim=claims.whole("attention.key_length", WIDTH, hidden // heads),
         hidden_size=hidden,
-        intermediate_size=int(get("feed_forward_length")),
+        intermediate_size=claims.whole("feed_forward_length", WIDTH),
         vocab_size=vocab_size,
-        max_context=int(get("context_length")),
-        rope_theta=float(get("rope.freq_base", 10000.0)),
-        rope_scaling=_gguf_scaling(get, where),
-        norm_eps=float(get("attention.layer_norm_rms_epsilon")),
+        max_context=claims.whole("context_length", CONTEXT),
+        rope_theta=claims.number("rope.freq_base", _SMALLEST_THETA, _LARGEST_THETA, 10000.0),
+        rope_scaling=_gguf_scaling(claims, where),
+        norm_eps=claims.number("attention.layer_norm_rms_epsilon", 0.0, 1.0),
         tie_embeddings=tied,
         qkv_bias=biased,
         qk_norm=arch == "qwen3",
-        sliding_window=meta.get(f"{arch}.attention.sliding_window"),
-        nope_layers=tuple(range(_NOPE_STEP - 1, int(get("block_count")), _NOPE_STEP)) if arch == "smollm3" else (),
-        eos_token_ids=tuple(dict.fromkeys(int(e) for e in eos if e is not None)),
-        bos_token_id=meta.get("tokenizer.ggml.bos_token_id"),
+        sliding_window=claims.whole("attention.sliding_window", CONTEXT) if claims.raw("attention.sliding_window", 0) else None,
+        nope_layers=tuple(range(_NOPE_STEP - 1, layers, _NOPE_STEP)) if arch == "smollm3" else (),
+        eos_token_ids=tuple(dict.fromkeys(e for e in ends if e is not None)),
+        bos_token_id=words.token("bos_token_id", vocab_size),
     )
 
 
-def _gguf_scaling(get: Any, where: str) -> RopeScaling | None:
-    kind = get("rope.scaling.type", "none")
+def _gguf_scaling(claims: Claims, where: str) -> RopeScaling | None:
+    kind = claims.raw("rope.scaling.type", "none")
     if kind == "none":
         return None  # llama3 scaling comes as the tensor rope_freqs.weight
     if kind == "linear":
-        return RopeScaling("linear", float(get("rope.scaling.factor")))
+        return RopeScaling("linear", claims.number("rope.scaling.factor", *_FACTOR))
     if kind == "yarn":
-        factor = float(get("rope.scaling.factor"))
-        trained = int(get("rope.scaling.original_context_length", get("context_length")))
-        magnitude = _yarn_scale(factor) * float(get("rope.scaling.attn_factor", 1.0))
+        factor = claims.number("rope.scaling.factor", *_FACTOR)
+        trained = claims.whole("rope.scaling.original_context_length", CONTEXT, claims.whole("context_length", CONTEXT))
+        magnitude = _yarn_scale(factor) * claims.number("rope.scaling.attn_factor", *_FACTOR, 1.0)
         return RopeScaling("yarn", factor, original_max_position=trained, magnitude=magnitude)
-    raise ModelLoadError(f"{where}: rope scaling {kind!r} is not supported; supported: linear, llama3, yarn")
+    raise ModelLoadError(f"{where}: rope scaling {kind!r:.60} is not supported; supported: linear, llama3, yarn")

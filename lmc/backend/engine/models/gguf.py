@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lmc.backend.engine.models.blocks import KINDS, UNREAD, Kind
+from lmc.backend.engine.models.claims import Claims
 from lmc.errors import ModelLoadError
 
 Array = np.ndarray[Any, Any]
@@ -149,7 +150,7 @@ class _Reader:
             raise self.fail(f"{num_tensors} tensors and {num_keys} keys do not fit the file")
         metadata = {self.text(): self.value(self.scalar("I")) for _ in range(num_keys)}
         found = [self.tensor_info() for _ in range(num_tensors)]
-        alignment = int(metadata.get("general.alignment", 32))
+        alignment = Claims(metadata, str(self.path)).whole("general.alignment", 1 << 16, 32)
         start = -(-self.at // alignment) * alignment
         tensors = {t.name: self.placed(t, start) for t in found}
         return GgufFile(self.path, metadata, tensors, self.buffer, start)

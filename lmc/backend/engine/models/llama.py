@@ -201,6 +201,22 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def their_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor that may be read, by transformers' names."""
+    c, width = config, config.hidden_size
+    found: dict[str, tuple[int, ...]] = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (c.vocab_size, width))
+    found["model.norm.weight"] = (width,)
+    rows = {"q_proj": c.q_size, "k_proj": c.kv_size, "v_proj": c.kv_size}
+    for i in range(c.num_layers):
+        attn, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
+        found |= {f"{attn}{name}.weight": (size, width) for name, size in rows.items()} | {f"{attn}{name}.bias": (size,) for name, size in rows.items()}
+        found |= {f"{attn}o_proj.weight": (width, c.q_size), f"{attn}o_proj.bias": (width,), f"{attn}q_norm.weight": (c.head_dim,), f"{attn}k_norm.weight": (c.head_dim,)}
+        found |= {f"{mlp}gate_proj.weight": (c.intermediate_size, width), f"{mlp}up_proj.weight": (c.intermediate_size, width)}
+        found |= {f"{mlp}down_proj.weight": (width, c.intermediate_size)}
+        found |= {f"model.layers.{i}.{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}
+    return found
+
+
 def _get(state: Mapping[str, Tensor], name: str, *shape: int) -> Tensor:
     if name not in state:
         raise ModelLoadError(f"the weights lack {name!r}; is the download complete?")

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from lmc.backend.engine import tokenizer as tokenizers
 from lmc.backend.engine.chat_template import WholeTemplate, cut, whole
 from lmc.backend.engine.kv_pool import LayerShape
-from lmc.backend.engine.memory import check_fits
+from lmc.backend.engine.memory import check_fits, free_memory
 from lmc.backend.engine.models import cache, gguf, llama
 from lmc.backend.engine.models import config as configs
+from lmc.backend.engine.models.claims import check_finite
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.linear import can_pack_half, fits_half, spread
 from lmc.chat import ChatTemplate
@@ -279,10 +280,43 @@ def gguf_config(file: gguf.GgufFile) -> ModelConfig:
         vocab_size=tensors["token_embd.weight"].shape[0],
         biased="blk.0.attn_q.bias" in tensors,
     )
+    _check_tensors(file, config)
     if _ROPE_FACTORS in tensors:
         factors = tuple(file.tensor(_ROPE_FACTORS).tolist())
+        check_finite(_ROPE_FACTORS, factors, 1e-6, 1e6, where)
         config = replace(config, rope_scaling=configs.RopeScaling("factors", 1.0, factors=factors))
     return config
+
+
+def _check_tensors(file: gguf.GgufFile, config: ModelConfig) -> None:
+    """Refuses metadata that are not those of the file's tensors, before anything is made of them: layers and shapes."""
+    where, arch = str(file.path), config.architecture
+    layers = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
+    if layers != set(map(str, range(config.num_layers))):
+        raise ModelLoadError(
+            f"{where}: {arch}.block_count is {config.num_layers}, and the file has tensors of {len(layers)} layers; "
+            "the file is damaged or incomplete: download it again"
+        )
+    if (words := file.metadata.get("tokenizer.ggml.tokens")) is not None and isinstance(words, list) and len(words) > config.vocab_size:
+        raise ModelLoadError(f"{where}: tokenizer.ggml.tokens has {len(words)} tokens, and 'token_embd.weight' {config.vocab_size}; download it again")
+    known = llama.their_shapes(config)
+    for source, info in file.tensors.items():
+        wanted = (config.head_dim // 2,) if source == _ROPE_FACTORS else known.get(hf_name(source, where))
+        if wanted is not None and info.shape != wanted:
+            raise ModelLoadError(
+                f"{where}: the tensor {source!r} is {list(info.shape)}, and the metadata say {list(wanted)}; "
+                "are both of one model? download it again"
+            )
+
+
+def _check_positions(where: Path, config: ModelConfig, device: torch.device) -> None:
+    """Refuses a context whose positions take more memory than there is: the file alone says how long it is."""
+    need, free = config.max_context * (config.head_dim // 2) * 16, free_memory(device)
+    if need > free:
+        raise ModelLoadError(
+            f"{where}: a context of {config.max_context} tokens needs {need >> 20} MiB for its positions, and {device} has {free >> 20} MiB free; "
+            "is context_length (max_position_embeddings) right? a copy of the model with a smaller one needs less"
+        )
 
 
 def gguf_state(file: gguf.GgufFile, config: ModelConfig, part: str = "") -> dict[str, Tensor]:
@@ -318,6 +352,7 @@ def _read_gguf(path: Path, layout: _Layout, parse_special: bool, *, name: str) -
     tokens = tokenizers.from_json(
         found.tokenizer,
         str(path),
+        limit=found.config.vocab_size,
         eos_token_ids=found.config.eos_token_ids,
         parse_special=parse_special,
         **found.tokenizer_options,
@@ -337,6 +372,7 @@ def _check_converted(path: Path, size: int, layout: _Layout) -> None:
 
 def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
     config = gguf_config(file)
+    _check_positions(file.path, config, layout.device)
     _check_converted(file.path, layout.size(llama.shapes(config)), layout)
     tokens = tokenizers.from_gguf(file.metadata, str(file.path))
     return cache.Converted(
@@ -344,7 +380,7 @@ def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
         _fused(file.path, lambda i: _ends(file, config) if i is None else gguf_state(file, config, f"blk.{i}."), config, layout),
         tokens.raw.to_str(),
         {"bos_token_id": tokens.bos_token_id, "add_bos": tokens.add_bos},
-        file.metadata.get("tokenizer.chat_template"),
+        _text_or_none(file.metadata.get("tokenizer.chat_template"), f"{file.path}: tokenizer.chat_template"),
     )
 
 
@@ -362,8 +398,11 @@ def _read_directory(
     except configs.UnfusedError as reason:
         config, theirs = _theirs(path, generation, reason)
         layout = layout.unpacked
-    if foreign := [i for i in config.eos_token_ids if not 0 <= i < config.vocab_size]:
-        raise ModelLoadError(f"{path}: eos_token_id {foreign[0]} is not in the model's vocabulary of {config.vocab_size}")
+    _check_positions(path, config, layout.device)
+    if dummy_on is None:
+        _check_layers(path, config)
+    else:
+        check_fits(path, layout.size(llama.shapes(config)) if theirs is None else 0, layout.matrices, layout.device)
     options = _json_or_none(path / "tokenizer_config.json") or {}
     if not (path / "tokenizer.json").is_file():
         raise ModelLoadError(
@@ -372,6 +411,7 @@ def _read_directory(
         )
     tokens = tokenizers.from_file(
         path / "tokenizer.json",
+        limit=config.vocab_size,
         eos_token_ids=config.eos_token_ids,
         bos_token_id=config.bos_token_id,
         add_bos=bool(options.get("add_bos_token", False)),
@@ -444,8 +484,8 @@ def _json(path: Path) -> dict[str, Any]:
         raise ModelLoadError(
             f"{path}: cannot be read: {error.strerror}; make it readable, or download it again"
         ) from error
-    except ValueError as error:
-        raise ModelLoadError(f"{path}: not valid JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path}: not valid JSON: {error}; download it again") from error
     if not isinstance(found, dict):
         raise ModelLoadError(f"{path}: holds no JSON object; download it again")
     return found
@@ -457,11 +497,22 @@ def _json_or_none(path: Path) -> dict[str, Any] | None:
 
 def _template(path: Path, options: dict[str, Any]) -> str | None:
     """The Jinja source: `chat_template.jinja`, or in tokenizer_config.json (one, or a list of named ones)."""
-    if (path / "chat_template.jinja").is_file():
-        return (path / "chat_template.jinja").read_text(encoding="utf-8")
-    found = options.get("chat_template")
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelLoadError(f"{file}: cannot be read: {error}; download it again") from error
+    found, where = options.get("chat_template"), f"{path / 'tokenizer_config.json'}: chat_template"
     if isinstance(found, list):
-        return next((t["template"] for t in found if t.get("name") == "default"), None)
+        named = [t for t in found if isinstance(t, dict) and t.get("name") == "default"]
+        found = named[0].get("template") if named else None
+    return _text_or_none(found, where)
+
+
+def _text_or_none(found: Any, where: str) -> str | None:
+    if found is not None and not isinstance(found, str):
+        raise ModelLoadError(f"{where} is {found!r:.60}; expected is a text; download it again")
     return found
 
 
@@ -473,7 +524,29 @@ def _shards(path: Path) -> list[Path]:
     places = _json(index).get("weight_map")
     if not isinstance(places, dict):
         raise ModelLoadError(f"{index}: 'weight_map' is missing; download it again")
-    return [path / name for name in sorted(set(places.values()))]
+    names = set(map(str, places.values()))
+    if odd := [name for name in names if Path(name).name != name]:
+        raise ModelLoadError(f"{index}: {odd[0]!r:.60} is no file of this directory; download it again")
+    return [path / name for name in sorted(names)]
+
+
+def _check_layers(path: Path, config: ModelConfig) -> None:
+    """Refuses a configuration with more layers than the weights have tensors of; reads their names alone."""
+    from safetensors import SafetensorError, safe_open
+
+    names = list[str]()
+    for shard in _shards(path):
+        try:
+            with safe_open(shard, framework="pt") as file:
+                names += file.keys()
+        except OSError as error:
+            raise ModelLoadError(f"{shard}: the weights cannot be read: {error}") from error
+        except SafetensorError as error:
+            raise ModelLoadError(f"{shard}: damaged safetensors ({error}); download it again") from error
+    if config.num_layers > len(names):
+        raise ModelLoadError(
+            f"{path / 'config.json'}: num_hidden_layers is {config.num_layers}, and the weights have {len(names)} tensors; are both of one model?"
+        )
 
 
 def _check_room(path: Path, raw: Mapping[str, Any], layout: _Layout) -> None:

@@ -22,7 +22,8 @@ from torch import Tensor
 from lmc.backend.engine.attention.base import ForwardBatch, KVStore, Span
 from lmc.backend.engine.attention.torch_ref import FastPlan, LonePlan, causal_mask, fast
 from lmc.backend.engine.kv_pool import KVPool, LayerShape
-from lmc.backend.engine.models.config import ModelConfig, token_ids
+from lmc.backend.engine.models.claims import CONTEXT, HEADS, LAYERS, VOCABULARY, WIDTH, Claims
+from lmc.backend.engine.models.config import ModelConfig, made
 from lmc.errors import ModelLoadError
 
 _NAME = "lmc"  # of our attention among transformers'
@@ -335,56 +336,65 @@ def read_config(path: Path, generation: Mapping[str, Any] | None) -> tuple[Any, 
     no decoder."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as ENCODERS
 
+    where = path / "config.json"
     try:
         theirs = AutoConfig.from_pretrained(str(path), local_files_only=True)
-    except (ValueError, KeyError, OSError, AttributeError, TypeError) as error:
-        raise ModelLoadError(f"{path / 'config.json'}: transformers cannot read it: {error}") from error
-    where, kind = path / "config.json", theirs.model_type
+        kind, text = theirs.model_type, theirs.get_text_config(decoder=True)
+    except Exception as error:  # what its many configurations raise on values that they do not expect
+        raise ModelLoadError(f"{where}: transformers cannot read it: {type(error).__name__}: {error}") from error
     if theirs.is_encoder_decoder:
         raise ModelLoadError(f"{where}: {kind!r} is an encoder-decoder; lmc runs decoder-only models")
     if kind not in DECODERS:
         raise ModelLoadError(f"{where}: model_type {kind!r} is no causal language model of this transformers")
-    text = theirs.get_text_config(decoder=True)
-    heads, hidden = getattr(text, "num_attention_heads", None), text.hidden_size
-    if not heads:
+    if kind in ENCODERS and not getattr(theirs, "is_decoder", False):
+        raise ModelLoadError(f"{where}: {kind!r} is an encoder here, which sees what follows; lmc runs decoder-only models")
+    claims = Claims({name: getattr(text, name, None) for name in _READ}, str(where))
+    if not claims.has("num_attention_heads"):
         raise ModelLoadError(f"{where}: model_type {kind!r} cannot be run: it has no attention. Models that can: {SUPPORTED}")
-    return theirs, ModelConfig(
+    heads, hidden, vocabulary = claims.whole("num_attention_heads", HEADS), claims.whole("hidden_size", WIDTH), claims.whole("vocab_size", VOCABULARY)
+    own = Claims({"eos_token_id": theirs.eos_token_id, "bos_token_id": theirs.bos_token_id}, str(where))
+    ends = own if generation is None or "eos_token_id" not in generation else Claims(generation, str(path / "generation_config.json"))
+    return theirs, made(
+        str(where),
         architecture=kind,
-        num_layers=text.num_hidden_layers,
+        num_layers=claims.whole("num_hidden_layers", LAYERS),
         num_heads=heads,
-        num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or hidden // heads,
+        num_kv_heads=claims.whole("num_key_value_heads", HEADS, heads),
+        head_dim=claims.whole("head_dim", WIDTH, hidden // heads),
         hidden_size=hidden,
-        intermediate_size=getattr(text, "intermediate_size", None) or 4 * hidden,
-        vocab_size=text.vocab_size,
-        max_context=int(getattr(text, "max_position_embeddings", None) or 2048),
-        near_context=_near_context(text),
-        eos_token_ids=token_ids((generation or {}).get("eos_token_id", theirs.eos_token_id)),
-        bos_token_id=theirs.bos_token_id,
+        intermediate_size=claims.whole("intermediate_size", WIDTH, 4 * hidden),
+        vocab_size=vocabulary,
+        max_context=claims.whole("max_position_embeddings", CONTEXT, 2048),
+        near_context=_near_context(text, str(where)),
+        eos_token_ids=ends.tokens("eos_token_id", vocabulary),
+        bos_token_id=own.token("bos_token_id", vocabulary),
     )
 
 
-def _near_context(config: Any) -> int | None:
+_READ = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
+
+
+def _near_context(config: Any, where: str) -> int | None:
     """Tokens up to which longrope turns positions by its short factors, if there are longer sequences."""
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") != "longrope":
         return None
-    near = int(rope["original_max_position_embeddings"])
+    near = Claims(rope, f"{where}: rope_parameters").whole("original_max_position_embeddings", CONTEXT)
     return near if near < int(config.max_position_embeddings) else None
 
 
 def build(path: Path, theirs: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TransformersModel:
     """The model of a directory. Raises ModelLoadError for files that are missing and models that cannot be run."""
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     read: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
     options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
     try:
         model, info = read(str(path), config=theirs, dtype=dtype, **options)
-    except (OSError, SafetensorError, RuntimeError, KeyError) as error:  # also of shapes, and of names in the configuration
-        raise ModelLoadError(f"{path}: the weights cannot be read: {error}") from error
+    except Exception as error:  # also of shapes, and of what its own code makes of the configuration
+        raise ModelLoadError(f"{path}: the weights cannot be read: {type(error).__name__}: {error}") from error
     if missing := sorted(info["missing_keys"]):  # transformers would take random ones
         raise ModelLoadError(f"{path}: the weights lack {missing[0]!r} ({len(missing)} in all); is the download complete?")
     return adopt(model, config, device, str(path))
@@ -404,7 +414,7 @@ def adopt(model: Any, config: ModelConfig, device: torch.device, where: str) -> 
     """A loaded model under our attention. Raises ModelLoadError that says why it cannot be."""
     try:
         return TransformersModel(model.eval().to(device), config.vocab_size)
-    except (ModelLoadError, TypeError, ValueError) as error:
+    except Exception as error:  # in its own code, too
         raise ModelLoadError(
             f"{where}: model_type {config.architecture!r} cannot be run: {error}. Models that can: {SUPPORTED}"
         ) from error

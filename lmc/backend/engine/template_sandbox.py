@@ -1,0 +1,134 @@
+"""A chat template in a process of its own, which the system ends when it goes beyond its limits (template_worker.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmc.backend.engine import template_worker
+from lmc.forking import belongs_here
+
+CUTTING = 5  # seconds of processor time for all renderings that cutting a template takes: 0.2 s as a rule
+RENDERING = 2  # for one rendering by itself
+
+
+class Refused(Exception):
+    """The template itself refuses this conversation."""
+
+
+class OverLimit(Exception):
+    """The template does not parse, or takes more than a template may; the message says what."""
+
+
+class Sandbox:
+    """Renders conversations by a template. The process starts when it is first needed. Safe to use from any thread, one at a time."""
+
+    def __init__(self, source: str, fixed: Mapping[str, str]) -> None:
+        self._source, self._fixed = source, dict(fixed)
+        self._lock = threading.Lock()
+        self._shared = False  # whether all that is asked has one budget
+        self._process: subprocess.Popen[str] | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        belongs_here(self)
+
+    def forked(self, parent: int) -> None:
+        """The process is the parent's; this one starts its own."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._process, self._finalizer, self._lock = None, None, threading.Lock()
+
+    def open(self) -> tuple[tuple[str, ...], int]:
+        """Starts the process with `CUTTING` seconds for all that is asked until `close`. Gives the texts that the template's code names,
+        and its largest whole number. Raises OverLimit."""
+        with self._lock:
+            self._shared = True
+            return self._start(CUTTING)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], ask: bool, **more: Any) -> str:
+        """The conversation as the template writes it. Raises Refused and OverLimit."""
+        request: dict[str, Any] = {"given": {"messages": list(messages), "add_generation_prompt": ask, **self._fixed, **more}}
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start(RENDERING)
+            return self._asked(request if self._shared else {**request, "seconds": RENDERING})["text"]
+
+    def close(self) -> None:
+        with self._lock:
+            self._shared = False
+            self._end()
+
+    def _start(self, seconds: int) -> tuple[tuple[str, ...], int]:
+        self._end()
+        path = [str(Path(entry).absolute()) for entry in sys.path]
+        command = [sys.executable, "-I", "-S", template_worker.__file__, json.dumps(path)]
+        environment = {name: os.environ[name] for name in ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH") if name in os.environ}
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, encoding="ascii", start_new_session=True
+            )
+        except OSError as error:
+            raise OverLimit(f"the process in which it runs cannot be started: {error}") from None
+        self._finalizer = weakref.finalize(self, _kill, self._process)
+        try:
+            found = self._asked({"source": self._source, "seconds": seconds})
+        except Refused as why:
+            self._end()
+            raise OverLimit(f"it does not parse as Jinja ({why})") from None
+        return tuple(found["texts"]), found["number"]
+
+    def _asked(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        with _ended_after(self._process, template_worker.PATIENCE):
+            try:
+                self._process.stdin.write(json.dumps(request) + "\n")
+                self._process.stdin.flush()
+                line = self._process.stdout.readline()
+            except (BrokenPipeError, ConnectionError):
+                line = ""
+        if not line.endswith("\n"):
+            self._end()
+            raise OverLimit("it takes too long, or too much memory")
+        answer: dict[str, Any] = json.loads(line)
+        if "limit" in answer:
+            raise OverLimit(answer["limit"])
+        if "refused" in answer:
+            raise Refused(answer["refused"])
+        return answer
+
+    def _end(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
+        self._process = self._finalizer = None
+
+
+class _ended_after:
+    """Where a process cannot end itself: ends it after so many seconds."""
+
+    def __init__(self, process: subprocess.Popen[str], seconds: float) -> None:
+        self._timer = threading.Timer(seconds, process.kill) if os.name == "nt" else None
+
+    def __enter__(self) -> None:
+        if self._timer is not None:
+            self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue  # what it did not read any more
+    process.wait()

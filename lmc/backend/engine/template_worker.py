@@ -1,0 +1,170 @@
+"""The process in which a chat template runs: Jinja in a sandbox, with limits of steps, output, memory and processor time.
+
+A template comes with a model's file, and is a program. Jinja's sandbox keeps it from reading anything, not from computing for ever
+(`'a' * 10**10`, `2 ** (2 ** 40)`, loops in loops), and one call into C cannot be interrupted from within. So it computes here, where
+the system ends it. Run as a script, with nothing of lmc; requests and answers are lines of JSON (see template_sandbox.py).
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from typing import Any
+
+try:
+    import resource
+except ImportError:  # not on this system: whoever starts the process ends it
+    resource = None
+
+STEPS = 200_000  # of one rendering: bodies of loops, macros and conditions that are entered
+OUTPUT = 4 << 20  # characters of one rendering, beside 16 times what it was given
+MEMORY = 1 << 30  # bytes that the process may take
+PATIENCE = 120  # seconds of any kind for one request
+REPEATED = 1 << 20  # items of a sequence that is multiplied
+LARGEST = 1 << 16  # bits of a power
+
+
+class Limit(Exception):
+    """The template goes beyond a limit; the message says which."""
+
+
+class Refused(Exception):
+    """The template refuses the conversation (raise_exception)."""
+
+
+def environment() -> Any:
+    """Jinja set up as in transformers (utils/chat_template_utils.py), in a sandbox, counting steps."""
+    from jinja2.compiler import CodeGenerator
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Counting(CodeGenerator):
+        def blockvisit(self, nodes: Any, frame: Any) -> None:
+            self.writeline("environment.step()")
+            super().blockvisit(nodes, frame)
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        code_generator_class = Counting
+        intercepted_binops = frozenset({"*", "**"})  # not folded when the template is compiled, either
+        steps = 0
+
+        def step(self) -> None:
+            self.steps += 1
+            if self.steps > STEPS:
+                raise Limit(f"it takes more than {STEPS} steps")
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            _check_operands(operator, left, right)
+            return super().call_binop(context, operator, left, right)
+
+    found = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    found.filters["tojson"] = _to_json
+    found.globals.update(raise_exception=_refuse, strftime_now=_today)
+    return found
+
+
+def _check_operands(operator: str, left: Any, right: Any) -> None:
+    for times, repeated in ((left, right), (right, left)):
+        if operator == "*" and isinstance(times, int) and isinstance(repeated, str | list | tuple) and times * len(repeated) > REPEATED:
+            raise Limit(f"it repeats a sequence {times} times")
+    if operator == "**" and isinstance(left, int) and isinstance(right, int) and left.bit_length() * max(0, right) > LARGEST:
+        raise Limit("it raises a number to a large power")
+
+
+def _refuse(message: str) -> None:
+    raise Refused(message)
+
+
+def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _today(form: str) -> str:
+    from datetime import datetime
+
+    return datetime.now().strftime(form)
+
+
+def named(env: Any, source: str) -> tuple[list[str], int]:
+    """The texts, and the largest whole number, that the template's code names: what it may compare with."""
+    from jinja2 import nodes
+
+    found = [c.value for c in env.parse(source).find_all(nodes.Const)]
+    texts = {c for c in found if isinstance(c, str) and c.strip()}
+    return sorted(texts, key=lambda c: (len(c), c)), max((c for c in found if type(c) is int), default=0)
+
+
+def render(env: Any, template: Any, given: dict[str, Any], size: int) -> str:
+    """What the template writes. Raises what it raises, and Limit."""
+    env.steps = 0
+    pieces, length = list[str](), 0
+    for piece in template.generate(**given):
+        pieces.append(piece)
+        length += len(piece)
+        if length > OUTPUT + 16 * size:
+            raise Limit(f"it writes more than {length} characters")
+    return "".join(pieces)
+
+
+def allow(seconds: int) -> None:
+    """So much processor time from now on; then the system ends the process."""
+    if resource is not None:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        _limit(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime) + 1 + seconds)
+
+
+def limit_memory() -> None:
+    if resource is not None:
+        _limit(resource.RLIMIT_AS, MEMORY)
+        _limit(resource.RLIMIT_CORE, 0)
+
+
+def _limit(kind: int, value: int) -> None:
+    assert resource is not None
+    _, most = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+
+
+def answered(state: dict[str, Any], request: dict[str, Any], size: int) -> dict[str, Any]:
+    """The answer to one request: the template itself first, then conversations."""
+    try:
+        if "source" in request:
+            env = state["env"] = environment()
+            state["template"] = env.from_string(request["source"])
+            texts, number = named(env, request["source"])
+            return {"texts": texts, "number": number}
+        return {"text": render(state["env"], state["template"], request["given"], size)}
+    except Limit as error:
+        return {"limit": str(error)}
+    except MemoryError:
+        return {"limit": f"it takes more than {MEMORY >> 20} MiB of memory"}
+    except Exception as error:  # whatever a template may raise is its refusal
+        return {"refused": f"{error}" if isinstance(error, Refused) else f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    sys.path[:] = json.loads(sys.argv[1])
+    import jinja2.ext
+    import jinja2.sandbox  # noqa: F401 (what it takes is no template's)
+
+    limit_memory()
+    state: dict[str, Any] = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "seconds" in request:
+            allow(request["seconds"])
+        if resource is not None:
+            signal.alarm(PATIENCE)
+        try:
+            answer = json.dumps(answered(state, request, len(line)))
+        except MemoryError:
+            answer = '{"limit": "its output does not fit the memory"}'
+        if resource is not None:
+            signal.alarm(0)
+        sys.stdout.write(answer + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

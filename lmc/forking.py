@@ -1,0 +1,54 @@
+"""fork(): a child has copies of engines, connections and journals, but not their threads, and no right to their devices, sockets and locks.
+
+Each of those says here that it exists; in a child each is told at once, before any code of the child runs (`os.register_at_fork`).
+Nothing here waits, and nothing is asked of the parent.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+REMEDY = (
+    "start what you use in the process that uses it (in the child, after the fork), or begin processes afresh: "
+    'multiprocessing.get_context("spawn")'
+)
+
+
+class OfOneProcess(Protocol):
+    """What belongs to the process that made it."""
+
+    def forked(self, parent: int) -> None:
+        """This process is a child of `parent`, to which it belongs: nothing of it works here. Must not take a lock that any thread had."""
+        ...
+
+
+_existing: weakref.WeakSet[OfOneProcess] = weakref.WeakSet()
+
+
+def belongs_here(what: OfOneProcess) -> None:
+    """`what` is told in children of this process, for as long as it exists."""
+    _existing.add(what)
+
+
+_renewed: list[Callable[[], None]] = []
+
+
+def renew(what: Callable[[], None]) -> None:
+    """Calls `what` in children of this process, before anything else is told: it makes a module's lock anew."""
+    _renewed.append(what)
+
+
+def _in_child() -> None:
+    parent = os.getppid()
+    for each in _renewed:
+        each()
+    for what in list(_existing):
+        what.forked(parent)
+    _existing.clear()
+
+
+if hasattr(os, "register_at_fork"):  # where there is fork
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,108 @@
+"""Items that commands read, from a file or standard input: JSONL, one object of arguments a line, or CSV with a header.
+
+    text,times,source              text and times are parameters: one item a row
+    hello,3,forum        ─►        {"text": "hello", "times": 3}, and {"source": "forum"} kept aside: copied to the result
+
+A cell is text, or JSON where the parameter is declared as int, list, …; an empty one of those is not given. Everything is
+checked before anything runs, and what is wrong names the file, the line and the remedy.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmc.errors import Loc
+from lmc.userfiles import Item, UsageError, check_arguments, describe, is_json, objects, parameters, takes_any, value_of
+
+STANDARD_INPUT = Path("-")
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+@dataclass(frozen=True)
+class Items:
+    """The arguments of each item, and its fields that are no parameter (copied to the result)."""
+
+    arguments: tuple[Item, ...]
+    extra: tuple[Item, ...]
+    places: tuple[str, ...]
+    """`FILE:LINE` of each item."""
+
+    @property
+    def extra_names(self) -> list[str]:
+        return sorted({name for fields in self.extra for name in fields})
+
+
+def read_items(program: Any, path: Path) -> Items:
+    """The items of a file, `-` for standard input. CSV by the suffix .csv or .tsv, and on standard input if it does not begin with `{`."""
+    known = parameters(program)
+    arguments: list[Item] = []
+    extra: list[Item] = []
+    places: list[str] = []
+    name = "<stdin>" if path == STANDARD_INPUT else str(path)
+    text = _text_of(path, name)
+    delimiter = _DELIMITERS.get(path.suffix.lower()) or ("," if path == STANDARD_INPUT and text.lstrip()[:1] not in ("{", "[", "") else None)
+    for number, row in objects(text, name) if delimiter is None else _rows(program, text, name, delimiter):
+        mine = {k: v for k, v in row.items() if k in known or takes_any(known)}
+        check_arguments(program, mine, f"{name}:{number}")
+        arguments.append(mine)
+        extra.append({k: v for k, v in row.items() if k not in mine})
+        places.append(f"{name}:{number}")
+    if not arguments:
+        raise UsageError(f"{name} has no items: one JSON object a line, or CSV with a header, is expected, with the fields {describe(program)}")
+    return Items(tuple(arguments), tuple(extra), tuple(places))
+
+
+def _text_of(path: Path, name: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if path == STANDARD_INPUT else path.read_bytes()
+        return data.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(f"no such input file: {path} (looked in {Path.cwd()})") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a directory; a JSONL or CSV file is expected") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not UTF-8 text (byte {error.start}); a JSONL or CSV file is expected") from None
+
+
+def _rows(program: Any, text: str, name: str, delimiter: str) -> Iterator[tuple[int, Item]]:
+    """Line number and fields of each row that is not empty."""
+    csv.field_size_limit(sys.maxsize)  # a cell may be a book
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    header: list[str] | None = None
+    known = parameters(program)
+    while True:
+        number = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise UsageError(f"not CSV: {error}", loc=Loc(name, number)) from None
+        if cells is None:
+            return
+        if not cells:
+            continue
+        if header is None:
+            header = _header(cells, Loc(name, number))
+            continue
+        if len(cells) != len(header):
+            raise UsageError(f"{len(cells)} cells, and the header has {len(header)}; quote a cell that has a {_NAMES[delimiter]} in it", loc=Loc(name, number))
+        row: Item = {}
+        for column, cell in zip(header, cells, strict=True):
+            parameter = known.get(column)
+            if cell or parameter is None or not is_json(parameter):
+                row[column] = value_of(program, parameter, cell, f"{name}:{number}: {column}={cell}")
+        yield number, row
+
+
+_NAMES = {",": "comma", "\t": "tab"}
+
+
+def _header(cells: list[str], loc: Loc) -> list[str]:
+    if twice := sorted({cell for cell in cells if cells.count(cell) > 1}):
+        raise UsageError(f"the header has the column {twice[0]!r} twice", loc=loc)
+    return cells

@@ -1,0 +1,140 @@
+"""Prompts that are sent in another order than they were written: what `aggressive=True` moves, applied where requests are submitted.
+
+    graph before the aggressive pass ──moves──► (address, line) of an ask → Move ──apply──► the text of Python's prompt, reordered
+
+Python's own prompt stays as the program wrote it. Text that is not as the graph shows it, or in which it cannot be told where
+an argument ends (it contains the text behind it), is sent as it was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from lmc.ir.core import Graph, Op, Operand, Value
+from lmc.ir.ops import address as address_of
+from lmc.ir.ops import trait
+from lmc.passes.aggressive import Aggressive, first_texts
+from lmc.prompt import Given
+from lmc.runahead.text import Piece, between, code, encoded, flat
+
+Place = tuple[Any, tuple[str, int] | None]
+"""Address and line of an ask."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """One prompt's beginning as it is written and as it is sent. Arguments are None; they keep their order among each other.
+
+    rest  what stands between it and the first ask
+    """
+
+    written: tuple[Piece, ...]
+    sent: tuple[Piece, ...]
+    rest: tuple[Piece, ...]
+
+    def apply(self, tail: Sequence[object]) -> tuple[Any, ...]:
+        """A prompt's parts since its beginning, in the order in which they are sent. Answers that a journal knew stand in it."""
+        answers = next((i for i, part in enumerate(tail) if part.__class__ is Given), len(tail))
+        return (*self._sent(tail[:answers]), *tail[answers:])
+
+    def _sent(self, tail: Sequence[object]) -> tuple[Any, ...]:
+        text, parts = encoded(tail)
+        lazy, greedy = (pattern.fullmatch(text) for pattern in self._patterns)
+        if lazy is None or greedy is None or lazy.regs != greedy.regs:
+            return tuple(tail)
+        (_, behind), *arguments = lazy.regs[1:]
+        spans = iter(arguments)
+        found: list[Any] = []
+        for piece in self.sent:
+            if piece is not None:
+                found.append(piece)
+                continue
+            argument = between(parts, *next(spans))
+            if argument is None:
+                return tuple(tail)
+            found += argument
+        rest = between(parts, behind, len(text))
+        return tuple(tail) if rest is None else (*found, *rest)
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """The same text with arguments as short and as long as can be: where both find the same, there is one way to read it."""
+
+        def source(any_text: str) -> str:
+            written = "".join(f"({any_text})" if p is None else re.escape(code(p)) for p in self.written)
+            rest = "".join(any_text if p is None else re.escape(code(p)) for p in self.rest)
+            return f"({written}){rest}"
+
+        return re.compile(source(".*?"), re.DOTALL), re.compile(source(".*"), re.DOTALL)
+
+
+def moves(graph: Graph, rewrite: Aggressive) -> Mapping[Place, Move]:
+    """What moves before each ask of a graph on which the aggressive pass would run next."""
+    first = first_texts(graph)
+    found: dict[Place, Move] = {}
+    for op in graph.ops():
+        if trait(op) != "samples":
+            continue
+        behind = _behind(graph, op, first)
+        if behind is None:
+            continue
+        text, rest = behind
+        written = text.operands[1:]
+        sent, _ = rewrite.moved(written, last=first[text.results[0]])
+        if sent != written:
+            line = None if op.loc is None else (op.loc.file, op.loc.line)
+            found[address_of(op), line] = Move(flat([_pieces(written)]), flat([_pieces(sent)]), flat([rest]))
+    return found
+
+
+def _pieces(operands: Sequence[Operand]) -> tuple[Any, ...]:
+    return tuple(None if isinstance(x, Value) else x for x in operands)
+
+
+def _behind(graph: Graph, ask: Op, first: Mapping[Value, bool]) -> tuple[Op, tuple[Any, ...]] | None:
+    """The first text of the prompt that an ask goes on from, and what stands between it and the first ask; None where there are several."""
+    pieces: list[Any] = []
+    node: Operand = ask.operands[0]
+    while isinstance(node, Value):
+        made = graph.producer.get(node)
+        if made is None:  # what arms or turns have put before is not known here
+            texts = set(_texts(graph, node, first, set()))
+            if len(texts) != 1 or (text := texts.pop()) is None:
+                return None
+            return graph.producer[text], (None, *reversed(pieces))
+        if trait(made) == "samples":  # it matters where that answer is known from a journal
+            return _behind(graph, made, first)
+        if made.kind != "append":
+            return None
+        if node in first:
+            return made, tuple(reversed(pieces))
+        pieces += reversed(_pieces(made.operands[1:]))
+        node = made.operands[0]
+    return None
+
+
+def _texts(graph: Graph, node: Operand, first: Mapping[Value, bool], seen: set[Operand]) -> Iterator[Value | None]:
+    """The first texts that a prompt may begin with; None for one that begins otherwise, or with an answer behind it."""
+    while isinstance(node, Value) and node not in seen:
+        seen.add(node)
+        if node in first:
+            yield node
+            return
+        made = graph.producer.get(node)
+        if made is None:
+            for feeding in graph.feeds.get(node, ()):
+                yield from _texts(graph, feeding, first, seen)
+            if not graph.feeds.get(node):
+                yield None
+            return
+        if made.kind == "append":
+            node = made.operands[0]
+        elif trait(made) == "samples":  # behind an answer the prompt has a handle, and nothing moves: it may begin with any text
+            return
+        else:
+            yield None
+            return

@@ -1,0 +1,86 @@
+"""The text of a prompt since its last answer, compared with what the graph knows of it: pieces with any text between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from lmc.prompt import Mark, Special
+
+Piece = str | Special | Mark | None
+"""A part of a prompt's text as far as it is known; None: any text."""
+
+
+def flat(pieces: Iterable[tuple[Piece, ...]]) -> tuple[Piece, ...]:
+    """Adjacent text joined, so that it does not matter how it was cut."""
+    joined: list[Piece] = []
+    for piece in (x for part in pieces for x in part):
+        last = joined[-1] if joined else None
+        if isinstance(piece, str) and isinstance(last, str):
+            joined[-1] = last + piece
+        elif piece != "" and not (piece is None and joined and last is None):
+            joined.append(piece)
+    return tuple(joined)
+
+
+@lru_cache(maxsize=1024)
+def pattern(text: tuple[Piece, ...], rest: tuple[Piece, ...]) -> re.Pattern[str]:
+    """What matches a text that begins with the pieces `text`, its group 1, and ends with `rest`."""
+
+    def source(pieces: tuple[Piece, ...]) -> str:
+        return "".join(".*?" if p is None else re.escape(code(p)) for p in pieces)
+
+    return re.compile(f"({source(text)}){source(rest)}", re.DOTALL)
+
+
+def code(part: object) -> str:
+    """A part as text to search: special tokens and marks as something that text hardly holds."""
+    if isinstance(part, str):
+        return part
+    return f"\0s{part.spelling}\0" if isinstance(part, Special) else f"\0m{part.edge} {part.role}\0" if isinstance(part, Mark) else "\0?\0"
+
+
+def encoded(tail: Sequence[object]) -> tuple[str, list[tuple[int, object]]]:
+    """The text to search, and each part with the index at which it ends there."""
+    text, parts, at = "", list[tuple[int, object]](), 0
+    for part in tail:
+        piece = code(part)
+        at += len(piece)
+        text += piece
+        parts.append((at, part))
+    return text, parts
+
+
+def divided(parts: Sequence[tuple[int, object]], at: int) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    """The parts before and behind an index; None if it falls into one that is not text."""
+    head: list[object] = []
+    start = 0
+    for i, (end, part) in enumerate(parts):
+        if end > at:
+            if at == start:
+                return tuple(head), tuple(p for _, p in parts[i:])
+            if not isinstance(part, str):
+                return None
+            return (*head, part[: at - start]), (part[at - start :], *(p for _, p in parts[i + 1 :]))
+        head.append(part)
+        start = end
+    return tuple(head), ()
+
+
+def between(parts: Sequence[tuple[int, object]], start: int, end: int) -> tuple[Any, ...] | None:
+    """The parts between two indices; None if one falls into a part that is not text."""
+    found: list[object] = []
+    begins = 0
+    for ends, part in parts:
+        low, high = max(start, begins), min(end, ends)
+        if low < high:
+            if (low, high) == (begins, ends):
+                found.append(part)
+            elif isinstance(part, str):
+                found.append(part[low - begins : high - begins])
+            else:
+                return None
+        begins = ends
+    return tuple(found)

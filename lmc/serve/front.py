@@ -1,0 +1,87 @@
+"""The application from its first moment on: while the model is being loaded everything is a 503, and whoever asks is told so."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from lmc.serve.errors import ApiError
+
+
+class Front:
+    """An ASGI application that is made by `make`, on a thread of its own, after the server has begun to listen.
+
+    ready   called on the server's loop when the application answers
+    failed  called there when `make` has raised; `error` is what
+    """
+
+    def __init__(self, make: Callable[[], Starlette], ready: Callable[[], None], failed: Callable[[], None]) -> None:
+        self._make, self._ready, self._failed = make, ready, failed
+        self._app: Starlette | None = None
+        self._open = AsyncExitStack()
+        self.error: BaseException | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self._lifespan(receive, send)
+        if self._app is not None:
+            return await self._app(scope, receive, send)
+        if scope["type"] == "http":
+            await _starting(scope)(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        starting = asyncio.create_task(self._start())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        starting.cancel()
+        await self._open.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _start(self) -> None:
+        try:
+            app = await _on_a_thread(self._make)
+            await self._open.enter_async_context(app.router.lifespan_context(app))
+        except Exception as error:  # the command's, which raises it when the server has ended
+            self.error = error
+            return self._failed()
+        self._app = app
+        self._ready()
+
+
+async def _on_a_thread(work: Callable[[], Any]) -> Any:
+    """What `work` gives; on a thread that does not hold up the end of the process."""
+    loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def tell(act: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            act(value)
+
+    def run() -> None:
+        try:
+            found = work()
+        except BaseException as error:  # handed on
+            outcome = future.set_exception, error
+        else:
+            outcome = future.set_result, found
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(tell, *outcome)
+
+    threading.Thread(target=run, name="lmc-starting", daemon=True).start()
+    return await future
+
+
+def _starting(scope: Scope) -> JSONResponse:
+    if scope["path"] == "/health/live":
+        return JSONResponse({"status": "starting"})
+    if scope["path"] in ("/health", "/health/ready"):
+        return JSONResponse({"status": "starting", "reason": "the model is being loaded"}, 503)
+    error = ApiError(503, "the model is being loaded; try again later")
+    return JSONResponse(error.body, 503, headers={"Retry-After": "1"})

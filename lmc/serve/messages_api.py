@@ -1,0 +1,171 @@
+"""POST /v1/messages: Anthropic's Messages API as a chat completion asked and answered there. Pure data."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from lmc.serve.answering import Json
+from lmc.serve.errors import ApiError, bad
+from lmc.serve.openai_protocol import Body, Count, Probability
+
+
+class AnthropicMessage(Body):
+    role: str
+    content: str | list[dict[str, Any]]
+
+
+class MessagesRequest(Body):
+    """What a client may send. `cache_control` of blocks, `metadata` and `service_tier` change nothing here."""
+
+    model: str
+    max_tokens: Count
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
+    system: str | list[dict[str, Any]] | None = None
+    stop_sequences: list[str] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
+    stream: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    thinking: dict[str, Any] | None = None
+
+
+def as_chat(request: MessagesRequest) -> Json:
+    """The request as one of a chat completion."""
+    if request.thinking is not None and request.thinking.get("type") != "disabled":
+        raise bad("thinking: this server does not part it from the answer; leave it out", "thinking", "unsupported")
+    messages: list[Json] = []
+    if request.system:
+        messages.append({"role": "system", "content": _text(request.system, "system")})
+    for i, message in enumerate(request.messages):
+        messages += _turns(message, f"messages.{i}")
+    chat: Json = {"messages": messages, "max_tokens": request.max_tokens, "stop": request.stop_sequences or None}
+    chat |= {name: getattr(request, name) for name in ("model", "temperature", "top_p", "top_k", "stream")}
+    if request.tools:
+        chat["tools"] = [_tool(tool) for tool in request.tools]
+        choice = request.tool_choice or {"type": "auto"}
+        named = {"any": "required", "auto": "auto", "none": "none"}
+        chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if choice.get("type") == "tool" else named.get(str(choice.get("type")))
+    return {name: value for name, value in chat.items() if value is not None}
+
+
+def _tool(tool: Json) -> Json:
+    if tool.get("type", "custom") != "custom":
+        raise bad(f"tools: {tool['type']!r:.60} is no tool of this server; it has those with an input_schema", "tools", "unsupported")
+    said = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
+    return {"type": "function", "function": {name: value for name, value in said.items() if value is not None}}
+
+
+def _turns(message: AnthropicMessage, where: str) -> list[Json]:
+    """A message: results of tools are messages of their own, calls are beside the text."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    found: list[Json] = []
+    texts, calls = list[str](), list[Json]()
+    for i, block in enumerate(message.content):
+        kind = block.get("type")
+        if kind == "text" and isinstance(block.get("text"), str):
+            texts.append(block["text"])
+        elif kind == "tool_use":
+            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+            calls.append({"id": block.get("id") or "", "type": "function", "function": {"name": block.get("name"), "arguments": arguments}})
+        elif kind == "tool_result":
+            found.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _text(block.get("content") or "", f"{where}.content.{i}")})
+        elif kind not in ("thinking", "redacted_thinking"):
+            raise bad(f"{where}.content.{i}: this server takes text only, not {kind!r:.60}", "messages", "unsupported")
+    if texts or calls or not found:
+        found.append({"role": message.role, "content": "".join(texts), **({"tool_calls": calls} if calls else {})})
+    return found
+
+
+def _text(content: Any, where: str) -> str:
+    blocks: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content if isinstance(content, list) else [content]
+    texts = [block.get("text") if isinstance(block, dict) and block.get("type") == "text" else None for block in blocks]
+    if not all(isinstance(text, str) for text in texts):
+        raise bad(f"{where}: this server takes text only", "messages", "unsupported")
+    return "".join(map(str, texts))
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def whole(chat: Json) -> Json:
+    """An answer of a chat completion as a message."""
+    (choice,) = chat["choices"]
+    message = choice["message"]
+    content: list[Json] = [{"type": "text", "text": message["content"], "citations": None}] if message.get("content") else []
+    content += [_use(call) for call in message.get("tool_calls") or ()]
+    return {**_empty(chat), "content": content, **_end(choice), "usage": _usage(chat["usage"])}
+
+
+async def events(chunks: AsyncIterator[Json]) -> AsyncIterator[bytes]:
+    """The same of the chunks of a chat completion, the last of which has its usage."""
+    begun, block, end, last = False, -1, Json(), Json()
+    async for last in chunks:
+        if not begun:
+            begun = True
+            yield _event("message_start", message={**_empty(last), "usage": _usage(None)})
+        for choice in last["choices"]:
+            if choice.get("finish_reason"):
+                end = _end(choice)
+            if piece := choice["delta"].get("content"):
+                if block < 0:
+                    block = 0
+                    yield _event("content_block_start", index=0, content_block={"type": "text", "text": "", "citations": None})
+                yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
+            for call in choice["delta"].get("tool_calls") or ():
+                if block >= 0:
+                    yield _event("content_block_stop", index=block)
+                block += 1
+                yield _event("content_block_start", index=block, content_block={**_use(call), "input": {}})
+                yield _event("content_block_delta", index=block, delta={"type": "input_json_delta", "partial_json": call["function"]["arguments"]})
+    if block >= 0:
+        yield _event("content_block_stop", index=block)
+    yield _event("message_delta", delta=end, usage=_usage(last["usage"]))
+    yield _event("message_stop")
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields}, ensure_ascii=False)}\n\n".encode()
+
+
+def _empty(chat: Json) -> Json:
+    return {
+        "id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": chat["model"], "content": [], "stop_reason": None, "stop_sequence": None,
+    }  # fmt: skip
+
+
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def _end(choice: Json) -> Json:
+    matched = choice.get("stop_reason")
+    if choice["finish_reason"] == "stop" and isinstance(matched, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": matched}
+    return {"stop_reason": _REASONS.get(choice["finish_reason"], "end_turn"), "stop_sequence": None}
+
+
+def _use(call: Json) -> Json:
+    return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": json.loads(call["function"]["arguments"])}
+
+
+def _usage(usage: Json | None) -> Json:
+    cached = 0 if usage is None else usage["prompt_tokens_details"]["cached_tokens"]
+    prompt, completion = (0, 0) if usage is None else (usage["prompt_tokens"], usage["completion_tokens"])
+    return {"input_tokens": prompt - cached, "output_tokens": completion, "cache_read_input_tokens": cached, "cache_creation_input_tokens": 0}
+
+
+_ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
+
+
+def error_body(error: ApiError) -> Json:
+    """An error in this API's form."""
+    return {"type": "error", "error": {"type": _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error"), "message": error.message}}

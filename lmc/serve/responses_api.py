@@ -1,0 +1,204 @@
+"""POST /v1/responses: OpenAI's Responses API as a chat completion asked and answered there. Pure data; nothing is stored."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from lmc.serve.answering import Json
+from lmc.serve.errors import bad
+from lmc.serve.openai_protocol import Body, Count, Probability
+
+
+class Reasoning(Body):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class TextOptions(Body):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ResponsesRequest(Body):
+    """What a client may send. `include`, `truncation` and what says how hard to think change nothing here."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    store: bool | None = None
+    include: list[str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    top_logprobs: Literal[0] | None = None
+    background: Literal[False] | None = None
+    max_tool_calls: int | None = None
+    previous_response_id: None = None  # nothing is stored
+    conversation: None = None
+
+
+def as_chat(request: ResponsesRequest) -> Json:
+    """The request as one of a chat completion."""
+    items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
+    messages: list[Json] = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    for i, item in enumerate(items):
+        _add(messages, item, i)
+    chat: Json = {"messages": messages, "stream": request.stream, "max_completion_tokens": request.max_output_tokens}
+    chat |= {name: getattr(request, name) for name in ("model", "temperature", "top_p", "user", "metadata", "parallel_tool_calls")}
+    if request.tools:
+        chat["tools"] = [_tool(tool) for tool in request.tools]
+        choice = request.tool_choice
+        chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if isinstance(choice, dict) else choice
+    form = request.text.format if request.text is not None else None
+    if form is not None and form.get("type") == "json_schema":
+        chat["response_format"] = {"type": "json_schema", "json_schema": {"name": form.get("name") or "answer", "schema": form.get("schema")}}
+    elif form is not None:
+        chat["response_format"] = {"type": form.get("type")}
+    return {name: value for name, value in chat.items() if value is not None}
+
+
+def _tool(tool: Json) -> Json:
+    if tool.get("type") != "function":
+        raise bad(f"tools: {tool.get('type')!r:.60} is no tool of this server; it has those of the type function", "tools", "unsupported")
+    return {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None}}
+
+
+def _add(messages: list[Json], item: Json, i: int) -> None:
+    """An item of the input; calls join the assistant's message before them."""
+    kind = item.get("type") or "message"
+    if kind == "function_call":
+        call = {"id": item.get("call_id") or "", "type": "function", "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": None})
+        messages[-1].setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output":
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"), i)})
+    elif kind == "message":
+        messages.append({"role": item.get("role"), "content": _text(item.get("content"), i)})
+    elif kind != "reasoning":  # what a model thought before is not told to it again
+        raise bad(f"input.{i}: items of the type {kind!r:.60} are not supported", "input", "unsupported")
+
+
+def _text(content: Any, i: int) -> str:
+    if isinstance(content, str):
+        return content
+    parts: list[Any] = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") in ("input_text", "output_text", "text") else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise bad(f"input.{i}: this server takes text only", "input", "unsupported")
+    return "".join(map(str, texts))
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+class Answer:
+    """One answer, whole or as it grows."""
+
+    def __init__(self, request: ResponsesRequest) -> None:
+        self._request, self._id = request, f"resp_{secrets.token_hex(16)}"
+        self._items: list[Json] = []
+
+    def whole(self, chat: Json) -> Json:
+        (choice,) = chat["choices"]
+        message = choice["message"]
+        if message.get("content"):
+            self._items.append(_message(message["content"]))
+        self._items += [_call(call) for call in message.get("tool_calls") or ()]
+        return self._response(chat, choice["finish_reason"], chat["usage"])
+
+    async def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[bytes]:
+        """Of the chunks of a chat completion, the last of which has its usage."""
+        number = 0
+
+        def told(kind: str, **fields: Any) -> bytes:
+            nonlocal number
+            number += 1
+            said = {"type": kind, "sequence_number": number - 1, **fields}
+            return f"event: {kind}\ndata: {json.dumps(said, ensure_ascii=False)}\n\n".encode()
+
+        text, item, finish, last = "", _message(""), "stop", Json()
+        async for last in chunks:
+            if number == 0:
+                for kind in ("response.created", "response.in_progress"):
+                    yield told(kind, response=self._response(last, None, None))
+            for choice in last["choices"]:
+                finish = choice.get("finish_reason") or finish
+                at = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+                if piece := choice["delta"].get("content"):
+                    if not text:
+                        yield told("response.output_item.added", output_index=0, item={**item, "status": "in_progress", "content": []})
+                        yield told("response.content_part.added", **at, part=_part(""))
+                    text += piece
+                    yield told("response.output_text.delta", **at, delta=piece, logprobs=[])
+                for call in choice["delta"].get("tool_calls") or ():
+                    self._items.append(_call(call))
+        if text:
+            item["content"] = [_part(text)]
+            at = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+            yield told("response.output_text.done", **at, text=text, logprobs=[])
+            yield told("response.content_part.done", **at, part=_part(text))
+            yield told("response.output_item.done", output_index=0, item=item)
+            self._items.insert(0, item)
+        for index, call in enumerate(self._items[1 if text else 0 :], 1 if text else 0):
+            at = {"item_id": call["id"], "output_index": index}
+            yield told("response.output_item.added", output_index=index, item={**call, "status": "in_progress", "arguments": ""})
+            yield told("response.function_call_arguments.delta", **at, delta=call["arguments"])
+            yield told("response.function_call_arguments.done", **at, name=call["name"], arguments=call["arguments"])
+            yield told("response.output_item.done", output_index=index, item=call)
+        response = self._response(last, finish, last["usage"])
+        yield told(f"response.{response['status']}", response=response)
+
+    def _response(self, chat: Json, finish: str | None, usage: Json | None) -> Json:
+        request = self._request
+        status = "in_progress" if finish is None else "incomplete" if finish == "length" else "completed"
+        return {
+            "id": self._id, "object": "response", "created_at": chat["created"], "model": chat["model"], "status": status,
+            "output": [] if finish is None else self._items, "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "usage": None if usage is None else _usage(usage), "instructions": request.instructions, "metadata": request.metadata or {},
+            "temperature": request.temperature, "top_p": request.top_p, "max_output_tokens": request.max_output_tokens,
+            "tools": request.tools or [], "tool_choice": request.tool_choice or "auto", "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": None, "store": False, "truncation": request.truncation or "disabled",
+        }  # fmt: skip
+
+
+def _message(text: str) -> Json:
+    return {"type": "message", "id": f"msg_{secrets.token_hex(12)}", "status": "completed", "role": "assistant", "content": [_part(text)]}
+
+
+def _part(text: str) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _call(call: Json) -> Json:
+    said = call["function"]
+    return {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", "status": "completed", "call_id": call["id"], "name": said["name"], "arguments": said["arguments"]}
+
+
+def _usage(usage: Json) -> Json:
+    return {
+        "input_tokens": usage["prompt_tokens"], "input_tokens_details": {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]},
+        "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": usage["total_tokens"],
+    }  # fmt: skip
+
+

@@ -1,0 +1,135 @@
+"""Programs that nobody waits for any more, and that compute on: an exception is raised in their threads until they end.
+
+A run that is cancelled ends where it next waits for the model. One that never does (`while True`) would keep a processor for good. Its threads are
+found by the context in which the program's code runs, which has the run of the request that began it.
+
+    request ends early ──► its run is cancelled ──► still computing? RunEnded at its next line, again and again ──► ended, or counted as what cannot be
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from contextvars import Context, ContextVar
+from pathlib import Path
+from types import FrameType
+
+import lmc
+from lmc.serve.metrics import Metrics
+
+log = logging.getLogger("lmc.serve")
+
+_EVERY = 0.05  # seconds between looks
+_TRIES = 400  # looks at a program that is to end, before it is given up: code in C, or a program that catches everything
+_SELDOM = 5.0  # seconds between looks at what was given up
+_OURS = str(Path(lmc.__file__).parent)
+_FRONTEND = str(Path(lmc.__file__).parent / "frontend")
+_THREADING, _EVENTS = threading.__file__, asyncio.events.__file__
+
+
+class RunEnded(BaseException):
+    """Nobody waits for the run any more: raised in a program that would compute on."""
+
+
+class Running:
+    """A request's run of a program."""
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+
+
+RUN: ContextVar[Running | None] = ContextVar("RUN", default=None)
+
+
+class Ender:
+    """Ends runs that nobody waits for. On the server's loop only."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def end(self, run: Running) -> None:
+        task = asyncio.get_running_loop().create_task(self._end(run))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _end(self, run: Running) -> None:
+        raised, found = False, list[tuple[int, FrameType]]()
+        for _ in range(_TRIES):
+            await asyncio.sleep(_EVERY)
+            found = list(threads_of(run))
+            if not found:
+                if raised:
+                    self._metrics.ended_runs.inc()
+                return
+            raised = _raise_in_all(found) or raised
+        place = _place(found[0][1])
+        log.warning("the program %s goes on at %s though nobody waits for it, and cannot be ended; restart the server if that is too much", run.program, place)
+        self._metrics.unended_runs.inc()
+        try:
+            while found := list(threads_of(run)):
+                _raise_in_all(found)
+                await asyncio.sleep(_SELDOM)
+        finally:
+            self._metrics.unended_runs.dec()
+
+
+def threads_of(run: Running) -> Iterator[tuple[int, FrameType]]:
+    """The threads that execute code of the run, with the frames in which they are."""
+    own = threading.get_ident()
+    for thread, frame in sys._current_frames().items():
+        if thread != own and any(_carries(outer, run) for outer in _stack(frame)):
+            yield thread, frame
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _carries(frame: FrameType, run: Running) -> bool:
+    """Whether what a frame calls runs in a context of the run: lmc's, a thread's and the event loop's frames say in which."""
+    if frame.f_code.co_filename not in (_THREADING, _EVENTS) and not _is_ours(frame):
+        return False
+    for value in frame.f_locals.values():
+        if isinstance(value, threading.Thread):
+            value = getattr(getattr(value, "_target", None), "__self__", None)
+        elif isinstance(value, asyncio.Handle):
+            value = getattr(value, "_context", None)
+        if isinstance(value, Context) and value.get(RUN) is run:
+            return True
+    return False
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_OURS)
+
+
+def _is_the_programs(frame: FrameType) -> bool:
+    """Whether a thread is in the program's own code, or in the frontend's, which works for one run alone; else it waits, or holds a lock of others."""
+    file = frame.f_code.co_filename
+    return file != _THREADING and (not _is_ours(frame) or file.startswith(_FRONTEND))
+
+
+def _raise_in_all(found: list[tuple[int, FrameType]]) -> bool:
+    """Whether it was raised anywhere."""
+    raised = [_raise_in(thread) for thread, frame in found if _is_the_programs(frame)]  # in all, not only up to the first
+    return any(raised)
+
+
+def _raise_in(thread: int) -> bool:
+    """Raises RunEnded at the next line of Python that the thread executes; False if it has ended."""
+    return ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(RunEnded)) == 1
+
+
+def _place(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

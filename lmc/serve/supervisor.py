@@ -1,0 +1,62 @@
+"""`lmc serve --restart`: a worker process that has ended with a broken engine, or was killed, is replaced; the socket stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+BROKEN = 75
+"""The exit status of a worker whose engine has ended: another may do (EX_TEMPFAIL)."""
+SOCKET = "LMC_SERVE_SOCKET"
+"""The variable that names the socket's file descriptor to the worker."""
+_SHORT, _MOST = 10.0, 5  # a worker that lives shorter than so many seconds, so many times in a row, is not replaced
+
+
+def inherited() -> socket.socket | None:
+    """The socket of the supervisor that started this process, if one did."""
+    found = os.environ.get(SOCKET)
+    return None if found is None else socket.socket(fileno=int(found))
+
+
+def supervise(command: Sequence[str], where: socket.socket, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> int:
+    """Runs the command until it ends by itself or is told to (SIGINT, SIGTERM, which are passed on), and gives its exit status."""
+    os.set_inheritable(where.fileno(), True)
+    worker: subprocess.Popen[bytes] | None = None
+    told = 0
+
+    def stop(number: int, _: object) -> None:
+        nonlocal told
+        told = number
+        if worker is not None:
+            worker.send_signal(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    short = 0
+    try:
+        while True:
+            began = clock()
+            worker = subprocess.Popen(
+                [sys.executable, *command], pass_fds=[where.fileno()], env={**os.environ, SOCKET: str(where.fileno())}, start_new_session=True
+            )
+            status = worker.wait()
+            if told or not (status == BROKEN or status < 0):
+                return max(status, 0) if told else status
+            short = short + 1 if clock() - began < _SHORT else 0
+            if short >= _MOST:
+                say(f"the server ended {short} times within {_SHORT:g} s of its start (the last with {_said(status)}); giving up")
+                return 1
+            say(f"the server ended with {_said(status)}; starting another")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _said(status: int) -> str:
+    if status == BROKEN:
+        return "a broken engine"
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"

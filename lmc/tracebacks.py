@@ -1,0 +1,184 @@
+"""What errors show: the user's frames: those of lmc are left out of what comes back from a public call, unless LMC_DEBUG is set.
+
+    before  your line ─► lmc … ─► your program ─► lmc … (raised)        after  your line ─► your program
+
+Notes say what the message does not: the item of a batch, and that an answer is text. An error that never came through the user's own code, and is none of lmc's, is a fault of lmc: its traceback is left as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import os
+import reprlib
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, cast
+
+from lmc.config import settings
+from lmc.errors import LmcError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+
+
+def users_frames(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of what users call: errors come back without the frames of lmc. Functions, coroutine functions and generators.
+
+    A bare `raise` adds no entry for its own frame, so that nothing of the decorator is left either.
+    """
+    do: Any = function
+
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await do(*args, **kwargs)
+        except Exception as error:
+            hide(error)
+            raise
+
+    def yielded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return (yield from do(*args, **kwargs))
+        except Exception as error:
+            hide(error)
+            raise
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return do(*args, **kwargs)
+        except Exception as error:
+            hide(error)
+            raise
+
+    kind = awaited if inspect.iscoroutinefunction(function) else yielded if inspect.isgeneratorfunction(function) else called
+    return cast("Callable[P, R]", functools.wraps(function)(kind))
+
+
+def hide(error: BaseException) -> None:
+    """Take lmc's frames out of the traceback of an error that is about to leave lmc, and of those that it came of."""
+    if isinstance(error, TypeError) and not isinstance(error, LmcError):
+        _explain_text(error)
+    if settings().debug:
+        return
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = _without_ours(one)
+        todo += [one.__cause__, one.__context__]
+
+
+def _without_ours(error: BaseException) -> TracebackType | None:
+    entries = _entries(error)
+    kept = [entry for entry, ours in zip(entries, _ours(entries)) if not ours]
+    if not kept and not type(error).__module__.startswith("lmc."):
+        return error.__traceback__
+    below: TracebackType | None = None
+    for entry in reversed(kept):
+        below = TracebackType(below, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return below
+
+
+def _entries(error: BaseException) -> list[TracebackType]:
+    found: list[TracebackType] = []
+    at = error.__traceback__
+    while at is not None:
+        found.append(at)
+        at = at.tb_next
+    return found
+
+
+def _ours(entries: list[TracebackType]) -> list[bool]:
+    """Which entries are of lmc, or of Python's library called by lmc."""
+    found: list[bool] = []
+    ours = False
+    for entry in entries:
+        file = entry.tb_frame.f_code.co_filename
+        ours = file.startswith(_PACKAGE) or (ours and _is_library(file))
+        found.append(ours)
+    return found
+
+
+def _is_library(file: str) -> bool:
+    """Of Python's own library; what is installed may be a user's program."""
+    return file.startswith((_LIBRARY, "<frozen")) and "site-packages" not in file
+
+
+# -- notes -----------------------------------------------------------------------------------------------------------
+
+
+def note(error: BaseException, text: str) -> None:
+    """Add a note that is not there yet: one error may be raised more than once."""
+    if text not in getattr(error, "__notes__", ()):
+        error.add_note(text)
+
+
+def note_item(error: BaseException, index: int, bound: inspect.BoundArguments) -> None:
+    """Say which item of a batch an error is of; `bound` are its arguments, the state among them first."""
+    given = list(bound.arguments.items())[1:]
+    shown = ", ".join(f"{name}={reprlib.repr(value)}" for name, value in given)
+    note(error, f"(item {index} of the batch: {shown or 'no arguments'})")
+
+
+def _explain_text(error: TypeError) -> None:
+    """Say of an expression like `s["n"] + 1` that the answer in it is text."""
+    entries = _entries(error)
+    last = next((entry for entry, ours in reversed(list(zip(entries, _ours(entries)))) if not ours), None)
+    if last is None:
+        return
+    states = _states(last.tb_frame.f_locals)
+    for node in ast.walk(_expression(last)) if states else ():
+        match node:
+            case ast.Subscript(value=ast.Name(id=state), slice=ast.Constant(value=str() as name)) if state in states:
+                if isinstance(value := _value(states[state], name), str):
+                    answer, number = f"{state}[{name!r}]", _as_number(value)
+                    remedy = f"; write {number}({answer})" if number else f"; gen({name!r}, dtype=int) makes it a number's"
+                    note(error, f"({answer} is text, as all that a model says, here {reprlib.repr(value)}{remedy})")
+            case _:
+                pass
+
+
+def _states(variables: Mapping[str, Any]) -> dict[str, Any]:
+    from lmc.frontend.state import State
+
+    return {name: value for name, value in variables.items() if isinstance(value, State)}
+
+
+def _value(state: Any, name: str) -> Any:
+    try:
+        return state[name]
+    except Exception:  # whatever it is: it is not what this error is about
+        return None
+
+
+def _as_number(text: str) -> str | None:
+    for kind in (int, float):
+        try:
+            kind(text)
+        except ValueError:
+            continue
+        return kind.__name__
+    return None
+
+
+def _expression(entry: TracebackType) -> ast.AST:
+    """The expression that an entry of a traceback points at; an empty module where its source is not there."""
+    positions = list(entry.tb_frame.f_code.co_positions())
+    first, last, start, end = positions[entry.tb_lasti // 2]
+    if first is None or last is None or start is None or end is None:
+        return ast.Module([], [])
+    lines = [linecache.getline(entry.tb_frame.f_code.co_filename, number).encode() for number in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][start:]
+    try:
+        return ast.parse(b"(" + b"".join(lines) + b")", mode="eval")
+    except SyntaxError:
+        return ast.Module([], [])

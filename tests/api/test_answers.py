@@ -1,0 +1,337 @@
+"""Answers that have no text, or another's: each is an answer, an exception of its own, or tried again and then an error; never ""."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import lmc
+from lmc.backend.api.client import Patience
+from tests.api.http import Answer, Server
+
+pytestmark = pytest.mark.api
+
+TWICE = Patience(1, 60.0, 0.001, 0.002)
+USAGE = {"prompt_tokens": 3, "completion_tokens": 5}
+SORRY = "I cannot help with that."
+CALL = [{"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{}"}}]
+
+
+@lmc.function
+def one(s, **how):
+    s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=40, **how))
+    return s["a"]
+
+
+@lmc.function
+def chosen(s):
+    s += lmc.user("Q") + lmc.assistant(lmc.select("a", ["yes", "no"]))
+    return s["a"]
+
+
+# -- what a server says, in each form of asking: what is None of a message is not there --------------------------------
+
+
+def chat(*, finish="stop", usage=USAGE, body=None, **message):
+    """The same answer whole and in pieces."""
+    whole = {"id": "1", "model": "m", "choices": [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}], "usage": usage}
+    deltas = [{"role": "assistant"}, *[{k: v} for k, v in message.items() if k != "tool_calls"]]
+    if message.get("tool_calls"):
+        deltas.append({"tool_calls": [{"index": i, **call} for i, call in enumerate(message["tool_calls"])]})
+    events = [{"id": "1", "model": "m", "choices": [{"index": 0, "delta": d, "finish_reason": None}]} for d in deltas]
+    events += [{"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}, {"choices": [], "usage": usage}]
+    return Answer(body or whole), Answer({}, events=events)
+
+
+def responses(*content, finish="stop", usage=USAGE, items=(), **_):
+    output = [*items, *([{"type": "message", "role": "assistant", "content": list(content)}] if content else [])]
+    ended = {"status": "completed"} if finish == "stop" else {"status": "incomplete", "incomplete_details": {"reason": finish}}
+    whole = {"id": "1", "object": "response", "model": "m", "output": output, "usage": {"input_tokens": 3, "output_tokens": 5}, **ended}
+    return Answer(whole), Answer({}, events=[{"type": "response.created", "response": {}}, {"type": f"response.{ended['status']}", "response": whole}], sentinel=None)
+
+
+def messages(*blocks, reason="end_turn", usage=None):
+    used = usage or {"input_tokens": 3, "output_tokens": 5}
+    whole = {"id": "1", "type": "message", "role": "assistant", "model": "claude", "content": list(blocks), "stop_reason": reason, "stop_sequence": None, "usage": used}
+    events = [{"type": "message_start", "message": {**whole, "content": []}}]
+    for i, block in enumerate(blocks):
+        events.append({"type": "content_block_start", "index": i, "content_block": {**block, "text": ""} if block["type"] == "text" else block})
+        if block["type"] == "text":
+            events.append({"type": "content_block_delta", "index": i, "delta": {"type": "text_delta", "text": block["text"]}})
+    events += [{"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": used}, {"type": "message_stop"}]
+    return Answer(whole), Answer({}, events=events, sentinel=None)
+
+
+@pytest.fixture(params=("whole", "stream"))
+def asking(request, opened):
+    """A backend in front of a server that says always the same, and how its answers are read."""
+
+    def make(said, api="chat", **options):
+        whole, stream = said
+        server = opened(Server(lambda path, body: stream if body.get("stream") else whole))
+        if api == "anthropic":
+            pytest.importorskip("anthropic")
+            backend = lmc.Anthropic("claude", api_key="k", base_url=server.url, patience=TWICE, **options)
+        else:
+            kind = {"api": "responses"} if api == "responses" else {}
+            backend = lmc.OpenAI("m", base_url=f"{server.url}/v1", patience=TWICE, **kind, **options)
+        opened(backend)
+
+        def ask(program=one, **how):
+            state = program.run(backend=backend, stream=request.param == "stream", **how)
+            if request.param == "stream":
+                "".join(state.text_iter("a"))
+            state["a"]
+            return state
+
+        return ask, server, backend
+
+    return make
+
+
+TEXT = {"type": "output_text", "text": "Yes."}
+THOUGHT = {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "Hm."}]}
+
+MALFORMED = {
+    "null": (chat(content=None), "chat", "no content"),
+    "missing": (chat(), "chat", "no content"),
+    "a number": (chat(content=5), "chat", "5"),
+    "a call nobody asked for": (chat(content=None, tool_calls=CALL, finish="tool_calls"), "chat", "call of a tool"),
+    "an error as its end": (chat(content="x", finish="error"), "chat", "ended the answer with 'error'"),
+    "nothing put out": (responses(), "responses", "no content"),
+    "thoughts alone": (responses(items=[THOUGHT]), "responses", "no content"),
+    "a part without text": (responses({"type": "output_text"}), "responses", "no text"),
+    "a call by responses": (responses(items=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]), "responses", "call of a tool"),
+    "a call of claude's": (messages({"type": "tool_use", "id": "c", "name": "f", "input": {}}, reason="tool_use"), "anthropic", "call of a tool"),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_what_has_no_text_is_tried_again_and_then_an_error(asking, kind):
+    said, api, why = MALFORMED[kind]
+    ask, server, backend = asking(said, api)
+    with pytest.raises(lmc.BackendError, match=r"test_answers.py:\d+.*after 2 attempts.*" + why) as raised:
+        ask()
+    assert type(raised.value) is lmc.BackendError and len(server.seen) == 2
+    spent = backend.spent()
+    assert spent.usage.completion_tokens + 5 * spent.unreported == 10, "both are paid for, or it is not known what they cost"
+
+
+REFUSED = {
+    "chat": (chat(content=None, refusal=SORRY), "chat"),
+    "responses": (responses({"type": "refusal", "refusal": SORRY}), "responses"),
+    "anthropic": (messages({"type": "text", "text": SORRY}, reason="refusal"), "anthropic"),
+}
+FILTERED = {
+    "chat": (chat(content="Half of", finish="content_filter"), "chat"),
+    "responses": (responses({"type": "output_text", "text": "Half of"}, finish="content_filter"), "responses"),
+    "chat without a word": (chat(content=None, finish="content_filter"), "chat"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_refusal_is_an_exception_with_its_text(asking, kind):
+    ask, server, backend = asking(*REFUSED[kind])
+    with pytest.raises(lmc.Refused, match=r"test_answers.py:\d+.*refused to answer: 'I cannot.*on_refusal=") as raised:
+        ask()
+    assert raised.value.text == SORRY and len(server.seen) == 1 and backend.spent().usage.completion_tokens == 5
+
+
+@pytest.mark.parametrize("kind", FILTERED)
+def test_a_filtered_answer_is_an_exception_with_what_came(asking, kind):
+    ask, server, _ = asking(*FILTERED[kind])
+    with pytest.raises(lmc.Filtered, match=r"test_answers.py:\d+.*content filter") as raised:
+        ask()
+    assert raised.value.text == ("" if "without" in kind else "Half of") and len(server.seen) == 1
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_refusal_may_be_an_answer(asking, kind):
+    ask, _, _ = asking(*REFUSED[kind], on_refusal="return")
+    state = ask()
+    assert state["a"] == SORRY and state.get_meta_info("a")["finish_reason"]["type"] == "refusal"
+    assert ask(one).messages()[-1]["content"] == SORRY
+    with pytest.raises(lmc.Refused):
+        ask(chosen)
+
+
+@pytest.mark.parametrize("kind", FILTERED)
+def test_a_filtered_answer_may_be_one(asking, kind):
+    state = asking(*FILTERED[kind], on_refusal="return")[0]()
+    assert state.get_meta_info("a")["finish_reason"]["type"] == "content_filter"
+    assert state["a"] == ("" if "without" in kind else "Half of")
+
+
+def test_a_refusal_is_not_asked_for_again_to_fit_a_constraint(opened):
+    server = opened(Server(lambda path, body: chat(content=None, refusal=SORRY)[0]))
+
+    @lmc.function
+    def digit(s):
+        s += lmc.user("Q") + lmc.assistant(lmc.gen("a", regex="[0-9]"))
+
+    with pytest.raises(lmc.Refused):
+        digit.run(backend=opened(lmc.OpenAI("m", base_url=server.url, patience=TWICE))).text()
+    assert len(server.seen) == 1
+    state = digit.run(backend=opened(lmc.OpenAI("m", base_url=server.url, patience=TWICE, on_refusal="return")))
+    assert state["a"] == SORRY and len(server.seen) == 2
+
+
+def test_a_filter_that_refuses_the_prompt(opened):
+    error = {"error": {"message": "The response was filtered", "code": "content_filter", "type": None, "param": "prompt"}}
+    server = opened(Server(lambda path, body: Answer(error, 400)))
+    with pytest.raises(lmc.Filtered, match=r"test_answers.py:\d+.*HTTP 400: The response was filtered"):
+        one.run(backend=opened(lmc.OpenAI("m", base_url=server.url, patience=TWICE))).text()
+    assert len(server.seen) == 1
+
+
+def test_one_request_for_several_answers_does_not_refuse_what_its_own_would_not(opened):
+    """The filter struck behind the first answer."""
+    first = iter((chat(content="Ann\nBorn: 18", finish="content_filter"), chat(content="1815")))
+    server = opened(Server(lambda path, body: next(first)[0]))
+
+    @lmc.function
+    def facts(s):
+        s += lmc.user("Q")
+        with s.assistant():
+            s += lmc.gen("name", max_tokens=20, stop="\n") + "\nBorn: " + lmc.gen("born", max_tokens=20, stop="\n")
+
+    state = lmc.compile(facts)(backend=opened(lmc.OpenAI("m", base_url=server.url, patience=TWICE)))
+    assert (state["name"], state["born"]) == ("Ann", "1815")
+
+
+INCOMPLETE = {
+    "chat": (chat(content="", finish="length", usage={**USAGE, "completion_tokens_details": {"reasoning_tokens": 5}}), "chat", r"\(5 tokens of it for reasoning\)"),
+    "null": (chat(content=None, reasoning_content="Hm.", finish="length"), "chat", "by reasoning"),
+    "responses": (responses(items=[THOUGHT], finish="max_output_tokens"), "responses", "by reasoning"),
+    "anthropic": (messages({"type": "thinking", "thinking": "Hm.", "signature": "x"}, reason="max_tokens"), "anthropic", "by reasoning"),
+}
+
+
+@pytest.mark.parametrize("kind", INCOMPLETE)
+def test_a_limit_that_reasoning_used_up_is_an_incomplete_answer(asking, kind):
+    said, api, why = INCOMPLETE[kind]
+    ask, server, _ = asking(said, api)
+    with pytest.raises(lmc.IncompleteAnswer, match=r"test_answers.py:\d+.*used up " + f"{why}.*max_tokens") as raised:
+        ask()
+    assert raised.value.text == "" and len(server.seen) == 1
+
+
+def test_an_empty_answer_that_ended_is_one(asking):
+    assert asking(chat(content=""))[0]()["a"] == ""
+
+
+def test_an_empty_answer_of_claudes_is_one(asking):
+    assert asking(messages(), "anthropic")[0]()["a"] == "", "documented: the model had nothing to say"
+
+
+def test_text_that_no_piece_of_a_stream_had_is_there(asking):
+    assert asking(responses(TEXT), "responses")[0]()["a"] == "Yes."
+
+
+def test_tools_of_the_body_are_asked_for(asking):
+    ask, _, _ = asking(chat(content=None, tool_calls=CALL, finish="tool_calls"), extra_body={"tools": [{"type": "function", "function": {"name": "search"}}]})
+    (call,) = ask().get_meta_info("a")["tool_calls"]
+    assert call["name"] == "search"
+
+
+@lmc.function
+def gives_up(s):
+    s += lmc.user("Q") + lmc.assistant(lmc.gen("a"))
+    said = ""
+    try:
+        return s["a"]
+    except lmc.Refused as error:
+        said = error.text
+    raise ValueError(said)
+
+
+def test_refusals_are_outcomes_of_a_journal(opened, tmp_path):
+    """The run that is taken up is refused again without asking."""
+    server = opened(Server(lambda path, body: chat(content=None, refusal=SORRY)[0]))
+    backend = opened(lmc.OpenAI("m", base_url=server.url, patience=TWICE))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=SORRY):  # the run ends here, and its journal does not
+            gives_up.run(backend=backend, journal=tmp_path / "journal")
+    assert len(server.seen) == 1
+
+
+# -- usage -------------------------------------------------------------------------------------------------------------
+
+WRONG = ({"prompt_tokens": 3, "completion_tokens": -5}, {"prompt_tokens": 10**30, "completion_tokens": 5}, {"prompt_tokens": "many", "completion_tokens": 5},
+         {"prompt_tokens": 3, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 9}}, {"prompt_tokens": [3], "completion_tokens": {}},
+         {"prompt_tokens": 3.5, "completion_tokens": True})  # fmt: skip
+
+
+@pytest.mark.parametrize("usage", WRONG, ids=str)
+def test_usage_that_cannot_be_is_not_counted(asking, usage):
+    ask, _, backend = asking(chat(content="Yes.", usage=usage), prices=lmc.Prices(1.0, 2.0, 0.5))
+    state = ask()
+    assert state["a"] == "Yes." and state.get_meta_info("a")["cost"] == 0
+    spent = backend.spent()
+    assert (spent.usage, spent.cost, spent.unreported) == (lmc.backend.base.Usage(), 0.0, 1)
+
+
+def test_usage_of_claudes_that_cannot_be_is_not_counted(asking):
+    ask, _, backend = asking(messages({"type": "text", "text": "Yes."}, usage={"input_tokens": 3, "output_tokens": -5}), "anthropic")
+    assert ask()["a"] == "Yes." and backend.spent().unreported == 1
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+
+KEY, PASSWORD = "sk-very-secret-0123456789", "hunter2!secret"
+
+
+def echoing(path, body):
+    return Answer({"error": {"message": f"Incorrect API key provided: {KEY}; user tom:{PASSWORD}", "code": KEY}}, 401)
+
+
+def half(path, body):
+    return Answer({"id": "1", "model": f"{KEY}-{PASSWORD}", "choices": []})
+
+
+@pytest.fixture
+def quiet():
+    yield
+    lmc.config(log="")
+
+
+BACKENDS = {
+    "openai": lambda url: lmc.OpenAI("m", base_url=f"{url}/v1", api_key=KEY, default_headers={"Authorization": f"Basic {PASSWORD}"}, patience=TWICE),
+    "anthropic": lambda url: lmc.Anthropic("m", base_url=url, api_key=KEY, default_headers={"Authorization": f"Bearer {PASSWORD}"}, patience=TWICE),
+}
+
+
+@pytest.mark.parametrize("handle", (echoing, half))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_message_log_or_journal_has_a_key(opened, tmp_path, capfd, quiet, backend, handle):
+    pytest.importorskip(backend)
+    server = opened(Server(handle))
+    url = server.url.replace("://", f"://tom:{PASSWORD}@")
+    lmc.config(log="backend,spec")
+    with pytest.raises(lmc.BackendError) as raised:
+        one.run(backend=opened(BACKENDS[backend](url)), journal=tmp_path / "journal").text()
+    said, error = capfd.readouterr(), raised.value
+    texts, seen = [*said, (tmp_path / "journal").read_text("utf-8", "replace")], set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        texts += [str(error), repr(error), json.dumps(error.__dict__, default=str)]
+        error = error.__cause__ or error.__context__
+    for text in texts:
+        assert KEY not in text and PASSWORD not in text, text
+    assert any("[redacted]" in text for text in texts) or handle is half
+
+
+def test_nobody_at_an_address_with_a_password(opened):
+    backend = opened(lmc.OpenAI("m", base_url=f"http://tom:{PASSWORD}@127.0.0.1:9/v1", api_key=KEY, patience=TWICE))
+    with pytest.raises(lmc.BackendError, match=r"http://127.0.0.1:9/v1/chat/completions") as raised:
+        one.run(backend=backend).text()
+    assert PASSWORD not in str(raised.value)
+    for make in (lmc.VLLM, lmc.SGLang):
+        with pytest.raises(lmc.BackendError, match=r"127\.0\.0\.1:9") as raised:
+            make(f"http://tom:{PASSWORD}@127.0.0.1:9")
+        assert PASSWORD not in str(raised.value)
+    for make in (lmc.VLLM, lambda url: lmc.OpenAI("m", base_url=url)):
+        with pytest.raises(lmc.ParameterError, match="is not a URL") as raised:
+            make(f"ftp://tom:{PASSWORD}@host")
+        assert PASSWORD not in str(raised.value)

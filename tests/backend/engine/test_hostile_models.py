@@ -1,0 +1,238 @@
+"""Model files that claim what cannot be: refused before anything is made of it, with the field, the file and the remedy."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+import lmc
+from lmc.errors import BackendError, ModelLoadError
+from tests.fuzzing import bases
+from tests.fuzzing.__main__ import search
+
+pytest.importorskip("torch")
+
+from lmc.backend.engine.models.loader import load
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("LMC_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def a_gguf(arch="llama"):
+    """A file of the family that loads."""
+    for seed in range(1000):
+        found = bases.gguf(random.Random(seed))
+        if found.metadata["general.architecture"] == arch and found.metadata["tokenizer.ggml.model"] == "gpt2" and "rope_freqs.weight" in found.tensors:
+            return found
+    raise AssertionError
+
+
+def a_folder(kind="qwen2"):
+    for seed in range(1000):
+        found = bases.folder(random.Random(seed))
+        if found.files["config.json"]["model_type"] == kind and found.files["config.json"]["rope_parameters"]["rope_type"] == "yarn":
+            return found
+    raise AssertionError
+
+
+def test_the_files_load_as_they_are(tmp_path):
+    for name, model in (("a", a_gguf()), ("b", a_folder())):
+        (tmp_path / name).mkdir()
+        with lmc.Engine(str(model.write(tmp_path / name)), max_tokens=64, device="cpu") as engine:
+            state = lmc.function(says).run(backend=engine)
+            assert state.get_meta_info("x")["completion_tokens"] > 0
+
+
+def says(s):
+    s += "ab" + lmc.gen("x", max_tokens=3, temperature=0, ignore_eos=True)
+
+
+NUMBERS = {
+    "block_count": (2**31, r"llama\.block_count is 2147483648; expected is a whole number from 1 to 10000"),
+    "block_count ": (2, None),
+    "block_count  ": (9999, r"llama\.block_count is 9999, and the file has tensors of 2 layers"),
+    "block_count   ": (1, r"llama\.block_count is 1, and the file has tensors of 2 layers"),
+    "context_length": (2**32 - 1, r"llama\.context_length is 4294967295; expected is a whole number from 1 to 16777216"),
+    "attention.head_count": (0, r"llama\.attention\.head_count is 0; expected is a whole number"),
+    "attention.head_count ": ([4, 4], r"llama\.attention\.head_count is \[4, 4\]; expected is a whole number"),
+    "attention.head_count  ": (8, r"tensor 'blk\.0\.attn_q\.weight' is \[32, 32\], and the metadata say \[64, 32\]"),
+    "attention.head_count_kv": (0, r"llama\.attention\.head_count_kv is 0"),
+    "attention.head_count_kv ": (3, r"model\.gguf: .*'blk\.0\.attn_k\.weight'|4 heads are not a multiple of 3"),
+    "attention.key_length": (7, r"model config: head_dim is 7, expected an even number"),
+    "attention.layer_norm_rms_epsilon": (math.nan, r"rms_epsilon is nan; expected is a number from 0 to 1"),
+    "attention.layer_norm_rms_epsilon ": ("x", r"rms_epsilon is 'x'; expected is a number from 0 to 1"),
+    "rope.freq_base": (0.0, r"llama\.rope\.freq_base is 0\.0; expected is a number from 2"),
+    "rope.freq_base ": (math.inf, r"llama\.rope\.freq_base is inf"),
+    "rope.scaling.factor": (0.0, r"llama\.rope\.scaling\.factor is 0\.0"),
+    "attention.sliding_window": (-5, r"llama\.attention\.sliding_window is -5"),
+    "embedding_length": (2**40, r"llama\.embedding_length is 1099511627776"),
+    "embedding_length ": (64, r"the metadata say \[97, 64\]"),
+    "feed_forward_length": (2.5, r"llama\.feed_forward_length is 2\.5; expected is a whole number"),
+}
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_a_number_of_a_gguf_that_cannot_be_names_the_field(tmp_path, key):
+    value, why = NUMBERS[key]
+    model = a_gguf()
+    model.metadata |= {f"llama.{key.strip()}": value, **({"llama.rope.scaling.type": "linear"} if "scaling" in key else {})}
+    path = str(model.write(tmp_path))
+    if why is None:
+        load(path)
+        return
+    with pytest.raises(ModelLoadError, match=rf"model\.gguf: .*(?:{why}).*(?:download it again|are both of one model)"):
+        load(path)
+
+
+@pytest.mark.parametrize("alignment", (0, -1, 2**63, "x", 0.5))
+def test_an_alignment_that_is_none(tmp_path, alignment):
+    model = a_gguf()
+    model.metadata["general.alignment"] = alignment
+    with pytest.raises(ModelLoadError, match=r"general\.alignment is .*; expected is a whole number from 1"):
+        load(str(model.write(tmp_path)))
+
+
+@pytest.mark.parametrize("key", ("eos_token_id", "bos_token_id"))
+@pytest.mark.parametrize("value", (97, 2**31, -1, "x"))
+def test_ids_outside_the_vocabulary(tmp_path, key, value):
+    model = a_gguf()
+    model.metadata[f"tokenizer.ggml.{key}"] = value
+    with pytest.raises(ModelLoadError, match=rf"tokenizer\.ggml\.{key} is .*; expected is a whole number from 0 to 96"):
+        load(str(model.write(tmp_path)))
+
+
+SHAPES = {
+    "bias": ("qwen2", "blk.0.attn_q.bias", (16,), r"\[16\], and the metadata say \[32\]"),
+    "rope": ("llama", "rope_freqs.weight", (5,), r"\[5\], and the metadata say \[4\]"),
+    "queries": ("llama", "blk.1.attn_q.weight", (30, 32), r"\[30, 32\], and the metadata say \[32, 32\]"),
+    "norm": ("qwen3", "blk.0.attn_k_norm.weight", (4,), r"\[4\], and the metadata say \[8\]"),
+    "embedding": ("llama", "token_embd.weight", (97,), r"\[97\], and the metadata say|has no rows"),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_shapes_that_are_not_the_metadatas_name_the_tensor(tmp_path, kind):
+    arch, name, shape, why = SHAPES[kind]
+    model = a_gguf(arch)
+    model.tensors[name] = bases.Tensor(shape, 0, bases.floats(shape, random.Random(0)))
+    with pytest.raises(ModelLoadError, match=rf"model\.gguf: the tensor '{name}' is {why}"):
+        load(str(model.write(tmp_path)))
+
+
+def test_factors_of_positions_that_are_no_numbers(tmp_path):
+    model = a_gguf()
+    model.tensors["rope_freqs.weight"].data = b"\0\0\xc0\x7f" * 4
+    with pytest.raises(ModelLoadError, match=r"rope_freqs\.weight is nan"):
+        load(str(model.write(tmp_path)))
+
+
+@pytest.mark.parametrize("words", ("gpt2", "llama"))
+@pytest.mark.parametrize(("key", "value"), (("tokens", 5), ("tokens", [1, 2]), ("tokens", ["a" * 100_000] * 3), ("token_type", [1]), ("scores", "x"), ("merges", [""])))
+def test_a_vocabulary_that_is_none(tmp_path, words, key, value):
+    model = next(m for seed in range(99) if (m := bases.gguf(random.Random(seed))).metadata["tokenizer.ggml.model"] == words)
+    if f"tokenizer.ggml.{key}" not in model.metadata:
+        pytest.skip("not of this kind")
+    model.metadata[f"tokenizer.ggml.{key}"] = value
+    with pytest.raises(ModelLoadError, match=r"model\.gguf: "):
+        load(str(model.write(tmp_path)))
+
+
+CONFIGS = {
+    "num_hidden_layers": (2**31, r"num_hidden_layers is 2147483648; expected is a whole number from 1 to 10000"),
+    "num_hidden_layers ": (9000, r"num_hidden_layers is 9000, and the weights have 26 tensors"),
+    "max_position_embeddings": (2**32 - 1, r"max_position_embeddings is 4294967295"),
+    "num_attention_heads": (0, r"num_attention_heads is 0"),
+    "num_attention_heads ": ("4", r"num_attention_heads is '4'; expected is a whole number"),
+    "num_key_value_heads": (True, r"num_key_value_heads is True"),
+    "rms_norm_eps": (math.nan, r"rms_norm_eps is nan"),
+    "eos_token_id": (97, r"eos_token_id is 97; expected is ids in the model's vocabulary of 97"),
+    "eos_token_id ": (["x"], r"eos_token_id is \['x'\]"),
+    "bos_token_id": ([1], r"bos_token_id is \[1\]"),
+    "rope_parameters": ({"rope_theta": 0.0}, r"rope_parameters: rope_theta is 0\.0; expected is a number from 2"),
+    "rope_parameters ": ({"rope_type": "yarn", "factor": 0}, r"rope_parameters: factor is 0;"),
+    "rope_parameters  ": ([1], r"rope_parameters is \[1\]; expected is an object"),
+    "rope_parameters   ": ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, r"rope_parameters: low_freq_factor is 4\.0; expected is less than"),
+    "vocab_size": (-1, r"vocab_size is -1"),
+}
+
+
+@pytest.mark.parametrize("key", CONFIGS)
+def test_a_value_of_a_config_that_cannot_be_names_the_field(tmp_path, key):
+    value, why = CONFIGS[key]
+    model = a_folder()
+    del model.files["generation_config.json"]
+    model.files["config.json"][key.strip()] = value
+    with pytest.raises(ModelLoadError, match=rf"config\.json: {why}"):
+        load(str(model.write(tmp_path)))
+
+
+FILES = {
+    "config.json": (b"[" * 100_000, r"config\.json: not valid JSON"),
+    "chat_template.jinja": (b"\xff\xfe", r"chat_template\.jinja: cannot be read"),
+    "tokenizer_config.json": (b'{"chat_template": 5}', r"chat_template is 5; expected is a text"),
+    "model.safetensors.index.json": (b'{"weight_map": {"x": "../../x.safetensors"}}', r"is no file of this directory"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_none(tmp_path, name):
+    model = a_folder()
+    model.texts[name], why = FILES[name]
+    with pytest.raises(ModelLoadError, match=why):
+        load(str(model.write(tmp_path)))
+
+
+def test_a_vocabulary_that_is_larger_than_the_model(tmp_path):
+    model = a_folder()
+    model.files["tokenizer.json"]["model"]["vocab"]["zz"] = 500
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: the token 'zz' has the id 500, and the model has 97 tokens"):
+        load(str(model.write(tmp_path)))
+
+
+def test_a_special_token_beyond_the_model_is_none(tmp_path):
+    """Fine-tunes add such a padding token; nobody asks for it."""
+    model = a_folder()
+    model.files["tokenizer.json"]["added_tokens"].append(
+        {"id": 97, "content": "[PAD]", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    )
+    tokens = load(str(model.write(tmp_path))).tokenizer
+    with pytest.raises(lmc.ProgramError, match=r"no special token '\[PAD\]'"):
+        tokens.id_of("[PAD]")
+    assert max(tokens.encode(["ab [PAD] cd"])) < 97
+
+
+@pytest.mark.parametrize("kind", ("bert", "roberta", "t5"))
+def test_encoders_are_refused(tmp_path, kind):
+    pytest.importorskip("transformers")
+    model = a_folder()
+    model.files["config.json"] |= {"model_type": kind, "architectures": ["BertForMaskedLM"]}
+    del model.files["config.json"]["rope_parameters"]
+    with pytest.raises(ModelLoadError, match=r"config\.json: .*(encoder here|encoder-decoder).* lmc runs decoder-only models"):
+        load(str(model.write(tmp_path)))
+
+
+@pytest.mark.parametrize("ask", (lambda: lmc.gen("x", max_tokens=3, temperature=0), lambda: lmc.gen("x", max_tokens=3), lambda: lmc.gen("x", regex="[ab]+", max_tokens=3), lambda: lmc.select("x", ["a", "b"])))
+def test_weights_that_give_no_numbers_stop_a_request_with_an_error(tmp_path, ask):
+    model = a_gguf()
+    model.tensors["output_norm.weight"].data = b"\0\0\xc0\x7f" * bases.WIDTH
+    with lmc.Engine(str(model.write(tmp_path)), max_tokens=64, device="cpu") as engine:
+
+        @lmc.function
+        def program(s):
+            s += "ab" + ask()
+
+        with pytest.raises(BackendError, match="the model gave no numbers"):
+            program.run(backend=engine).text()
+
+
+def test_files_that_are_wrong_in_one_place_load_or_are_refused():
+    """The short form of `python -m tests.fuzzing`, which `make nightly` runs over 2,000 files."""
+    found = search(0, 48)
+    assert not found.failures
+    assert sum(found.outcomes.values()) == 48 and found.outcomes["refused"] > 20 and found.outcomes["answers"] > 5

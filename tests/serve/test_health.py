@@ -1,0 +1,226 @@
+"""/health tells the truth: while the model is loaded, after a failed or stuck pass, when the engine has ended, at the end; and drain ends with 503s."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+import lmc
+from lmc.backend.base import Health
+from lmc.serve import supervisor
+from lmc.serve.main import listen, serve
+from tests.serve.serving import HELLO, ByHand, events, running, settings, talk, until
+
+pytestmark = pytest.mark.api
+ROOT = Path(__file__).parent.parent.parent
+CHAT = "/v1/chat/completions"
+BODY, STREAM = json.dumps(HELLO).encode(), json.dumps({**HELLO, "stream": True}).encode()
+
+
+class Told(lmc.Mock):
+    """A mock that says of itself what it is told to."""
+
+    told = Health()
+
+    def health(self):
+        return self.told
+
+
+@pytest.mark.parametrize("state", ("failed", "stuck", "ended", "closed"))
+def test_a_backend_that_does_not_answer_is_a_503_and_the_process_lives(state):
+    mock = Told()
+
+    async def work(client):
+        for path in ("/health", "/health/ready", "/health/live"):
+            assert (await client.get(path)).json() == {"status": "ok", "version": lmc.__version__}
+        mock.told = Health(state, "a reason")
+        for path in ("/health", "/health/ready"):
+            answer = await client.get(path)
+            assert (answer.status_code, answer.json()["status"], answer.json()["reason"]) == (503, state, "a reason")
+        assert (await client.get("/health/live")).status_code == 200
+        mock.told = Health()
+        assert (await client.get("/health")).status_code == 200
+
+    talk(work, mock, api_keys=frozenset({"k"}))
+
+
+def test_a_backend_that_does_not_say_how_it_is_is_stuck(monkeypatch):
+    from lmc.serve import health
+
+    monkeypatch.setattr(health, "_PATIENCE", 0.05)
+    release = threading.Event()
+
+    class Silent(lmc.Mock):
+        def health(self):
+            release.wait(60)
+            return Health()
+
+    async def work(client):
+        answer = await client.get("/health")
+        release.set()
+        assert (answer.status_code, answer.json()["status"]) == (503, "stuck")
+
+    talk(work, Silent())
+
+
+def test_a_closed_backend_is_not_ready():
+    mock = lmc.Mock()
+    mock.close()
+    assert talk(lambda client: client.get("/health"), mock).json()["status"] == "closed"
+
+
+class Serving:
+    """`serve` on a thread, whose backend opens when it is told to."""
+
+    def __init__(self, backend, **how):
+        self.go, self.outcome, self.ready = threading.Event(), [], []
+        self.where = listen("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.where.getsockname()[1]}"
+
+        def open_backend():
+            assert self.go.wait(60)
+            if isinstance(backend, Exception):
+                raise backend
+            return backend
+
+        def run():
+            try:
+                self.outcome.append(serve(open_backend, settings(), (), self.where, drain=1, ready=self.ready.append, **how))
+            except Exception as error:
+                self.outcome.append(error)
+
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
+
+    def get(self, path):
+        for _ in range(2000):
+            try:
+                return httpx.get(self.url + path, timeout=20)
+            except httpx.ConnectError:
+                time.sleep(0.005)
+        raise AssertionError("nobody listens")
+
+
+def test_while_the_model_is_loaded_everything_is_a_503():
+    backend = Told()
+    serving = Serving(backend, until_broken=True)
+    assert (serving.get("/health/live").status_code, serving.get("/health/live").json()["status"]) == (200, "starting")
+    for path in ("/health", "/health/ready"):
+        assert (serving.get(path).status_code, serving.get(path).json()["status"]) == (503, "starting")
+    answer = httpx.post(serving.url + CHAT, json=HELLO, timeout=20)
+    assert (answer.status_code, answer.json()["error"]["type"], answer.headers["retry-after"]) == (503, "overloaded_error", "1")
+    assert serving.ready == []
+    serving.go.set()
+    while not serving.ready:
+        time.sleep(0.005)
+        assert serving.thread.is_alive()
+    assert serving.get("/health").status_code == 200 and httpx.post(serving.url + CHAT, json=HELLO, timeout=20).status_code == 200
+    backend.told = Health("ended", "the device is gone")  # and a server that may be restarted ends
+    serving.thread.join(60)
+    assert serving.outcome == [backend.told]
+
+
+def test_a_model_that_does_not_load_ends_the_server_with_its_error():
+    error = lmc.ModelLoadError("no such model")
+    serving = Serving(error)
+    serving.go.set()
+    serving.thread.join(60)
+    assert serving.outcome == [error]
+
+
+def test_drain_ends_what_is_not_answered_with_503s():
+    """Whole answers and streams; what is answered in time is answered."""
+
+    async def work():
+        mock = lmc.Mock(latency=60)
+        async with running(mock) as app:
+            whole, stream = ByHand(app, CHAT, BODY), ByHand(app, CHAT, STREAM)
+            await until(lambda: len(mock.call_log) == 2 and stream.sent)
+            app.state.entrance.close(0.05)
+            late = ByHand(app, "/health", None)
+            late.scope["method"] = "GET"
+            await asyncio.gather(whole.task, stream.task, late.task)
+            error = json.loads(whole.text)["error"]
+            assert (whole.status, error["type"], set(error)) == (503, "overloaded_error", {"message", "type", "param", "code"})
+            assert "shutting down" in error["message"]
+            assert stream.status == 200 and events(stream.text)[-1]["error"]["type"] == "overloaded_error"
+            assert (late.status, json.loads(late.text)["status"]) == (503, "draining")
+            assert not mock._pending, "what was asked is cancelled"
+
+    asyncio.run(work())
+
+
+# -- restarting ----------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import os, signal
+import lmc
+from lmc.backend.base import Health
+from lmc.backend.mock import Mock
+
+@lmc.function
+def who(s):
+    return os.getpid()
+
+@lmc.function
+def dies(s):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@lmc.function
+def breaks(s):
+    Mock.health = lambda self: Health("ended", "CUDA error")
+"""
+
+
+def test_a_worker_that_is_killed_or_broken_is_replaced(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    targets = [f"{tmp_path}/program.py:{name}" for name in ("who", "dies", "breaks")]
+    command = [sys.executable, "-m", "lmc", "serve", "--backend", "mock", "--port", "0", "--restart", *targets]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert process.stderr is not None
+    said = list[str]()
+
+    def url() -> str:
+        while " at http" not in (line := process.stderr.readline()):
+            assert line, said
+            said.append(line)
+        return line.split(" at ")[1].strip()
+
+    try:
+        first = url()
+        pids = [httpx.post(f"{first}/programs/who", json={}, timeout=20).json()["return_value"]]
+        for harm, reason in (("dies", "signal SIGKILL"), ("breaks", "a broken engine")):
+            try:
+                httpx.post(f"{first}/programs/{harm}", json={}, timeout=20)
+            except httpx.HTTPError:
+                assert harm == "dies"
+            assert url() == first, "the socket stays"
+            assert f"ended with {reason}; starting another" in "".join(said)
+            pids.append(httpx.post(f"{first}/programs/who", json={}, timeout=20).json()["return_value"])
+        assert len({*pids, process.pid}) == 4
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stderr.close()
+
+
+def test_a_worker_that_ends_at_once_is_not_replaced_for_ever(capfd):
+    with listen("127.0.0.1", 0) as where:
+        said = list[str]()
+        before = signal.getsignal(signal.SIGTERM)
+        status = supervisor.supervise(["-c", f"raise SystemExit({supervisor.BROKEN})"], where, said.append, clock=lambda: 0.0)
+        assert status == 1 and "giving up" in said[-1] and len(said) == 5
+        assert supervisor.supervise(["-c", "raise SystemExit(2)"], where, said.append) == 2 and len(said) == 5
+        assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,201 @@
+"""What clients send: OpenAI's Responses and Anthropic's Messages by their official clients, fields that change nothing, fields that nobody knows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import lmc
+from tests.serve.serving import HELLO, events, on_a_port, post, talk
+from tests.serve.test_tools import CALLED, WEATHER, backend
+
+pytestmark = pytest.mark.api
+RESPONSES, MESSAGES, CHAT = "/v1/responses", "/v1/messages", "/v1/chat/completions"
+FLAT = {"type": "function", **WEATHER["function"], "strict": False}
+THEIRS = {"name": "weather", "description": "…", "input_schema": WEATHER["function"]["parameters"]}
+
+
+@pytest.fixture
+def openai():
+    module = pytest.importorskip("openai")
+
+    def make(mock):
+        server = on_a_port(mock)
+        return server, lambda url: module.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0)
+
+    return make
+
+
+# -- Responses -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_response_is_the_chat_completion(openai):
+    server, client = openai(lmc.Mock(lambda prompt, ask: "Good day."))
+    with server as url, client(url) as asked:
+        for given in ("Hello", [{"role": "user", "content": "Hello"}], [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}]):
+            found = asked.responses.create(model="mock", input=given, instructions="Be kind.", reasoning={"effort": "low"}, text={"verbosity": "low"}, metadata={"a": "b"}, user="u", store=False)
+            assert (found.output_text, found.status, found.object, found.metadata) == ("Good day.", "completed", "response", {"a": "b"})
+            assert found.usage.output_tokens == 9 and found.usage.total_tokens == found.usage.input_tokens + 9
+        cut = asked.responses.create(model="mock", input="Hello", max_output_tokens=4)
+        assert (cut.output_text, cut.status, cut.incomplete_details.reason) == ("Good", "incomplete", "max_output_tokens")
+
+
+def test_what_a_response_is_asked_with_reaches_the_model():
+    mock = lmc.Mock()
+    post(RESPONSES, {"input": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [{"type": "output_text", "text": "Yes"}]}, {"role": "user", "content": "So?"}], "instructions": "Kind."}, mock)
+    chat = lmc.Mock()
+    post(CHAT, {"messages": [{"role": "system", "content": "Kind."}, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "So?"}]}, chat)
+    assert [call.prompt for call in mock.call_log] == [call.prompt for call in chat.call_log]
+
+
+def test_a_response_in_pieces(openai):
+    server, client = openai(lmc.Mock(lambda prompt, ask: "Good day.", latency=0.01))
+    with server as url, client(url) as asked:
+        found = list(asked.responses.create(model="mock", input="Hello", stream=True))
+        kinds = [e.type for e in found]
+        assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+        assert kinds[-4:] == ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed"]
+        assert "".join(e.delta for e in found if e.type == "response.output_text.delta") == "Good day." == found[-1].response.output_text
+        assert [e.sequence_number for e in found] == list(range(len(found)))
+        with asked.responses.stream(model="mock", input="Hello") as stream:
+            assert stream.get_final_response().output_text == "Good day."
+
+
+@pytest.mark.parametrize("stream", (False, True))
+def test_tools_of_a_response(openai, stream):
+    server, client = openai(backend([CALLED, "Cold."]))
+    with server as url, client(url) as asked:
+        made = asked.responses.create(model="mock", input="Weather?", tools=[FLAT], stream=stream)
+        found = list(made)[-1].response if stream else made
+        text, call = found.output
+        assert text.content[0].text.rstrip() == "Let me see." and (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", {"city": "Oslo"})
+        given = [{"role": "user", "content": "Weather?"}, *[item.model_dump() for item in found.output], {"type": "function_call_output", "call_id": call.call_id, "output": "-5"}]
+        assert asked.responses.create(model="mock", input=given, tools=[FLAT]).output_text == "Cold."
+
+
+def test_a_response_with_a_schema(openai):
+    server, client = openai(lmc.Mock())
+    with server as url, client(url) as asked:
+        schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+        found = asked.responses.create(model="mock", input="x", text={"format": {"type": "json_schema", "name": "n", "schema": schema}})
+        assert json.loads(found.output_text)["a"] in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    (("previous_response_id", "resp_1"), ("background", True), ("tools", [{"type": "web_search"}]), ("input", [{"type": "item_reference", "id": "x"}]), ("input", [{"role": "user", "content": [{"type": "input_image"}]}]), ("odd", 1)),
+)
+def test_what_a_response_cannot_have_is_refused(field, value):
+    answer = post(RESPONSES, {"input": "x", field: value})
+    assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+# -- Messages ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def anthropic():
+    module = pytest.importorskip("anthropic")
+
+    def make(mock, **limits):
+        return on_a_port(mock, **limits), lambda url: module.Anthropic(base_url=url, api_key="k", max_retries=0)
+
+    return make
+
+
+def test_a_message_is_the_chat_completion(anthropic):
+    server, client = anthropic(lmc.Mock(lambda prompt, ask: "Good day."), api_keys=("k",))
+    with server as url, client(url) as asked:
+        for content in ("Hello", [{"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}]):
+            found = asked.messages.create(model="mock", max_tokens=64, system="Be kind.", messages=[{"role": "user", "content": content}], metadata={"user_id": "u"}, extra_body={"temperature": 0})
+            assert (found.content[0].text, found.stop_reason, found.role, found.usage.output_tokens) == ("Good day.", "end_turn", "assistant", 9)
+        ask = lambda **how: asked.messages.create(model="mock", messages=[{"role": "user", "content": "Hello"}], **{"max_tokens": 64, **how})
+        assert (ask(max_tokens=4).content[0].text, ask(max_tokens=4).stop_reason) == ("Good", "max_tokens")
+        cut = ask(stop_sequences=[" day"])
+        assert (cut.content[0].text, cut.stop_reason, cut.stop_sequence) == ("Good", "stop_sequence", " day")
+
+
+def test_a_message_in_pieces(anthropic):
+    server, client = anthropic(lmc.Mock(lambda prompt, ask: "Good day.", latency=0.01))
+    with server as url, client(url) as asked:
+        with asked.messages.stream(model="mock", max_tokens=64, messages=[{"role": "user", "content": "Hello"}]) as stream:
+            assert "".join(stream.text_stream) == "Good day."
+            final = stream.get_final_message()
+        assert (final.stop_reason, final.usage.output_tokens, final.content[0].text) == ("end_turn", 9, "Good day.")
+
+
+@pytest.mark.parametrize("stream", (False, True))
+def test_tools_of_a_message(anthropic, stream):
+    server, client = anthropic(backend([CALLED, "Cold."]))
+    with server as url, client(url) as asked:
+        how = {"model": "mock", "max_tokens": 200, "tools": [THEIRS]}
+        given = [{"role": "user", "content": "Weather?"}]
+        if stream:
+            with asked.messages.stream(messages=given, **how) as made:
+                found = made.get_final_message()
+        else:
+            found = asked.messages.create(messages=given, **how)
+        text, use = found.content
+        assert (text.text.rstrip(), use.name, use.input, found.stop_reason) == ("Let me see.", "weather", {"city": "Oslo"}, "tool_use")
+        given += [{"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in found.content]}, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "-5"}]}]
+        assert asked.messages.create(messages=given, **how).content[0].text == "Cold."
+
+
+def test_errors_of_messages_are_anthropics(anthropic):
+    module = pytest.importorskip("anthropic")
+    server, client = anthropic(lmc.Mock(), api_keys=("other",))
+    with server as url, client(url) as asked, pytest.raises(module.AuthenticationError) as refused:
+        asked.messages.create(model="mock", max_tokens=4, messages=[{"role": "user", "content": "x"}])
+    assert refused.value.body["type"] == "error" and refused.value.body["error"]["type"] == "authentication_error"
+    for field, value in (("thinking", {"type": "enabled", "budget_tokens": 9}), ("tools", [{"type": "web_search_20250305", "name": "w"}]), ("odd", 1), ("model", "gpt-9"), ("temperature", 2)):
+        answer = post(MESSAGES, {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}], field: value})
+        assert answer.status_code in (400, 404) and answer.json()["type"] == "error" and answer.json()["error"]["message"]
+
+
+def test_a_fault_in_the_middle_of_a_message_is_an_error_event():
+    mock = lmc.Mock(fault=lambda *_: lmc.BackendError("out of luck"))
+    answer = post(MESSAGES, {"model": "mock", "max_tokens": 4, "stream": True, "messages": [{"role": "user", "content": "x"}]}, mock)
+    said = answer.json() if answer.status_code != 200 else events(answer.text)[-1]
+    assert (said["type"], said["error"]["message"]) == ("error", "out of luck")
+
+
+# -- what changes nothing, and what nobody knows -----------------------------------------------------------------------------
+
+
+def test_fields_that_change_nothing_are_taken():
+    plain = post(CHAT, {**HELLO, "seed": 1}).json()["choices"]
+    assert post(CHAT, {**HELLO, "seed": 1, "reasoning_effort": "low", "verbosity": "high", "user": "u", "metadata": {"a": "b"}, "store": True}).json()["choices"] == plain
+
+
+@pytest.mark.parametrize("path", (CHAT, "/v1/completions", RESPONSES, MESSAGES))
+def test_unknown_fields_are_refused_unless_the_server_is_lenient(path):
+    bodies = {CHAT: HELLO, "/v1/completions": {"prompt": "x"}, RESPONSES: {"input": "x"}, MESSAGES: {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}}
+    body = {**bodies[path], "odd": {"a": 1}, "odder": 2}
+    assert post(path, body).status_code == 400
+    assert post(path, body, lenient=True).status_code == 200
+
+
+def test_a_lenient_server_leaves_out_fields_of_parts_and_nothing_else():
+    mock = lmc.Mock()
+    message = {"role": "user", "content": [{"type": "text", "text": "Hello", "odd": 1}], "odd": [1]}
+    assert post(CHAT, {"messages": [message]}, mock, lenient=True).status_code == 200
+    other = lmc.Mock()
+    post(CHAT, HELLO, other)
+    assert [c.prompt for c in mock.call_log] == [c.prompt for c in other.call_log]
+    assert post(CHAT, {"messages": [message], "temperature": "hot"}, lenient=True).status_code == 400, "what is known must be right"
+
+
+def test_embeddings_are_a_clear_501():
+    answer = post("/v1/embeddings", {"model": "mock", "input": "x"})
+    assert answer.status_code == 501 and "embedding" in answer.json()["error"]["message"]
+
+
+def test_other_forms_are_counted_and_described():
+    async def work(client):
+        paths = (await client.get("/openapi.json")).json()["paths"]
+        assert {RESPONSES, MESSAGES} <= paths.keys()
+        await client.post(RESPONSES, json={"input": "x"})
+        assert "lmc_completion_tokens_total 0.0" not in (await client.get("/metrics")).text
+
+    talk(work)

@@ -1,0 +1,198 @@
+"""Programs that compute for ever: they end with the request, as far as Python's code can be ended; what cannot is said and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+
+import pytest
+
+import lmc
+from lmc.serve import spinning
+from tests.serve.serving import ByHand, running, until
+
+pytestmark = pytest.mark.api
+
+BEGUN = threading.Event()
+RELEASE = threading.Event()
+SPINS: list[int] = []
+NUMBERS = itertools.count()
+
+
+@lmc.function
+def spins(s):
+    s += "x" + lmc.gen("a", max_tokens=2)
+    BEGUN.set()
+    while True:
+        SPINS[:] = [next(NUMBERS)]
+
+
+def forever():
+    BEGUN.set()
+    while True:
+        sum(range(100))
+
+
+@lmc.function
+def calls(s):
+    """In a function that is called, behind an answer."""
+    s += "x" + lmc.gen("a", max_tokens=2)
+    return str(forever()) + s["a"]
+
+
+@lmc.function
+async def spins_on_the_loop(s):
+    s += "x" + lmc.gen("a", max_tokens=2)
+    BEGUN.set()
+    while True:
+        SPINS[:] = [next(NUMBERS)]
+
+
+@lmc.function
+def stubborn(s):
+    """Catches what it can, for a while."""
+    BEGUN.set()
+    caught = 0
+    while caught < 3:
+        try:
+            while True:
+                SPINS[:] = [next(NUMBERS)]
+        except BaseException:
+            caught += 1
+    while True:
+        SPINS[:] = [next(NUMBERS)]
+
+
+@lmc.function
+def blocks(s):
+    """One call into C, which nothing can end."""
+    BEGUN.set()
+    RELEASE.wait()
+
+
+@lmc.function
+def fine(s, name: str):
+    s += name + lmc.gen("a", max_tokens=2)
+    return s["a"]
+
+
+PROGRAMS = [spins, calls, spins_on_the_loop, stubborn, blocks, fine]
+
+
+def metric(app, name):
+    return float(next(line.split()[1] for line in app.state.metrics.text().decode().splitlines() if line.startswith(name + " ")))
+
+
+def stands_still():
+    """Whether no program counts any more."""
+    before = SPINS[:]
+    time.sleep(0.02)
+    return before == SPINS
+
+
+def still(run):
+    return list(spinning.threads_of(run))
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The runs that requests began."""
+    found: list[spinning.Running] = []
+
+    class Seen(spinning.Running):
+        def __init__(self, program):
+            super().__init__(program)
+            found.append(self)
+
+    monkeypatch.setattr("lmc.serve.programs.Running", Seen)
+    BEGUN.clear()
+    RELEASE.clear()
+    yield found
+    RELEASE.set()
+
+
+@pytest.mark.parametrize("how", ("", "/stream", "/batch"))
+@pytest.mark.parametrize("name", ("spins", "calls", "spins_on_the_loop", "stubborn"))
+def test_a_program_that_spins_ends_when_its_client_leaves(runs, name, how):
+    async def work():
+        async with running(lmc.Mock(), PROGRAMS) as app:
+            for turn in range(2):
+                BEGUN.clear()
+                call = ByHand(app, f"/programs/{name}{how}", json.dumps({"items": [{}]} if how == "/batch" else {}).encode())
+                await until(BEGUN.is_set, 90)
+                call.leave()
+                await call.task
+                await until(lambda: not still(runs[-1]), 90)
+                await until(stands_still, 90)
+                if name == "calls":  # others may notice by themselves that they are cancelled
+                    await until(lambda t=turn: metric(app, "lmc_program_runs_ended_total") == t + 1, 90)
+            await until(lambda: metric(app, "lmc_program_runs_unended") == 0, 90)
+            other = ByHand(app, "/programs/fine", b'{"name": "x"}')
+            await other.task
+            assert other.status == 200, "and others are answered"
+
+    asyncio.run(work())
+
+
+def test_a_program_that_spins_ends_at_the_time_out_and_others_go_on(runs):
+    async def work():
+        async with running(lmc.Mock(), PROGRAMS, timeout=2) as app:
+            call = ByHand(app, "/programs/calls", b"{}")
+            await until(lambda: BEGUN.is_set() or call.task.done(), 90)
+            beside = ByHand(app, "/programs/fine", b'{"name": "x"}')
+            await asyncio.gather(call.task, beside.task)
+            assert call.status == 504 and beside.status in (200, 504)
+            await until(lambda: not still(runs[0]), 90)
+
+    asyncio.run(work())
+
+
+def test_what_cannot_be_ended_is_said_and_counted(runs, monkeypatch, caplog):
+    monkeypatch.setattr(spinning, "_TRIES", 3)
+    monkeypatch.setattr(spinning, "_SELDOM", 0.01)
+
+    async def work():
+        async with running(lmc.Mock(), PROGRAMS) as app:
+            call = ByHand(app, "/programs/blocks", b"{}")
+            await until(BEGUN.is_set, 90)
+            call.leave()
+            await call.task
+            await until(lambda: metric(app, "lmc_program_runs_unended") == 1, 90)
+            assert "the program blocks goes on at" in caplog.text and "cannot be ended" in caplog.text
+            RELEASE.set()
+            await until(lambda: metric(app, "lmc_program_runs_unended") == 0, 90)
+
+    asyncio.run(work())
+
+
+def test_a_program_that_waits_for_the_model_is_cancelled_and_not_ended(runs):
+    async def work():
+        mock = lmc.Mock(latency=60)
+        async with running(mock, PROGRAMS) as app:
+            call = ByHand(app, "/programs/fine", b'{"name": "x"}')
+            await until(lambda: mock._pending, 90)
+            call.leave()
+            await call.task
+            await until(lambda: not mock._pending and not still(runs[0]), 90)
+            await asyncio.sleep(4 * spinning._EVERY)
+            assert metric(app, "lmc_program_runs_ended_total") == 0
+
+    asyncio.run(work())
+
+
+def test_drain_ends_a_program_that_spins_with_a_503(runs):
+    async def work():
+        async with running(lmc.Mock(), PROGRAMS) as app:
+            call = ByHand(app, "/programs/spins", b"{}")
+            await until(BEGUN.is_set, 90)
+            app.state.entrance.close(0.01)
+            await call.task
+            assert (call.status, json.loads(call.text)["error"]["type"]) == (503, "overloaded_error")
+            await until(lambda: not still(runs[0]), 90)
+
+    asyncio.run(work())
+
+

@@ -1,0 +1,138 @@
+"""A child of fork() says at once what it cannot use and what to do; journals are the parent's alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import lmc
+from lmc.durable.journal import Journal
+from lmc.prompt import Gen, SamplingParams, Text
+from tests.backend.engine_fakes import backend
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+FORKED = r"process \d+, and this is a fork of it: start what you use in the process that uses it .*multiprocessing\.get_context\(\"spawn\"\)"
+
+
+def in_child(work: Callable[[], object]) -> str:
+    """What `work` returns in a child, or the error that it raises there."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(60)  # a hang ends
+            try:
+                said = str(work())
+            except BaseException as error:
+                said = f"{type(error).__name__}: {error}"
+            os.write(writing, said.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    return said
+
+
+@lmc.function
+def one(s):
+    s += "x" + lmc.gen("a", max_tokens=3, temperature=0)
+
+
+def gen(n: int = 3) -> Gen:
+    return Gen(SamplingParams(max_new_tokens=n, temperature=0))
+
+
+def test_an_engine_of_the_parent_is_none_of_the_childs():
+    engine, _ = backend()
+    expected = one.run(backend=engine).text()
+    for use in (lambda: one.run(backend=engine).text(), lambda: lmc.compile(one)(backend=engine).text(), lambda: engine.submit(None, [Text(("x",)), gen()]), lambda: engine.flush_cache()):
+        assert re.search("BackendError: .*the engine was started by the " + FORKED, in_child(use)), use
+    assert in_child(lambda: engine.health().state) == "ended"
+    assert in_child(engine.close) == "None", "and closing it holds nobody up"
+    assert one.run(backend=engine).text() == expected, "the parent's goes on"
+    engine.close()
+
+
+def test_an_answer_on_its_way_is_none_of_the_childs():
+    engine, runner = backend()
+    inside, go_on, fine = threading.Event(), threading.Event(), runner.run
+
+    def run(work):
+        inside.set()
+        assert go_on.wait(60)
+        return fine(work)
+
+    runner.run = run
+    handle = engine.submit(None, [Text(("x",)), gen(), Text(("y",)), gen()])
+    assert inside.wait(60)
+    said = [in_child(lambda r=result: r.output()) for result in handle.results]
+    go_on.set()
+    assert all("this is a fork of it" in s for s in said), said
+    assert [r.output().text for r in handle.results]
+    engine.close()
+
+
+def test_an_engine_that_the_child_makes_is_its_own():
+    def work():
+        engine, _ = backend()
+        with engine:
+            return one.run(backend=engine).text()
+
+    parents, _ = backend()
+    with parents:
+        assert in_child(work) == one.run(backend=parents).text()
+
+
+def test_a_mock_works_in_a_child_and_what_was_asked_before_does_not():
+    mock = lmc.Mock(latency=0.001)
+    expected = one.run(backend=mock).text()
+    assert in_child(lambda: one.run(backend=mock).text()) == expected
+    slow = lmc.Mock(latency=60)
+    state = one.run(backend=slow)
+    assert "this is a fork of it" in in_child(lambda: state["a"])
+    slow.close()
+    mock.close()
+
+
+def test_a_child_does_not_keep_a_journals_lock(tmp_path):
+    """The parent's run is over, the child still lives: another run may have the journal."""
+    path, header = tmp_path / "journal", {"kind": "run", "program": "p", "source": "", "compiled": "", "backend": "b", "sampling": {}, "seed": 1}
+    journal = Journal.open(path, header, lambda: 1)
+    journal.put(0, ["u", 1])
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)  # lives until the parent is done
+        os._exit(0)
+    os.close(reading)
+    try:
+        journal.close()
+        Journal.open(path, header, lambda: 1).close()
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)
+
+
+def test_a_journal_of_the_parent_is_written_by_the_parent_alone(tmp_path):
+    path, header = tmp_path / "journal", {"kind": "run", "program": "p", "source": "", "compiled": "", "backend": "b", "sampling": {}, "seed": 1}
+    journal = Journal.open(path, header, lambda: 1)
+    journal.put(0, ["u", 1])
+
+    def work():
+        journal.put(0, ["u", 2])
+        journal.sync()
+
+    before = Path(path).read_bytes()
+    assert "JournalError" in (said := in_child(work)) and "it is written by the process" in said and "this is a fork of it" in said
+    assert Path(path).read_bytes().startswith(before)
+    journal.close()
+    assert Journal.open(path, header, lambda: 1).contents.records == {0: [["u", 1]]}

@@ -1,0 +1,89 @@
+"""Items of commands: JSONL and CSV, from files and standard input, with what the program does not take kept aside."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.items import read_items
+from lmc.userfiles import UsageError
+
+
+@lmc.function
+def program(s: Any, text: str, times: int = 1, tags: list[str] | None = None) -> None:
+    s += text
+
+
+@lmc.function
+def takes_any(s: Any, text: str, **more: Any) -> None:
+    s += text
+
+
+def file(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_bytes(text.encode())
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", 'text,times,source\nhello,3,forum\n\n"two, with\nlines",,\n'),
+        ("a.TSV", 'text\ttimes\tsource\nhello\t3\tforum\n\n"two, with\nlines"\t\t\n'),
+        ("bom.csv", '\ufefftext,times,source\r\nhello,3,forum\r\n\r\n"two, with\nlines",,\r\n'),
+    ],
+)
+def test_cells_are_text_or_json_as_the_parameter_is_declared(tmp_path, name, text):
+    items = read_items(program, file(tmp_path, name, text))
+    assert items.arguments == ({"text": "hello", "times": 3}, {"text": "two, with\nlines"})
+    assert items.extra == ({"source": "forum"}, {"source": ""})
+    assert [place.rpartition(":")[2] for place in items.places] == ["2", "4"] and items.extra_names == ["source"]
+
+
+def test_a_program_of_any_arguments_takes_every_column(tmp_path):
+    items = read_items(takes_any, file(tmp_path, "a.csv", "text,source\nhello,forum\n"))
+    assert items.arguments == ({"text": "hello", "source": "forum"},) and items.extra == ({},)
+
+
+@pytest.mark.parametrize("text", ['{"text": "a", "id": 7}\n{"text": "b", "id": 8}\n', "text,id\na,7\nb,8\n"])
+def test_standard_input_is_jsonl_or_csv(monkeypatch, text):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    items = read_items(program, Path("-"))
+    assert [a["text"] for a in items.arguments] == ["a", "b"] and [str(e["id"]) for e in items.extra] == ["7", "8"]
+    assert items.places[0].startswith("<stdin>:")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.csv", "text,times\nhello,many\n", r"a.csv:2: times=many: program declares 'times: int = 1', so the value is JSON"),
+        ("a.csv", "text,times\nhello,3,4\n", r"a.csv:2: 3 cells, and the header has 2; quote a cell that has a comma in it"),
+        ("a.tsv", "text\ttimes\nhello\n", r"a.tsv:2: 1 cells, and the header has 2; .* tab"),
+        ("a.csv", "text,text\nhello,3\n", r"a.csv:1: the header has the column 'text' twice"),
+        ("a.csv", "times\n3\n", r"a.csv:2: program needs the argument 'text'"),
+        ("a.csv", 'text\n"open\n', r"a.csv:2: not CSV: "),
+        ("a.csv", "text\n", r"a.csv has no items: "),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', r"a.jsonl:2: not JSON: "),
+        ("a.jsonl", "[1]\n", r"a.jsonl:1: a JSON object .* is expected, not list"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(tmp_path, name, text, says):
+    with pytest.raises(UsageError, match=says):
+        read_items(program, file(tmp_path, name, text))
+
+
+def test_no_text_and_no_file_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"text\n\xff\n")
+    for path, says in ((tmp_path / "a.csv", "is not UTF-8 text"), (tmp_path / "b.csv", "no such input file"), (tmp_path, "is a directory")):
+        with pytest.raises(UsageError, match=says):
+            read_items(program, path)
+
+
+def test_a_cell_may_be_a_book(tmp_path):
+    book = "word " * 50_000
+    assert read_items(program, file(tmp_path, "a.csv", f'text\n"{book}"\n')).arguments == ({"text": book},)

@@ -1,0 +1,71 @@
+"""Backends by name: each form makes its backend; what is none says what there is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc import named
+from lmc.errors import ParameterError
+
+
+@pytest.fixture
+def made(monkeypatch) -> list[tuple[Any, ...]]:
+    """What is made of the names, instead of clients and models."""
+    found: list[tuple[Any, ...]] = []
+
+    def maker(name: str) -> Any:
+        return lambda *args, **options: found.append((name, *args, options) if options else (name, *args))
+
+    names = ("OpenAI", "Anthropic", "LiteLLM", "VLLM", "SGLang", "Mock", "_engine")
+    monkeypatch.setattr(named, "lmc", SimpleNamespace(**{name: maker(name) for name in names}))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mock", ("Mock",)),
+        ("smollm2", ("_engine", "smollm2")),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", ("_engine", "HuggingFaceTB/SmolLM2-135M-Instruct")),
+        ("openai:gpt-x", ("OpenAI", "gpt-x")),
+        ("openai:org/model@http://127.0.0.1:8000/v1", ("OpenAI", "org/model", {"base_url": "http://127.0.0.1:8000/v1"})),
+        ("openai:ft:gpt@team", ("OpenAI", "ft:gpt@team")),
+        ("anthropic:claude-x", ("Anthropic", "claude-x")),
+        ("litellm:azure/x", ("LiteLLM", "azure/x")),
+        ("vllm:http://127.0.0.1:8000", ("VLLM", "http://127.0.0.1:8000")),
+        ("sglang:http://a:1,http://b:2", ("SGLang", ["http://a:1", "http://b:2"])),
+    ],
+)
+def test_each_form_makes_its_backend(made, name, expected):
+    named.open_backend(name)
+    assert made == [expected]
+    assert named.is_model(name) == (expected[0] == "_engine")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("mok", "did you mean mock?"),
+        ("opneai:gpt-x", "did you mean openai:…?"),
+        ("openai:", "names no model"),
+        ("vllm:", "names no URL"),
+        ("missing.gguf", "there is no such file or folder"),
+    ],
+)
+def test_what_names_no_backend_says_what_there_is(made, name, says):
+    with pytest.raises(ParameterError, match=r"openai:MODEL\[@URL\]") as caught:
+        named.open_backend(name)
+    assert says in str(caught.value) and made == []
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ParameterError, match=r"has no config\.json"):
+        named.open_backend(str(tmp_path))
+
+
+def test_the_real_ones_are_there():
+    assert isinstance(named.open_backend("mock"), lmc.Mock)

@@ -1,0 +1,150 @@
+"""What errors show: the user's frames alone, the item of a batch, and that answers are text."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from typing import Any
+
+import pytest
+
+import lmc
+
+HERE = lmc.__file__.removesuffix("__init__.py")
+
+
+@lmc.function
+def fails(s: Any, x: int) -> None:
+    s += "Q" + lmc.gen("n", max_tokens=4)
+    if x == 2:
+        fail(s["n"])
+
+
+def fail(answer: str) -> None:
+    raise ValueError(f"not {answer}")
+
+
+@lmc.function
+def misspells(s: Any) -> str:
+    s += "Q" + lmc.gen("n", max_tokens=4) + lmc.gen(max_tokens=2)
+    return s["m"]
+
+
+@lmc.function
+def wrong_ask(s: Any) -> None:
+    s += "Q" + lmc.gen("n", max_tokens=-4)
+
+
+@lmc.function
+async def fails_later(s: Any, x: int) -> None:
+    s += "Q" + lmc.gen("n", max_tokens=4)
+    fail(s["n"])
+
+
+MOCK = lmc.Mock()
+ITEMS = [{"x": i} for i in range(4)]
+CALLS = {
+    "run": (lambda: fails.run(x=2, backend=MOCK), ["fails", "fail"]),
+    "compiled": (lambda: lmc.compile(fails, backend=MOCK)(x=2), ["fails", "fail"]),
+    "run_batch": (lambda: fails.run_batch(ITEMS, backend=MOCK), ["fails", "fail"]),
+    "generator_style": (lambda: list(fails.run_batch(ITEMS, backend=MOCK, generator_style=True)), ["fails", "fail"]),
+    "batch": (lambda: lmc.compile(fails, backend=MOCK).batch(ITEMS), ["fails", "fail"]),
+    "acall": (lambda: asyncio.run(lmc.compile(fails, backend=MOCK).acall(x=2)), ["fails", "fail"]),
+    "arun": (lambda: asyncio.run(fails_later.arun(x=2, backend=MOCK)), ["fails_later", "fail"]),
+    "stream": (lambda: fails.run(x=2, backend=MOCK, stream=True).ret_value, ["fails", "fail"]),
+    "misspelt": (lambda: misspells.run(backend=MOCK), ["misspells"]),
+    "read outside": (lambda: fails.run(x=1, backend=MOCK)["m"], []),
+    "wrong ask": (lambda: wrong_ask.run(backend=MOCK), ["wrong_ask"]),
+    "wrong argument": (lambda: fails.run(y=1, backend=MOCK), []),
+    "wrong option": (lambda: lmc.compile(fails, backend="mok"), []),
+}
+
+
+def frames(call: Any) -> tuple[BaseException, list[traceback.FrameSummary]]:
+    """What a call raises, and the frames of its traceback below this one."""
+    with pytest.raises(Exception) as caught:
+        call()
+    return caught.value, [f for f in traceback.extract_tb(caught.value.__traceback__)[1:] if f.name != "<lambda>"]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_frames_are_the_users(name):
+    call, expected = CALLS[name]
+    error, found = frames(call)
+    assert [f.name for f in found if f.filename == __file__] == expected
+    assert HERE not in "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("name", ["run", "batch", "misspelt"])
+def test_lmc_debug_shows_all_of_them(name):
+    lmc.config(debug=1)
+    try:
+        _, found = frames(CALLS[name][0])
+        assert any(f.filename.startswith(HERE) for f in found)
+    finally:
+        lmc.config(debug=0)
+
+
+def test_a_fault_of_lmc_keeps_its_frames(monkeypatch):
+    monkeypatch.setattr("lmc.frontend.interpreter.LiveEmitter", None)
+    error, found = frames(lambda: fails.run(x=1, backend=MOCK))
+    assert isinstance(error, TypeError) and any(f.filename.startswith(HERE) for f in found)
+
+
+@pytest.mark.parametrize("name", ["run_batch", "generator_style", "batch"])
+def test_an_error_of_a_batch_says_which_item_it_is_of(name):
+    error, _ = frames(CALLS[name][0])
+    assert error.__notes__ == ["(item 2 of the batch: x=2)"]
+
+
+def test_unnamed_answers_are_not_listed():
+    assert str(frames(CALLS["misspelt"][0])[0]).endswith("no variable 'm'; there are: 'n'")
+    state = lmc.function(lambda s: s.__iadd__("Q" + lmc.gen(max_tokens=2))).run(backend=MOCK)
+    assert repr(state).endswith("variables: none>")
+    assert str(frames(lambda: state["m"])[0]).endswith("there are: none that has a name")
+
+
+@lmc.function
+def adds(s: Any) -> Any:
+    s += "Q" + lmc.gen("n", regex="[1-9]")
+    return s["n"] + 1
+
+
+@lmc.function
+def compares(s: Any) -> Any:
+    s += "Q" + lmc.gen("n", max_tokens=3) + lmc.gen("k", max_tokens=3)
+    return max(
+        1,
+        2) < s["n"]
+
+
+@lmc.function
+def other_mistake(s: Any) -> Any:
+    s += "Q" + lmc.gen("n", max_tokens=3)
+    return [s["n"]] and len(3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_arithmetic_on_an_answer_explains_itself(compiled):
+    def raised(program: Any) -> list[str]:
+        mock = lmc.Mock(answers={"n": "7", "k": "8"})
+        call = lmc.compile(program, backend=mock) if compiled else lambda: program.run(backend=mock)
+        with pytest.raises(TypeError) as caught:
+            call()
+        return getattr(caught.value, "__notes__", [])
+
+    assert raised(adds) == ["(s['n'] is text, as all that a model says, here '7'; write int(s['n']))"]
+    assert raised(compares) == ["(s['n'] is text, as all that a model says, here '7'; write int(s['n']))"]
+    assert raised(other_mistake) == []
+
+
+def test_backends_go_by_name():
+    one = fails.run(x=1, backend="mock").text()
+    assert one == lmc.compile(fails, backend="mock")(x=1).text() == fails.run(x=1, backend=lmc.Mock()).text()
+    assert lmc.config.named_backend("mock") is lmc.config.named_backend("mock")
+    before = lmc.config.default_backend() if lmc.config.has_default_backend() else None
+    try:
+        lmc.set_default_backend("mock")
+        assert fails.run(x=1).text() == one
+    finally:
+        lmc.set_default_backend(before)
