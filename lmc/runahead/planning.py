@@ -55,11 +55,12 @@ class Planner:
             self._annotations.clear()
 
     def known(self, backend: Backend, greedy: bool) -> Annotations | None:
-        """What `annotations` has made already, or makes now where the first run needs it: on a backend of this process, or for what the user
-        asked of the plan. None: there is no plan yet, and one may be made while a run waits for answers."""
-        if backend.capabilities.local or self.aggressive or self.outputs is not None:
+        """What `annotations` has made already, or makes now where the first run needs it: on a backend of this process, on an API of which one
+        request answers several, or for what the user asked of the plan. None: one may be made while a run waits for answers."""
+        able = backend.capabilities
+        if able.local or able.lookahead or self.aggressive or self.outputs is not None:
             return self.annotations(backend, greedy)
-        return self._annotations.get((backend.capabilities.name, id(backend.chat_template), greedy))
+        return self._annotations.get((able.name, id(backend.chat_template), greedy))
 
     def prepare(self, backend: Backend, greedy: bool) -> None:
         """Make `annotations`, unless another thread does."""

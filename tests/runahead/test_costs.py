@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import lmc
-from lmc.backend.mock import Mock
+from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.runahead.flights import Flights
 from lmc.runahead.profile import FIRST_COST, SHARE, SHORTEST, Profile
 from lmc.waiting import Signal, idle
@@ -67,10 +68,14 @@ def test_the_first_run_on_a_slow_backend_is_not_held_up_by_a_plan(monkeypatch: p
 
 @pytest.mark.parametrize("options", [{"outputs": ["a"]}, {"aggressive": True}])
 def test_what_the_user_asks_of_a_plan_holds_for_the_first_run(options: dict[str, Any]) -> None:
-    program, slow = lmc.compile(two, **options), Mock(latency=1e-3)
-    assert program.planner.known(slow, False) is not None
+    slow: Any = Mock(latency=1e-3)
+    assert lmc.compile(two, **options).planner.known(slow, False) is not None
     assert lmc.compile(two).planner.known(slow, False) is None
-    assert lmc.compile(two).planner.known(Mock(), False) is not None
+
+
+def test_a_backend_that_a_plan_saves_requests_or_memory_has_it_from_the_first_run_on() -> None:
+    backends: list[Any] = [Mock(), Mock(latency=1e-3, capabilities=replace(CAPABILITIES, lookahead=True))]
+    assert [lmc.compile(two).planner.known(backend, False) is None for backend in backends] == [False, False]
 
 
 def test_whoever_has_its_answer_goes_before_whoever_has_waited_long_enough() -> None:
