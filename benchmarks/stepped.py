@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 from lmc.backend.engine.engine import EngineCore
 from lmc.backend.local import LocalBackend
-from lmc.runahead import flights
-from lmc.runahead.flights import Flights, Worker
+from lmc.frontend import flights
+from lmc.frontend.flights import Flights, Worker
 from lmc.waiting import Signal, waiting_by
 
 

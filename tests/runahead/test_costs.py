@@ -10,7 +10,7 @@ import pytest
 
 import lmc
 from lmc.backend.mock import CAPABILITIES, Mock
-from lmc.runahead.flights import Flights
+from lmc.frontend.flights import Flights
 from lmc.runahead.profile import FIRST_COST, SHARE, SHORTEST, Profile
 from lmc.waiting import Signal, idle
 
