@@ -16,7 +16,7 @@ from lmc.frontend import aio
 from lmc.frontend.batches import IN_FLIGHT
 from lmc.frontend.live import LiveEmitter
 from lmc.frontend.primitives import caller_loc
-from lmc.runahead.flights import Flights
+from lmc.frontend.flights import Flights
 
 if TYPE_CHECKING:
     from lmc.frontend.state import State
