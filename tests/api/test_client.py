@@ -1,4 +1,4 @@
-"""The client's room: how many requests are on their way at once, and whose turn is next."""
+"""The client's room: how many requests are on their way at once, and whose turn is next; faults without secrets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from lmc.backend.api.client import Room
+from lmc.backend.api.client import Fault, Malformed, Room
 
 pytestmark = pytest.mark.api
 
@@ -49,3 +49,14 @@ def test_a_turn_that_comes_with_a_cancellation_goes_to_the_next():
         assert room._free == 1 and waits[0].cancelled()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", [Fault, Malformed])
+def test_a_fault_without_secrets_is_otherwise_the_same(kind):
+    fault = kind("no sk-0123456789", status=503, retry_after=2.0, param="p", code="c-sk-0123456789")
+    fault.elsewhere = True
+    fault.__cause__ = ValueError("sk-0123456789")
+    found = fault.redacted(["sk-0123456789"])
+    assert type(found) is kind and str(found) == found.message == "no [redacted]" and found.code == "c-[redacted]"
+    assert (found.status, found.retry_after, found.param, found.elsewhere) == (503, 2.0, "p", True)
+    assert found.__cause__ is None and found.__context__ is None and "sk-" not in repr(found)

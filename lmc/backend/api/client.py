@@ -11,6 +11,7 @@ A `Wire` sends one request once and says what came back; a `Client` decides what
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import re
 import threading
@@ -100,10 +101,9 @@ class Fault(Exception):
 
     def redacted(self, secrets: Iterable[str]) -> Fault:
         """The same without secrets, and without the errors that it came from, whose messages may have them."""
-        found = type(self)(
-            redacted(self.message, secrets), status=self.status, retry_after=self.retry_after, param=self.param, code=self.code and redacted(self.code, secrets)
-        )
-        found.elsewhere = self.elsewhere
+        found = copy.copy(self)  # all that is known of it, but for where it came from
+        found.message, found.code = redacted(self.message, secrets), self.code and redacted(self.code, secrets)
+        found.args = (found.message,)
         return found
 
 
