@@ -127,6 +127,7 @@ def test_a_prefix_is_computed_before_its_forks_are_asked_if_it_is_long(sglang, w
 
     backend, stand_in, server = sglang(TextModel(), router=True)
     fast = lmc.compile(program)
+    fast.planner.prepare(backend, True)  # a first run does not wait for its plan
     fast(q="?", backend=backend, temperature=0)
     shared, *asked = stand_in.texts[1:] if first else ("A long", *stand_in.texts[1:])
     assert len(asked) == 4 and all(text.startswith(shared) and text != shared for text in asked)
