@@ -105,14 +105,13 @@ def test_a_longer_beginning_is_waited_for_anew(caching):
     @lmc.function
     def nested(s):
         s += lmc.system(LONG)
-        outer = s.fork(2)
-        for i, f in enumerate(outer):
+        inner = []
+        for i, f in enumerate(s.fork(2)):
             f += lmc.user(f"{i} " + "More that some share. " * 300)
-            inner = f.fork(3)
-            for k, g in enumerate(inner):
+            for k, g in enumerate(f.fork(3)):
                 g += lmc.user(f"{k}") + lmc.assistant(lmc.gen("a", max_tokens=4))
-            f["all"] = [g["a"] for g in inner]
-        return [f["all"] for f in outer]
+                inner.append(g)
+        return [g["a"] for g in inner]  # none is read before all are asked, whatever is asked ahead
 
     backend, server, _ = caching(TextModel())
     state = lmc.compile(nested)(backend=backend, temperature=0)
