@@ -23,7 +23,7 @@ MODULES = {
     "openai": ("openai",),
     "anthropic": ("anthropic",),
     "litellm": ("litellm",),
-    "remote": ("httpx",),
+    "remote": ("httpx", "orjson", "uvloop"),
     "serve": ("starlette", "uvicorn", "h11", "pydantic", "prometheus_client"),
     "dspy": ("dspy",),
 }

@@ -17,7 +17,7 @@ from lmc.errors import MissingPackageError
 
 ROOT = Path(lmc.__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "xgrammar", "triton", "openai", "anthropic", "litellm", "httpx", "httpx2", "starlette", "dspy")
+HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "xgrammar", "triton", "openai", "anthropic", "litellm", "httpx", "httpx2", "orjson", "uvloop", "starlette", "dspy")
 
 
 class Installed:
@@ -178,7 +178,9 @@ except lmc.MissingPackageError as error:
 
 def test_the_core_says_what_each_client_needs():
     out = in_the_core("""
-for make in (lambda: lmc.OpenAI("m", api_key="k"), lambda: lmc.Anthropic("m", api_key="k"), lambda: lmc.SGLang("http://127.0.0.1:9"), lambda: lmc.dspy):
+from lmc.backend.api.wire import ProxiedWire
+
+for make in (lambda: lmc.OpenAI("m", api_key="k"), lambda: lmc.Anthropic("m", api_key="k"), lambda: ProxiedWire("http://h", {}, timeout=1, connections=1), lambda: lmc.dspy):
     try:
         make()
     except lmc.MissingPackageError as error:
@@ -186,3 +188,14 @@ for make in (lambda: lmc.OpenAI("m", api_key="k"), lambda: lmc.Anthropic("m", ap
 """)
     needs = re.findall(r"needs (\w+), which is not installed: pip install .*\[(\w+)\]", out)
     assert needs == [("openai", "openai"), ("anthropic", "anthropic"), ("httpx", "remote"), ("dspy", "dspy")]
+
+
+@pytest.mark.parametrize("client", ["SGLang", "VLLM"])
+def test_the_core_reaches_servers_without_a_package(client):
+    out = in_the_core(f"""
+try:
+    lmc.{client}("http://127.0.0.1:9")
+except lmc.BackendError as error:
+    print(error)
+""")
+    assert out.startswith(f"no {client.replace('V', 'v')} server at http://127.0.0.1:9: ")

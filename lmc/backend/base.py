@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
+from operator import add, attrgetter
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -42,13 +43,15 @@ class Usage:
     ahead_wasted_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Usage(*map(add, _counts(self), _counts(other)))
 
     @property
     def plausible(self) -> bool:
         """Whether one request can have cost that."""
         return 0 <= self.cached_tokens <= self.prompt_tokens <= _MOST_TOKENS and 0 <= self.completion_tokens <= _MOST_TOKENS
 
+
+_counts = attrgetter(*[f.name for f in fields(Usage)])  # looked up once: sums are made for each answer
 
 _MOST_TOKENS = 1 << 31  # of one request: beyond every context there is
 

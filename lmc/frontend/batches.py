@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from lmc.config import settings
 from lmc.errors import ParameterError
 from lmc.frontend import aio
+from lmc.frontend.flights import Flights
 from lmc.frontend.live import LiveEmitter, Run
 from lmc.frontend.primitives import caller_loc
-from lmc.frontend.flights import Flights
 
 if TYPE_CHECKING:
     from lmc.frontend.interpreter import Function

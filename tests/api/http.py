@@ -30,7 +30,7 @@ class Planted:
 
     kind   "status", "reset" (no answer, the connection is gone), "truncate" (half of a body), "garbage" (a body that is no JSON),
            "shape" (JSON without what was asked for), "model" (another model's answer), "delay" (late), "slow" (in small pieces),
-           "half-stream" (a stream that breaks off)
+           "half-stream" (a stream that breaks off), "kill" (the server is gone, with all its connections)
     until  ends a delay before its `seconds` are over
     """
 
@@ -44,7 +44,8 @@ class Planted:
 
 @dataclass
 class Seen:
-    """A request, and what it was told: `reported` is its answer's usage if the answer goes out whole.
+    """A request, and what it was told: `reported` is its answer's usage if the answer goes out whole; of a list that is answered as a
+    stream, that of the `answers` that go out.
 
     It is there before the answer's last bytes are sent, so whoever has the answer can read it here.
     """
@@ -54,6 +55,7 @@ class Seen:
     headers: Mapping[str, str]
     fault: str | None = None
     reported: Body | None = None
+    answers: int = 0
 
 
 class Server:
@@ -64,14 +66,16 @@ class Server:
         handle: Callable[[str, Body], Answer],
         *,
         plant: Callable[[int, str, Body], Planted | None] = lambda n, path, body: None,
-        get: Mapping[str, Body] | None = None,
+        get: Mapping[str, Body | Answer] | None = None,
     ) -> None:
         self.handle, self.plant, self.get = handle, plant, dict(get or {})
         self.seen: list[Seen] = []
+        self.got: list[Seen] = []  # what was asked by GET
         self.open_connections = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._tasks: set[Any] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         self._thread = threading.Thread(target=self._work, name="stand-in", daemon=True)
         self._thread.start()
         assert self._ready.wait(10)
@@ -81,7 +85,10 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        try:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        except RuntimeError:  # it was killed
+            pass
         self._thread.join(10)
 
     def __enter__(self) -> Server:
@@ -97,15 +104,24 @@ class Server:
         self._ready.set()
         self._loop.run_forever()
         server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        self._loop.run_until_complete(self._end())
         self._loop.close()
+
+    async def _end(self) -> None:
+        """Breaks all connections, also those that were accepted just now."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+            for writer in list(self._writers):
+                writer.transport.abort()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open_connections += 1
         task = asyncio.current_task()
         self._tasks.add(task)
+        self._writers.add(writer)
         try:
             while await self._request(reader, writer):
                 pass
@@ -114,6 +130,7 @@ class Server:
         finally:
             self.open_connections -= 1
             self._tasks.discard(task)
+            self._writers.discard(writer)
             writer.close()
 
     async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -123,8 +140,9 @@ class Server:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
         data = await reader.readexactly(int(headers.get("content-length", 0)))
         if method == "GET":
-            found = self.get.get(path)
-            await self._send(writer, Answer(found) if found is not None else Answer({"error": {"message": f"no {path}"}}, 404))
+            self.got.append(Seen(path, {}, headers))
+            found = self.get.get(path, Answer({"error": {"message": f"no {path}"}}, 404))
+            await self._send(writer, found if isinstance(found, Answer) else Answer(found))
             return True
         body: Body = json.loads(data) if data else {}
         number = len(self.seen)
@@ -132,6 +150,10 @@ class Server:
         self.seen.append(seen)
         fault = self.plant(number, path, body)
         seen.fault = fault.kind if fault is not None else None
+        if fault is not None and fault.kind == "kill":
+            self._loop.stop()
+            writer.transport.abort()
+            return False
         if fault is not None and fault.kind in ("status", "reset"):
             if fault.kind == "reset":
                 writer.transport.abort()
@@ -186,7 +208,11 @@ class Server:
                 return False
             if fault is not None and fault.kind == "slow":
                 await asyncio.sleep(fault.seconds)
-            if i == len(events) - 1:
+            ended = None if i == len(answer.events or ()) else _ended((answer.events or ())[i])
+            if ended is not None:
+                seen.answers += 1
+                seen.reported = {k: (seen.reported or {}).get(k, 0) + (ended[k] if type(ended[k]) is int else 0) for k in ("prompt_tokens", "completion_tokens")}
+            elif i == len(events) - 1 and not seen.answers:
                 seen.reported = _reported(answer)
             data = event.encode()
             writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
@@ -194,6 +220,14 @@ class Server:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
+
+
+def _ended(event: Body) -> Body | None:
+    """The usage of a list's member whose answer an event ends."""
+    meta = event.get("meta_info")
+    if meta is not None:
+        return meta if "index" in event and meta["finish_reason"] is not None else None
+    return event.get("usage") if event.get("choices") and event["choices"][0].get("finish_reason") is not None else None
 
 
 def _reported(answer: Answer) -> Body | None:

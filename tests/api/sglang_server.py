@@ -17,12 +17,13 @@ from tests.backend.engine_fakes import EOS, FakeWords
 WORDS = FakeWords()
 _SAMPLING = {
     "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
-    "presence_penalty", "ignore_eos", "n", "regex", "json_schema", "ebnf", "structural_tag", "logit_bias", "sampling_seed",
+    "presence_penalty", "ignore_eos", "n", "regex", "json_schema", "ebnf", "structural_tag", "logit_bias", "sampling_seed", "stream_interval",
 }  # fmt: skip
 _SGLANG_CHAT = {"top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "stop_regex", "regex", "ebnf", "continue_final_message", "add_generation_prompt"}
 _VLLM_CHAT = VLLM | {"return_token_ids"}
 _REQUEST = {
     "text", "input_ids", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs", "stream",
+    "token_ids_logprob",
 }  # fmt: skip
 
 
@@ -63,11 +64,28 @@ def scored(model: TextModel, ids: Sequence[int]) -> list[float]:
     return found
 
 
-class SGLangModel:
-    """The requests of the server. `takes_ids`: a router may not; `texts`: what each prompt was, as text with specials spelled."""
+class PrefixCache:
+    """How many tokens of prompts were read before, by blocks of 16."""
 
-    def __init__(self, model: TextModel, *, takes_ids: bool = True, path: str = "small/qwen-model") -> None:
-        self.model, self.takes_ids = model, takes_ids
+    def __init__(self, on: bool) -> None:
+        self._on, self._read = on, set[tuple[int, ...]]()
+
+    def cached(self, ids: Sequence[int]) -> int:
+        if not self._on:
+            return 0
+        beginnings = [tuple(ids[:n]) for n in range(16, len(ids) + 1, 16)]
+        known = next((i for i, b in enumerate(beginnings) if b not in self._read), len(beginnings))
+        self._read |= {*beginnings}
+        return known * 16
+
+
+class SGLangModel:
+    """The requests of the server. `takes_ids`: a router may not; `lacks`: parameters that it does not know; `texts`: what each prompt
+    was, as text with specials spelled; `scored`: prompt tokens whose log-probabilities it gave."""
+
+    def __init__(self, model: TextModel, *, takes_ids: bool = True, path: str = "small/qwen-model", lacks: frozenset[str] = frozenset(), caches: bool = False) -> None:
+        self._cache = PrefixCache(caches)
+        self.model, self.takes_ids, self.lacks, self.scored = model, takes_ids, lacks, 0
         self._mock = Mock(answers=model.answer)
         self.get: dict[str, Body] = {"/model_info": {"model_path": path, "tokenizer_path": path, "is_generation": True}}
         self.texts: list[str] = []
@@ -78,58 +96,78 @@ class SGLangModel:
             return self._chat.handle(path, body)
         if path != "/generate":
             return Answer({"error": {"message": f"no {path}"}}, 404)
-        if unknown := body.keys() - _REQUEST or (body.get("sampling_params") or {}).keys() - _SAMPLING:
+        given = body.get("text", body.get("input_ids"))
+        batch = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+        bodies = [_member(body, i) for i in range(len(given))] if batch else [body]
+        if unknown := body.keys() - _REQUEST or {name for one in bodies for name in one.get("sampling_params") or {}} - (_SAMPLING - self.lacks):
             return Answer({"error": {"message": f"unknown: {sorted(unknown)}"}}, 400)
         if "input_ids" in body and not self.takes_ids:
             return Answer({"error": {"message": "missing field `text`"}}, 422)
-        given = body.get("text", body.get("input_ids"))
-        batch = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-        items = [item for one in (given if batch else [given]) for item in self._one(prompt_ids(one), body)]
+        prompts = [prompt_ids(one.get("text", one.get("input_ids"))) for one in bodies]
+        if any(one.get("logprob_start_len", -1) >= len(ids) for one, ids in zip(bodies, prompts)):
+            return Answer({"error": {"message": "logprob_start_len is higher than the number of input tokens"}}, 400)
+        items = [item for one, ids in zip(bodies, prompts) for item in self._one(ids, one)]
         if body.get("stream"):
-            return Answer({}, events=self._events(items[0]))
+            return Answer({}, events=self._events(items, bodies))
         return Answer(items if batch or len(items) > 1 else items[0])  # type: ignore[arg-type]
 
     def _one(self, ids: list[int], body: Body) -> list[Body]:
         params = body.get("sampling_params") or {}
         self.texts.append(shown(ids))
+        cached = self._cache.cached(ids)
         if params.get("max_new_tokens") == 0:
             texts: list[tuple[str, Body]] = [("", {"type": "length", "length": 0})]
         else:
             texts = answer(self.model, self._mock, shown(ids), params)
-        return [self._item(ids, text, finish, body) for text, finish in texts]
+        return [self._item(ids, text, finish, body, cached) for text, finish in texts]
 
-    def _item(self, ids: list[int], text: str, finish: Body, body: Body) -> Body:
+    def _item(self, ids: list[int], text: str, finish: Body, body: Body, cached: int) -> Body:
         out = WORDS.encode((text,))
         ended = [EOS] if finish["type"] == "stop" and finish.get("matched") is None else []
         if finish.get("matched") and text:
             ended = WORDS.encode((finish["matched"],))
-        meta: Body = {"id": "sg-1", "finish_reason": finish, "prompt_tokens": len(ids), "completion_tokens": len(out), "cached_tokens": 0}
+        meta: Body = {"id": "sg-1", "finish_reason": finish, "prompt_tokens": len(ids), "completion_tokens": len(out), "cached_tokens": cached}
         if body.get("return_logprob"):
             every = scored(self.model, [*ids, *out])
             start = body.get("logprob_start_len", -1)
+            self.scored += len(ids) - start if start >= 0 else 0
+            if body.get("token_ids_logprob"):
+                before = shown(ids)
+                meta["output_token_ids_logprobs"] = [[[self.model.logprob(before, shown([t])), t, shown([t])] for t in body["token_ids_logprob"]]]
             show = lambda t: shown([t]) if body.get("return_text_in_logprobs") else None
             rows = [[lp, token, show(token)] for lp, token in zip(every, [*ids, *out])]
             meta["input_token_logprobs"] = [[None, *row[1:]] if i == 0 else row for i, row in enumerate(rows[start : len(ids)])] if start >= 0 else []
             meta["output_token_logprobs"] = rows[len(ids) :]
         return {"text": text, "output_ids": [*out, *ended], "meta_info": meta}
 
-    def _events(self, item: Body) -> list[Body]:
-        text: str = item["text"]
-        growing = [{"text": text[:i], "meta_info": {**item["meta_info"], "finish_reason": None}} for i in range(4, len(text), 4)]
-        return [*growing, item]
+    def _events(self, items: list[Body], bodies: list[Body]) -> list[Body]:
+        """Of each answer what it is after its first pieces, and its end; the last of a list ends first."""
+        found: list[Body] = []
+        for index, (item, body) in reversed(list(enumerate(zip(items, bodies)))):
+            text, step = item["text"], (body.get("sampling_params") or {}).get("stream_interval", 4)
+            growing = [{"text": text[:i], "meta_info": {**item["meta_info"], "finish_reason": None}} for i in range(1 if step > 1 else 4, len(text), max(step, 4))]
+            found += [{**event, **({"index": index} if len(items) > 1 else {})} for event in (*growing, item)]
+        return found
+
+
+def _member(body: Body, i: int) -> Body:
+    """One request of a list."""
+    each = {name: value[i] if isinstance(value, list) else value for name, value in body.items() if name != "token_ids_logprob"}
+    return each | ({"token_ids_logprob": body["token_ids_logprob"]} if "token_ids_logprob" in body else {})
 
 
 class VLLMModel:
-    """vLLM's completions: ids in and out, constraints, log-probabilities of prompts."""
+    """vLLM's completions: ids in and out, constraints, log-probabilities of prompts and of chosen tokens (`names_tokens`)."""
 
     _KNOWN = {
         "model", "prompt", "max_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "echo", "frequency_penalty", "presence_penalty",
         "logit_bias", "stream", "stream_options", "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "structured_outputs",
-        "prompt_logprobs", "return_token_ids",
+        "prompt_logprobs", "return_token_ids", "logprob_token_ids", "return_tokens_as_token_ids",
     }  # fmt: skip
 
-    def __init__(self, model: TextModel, *, takes_ids: bool = True) -> None:
-        self.model, self.takes_ids = model, takes_ids
+    def __init__(self, model: TextModel, *, takes_ids: bool = True, names_tokens: bool = True, caches: bool = False) -> None:
+        self._cache = PrefixCache(caches)
+        self.model, self.takes_ids, self.names_tokens, self.scored = model, takes_ids, names_tokens, 0
         self._mock = Mock(answers=model.answer)
         self.get: dict[str, Body] = {"/v1/models": {"object": "list", "data": [{"id": "m", "root": "small/model", "max_model_len": 4096}]}}
         self.texts: list[str] = []
@@ -153,6 +191,7 @@ class VLLMModel:
         structured = body.get("structured_outputs") or {}
         params |= {"regex": structured["regex"]} if "regex" in structured else {"json_schema": json.dumps(structured["json"])} if "json" in structured else {}
         choices: list[Body] = []
+        costs: list[Body] = []
         total = completion = 0
         for one in given if batch else [given]:
             tokens = prompt_ids(one)
@@ -166,24 +205,37 @@ class VLLMModel:
             for text, finish in answer(self.model, self._mock, shown(tokens), params):
                 out = WORDS.encode((text,))
                 completion += len(out)
+                costs.append({"prompt_tokens": len(tokens), "completion_tokens": len(out), "total_tokens": len(tokens) + len(out)})
                 choice: Body = {"index": len(choices), "text": text, "finish_reason": finish["type"], "stop_reason": finish.get("matched"), "logprobs": None}
                 if body.get("return_token_ids"):
                     choice["token_ids"] = [*out, *([EOS] if finish["type"] == "stop" and finish.get("matched") is None else [])]
                 if body.get("logprobs") is not None:
                     values = scored(self.model, [*tokens, *out])[len(tokens) :]
                     choice["logprobs"] = {"tokens": [shown([t]) for t in out], "token_logprobs": values, "top_logprobs": None, "text_offset": []}
+                if body.get("return_tokens_as_token_ids"):
+                    named = [out[0], *(body["logprob_token_ids"] if self.names_tokens else ())]
+                    top = {f"token_id:{t}": self.model.logprob(shown(tokens), shown([t])) for t in named}
+                    choice["logprobs"] = {"tokens": [f"token_id:{out[0]}"], "token_logprobs": [-1.0], "top_logprobs": [top], "text_offset": []}
                 if body.get("prompt_logprobs") is not None:
+                    self.scored += len(tokens)
                     rows: list[Any] = [{str(t): {"logprob": lp, "rank": 1, "decoded_token": shown([t])}} for t, lp in zip(tokens, scored(self.model, tokens))]
                     choice["prompt_logprobs"] = [None, *rows[1:]]
                 choices.append(choice)
-        usage = {"prompt_tokens": total, "completion_tokens": completion, "total_tokens": total + completion}
+        usage: Body = {"prompt_tokens": total, "completion_tokens": completion, "total_tokens": total + completion}
+        if not batch:  # of a list, vLLM says this of one prompt alone
+            usage["prompt_tokens_details"] = {"cached_tokens": self._cache.cached(prompt_ids(given))}
         whole = {"id": "cmpl-1", "object": "text_completion", "model": "m", "choices": choices, "usage": usage}
         if not body.get("stream"):
             return Answer(whole)
-        text = choices[0]["text"]
-        events = [{"id": "c", "model": "m", "choices": [{"index": 0, "text": text[i : i + 4], "finish_reason": None}]} for i in range(0, len(text), 4)]
-        events.append({"id": "c", "model": "m", "choices": [{**choices[0], "text": ""}]})
+        each = (body.get("stream_options") or {}).get("continuous_usage_stats")
+        events = [{"id": "c", "model": "m", "choices": [piece], **({"usage": costs[i]} if each else {})} for i, choice in reversed(list(enumerate(choices))) for piece in _pieces(choice)]
         return Answer({}, events=[*events, {"id": "c", "model": "m", "choices": [], "usage": usage}])
+
+
+def _pieces(choice: Body) -> list[Body]:
+    text, kept = choice["text"], {k: v for k, v in choice.items() if k in ("index", "stop_reason")}
+    pieces = [{**kept, "text": text[i : i + 4], "finish_reason": None} for i in range(0, len(text), 4)]
+    return [*pieces, {**choice, "text": ""}]
 
 
 def serve(stand_in: SGLangModel | VLLMModel, **options: Any) -> Server:

@@ -324,11 +324,14 @@ class ApiBackend(ABC):
 
     # submitting
 
-    def _ticket_of(self, parent: Handle | None) -> _Ticket | None:
+    def _check_open(self) -> None:
         if self._loop.error is not None:
             raise BackendError(f"{self.name}: {self._loop.error.message}")
         if self._loop.closed:
             raise BackendError(f"{self.name} is closed")
+
+    def _ticket_of(self, parent: Handle | None) -> _Ticket | None:
+        self._check_open()
         if parent is None:
             return None
         if not isinstance(parent, ApiHandle) or parent.ticket.loop is not self._loop:
@@ -594,7 +597,10 @@ class _Lazy:
             self._loop.at_close(wire.close)
         if self._prepared is None:
             self._prepared = self._loop.spawn(prepare())
-        await asyncio.shield(self._prepared)
+        if self._prepared.done():
+            self._prepared.result()
+        else:
+            await asyncio.shield(self._prepared)
 
 
 def _begin(backend: weakref.ref[ApiBackend], work: _Work) -> None:

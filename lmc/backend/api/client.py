@@ -11,12 +11,15 @@ A `Wire` sends one request once and says what came back; a `Client` decides what
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from lmc.backend.api.redaction import redacted
@@ -25,23 +28,43 @@ from lmc.config import log
 from lmc.errors import BackendError, LmcError, Loc
 
 Body = dict[str, Any]
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def _no_headers() -> Mapping[str, str]:
+    return NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent: a path under the server's URL, and the JSON body."""
+    """What is sent: a path under the server's URL, and the JSON body.
+
+    keys   of the prompt's beginnings (prefixes.py), for choosing among several servers
+    size   tokens of the prompt, about
+    limit  tokens that the answer may have
+    """
 
     path: str
     body: Body
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=_no_headers)
+    keys: tuple[int, ...] = ()
+    size: int = 0
+    limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came back: the JSON body, and the headers in lower case."""
+    """What came back: the JSON body, and the headers in lower case. `origin` hears what the answer has cost."""
 
     body: Body
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=_no_headers)
+    origin: Origin | None = None
+
+
+class Origin(Protocol):
+    """One of several servers."""
+
+    def used(self, usage: Usage) -> None: ...
 
 
 class Fault(Exception):
@@ -50,6 +73,7 @@ class Fault(Exception):
     status       of the HTTP answer, None if there was none
     retry_after  seconds that the server asks for
     param, code  what the server's error names
+    elsewhere    another server may be asked at once
     """
 
     def __init__(
@@ -62,6 +86,7 @@ class Fault(Exception):
         code: str | None = None,
     ) -> None:
         self.message, self.status, self.retry_after, self.param, self.code = message, status, retry_after, param, code
+        self.elsewhere = False
         super().__init__(message)
 
     @property
@@ -76,9 +101,9 @@ class Fault(Exception):
 
     def redacted(self, secrets: Iterable[str]) -> Fault:
         """The same without secrets, and without the errors that it came from, whose messages may have them."""
-        found = type(self)(
-            redacted(self.message, secrets), status=self.status, retry_after=self.retry_after, param=self.param, code=self.code and redacted(self.code, secrets)
-        )
+        found = copy.copy(self)  # all that is known of it, but for where it came from
+        found.message, found.code = redacted(self.message, secrets), self.code and redacted(self.code, secrets)
+        found.args = (found.message,)
         return found
 
 
@@ -141,7 +166,7 @@ class Ledger:
         with self._lock:
             was = self._spent
             self._spent = Spending(
-                was.usage + (usage or Usage()), was.attempts + attempts, was.retries + retries, was.unreported + unreported,
+                was.usage if usage is None else was.usage + usage, was.attempts + attempts, was.retries + retries, was.unreported + unreported,
                 was.speculated + speculated, was.wasted + wasted,
             )  # fmt: skip
 
@@ -174,10 +199,12 @@ class _Account:
     def __init__(self, ledger: Ledger, tally: Tally) -> None:
         self._ledger, self._tally, self._open = ledger, tally, True
 
-    def reported(self, usage: Usage | None) -> None:
+    def reported(self, usage: Usage | None, origin: Origin | None) -> None:
         if usage is None:
             return self.close()
         self._open = False
+        if origin is not None:
+            origin.used(usage)
         self._tally.usage += usage
         self._ledger.add(usage=usage)
 
@@ -209,12 +236,44 @@ class Patience:
     longest_delay: float = 20.0
 
 
+class Room:
+    """At most so many at once, first come first served (asyncio's semaphore looks through all who wait each time one leaves)."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if not future.cancelled():  # it had its turn already: the next one has it
+                self._leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
+        self._free += 1
+
+
 class Client:
     """Sends requests over a wire, at most `concurrency` at once. Belongs to one event loop."""
 
     def __init__(self, wire: Wire, *, name: str, ledger: Ledger, concurrency: int, patience: Patience) -> None:
         self.wire, self.name, self.ledger, self.patience = wire, name, ledger, patience
-        self._room = asyncio.Semaphore(concurrency)
+        self._room = Room(concurrency)
         self._paused_until = 0.0  # by time.monotonic(): the server wants no request before
         self._random = random.Random()
 
@@ -228,7 +287,7 @@ class Client:
         async def attempt(account: _Account) -> T:
             received = await self.wire.post(request())
             self._note_limits(received.headers)
-            account.reported(self._usage(usage, received.body))
+            account.reported(self._usage(usage, received.body), received.origin)
             return read(received.body)
 
         return await self._patiently(attempt, tally)
@@ -249,7 +308,7 @@ class Client:
                 reported = self._usage(usage, last.body) or reported  # servers that report it more than once repeat the whole
                 into.add(last.body)
             self._note_limits(last.headers)
-            account.reported(reported)
+            account.reported(reported, last.origin)
             return into.result()
 
         return await self._patiently(attempt, tally)
@@ -305,6 +364,8 @@ class Client:
 
     async def _back_off(self, fault: Fault, number: int) -> None:
         patience = self.patience
+        if fault.elsewhere:
+            return
         if fault.retry_after is not None:
             wait = min(fault.retry_after, patience.timeout)
             self._paused_until = max(self._paused_until, time.monotonic() + wait)  # it is the server that is busy: nobody asks

@@ -28,15 +28,15 @@ from lmc.backend.api.bodies import (
     tokens_of,
     usage_of,
 )
-from lmc.backend.api.client import Body, Fault, Malformed, Patience, Request, Tally, Wire
+from lmc.backend.api.client import NOTHING, Body, Fault, Malformed, Patience, Request, Tally, Wire
 from lmc.backend.api.firsts import Firsts
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import Place
-from lmc.backend.api.spread import beginning, key_of
+from lmc.backend.api.prefixes import beginning, key_of
+from lmc.backend.api.scoring import aligned, chosen
 from lmc.backend.api.streams import UNWATCHED, Pieces, Watch
 from lmc.backend.api.tokens import spelled, warn_of_spellings
 from lmc.backend.base import Beyond, Capabilities, Output, Prices
-from lmc.backend.engine.choices import decide
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import ParameterError, UnsupportedOpError
@@ -216,7 +216,9 @@ class Completions(ApiBackend):
                 body["tools"] = [{"type": "function", "function": self._told(tool)} for tool in json.loads(ask.tools)]
             if sent_stops:
                 body["stop"] = list(sent_stops)
-            return Request(self.root + ("/chat/completions" if chat else "/completions"), body, headers)
+            if chat:
+                return Request(self.root + "/chat/completions", body, headers)
+            return self.completion(body, headers)
 
         def read(body: Body) -> Reply:
             self._check_model(body)
@@ -231,6 +233,10 @@ class Completions(ApiBackend):
             reply = await self._sent(request, read, watch, chat, tally, turn.begun)
             turn.begun()
             return reply
+
+    def completion(self, body: Body, headers: Mapping[str, str] = NOTHING) -> Request:
+        """A request whose prompt is no messages."""
+        return Request(self.root + "/completions", body, headers)
 
     def _told(self, tool: Body) -> Body:
         """A tool as the server is told of it. vLLM keeps a call that it must make to the schema of a tool that is strict alone."""
@@ -402,13 +408,7 @@ class Completions(ApiBackend):
 
         first, *rows = await self.client.call(lambda: Request("/completions", body), usage_of, read, tally)
         own = [row[shared(first, row) :] for row in rows[: len(ask.choices)]]
-        alone = [[lp or 0.0 for lp, _, _ in row] for row in rows[len(ask.choices) :]]
-        conditional = [[lp or 0.0 for lp, _, _ in row] or [0.0] for row in own]
-        if unconditional:
-            alone = [(row + [0.0] * len(c))[: len(c)] for row, c in zip(alone, conditional, strict=True)]
-        decision = decide(ask.method, conditional, alone if unconditional else None)
-        meta = {"input_token_logprobs": [[list(token) for token in row] for row in own], **decision.meta, **cost_of(tally)}
-        return Output((ask.choices[decision.index],), (meta,), tally.usage)
+        return chosen(ask, own, aligned(own, rows[len(ask.choices) :]) if unconditional else None, tally)
 
     async def _decided(self, place: Place, ask: Select, tally: Tally) -> Output:
         """By a question of the kind "choice", for servers that answer without generating."""

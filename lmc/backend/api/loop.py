@@ -11,6 +11,11 @@ from typing import Any
 from lmc.errors import BackendError
 from lmc.forking import REMEDY
 
+try:
+    from uvloop import new_event_loop as _new_loop  # pyright: ignore[reportMissingImports]
+except ImportError:
+    from asyncio import new_event_loop as _new_loop
+
 Closer = Callable[[], Awaitable[object]]
 
 
@@ -89,7 +94,7 @@ class Loop:
             thread.join(timeout)
 
     def _start(self) -> None:
-        self._loop = Context().run(asyncio.new_event_loop)  # it keeps the context that it is made in
+        self._loop = Context().run(_new_loop)  # it keeps the context that it is made in
         self._thread = threading.Thread(target=self._work, args=(self._loop,), name=self._name, daemon=True)
         self._thread.start()
 

@@ -1,21 +1,32 @@
-"""What clients of SGLang and vLLM share: what the server says of itself, its tokenizer and template, and prompts as ids or text."""
+"""What clients of SGLang and vLLM share: what servers say of themselves, tokenizer and template, prompts as ids or text, and the fleet."""
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from lmc.backend.api.client import Patience, Wire
+from lmc.backend.api.bodies import usage_of
+from lmc.backend.api.client import Body, Fault, Patience, Request, Tally, Wire
+from lmc.backend.api.completions import Completions
+from lmc.backend.api.fleet import Fleet
+from lmc.backend.api.http1 import HttpWire, authorization
+from lmc.backend.api.lists import Joining, Lists
 from lmc.backend.api.place import Place
-from lmc.backend.api.redaction import without_userinfo
-from lmc.backend.api.spread import ROUTING, Spread, beginning, key_of
+from lmc.backend.api.prefixes import ROUTING, beginning, key_of, keys_of
+from lmc.backend.api.redaction import redacted, secrets_of_headers, without_userinfo
 from lmc.backend.api.tokens import Tokens, known_as, read, spelled
-from lmc.backend.api.wire import HttpWire, http_errors, http_library, parsed
+from lmc.backend.api.wire import ProxiedWire, parsed, proxied
+from lmc.backend.base import Hints, Usage
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.config import log
-from lmc.errors import BackendError, MissingPackageError, ModelLoadError, ParameterError, ProgramError
-from lmc.prompt import Part
+from lmc.errors import BackendError, LmcError, MissingPackageError, ModelLoadError, ParameterError, ProgramError
+from lmc.prompt import Gen, Part, Select
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import Vocabulary
@@ -25,40 +36,83 @@ def urls_of(given: str | Sequence[str]) -> tuple[str, ...]:
     """One URL or several of the same model, without a slash at the end."""
     urls = (given,) if isinstance(given, str) else tuple(given)
     for url in urls:
-        if not url.startswith(("http://", "https://")):
+        if not url.startswith(("http://", "https://")) or not _addresses(url):
             raise ParameterError(f"{without_userinfo(url)!r} is not a URL: http://host:port")
     if not urls:
         raise ParameterError("give the URL of a server")
     return tuple(url.rstrip("/") for url in urls)
 
 
+def _addresses(url: str) -> bool:
+    """Whether a URL has a host, and a port that can be one if it has any."""
+    try:
+        at = urlsplit(url)
+        return at.hostname is not None and at.port != 0
+    except ValueError:
+        return False
+
+
+class NoServer(BackendError):
+    """Nobody answers at a URL, or not as a server of the kind does."""
+
+
+class _Staying(urllib.request.HTTPRedirectHandler):
+    """Follow no redirects: they would be sent the key, wherever they lead."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_Staying)
+
+
 def asked(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str) -> dict[str, Any]:
-    """What the server says of itself at the first of the paths that it has. Raises BackendError when nobody answers."""
-    httpx = http_library()
-    said = "no answer"
+    """What the server says of itself at the first of the paths that it has. Raises NoServer when nobody answers."""
+    said, bare = "no answer", without_userinfo(url)
+    headers = {**headers, **authorization(urlsplit(url))}
     for path in paths:
         try:
-            response = httpx.get(url + path, headers=dict(headers), timeout=10.0)
-        except http_errors() as error:
-            raise BackendError(f"no {what} server at {without_userinfo(url)}: {without_userinfo(str(error))}") from None
-        if response.status_code == 200:
-            return parsed(response.content)
-        said = f"HTTP {response.status_code} for {path}"
-    raise BackendError(f"no {what} server at {without_userinfo(url)}: {said}")
+            with _OPENER.open(urllib.request.Request(bare + path, headers=headers), timeout=10.0) as response:
+                return parsed(response.read())
+        except urllib.error.HTTPError as error:
+            said = f"HTTP {error.code} for {path}"
+        except (OSError, HTTPException, Fault) as error:
+            raise NoServer(f"no {what} server at {bare}: {redacted(str(error), secrets_of_headers(headers))}") from None
+    raise NoServer(f"no {what} server at {bare}: {said}")
 
 
 def headers_of(api_key: str | None) -> dict[str, str]:
-    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable()):  # a line break would end the header
+        raise ParameterError("api_key has characters that no HTTP header may have, such as a line break at its end; give the key alone")
+    return {"authorization": f"Bearer {api_key}"}
 
 
-def wires(urls: Sequence[str], root: str, headers: Mapping[str, str], patience: Patience, concurrency: int) -> Callable[[], Wire]:
-    """What makes the connections: one wire, or one spread over several servers."""
+def one_model(urls: Sequence[str], ask: Callable[[str], dict[str, Any]], name: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
+    """What the servers say of themselves. Raises BackendError when none answers, or when they do not run one model."""
+    said: dict[str, dict[str, Any]] = {}
+    silent: list[NoServer] = []
+    for url in urls:
+        try:
+            said[url] = ask(url)
+        except NoServer as error:
+            silent.append(error)
+    if not said:
+        raise silent[0]
+    if len({name(info) for info in said.values()}) > 1:
+        raise BackendError(f"the servers run different models: {', '.join(f'{name(info)} at {without_userinfo(url)}' for url, info in said.items())}; give URLs of one model")
+    for error in silent:
+        warnings.warn(f"{error}; the other servers get its requests until it answers", stacklevel=4)
+    return next(iter(said.values()))
 
-    def make() -> Wire:
-        each = [HttpWire(url + root, headers, timeout=patience.timeout, connections=concurrency) for url in urls]
-        return each[0] if len(each) == 1 else Spread(each)
 
-    return make
+def is_router(url: str, headers: Mapping[str, str]) -> bool:
+    """Whether a URL is that of a router, which knows its workers, and not of a server."""
+    try:
+        return bool(asked(url, ("/workers", "/list_workers"), headers, "router"))
+    except NoServer:
+        return False
 
 
 @dataclass(frozen=True)
@@ -135,7 +189,102 @@ class Prompts:
         """Routing hints: requests with the same beginning belong together."""
         return dict.fromkeys(ROUTING, key_of(beginning(place)))
 
+    @staticmethod
+    def size(prompt: str | Sequence[int]) -> int:
+        """Tokens, about."""
+        return len(prompt) // 4 if isinstance(prompt, str) else len(prompt)
+
     @property
     def said(self) -> str:
         """For `server_info`."""
         return "token ids" if self.tokens is not None else f"text: {self.why}"
+
+
+class Remote(Completions):
+    """A backend of servers that run one model: which of them gets a request, and what of its prompt that one has read already.
+
+    base   of all paths, under a server's URL
+    path   where requests about a prompt go
+    worth  tokens that a server has not read, from which on a prompt is computed before several requests go on from it
+    """
+
+    base = ""
+    path = "/generate"
+    worth = 256
+
+    def _serve(self, urls: Sequence[str], headers: Mapping[str, str], prompts: Prompts, joining: Joining, patience: Patience, concurrency: int) -> Fleet:
+        """The servers behind this backend; to be called before the backend's own constructor."""
+
+        def wire(url: str) -> Wire:
+            sent = ProxiedWire(url + self.base, headers, timeout=patience.timeout, connections=concurrency) if proxied(url) else HttpWire(url + self.base, headers)
+            return Lists(sent, joining)
+
+        self._prompts, self._fleet = prompts, Fleet(urls, wire)
+        return self._fleet
+
+    def ask(self, url: str) -> str:
+        """The model of a server. Raises BackendError if there is none."""
+        raise NotImplementedError
+
+    def url_of(self, url: str) -> str:
+        """A server's URL as it is kept."""
+        return urls_of(url)[0]
+
+    def add_server(self, url: str) -> None:
+        """Take in another server of the model, while requests run. Raises BackendError if it is none."""
+        self._check_open()
+        url = self.url_of(url)
+        bare = without_userinfo(url)
+        found = self.ask(url)
+        if found != self.model:
+            raise BackendError(f"{self.name}: the server at {bare} runs {found}, not {self.model}")
+        if any(server.url == bare for server in self._fleet.servers):
+            raise ParameterError(f"{self.name} has the server {bare} already")
+        self._fleet.add(url)
+
+    def drop_server(self, url: str) -> None:
+        """Send a server no more requests; what it is answering it may end."""
+        self._check_open()
+        url = without_userinfo(self.url_of(url))
+        servers = self._fleet.servers
+        found = [server for server in servers if server.url == url]
+        if not found:
+            raise ParameterError(f"{self.name} has no server {url}; it has {', '.join(server.url for server in servers)}")
+        if len(servers) == 1:
+            raise ParameterError(f"{self.name}: {url} is its last server; add another one first")
+        found[0].dropped = True
+        self._loop.post(lambda: self._loop.spawn(self._fleet.retire(found[0])))
+
+    def server_info(self) -> dict[str, Any]:
+        return {**super().server_info(), "model": self.model, "prompts": self._prompts.said, "servers": self._fleet.said}
+
+    def by_messages(self, place: Place, ask: Gen | Select) -> bool:
+        """Tools are written into prompts, and calls read from answers, by the server: it does so for messages alone."""
+        return place.has_results or (isinstance(ask, Gen) and bool(ask.tools))
+
+    def headers(self, place: Place) -> Mapping[str, str]:
+        return self._prompts.headers(place)
+
+    def request(self, body: Body, prompt: str | list[int], headers: Mapping[str, str], limit: int = 0) -> Request:
+        """About one prompt, which is in the body."""
+        return Request(self.path, body, headers, keys_of(prompt), self._prompts.size(prompt), limit)
+
+    async def warm(self, place: Place, hints: Hints) -> None:
+        if not place.has_results:  # what the server makes of those is not known here
+            await self.read(self._prompts.write(place, self.name), self.headers(place), self.worth)
+
+    async def read(self, prompt: str | list[int], headers: Mapping[str, str], worth: int) -> None:
+        """Let the server that requests with this prompt will go to compute it, if there is as much left to compute as that is worth."""
+        request = self.reading(prompt, headers)
+        if self._fleet.unread(request) < worth:
+            return
+        try:
+            await self.client.call(lambda: request, self.usage_of_reading, lambda body: None, Tally())
+        except (Fault, LmcError) as error:  # nobody needs it: what is asked next will fail by itself if the server is gone
+            log("prefix", f"{self.name}: a prompt was not computed ahead: {error}")
+
+    def reading(self, prompt: str | list[int], headers: Mapping[str, str]) -> Request:
+        """A request that only computes a prompt."""
+        raise NotImplementedError
+
+    usage_of_reading: Callable[[Body], Usage | None] = staticmethod(usage_of)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.backend import Feed, Reply, Sample
-from lmc.backend.api.bodies import Listed, cost_of, shared
+from lmc.backend.api.bodies import Listed, count_of, shared
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Request, Tally
-from lmc.backend.api.completions import Completions
 from lmc.backend.api.place import Place
-from lmc.backend.api.remote import Prompts, asked, headers_of, urls_of, wires
+from lmc.backend.api.prefixes import ROUTING
+from lmc.backend.api.remote import Prompts, Remote, asked, headers_of, is_router, one_model, urls_of
+from lmc.backend.api.scoring import Row, Scoring, aligned, chosen
 from lmc.backend.api.streams import Watch
-from lmc.backend.base import Beyond, Capabilities, Hints, Output, Prices, Usage
-from lmc.backend.engine.choices import decide
+from lmc.backend.api.tokens import spelled
+from lmc.backend.base import Beyond, Capabilities, Output, Prices, Usage
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import LmcError, UnsupportedOpError
@@ -31,7 +33,7 @@ _PARAMS = (
 _MAX_SEED = 1 << 31
 
 
-class SGLang(Completions):
+class SGLang(Remote):
     """A client of an SGLang server.
 
     url            of the server, or of several with the same model; `http://host:port`
@@ -39,11 +41,13 @@ class SGLang(Completions):
                    With it prompts are token ids: data is never taken for a special token, and answers are never encoded again
     chat_template  in place of the model's own
     verify         accepted for SGLang's programs; True only
+    router         whether a router stands in front, so that only requests that begin alike travel together; None: the URL is asked
 
     What has to do with tools is asked as messages, by OpenAI's API, which the server writes by its template; all else by `/generate`.
     """
 
     root = "/v1"
+    _able: Capabilities | None = None
 
     def __init__(
         self,
@@ -55,31 +59,39 @@ class SGLang(Completions):
         tokenizer: str | Vocabulary | None = None,
         chat_template: ChatTemplate | str | None = None,
         prices: Prices | None = None,
-        concurrency: int = 256,
+        concurrency: int = 1024,
         retries: int = 6,
         timeout: float = 600.0,
         patience: Patience | None = None,
         speculate: bool = True,
+        router: bool | None = None,
     ) -> None:
         if verify not in (None, True):
             raise UnsupportedOpError(f"RuntimeEndpoint(verify={verify!r})", "lmc", "set SSL_CERT_FILE for another certificate authority")
-        urls, headers = urls_of(base_url), headers_of(api_key)
-        info = asked(urls[0], ("/model_info", "/get_model_info"), headers, "SGLang")
-        model = str(info.get("model_path", "model"))
-        self._prompts = Prompts.of(model, info.get("tokenizer_path") or model, tokenizer, chat_template or chat_template_name)
+        urls, self._auth = urls_of(base_url), headers_of(api_key)
+        info = one_model(urls, self._asked_of, _model)
+        model = _model(info)
+        prompts = Prompts.of(model, info.get("tokenizer_path") or model, tokenizer, chat_template or chat_template_name)
         patience = patience or Patience(retries=retries, timeout=timeout)
+        joining = Joined(routed=is_router(urls[0], self._auth) if router is None else router)
+        fleet = self._serve(urls, self._auth, prompts, joining, patience, concurrency)
         super().__init__(
-            f"SGLang({model})", model, wires(urls, "", headers, patience, concurrency), chat=False, template=self._prompts.template,
+            f"SGLang({model})", model, lambda: fleet, chat=False, template=prompts.template,
             server="sglang", served_as="*", concurrency=concurrency, patience=patience, prices=prices, speculate=speculate,
         )  # fmt: skip
 
+    def _asked_of(self, url: str) -> dict[str, Any]:
+        return asked(url, ("/model_info", "/get_model_info"), self._auth, "SGLang")
+
+    def ask(self, url: str) -> str:
+        return _model(self._asked_of(url))
+
     @property
     def capabilities(self) -> Capabilities:
-        kinds = frozenset({"regex", "json_schema", "ebnf", "lark", "structural_tag"})
-        return Capabilities(self.name, kinds, select=True, logprobs=True, n=True, streams=True, tools=True, prices=self._prices)
-
-    def server_info(self) -> dict[str, Any]:
-        return {**super().server_info(), "model": self.model, "prompts": self._prompts.said}
+        if self._able is None:
+            kinds = frozenset({"regex", "json_schema", "ebnf", "lark", "structural_tag"})
+            self._able = Capabilities(self.name, kinds, select=True, logprobs=True, n=True, streams=True, tools=True, prices=self._prices)
+        return self._able
 
     def check(self, ask: Gen | Select) -> None:
         """Everything can be asked; a Lark grammar must be one that can be written as EBNF."""
@@ -91,21 +103,14 @@ class SGLang(Completions):
     def enforces(self, constraint: Constraint) -> bool:
         return True
 
-    def by_messages(self, place: Place, ask: Gen | Select) -> bool:
-        """Tools are written into prompts, and calls read from answers, by the server: it does so for messages alone."""
-        return place.has_results or (isinstance(ask, Gen) and bool(ask.tools))
-
-    def headers(self, place: Place) -> Mapping[str, str]:
-        return self._prompts.headers(place)
-
     async def prepare(self) -> None:
         """Routers in front of servers may refuse ids."""
         tokens = self._prompts.tokens
         if tokens is None:
             return
-        body = {"input_ids": tokens.words.encode(("a",), at_start=True), "sampling_params": {"max_new_tokens": 0}}
+        request = self.reading(tokens.words.encode(("a",), at_start=True), {})
         try:
-            await self.client.call(lambda: Request("/generate", body), _usage, _items, Tally())
+            await self.client.call(lambda: request, _usage, _items, Tally())
         except Fault as fault:
             if fault.status not in (400, 404, 405, 422):
                 return  # not about the ids: the first real request will say
@@ -113,14 +118,12 @@ class SGLang(Completions):
         except LmcError as error:
             log("backend", f"{self.name}: whether it takes ids is not known: {error}")
 
-    async def warm(self, place: Place, hints: Hints) -> None:
-        if place.has_results:
-            return  # what the server makes of it is not known here
-        body = {**self._written(place), "sampling_params": {"max_new_tokens": 0, "temperature": 0}}
-        try:
-            await self.client.call(lambda: Request("/generate", body, self._prompts.headers(place)), _usage, _items, Tally())
-        except (Fault, LmcError) as error:  # nobody needs it: what is asked next will fail by itself if the server is gone
-            log("prefix", f"{self.name}: a prompt was not computed ahead: {error}")
+    def reading(self, prompt: str | list[int], headers: Mapping[str, str]) -> Request:
+        return self.request({**_prompt(prompt), "sampling_params": {"max_new_tokens": 0, "temperature": 0}}, prompt, headers)
+
+    @staticmethod
+    def usage_of_reading(body: Body) -> Usage | None:
+        return _usage(body)
 
     # -- gen
 
@@ -141,13 +144,14 @@ class SGLang(Completions):
 
     async def _generated(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
         stops = self._stops(ask) if beyond is None else beyond.stop
-        body = {**self._written(place), "sampling_params": self._sampled(ask, beyond, stops)}
+        prompt = self._prompts.write(place, self.name)
+        body = {**_prompt(prompt), "sampling_params": self._sampled(ask, beyond, stops)}
         if ask.params.return_logprob or beyond is not None:
             params = ask.params
             body |= {"return_logprob": True, "return_text_in_logprobs": params.return_text_in_logprobs or beyond is not None}
             body |= {"logprob_start_len": -1 if params.logprob_start_len is None else params.logprob_start_len}
             body |= {"top_logprobs_num": params.top_logprobs_num} if params.top_logprobs_num else {}
-        headers = self._prompts.headers(place)
+        request = self.request(body, prompt, self._prompts.headers(place), body["sampling_params"]["max_new_tokens"])
 
         def read(body: Body) -> Reply:
             items = _items(body)
@@ -156,22 +160,14 @@ class SGLang(Completions):
             return Reply(tuple(map(self._item, items)), str(items[0]["meta_info"].get("id", "")), self.model, stops=stops)
 
         if feed is None:
-            return await self.client.call(lambda: Request("/generate", body, headers), _usage, read, tally)
-        streamed = {**body, "stream": True}
+            return await self.client.call(lambda: request, _usage, read, tally)
+        streamed = replace(request, body={**body, "stream": True})
         watch = Watch(feed)
-        return await self.client.stream(lambda: Request("/generate", streamed, headers), _usage, lambda: _Growing(watch, read), tally)
-
-    def _written(self, place: Place) -> Body:
-        prompt = self._prompts.write(place, self.name)
-        return {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
+        return await self.client.stream(lambda: streamed, _usage, lambda: _Growing(watch, read), tally)
 
     def _sampled(self, ask: Gen, beyond: Beyond | None, stops: Sequence[str]) -> Body:
-        params, default = ask.params, SamplingParams()
-        body: Body = {"temperature": params.temperature}
-        for name in _PARAMS:
-            value = getattr(params, name)
-            if value != getattr(default, name) or name in ("max_new_tokens", "top_p"):
-                body[name] = list(value) if isinstance(value, tuple) else value
+        params = ask.params
+        body = dict(_written(params))
         body["max_new_tokens"] += 0 if beyond is None else beyond.tokens
         body.pop("stop", None)
         if stops:
@@ -198,40 +194,181 @@ class SGLang(Completions):
     # -- select
 
     async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
-        """All choices in one request; those log-probabilities count whose tokens are not the prompt's."""
+        """By log-probabilities behind the cached prompt.
+
+        One-token choices   one request about the prompt, which lists them all
+        longer ones         one list of prompts with choices, each scored from the token before its own on: asked from the beginning, a
+                            server would compute it all again (it reads from its cache what need not be scored)
+        """
         if self.by_messages(place, ask):
             return await self.choose_by_answer(place, ask, tally)
-        unconditional = ask.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
-        conditional = await self._rows([place, *[place.literal((c,)) for c in ask.choices]], tally)
-        own = [row[shared(conditional[0], row) :] for row in conditional[1:]]
-        values = [[lp or 0.0 for lp, _, _ in row] for row in own]
-        alone: list[list[float]] | None = None
-        if unconditional:
-            rows = await self._rows([Place().literal((c,)) for c in ask.choices], tally)
-            alone = [([lp or 0.0 for lp, _, _ in row] + [0.0] * len(v))[: len(v)] for row, v in zip(rows, values, strict=True)]
-        decision = decide(ask.method, values, alone)
-        meta = {"input_token_logprobs": [[list(token) for token in row] for row in own], **decision.meta, **cost_of(tally)}
-        return Output((ask.choices[decision.index],), (meta,), tally.usage)
+        tokens = self._prompts.tokens
+        if tokens is None:
+            return await self._chosen_by_text(place, ask, tally)
+        scoring, headers = Scoring.of(tokens, place, ask), self._prompts.headers(place)
+        known, texts = dict[Row, dict[int, float]](), dict[int, str]()
+        wanted = scoring.next_tokens()
+        if len(wanted) == 1 and "token_ids_logprob" not in self._cannot:
+            ((context, ids),) = wanted.items()
+            known |= {context: found} if (found := await self._next(scoring.ids(context), sorted(ids), headers, texts, tally)) else {}
+        if known.keys() != wanted.keys():
+            await self._score(scoring, headers, known, texts, tally)
+        return scoring.output(ask, known, texts, tally)
 
-    async def _rows(self, places: Sequence[Place], tally: Tally) -> list[Listed]:
-        """The tokens of prompts with their log-probabilities."""
-        prompts = [self._prompts.write(p, self.name) for p in places]
-        body: Body = {
-            "text" if isinstance(prompts[0], str) else "input_ids": prompts,
-            "sampling_params": {"max_new_tokens": 0, "temperature": 0},
-            "return_logprob": True,
-            "logprob_start_len": 0,
-            "return_text_in_logprobs": True,
-        }
+    async def _next(self, prompt: list[int], wanted: list[int], headers: Mapping[str, str], texts: dict[int, str], tally: Tally) -> dict[int, float] | None:
+        """Log-probabilities of tokens right behind a prompt; None from a server that does not list those of chosen ones."""
+        body = {**_prompt(prompt), **_SCORED, "token_ids_logprob": wanted}
+        request = self.request(body, prompt, headers)
+
+        def read(body: Body) -> dict[int, float] | None:
+            listed: Any = _items(body)[0]["meta_info"].get("output_token_ids_logprobs")
+            found = {row[1]: (row[0], row[2] or "") for row in (listed[0] if listed else ())}
+            if not found.keys() >= set(wanted):
+                self._cannot.add("token_ids_logprob")
+                log("backend", f"{self.name} does not list the log-probabilities of chosen tokens; choices are scored as prompts")
+                return None
+            texts.update({token: text for token, (_, text) in found.items()})
+            return {token: found[token][0] for token in wanted}
+
+        return await self.client.call(lambda: request, _usage, read, tally)
+
+    async def _score(self, scoring: Scoring, headers: Mapping[str, str], known: dict[Row, dict[int, float]], texts: dict[int, str], tally: Tally) -> None:
+        """Log-probabilities of all tokens of the choices, in one list."""
+        rows = scoring.wanted()
+        prompt = list(scoring.prompt)
+        if len(rows) > 1:  # or each of them computes what the server has not read
+            await self.read(prompt, headers, _WORTH_OF_ROWS // (len(rows) - 1))
+        starts = [max(row.base - 1, 0) for row in rows]
+        body: Body = {"input_ids": [scoring.ids(row) for row in rows], **_SCORED, "logprob_start_len": starts}
+        request = self.request(body, prompt, headers)
+
+        def read(body: Body) -> None:
+            items = _items(body)
+            if len(items) != len(rows):
+                raise Malformed(f"{len(items)} answers for {len(rows)} prompts")
+            for row, start, item in zip(rows, starts, items, strict=True):
+                listed = _listed(item["meta_info"].get("input_token_logprobs")) or ()
+                own = listed[row.base - start :]
+                if tuple([token for _, token, _ in own]) != row.own:
+                    raise Malformed("the answer has not the log-probabilities that were asked for")
+                texts.update(zip(row.own, [text for _, _, text in own], strict=True))
+                for (context, token), (lp, _, _) in zip(row.contexts, own[len(own) - len(row.contexts) :], strict=True):
+                    if lp is None:
+                        raise Malformed("the answer lacks a log-probability that was asked for")
+                    known.setdefault(context, {})[token] = lp
+
+        await self.client.call(lambda: request, _usage_of_all, read, tally)
+
+    async def _chosen_by_text(self, place: Place, ask: Select, tally: Tally) -> Output:
+        """The same for a server whose tokenizer is not known here: where the prompt's tokens end, it says itself."""
+        prompt, headers = spelled(place, self.name), self._prompts.headers(place)
+        request = self.reading(prompt, headers)
+        known = await self.client.call(lambda: request, _usage, _prompt_tokens, tally)
+        tail = 2  # tokens of the prompt that a choice may change: more if it does
+        while True:
+            start = max(known - tail, 0)
+            try:
+                end, *rows = await self._rows([prompt, *[prompt + c for c in ask.choices]], start, headers, tally)
+                if not start or all(row[0][1] == end[0][1] for row in rows):
+                    break
+            except Fault as fault:  # a choice may even make a prompt shorter than that
+                if not start or "logprob_start_len" not in fault.message:
+                    raise
+            tail *= 8
+        own = [row[shared(end, row) :] for row in rows]
+        if ask.method is not ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED:
+            return chosen(ask, own, None, tally)
+        return chosen(ask, own, aligned(own, await self._rows(ask.choices, 0, headers, tally)), tally)
+
+    async def _rows(self, prompts: Sequence[str], start: int, headers: Mapping[str, str], tally: Tally) -> list[Listed]:
+        """The tokens of prompts from `start` on, with their log-probabilities; the first has none."""
+        body: Body = {"text": list(prompts), **_SCORED, "logprob_start_len": start}
+        request = self.request(body, prompts[0], headers)
 
         def read(body: Body) -> list[Listed]:
-            items = _items(body)
-            rows = [_listed(item["meta_info"].get("input_token_logprobs")) for item in items]
-            if len(rows) != len(prompts) or any(row is None for row in rows[1:]):
+            rows = [_listed(item["meta_info"].get("input_token_logprobs")) or () for item in _items(body)]
+            if len(rows) != len(prompts) or not all(rows[1:] if start == 0 else rows):
                 raise Malformed("the answer has not the log-probabilities that were asked for")
-            return [row or () for row in rows]
+            return rows
 
-        return await self.client.call(lambda: Request("/generate", body, self._prompts.headers(places[0])), _usage_of_all, read, tally)
+        return await self.client.call(lambda: request, _usage_of_all, read, tally)
+
+
+_SCORED: Body = {"sampling_params": {"max_new_tokens": 0, "temperature": 0}, "return_logprob": True, "return_text_in_logprobs": True}
+_WORTH_OF_ROWS = 128  # tokens that several prompts would compute more than one, from which on it is computed first
+
+
+class Joined:
+    """How an SGLang server takes lists: prompts and parameters of each, answered as events by index.
+
+    routed  a router looks at the beginning of a list: only what begins alike goes together
+    """
+
+    def __init__(self, *, routed: bool) -> None:
+        self._routed, self._sparse = routed, True
+
+    def kind(self, request: Request) -> Hashable | None:
+        body = request.body
+        if request.path != "/generate" or not body.keys() <= _JOINED or body["sampling_params"].get("n", 1) != 1:
+            return None
+        return "text" in body, request.headers.get(ROUTING[0]) if self._routed else None
+
+    def join(self, requests: Sequence[Request]) -> Request:
+        name = "text" if "text" in requests[0].body else "input_ids"
+        params = [request.body["sampling_params"] for request in requests]
+        if self._sparse:  # two events an answer, its first token and its end, in place of one a token
+            params = [{**each, "stream_interval": max(1, each["max_new_tokens"])} for each in params]
+        body: Body = {name: [request.body[name] for request in requests], "sampling_params": params, "stream": True}
+        return replace(requests[0], body=body)
+
+    def part(self) -> JoinedPart:
+        return JoinedPart()
+
+    def refused(self, fault: Fault) -> None:
+        if self._sparse and "stream_interval" in fault.message:
+            self._sparse = False
+
+
+class JoinedPart:
+    """Events of one answer. Each has all of it so far, or, of a server that streams incrementally, what is new: then its ids are
+    fewer than the tokens that it counts."""
+
+    def __init__(self) -> None:
+        self._text, self._ids = "", list[int]()
+
+    def add(self, body: Body) -> Body | None:
+        meta: Any = body.get("meta_info")
+        if not isinstance(meta, dict):
+            return body  # whoever reads it says what is wrong
+        text, ids = body.get("text") or "", body.get("output_ids") or []
+        counted = meta.get("completion_tokens")
+        if self._ids and type(counted) is int and len(ids) < counted <= len(self._ids) + len(ids):
+            text, ids = self._text + text, [*self._ids, *ids]
+        self._text, self._ids = text, ids
+        return None if meta.get("finish_reason") is None else {**body, "text": text, "output_ids": ids}
+
+
+_JOINED = {"text", "input_ids", "sampling_params"}
+
+
+def _model(info: Mapping[str, Any]) -> str:
+    return str(info.get("model_path", "model"))
+
+
+def _prompt(prompt: str | list[int]) -> Body:
+    return {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
+
+
+@lru_cache(maxsize=256)
+def _written(params: SamplingParams) -> Mapping[str, Any]:
+    """Parameters that are not SGLang's defaults, by its names."""
+    default = SamplingParams()
+    body: Body = {"temperature": params.temperature}
+    for name in _PARAMS:
+        value = getattr(params, name)
+        if value != getattr(default, name) or name in ("max_new_tokens", "top_p"):
+            body[name] = list(value) if isinstance(value, tuple) else value
+    return body
 
 
 def _constrained(constraint: Constraint) -> Body:
@@ -254,10 +391,18 @@ def _metas(body: Body) -> list[Mapping[str, Any]]:
     return [item["meta_info"] for item in items if isinstance(item, dict) and isinstance(item.get("meta_info"), dict)]
 
 
+def _prompt_tokens(body: Body) -> int:
+    """How many tokens a prompt has; 0 of a server that does not say."""
+    try:
+        return max((count_of(meta.get("prompt_tokens")) for meta in _metas(body)), default=0)
+    except ValueError as error:
+        raise Malformed(f"the prompt has {error}") from None
+
+
 def _usage(body: Body) -> Usage | None:
     """Of one prompt, whose n answers each report it."""
     metas = _metas(body)
-    return replace(_usage_of_all(body) or Usage(), prompt_tokens=int(metas[0].get("prompt_tokens") or 0), cached_tokens=int(metas[0].get("cached_tokens") or 0)) if metas else None
+    return replace(_usage_of_all(body) or Usage(), prompt_tokens=count_of(metas[0].get("prompt_tokens")), cached_tokens=count_of(metas[0].get("cached_tokens"))) if metas else None
 
 
 def _usage_of_all(body: Body) -> Usage | None:
@@ -265,7 +410,7 @@ def _usage_of_all(body: Body) -> Usage | None:
     metas = _metas(body)
     if not metas:
         return None
-    prompt, completion, cached = (sum(int(m.get(k) or 0) for m in metas) for k in ("prompt_tokens", "completion_tokens", "cached_tokens"))
+    prompt, completion, cached = (sum(count_of(m.get(k)) for m in metas) for k in ("prompt_tokens", "completion_tokens", "cached_tokens"))
     return Usage(prompt, completion, cached, 0, 1, 0)
 
 

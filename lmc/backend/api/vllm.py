@@ -1,29 +1,31 @@
-"""vLLM servers: OpenAI's completions with token ids in and out, vLLM's constraints, and choices by the log-probabilities of prompts."""
+"""vLLM servers: OpenAI's completions with token ids in and out, vLLM's constraints, and choices by log-probabilities behind cached prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.bodies import Listed, choices_of, cost_of, shared, usage_of
-from lmc.backend.api.client import Body, Fault, Malformed, Patience, Request, Tally
-from lmc.backend.api.completions import Completions
+from lmc.backend.api.bodies import choices_of, usage_of
+from lmc.backend.api.client import NOTHING, Body, Fault, Malformed, Patience, Request, Tally
 from lmc.backend.api.place import Place
+from lmc.backend.api.prefixes import ROUTING
 from lmc.backend.api.redaction import without_userinfo
-from lmc.backend.api.remote import Prompts, asked, headers_of, urls_of, wires
-from lmc.backend.base import Capabilities, Hints, Output, Prices
-from lmc.backend.engine.choices import decide
+from lmc.backend.api.remote import Prompts, Remote, asked, headers_of, is_router, one_model, urls_of
+from lmc.backend.api.scoring import Row, Scoring
+from lmc.backend.api.streams import UNWATCHED, Pieces
+from lmc.backend.base import Capabilities, Output, Prices
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import BackendError, LmcError
-from lmc.prompt import ChoicesMethod, Gen, Select
+from lmc.prompt import Select
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import Vocabulary
 
 
-class VLLM(Completions):
+class VLLM(Remote):
     """A client of a vLLM server.
 
     url            of the server, or of several with the same model; `http://host:port`, with or without `/v1`
@@ -31,11 +33,16 @@ class VLLM(Completions):
     tokenizer      a directory, a .gguf file or a vocabulary; None: the server's model path, if it is one on this machine.
                    With it prompts are token ids: data is never taken for a special token, and answers are never encoded again
     chat_template  in place of the model's own
+    router         whether a router stands in front, so that only requests that begin alike travel together; None: the URL is asked
 
     What has to do with tools is asked as messages, which the server writes by the template it was started with; all else as tokens or text.
     """
 
     lookahead = False  # it has a prefix cache: what comes next is cheap to ask
+    base = "/v1"
+    path = "/completions"
+    # requests of one pass find there what the others of it compute: worth a request is only what is longer than a pass
+    worth = 4096
 
     def __init__(
         self,
@@ -46,37 +53,46 @@ class VLLM(Completions):
         tokenizer: str | Vocabulary | None = None,
         chat_template: ChatTemplate | str | None = None,
         prices: Prices | None = None,
-        concurrency: int = 256,
+        concurrency: int = 1024,
         retries: int = 6,
         timeout: float = 600.0,
         patience: Patience | None = None,
         speculate: bool = True,
         extra_body: Mapping[str, Any] | None = None,
+        router: bool | None = None,
     ) -> None:
-        urls, headers = tuple(u.removesuffix("/v1") for u in urls_of(url)), headers_of(api_key)
-        listed: Any = asked(urls[0], ("/v1/models",), headers, "vLLM").get("data") or []
-        found = next((m for m in listed if model in (None, m.get("id"))), None)
-        if found is None:
-            raise BackendError(f"the server at {without_userinfo(urls[0])} has no model {model!r}; it has {', '.join(str(m.get('id')) for m in listed) or 'none'}")
+        urls, self._auth, self._wanted = _without_root(urls_of(url)), headers_of(api_key), model
+        found = one_model(urls, self._asked_of, lambda info: str(info["id"]))
         name = str(found["id"])
         self._max_context: int | None = found.get("max_model_len")
-        self._prompts = Prompts.of(name, found.get("root"), tokenizer, chat_template)
+        prompts = Prompts.of(name, found.get("root"), tokenizer, chat_template)
         patience = patience or Patience(retries=retries, timeout=timeout)
+        joining = Joined(routed=is_router(urls[0], self._auth) if router is None else router)
+        fleet = self._serve(urls, self._auth, prompts, joining, patience, concurrency)
         super().__init__(
-            f"VLLM({name})", name, wires(urls, "/v1", headers, patience, concurrency), chat=False, template=self._prompts.template,
+            f"VLLM({name})", name, lambda: fleet, chat=False, template=prompts.template,
             server="vllm", extra_body=extra_body, prices=prices, concurrency=concurrency, patience=patience, speculate=speculate,
         )  # fmt: skip
 
+    def _asked_of(self, url: str) -> dict[str, Any]:
+        listed: Any = asked(url, ("/v1/models",), self._auth, "vLLM").get("data") or []
+        found = next((m for m in listed if self._wanted in (None, m.get("id"))), None)
+        if found is None:
+            raise BackendError(f"the server at {without_userinfo(url)} has no model {self._wanted!r}; it has {', '.join(str(m.get('id')) for m in listed) or 'none'}")
+        return found
+
+    def ask(self, url: str) -> str:
+        return str(self._asked_of(url)["id"])
+
+    def url_of(self, url: str) -> str:
+        return _without_root(urls_of(url))[0]
+
     def server_info(self) -> dict[str, Any]:
-        return {**super().server_info(), "model": self.model, "prompts": self._prompts.said, "max_context": self._max_context}
+        return {**super().server_info(), "max_context": self._max_context}
 
     @property
     def capabilities(self) -> Capabilities:
         return replace(super().capabilities, tools=True)
-
-    def by_messages(self, place: Place, ask: Gen | Select) -> bool:
-        """Tools are written into prompts, and calls read from answers, by the server: it does so for messages alone."""
-        return place.has_results or (isinstance(ask, Gen) and bool(ask.tools))
 
     async def prepare(self) -> None:
         """Routers in front of servers may refuse ids."""
@@ -85,7 +101,7 @@ class VLLM(Completions):
             return
         body = {"model": self.model, "prompt": tokens.words.encode(("a",), at_start=True), "max_tokens": 1, "return_token_ids": True}
         try:
-            await self.client.call(lambda: Request("/completions", body), usage_of, lambda body: choices_of(body, 1), Tally())
+            await self.client.call(lambda: self.completion(body), usage_of, lambda body: choices_of(body, 1), Tally())
         except Fault as fault:
             if fault.status not in (400, 404, 405, 422):
                 return  # not about the ids: the first real request will say
@@ -95,20 +111,14 @@ class VLLM(Completions):
         else:
             self._extra.setdefault("return_token_ids", True)
 
-    async def warm(self, place: Place, hints: Hints) -> None:
-        if place.has_results:
-            return  # what the server makes of it is not known here
-        body = {"model": self.model, "prompt": self.prompt(place), "max_tokens": 1}
-        try:
-            await self.client.call(lambda: Request("/completions", body, self.headers(place)), usage_of, lambda body: None, Tally())
-        except (Fault, LmcError) as error:  # nobody needs it: what is asked next will fail by itself if the server is gone
-            log("prefix", f"{self.name}: a prompt was not computed ahead: {error}")
+    def completion(self, body: Body, headers: Mapping[str, str] = NOTHING) -> Request:
+        return self.request(body, body["prompt"], headers, body["max_tokens"])
+
+    def reading(self, prompt: str | list[int], headers: Mapping[str, str]) -> Request:
+        return self.completion({"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}, headers)
 
     def prompt(self, place: Place) -> str | list[int]:
         return self._prompts.write(place, self.name)
-
-    def headers(self, place: Place) -> Mapping[str, str]:
-        return self._prompts.headers(place)
 
     def ids(self, choice: Body, text: str) -> tuple[int, ...] | None:
         found: Any = choice.get("token_ids")
@@ -117,42 +127,166 @@ class VLLM(Completions):
     # -- select
 
     async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
-        """By the prompts' log-probabilities where prompts are ids; else as any server that scores text."""
+        """By log-probabilities, in the cheapest way that is exact.
+
+        Log-probabilities of a prompt make vLLM compute all of it again, over the whole vocabulary, with nothing from its cache. Those of
+        chosen tokens behind a prompt do not: a prompt for each context of the choices' tokens, all in one request, costs a token or a
+        block each. Where the choices are so long that this is more than their whole texts, and for servers that cannot list chosen
+        tokens, the prompts' log-probabilities are asked for.
+        """
         tokens = self._prompts.tokens
         if self.by_messages(place, ask):
             return await self.choose_by_answer(place, ask, tally)
         if tokens is None:
             return await super().choose(place, ask, tally)
-        unconditional = ask.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
-        places = [*[place.literal((c,)) for c in ask.choices], *([Place().literal((c,)) for c in ask.choices] if unconditional else ())]
-        rows = await self._rows([tokens.ids(p) for p in places], place, tally)
-        before = tuple((None, token, "") for token in tokens.ids(place))
-        own = [row[shared(before, tuple((lp, token, "") for lp, token, _ in row)) :] for row in rows[: len(ask.choices)]]
-        values = [[lp or 0.0 for lp, _, _ in row] for row in own]
-        alone = [([lp or 0.0 for lp, _, _ in row] + [0.0] * len(v))[: len(v)] for row, v in zip(rows[len(own) :], values, strict=False)]
-        decision = decide(ask.method, values, alone if unconditional else None)
-        meta = {"input_token_logprobs": [[list(token) for token in row] for row in own], **decision.meta, **cost_of(tally)}
-        return Output((ask.choices[decision.index],), (meta,), tally.usage)
+        scoring, headers = Scoring.of(tokens, place, ask), self.headers(place)
+        contexts, rows = scoring.next_tokens(), scoring.wanted()
+        walked = sum(max(len(context.own), 1) + _CACHE_BLOCK for context in contexts)
+        known, texts = dict[Row, dict[int, float]](), dict[int, str]()
+        if "logprob_token_ids" not in self._cannot and walked <= sum(row.base + len(row.own) for row in rows) + _CACHE_BLOCK:
+            await self._walk(scoring, contexts, headers, known, texts, tally)
+        if any(known.get(context, {}).keys() < wanted for context, wanted in contexts.items()):
+            await self._score(scoring, rows, headers, known, texts, tally)
+        return scoring.output(ask, known, texts, tally)
 
-    async def _rows(self, prompts: Sequence[list[int]], place: Place, tally: Tally) -> list[Listed]:
-        """The tokens of prompts with their log-probabilities."""
-        body = {"model": self.model, "prompt": list(prompts), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+    async def _walk(
+        self, scoring: Scoring, contexts: Mapping[Row, set[int]], headers: Mapping[str, str], known: dict[Row, dict[int, float]],
+        texts: dict[int, str], tally: Tally,
+    ) -> None:  # fmt: skip
+        """Log-probabilities of the tokens that are wanted behind each context: one request for as many tokens as it may name."""
+        await self.read(list(scoring.prompt), headers, self.worth)
 
-        def read(body: Body) -> list[Listed]:
+        async def ask(some: Mapping[Row, set[int]]) -> None:
+            wanted = sorted(set[int]().union(*some.values()))
+            body: Body = {
+                "model": self.model, "prompt": [scoring.ids(context) for context in some], "max_tokens": 1, "temperature": 0, "logprobs": 0,
+                "logprob_token_ids": wanted, "return_tokens_as_token_ids": True,
+            }  # fmt: skip
+            request = self.request(body, list(scoring.prompt), headers, len(some))
+
+            def read(body: Body) -> list[dict[int, float]]:
+                return [_named(choice) for choice in choices_of(body, len(some))]
+
+            for (context, tokens), found in zip(some.items(), await self.client.call(lambda: request, usage_of, read, tally), strict=True):
+                if found.keys() >= tokens:
+                    known.setdefault(context, {}).update({token: found[token] for token in tokens})
+                elif "logprob_token_ids" not in self._cannot:
+                    self._cannot.add("logprob_token_ids")
+                    log("backend", f"{self.name} does not list the log-probabilities of chosen tokens (vLLM does since 0.23); choices are scored as whole prompts")
+
+        try:
+            await asyncio.gather(*[ask(some) for some in _named_at_once(contexts)])
+        except Fault as fault:
+            if fault.status not in (400, 422) or "logprob" not in fault.message:
+                raise
+            self._cannot.add("logprob_token_ids")
+            log("backend", f"{self.name} does not list the log-probabilities of chosen tokens: {fault.message}")
+        words = self._prompts.tokens.words if self._prompts.tokens is not None else None
+        if words is not None:
+            texts.update({token: words.decode([token], with_specials=True, at_start=False) for row in scoring.rows for token in row.own})
+
+    async def _score(
+        self, scoring: Scoring, rows: Sequence[Row], headers: Mapping[str, str], known: dict[Row, dict[int, float]], texts: dict[int, str], tally: Tally
+    ) -> None:
+        """Log-probabilities of whole prompts, which no cache helps with."""
+        prompts = [scoring.ids(row) for row in rows]
+        body = {"model": self.model, "prompt": prompts, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+        request = replace(self.request(body, prompts[0], headers), size=sum(map(len, prompts)))
+
+        def read(body: Body) -> None:
             listed = [choice.get("prompt_logprobs") for choice in choices_of(body, len(prompts))]
-            return [_row(ids, row) for ids, row in zip(prompts, listed, strict=True)]
+            for row, ids, entries in zip(rows, prompts, listed, strict=True):
+                if not isinstance(entries, list) or len(entries) != len(ids):
+                    raise Malformed("the answer has not the log-probabilities that were asked for")
+                for context, token in row.contexts:
+                    found: Any = (entries[row.base + len(context.own)] or {}).get(str(token))
+                    if found is None:
+                        raise Malformed(f"the answer has no log-probability of token {token}")
+                    known.setdefault(context, {})[token] = found["logprob"]
+                    texts[token] = found.get("decoded_token") or ""
 
-        return await self.client.call(lambda: Request("/completions", body, self.headers(place)), usage_of, read, tally)
+        await self.client.call(lambda: request, usage_of, read, tally)
 
 
-def _row(ids: Sequence[int], listed: Any) -> Listed:
-    """The log-probability of each token of a prompt, which vLLM lists by its id; of the first there is none."""
-    if not isinstance(listed, list) or len(listed) != len(ids):
-        raise Malformed("the answer has not the log-probabilities that were asked for")
-    found: list[tuple[float | None, int | None, str]] = []
-    for token, entry in zip(ids, listed, strict=True):
-        known: Any = (entry or {}).get(str(token))
-        if entry is not None and known is None:
-            raise Malformed(f"the answer has no log-probability of token {token}")
-        found.append((None, token, "") if known is None else (known["logprob"], token, known.get("decoded_token") or ""))
-    return tuple(found)
+_CACHE_BLOCK = 16  # tokens, which vLLM caches together: on average half of one is computed again for each prompt
+_NAMED = 128  # tokens whose log-probabilities one request may ask for
+
+
+def _named_at_once(contexts: Mapping[Row, set[int]]) -> Iterator[Mapping[Row, set[int]]]:
+    """The contexts, divided so that none of the parts wants more tokens than a request may name."""
+    part: dict[Row, set[int]] = {}
+    union: set[int] = set()
+    for context, tokens in contexts.items():
+        for at in range(0, len(tokens), _NAMED):
+            some = set(sorted(tokens)[at : at + _NAMED])
+            if part and (len(union | some) > _NAMED or context in part):
+                yield part
+                part, union = {}, set()
+            part[context] = some
+            union |= some
+    if part:
+        yield part
+
+
+def _named(choice: Body) -> dict[int, float]:
+    """Log-probabilities of a completion's first token, by ids."""
+    logprobs: Any = choice.get("logprobs")
+    top: Any = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
+    if not isinstance(top, list) or not top or not isinstance(top[0], dict):
+        raise Malformed("the answer has no log-probabilities")
+    return {int(name.removeprefix("token_id:")): lp for name, lp in top[0].items() if name.startswith("token_id:")}
+
+
+class Joined:
+    """How a vLLM server takes lists: prompts with one set of parameters, answered as pieces by index.
+
+    routed  a router looks at the beginning of a list: only what begins alike goes together
+    """
+
+    def __init__(self, *, routed: bool) -> None:
+        self._routed = routed
+
+    def kind(self, request: Request) -> Hashable | None:
+        body = request.body
+        if request.path != "/completions" or body.get("n", 1) != 1 or body["max_tokens"] > _SHORT or not _NOT_JOINED.isdisjoint(body):
+            return None
+        prompt = body["prompt"]
+        if not isinstance(prompt, str) and not isinstance(prompt[0], int):
+            return None  # a list already
+        return (
+            isinstance(prompt, str),
+            request.headers.get(ROUTING[0]) if self._routed else None,
+            *[(name, repr(value)) for name, value in body.items() if name != "prompt"],
+        )
+
+    def join(self, requests: Sequence[Request]) -> Request:
+        prompts = [request.body["prompt"] for request in requests]
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        return replace(requests[0], body={**requests[0].body, "prompt": prompts, "stream": True, "stream_options": options})
+
+    def part(self) -> JoinedPart:
+        return JoinedPart()
+
+    def refused(self, fault: Fault) -> None:
+        """There is nothing to do without."""
+
+
+class JoinedPart:
+    """Pieces of one answer, each with what it has cost so far."""
+
+    def __init__(self) -> None:
+        self._pieces = Pieces(False, UNWATCHED, lambda body: body)
+
+    def add(self, body: Body) -> Body | None:
+        self._pieces.add(body)
+        if body["choices"][0].get("finish_reason") is None:
+            return None
+        return {**self._pieces.result(), "usage": body.get("usage")}
+
+
+_SHORT = 32  # tokens: each is an event of its own in a stream, so longer answers cost less by themselves
+_NOT_JOINED = {"stream", "logprobs", "prompt_logprobs", "seed"}
+
+
+def _without_root(urls: Sequence[str]) -> tuple[str, ...]:
+    return tuple(url.removesuffix("/v1") for url in urls)

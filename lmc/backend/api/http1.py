@@ -1,0 +1,273 @@
+"""HTTP/1.1 over asyncio, as little of it as clients of inference servers need: JSON posts on connections that are kept, and event streams.
+
+A connection carries one request at a time; what is idle is used again, newest first, so that the others time out on the server's side.
+httpx spends about a millisecond of processor time a request; this spends a twentieth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from lmc.backend.api.client import Fault, Received, Request
+from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url
+from lmc.backend.api.wire import dumped, parsed, refused
+
+_CONNECT = 30.0  # seconds to reach a server
+_LONGEST_HEAD = 1 << 16
+
+OnPiece = Callable[[bytes], None]
+
+
+class HttpWire:
+    """A server's URL and what is sent to it with every request. `opened`: connections so far."""
+
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        at = urlsplit(url)
+        assert at.hostname is not None
+        self._secure = at.scheme == "https"
+        self._host, self._port, self._path = at.hostname, at.port or (443 if self._secure else 80), at.path.rstrip("/")
+        self._tls = ssl.create_default_context() if self._secure else None
+        lines = {"host": at.netloc.rpartition("@")[2], "content-type": "application/json", "accept": "*/*", "user-agent": "lmc", **headers, **authorization(at)}
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
+        self.opened = 0
+        self.secrets = (*secrets_of_url(url), *secrets_of_headers(headers))
+
+    async def post(self, request: Request) -> Received:
+        pieces: list[bytes] = []
+        status, headers = await self._exchange(request, pieces.append)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if status >= 400:
+            raise refused(status, headers, data)
+        return Received(parsed(data), headers)
+
+    async def stream(self, request: Request) -> AsyncIterator[Received]:
+        """The events of the answer, as they come. Raises Fault if it ends before it says so."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        head: list[Any] = []
+        exchange = asyncio.ensure_future(self._exchange(request, queue.put_nowait, lambda status, headers: head.extend((status, headers))))
+        exchange.add_done_callback(lambda _: queue.put_nowait(None))
+        rest = b""
+        try:
+            while (piece := await queue.get()) is not None:
+                if head[0] >= 400:
+                    rest += piece
+                    continue
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    if not line.startswith(b"data:"):
+                        continue
+                    data = line[5:].strip()
+                    if data == b"[DONE]":
+                        await exchange
+                        return
+                    body = parsed(data)
+                    if isinstance(body.get("error"), dict):
+                        raise refused(500, {}, data)
+                    yield Received(body, head[1])
+            status, headers = await exchange
+            if status >= 400:
+                raise refused(status, headers, rest)
+            raise Fault("the stream ended before the answer did")
+        finally:
+            exchange.cancel()
+
+    async def close(self) -> None:
+        for connection in (*self._idle, *self._busy):
+            connection.abort()
+        self._idle.clear()
+
+    async def _exchange(
+        self, request: Request, piece: OnPiece, begun: Callable[[int, dict[str, str]], None] | None = None
+    ) -> tuple[int, dict[str, str]]:
+        body = dumped(request.body)
+        more = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])
+        head = f"POST {self._path}{request.path} HTTP/1.1\r\n{self._head}{more}content-length: {len(body)}\r\n\r\n"
+        connection = await self._connection()
+        self._busy.add(connection)
+        try:
+            return await connection.send(head.encode("latin-1") + body, piece, begun)
+        except BaseException:
+            connection.abort()  # what is still to come belongs to a request that nobody waits for
+            raise
+        finally:
+            self._busy.discard(connection)
+            if connection.usable:
+                self._idle.append(connection)
+
+    async def _connection(self) -> _Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_CONNECT):
+                _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
+        except TimeoutError:
+            raise Fault(f"no connection to {self._host}:{self._port} within {_CONNECT:g} s") from None
+        except OSError as error:  # what the network and TLS raise
+            raise Fault(f"{type(error).__name__}: {error}") from None
+        self.opened += 1
+        return connection
+
+
+def authorization(url: SplitResult) -> dict[str, str]:
+    """The header that a URL's user and password mean; it goes before a key."""
+    if not url.username:
+        return {}
+    userinfo = f"{unquote(url.username)}:{unquote(url.password or '')}"
+    return {"authorization": f"Basic {base64.b64encode(userinfo.encode()).decode()}"}
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: what has come of the answer that is awaited.
+
+    The head is read first; then a body of a known length, in chunks, or up to the end of the connection.
+    """
+
+    __slots__ = ("_answered", "_begun", "_buffer", "_chunked", "_headers", "_left", "_lost", "_piece", "_status", "_transport", "_until_end")
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._answered: asyncio.Future[tuple[int, dict[str, str]]] | None = None
+        self._lost = False
+        self._buffer = b""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._status, self._headers = 0, dict[str, str]()
+        self._left, self._chunked, self._until_end = 0, False, False
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request may be sent."""
+        return not self._lost and self._answered is None
+
+    def send(self, data: bytes, piece: OnPiece, begun: Callable[[int, dict[str, str]], None] | None) -> asyncio.Future[tuple[int, dict[str, str]]]:
+        """Send a request; pieces of the body are given to `piece`, what comes back is there when the answer is whole."""
+        assert self.usable and self._transport is not None
+        self._reset()
+        self._piece, self._begun = piece, begun
+        self._answered = asyncio.get_running_loop().create_future()
+        self._transport.write(data)
+        return self._answered
+
+    def abort(self) -> None:
+        self._lost = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: Any) -> None:  # uvloop's are no asyncio.Transport
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        if self._answered is not None:
+            if self._until_end and self._status and exc is None:
+                self._finish()
+            else:
+                self._fail(Fault(f"the connection broke: {exc}" if exc is not None else "the server closed the connection before its answer was whole"))
+
+    def data_received(self, data: bytes) -> None:
+        if self._answered is None:
+            self.abort()  # nothing was asked: whatever this is, it is no answer
+            return
+        self._buffer = self._buffer + data if self._buffer else data
+        try:
+            while self._answered is not None and (self._read_body() if self._status else self._read_head()):
+                pass
+        except (ValueError, IndexError) as error:
+            self._fail(Fault(f"the answer is not HTTP: {error}"))
+            self.abort()
+
+    # reading
+
+    def _read_head(self) -> bool:
+        """Whether there is more to read at once."""
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._buffer) > _LONGEST_HEAD:
+                raise ValueError("its head has no end")
+            return False
+        first, *lines = self._buffer[:end].decode("latin-1").split("\r\n")
+        self._buffer = self._buffer[end + 4 :]
+        version, status = first.split(" ", 2)[:2]
+        if not version.startswith("HTTP/1."):
+            raise ValueError(first[:40])
+        if 100 <= int(status) < 200:
+            return True  # more is to come: the answer follows
+        headers: dict[str, str] = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            headers[name.lower()] = value.strip()
+        self._status, self._headers = int(status), headers
+        self._chunked = "chunked" in headers.get("transfer-encoding", "")
+        length = headers.get("content-length")
+        self._until_end = not self._chunked and length is None and self._status not in (204, 304)
+        self._left = int(length) if length is not None and not self._chunked else 0
+        if self._begun is not None:
+            self._begun(self._status, headers)
+        if not self._chunked and not self._until_end and not self._left:
+            self._finish()
+            return False
+        return bool(self._buffer)
+
+    def _read_body(self) -> bool:
+        if self._chunked:
+            return self._read_chunk()
+        taken = self._buffer if self._until_end else self._buffer[: self._left]
+        self._buffer = self._buffer[len(taken) :]
+        if taken:
+            self._piece(taken)
+        if not self._until_end:
+            self._left -= len(taken)
+            if not self._left:
+                self._finish()
+        return False
+
+    def _read_chunk(self) -> bool:
+        """`_left`: bytes of the chunk that are still to come, with the line end behind it."""
+        if self._left:
+            taken = self._buffer[: self._left]
+            self._buffer = self._buffer[len(taken) :]
+            self._left -= len(taken)
+            data = taken[: len(taken) - (2 - min(self._left, 2))]
+            if data:
+                self._piece(data)
+            return bool(self._buffer)
+        end = self._buffer.find(b"\r\n")
+        if end < 0:
+            return False
+        size = int(self._buffer[:end].split(b";")[0], 16)
+        if size:
+            self._buffer = self._buffer[end + 2 :]
+            self._left = size + 2
+            return bool(self._buffer)
+        tail = self._buffer.find(b"\r\n\r\n", end)  # trailers, mostly none
+        if tail < 0:
+            return False
+        self._buffer = self._buffer[tail + 4 :]
+        self._finish()
+        return False
+
+    def _finish(self) -> None:
+        answered, self._answered = self._answered, None
+        if self._until_end or self._headers.get("connection", "").lower() == "close" or self._buffer:
+            self.abort()
+        if answered is not None and not answered.done():
+            answered.set_result((self._status, self._headers))
+
+    def _fail(self, fault: Fault) -> None:
+        answered, self._answered = self._answered, None
+        self._lost = True
+        if answered is not None and not answered.done():
+            answered.set_exception(fault)

@@ -1,0 +1,118 @@
+"""Prefixes: which beginnings of prompts each server of a model has been sent, and which it has read. A tree of blocks, as their caches are.
+
+    ids    ├──── 64 ────┼──── 64 ────┼─ … ┤       a block's key is that of all ids up to its end
+    sent   servers that a request with this beginning went to: where the next one like it belongs
+    read   servers that have answered one: what they need not compute again, unless they have forgotten it
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+
+from lmc.backend.api.place import Place
+
+BLOCK = 64
+"""Tokens that are compared together."""
+
+_CHARACTERS = 4 * BLOCK  # of prompts that are text, for about as many tokens
+
+Keys = tuple[int, ...]
+
+
+def keys_of(prompt: Sequence[int] | str) -> Keys:
+    """A key for each whole number of blocks that a prompt begins with; equal keys, equal beginnings (up to 64-bit collisions, which
+    cost a wrong guess)."""
+    if isinstance(prompt, str):
+        data, size = prompt.encode("utf-32-le", "surrogatepass"), 4 * _CHARACTERS
+    else:
+        data, size = array("i", prompt).tobytes(), 4 * BLOCK
+    key = 0
+    found: list[int] = []
+    for end in range(size, len(data) + 1, size):
+        key = hash((key, data[end - size : end]))
+        found.append(key)
+    return tuple(found)
+
+
+class Prefixes:
+    """The beginnings, by server: a bit each. Least recently used ones are forgotten first, as servers do.
+
+    capacity   blocks that are remembered
+    """
+
+    def __init__(self, capacity: int = 1 << 16) -> None:
+        self._capacity = capacity
+        self._sent: OrderedDict[int, int] = OrderedDict()
+        self._read: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def send(self, keys: Keys, server: int) -> None:
+        """A request with these beginnings is on its way to a server."""
+        sent, bit = self._sent, 1 << server
+        for key in keys:
+            sent[key] = sent.get(key, 0) | bit
+            sent.move_to_end(key)
+        while len(sent) > self._capacity:
+            key, _ = sent.popitem(last=False)
+            self._read.pop(key, None)
+
+    def answered(self, keys: Keys, server: int) -> None:
+        """A server has read them all."""
+        self.send(keys, server)  # it may have been forgotten in between
+        read, bit = self._read, 1 << server
+        for key in keys:
+            if key in self._sent:
+                read[key] = read.get(key, 0) | bit
+
+    def forget(self, server: int) -> None:
+        """A server is gone, and its cache with it."""
+        for table in (self._sent, self._read):
+            for key in [key for key, servers in table.items() if servers >> server & 1]:
+                table[key] &= ~(1 << server)
+
+    def sent(self, keys: Keys, server: int) -> int:
+        """How many of the blocks, from the first on, have been sent to a server."""
+        return _leading(self._sent, keys, server)
+
+    def read(self, keys: Keys, server: int) -> int:
+        """How many of the blocks, from the first on, a server has read."""
+        return _leading(self._read, keys, server)
+
+
+def _leading(table: dict[int, int], keys: Keys, server: int) -> int:
+    n = 0
+    for key in keys:
+        if not table.get(key, 0) >> server & 1:
+            break
+        n += 1
+    return n
+
+
+# -- what routers in front of servers go by --------------------------------------------------------------------------------
+
+ROUTING = ("x-smg-routing-key", "x-session-id")
+"""Headers by which cache-aware routers keep requests together."""
+
+_SAME = 256  # characters that requests begin with to be of one kind
+
+
+def beginning(place: Place) -> str:
+    """The first text of a prompt."""
+    text = ""
+    for piece in place.pieces():
+        text += piece if isinstance(piece, str) else ""
+        if len(text) >= _SAME:
+            break
+    return text[:_SAME]
+
+
+@lru_cache(maxsize=1024)
+def key_of(text: str) -> str:
+    """What requests have in common that begin alike, in all processes."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

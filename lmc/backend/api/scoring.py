@@ -1,0 +1,108 @@
+"""Scoring choices: which log-probabilities a select needs, the cheapest exact way to ask a server for them, and what they decide.
+
+A choice's own tokens are those behind the longest common beginning of `enc(prompt)` and `enc(prompt + choice)`. Each needs the
+log-probability of one token behind one context:
+
+    prompt  … The capital is │            contexts            tokens wanted behind them
+    choices                  │ Par is     prompt              Par, Rome
+                             │ Par ma     prompt Par          is, ma
+                             │ Rome
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lmc.backend.api.bodies import Listed, cost_of
+from lmc.backend.api.client import Tally
+from lmc.backend.api.place import Place
+from lmc.backend.api.tokens import Tokens
+from lmc.backend.base import Output
+from lmc.backend.engine.choices import decide
+from lmc.prompt import ChoicesMethod, Select
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tokens whose log-probabilities are wanted: `own`, behind the first `base` tokens of the prompt."""
+
+    base: int
+    own: Ids
+
+    @property
+    def contexts(self) -> list[tuple[Row, int]]:
+        """What stands before each token, as a row without the token, and the token. Nothing stands before the first of a prompt."""
+        return [(Row(self.base, self.own[:at]), token) for at, token in enumerate(self.own) if self.base + at > 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """The choices of a select as ids.
+
+    prompt  ids that all choices stand behind, as they are encoded without one
+    rows    the own tokens of each choice, at least one
+    alone   the same without the prompt, where the method compares with it; else ()
+    """
+
+    prompt: Ids
+    rows: tuple[Row, ...]
+    alone: tuple[Row, ...]
+
+    @classmethod
+    def of(cls, tokens: Tokens, place: Place, ask: Select) -> Scoring:
+        prompt = tuple(tokens.ids(place))
+        wholes = [tuple(tokens.ids(place.literal((choice,)))) for choice in ask.choices]
+        rows = tuple([Row(start := _own(prompt, whole), whole[start:]) for whole in wholes])
+        unconditional = ask.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
+        return cls(prompt, rows, tuple([Row(0, row.own) for row in rows]) if unconditional else ())
+
+    def ids(self, row: Row) -> list[int]:
+        return [*self.prompt[: row.base], *row.own]
+
+    def wanted(self) -> list[Row]:
+        """Rows that have a token with something before it, each once."""
+        return [row for row in dict.fromkeys((*self.rows, *self.alone)) if row.base + len(row.own) > 1]
+
+    def next_tokens(self) -> dict[Row, set[int]]:
+        """The same as contexts, and the tokens that are wanted right behind each."""
+        found: dict[Row, set[int]] = {}
+        for row in self.wanted():
+            for context, token in row.contexts:
+                found.setdefault(context, set()).add(token)
+        return found
+
+    def output(self, ask: Select, known: Mapping[Row, Mapping[int, float]], texts: Mapping[int, str], tally: Tally) -> Output:
+        """The choice. `known`: log-probabilities by context and token; `texts` of tokens, where the server lists them."""
+        values = {row: self._values(row, known) for row in (*self.rows, *self.alone)}
+        own = [tuple([(lp, token, texts.get(token, "")) for lp, token in zip(values[row], row.own, strict=True)]) for row in self.rows]
+        return chosen(ask, own, [values[row] for row in self.alone] or None, tally)
+
+    def _values(self, row: Row, known: Mapping[Row, Mapping[int, float]]) -> list[float]:
+        found = [known[context][token] for context, token in row.contexts]
+        return found if row.base else [0.0, *found]
+
+
+def chosen(ask: Select, own: Sequence[Listed], alone: Sequence[Sequence[float]] | None, tally: Tally) -> Output:
+    """The answer to a select. `own`: the tokens of each choice that count; `alone`: their log-probabilities without the prompt."""
+    values = [[lp or 0.0 for lp, _, _ in row] or [0.0] for row in own]
+    decision = decide(ask.method, values, alone)
+    meta = {"input_token_logprobs": [[list(token) for token in row] for row in own], **decision.meta, **cost_of(tally)}
+    return Output((ask.choices[decision.index],), (meta,), tally.usage)
+
+
+def aligned(own: Sequence[Listed], alone: Sequence[Listed]) -> list[list[float]]:
+    """Log-probabilities of texts alone, as many as each choice's own tokens: for servers that are asked in text."""
+    return [([lp or 0.0 for lp, _, _ in row] + [0.0] * len(mine))[: max(len(mine), 1)] for row, mine in zip(alone, own, strict=True)]
+
+
+def _own(prompt: Ids, whole: Ids) -> int:
+    """Where the tokens of `whole` begin that are not the prompt's; always leaves one."""
+    at, end = 0, min(len(prompt), len(whole) - 1)
+    if prompt[:end] == whole[:end]:
+        return end
+    while prompt[at] == whole[at]:
+        at += 1
+    return at

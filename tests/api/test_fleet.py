@@ -1,0 +1,344 @@
+"""Several servers of one model: where requests go, what happens when servers fail, come and go, and what each reports."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import warnings
+
+import pytest
+
+import lmc
+from lmc.backend.api import fleet as fleets
+from lmc.backend.api.client import Fault, Received, Request
+from lmc.backend.api.fleet import Fleet
+from lmc.backend.api.prefixes import BLOCK, Prefixes, keys_of
+from tests.api.conftest import QUICK
+from tests.api.http import Planted, Server
+from tests.api.sglang_server import WORDS, SGLangModel, VLLMModel, serve
+from tests.api.text_model import TextModel
+
+pytestmark = pytest.mark.api
+
+# -- placing, without servers ----------------------------------------------------------------------------------------------
+
+
+class Held:
+    """A wire whose answers come when the test says so."""
+
+    secrets = ()
+
+    def __init__(self, url: str) -> None:
+        self.url, self.closed = url, False
+        self.waiting: list[asyncio.Future[Received]] = []
+
+    async def post(self, request: Request) -> Received:
+        future = asyncio.get_running_loop().create_future()
+        self.waiting.append(future)
+        return await future
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def request(begins: int, length: int = 640, limit: int = 16) -> Request:
+    """A prompt that is like others of the same `begins` for all but its last block."""
+    ids = [begins] * (length - BLOCK) + [id(object()) % 1000 + i for i in range(BLOCK)]
+    return Request("/generate", {}, keys=keys_of(ids), size=length, limit=limit)
+
+
+class Scenario:
+    def __init__(self, servers: int) -> None:
+        self.wires: dict[str, Held] = {}
+        self.fleet = Fleet([f"s{i}" for i in range(servers)], self._made)
+
+    def _made(self, url: str) -> Held:
+        self.wires[url] = Held(url)
+        return self.wires[url]
+
+    async def send(self, request: Request) -> str:
+        """The server it went to."""
+        before = {url: len(wire.waiting) for url, wire in self.wires.items()}
+        self.tasks = [*getattr(self, "tasks", []), asyncio.create_task(self.fleet.post(request))]
+        await asyncio.sleep(0)
+        (url,) = [url for url, wire in self.wires.items() if len(wire.waiting) > before.get(url, 0)]
+        return url
+
+    async def end(self, *, fault: Fault | None = None, url: str | None = None) -> list[object]:
+        """Ends all that is running (on a server), with answers or a fault."""
+        for wire in self.wires.values():
+            if url in (None, wire.url):
+                for future in wire.waiting:
+                    if not future.done():
+                        future.set_result(Received({})) if fault is None else future.set_exception(fault)
+        done = [task for task in self.tasks if url is None] or self.tasks
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return [task.exception() for task in done if task.done()]
+
+
+def test_what_begins_alike_goes_to_one_server():
+    async def scenario() -> None:
+        s = Scenario(3)
+        first = {begins: await s.send(request(begins)) for begins in (1, 2, 3)}
+        assert sorted(first.values()) == ["s0", "s1", "s2"]
+        await s.end()
+        for begins in (3, 1, 2, 2, 1, 3):
+            assert await s.send(request(begins)) == first[begins]
+            await s.end()
+        assert [server.running for server in s.fleet.servers] == [0, 0, 0] == [server.load for server in s.fleet.servers]
+
+    asyncio.run(scenario())
+
+
+def test_a_busy_server_shares_what_begins_alike():
+    async def scenario() -> None:
+        s = Scenario(2)
+        went = [await s.send(request(1, 640, limit=64)) for _ in range(20)]
+        assert went[:3] == ["s0"] * 3, "its prefix is cheaper to wait for than to compute again"
+        assert 7 <= went.count("s1") <= 10, "but not for all"
+        await s.end()
+        s = Scenario(2)
+        assert {await s.send(request(1, 64_000, limit=64)) for _ in range(20)} == {"s0"}, "a long one is waited for"
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_fails_is_left_alone_and_tried_again(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(fleets.time, "monotonic", lambda: now)
+
+    async def scenario() -> None:
+        nonlocal now
+        s = Scenario(2)
+        assert await s.send(request(1)) == "s0" and await s.send(request(1)) == "s0"
+        (fault, again) = await s.end(fault=Fault("gone"))
+        assert isinstance(fault, Fault) and fault.elsewhere and again is fault
+        assert s.fleet.said[0]["down"] and s.fleet.said[0]["failures"] == 2
+        assert s.fleet.unread(request(1)) == 640, "what it had cached is gone"
+        assert {await s.send(request(1)) for _ in range(3)} == {"s1"}
+        now += 1.1
+        assert [await s.send(request(2)) for _ in range(3)] == ["s0", "s1", "s1"], "one request tries it"
+        await s.end(fault=Fault("gone"), url="s0")
+        now += 1.1
+        assert await s.send(request(3)) == "s1", "it is left alone for longer"
+        now += 1.0
+        assert await s.send(request(4)) == "s0"
+        await s.end()
+        assert not s.fleet.said[0]["down"] and await s.send(request(5)) == "s0"
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_was_on_its_way_does_not_hide_that_a_server_is_gone():
+    async def scenario() -> None:
+        s = Scenario(2)
+        assert [await s.send(request(1)) for _ in range(2)] == ["s0", "s0"]
+        early, late = s.wires["s0"].waiting
+        early.set_exception(Fault("gone"))
+        await asyncio.sleep(0)
+        late.set_result(Received({}))
+        await asyncio.sleep(0.0)
+        await asyncio.sleep(0.0)
+        assert await s.send(request(1)) == "s0", "it has answered"
+        s.wires["s0"].waiting[-1].set_exception(Fault("gone"))
+        await asyncio.sleep(0.0)
+        await asyncio.sleep(0.0)
+        assert await s.send(request(1)) == "s1"
+
+    asyncio.run(scenario())
+
+
+def test_when_all_are_down_all_are_tried():
+    async def scenario() -> None:
+        s = Scenario(2)
+        await s.send(request(1))
+        (fault,) = await s.end(fault=Fault("gone"))
+        assert fault.elsewhere  # type: ignore[union-attr]
+        await s.send(request(1))
+        fault = (await s.end(fault=Fault("gone")))[-1]
+        assert not fault.elsewhere, "the client waits before it tries again"  # type: ignore[union-attr]
+        assert await s.send(request(1)) in ("s0", "s1")
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_is_no_failure_of_the_server():
+    async def scenario() -> None:
+        s = Scenario(2)
+        await s.send(request(1))
+        await s.end(fault=Fault("too long", status=400))
+        assert s.fleet.said[0]["failures"] == 0 and await s.send(request(1)) == "s0"
+
+    asyncio.run(scenario())
+
+
+def test_a_server_is_closed_when_its_last_answer_is_there():
+    async def scenario() -> None:
+        s = Scenario(2)
+        await s.send(request(1))
+        server = s.fleet.servers[0]
+        await s.fleet.retire(server)
+        assert not s.wires["s0"].closed and await s.send(request(1)) == "s1"
+        await s.end()
+        assert s.wires["s0"].closed and [server.url for server in s.fleet.servers] == ["s1"]
+        s.fleet.add("s2")
+        assert await s.send(request(9)) == "s2", "which has had the fewest"
+
+    asyncio.run(scenario())
+
+
+def test_prefixes_forget_the_oldest():
+    prefixes = Prefixes(capacity=4)
+    one, other = (keys_of([i] * BLOCK * 3) for i in (1, 2))
+    prefixes.send(one, 0)
+    prefixes.answered(one, 0)
+    assert prefixes.read(one, 0) == 3 and prefixes.read(one, 1) == 0 == prefixes.read(other, 0)
+    prefixes.send(other, 0)
+    assert len(prefixes) == 4 and prefixes.sent(one, 0) == 0 and prefixes.sent(other, 0) == 3
+
+
+def test_keys_are_of_beginnings():
+    assert keys_of([1] * 130)[:2] == keys_of([1] * 128) and len(keys_of([1] * 130)) == 2
+    assert keys_of([2] + [1] * 127)[1] != keys_of([1] * 128)[1], "a block is known by all before it"
+    assert len(keys_of("x" * 1000)) == 3 and keys_of("é\ud800" * 128) != keys_of("x" * 256)
+
+
+# -- with servers --------------------------------------------------------------------------------------------------------------
+
+
+@lmc.function
+def turns(s, q):
+    s += f"All about {q}. " * 60
+    s += "First:" + lmc.gen("a", max_tokens=8)
+    s += "\nThen:" + lmc.gen("b", max_tokens=8)
+    return s["a"], s["b"]
+
+
+ITEMS = [{"q": "abcdefgh"[i % 8] * 3} for i in range(64)]
+
+
+@pytest.fixture(params=("sglang", "vllm"))
+def several(request, opened):
+    """A backend over stand-ins of one kind."""
+    stand_in, backend = {"sglang": (SGLangModel, lmc.SGLang), "vllm": (VLLMModel, lmc.VLLM)}[request.param]
+
+    def start(plant=None) -> Server:
+        return opened(serve(stand_in(TextModel(), caches=True), **({"plant": plant} if plant else {})))
+
+    def connect(servers: list[Server]):
+        return opened(backend([s.url for s in servers], tokenizer=WORDS, chat_template=lmc.get_chat_template("chatml"), patience=QUICK))
+
+    return start, connect
+
+
+def expected(items):
+    return [s.ret_value for s in lmc.compile(turns).batch(items, backend=TextModel().mock(lmc.get_chat_template("chatml")), temperature=0)]
+
+
+def test_each_server_reports_its_hits(several):
+    start, connect = several
+    backend = connect([start() for _ in range(4)])
+    fast = lmc.compile(turns)
+    for _ in range(3):
+        assert [s.ret_value for s in fast.batch(ITEMS, backend=backend, temperature=0)] == expected(ITEMS)
+    said = backend.server_info()["servers"]
+    assert len(said) == 4 and all(server["requests"] > 0 and server["running"] == 0 for server in said)
+    spent = backend.spent().usage
+    assert sum(server["prompt_tokens"] for server in said) == spent.prompt_tokens
+    assert sum(server["cached_tokens"] for server in said) == spent.cached_tokens
+    assert sum(server["sent_before"] for server in said) > 0.8 * spent.prompt_tokens
+    if isinstance(backend, lmc.SGLang):  # vLLM says it of single requests only
+        assert spent.cached_tokens > 0.8 * spent.prompt_tokens and all(0 < server["hit_rate"] < 1 for server in said)
+
+
+@pytest.mark.parametrize("servers", (2, 3, 4))
+def test_servers_that_are_killed_lose_nothing(several, servers):
+    start, connect = several
+    killed = threading.Event()
+    living: list[Server] = []
+
+    def plant(n, path, body):
+        if n == 2 and not killed.is_set():
+            killed.set()
+            victims = [s for s in living[1:] if s is not dying]  # all but the first, and the one that is speaking
+            for victim in victims:
+                victim.close()
+            return Planted("kill")
+        return None
+
+    living += [start() for _ in range(servers)]
+    dying = living[-1]
+    dying.plant = plant
+    backend = connect(living)
+    fast = lmc.compile(turns)
+    for _ in range(3):
+        assert [s.ret_value for s in fast.batch(ITEMS, backend=backend, temperature=0)] == expected(ITEMS)
+    assert killed.is_set()
+    said = backend.server_info()["servers"]
+    assert said[-1]["failures"] > 0 and said[0]["failures"] == 0
+
+
+def test_servers_come_and_go_while_requests_run(several):
+    start, connect = several
+    one, two, three = (start() for _ in range(3))
+    backend = connect([one, two])
+    fast = lmc.compile(turns)
+    seen: list[int] = []
+
+    def changing(n, path, body):
+        if n == 2:
+            backend.add_server(three.url)
+            backend.drop_server(one.url)
+            seen.append(len(one.seen))
+        return None
+
+    two.plant = changing
+    for _ in range(2):
+        states = fast.batch(ITEMS, backend=backend, temperature=0)
+        assert [s.ret_value for s in states] == expected(ITEMS)
+    assert len(three.seen) > 0 and [server["url"] for server in backend.server_info()["servers"]] == [two.url, three.url]
+    before = len(one.seen)
+    fast.batch(ITEMS, backend=backend, temperature=0)
+    assert len(one.seen) == before
+    assert [s.url for s in backend._fleet.servers] == [two.url, three.url]
+
+
+def test_what_cannot_be_added_or_dropped_is_named(several, opened):
+    start, connect = several
+    one = start()
+    backend = connect([one])
+    with pytest.raises(lmc.ParameterError, match="is its last server"):
+        backend.drop_server(one.url)
+    with pytest.raises(lmc.ParameterError, match=r"has no server http://127.0.0.1:9; it has http"):
+        backend.drop_server("http://127.0.0.1:9")
+    with pytest.raises(lmc.ParameterError, match=r"has the server .* already"):
+        backend.add_server(one.url)
+    with pytest.raises(lmc.BackendError, match=r"server at http://127.0.0.1:9"):
+        backend.add_server("http://127.0.0.1:9")
+
+
+def test_servers_of_other_models_are_refused_before_the_batch(opened):
+    one, other = (opened(serve(SGLangModel(TextModel(), path=path))) for path in ("small/qwen-model", "other/model"))
+    with pytest.raises(lmc.BackendError, match=r"different models: small/qwen-model at http.*, other/model at http"):
+        lmc.SGLang([one.url, other.url])
+    backend = opened(lmc.SGLang(one.url, tokenizer=WORDS))
+    with pytest.raises(lmc.BackendError, match="runs other/model, not small/qwen-model"):
+        backend.add_server(other.url)
+    vllm = opened(serve(VLLMModel(TextModel())))
+    with pytest.raises(lmc.BackendError, match=r"no SGLang server at .*HTTP 404"):
+        backend.add_server(vllm.url)
+
+
+def test_a_server_that_is_not_there_is_said_and_the_others_work(several):
+    start, connect = several
+    one, gone = start(), start()
+    gone.close()
+    with pytest.warns(UserWarning, match="the other servers get its requests until it answers"):
+        backend = connect([gone, one])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [s.ret_value for s in lmc.compile(turns).batch(ITEMS, backend=backend, temperature=0)] == expected(ITEMS)
+    one.close()
+    with pytest.raises(lmc.BackendError, match=r"no .* server at"):
+        connect([gone, one])

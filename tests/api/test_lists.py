@@ -1,0 +1,97 @@
+"""Requests that travel together: what goes out, and that each gets its own answer, whatever happens to the others."""
+
+from __future__ import annotations
+
+import pytest
+
+import lmc
+from lmc.backend.api.sglang import JoinedPart
+from tests.api.http import Answer, Planted
+from tests.api.sglang_server import WORDS, SGLangModel, serve
+from tests.api.text_model import TextModel
+
+pytestmark = pytest.mark.api
+
+
+@lmc.function
+def asking(s, q):
+    s += "About " + q + ":" + lmc.gen("a", max_tokens=6)
+    return s["a"]
+
+
+ITEMS = [{"q": f"item {i}"} for i in range(40)]
+
+
+def values(states):
+    return [s.ret_value for s in states]
+
+
+def expected(backend, items):
+    return values(lmc.compile(asking).batch(items, backend=TextModel().mock(backend.chat_template), temperature=0))
+
+
+def test_a_batch_is_a_few_requests(remote):
+    def plant(n, path, body):
+        """The first finds out whether ids are taken; its answer comes when all are submitted."""
+        return Planted("delay", seconds=60, until=lambda: backend._loop.tasks > len(ITEMS)) if n == 0 else None
+
+    backend, stand_in, server = remote(TextModel(), plant=plant)
+    states = lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0)
+    assert values(states) == expected(backend, ITEMS)
+    assert len(stand_in.texts) == 41 and len(server.seen) == 2
+    assert [s.usage.calls for s in states] == [1] * 40 and backend.spent().usage.calls == 41
+
+
+def test_a_request_that_is_refused_takes_no_other_along(sglang):
+    backend, stand_in, server = sglang(TextModel())
+    handle, bad = stand_in.handle, WORDS.encode(("About item 7:",))
+
+    def refusing(path, body):
+        given = body["input_ids"]
+        return Answer({"error": {"message": "too long"}}, 400) if bad in (given if isinstance(given[0], list) else [given]) else handle(path, body)
+
+    server.handle = refusing
+    group: list[object] = []
+
+    @lmc.function
+    def each(s):
+        for i, f in enumerate(s.fork(40)):
+            f += f"About item {i}:" + lmc.gen("a", max_tokens=6)
+            group.append(f)
+
+    each(backend=backend, temperature=0)
+    assert [i for i, f in enumerate(group) if f.error() is not None] == [7]
+    assert [f["a"] for i, f in enumerate(group) if i != 7] == [v for i, v in enumerate(expected(backend, ITEMS)) if i != 7]
+    assert any(isinstance(s.body["input_ids"][0], list) and bad in s.body["input_ids"] for s in server.seen), "it was one of a list"
+
+
+def test_what_a_router_would_tear_apart_goes_alone(remote):
+    backend, _, server = remote(TextModel(), router=True)
+    lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0)
+    assert len(server.seen) == 41
+
+
+def test_a_server_that_knows_no_intervals_is_asked_without(opened):
+    model = TextModel()
+    server = opened(serve(SGLangModel(model, lacks=frozenset({"stream_interval"}))))
+    backend = opened(lmc.SGLang(server.url, tokenizer=WORDS, chat_template="chatml"))
+    fast = lmc.compile(asking)
+    for _ in range(2):
+        assert values(fast.batch(ITEMS, backend=backend, temperature=0)) == expected(backend, ITEMS)
+    lists = [s.body for s in server.seen if isinstance(s.body["input_ids"][0], list)]
+    assert "stream_interval" in lists[0]["sampling_params"][0] and "stream_interval" not in lists[-1]["sampling_params"][0]
+
+
+def event(text, ids, tokens, finish=None):
+    return {"text": text, "output_ids": ids, "meta_info": {"completion_tokens": tokens, "finish_reason": finish}}
+
+
+def test_events_that_have_it_all_and_events_that_have_what_is_new():
+    for events in (
+        [event("a", [1], 1), event("abc", [1, 2, 3], 3, {"type": "length"})],
+        [event("a", [1], 1), event("bc", [2, 3], 3, {"type": "length"})],
+    ):
+        part = JoinedPart()
+        assert part.add(events[0]) is None
+        whole = part.add(events[1])
+        assert whole is not None and whole["text"] == "abc" and whole["output_ids"] == [1, 2, 3]

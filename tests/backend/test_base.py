@@ -1,0 +1,10 @@
+"""What backends report: sums of usage."""
+
+from dataclasses import astuple, fields
+
+from lmc.backend.base import Usage
+
+
+def test_a_sum_of_usages_has_each_count():
+    counts = range(1, len(fields(Usage)) + 1)
+    assert astuple(Usage(*counts) + Usage(*[100 * n for n in counts])) == tuple(101 * n for n in counts)
