@@ -14,9 +14,10 @@ from functools import cached_property
 
 import numpy as np
 
-from lmc.fsm.minimise import DEAD, numbered
+from lmc.fsm.minimise import DEAD, numbered, to_the_end
 
 FAR = -(1 << 30)  # in a row: the byte is not legal
+_LARGE = 2000  # states from which on looking for the ends takes longer than a step may
 LONG = 16  # characters, and bytes of a token, that windows look ahead
 
 
@@ -85,6 +86,52 @@ class ByteDFA:
     def accepts(self, text: bytes) -> bool:
         end = self.step(0, text)
         return end >= 0 and bool(self.final[end])
+
+    def begin(self) -> None:
+        """A step begins; here it needs no budget."""
+
+    def is_final(self, state: int) -> bool:
+        """The text so far is in the language."""
+        return self._ends[state] != 0
+
+    def are_final(self, states: np.ndarray) -> np.ndarray:
+        return self.final[states]
+
+    def is_done(self, state: int) -> bool:
+        """The text so far is in the language, and nothing may follow."""
+        return self._done[state] != 0
+
+    @cached_property
+    def _done(self) -> bytes:
+        return (self.final & (self.ways[self.rows[:-1] >> 8] == 0)).tobytes()  # quicker to read one by one
+
+    def ways_at(self, state: int) -> int:
+        """How many bytes are legal."""
+        return int(self.ways[self.rows[state] >> 8])
+
+    def distances(self, states: np.ndarray) -> np.ndarray:
+        """Bytes from each state to the nearest end."""
+        return self._distances[states]
+
+    @cached_property
+    def _distances(self) -> np.ndarray:
+        return to_the_end(*self.edges, self.final)
+
+    def prepare(self) -> None:
+        """Finds what takes long of a large automaton now, and not in a step that others wait for."""
+        if self.states > _LARGE and self.forces_characters:
+            _ = self._distances
+
+    def window_of(self, state: int) -> int:
+        return int(self.window[state])
+
+    def representative(self, state: int) -> int:
+        """A state of the same window."""
+        return state
+
+    def split(self, state: int) -> tuple[int, int] | None:
+        """There are no rules within rules."""
+        return None
 
     @cached_property
     def _rows(self) -> memoryview:

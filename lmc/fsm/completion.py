@@ -7,6 +7,7 @@ from collections import deque
 import numpy as np
 
 from lmc.fsm.bytedfa import ByteDFA
+from lmc.fsm.lazy import Machine
 
 
 def completion(dfa: ByteDFA, text: str) -> str | None:
@@ -32,7 +33,7 @@ def completion(dfa: ByteDFA, text: str) -> str | None:
     raise AssertionError("an automaton has no dead states")
 
 
-def all_endings(dfa: ByteDFA, state: int, limit: int) -> list[bytes] | None:
+def all_endings(dfa: Machine, state: int, limit: int) -> list[bytes] | None:
     """All texts that lead from a state to an end, or None if they are more than `limit`."""
     found = list[bytes]()
     todo: list[tuple[int, bytes]] = [(state, b"")]
@@ -40,9 +41,9 @@ def all_endings(dfa: ByteDFA, state: int, limit: int) -> list[bytes] | None:
         at, text = todo.pop()
         forced, at = dfa.forced(at)
         text += forced
-        if dfa.final[at]:
+        if dfa.is_final(at):
             found.append(text)
-        ways = int(dfa.ways[dfa.rows[at] >> 8])
+        ways = dfa.ways_at(at)
         if len(found) + len(todo) + ways > limit:  # each of them has an ending of its own
             return None
         if ways:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lmc.errors import ConstraintError
-from lmc.fsm.json_text import one_of, parts_of, refers, repeat, seq
-from lmc.fsm.regex import NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union
+from lmc.fsm.json_text import one_of, refers, repeat, seq
+from lmc.fsm.regex import NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union, parts_of
 
 MAX_NODES = 400_000  # of a tree that rules are written into
 
@@ -106,12 +106,16 @@ class Grammar:
 
     def ebnf(self) -> str:
         """The grammar in xgrammar's EBNF; its start is `root`. Raises ConstraintError if it derives no text."""
+        return _Writer(self.productive()).text()
+
+    def productive(self) -> Grammar:
+        """Without what derives no text. Raises ConstraintError if all of it derives none."""
         productive = self._productive
         rules = {name: _within(body, productive) for name, body in self.rules.items() if name in productive}
         start = _within(self.start, productive)
         if start == NOTHING:
             raise ConstraintError("the grammar derives no text at all")
-        return _Writer(Grammar(start, rules)).text()
+        return Grammar(start, rules)
 
     @cached_property
     def _productive(self) -> frozenset[str]:

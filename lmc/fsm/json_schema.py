@@ -36,7 +36,6 @@ from lmc.fsm.json_text import (
     number,
     one_of,
     optional,
-    parts_of,
     repeat,
     seq,
     string,
@@ -44,7 +43,7 @@ from lmc.fsm.json_text import (
     text,
 )
 from lmc.fsm.json_ways import Ways
-from lmc.fsm.regex import EMPTY, NOTHING, Node, Ref, parse
+from lmc.fsm.regex import EMPTY, NOTHING, Node, Ref, parse, parts_of
 
 _MOST_NODES = 2 * MAX_NODES  # of a tree, what is shared counted each time
 _MOST_UNIQUE = 8  # values of an array of unique items: one state for each set of them

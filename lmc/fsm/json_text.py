@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from lmc.fsm.algebra import automaton
 from lmc.fsm.charset import MAX_CHAR, Ranges, without_surrogates
-from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union, parse
+from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union, parse, parts_of
 
 # -- building trees ------------------------------------------------------------------------------------------------
 
@@ -326,15 +326,3 @@ def refers(tree: Node) -> frozenset[str]:
     if isinstance(tree, Ref):
         return frozenset((tree.rule,))
     return frozenset().union(*map(refers, parts_of(tree)))
-
-
-def parts_of(tree: Node) -> tuple[Node, ...]:
-    """The trees right below."""
-    if isinstance(tree, Chars | Ref):
-        return ()
-    return (
-        (tree.body,) if isinstance(tree, Repeat)
-        else tuple(body for _, body, _ in tree.edges) if isinstance(tree, Graph)
-        else tree.parts if isinstance(tree, Concat)
-        else tree.arms
-    )  # fmt: skip

@@ -76,6 +76,18 @@ NOTHING = Union(())  # no text at all
 ANY = Chars(((0, charset.SURROGATES[0] - 1), (charset.SURROGATES[1] + 1, charset.MAX_CHAR)))
 
 
+def parts_of(tree: Node) -> tuple[Node, ...]:
+    """The trees right below."""
+    if isinstance(tree, Chars | Ref):
+        return ()
+    return (
+        (tree.body,) if isinstance(tree, Repeat)
+        else tuple(body for _, body, _ in tree.edges) if isinstance(tree, Graph)
+        else tree.parts if isinstance(tree, Concat)
+        else tree.arms
+    )  # fmt: skip
+
+
 def parse(pattern: str, *, search: bool = False) -> Node:
     """The tree of a pattern: of the texts that it matches as a whole or, with `search`, of those that contain a match.
 
@@ -151,6 +163,7 @@ class _Reader:
 
     def __init__(self, pattern: str, flags: int) -> None:
         self.pattern, self.flags = pattern, flags
+        self.literals: dict[int, Node] = {}
 
     def whole(self, items: list[tuple[Any, Any]], search: bool) -> Node:
         """The pattern; when searching, with any text before and behind it where no anchor says otherwise."""
@@ -183,7 +196,9 @@ class _Reader:
 
     def item(self, op: Any, arg: Any, *, at_start: bool, at_end: bool) -> Node:
         if op is _sre.LITERAL:
-            return self.chars(self.folded([(arg, arg)]))
+            if arg not in self.literals:
+                self.literals[arg] = self.chars(self.folded([(arg, arg)]))
+            return self.literals[arg]
         if op is _sre.NOT_LITERAL:
             return self.chars(charset.complement(self.folded([(arg, arg)])))
         if op is _sre.ANY:
