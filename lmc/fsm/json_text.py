@@ -7,10 +7,11 @@ strings and free numbers are the exception: any spelling of them that RFC 8259 a
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
 
@@ -128,14 +129,12 @@ class Bounds:
     def free(self) -> bool:
         return self == FREE
 
-    def both(self, other: Bounds) -> Bounds | None:
-        """Within both; None where the two steps have no common multiple that this knows."""
+    def both(self, other: Bounds) -> Bounds:
+        """Within both."""
         low, open_low = _tighter((self.low, self.open_low), (other.low, other.open_low), 1)
         high, open_high = _tighter((self.high, self.open_high), (other.high, other.open_high), -1)
         steps = [s for s in (self.step, other.step) if s is not None]
-        step = max(steps, default=None)
-        if step is not None and Fraction(step) % Fraction(min(steps)):
-            return None
+        step = _common_multiple(*steps) if len(steps) == 2 else max(steps, default=None)
         return Bounds(low, high, open_low, open_high, step)
 
     def contains(self, x: Decimal) -> bool:
@@ -156,6 +155,15 @@ class Bounds:
 
 
 FREE = Bounds()
+
+
+def _common_multiple(a: Decimal, b: Decimal) -> Decimal:
+    """The least, exactly: steps are decimals."""
+    x, y = Fraction(a), Fraction(b)
+    found = Fraction(math.lcm(x.numerator, y.numerator), math.gcd(x.denominator, y.denominator))
+    with localcontext() as context:
+        context.prec = 1000
+        return Decimal(found.numerator) / Decimal(found.denominator)
 
 
 def _tighter(

@@ -21,6 +21,7 @@ from lmc.fsm.left_recursion import without_left_recursion
 from lmc.fsm.regex import Node, parse, shown
 from lmc.fsm.structural_tag import compile_structural_tag
 
+Check = Callable[[str], str | None]
 MAX_BYTES = 40 << 20  # of the whole automaton of a schema or grammar
 
 
@@ -39,6 +40,11 @@ def machine_of(kind: str, source: str) -> Machine:
         if dfa is not None and dfa.nbytes <= MAX_BYTES:
             return dfa
     return lazily(Grammar(tree, {}) if tree is not None else grammar_of(kind, source))
+
+
+def check_of(kind: str, source: str) -> Check | None:
+    """What says why a complete answer is not valid, None if it is; None where the machine allows nothing that is not."""
+    return compile_schema(source).check if kind == "json_schema" else None
 
 
 def automaton_of(kind: str, source: str) -> ByteDFA | None:
@@ -61,7 +67,7 @@ def tree_of(kind: str, source: str) -> Node | None:
         return parse(source)
     try:
         if kind == "json_schema":
-            grammar, depth = compile_schema(source)
+            grammar, depth, *_ = compile_schema(source)
             tree = grammar.tree(depth)
             if tree is None and depth is not None:
                 raise _too_deep()

@@ -316,6 +316,8 @@ class FakeMatcher:
     def complete(self) -> bool:
         return self.count > 0
 
+    def check(self, text: str) -> None: ...
+
     @property
     def done(self) -> bool:
         return self.count == 3

@@ -193,8 +193,17 @@ class Answer:
         found = self._find_stop(before) if len(self.text) > before else None
         if found is not None:
             return self._cut(*found)
+        if self.matcher is not None and reason["type"] == "stop" and self.matcher.complete:
+            self._check()
         self._feed(len(self.text))
         return Ending(self.text, tuple(self._ids), len(self._ids), reason)
+
+    def _check(self) -> None:
+        assert self.matcher is not None
+        try:
+            self.matcher.check(self.text)
+        except ConstraintError as error:
+            raise ConstraintError(error.message, loc=self._loc) from None
 
     def _safe(self) -> int:
         """Length of the text that no stop can cut any more."""

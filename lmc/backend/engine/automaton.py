@@ -20,8 +20,10 @@ from lmc.errors import ConstraintError, Loc
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.dfa import DEAD
 from lmc.fsm.forced import Encode, ForcedTokens, no_tokens
+from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lazy import LazyDFA
-from lmc.fsm.sources import machine_of
+from lmc.fsm.regex import shown
+from lmc.fsm.sources import Check, check_of, machine_of
 from lmc.fsm.store import Store
 from lmc.fsm.tokens import Row, TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
@@ -69,7 +71,7 @@ class ConstraintCompiler:
         if isinstance(compiled.automaton.dfa, LazyDFA) and compiled.automaton.dfa.is_worn:
             self._automata.forget(constraint)  # those who follow it go on with it
             compiled = self._automata.get(constraint)
-        return AutomatonMatcher(compiled.automaton, compiled.forced, self._want(compiled), compiled.surprises)
+        return AutomatonMatcher(compiled.automaton, compiled.forced, self._want(compiled), compiled.surprises, compiled.check)
 
     def _compiled(self, constraint: Constraint) -> _Compiled:
         automaton = self._restored(constraint) or self._built(constraint)
@@ -77,7 +79,8 @@ class ConstraintCompiler:
         start = automaton.start if forced is None else forced.run(automaton.start).state
         if not automaton.is_done(start):
             automaton.mask(start)  # every answer begins there: now, and not in a step that others wait for
-        compiled = _Compiled(automaton, forced, Ahead(automaton, forced), Surprises())
+        check = None if constraint in self._stored else check_of(constraint.kind, constraint.source)
+        compiled = _Compiled(automaton, forced, Ahead(automaton, forced), Surprises(), check)
         if (want := self._want(compiled)) is not None:
             want(start)
         return compiled
@@ -97,7 +100,7 @@ class ConstraintCompiler:
 
     def _built(self, constraint: Constraint) -> TokenAutomaton:
         automaton = TokenAutomaton(machine_of(constraint.kind, constraint.source), self.vocabulary)
-        if self._store is not None and (tables := automaton.tables()) is not None:
+        if self._store is not None and _is_whole(constraint) and (tables := automaton.tables()) is not None:
             self._store.save(_key(constraint), self.vocabulary, tables)
             self._stored[constraint] = 0
         return automaton
@@ -119,7 +122,7 @@ class ConstraintCompiler:
         self._stored.pop(constraint, None)
 
     def _keep(self, constraint: Constraint, compiled: _Compiled) -> None:
-        if self._store is None or (tables := compiled.automaton.tables()) is None:
+        if self._store is None or constraint not in self._stored or (tables := compiled.automaton.tables()) is None:
             return
         with self._lock:
             before, self._stored[constraint] = self._stored.get(constraint, 0), len(tables.rows)
@@ -139,6 +142,11 @@ class ConstraintCompiler:
         )
 
 
+def _is_whole(constraint: Constraint) -> bool:
+    """Whether the automaton is all that there is to a constraint: no warnings and no checks."""
+    return constraint.kind != "json_schema" or not str(compile_schema(constraint.source).notes)
+
+
 def _key(constraint: Constraint) -> str:
     """What the store knows it by: a regex by itself."""
     return constraint.source if constraint.kind == "regex" else f"{constraint.kind}\0{constraint.source}"
@@ -151,6 +159,7 @@ class _Compiled(NamedTuple):
     forced: ForcedTokens | None
     ahead: Ahead
     surprises: Surprises
+    check: Check | None
 
 
 def _weight(compiled: _Compiled) -> int:
@@ -185,6 +194,7 @@ class AutomatonMatcher:
 
     want        told of each state, behind all that is forced, in which the answer waits for a token
     surprises   of all answers to this constraint
+    check       of complete texts, where the automaton allows more than the constraint
     """
 
     def __init__(
@@ -193,7 +203,9 @@ class AutomatonMatcher:
         forced: ForcedTokens | None = None,
         want: Callable[[int], None] | None = None,
         surprises: Surprises | None = None,
+        check: Check | None = None,
     ) -> None:
+        self._check = check
         self._automaton, self._forced, self._want = automaton, forced, want
         self._surprises = surprises or Surprises()
         self._is_small = isinstance(automaton.dfa, ByteDFA) and automaton.dfa.nbytes <= _MOST_ON_DEVICE
@@ -253,6 +265,10 @@ class AutomatonMatcher:
     @property
     def complete(self) -> bool:
         return self._automaton.is_final(self.state)
+
+    def check(self, text: str) -> None:
+        if self._check is not None and (why := self._check(text)) is not None:
+            raise ConstraintError(f"the answer {shown(text)} is not valid: {why}; ask again, or change what could not be enforced (a warning named it)")
 
     @property
     def done(self) -> bool:

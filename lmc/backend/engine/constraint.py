@@ -63,6 +63,10 @@ class Matcher(Protocol):
         """The text so far is in the language."""
         ...
 
+    def check(self, text: str) -> None:
+        """Raises ConstraintError if a complete text breaks what only the whole of it can show."""
+        ...
+
     @property
     def done(self) -> bool:
         """Complete, and nothing may follow."""

@@ -10,7 +10,7 @@ import pytest
 
 from lmc.backend.engine import automaton
 from lmc.backend.engine.automaton import AutomatonMatcher, ConstraintCompiler
-from lmc.errors import ConstraintError, Loc
+from lmc.errors import ConstraintError, Loc, SchemaWarning
 from lmc.fsm.store import Store
 from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
@@ -93,6 +93,16 @@ def test_what_takes_too_long_fails_the_answer_that_needs_it(monkeypatch: pytest.
             _ = matcher.bits
     monkeypatch.undo()
     assert made.matcher(regex).bits.any()  # others go on
+
+
+def test_what_only_the_whole_answer_shows_is_checked_at_its_end():
+    made = compiler()
+    schema = Constraint("json_schema", '{"type": "array", "items": {"type": "string"}, "uniqueItems": true}')
+    with pytest.warns(SchemaWarning, match="/uniqueItems is about"):
+        matcher = made.matcher(schema)
+    matcher.check('["a", "b"]')
+    with pytest.raises(ConstraintError, match="is not valid: /: /uniqueItems does not hold"):
+        matcher.check('["a", "b", "a"]')
 
 
 def test_an_invalid_regex_names_the_place():
