@@ -17,6 +17,8 @@ from lmc.fsm.minimise import live, minimised
 from lmc.fsm.regex import NOTHING, Chars, Concat, Graph, Node
 
 S = TypeVar("S", bound=Hashable)
+_MOST_SETS = 100_000  # looked at while one language is determinised
+_MOST_MADE = 20_000  # states of a machine
 
 
 def both(a: Node, b: Node, work: Work | None = None) -> Node:
@@ -44,7 +46,7 @@ def automaton(start: S, step: Callable[[S, str], S | None], is_final: Callable[[
         for char in alphabet:
             target = step(state, char)
             if target is not None and target not in numbers:
-                if len(numbers) >= MAX_STATES:
+                if len(numbers) >= _MOST_MADE:
                     raise TooLarge
                 numbers[target] = len(order)
                 order.append(target)
@@ -56,7 +58,7 @@ def automaton(start: S, step: Callable[[S, str], S | None], is_final: Callable[[
 
 def _product(a: Node, b: Node, keep: Callable[[bool, bool], bool], work: Work) -> Node:
     alphabet = Alphabet.of(Concat((a, b)))
-    (table_a, final_a), (table_b, final_b) = determinised(a, alphabet), determinised(b, alphabet)
+    (table_a, final_a), (table_b, final_b) = determinised(a, alphabet, _MOST_SETS), determinised(b, alphabet, _MOST_SETS)
     work.spend(table_a.size + table_b.size)
     rows_a, rows_b = table_a.tolist(), table_b.tolist()
     ends_a, ends_b = [*final_a.tolist(), False], [*final_b.tolist(), False]  # DEAD reads the last

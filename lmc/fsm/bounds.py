@@ -10,7 +10,7 @@ from lmc.errors import ConstraintError
 from lmc.fsm.regex import shown
 
 MAX_SOURCE = 256_000  # characters of a source: what is linear in it takes ten seconds at most
-MAX_WORK = 400_000  # transitions looked at while languages are combined: some seconds
+MAX_WORK = 150_000  # transitions looked at while languages are combined: about half a second
 
 
 class TooLarge(Exception):

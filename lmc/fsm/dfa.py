@@ -108,15 +108,17 @@ class Alphabet:
 
 
 def sets(trees: Iterable[Node]) -> Iterable[Chars]:
-    """The sets of characters in trees; those of a part that is shared once."""
+    """The sets of characters in trees; those of a part that is shared once. The trees live on meanwhile."""
     seen: set[int] = set()
     todo = list(trees)
     while todo:
         tree = todo.pop()
+        if id(tree) in seen:
+            continue
+        seen.add(id(tree))
         if isinstance(tree, Chars):
             yield tree
-        elif id(tree) not in seen:
-            seen.add(id(tree))
+        else:
             todo.extend(reversed(parts_of(tree)))
 
 

@@ -23,7 +23,7 @@ from lmc.errors import ConstraintError, SchemaWarning
 from lmc.fsm.algebra import both, without
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.completion import all_endings
-from lmc.fsm.dfa import build
+from lmc.fsm.dfa import SOON, build
 from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_apart import admit, admits, characters, less
 from lmc.fsm.json_check import Checker
@@ -47,11 +47,10 @@ from lmc.fsm.json_text import (
 )
 from lmc.fsm.json_ways import Ways
 from lmc.fsm.lazy import LazyDFA
-from lmc.fsm.regex import EMPTY, NOTHING, Node, Ref, parse, parts_of
+from lmc.fsm.regex import ANY, EMPTY, NOTHING, Node, Ref, parse, parts_of
 
 _LARGE = 500  # nodes of a tree, from which on it is a rule
 _REFERENCES = frozenset(REFERENCES) | {""}
-_MOST_STEP = 4  # digits of multipleOf: one state for each remainder
 _MOST_COUNTED = 8192  # states of an object whose properties are counted
 _MOST_UNIQUE = 8  # values of an array of unique items: one state for each set of them
 _MOST_PARTS = 64  # of the names that patternProperties speak of, by which of the patterns match
@@ -179,17 +178,18 @@ class _Compiler:
             if (kind := type_of(v)) in shape.types and kind in ("array", "object"):
                 self.ways.check_later(shape.pointer, f"excludes an {kind}")
         try:
-            return one_of([_OF_TYPES[kind](self, self.steppable(shape, kind)) for kind in kinds])
+            return one_of([self.of_type(kind, shape) for kind in kinds])
         except TooLarge:
             raise wrong(shape.pointer, "needs too large an automaton; use smaller lengths and simpler patterns") from None
 
-    def steppable(self, shape: Shape, kind: str) -> Shape:
-        """With a step that digits can be counted for."""
-        step = shape.bounds.step
-        if kind not in ("integer", "number") or step is None or len(step.normalize().as_tuple().digits) <= _MOST_STEP:
-            return shape
-        self.ways.check_later(f"{shape.pointer}/multipleOf", "needs too large an automaton")
-        return replace(shape, bounds=replace(shape.bounds, step=None))
+    def of_type(self, kind: str, shape: Shape) -> Node:
+        try:
+            return _OF_TYPES[kind](self, shape)
+        except TooLarge:
+            if kind not in ("integer", "number") or shape.bounds.step is None:
+                raise
+            self.ways.check_later(f"{shape.pointer}/multipleOf", "needs too large an automaton")
+            return _OF_TYPES[kind](self, replace(shape, bounds=replace(shape.bounds, step=None)))
 
     def number(self, shape: Shape) -> Node:
         excluded = [v for v in shape.excluded if type_of(v) in ("integer", "number")]
@@ -207,7 +207,11 @@ class _Compiler:
     def string(self, shape: Shape) -> Node:
         if not shape.texts and shape.length == (0, None) and not any(isinstance(v, str) for v in shape.excluded):
             return free_string()
-        return string_of(characters(self.work, shape))
+        try:
+            return string_of(characters(self.work, shape))
+        except TooLarge:  # one of several languages, or a count beside one
+            self.ways.check_later(shape.pointer, "has a pattern beside a length or another pattern that needs too large an automaton")
+            return string_of(shape.texts[0] if shape.texts else repeat(ANY, *shape.length))
 
     def object(self, shape: Shape) -> Node:
         names = list(dict.fromkeys([*(n for rule in shape.objects for n in rule.properties), *shape.required]))
@@ -238,7 +242,7 @@ class _Compiler:
         """The texts of each language, where they are few in all."""
         found: list[list[str]] = []
         for language in languages:
-            texts = all_endings(build(language), 0, _MOST_UNIQUE) if language != ANY_TEXT else None
+            texts = _few_texts(language)
             if texts is None or sum(map(len, found)) + len(texts) > _MOST_UNIQUE:
                 return None
             found.append(sorted(text.decode() for text in texts))
@@ -341,6 +345,14 @@ _OF_TYPES: Mapping[str, Callable[[_Compiler, Shape], Node]] = {
     "boolean": lambda self, shape: self.one_among(shape, (True, False)),
     "null": lambda self, shape: self.one_among(shape, (None,)),
 }
+
+
+def _few_texts(language: Node) -> list[bytes] | None:
+    """All of them, where they are few and soon found."""
+    try:
+        return all_endings(build(language, SOON), 0, _MOST_UNIQUE) if language != ANY_TEXT else None
+    except TooLarge:
+        return None
 
 
 def _decimals(value: int | float | Decimal) -> Node:

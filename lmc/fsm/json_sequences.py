@@ -11,7 +11,7 @@ from lmc.fsm.json_shapes import All, Shape, counts_behind
 from lmc.fsm.json_text import one_of, seq
 from lmc.fsm.regex import EMPTY, NOTHING, Graph, Node
 
-_MOST_COUNTED = 4096  # states of an array whose items are counted
+_MOST_COUNTED = 1024  # states of an array whose items are counted
 
 
 def members(layout: Layout, fixed: Sequence[tuple[Node, bool]], others: Sequence[Node], shape: Shape, *, each_once: bool = False) -> Node:

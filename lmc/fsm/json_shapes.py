@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from lmc.errors import ConstraintError
-from lmc.fsm.dfa import build
 from lmc.fsm.json_text import FREE, Bounds
+from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.regex import Node
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
@@ -178,7 +178,9 @@ def has_text(language: Node, value: str) -> bool:
     return _built(language).accepts(value.encode("utf-8", "surrogatepass"))
 
 
-_built = lru_cache(maxsize=256)(build)
+@lru_cache(maxsize=256)
+def _built(language: Node) -> LazyDFA:
+    return LazyDFA(language, {}, frozenset())
 
 
 def opposite(place: Place) -> Place:

@@ -23,7 +23,12 @@ from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Concat, Graph, Node, Ref, 
 
 
 def text(literal: str) -> Node:
-    return seq(*(Chars(((ord(c), ord(c)),)) for c in literal))
+    return seq(*map(_literal, literal))
+
+
+@lru_cache(4096)
+def _literal(char: str) -> Chars:
+    return Chars(((ord(char), ord(char)),))
 
 
 def seq(*parts: Node) -> Node:
@@ -34,7 +39,8 @@ def seq(*parts: Node) -> Node:
 
 
 def one_of(arms: Sequence[Node]) -> Node:
-    kept = tuple(dict.fromkeys(a for a in arms if a != NOTHING))
+    named = {a if isinstance(a, Chars | Ref) else id(a): a for a in arms if a != NOTHING}  # trees by id: to hash one takes long
+    kept = tuple(named.values())
     return kept[0] if len(kept) == 1 else Union(kept)
 
 
@@ -331,6 +337,14 @@ def lengths(tree: Node) -> tuple[int, int | None]:
 
 def refers(tree: Node) -> frozenset[str]:
     """The rules that a tree names."""
-    if isinstance(tree, Ref):
-        return frozenset((tree.rule,))
-    return frozenset().union(*map(refers, parts_of(tree)))
+    found: set[str] = set()
+    seen: set[int] = set()
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Ref):
+            found.add(node.rule)
+        elif not isinstance(node, Chars) and id(node) not in seen:
+            seen.add(id(node))
+            todo.extend(parts_of(node))
+    return frozenset(found)

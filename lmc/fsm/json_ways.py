@@ -21,7 +21,7 @@ from lmc.fsm.json_negation import negated
 from lmc.fsm.json_shapes import All, Place, Shape, rules_of, unannotated, without_unevaluated, wrong
 
 MOST_SHAPES = 256
-_MOST_PRODUCT = 20_000  # combinations that are looked at
+_MOST_PRODUCT = 5_000  # combinations that are looked at
 _FEW_SHAPES = 8  # of more it is worth while to see which are possible
 _MOST_LOOKS = 30_000  # at schemas: a second or two
 
@@ -106,7 +106,7 @@ class Ways(Keywords):
             if keyword not in schema:
                 continue
             arms = [self.of_place(place.at(keyword, i), refs) for i in range(len(self.list_of(place, keyword)))]
-            if keyword == "oneOf" and not self.wide and (together := not_apart(self, place, found, arms)) is not None:
+            if keyword == "oneOf" and not self.wide and (together := self._together(place, found, arms)) is not None:
                 arms = self._exactly_one(place, arms, together, refs)
             and_([s for arm in arms for s in arm])
         if not self.wide:
@@ -116,6 +116,12 @@ class Ways(Keywords):
         if schema.get("nullable") is True:
             found.append(Shape(place.pointer, types=frozenset(("null",))))
         return tuple(found)
+
+    def _together(self, place: Place, found: Sequence[Shape], arms: Sequence[Sequence[Shape]]) -> tuple[int, int] | None:
+        try:
+            return not_apart(self, place, found, arms)
+        except TooLarge:
+            return 0, 1
 
     def _evaluated(self, shape: Shape, place: Place) -> Shape:
         if place.schema.get("unevaluatedItems", True) is not True and shape.contains and self.references.draft >= 2020:

@@ -56,7 +56,6 @@ class LazyDFA:
         self._following: dict[_Set, dict[Classes, _Set]] = {}
         self._representatives: dict[int, int] = {}
         self._splits: dict[int, tuple[int, int] | None] = {}
-        self._allowed = MOST_FORMS
         self._number(frozenset((self._terms.of(start),)))
 
     # -- what a ByteDFA has, too -----------------------------------------------------------------------------------
@@ -77,7 +76,7 @@ class LazyDFA:
 
     def begin(self) -> None:
         """A step begins: it has all of its budget."""
-        self._allowed = self._terms.spent + MOST_FORMS
+        self._terms.limit = self._terms.spent + MOST_FORMS
 
     def following(self, states: np.ndarray, text: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """int64: the state behind each of `states` and the byte beside it, DEAD where that is not legal; DEAD stays."""
@@ -221,8 +220,6 @@ class LazyDFA:
         else:
             for first, last, ref in self._shapes.inside(content[0]):
                 row[first : last + 1] = content[1][ref] if isinstance(ref, int) else self._inner(ref, content[1])
-        if self._terms.spent > self._allowed:
-            raise ConstraintError("a step of this constraint takes too long: there are too many ways to read what was written; use smaller repeats, or classes instead of nested alternatives")
         slot = self._made
         if slot >= len(self._rows):
             self._rows = np.concatenate([self._rows, np.full((len(self._rows), 256), DEAD, np.int32)])
@@ -241,7 +238,7 @@ class LazyDFA:
         for term in content:
             for classes, behind in forms(term):
                 by_classes[classes].append(behind)
-        self._terms.spent += len(content)
+        self._terms.pay(len(content))
         targets: dict[int, int] = {}  # by state, its leaf
         pattern = [FAR] * self._classes
         for classes, terms in _apart(by_classes):

@@ -31,15 +31,18 @@ def machine_of(kind: str, source: str) -> Machine:
 
     Raises ConstraintError for what is invalid, cannot be enforced, or matches nothing.
     """
-    tree = tree_of(kind, source)
-    if tree is not None:
-        try:
+    grammar = grammar_of(kind, source)
+    try:
+        tree = grammar.tree(most=SOON)
+        if tree is not None:
             dfa = build(tree, SOON)
-        except TooLarge:
-            dfa = None
-        if dfa is not None and dfa.nbytes <= MAX_BYTES:
-            return dfa
-    return lazily(Grammar(tree, {}) if tree is not None else grammar_of(kind, source))
+            if dfa.nbytes <= MAX_BYTES:
+                return dfa
+    except TooLarge:
+        pass  # what follows takes no time beforehand
+    except RecursionError:
+        raise _nested(kind, source) from None
+    return lazily(grammar)
 
 
 def check_of(kind: str, source: str) -> Check | None:
@@ -57,6 +60,8 @@ def automaton_of(kind: str, source: str) -> ByteDFA | None:
         dfa = build(tree)
     except TooLarge:
         return None
+    except RecursionError:
+        raise _nested(kind, source) from None
     return dfa if kind == "regex" or dfa.nbytes <= MAX_BYTES else None
 
 
@@ -74,7 +79,11 @@ def tree_of(kind: str, source: str) -> Node | None:
             return tree
         return _READERS[kind](source).tree()
     except RecursionError:
-        raise ConstraintError(f"{kind} {shown(source)} is nested too deep") from None
+        raise _nested(kind, source) from None
+
+
+def _nested(kind: str, source: str) -> ConstraintError:
+    return ConstraintError(f"{kind} {shown(source)} is nested too deep")
 
 
 def _too_deep() -> ConstraintError:
@@ -91,8 +100,17 @@ _READERS: Mapping[str, Callable[[str], Grammar]] = {
 
 def grammar_of(kind: str, source: str) -> Grammar:
     """A constraint as rules; recursion that a schema cuts at a depth is written out."""
-    tree = tree_of(kind, source)
-    return Grammar(tree, {}) if tree is not None else _READERS[kind](source)
+    check_source(kind, source)
+    if kind == "regex":
+        return Grammar(parse(source), {})
+    if kind == "json_schema" and compile_schema(source).depth is not None:
+        tree = tree_of(kind, source)
+        assert tree is not None
+        return Grammar(tree, {})
+    try:
+        return _READERS[kind](source)
+    except RecursionError:
+        raise _nested(kind, source) from None
 
 
 def ebnf_of(kind: str, source: str) -> str:
@@ -102,6 +120,9 @@ def ebnf_of(kind: str, source: str) -> str:
 
 def lazily(grammar: Grammar) -> LazyDFA:
     """The automaton of a grammar that is made while it is used. Raises ConstraintError if the grammar derives no text."""
-    grammar = grammar.productive()
-    rules = without_left_recursion(grammar.rules) if grammar.recursive else grammar.rules
-    return LazyDFA(grammar.start, rules, Grammar(grammar.start, rules).recursive)
+    try:
+        grammar = grammar.productive()
+        rules = without_left_recursion(grammar.rules) if grammar.recursive else grammar.rules
+        return LazyDFA(grammar.start, rules, Grammar(grammar.start, rules).recursive)
+    except RecursionError:
+        raise ConstraintError("the grammar is nested too deep") from None

@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lmc.fsm.bounds import TooLarge
+from lmc.errors import ConstraintError
 from lmc.fsm.bytedfa import LONG
 from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parts_of
 
 Classes = tuple[int, ...]
-MAX_FORMS = 200_000  # ways to begin one frame
 _FAR = LONG + 1  # turns and frames that no token of up to LONG bytes reaches behind
 _MANY = 32  # terms of one kind from which on they are no longer compared with each other
 
@@ -69,7 +68,7 @@ class Terms:
 
     def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], members: Mapping[Chars, Classes]) -> None:
         self._rules, self._recursive, self._members = rules, recursive, members
-        self._least: dict[str, int] = _least_of_rules(rules)
+        self._least: dict[str, int] = least_of_rules(rules)
         self._frames: dict[object, Frame] = {}
         self._canon: dict[int, Node] = {}  # by id of a node, the one that stands for its equals
         self._unique: dict[object, Node] = {}
@@ -81,6 +80,15 @@ class Terms:
         self._return = Frame(None, None, 0, 0)
         self._return.forms, self._return.nullable = (), True
         self.spent = 0  # forms looked at
+        self.limit: int | None = None  # of `spent`
+
+    def pay(self, forms: int) -> None:
+        self.spent += forms
+        if self.limit is not None and self.spent > self.limit:
+            raise ConstraintError(
+                "a step of this constraint takes too long: there are too many ways to read what was written; use smaller repeats, or "
+                "classes instead of nested alternatives"
+            )
 
     def of(self, tree: Node) -> Term:
         return self.push(self.frame(tree), self.end)
@@ -151,9 +159,7 @@ class Terms:
         if frame.forms is None:
             found, frame.nullable = self._begin(frame)
             frame.forms = tuple(dict.fromkeys(found))
-            self.spent += len(found)
-            if len(frame.forms) > MAX_FORMS:
-                raise TooLarge
+            self.pay(len(found))
         return frame.forms
 
     def _begin(self, frame: Frame) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
@@ -166,6 +172,11 @@ class Terms:
             return self._begin_parts(node, 0)
         if isinstance(node, _Tail):
             return self._begin_parts(node.node, node.index)
+        if isinstance(node, _Words):
+            return self._begin_words(node), any(len(word.parts) == node.index for word in node.words)
+        if isinstance(node, Union) and (words := _words_of(node)) is not None:
+            self._alive += words
+            return self._begin_words(_Words(words, 0)), any(not word.parts for word in words)
         if isinstance(node, Union):
             arms = [self.frame(arm) for arm in node.arms]
             forms = [form for arm in arms for form in self._forms(arm)]
@@ -187,6 +198,23 @@ class Terms:
             if not part.nullable:
                 return found, False
         return found, True
+
+    def _begin_words(self, node: _Words) -> list[tuple[Classes, tuple[Frame, ...]]]:
+        by_first: dict[Node, list[Concat]] = {}
+        for word in node.words:
+            if len(word.parts) > node.index:
+                by_first.setdefault(word.parts[node.index], []).append(word)
+        found: list[tuple[Classes, tuple[Frame, ...]]] = []
+        for first, words in by_first.items():
+            assert isinstance(first, Chars)
+            found.append((self._members[first], self._words(words, node.index + 1)))
+        return found
+
+    def _words(self, words: list[Concat], index: int) -> tuple[Frame, ...]:
+        if len(words) == 1:
+            return (self._tail(words[0], index),) if len(words[0].parts) > index else ()
+        least = min(len(word.parts) for word in words) - index
+        return (self._frame((index, *map(id, words)), _Words(words, index), least),)
 
     def _begin_repeat(self, frame: Frame) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
         body = self.frame(frame.node)
@@ -252,7 +280,7 @@ class Terms:
                 if not at.frame.nullable:
                     break
                 at = at.rest
-            self.spent += len(found)
+            self.pay(len(found))
             term.forms, term.final = tuple(found), at.frame is None
         return term.forms
 
@@ -322,7 +350,7 @@ class Terms:
             changed = False
             for i, a in enumerate(spans):
                 for b in spans[i + 1 :]:
-                    self.spent += 1
+                    self.pay(1)
                     if (both := _union(a, b)) is not None:
                         spans.remove(a)
                         spans.remove(b)
@@ -361,6 +389,25 @@ class _Tail:
 
     def __init__(self, node: Concat, index: int) -> None:
         self.node, self.index = node, index
+
+
+class _Words:
+    """What is left of many literal words behind the first characters, which they share: read as a trie, made where it is read."""
+
+    __slots__ = ("index", "words")
+
+    def __init__(self, words: Sequence[Concat], index: int) -> None:
+        self.words, self.index = words, index
+
+
+_MANY_ARMS = 32  # from which on a union of literal words is read as one
+
+
+def _words_of(node: Union) -> list[Concat] | None:
+    """The arms of a union of many literal words; None for any other."""
+    if len(node.arms) < _MANY_ARMS or not all(isinstance(a, Chars) or (isinstance(a, Concat) and all(isinstance(p, Chars) for p in a.parts)) for a in node.arms):
+        return None
+    return [a if isinstance(a, Concat) else Concat((a,)) for a in node.arms]
 
 
 class _At:
@@ -408,7 +455,7 @@ def _within(a: _Spans, b: _Spans) -> bool:
     )
 
 
-_NEVER = 1 << 40  # longer than any text
+NEVER = 1 << 40  # longer than any text
 
 
 def _least(node: Node, rules: Mapping[str, int], known: dict[int, int] | None = None) -> int:
@@ -424,13 +471,24 @@ def _least(node: Node, rules: Mapping[str, int], known: dict[int, int] | None = 
     elif isinstance(node, Concat):
         found = sum(_least(part, rules, known) for part in node.parts)
     elif isinstance(node, Union):
-        found = min((_least(arm, rules, known) for arm in node.arms), default=_NEVER)
+        found = min((_least(arm, rules, known) for arm in node.arms), default=NEVER)
     else:
-        found = _to_the_end(node, {id(body): _least(body, rules, known) for _, body, _ in node.edges}).get(0, _NEVER)
-    found = min(found, _NEVER)
+        found = _to_the_end(node, {id(body): _least(body, rules, known) for _, body, _ in node.edges}).get(0, NEVER)
+    if found >= NEVER and not _is_never(node, rules, known):
+        found = NEVER - 1  # some text, however long
+    found = min(found, NEVER)
     if known is not None:
         known[id(node)] = found
     return found
+
+
+def _is_never(node: Node, rules: Mapping[str, int], known: dict[int, int] | None) -> bool:
+    """Whether a tree of a shortest text that is too long to be counted has none at all."""
+    if isinstance(node, Repeat):
+        return _least(node.body, rules, known) >= NEVER
+    if isinstance(node, Concat):
+        return any(_least(part, rules, known) >= NEVER for part in node.parts)
+    return True
 
 
 def _to_the_end(graph: Graph, lengths: Mapping[int, int]) -> dict[int, int]:
@@ -439,13 +497,13 @@ def _to_the_end(graph: Graph, lengths: Mapping[int, int]) -> dict[int, int]:
     while changed:
         changed = False
         for source, body, to in reversed(graph.edges):
-            if to in far and far[to] + lengths[id(body)] < far.get(source, _NEVER):
+            if to in far and far[to] + lengths[id(body)] < far.get(source, NEVER):
                 far[source], changed = far[to] + lengths[id(body)], True
     return far
 
 
-def _least_of_rules(rules: Mapping[str, Node]) -> dict[str, int]:
-    found = dict.fromkeys(rules, _NEVER)
+def least_of_rules(rules: Mapping[str, Node]) -> dict[str, int]:
+    found = dict.fromkeys(rules, NEVER)
     changed = True
     while changed:
         changed = False

@@ -3,12 +3,13 @@ import json
 
 import pytest
 
-from lmc.errors import ConstraintError
+from lmc.errors import ConstraintError, SchemaWarning
 from lmc.fsm import grammar, json_ways
 from lmc.fsm.algebra import automaton, both, is_empty, without
 from lmc.fsm.bounds import TooLarge, Work
 from lmc.fsm.dfa import build
 from lmc.fsm.forced import ForcedTokens
+from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lark_grammar import compile_lark
 from lmc.fsm.regex import ANY, NOTHING, Repeat, parse
 from lmc.fsm.sources import automaton_of, ebnf_of
@@ -207,11 +208,16 @@ def test_combining_languages_ends_when_the_work_is_used_up():
     assert functools.reduce(both, several) != NOTHING
 
 
-def test_a_schema_that_takes_too_much_work_is_refused_where_it_does(monkeypatch):
+def test_patterns_that_take_too_much_work_together_are_checked_later_or_refused(monkeypatch):
     monkeypatch.setattr(json_ways, "Work", lambda: Work(200))
     word = {"type": "string", "allOf": [{"pattern": c} for c in "abcdef"]}
-    with pytest.raises(ConstraintError, match="json_schema: /properties/word needs too large an automaton; use smaller"):
-        automaton_of("json_schema", json.dumps({"type": "object", "properties": {"id": {"type": "integer"}, "word": word}}))
+    schema = {"type": "object", "properties": {"id": {"type": "integer"}, "word": word}}
+    with pytest.warns(SchemaWarning, match="/properties/word has a pattern beside a length or another pattern"):
+        compiled = compile_schema(json.dumps(schema))
+    assert compiled.check is not None
+    assert compiled.check('{"word": "fedcba"}') is None and compiled.check('{"word": "fed"}') is not None
+    with pytest.raises(ConstraintError, match=r"json_schema: /properties/word has a pattern .* which strict refuses"):
+        compile_schema(json.dumps({**schema, "x-lmc": {"strict": True}}))
 
 
 DOUBLING = "\n".join(["start: a0", *(f"a{i}: a{i + 1} a{i + 1}" for i in range(60)), 'a60: "x"'])
