@@ -67,11 +67,19 @@ def validator(schema):
     return kind(exact, format_checker=checker)
 
 
+def _is_regex(text: str) -> bool:
+    try:
+        return bool(re.compile(text))
+    except re.error:
+        return False
+
+
 _CHECKS = {
     "date": lambda t: re.fullmatch(r"\d{4}-\d\d-\d\d", t) and datetime.strptime(t, "%Y-%m-%d"),
     "time": time.fromisoformat,
     "date-time": datetime.fromisoformat,
-    "duration": lambda t: re.fullmatch(r"P(?!$)(\d+W|(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+S)?)?)", t),
+    "duration": lambda t: re.fullmatch(r"P(?!$)(\d+W|(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+S)?)?)", t) and not re.search(r"\dY\d+D|\dH\d+S", t),
+    "regex": lambda t: _is_regex(t),
     "email": lambda t: re.fullmatch(r"[^@\s]+@[^@\s]+", t),
     "hostname": lambda t: len(t) < 254 and all(re.fullmatch(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)", x) for x in t.split(".")),
     "ipv4": lambda t: ip_address(t).version == 4,
