@@ -174,6 +174,10 @@ class _Reader:
         if len(items) == 1 and items[0][0] is _sre.SUBPATTERN:
             _, add, remove, body = items[0][1]
             return self.under(add, remove).whole(list(body), search)
+        for end in (0, -1):  # what is at an end and holds anchors is taken apart: `^a|^ab$` is read as `^a(?:|b$)`
+            if len(items) > 1 and _holds_anchors(items[end]):
+                before, behind = ([], items[1:]) if end == 0 else (items[:-1], [])
+                return Union(tuple([self.whole([*before, *arm, *behind], search) for arm in _arms(items[end])]))
         at_start = any(op is _sre.AT and arg in _STARTS for op, arg in items[:1])
         at_end = any(op is _sre.AT and arg in _ENDS for op, arg in items[-1:])
         rest = items[1 if at_start else 0 : len(items) - 1 if at_end else len(items)]
@@ -269,6 +273,18 @@ class _Reader:
         if not kept:
             raise _refused(self.pattern, _NO_CHARACTER)
         return Chars(kept)
+
+
+def _arms(item: tuple[Any, Any]) -> list[list[tuple[Any, Any]]]:
+    """Of alternatives, or of a group that changes no flags: what it is one of; nothing for others."""
+    op, arg = item
+    if op is _sre.BRANCH:
+        return [list(arm) for arm in arg[1]]
+    return [list(arg[3])] if op is _sre.SUBPATTERN and not (arg[1] or arg[2]) else []
+
+
+def _holds_anchors(item: tuple[Any, Any]) -> bool:
+    return any(inner[0] is _sre.AT or _holds_anchors(inner) for arm in _arms(item) for inner in arm)
 
 
 # -- places: Python's tree has none, so the construct that was refused is looked up in the text --------------------

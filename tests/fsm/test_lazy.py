@@ -215,6 +215,13 @@ def test_forced_runs_are_those_of_the_whole_automaton():
     assert len(pairs) > 30
 
 
+@pytest.mark.parametrize("pattern", ["^[a-c]{2}|^[a-c]{2}-[a-c]$", "^(a|b$)", "(^a|b)c", "x(y|z$)", "^(?:a(b|c$))", "a$|^b|c"])
+def test_anchors_within_alternatives_at_an_end_of_what_is_searched(pattern):
+    made = lazily(Grammar(parse(pattern, search=True), {}))
+    for text in map("".join, itertools.chain.from_iterable(itertools.product("abcxyz-", repeat=n) for n in range(4))):
+        assert made.accepts(text.encode()) == bool(re.search(pattern, text)), text
+
+
 # -- which of the two ------------------------------------------------------------------------------------------------
 
 
