@@ -47,6 +47,10 @@ class CaptureWarning(UserWarning):
     """Something of a compiled program runs in the interpreter; the message says what and why."""
 
 
+class SchemaWarning(UserWarning):
+    """A JSON schema has what says nothing (unknown keywords and formats), or what can only be checked when an answer ends."""
+
+
 class ConstraintError(LmcError, ValueError):
     """A regex, schema or grammar that is invalid or that this target cannot enforce."""
 

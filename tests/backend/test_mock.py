@@ -328,7 +328,7 @@ def test_schema_answers_have_the_parts_asked_for() -> None:
 
 
 def test_what_a_schema_cannot_enforce_is_refused_by_name() -> None:
-    constraint = Constraint("json_schema", '{"type": "string", "maxLen": 3}')
+    constraint = Constraint("json_schema", '{"type": "string", "maxLen": 3, "x-lmc": {"strict": true}}')
     with pytest.raises(ConstraintError, match=r"prog.py:3: .*keyword 'maxLen'"):
         Mock().submit(None, (gen(constraint=constraint),))
 
