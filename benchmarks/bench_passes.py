@@ -7,7 +7,7 @@
 A batch of fresh items runs cold (cache flushed) and is answered at temperature 0. A pass whose absence leaves the planned
 graph of a workload as it is has no row there: it did nothing. `optimal` is unique / computed prompt tokens. The last column
 is what the row needs more than all passes together, which the missing pass saves; below zero is what that pass costs.
-An engine runs a pass when all that can be asked was asked (stepped.py), so the counters are the same in every run. The
+An engine runs a pass when all programs of the batch wait (stepped.py), so the counters are the same in every run. The
 workloads `late` and `policy` run item by item, on engines of their own: a small KV pool, few rows a pass.
 """
 

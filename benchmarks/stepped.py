@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 from lmc.backend.engine.engine import EngineCore
 from lmc.backend.local import LocalBackend
-from lmc.runahead import flights
-from lmc.runahead.flights import Flights, Worker
+from lmc.frontend import flights
+from lmc.frontend.flights import Flights, Worker
 from lmc.waiting import Signal, waiting_by
 
 
@@ -34,17 +34,26 @@ def stepped(engine: LocalBackend) -> Iterator[Callable[[], None]]:
     threaded: Any = engine._core
     core = SteppedCore(engine._scheduler, threaded._runner)
     driving = threading.Lock()
-    wait, give_way = Worker.wait, Flights.give_way
+    wait, give_way, next_item = Worker.wait, Flights.give_way, Flights._next_item
 
     def in_turns(self: Worker, signal: Signal, timeout: float | None) -> None:
         if timeout is None:
             wait(self, signal, None)
 
-    def drive(self: Flights[Any], worker: Worker) -> None:
-        give_way(self, worker)
+    def drive(self: Flights[Any]) -> None:
         with driving:
             while not self._turns and core.turn():
                 pass
+
+    def gives_way(self: Flights[Any], worker: Worker) -> None:
+        give_way(self, worker)
+        drive(self)
+
+    def takes(self: Flights[Any], worker: Worker) -> int | None:
+        index = next_item(self, worker)
+        if index is None:  # it ends, and others may wait
+            drive(self)
+        return index
 
     def drain() -> None:
         while core.turn():
@@ -59,7 +68,8 @@ def stepped(engine: LocalBackend) -> Iterator[Callable[[], None]]:
                     pass
                 signal.block()
 
-    with waiting_by(Here()), patch.object(Worker, "wait", in_turns), patch.object(Flights, "give_way", drive), patch.object(flights._watch, "over"):
+    in_batches = patch.multiple(Flights, give_way=gives_way, _next_item=takes)
+    with waiting_by(Here()), patch.object(Worker, "wait", in_turns), in_batches, patch.object(flights._watch, "over"):
         engine._core = core
         try:
             yield drain

@@ -80,8 +80,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "global_config",
     ),
     "lmc.errors": (
-        "AnswerError", "ArgumentError", "BackendError", "BudgetExceeded", "CancelledError", "CaptureWarning", "ConstraintError", "Filtered", "HostTimeout",
-        "IRError", "InDoubtEffect", "IncompleteAnswer", "JournalError", "Refused",
+        "AnswerError", "ArgumentError", "BackendError", "BudgetExceeded", "CancelledError", "ConstraintError", "Filtered", "HostTimeout",
+        "IRError", "InDoubtEffect", "IncompleteAnswer", "JournalError", "JournalWarning", "Refused",
         "LmcError", "MissingPackageError", "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "SchemaWarning",
         "ToolError", "UnsupportedOpError",
     ),
@@ -222,7 +222,6 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import BackendError as BackendError
     from lmc.errors import BudgetExceeded as BudgetExceeded
     from lmc.errors import CancelledError as CancelledError
-    from lmc.errors import CaptureWarning as CaptureWarning
     from lmc.errors import ConstraintError as ConstraintError
     from lmc.errors import Filtered as Filtered
     from lmc.errors import HostTimeout as HostTimeout
@@ -230,6 +229,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import InDoubtEffect as InDoubtEffect
     from lmc.errors import IRError as IRError
     from lmc.errors import JournalError as JournalError
+    from lmc.errors import JournalWarning as JournalWarning
     from lmc.errors import LmcError as LmcError
     from lmc.errors import MissingPackageError as MissingPackageError
     from lmc.errors import ModelLoadError as ModelLoadError

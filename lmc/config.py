@@ -15,26 +15,24 @@ from lmc.errors import ArgumentError, ParameterError, ProgramError
 if TYPE_CHECKING:
     from lmc.backend.base import Backend
 
-CHANNELS = ("guards", "exits", "prefix", "schedule", "spec", "trace", "passes", "engine", "backend", "host", "ahead")
+CHANNELS = ("ahead", "backend", "engine", "passes", "prefix", "schedule", "spec")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What can be set, as `LMC_<NAME>` in the environment or by `lmc.config(name=…)`, which wins.
 
-    debug      0–5: 1 a line per trace and exit, 2 + time and tokens per op, 3 + IR before and after the pipeline,
-               4 + IR after each pass that changed it, 5 + each engine batch
-    log        channels to print: guards, exits, prefix, schedule, spec, …
+    debug      0–5: 1 what run-ahead could not follow, 3 + IR before and after the pipeline, 4 + IR after each pass that changed it,
+               5 + each engine batch
+    log        channels to print: ahead, prefix, schedule, spec, …
     print_ir   `after-all` or `after=PASS`; "" for none
     verify     0–3: how often graphs are verified
     skip_passes  passes that pipelines leave out, to see what each is worth; lower-chat stays
-    jit        False runs compiled programs in the interpreter
     seed       the seed of runs that name none; None for a fresh one each time
     cache_dir  where converted weights and compiled constraints are kept
     model      the model of the default backend, "" for the small one
     device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
-    host_threads  how many blocking host calls of a compiled batch run at once; None: one for each program of the batch,
-               but at least 64 and at most 256
+    host_threads  how many items of a batch are in flight, each on a thread while it runs; None: 512
     """
 
     debug: int = 0
@@ -42,7 +40,6 @@ class Settings:
     print_ir: str = ""
     verify: int = 1
     skip_passes: frozenset[str] = frozenset()
-    jit: bool = True
     seed: int | None = None
     cache_dir: Path = Path("~/.cache/lmc")
     model: str = ""
@@ -63,14 +60,6 @@ def _whole(low: int, high: int | None) -> Callable[[str, Any], int]:
         return number
 
     return read
-
-
-def _truth(name: str, value: Any) -> bool:
-    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    try:
-        return known[str(value).lower()]
-    except KeyError:
-        raise ParameterError(f"{name}={value!r}: must be 0 or 1") from None
 
 
 def _items(value: Any) -> list[str]:
@@ -104,7 +93,6 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "print_ir": _text,
     "verify": _whole(0, 3),
     "skip_passes": lambda _, value: frozenset(_items(value)),
-    "jit": _truth,
     "seed": _seed,
     "cache_dir": lambda _, value: Path(value),
     "model": _text,
@@ -164,7 +152,7 @@ def cache_dir() -> Path:
 # -- log channels ----------------------------------------------------------------------------------------------------
 
 # a channel prints when it is named in LMC_LOG, or from this debug level on
-_FROM_LEVEL: Mapping[str, int] = {"trace": 1, "ahead": 1, "host": 2, "passes": 3, "engine": 5, "schedule": 5}
+_FROM_LEVEL: Mapping[str, int] = {"ahead": 1, "passes": 3, "engine": 5, "schedule": 5}
 
 
 def logs(channel: str) -> bool:

@@ -43,8 +43,8 @@ class LmcError(Exception):
         return f"{self.loc}: {self.message}" + (f"\n{excerpt}" if excerpt else "")
 
 
-class CaptureWarning(UserWarning):
-    """Something of a compiled program runs in the interpreter; the message says what and why."""
+class JournalWarning(UserWarning):
+    """A journaled run did what its journal cannot hold: resumed behind it, it would end with JournalError. The message says what and where."""
 
 
 class SchemaWarning(UserWarning):

@@ -104,7 +104,6 @@ class Limits:
     """What one run may spend and has spent, and until when. A sub-program's limits count to its caller's as well.
 
     ledger  what was asked, in program order
-    past    during a replay: the ledger of the compiled run, of which `ledger` becomes what the program really gets to
     """
 
     def __init__(self, budget: Budget | None, timeout: float | None, prices: Prices | None, outer: Limits | None = None) -> None:

@@ -16,7 +16,11 @@ class Waiter(Protocol):
     """What a thread does while it waits."""
 
     def wait(self, signal: Signal, timeout: float | None) -> None:
-        """Return when `signal` is set, or after `timeout` seconds."""
+        """Return when `signal` is set, or after `timeout` seconds, and then not before those whose signals are set."""
+        ...
+
+    def idle(self) -> bool:
+        """Whether nobody else could use the time of this thread, which may compute something that is of use later."""
         ...
 
 
@@ -72,6 +76,12 @@ class Signal:
             if not self._flag:
                 self._wake = wake
             return self._flag
+
+
+def idle() -> bool:
+    """Whether no other program of this thread's batch is ready to run."""
+    waiter: Waiter | None = getattr(_here, "waiter", None)
+    return waiter is None or waiter.idle()
 
 
 async def is_set(signal: Signal) -> None:

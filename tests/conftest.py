@@ -45,8 +45,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             item.add_marker(pytest.mark.unit)
-        if not item.get_closest_marker("unit"):
-            item.add_marker(pytest.mark.filterwarnings("default::lmc.CaptureWarning"))
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist, where it is installed

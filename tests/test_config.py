@@ -38,9 +38,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_environment_gives_settings() -> None:
     found = from_environment(
-        {"LMC_DEBUG": "2", "LMC_LOG": "guards, exits", "LMC_JIT": "0", "LMC_SEED": "7", "OTHER": "x"}
+        {"LMC_DEBUG": "2", "LMC_LOG": "ahead, prefix", "LMC_SEED": "7", "OTHER": "x"}
     )
-    assert found == Settings(debug=2, log=frozenset({"guards", "exits"}), jit=False, seed=7)
+    assert found == Settings(debug=2, log=frozenset({"ahead", "prefix"}), seed=7)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,7 @@ def test_environment_gives_settings() -> None:
     [
         ({"LMC_DEBUG": "9"}, "LMC_DEBUG='9': must be 0 to 5"),
         ({"LMC_DEBUG": "x"}, "LMC_DEBUG='x': must be a whole number"),
-        ({"LMC_JIT": "maybe"}, "LMC_JIT='maybe': must be 0 or 1"),
-        ({"LMC_LOG": "guard"}, "LMC_LOG: no channel 'guard'; there are guards, exits"),
+        ({"LMC_LOG": "ahed"}, "LMC_LOG: no channel 'ahed'; there are ahead, backend"),
     ],
 )
 def test_bad_environment_names_the_variable(environ: dict[str, str], says: str) -> None:
@@ -78,17 +77,17 @@ def test_a_bad_value_changes_nothing() -> None:
 
 
 def test_logs_print_only_on_their_channel(capsys: pytest.CaptureFixture[str]) -> None:
-    config(log="exits")
-    log("exits", "seen")
-    log("guards", "not seen")
-    assert capsys.readouterr().err == "lmc[exits] seen\n"
+    config(log="ahead")
+    log("ahead", "seen")
+    log("prefix", "not seen")
+    assert capsys.readouterr().err == "lmc[ahead] seen\n"
 
 
 def test_debug_levels_turn_channels_on(capsys: pytest.CaptureFixture[str]) -> None:
     config(debug=1)
-    log("trace", "a line per trace")
+    log("ahead", "what could not be followed")
     log("engine", "each batch is level 5")
-    assert capsys.readouterr().err == "lmc[trace] a line per trace\n"
+    assert capsys.readouterr().err == "lmc[ahead] what could not be followed\n"
 
 
 def test_cache_dir_is_made(tmp_path: Path) -> None:

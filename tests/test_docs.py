@@ -83,6 +83,12 @@ def test_every_module_is_on_the_map():
     assert [str(p.relative_to(ROOT)) for p in modules if f"`{p.name}`" not in text] == []
 
 
+def test_every_module_on_the_map_is_there():
+    text = (ROOT / "docs" / "structures.md").read_text()
+    there = {p.name for p in (ROOT / "lmc").rglob("*.py")}
+    assert sorted(set(re.findall(r"`(\w+\.py)`", text)) - there) == []
+
+
 def test_every_benchmark_is_in_its_list():
     text = (ROOT / "benchmarks" / "README.md").read_text()
     assert [p.name for p in sorted((ROOT / "benchmarks").glob("bench_*.py")) if f"`{p.name}`" not in text] == []

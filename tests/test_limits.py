@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import threading
 import time
-import warnings
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -200,7 +199,6 @@ def test_what_is_awaited_when_the_time_is_over_fails_and_is_cancelled():
     assert not mock._pending, "a request was not cancelled"
 
 
-@pytest.mark.filterwarnings("ignore:late goes on in the interpreter. raises RunTimeout:lmc.CaptureWarning")
 def test_after_its_time_a_program_may_end_but_not_ask():
     @lmc.function
     def late(s: Any, q: str) -> Any:
@@ -368,7 +366,6 @@ def _ended(call: Any) -> list[Any]:
     return [s.error() or s for s in found] if isinstance(found, list) else [found.error() or found]
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
 @pytest.mark.parametrize("program", LATE, ids=lambda p: p.name)
 def test_what_is_awaited_when_the_time_is_over_is_cancelled(program: Any, monkeypatch: pytest.MonkeyPatch):
     lines = {helps.__code__.co_firstlineno + 2} if program is awaits_in_a_helper else set[int]()  # which a compiled run says
@@ -389,7 +386,6 @@ def test_what_is_awaited_when_the_time_is_over_is_cancelled(program: Any, monkey
         assert sorted(ENDED) == ["a", "bb"][:runs], way
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
 def test_a_program_that_knows_that_its_time_is_over_may_await_but_not_ask(monkeypatch: pytest.MonkeyPatch):
     @lmc.function
     async def careful_too(s: Any, q: str) -> Any:
@@ -449,12 +445,10 @@ def test_a_sub_program_may_have_less_time(monkeypatch: pytest.MonkeyPatch):
             if limits.timeout == 5:
                 super().at(when, limits)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", lmc.CaptureWarning)
-        for way, (runs, call) in _ways(outer, timeout=3600).items():
-            monkeypatch.setattr(limits, "_clock", hour := Inner(runs))
-            STRIKES.append(hour)
-            assert [s.ret_value for s in _ended(call)] == [True] * runs, way
+    for way, (runs, call) in _ways(outer, timeout=3600).items():
+        monkeypatch.setattr(limits, "_clock", hour := Inner(runs))
+        STRIKES.append(hour)
+        assert [s.ret_value for s in _ended(call)] == [True] * runs, way
 
 
 def test_the_clock_ends_what_is_awaited():

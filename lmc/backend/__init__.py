@@ -1,1 +1,1 @@
-"""Where graphs run: the protocol, the executor, and the backends."""
+"""What answers requests: the protocol, and the backends."""

@@ -23,7 +23,7 @@ from lmc.durable.journal import Journal
 from lmc.durable.records import Effect, Place
 from lmc.durable.snapshots import Snapshot
 from lmc.durable.tasks import Coming, Tasks
-from lmc.errors import CaptureWarning, InDoubtEffect, JournalError, Loc
+from lmc.errors import InDoubtEffect, JournalError, JournalWarning, Loc
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import State
 
@@ -269,4 +269,4 @@ def _warn(message: str, loc: Loc | None) -> None:
     place = loc or Loc("<unknown>", 1)
     if (message, str(place)) not in _warned:
         _warned.add((message, str(place)))
-        warnings.warn_explicit(message, CaptureWarning, place.file, place.line)
+        warnings.warn_explicit(message, JournalWarning, place.file, place.line)

@@ -1,1 +1,1 @@
-"""The language, its interpreter, and the capture of programs."""
+"""The language, its interpreter, and the abstract evaluation of programs."""

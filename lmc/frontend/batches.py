@@ -1,6 +1,6 @@
 """Batches: a program run on many items, so many at once as the backend can use. Items that have not begun are arguments and nothing more.
 
-A plain program has a thread while it runs, of which one at a time has the turn (lmc/runahead/flights.py); an `async def` program is
+A plain program has a thread while it runs, of which one at a time has the turn (lmc/frontend/flights.py); an `async def` program is
 a task of one loop.
 """
 
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from lmc.config import settings
 from lmc.errors import ParameterError
 from lmc.frontend import aio
+from lmc.frontend.flights import Flights
 from lmc.frontend.live import LiveEmitter, Run
 from lmc.frontend.primitives import caller_loc
-from lmc.runahead.flights import Flights
 
 if TYPE_CHECKING:
     from lmc.frontend.interpreter import Function

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.batches import IN_FLIGHT
+from lmc.frontend.flights import Flights
 from lmc.frontend.live import LiveEmitter
 from lmc.frontend.primitives import caller_loc
-from lmc.runahead.flights import Flights
 
 if TYPE_CHECKING:
     from lmc.frontend.state import State

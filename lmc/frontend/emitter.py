@@ -1,7 +1,7 @@
 """What a state writes to, and what a name in it holds.
 
-A state keeps the books and knows no model; an `Emitter` is the backend at once (the interpreter), the graph being traced,
-or the record of a run that is replayed.
+A state keeps the books and knows no model; an `Emitter` is a backend (a run), the ledger of a run that is asked
+ahead (an evaluation), or the graph that an evaluation draws.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a program says of the functions it calls: `lmc.pure` and `lmc.host`. A function so marked is never traced through."""
+"""What a program says of the functions it calls: `lmc.pure` and `lmc.host`. An evaluation never looks into a function so marked."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (objects of the host are Any by nature)
@@ -131,9 +131,8 @@ class HostFunction:
 def pure(fn: Callable[..., Any]) -> HostFunction:
     """Promises that a function's result depends on its arguments alone, and that it changes nothing.
 
-    A compiled program may call it while tracing when the arguments are constants, call it again, and use one result for
-    two equal calls, so nobody may change what it returns. It is called where the program runs: one that takes long or
-    waits for something holds up a batch and should be `lmc.host(fn, ordered=False)`.
+    A run that is asked ahead may call it before the program does, on a worker thread, once for equal arguments that are plain
+    data; the program's own call takes that result, a copy of it if it can change.
     """
     return HostFunction(_checked(fn, "pure"), pure=True, ordered=True, idempotent=True, timeout=None)
 
@@ -149,8 +148,9 @@ def host(
 ) -> HostFunction | Callable[[Callable[..., Any]], HostFunction]:
     """Marks a function that does something outside of the program; also a decorator, bare or with arguments.
 
-    ordered     False: its calls need not wait for each other, and what the model is asked need not wait for them, unless
-                it uses their results. Several may run at once, on threads of their own
+    It is called where the program calls it, and never ahead. In a journaled run it is one recorded call, wherever it is called.
+
+    ordered     False: its calls need no order: a journaled run that is resumed finds their results in any
     idempotent  a run that is taken up again may call it again with the same arguments
     timeout     seconds; a call that takes longer raises HostTimeout (a TimeoutError) in the program, and its thread is
                 left to itself

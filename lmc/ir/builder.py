@@ -334,7 +334,7 @@ def without_locs(graph: Graph) -> Graph:
     constants = {name: _without_loc(op) for name, op in graph.constants.items()}
     if all(constants[name] is op for name, op in graph.constants.items()):
         return with_blocks(graph, rewritten)
-    return Graph(graph.name, graph.params, rewritten, graph.result, constants, graph.symbols)
+    return Graph(graph.name, graph.params, rewritten, graph.result, constants)
 
 
 def _block_without_locs(block: Block) -> Block:

@@ -11,6 +11,7 @@ from typing import Any
 from lmc.backend.base import Result
 from lmc.config import log
 from lmc.errors import LmcError
+from lmc.frontend.capture import code
 from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import Snapshot
 from lmc.frontend.capture.values import NOTHING, Deps, Unknown, join
@@ -25,6 +26,7 @@ from lmc.prompt import Excerpt, Gen, Mark, Origin, Prompt, Select, Special, make
 from lmc.runahead.calls import is_data
 from lmc.runahead.frames import frames
 from lmc.runahead.ledger import Address, Ledger
+from lmc.waiting import idle
 
 
 class Hole:
@@ -247,13 +249,14 @@ class ProgramSource:
 
     def evaluate(self, ledger: Ledger, run: Run, awaited: Sequence[Result]) -> Sequence[frozenset[Any]]:
         emitter = AheadEmitter(ledger, run)
-        profile = ledger.profile
+        profile, compiled = ledger.profile, code.spent
         with frames() as running:
             evaluation = emitter.evaluation = Evaluation(
-                self.function, self.snapshot, emitter, stream=self.stream, paused=lambda: all(answer.done for answer in awaited),
+                self.function, self.snapshot, emitter, stream=self.stream, paused=lambda: not idle() or all(answer.done for answer in awaited),
                 passes=lambda loc: profile.passed[loc], frames=running,
             )  # fmt: skip
             outcome = evaluation.run()
+        ledger.once = code.spent - compiled
         profile.passed.update(outcome.passed)
         if outcome.stopped_at is not None and not outcome.paused:
             log("ahead", f"{self.function.name}: {outcome.reason} at {outcome.stopped_at}")

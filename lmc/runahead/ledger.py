@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
-from time import thread_time
+from time import perf_counter, thread_time
 from typing import Any, Protocol
 
 from lmc.backend.base import Hints, Result, Usage
@@ -24,9 +24,9 @@ from lmc.frontend.host import HostFunction
 from lmc.frontend.live import Run
 from lmc.prompt import Excerpt, Gen, Image, Prompt, Select
 from lmc.runahead.calls import CallsAhead
-from lmc.runahead.profile import Profile, reading_line
+from lmc.runahead.profile import FIRST_PLAN, SHORTEST, Profile, reading_line
 from lmc.runahead.submitting import RunPlan
-from lmc.waiting import Signal
+from lmc.waiting import Signal, idle
 
 
 class Ahead(StrEnum):
@@ -95,20 +95,22 @@ class Ledger:
     profile  what earlier runs of the program have taught
     stream   of the run's root state
     plan     how requests are submitted, by their addresses; None: as they come
-    idle     whether no other program of the batch is ready to run (an evaluation would hold it up)
+    prepare  makes a plan for later runs, while this one waits; None: there is one
     """
 
     def __init__(
-        self, run: Run, policy: Ahead, source: Source | None, profile: Profile, *, stream: str = "", idle: Callable[[], bool] | None = None, plan: RunPlan | None = None,
+        self, run: Run, policy: Ahead, source: Source | None, profile: Profile, *, stream: str = "", plan: RunPlan | None = None,
+        prepare: Callable[[], object] | None = None,
     ) -> None:  # fmt: skip
-        self.plan = plan
-        self.run, self.policy, self.source, self.profile, self.stream, self.idle = run, policy, source, profile, stream, idle
+        self.plan, self.prepare = plan, prepare
+        self.run, self.policy, self.source, self.profile, self.stream = run, policy, source, profile, stream
         self.calls: CallsAhead | None = None  # made when the first one is
         self.asked: dict[Address, tuple[Prompt, Gen | Select, Prompt]] = {}
         self.guesses: dict[Address, Guess] = {}
         self.records: list[Record] = []
         self.evaluations = 0
         self.usage = Usage()
+        self.once = 0.0  # seconds of the latest evaluation that no other one has to take again
         self.closed = False
         self._by_content: dict[Hashable, list[Guess]] = {}
         self._blocked: Sequence[frozenset[Hashable]] = ()  # what the latest evaluation lacks
@@ -273,33 +275,53 @@ class Ledger:
         awaited = [result for result in results if not result.done]
         if not awaited:
             return
-        if self.source is None or self.closed or self.policy is Ahead.OFF:
-            for result in awaited:
-                result.wait()
-            return
+        began = perf_counter()
         event = Signal()
         for result in awaited:
             result.on_change(lambda r: event.set() if r.done else None)
-        line = reading_line()
-        for result in awaited:
-            result.wait(self.profile.patience)
-            if not result.done:
-                break
-        self._waiting.add(event)
-        try:
-            while not all(result.done for result in awaited):
-                if self.worth(line):
-                    self.evaluate(awaited, line)
-                    continue
-                event.wait()
-                event.clear()
-        finally:
-            self._waiting.discard(event)
+        line = None if self._is_off() else reading_line()
+        if line is None and self.prepare is None:
+            for result in awaited:
+                result.wait()
+        else:
+            self._waiting.add(event)
+            try:
+                self._wait(awaited, event, line, began)
+            finally:
+                self._waiting.discard(event)
+        self.profile.has_waited(began, perf_counter())
+
+    def _is_off(self) -> bool:
+        return self.source is None or self.closed or self.policy is Ahead.OFF
+
+    def _wait(self, awaited: Sequence[Result], event: Signal, line: Hashable, began: float) -> None:
+        """Wait for answers; evaluate as soon as that has lasted long enough, and nobody else could go on, and whenever more is known."""
+        patience = self.profile.patience
+        left: float | None = patience
+        while True:
+            event.wait(left)
+            event.clear()
+            if all(result.done for result in awaited):
+                return
+            left = began + patience - perf_counter()
+            if left > 0:
+                continue
+            left = None
+            while (worth := self.worth(line)) and idle() and not all(result.done for result in awaited):
+                self.evaluate(awaited, line)
+            if worth and not idle():
+                left = patience = patience + SHORTEST  # somebody else goes first
+                began = perf_counter()
+            elif self.prepare is not None and self.profile.affords(FIRST_PLAN) and idle() and not all(result.done for result in awaited):
+                prepare, self.prepare = self.prepare, None
+                prepare()
 
     def worth(self, line: Hashable) -> bool:
         """Whether an evaluation would know more than the one before it, and may be of use."""
+        if self._is_off():
+            return False
         ready = self._fresh or any(all(map(self.known, needed)) for needed in self._blocked)
-        return ready and (self.idle is None or self.idle()) and self.profile.worth(line)
+        return ready and self.profile.worth(line)
 
     def evaluate(self, awaited: Sequence[Result], line: Hashable) -> None:
         """Evaluate once what comes next; what it no longer reaches is cancelled."""
@@ -313,8 +335,9 @@ class Ledger:
                 self._blocked, self.policy = (), Ahead.OFF
                 self.profile.fault(fault)
             finally:
-                self.profile.evaluated(line, thread_time() - began, self.usage.ahead_asked - before)
-            if all(result.done for result in awaited):  # it may have stopped early: the next wait goes on
+                self.profile.evaluated(line, thread_time() - began, self.usage.ahead_asked - before, self.once)
+                self.once = 0.0
+            if not idle() or all(result.done for result in awaited):  # it may have stopped early: the next one goes on
                 self._fresh = True
             else:
                 for guess in [g for g in self.guesses.values() if g.reached != self.evaluations and not g.result.done]:

@@ -54,6 +54,22 @@ class Planner:
             self._graph = graph
             self._annotations.clear()
 
+    def known(self, backend: Backend, greedy: bool) -> Annotations | None:
+        """What `annotations` has made already, or makes now where the first run needs it: on a backend of this process, on an API of which one
+        request answers several, or for what the user asked of the plan. None: one may be made while a run waits for answers."""
+        able = backend.capabilities
+        if able.local or able.lookahead or self.aggressive or self.outputs is not None:
+            return self.annotations(backend, greedy)
+        return self._annotations.get((able.name, id(backend.chat_template), greedy))
+
+    def prepare(self, backend: Backend, greedy: bool) -> None:
+        """Make `annotations`, unless another thread does."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.annotations(backend, greedy)
+            finally:
+                self._lock.release()
+
     def annotations(self, backend: Backend, greedy: bool) -> Annotations:
         """What the plan for a backend says of the addresses that runs ask at. A program that cannot be drawn or planned has none."""
         template = backend.chat_template
@@ -61,6 +77,8 @@ class Planner:
         found = self._annotations.get(key)
         if found is None:
             with self._lock:
+                if (found := self._annotations.get(key)) is not None:  # just now
+                    return found
                 try:
                     target = target_of(backend, greedy)
                     found = annotate(self.planned(self.graph(), target).graph, self._moves(target))

@@ -17,8 +17,14 @@ from lmc.errors import Loc
 if TYPE_CHECKING:
     from lmc.runahead.ledger import Ledger
 
-FIRST_COST = 0.001
-"""Seconds that the first evaluation is taken to cost."""
+FIRST_COST = 0.04
+"""Seconds that the first evaluation is taken to cost: it compiles what it meets."""
+FIRST_PLAN = 0.1
+"""Seconds that planning is taken to cost."""
+SHARE = 1 / 40
+"""Of the time in which runs of the program have waited: what evaluations and plans may take without a wait that is long enough for them."""
+SHORTEST = 0.0005
+"""Seconds that a wait has to last in any case."""
 TRIALS, PROBE = 3, 32
 """Evaluations at one reading line that may ask nothing before only every so manieth is made."""
 WRONG = 3
@@ -37,6 +43,8 @@ class Profile:
 
     def __init__(self) -> None:
         self.cost = FIRST_COST
+        self.waited = self.spent = 0.0  # seconds in which at least one run waited; of all evaluations and plans
+        self._until = 0.0  # the end of the latest wait
         self.evaluations = self.asked = self.used = self.wasted = 0
         self.runs: deque[Ledger] = deque(maxlen=KEPT)
         self.passed: Counter[Hashable] = Counter()  # sites that may raise, and did not
@@ -48,8 +56,17 @@ class Profile:
 
     @property
     def patience(self) -> float:
-        """Seconds that a wait has to last before an evaluation begins: twice what one costs."""
-        return 2 * self.cost
+        """Seconds that a wait has to last before an evaluation begins: twice what one costs, or little where all of them cost little so far."""
+        return min(2 * self.cost, SHORTEST) if self.affords(self.cost) else 2 * self.cost
+
+    def has_waited(self, began: float, ended: float) -> None:
+        """A run has waited; what others have waited meanwhile counts once."""
+        self.waited += max(0.0, ended - max(began, self._until))
+        self._until = max(self._until, ended)
+
+    def affords(self, seconds: float) -> bool:
+        """Whether so much work more is a small share of the time that runs have waited."""
+        return self.spent + seconds <= SHARE * self.waited
 
     def worth(self, line: Hashable) -> bool:
         """Whether to evaluate at a reading line: not where the first evaluations asked nothing, but for a probe now and then."""
@@ -59,13 +76,14 @@ class Profile:
         seen[0] += 1
         return seen[0] % PROBE == 0
 
-    def evaluated(self, line: Hashable, seconds: float, asked: int) -> None:
-        """An evaluation is over."""
+    def evaluated(self, line: Hashable, seconds: float, asked: int, once: float = 0.0) -> None:
+        """An evaluation is over. It took so long, `once` of it with what no other one has to do again."""
         seen = self._lines.setdefault(line, [0, 0])
         seen[0] += 1
         seen[1] += asked
         self.evaluations += 1
-        self.cost += (seconds - self.cost) / min(self.evaluations, 16)
+        self.spent += seconds
+        self.cost += (max(0.0, seconds - once) - self.cost) / min(self.evaluations, 16)
 
     def fault(self, error: Exception) -> None:
         """An evaluation failed by a fault of lmc's: said once, and kept for tests."""

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend import recording
@@ -17,7 +17,7 @@ from lmc.backend.base import Backend, Counters
 from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.interpreter import ACTIVE, Function
-from lmc.frontend.live import LiveEmitter, Run
+from lmc.frontend.live import LiveEmitter
 from lmc.frontend.options import PROGRAM_OPTIONS, Options, backend_of
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import State
@@ -217,17 +217,22 @@ class Program:
         run = emitter.run
         source = None if policy is Ahead.OFF else self.make_source(self.function, bound, state)
         run = run._replace(begin=None)
-        ledger = Ledger(run, policy, source, self.profile, stream=state.stream, plan=self._plan(run, state.stream))
+        greedy = run.defaults.temperature == 0
+        annotations = self.planner.known(run.backend, greedy)
+        plan = RunPlan(annotations, self.planner.pins, run.backend, state.stream) if annotations else None
+        prepare = partial(self._prepare, run.backend, greedy) if annotations is None else None
+        ledger = Ledger(run, policy, source, self.profile, stream=state.stream, plan=plan, prepare=prepare)
         emitter.run = run._replace(ledger=ledger)
         if recording.recorder is not None:
             recording.recorder.runs.append(
                 recording.Ran(self.function.name, run.item, perf_counter(), lambda: tuple(ledger.records), lambda: state.failure)
             )
 
-    def _plan(self, run: Run, stream: str) -> RunPlan | None:
-        """How a run's requests are submitted; None: as they come."""
-        annotations = self.planner.annotations(run.backend, run.defaults.temperature == 0)
-        return RunPlan(annotations, self.planner.pins, run.backend, stream) if len(annotations) else None
+    def _prepare(self, backend: Backend, greedy: bool) -> None:
+        """Plan for later runs, while one waits."""
+        began = thread_time()
+        self.planner.prepare(backend, greedy)
+        self.profile.spent += thread_time() - began
 
     def _during(self, runs: int, options: Options) -> AbstractContextManager[None]:
         """Take what a call or batch costs, however it ends."""

@@ -34,12 +34,6 @@ def same(program: Any, *calls: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
     return fast
 
 
-@pytest.fixture(autouse=True)
-def silent(recwarn: pytest.WarningsRecorder):
-    yield
-    assert not [w for w in recwarn if issubclass(w.category, lmc.CaptureWarning)]
-
-
 def test_positional_arguments_in_any_number():
     @lmc.function
     def program(s, *words):

@@ -638,9 +638,7 @@ def test_the_loop_is_free_while_programs_wait() -> None:
                 order.append("free")
 
             opening = asyncio.create_task(opener())
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
-                await fast.abatch([{"q": str(i)} for i in range(4)])
+            await fast.abatch([{"q": str(i)} for i in range(4)])
             order.append("over")
             await opening
 
@@ -686,9 +684,7 @@ def test_what_gathered_helpers_ask_is_asked_at_once() -> None:
 
     for one, replays in ((program, 0), (left, 1)):
         fast = lmc.compile(one, backend=(backend := Gated(3)))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", lmc.CaptureWarning)
-            assert len(fast(q="x").ret_value) == 3
+        assert len(fast(q="x").ret_value) == 3
         backend.close()
 
 
@@ -775,13 +771,11 @@ def test_what_cancels_a_program_while_it_waits_for_an_answer_is_raised_there(pro
             return (await fast.abatch([(backend.open,)], backend=backend))[0]
         return await (fast.acall if way == "acall" else program.arun)(backend.open, backend=backend)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", lmc.CaptureWarning)
-        for _ in range(2):
-            backend = Gated()
-            state = fast(backend.open, backend=backend) if way == "call" else asyncio.run(by(way, backend))
-            assert state.ret_value == "x" + state["a"] + expected[program.name]
-            backend.close()
+    for _ in range(2):
+        backend = Gated()
+        state = fast(backend.open, backend=backend) if way == "call" else asyncio.run(by(way, backend))
+        assert state.ret_value == "x" + state["a"] + expected[program.name]
+        backend.close()
 
 
 @pytest.mark.parametrize("way", ["acall", "abatch", "arun"])
@@ -851,9 +845,7 @@ def test_cancelling_cancels_what_is_awaited(awaited: str, way: str) -> None:
         assert ended == ["cancelled", "ended"]
         assert len(asyncio.all_tasks()) == 1
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
-        asyncio.run(main())
+    asyncio.run(main())
 
 
 def test_an_abandoned_batch_cancels_what_is_awaited() -> None:
@@ -953,10 +945,8 @@ def test_a_tool_may_run_another_program() -> None:
 
     for program in (outer, outer_sync):
         expected = program.run(q="x", backend=Mock(), seed=1).ret_value
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
-            assert lmc.compile(program)(q="x", backend=Mock(), seed=1).ret_value == expected
-            assert [s.ret_value for s in lmc.compile(program).batch([{"q": "x"}] * 3, backend=Mock(), seed=1)][0] == expected
+        assert lmc.compile(program)(q="x", backend=Mock(), seed=1).ret_value == expected
+        assert [s.ret_value for s in lmc.compile(program).batch([{"q": "x"}] * 3, backend=Mock(), seed=1)][0] == expected
 
 
 def test_a_system_exit_of_a_tool_reaches_the_caller() -> None:

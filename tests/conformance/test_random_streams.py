@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given
 
 import lmc
@@ -32,7 +31,6 @@ def watched(run: Any, item: dict[str, Any], look: Callable[[], Any]) -> tuple[An
     return "".join(shown), end, list(EFFECTS), look()
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
 @search(3, 40)
 @given(sources())
 def test_random_streams(source: str) -> None:

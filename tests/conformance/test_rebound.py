@@ -157,7 +157,6 @@ def put_back():
     reset()
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
 def test_a_closure_variable_that_a_tool_stores():
     def first(s: Any) -> Any:
         s += "first" + gen("x", max_tokens=2)

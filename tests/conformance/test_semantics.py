@@ -678,7 +678,6 @@ def locks(s: Any, q: str) -> str:
     return r
 
 
-@pytest.mark.filterwarnings("ignore:uses_itself goes on:lmc.CaptureWarning")
 def test_25_reentry_and_threads():
     states = NESTED.batch([{"q": str(i), "depth": i % 3} for i in range(100)], backend=Mock(), seed=1)
     want = uses_itself.run_batch([{"q": str(i), "depth": i % 3} for i in range(100)], backend=Mock(), seed=1)

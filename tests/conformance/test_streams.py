@@ -6,7 +6,6 @@ import asyncio
 import gc
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -174,20 +173,18 @@ def test_a_compiled_stream_is_the_interpreters(program: Any) -> None:
     expected = seen(program.run(q="Why?", backend=mock(), seed=3))
     interpreted = program.run(q="Why?", backend=mock(), seed=3, stream=True)
     assert "".join(interpreted.text_iter()) == expected[0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
-        fast = lmc.compile(program)
-        for _ in range(2):  # the second time on the tree of the first
-            state = fast.stream(q="Why?", backend=mock(), seed=3)
-            assert "".join(state.text_iter()) == expected[0]
-            assert seen(state) == seen(interpreted) == expected
-            assert "".join(state.text_iter()) == expected[0]
-            for name in NAMES[program.name]:
-                watched, own = (run(q="Why?", backend=mock(), seed=3, stream=True) for run in (fast, program.run))
-                assert "".join(watched.text_iter(name)) == "".join(own.text_iter(name))
-                watched.sync(), own.sync()
-                if name == "a" and program is tools:  # whoever comes late sees what the others saw
-                    assert "".join(watched.text_iter(name)) == "".join(own.text_iter(name)) == own["a"][0]
+    fast = lmc.compile(program)
+    for _ in range(2):  # the second time on the tree of the first
+        state = fast.stream(q="Why?", backend=mock(), seed=3)
+        assert "".join(state.text_iter()) == expected[0]
+        assert seen(state) == seen(interpreted) == expected
+        assert "".join(state.text_iter()) == expected[0]
+        for name in NAMES[program.name]:
+            watched, own = (run(q="Why?", backend=mock(), seed=3, stream=True) for run in (fast, program.run))
+            assert "".join(watched.text_iter(name)) == "".join(own.text_iter(name))
+            watched.sync(), own.sync()
+            if name == "a" and program is tools:  # whoever comes late sees what the others saw
+                assert "".join(watched.text_iter(name)) == "".join(own.text_iter(name)) == own["a"][0]
 
 
 @pytest.mark.parametrize("program", [scoped, agent, escapes_late], ids=lambda p: p.name)
@@ -195,14 +192,12 @@ def test_an_async_consumer_sees_the_same(program: Any) -> None:
     async def pieces(state: Any, name: str | None) -> list[Any]:
         return [piece async for piece in state.text_async_iter(name, return_meta_data=True)]
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", lmc.errors.CaptureWarning)
-        fast = lmc.compile(program)
-        for name in (None, "a", "b"):
-            found = asyncio.run(pieces(fast.stream(q="Why?", backend=mock(), seed=3), name))
-            expected = asyncio.run(pieces(program.run(q="Why?", backend=mock(), seed=3, stream=True), name))
-            assert "".join(text for text, _ in found) == "".join(text for text, _ in expected)
-            assert found[-1][1].get("completion_tokens") == expected[-1][1].get("completion_tokens")
+    fast = lmc.compile(program)
+    for name in (None, "a", "b"):
+        found = asyncio.run(pieces(fast.stream(q="Why?", backend=mock(), seed=3), name))
+        expected = asyncio.run(pieces(program.run(q="Why?", backend=mock(), seed=3, stream=True), name))
+        assert "".join(text for text, _ in found) == "".join(text for text, _ in expected)
+        assert found[-1][1].get("completion_tokens") == expected[-1][1].get("completion_tokens")
 
 
 def test_log_probabilities_come_with_the_text_of_their_tokens() -> None:

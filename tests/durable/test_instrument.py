@@ -186,7 +186,7 @@ def calls_marked_functions_from_elsewhere(s: Any) -> Any:
     return found
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_marked_functions_are_recorded_wherever_they_are_called(tmp_path: Path) -> None:
     program, path = calls_marked_functions_from_elsewhere, tmp_path / "j"
     expected = seen(program.run(backend=lmc.Mock(), seed=1, journal=path))
@@ -281,7 +281,7 @@ def on_threads(s: Any) -> Any:
     return found
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_helpers_on_threads_are_recorded(tmp_path: Path) -> None:
     CALLS.clear()
     expected = seen(on_threads.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
@@ -328,7 +328,7 @@ def hands_a_state_over(s: Any) -> Any:
 
 
 def test_a_marked_function_that_appends_to_a_state_cannot_be_resumed_behind(tmp_path: Path) -> None:
-    with pytest.warns(lmc.CaptureWarning, match="a journal cannot hold what it appended to a state"):
+    with pytest.warns(lmc.JournalWarning, match="a journal cannot hold what it appended to a state"):
         hands_a_state_over.run(backend=lmc.Mock(), journal=tmp_path / "j")
     with pytest.raises(JournalError, match="cannot be resumed behind it"):
         hands_a_state_over.run(backend=lmc.Mock(), journal=tmp_path / "j")

@@ -100,14 +100,14 @@ def compares_keys(s: Any) -> Any:
     return sorted(s["a"], key=cmp_to_key(lambda one, other: (one > other) - (one < other)))
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_objects_are_not_compared_by_a_journal(tmp_path: Path) -> None:
     expected = compares_keys.run(backend=lmc.Mock(), seed=1).ret_value
     for n, way in enumerate((compares_keys.run, lmc.compile(compares_keys))):
         assert way(backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value == expected
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 @pytest.mark.parametrize("program", [hands_iterators, goes_on_in_iterators, asks_in_generators, fails_in_generators], ids=lambda p: p.name)
 def test_calls_that_are_handed_iterators_are_made_once(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path)
@@ -126,14 +126,14 @@ def closes(s: Any) -> Any:
     return ends(c for c in s["a"])
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_an_iterator_is_shown_by_its_type(tmp_path: Path) -> None:
     hands_iterators.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
     shown = [effect.shown for effect in records.read(tmp_path / "j").runs[0].effects.values()]
     assert shown[:4] == ["<generator>", "<map>", "rows=<zip>", "<reversed>"]
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_what_a_tool_did_to_a_generator_is_done_again(tmp_path: Path) -> None:
     for n, way in enumerate((closes.run, lmc.compile(closes))):
         for times in (1, 2):
@@ -156,7 +156,7 @@ def hands_iterators_of_tools(s: Any) -> Any:
     return first, list(rows), s["b"]
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_iterators_that_tools_made_stand_where_they_stood(tmp_path: Path) -> None:
     expected = hands_iterators_of_tools.run(backend=lmc.Mock(), seed=1).ret_value
     ways = [hands_iterators_of_tools.run, lmc.compile(hands_iterators_of_tools)]

@@ -388,7 +388,7 @@ def test_what_is_not_data_stops_the_run_that_is_taken_up(tmp_path: Path) -> None
         s += lmc.gen("a", max_tokens=3)
         return sum(stream)
 
-    with pytest.warns(lmc.CaptureWarning, match="numbers\\(\\) gave a generator, and a journal cannot hold a generator"):
+    with pytest.warns(lmc.JournalWarning, match="numbers\\(\\) gave a generator, and a journal cannot hold a generator"):
         assert program.run("q", backend=lmc.Mock(), journal=tmp_path / "j").ret_value == 3
     with pytest.raises(JournalError, match="idempotent=True"):
         program.run("q", backend=lmc.Mock(), journal=tmp_path / "j")
@@ -550,7 +550,7 @@ async def begins_early(s: Any, tool: str, cancels: bool) -> Any:
         return "cancelled"
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning", "ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning", "ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("tool, cancels", [("fetch", False), ("fetch_again", False), ("fetch_again", True)])
 def test_a_task_that_was_begun_and_not_awaited_is_in_doubt(tool: str, cancels: bool, tmp_path: Path) -> None:
     """It may have done something; one that is idempotent begins again, and is cancelled again."""
@@ -608,7 +608,7 @@ async def by_hand(s: Any) -> Any:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_managers_and_generators_of_the_program_that_are_moved_on_by_hand_run_again(tmp_path: Path, compiled: bool) -> None:
     path, way = tmp_path / "j", lmc.compile(by_hand) if compiled else by_hand.run
     expected = way(backend=lmc.Mock(), seed=1, journal=path).ret_value
@@ -658,7 +658,7 @@ def test_what_tools_do_to_objects_that_are_not_data_is_missed_by_nobody(tmp_path
         s += lmc.gen("a", max_tokens=2)
         return len(objects)
 
-    with pytest.warns(lmc.CaptureWarning, match="what it did to a list"):
+    with pytest.warns(lmc.JournalWarning, match="what it did to a list"):
         assert program.run(backend=lmc.Mock(), journal=tmp_path / "j").ret_value == 1
     with pytest.raises(JournalError, match="idempotent=True"):
         program.run(backend=lmc.Mock(), journal=tmp_path / "j")
@@ -687,7 +687,7 @@ def test_containers_that_a_tool_gives_or_puts_into_others_stay_the_same(tmp_path
     assert expected[0] and expected[0] is expected[1]["rows"]
     for way in (program.run, lmc.compile(program), program.run):
         assert way(shared=False, backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == expected
-    with pytest.warns(lmc.CaptureWarning, match="that it put a container of the program into another one"):
+    with pytest.warns(lmc.JournalWarning, match="that it put a container of the program into another one"):
         program.run(shared=True, backend=lmc.Mock(), seed=1, journal=tmp_path / "k")
     with pytest.raises(JournalError, match="cannot be resumed"):
         program.run(shared=True, backend=lmc.Mock(), seed=1, journal=tmp_path / "k")
@@ -757,7 +757,7 @@ def draws_states(s: Any, q: str) -> Any:
     return s["c"], [f["b"] for f in chosen]
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_states_that_are_drawn(tmp_path: Path) -> None:
     runs, path = [draws_states.run, lmc.compile(draws_states)], tmp_path / "j"
     expected = seen(runs[0]("q", backend=lmc.Mock(), seed=1, journal=path))
@@ -919,7 +919,7 @@ def leaves_behind_an_answer(s: Any, q: str) -> Any:
     return n, s["b"]
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_a_run_that_leaves_its_graph_behind_an_answer_of_its_journal(tmp_path: Path) -> None:
     """What it asks further is asked of the whole prompt."""
     expected = seen(leaves_behind_an_answer.run("q", backend=lmc.Mock(), seed=1))

@@ -175,7 +175,7 @@ def later_by_a_tool(q: str) -> Any:
 PROGRAMS = [gathers_tools, tasks_of_tools, cancels_one_that_comes, group_of_tools, group_of_helpers, gathers_helpers_and_tools, helpers_by_themselves, group_of_programs, groups_in_groups, a_task_fails]
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_tasks_are_taken_up(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path)
@@ -190,7 +190,7 @@ async def gathers_charges(s: Any) -> Any:
     return s["e"] + await task
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_of_several_tools_only_those_without_a_result_are_in_doubt(tmp_path: Path) -> None:
     resumes_anywhere(gathers_charges, {}, tmp_path, doubtful=True)
 
@@ -214,7 +214,7 @@ async def awaits_what_a_tool_made(s: Any, make: Any) -> Any:
     return await asyncio.gather(make("c"), make("d"))
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 @pytest.mark.parametrize("way", range(2))
 def test_a_coroutine_that_a_tool_gave_is_not_awaited_again(way: int, tmp_path: Path) -> None:
     """One that was begun is in doubt, unless the tool may be called again."""
@@ -252,7 +252,7 @@ async def waits_too_long(s: Any) -> Any:
     return await asyncio.wait_for(asyncio.gather(fetch("1"), charge("4")), 60)
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_tools_that_were_late_are_not_waited_for_again(tmp_path: Path) -> None:
     ways = [waits_too_long.run, lmc.compile(waits_too_long)]
     for n, way in enumerate(ways):
@@ -272,7 +272,7 @@ async def charges_in_a_group(s: Any) -> Any:
     return s["a"]
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_a_task_of_a_group_that_was_begun_is_in_doubt(tmp_path: Path) -> None:
     expected = seen(charges_in_a_group.run(backend=lmc.Mock(), seed=1))
     for n, way in enumerate((charges_in_a_group.run, lmc.compile(charges_in_a_group))):
@@ -307,7 +307,7 @@ async def charges_several(s: Any) -> Any:
     return s.text()
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_a_doubt_puts_nothing_else_in_doubt(tmp_path: Path) -> None:
     """A group is over when one of its tasks is in doubt; until then no other one calls what was not called before."""
     for n, way in enumerate((charges_several.run, lmc.compile(charges_several))):
@@ -338,7 +338,7 @@ async def cancels_before_it_begins(s: Any) -> Any:
     return task.cancelled()
 
 
-@pytest.mark.filterwarnings("ignore::lmc.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_a_task_that_is_cancelled_before_it_begins_leaves_nothing(tmp_path: Path) -> None:
     ways = [cancels_before_it_begins.run, lmc.compile(cancels_before_it_begins)]
     with warnings.catch_warnings(record=True) as said:

@@ -16,8 +16,8 @@ import pytest
 
 import lmc
 from lmc.backend.mock import Mock
+from lmc.frontend import flights
 from lmc.frontend.batches import Batch
-from lmc.runahead import flights
 from tests.backend.gated import Gated
 
 PATIENCE = 60.0  # seconds; only against hangs

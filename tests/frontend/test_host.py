@@ -131,7 +131,6 @@ def store(q: str) -> str:
     return f"[{q}]"
 
 
-@pytest.mark.filterwarnings("ignore:agent goes on in the interpreter. raises LookupError:lmc.CaptureWarning")
 def test_an_unordered_call_that_fails_raises_at_its_place():
     @lmc.function
     def agent(s: Any, q: str) -> Any:
@@ -202,7 +201,6 @@ def test_a_late_call_raises_in_the_program():
     conform(careless, ITEMS[:1])
     with pytest.raises(lmc.HostTimeout, match=r"search\(\) gave no answer within 0.01 s"):
         careless.run(q="a", backend=Mock())
-    fast = lmc.compile(careless, backend=Mock()).lower(q="a")
     release.set()
 
 
@@ -322,7 +320,6 @@ def test_the_number_of_threads_is_a_limit():
     assert most == [1]
 
 
-@pytest.mark.filterwarnings("ignore:agent goes on:lmc.CaptureWarning")
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("how", ["call", "batch", "interpreter"])
 def test_a_tool_may_run_the_same_program_on_a_full_pool(how: str):

@@ -123,6 +123,18 @@ def test_equal_samples_go_out_as_a_group_and_keep_their_seeds() -> None:
     assert state.ret_value == opinion.run(q="x", backend=lmc.Mock(), seed=3).ret_value
 
 
+def test_an_engine_admits_a_group_together_and_computes_its_prompt_once() -> None:
+    engine, _ = backend(4096)
+    with engine, lmc.compile(opinion, backend=engine) as program, stepped(engine) as drain:
+        states = program.batch([{"q": "x"}, {"q": "y"}], temperature=0.7)
+        drain()
+        spent = engine.counters()
+        engine.check()
+    assert len(states) == 2
+    assert (spent.calls, spent.groups, spent.twins) == (6, 2, 4)
+    assert spent.prefilled_tokens == spent.unique_tokens
+
+
 def test_every_item_of_a_batch_has_groups_of_its_own() -> None:
     mock = lmc.Mock()
     lmc.compile(opinion, backend=mock).batch([{"q": str(i)} for i in range(5)])
@@ -161,6 +173,28 @@ def test_sub_programs_with_arguments_of_their_own_are_a_group() -> None:
         assert "group = [0, 3]" in program.dump_ir()
     assert spent.calls == 3 and spent.prefilled_tokens == spent.unique_tokens
     assert spent.passes < 2 * 12 and state.usage.ahead_used == 2
+
+
+# -- dce -------------------------------------------------------------------------------------------------------------
+
+
+@lmc.function
+def with_notes(s, q):
+    s += "Q: " + q
+    (aside,) = s.fork(1)
+    aside += " Note:" + lmc.gen("note", max_tokens=4)
+    s += " A:" + lmc.gen("a", max_tokens=4)
+    s["note"] = aside
+
+
+def test_what_is_not_among_the_outputs_is_asked_when_it_is_read() -> None:
+    everything, some = lmc.compile(with_notes), lmc.compile(with_notes, outputs=["a"])
+    mocks = lmc.Mock(), lmc.Mock()
+    states = [program(q="x", backend=mock, seed=3) for program, mock in zip((everything, some), mocks)]
+    assert states[0]["a"] == states[1]["a"]
+    assert [len(mock.call_log) for mock in mocks] == [2, 1]
+    assert states[0]["note"]["note"] == states[1]["note"]["note"]
+    assert [len(mock.call_log) for mock in mocks] == [2, 2]
 
 
 # -- plan-prefix -------------------------------------------------------------------------------------------------------

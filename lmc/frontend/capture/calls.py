@@ -345,8 +345,10 @@ class Calls:
 
     def _state_method(self: Evaluation, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name == "each" and type(x) is StateGroup:
-            body = args[0] if args else next(iter(kwargs.values()))
-            return [self.awaited_or(self.call(body, [f, *args[1:]], {})) for f in x.states]
+            body, *items = args or kwargs.values()
+            made = [self.call(body, list(given), {}) for given in zip(x.states, *[op.iterate(self, i) for i in items], strict=False)]
+            awaited = any(type(one) is Coroutine for one in made)  # of an `async def` body
+            return Coroutine(lambda: [self.awaited_or(one) for one in made]) if awaited else made
         if name == "__iadd__":
             return op.append(self, "add", x, args[0])
         if name in ("__getitem__", "get_var"):

@@ -10,6 +10,7 @@ import ast
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 from lmc.errors import Loc
@@ -108,15 +109,20 @@ def _no_body(_: Frame) -> Any:
     raise AssertionError("a generator is iterated")
 
 
+spent = 0.0
+"""Seconds of processor time that compiling functions has taken so far: advice, counted without a lock."""
+
 _codes: dict[tuple[types.CodeType, str], Code | NotUnderstood] = {}
 _MOST_CODES = 10_000
 
 
 def code_of(fn: types.FunctionType) -> Code:
     """The compiled code of a function of the user's, made once per code object. Raises NotUnderstood."""
+    global spent
     key = fn.__code__, fn.__code__.co_filename  # code is equal whatever file it is of
     found = _codes.get(key)
     if found is None:
+        began = thread_time()
         try:
             found = _compiled(fn)
         except NotUnderstood as error:
@@ -126,6 +132,7 @@ def code_of(fn: types.FunctionType) -> Code:
         if len(_codes) >= _MOST_CODES:
             _codes.clear()
         _codes[key] = found
+        spent += thread_time() - began
     if isinstance(found, NotUnderstood):
         raise found
     return found

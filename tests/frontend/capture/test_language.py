@@ -369,6 +369,20 @@ def each(s, q):
     return s.fork(2).each(body)
 
 
+@lmc.function
+async def each_with_items(s, q):
+    async def body(f, what, n):
+        f += q + what + lmc.gen("x", max_tokens=n)
+        return f["x"]
+
+    return await s.fork(2).each(body, ["!", "?"], [1, 2])
+
+
+def test_each_pairs_its_items_and_awaits_async_bodies():
+    asked, outcome = evaluate(each_with_items, {"x": "X"}, q="q")
+    assert [(a.address, a.prompt) for a in asked] == [(("/0.0", 0), "q!"), (("/0.1", 0), "q?")] and outcome.value == ["X", "X"]
+
+
 def test_each():
     asked, outcome = evaluate(each, {"x": "X"}, q="q")
     assert [a.address for a in asked] == [("/0.0", 0), ("/0.1", 0)] and outcome.value == ["X", "X"]

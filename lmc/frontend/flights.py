@@ -51,8 +51,11 @@ class Worker:
             return
         self.flights.give_way(self)
         if not self.woken.acquire(timeout=-1 if timeout is None else timeout):
-            self.flights.wake(self, number)
+            self.flights.wake(self, number, spare=True)
             self.woken.acquire()
+
+    def idle(self) -> bool:
+        return self.turn and self.flights.idle()
 
     def spent(self) -> float | None:
         """Processor time of its thread."""
@@ -74,6 +77,7 @@ class Flights(Generic[R]):
         self._context = copy_context()
         self._lock = threading.Lock()  # guards the rest
         self._ready: deque[Worker] = deque()  # that wait for a turn: to go on, or to take an item
+        self._spare: deque[Worker] = deque()  # that wait for a turn, though what they wait for is not there: they come last
         self._turns: set[Worker] = set()
         self._workers = self._next = self._next_ahead = self._waits = 0
         self._stopped = self.watched = False
@@ -224,14 +228,25 @@ class Flights(Generic[R]):
             self._next_ahead += 1
             return self._next_ahead - 1
 
-    def wake(self, worker: Worker, number: int) -> None:
-        """What a worker waited for is there. From any thread."""
+    def wake(self, worker: Worker, number: int, *, spare: bool = False) -> None:
+        """What a worker waited for is there, or (`spare`) it has waited long enough. From any thread."""
         with self._lock:
             if worker.parked == number:
                 worker.parked = 0
-                self._queue(worker)
-                if not self._turns:
-                    self._give()
+                if spare:
+                    self._spare.append(worker)
+                    self._watched()
+                else:
+                    self._queue(worker)
+                start = not self._turns and self._give()
+            else:
+                start = False
+        if start:
+            self._start()
+
+    def idle(self) -> bool:
+        """Whether no worker is ready to go on, and no more items may begin."""
+        return not self._ready and (self._next >= self._count or self._workers >= self._limit)
 
     def _queue(self, worker: Worker) -> None:
         self._ready.append(worker)
@@ -256,10 +271,13 @@ class Flights(Generic[R]):
         self._turns.discard(worker)
 
     def _give(self) -> bool:
-        """Give a turn to the first that is ready. True: to a new worker, which is to be started."""
+        """Give a turn to the first that is ready, or to a new worker (True: it is to be started), or to one that can use spare time."""
         if not self._ready:
-            return self._may_start()
-        worker = self._ready.popleft()
+            if self._may_start():
+                return True
+            if not self._spare:
+                return False
+        worker = (self._ready or self._spare).popleft()
         worker.turn, worker.tenure = True, worker.tenure + 1
         self._turns.add(worker)
         worker.woken.release()
@@ -270,7 +288,7 @@ class Flights(Generic[R]):
     def look(self) -> bool:
         """Take turns from workers that block, and give others in their place. Whether somebody could use a turn."""
         with self._lock:
-            wanted = bool(self._ready) or (self._next < self._count and self._workers < self._limit and not self._stopped)
+            wanted = bool(self._ready or self._spare) or (self._next < self._count and self._workers < self._limit and not self._stopped)
             seen = [worker for worker in self._turns if worker.seen[0] == worker.tenure]
             blocked = [worker for worker in self._turns if _blocks(worker)] if wanted else []
             if blocked:

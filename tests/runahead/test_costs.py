@@ -1,0 +1,107 @@
+"""When work ahead begins: after waits that pay for it, when no other program is ready, and never before the first request."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.backend.mock import CAPABILITIES, Mock
+from lmc.frontend.flights import Flights
+from lmc.runahead.profile import FIRST_COST, SHARE, SHORTEST, Profile
+from lmc.waiting import Signal, idle
+
+
+@lmc.function
+def two(s, q):
+    s += q + lmc.gen("a", max_tokens=4)
+    first = s["a"]
+    s += "!" + lmc.gen("b", max_tokens=4)
+    return first + s["b"]
+
+
+def test_a_wait_lasts_twice_what_an_evaluation_costs() -> None:
+    profile = Profile()
+    assert profile.patience == 2 * FIRST_COST
+    profile.evaluated("line", 0.2, 1, 0.2 - 0.003)
+    assert profile.patience == pytest.approx(0.006)
+
+
+def test_compiling_counts_once_and_never_below_nothing() -> None:
+    profile = Profile()
+    profile.evaluated("line", 0.001, 0, 0.5)  # another thread compiled meanwhile
+    assert profile.cost == 0.0 and profile.patience == 0.0
+
+
+def test_short_waits_pay_for_an_evaluation_together() -> None:
+    profile = Profile()
+    profile.has_waited(0.0, FIRST_COST / SHARE)
+    assert profile.affords(FIRST_COST) and profile.patience == SHORTEST
+    profile.evaluated("line", FIRST_COST, 0)
+    assert not profile.affords(FIRST_COST) and profile.patience == 2 * FIRST_COST
+
+
+def test_waits_of_many_runs_at_once_count_once() -> None:
+    profile = Profile()
+    for began, ended in ((0.0, 1.0), (0.0, 1.5), (0.5, 1.0), (2.0, 3.0)):
+        profile.has_waited(began, ended)
+    assert profile.waited == 2.5
+
+
+def test_the_first_run_on_a_slow_backend_is_not_held_up_by_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, planned = lmc.compile(two), list[Any]()
+    annotations = program.planner.annotations
+    monkeypatch.setattr(program.planner, "annotations", lambda *given: planned.append(given) or annotations(*given))
+    slow = Mock(latency=1e-3)
+    program("x", backend=slow)
+    assert planned == []
+    program.profile.has_waited(0.0, 1e9)  # from now on there is time for everything
+    program("x", backend=slow)
+    assert len(planned) == 1
+    program("x", backend=slow)
+    assert len(planned) == 1
+    slow.close()
+
+
+@pytest.mark.parametrize("options", [{"outputs": ["a"]}, {"aggressive": True}])
+def test_what_the_user_asks_of_a_plan_holds_for_the_first_run(options: dict[str, Any]) -> None:
+    slow: Any = Mock(latency=1e-3)
+    assert lmc.compile(two, **options).planner.known(slow, False) is not None
+    assert lmc.compile(two).planner.known(slow, False) is None
+
+
+def test_a_backend_that_a_plan_saves_requests_or_memory_has_it_from_the_first_run_on() -> None:
+    backends: list[Any] = [Mock(), Mock(latency=1e-3, capabilities=replace(CAPABILITIES, lookahead=True))]
+    assert [lmc.compile(two).planner.known(backend, False) is None for backend in backends] == [False, False]
+
+
+def test_whoever_has_its_answer_goes_before_whoever_has_waited_long_enough() -> None:
+    """Item 0 waits for a while, item 1 for an answer that comes meanwhile; item 2 has the turn, and ends when both could go on."""
+    answer, over, order = Signal(), threading.Event(), list[int]()
+    flights: Flights[None]
+
+    def work(i: int) -> None:
+        if i == 0:
+            Signal().wait(0.0)
+        elif i == 1:
+            answer.wait()
+        else:
+            while not flights._spare:
+                over.wait(1e-4)
+            answer.set()
+            assert not idle()
+        order.append(i)
+
+    flights = Flights(work, 3, limit=3, name="test")
+    flights.watched = True  # nobody takes turns away
+    list(flights.results(lambda: None))
+    assert order == [2, 1, 0]
+
+
+def test_nothing_is_idle_while_items_may_begin() -> None:
+    found: list[bool] = []
+    list(Flights(lambda i: found.append(idle()), 3, limit=2, name="test").results(lambda: None))
+    assert found == [False, False, True]
