@@ -1,7 +1,7 @@
-"""Grammars: named rules over trees that may name rules. Without recursion, or cut at a depth, one tree; else EBNF.
+"""Grammars: named rules over trees that may name rules. Without recursion, or cut at a depth, one tree; as EBNF for servers.
 
     rules ─► Grammar.tree() ─► dfa.build           the language is regular: an automaton, with forced tokens
-                  └ None ─► Grammar.ebnf()         it is not: text for a matcher with a stack (xgrammar's)
+                  └ None ─► sources.lazily          it is not: an automaton that is made while it is used
 """
 
 from __future__ import annotations
