@@ -49,8 +49,8 @@ import numpy as np
 
 from benchmarks.bench_forcing import CHARACTER, FORMS
 from benchmarks.bench_programs import where
+from benchmarks.xgrammar_oracle import normalise_regex
 from lmc.backend.engine.automaton import AutomatonMatcher
-from lmc.backend.engine.constraint import normalise_regex
 from lmc.backend.engine.foresight import Ahead, Foresight
 from lmc.backend.engine.tokenizer import Tokenizer, from_gguf
 from lmc.backend.mock_samples import sample_regex

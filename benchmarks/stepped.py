@@ -1,6 +1,6 @@
 """Engines whose passes run when no program of a batch has anything else to do: counters that no race of two threads can change.
 
-The programs of a batch take turns anyway (lmc/runahead/flights.py). Here the engine has its turn when all of them wait, and a wait
+The programs of a batch take turns anyway (lmc/frontend/flights.py). Here the engine has its turn when all of them wait, and a wait
 that is meant to last a moment before something is asked ahead is over at once.
 """
 
@@ -39,6 +39,8 @@ def stepped(engine: LocalBackend) -> Iterator[Callable[[], None]]:
     def in_turns(self: Worker, signal: Signal, timeout: float | None) -> None:
         if timeout is None:
             wait(self, signal, None)
+        elif not self.idle():  # others go first
+            wait(self, signal, timeout)
 
     def drive(self: Flights[Any]) -> None:
         with driving:
@@ -67,6 +69,9 @@ def stepped(engine: LocalBackend) -> Iterator[Callable[[], None]]:
                 while not flights._room._taken and not signal.is_set() and core.turn():
                     pass
                 signal.block()
+
+        def idle(self) -> bool:
+            return True
 
     in_batches = patch.multiple(Flights, give_way=gives_way, _next_item=takes)
     with waiting_by(Here()), patch.object(Worker, "wait", in_turns), in_batches, patch.object(flights._watch, "over"):

@@ -82,7 +82,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.errors": (
         "AnswerError", "ArgumentError", "BackendError", "BudgetExceeded", "CancelledError", "ConstraintError", "Filtered", "HostTimeout",
         "IRError", "InDoubtEffect", "IncompleteAnswer", "JournalError", "JournalWarning", "Refused",
-        "LmcError", "MissingPackageError", "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "ToolError", "UnsupportedOpError",
+        "LmcError", "MissingPackageError", "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "SchemaWarning",
+        "ToolError", "UnsupportedOpError",
     ),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -237,6 +238,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import PromptTooLongError as PromptTooLongError
     from lmc.errors import Refused as Refused
     from lmc.errors import RunTimeout as RunTimeout
+    from lmc.errors import SchemaWarning as SchemaWarning
     from lmc.errors import ToolError as ToolError
     from lmc.errors import UnsupportedOpError as UnsupportedOpError
     from lmc.frontend.host import host as host

@@ -47,6 +47,10 @@ class JournalWarning(UserWarning):
     """A journaled run did what its journal cannot hold: resumed behind it, it would end with JournalError. The message says what and where."""
 
 
+class SchemaWarning(UserWarning):
+    """A JSON schema has what says nothing (unknown keywords and formats), or what can only be checked when an answer ends."""
+
+
 class ConstraintError(LmcError, ValueError):
     """A regex, schema or grammar that is invalid or that this target cannot enforce."""
 

@@ -18,7 +18,6 @@ DISTRIBUTION = "lmc-lang"  # on a package index; what is imported is lmc
 MODULES = {
     "engine": ("torch", "transformers", "tokenizers", "safetensors", "numpy"),
     "tokens": ("tokenizers", "numpy"),
-    "grammar": ("xgrammar",),
     "gpu": ("triton",),
     "openai": ("openai",),
     "anthropic": ("anthropic",),

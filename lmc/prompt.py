@@ -484,6 +484,8 @@ def dtype_constraint(dtype: Any) -> tuple[Constraint, tuple[str, ...]]:
     if isinstance(dtype, type) and dtype in _DTYPES:
         regex, stops = _DTYPES[dtype]
         return Constraint("regex", regex), stops
+    if dtype is dict:
+        return make_constraint("json_schema", {"type": "object"}), ()
     if get_origin(dtype) is Literal:
         return _one_of(get_args(dtype)), ()
     if isinstance(dtype, type) and issubclass(dtype, Enum):
@@ -495,9 +497,9 @@ def dtype_constraint(dtype: Any) -> tuple[Constraint, tuple[str, ...]]:
     raise ParameterError(f"dtype={dtype!r}: {_DTYPES_ARE}")
 
 
-_BARE = (list, tuple, dict, set, frozenset, object)  # of what? `json_schema={}` asks for anything
+_BARE = (list, tuple, set, frozenset, object)  # of what? `json_schema={}` asks for anything
 _DTYPES_ARE = (
-    "one of int, float, bool, str, a Literal, an Enum, a pydantic model, list[…], tuple[…], dict[str, …] and unions of these, or any "
+    "one of int, float, bool, str, a Literal, an Enum, a pydantic model, dict, list[…], tuple[…], dict[str, …] and unions of these, or any "
     "other type that pydantic has a JSON schema for"
 )
 

@@ -244,15 +244,38 @@ def test_dump_fsm_draws_a_schema(lmc_cli, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("{}", "it recurs or is too large"), ('{"type": "string", "maxLen": 3}', "keyword 'maxLen'"), (None, "cannot read"), ("", "json_schema is not JSON")],
+    [('{"type": "float"}', "/type is 'float'"), (None, "cannot read"), ("", "json_schema is not JSON")],
 )
-def test_dump_fsm_of_a_schema_that_has_no_automaton(lmc_cli, tmp_path, text, says):
+def test_dump_fsm_of_a_schema_that_is_refused(lmc_cli, tmp_path, text, says):
     file = tmp_path / "answer.json"
     if text is not None:
         file.write_text(text)
     code, _, err = lmc_cli("dump-fsm", "--schema", str(file))
     assert code == 2 and says in err
     assert lmc_cli("dump-fsm")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "says"),
+    [
+        ("--schema", '{"type": "object", "properties": {"next": {"$ref": "#"}}, "zz": 1}',
+         ["1 of its 1 rules lead to themselves", "is forced", "ignored: the keyword 'zz' at /"]),
+        ("--schema", '{"type": "array", "items": {"type": "string"}, "uniqueItems": true}', ["/uniqueItems is about", "checked when the answer ends"]),
+        ("--lark", 'start: a\na: "(" a ")" | "x"\n', ["lead to themselves", '"" is forced, then 2 bytes are legal']),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::lmc.errors.SchemaWarning")
+def test_dump_fsm_says_what_is_made_while_it_is_used_or_checked_later(lmc_cli, tmp_path, option, text, says):
+    file = tmp_path / "source"
+    file.write_text(text)
+    code, out, _ = lmc_cli("dump-fsm", option, str(file))
+    assert code == 0 and [part for part in says if part not in out] == []
+
+
+def test_dump_fsm_draws_no_picture_of_what_is_made_while_it_is_used(lmc_cli):
+    assert "made while it is used: its whole automaton is too large" in lmc_cli("dump-fsm", "(a|b)*a(a|b){40}")[1]
+    code, _, err = lmc_cli("dump-fsm", "(a|b)*a(a|b){40}", "--format", "dot")
+    assert code == 2 and "no whole automaton to draw" in err
 
 
 def test_env_says_what_is_installed(lmc_cli, monkeypatch):
@@ -282,10 +305,10 @@ def test_dump_fsm_draws_a_lark_grammar_as_the_regex_of_its_language(lmc_cli, tmp
     [
         ("start: word\n", "lark: Rule 'word' used but not defined (in rule start)"),
         ('start: "a\n', "at line 1 column 8"),
-        ('start: a\na: "(" a ")" | "x"\n', "no automaton: it recurs or is too large"),
+        ("start: start\n", "derives no text"),
     ],
 )
-def test_dump_fsm_of_a_lark_grammar_that_has_no_automaton(lmc_cli, tmp_path, text, says):
+def test_dump_fsm_of_a_lark_grammar_that_is_refused(lmc_cli, tmp_path, text, says):
     file = tmp_path / "grammar.lark"
     file.write_text(text)
     code, _, err = lmc_cli("dump-fsm", "--lark", str(file))

@@ -145,8 +145,15 @@ from lmc.backend.api.verify import matching
 from lmc.prompt import Constraint
 
 print(matching(Constraint("json_schema", schema), 'Here: {"n": 1, "s": "é"}'), matching(Constraint("json_schema", schema), '{"n": 1}'))
+print(matching(Constraint("json_schema", '{"type": "object"}'), 'Any: {"a": [{}]} there'))
+
+@lmc.function
+def scripted(s):
+    s += lmc.gen("a", ebnf='root ::= "a" root? "b"') + lmc.gen("b", regex="(a|b)*a(a|b){20}") + lmc.gen("c", dtype=dict)
+
+print(scripted.run(backend=lmc.Mock({"a": "aabb", "b": "a" * 21, "c": '{"x": [null]}'}))["c"])
 """, tmp_path)
-    assert out == '{"n": 1, "s": "é"} None\n'
+    assert out == '{"n": 1, "s": "é"} None\n{"a": [{}]}\n{"x": [null]}\n'
 
 
 def test_the_command_line_runs_in_the_core(tmp_path):

@@ -296,7 +296,8 @@ def test_other_types_are_those_that_pydantic_has_a_schema_for():
     assert json.loads(dtype_constraint(Point)[0].source)["required"] == ["x", "y"]
     with pytest.raises(ParameterError, match=r"Plain.* in it has no JSON schema \(it says: Unable to generate"):
         dtype_constraint(list[type("Plain", (), {})])
-    for bare in (list, dict, 3, "inte"):
+    assert json.loads(dtype_constraint(dict)[0].source) == {"type": "object"}
+    for bare in (list, set, 3, "inte"):
         with pytest.raises(ParameterError, match="one of int, float, bool, str"):
             dtype_constraint(bare)
 

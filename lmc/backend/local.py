@@ -589,7 +589,6 @@ class Engine(LocalBackend):
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
         from lmc.backend.engine.automaton import ConstraintCompiler
-        from lmc.backend.engine.constraint import XGrammarCompiler
         from lmc.backend.engine.foresight import Foresight
         from lmc.backend.engine.kv_pool import KVPool
         from lmc.backend.engine.memory import check_pool
@@ -612,7 +611,6 @@ class Engine(LocalBackend):
             runner=_runner(loaded, pool, words.vocab_size),
             compiler=ConstraintCompiler(
                 *of,
-                grammar=lambda: XGrammarCompiler(*of, encode=encode),
                 encode=encode,
                 store=default_store(),
                 # beside a GPU its turns at the interpreter might hold launches up, which nobody has measured yet

@@ -238,7 +238,7 @@ class Mock:
         self.answers_in_order = any(isinstance(script, list | tuple) for script in scripts)
         """Whether an answer may depend on how many were asked for before it."""
         self._latency: Callable[..., float] = latency if callable(latency) else lambda _: latency
-        self._by_prompt = callable(latency) and len(signature(latency).parameters) == 2
+        self._by_prompt = callable(latency) and sum(p.default is p.empty for p in signature(latency).parameters.values()) == 2
         self._instant = latency == 0
         self._fault = fault
         self._calls = itertools.count()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +13,6 @@ from lmc.cli.errors import as_usage
 from lmc.cli.options import OutputFile
 from lmc.errors import ConstraintError
 from lmc.userfiles import UsageError
-
-if TYPE_CHECKING:
-    from lmc.fsm.bytedfa import ByteDFA
 
 
 class Drawing(StrEnum):
@@ -36,6 +33,8 @@ def dump_fsm(
 ) -> None:
     """Shows the compressed automaton of a regex, a JSON schema or a Lark grammar: which text is forced, and where there is a choice.
 
+    Of one that is only made while it is used, says why, and what it is like.
+
     \b
     Examples:
       lmc dump-fsm '\\{"summary": "[\\w ]+", "grade": "[ABCD][+-]?"\\}'
@@ -45,33 +44,56 @@ def dump_fsm(
     """
     from lmc.fsm import draw
     from lmc.fsm.compress import compress
+    from lmc.fsm.sources import automaton_of
 
     given = [(kind, source) for kind, source in (("regex", regex), ("json_schema", schema), ("lark", lark)) if source is not None]
     if len(given) != 1:
         raise UsageError("give a REGEX, --schema FILE or --lark FILE")
     [(kind, source)] = given
     with as_usage():
-        dfa = _automaton(kind, source)
+        text = source if isinstance(source, str) else text_of(source)
+        dfa = automaton_of(kind, text)
+        if dfa is None and format is Drawing.text:
+            write(made_while_used(kind, text), output)
+            return
+        if dfa is None:
+            raise ConstraintError(f"{source}: no whole automaton to draw: it recurs or is too large; --format text says what it is like")
     if dfa.states > _MOST_STATES:
         raise UsageError(f"the automaton has {dfa.states:,} states, and nobody can look at more than {_MOST_STATES:,}; shorten the repeats in it")
     fsm = compress(dfa)
     if format is Drawing.html:
         write(draw.to_html(fsm, str(source)), output)
+    elif format is Drawing.dot:
+        write(draw.to_dot(fsm), output)
     else:
-        write(draw.to_dot(fsm) if format is Drawing.dot else draw.to_text(fsm), output)
+        write("\n".join([draw.to_text(fsm), *_notes(kind, text)]), output)
 
 
-def _automaton(kind: str, source: str | Path) -> ByteDFA:
-    from lmc.fsm.dfa import compile_regex
-    from lmc.fsm.sources import automaton_of
+def made_while_used(kind: str, source: str) -> str:
+    """What is known of a constraint that has no whole automaton: why, how large it is, and what is forced at its beginning."""
+    from lmc.fsm.compress import chain_label
+    from lmc.fsm.lazy import MOST_FORMS, MOST_ROWS
+    from lmc.fsm.sources import grammar_of, lazily
 
-    if isinstance(source, str):
-        return compile_regex(source)
-    dfa = automaton_of(kind, text_of(source))
-    if dfa is None:
-        instead = '; give it "x-lmc": {"depth": 2}' if kind == "json_schema" else ""
-        raise ConstraintError(f"{source}: no automaton: it recurs or is too large{instead}")
-    return dfa
+    grammar = grammar_of(kind, source)
+    machine = lazily(grammar)
+    machine.begin()
+    forced, state = machine.forced(0)
+    why = f"{len(grammar.recursive)} of its {len(grammar.rules)} rules lead to themselves" if grammar.recursive else "its whole automaton is too large"
+    return "\n".join([
+        f"made while it is used: {why}",
+        f"{machine.states} states for its beginning: {chain_label(forced)} is forced, then {machine.ways_at(state)} bytes are legal",
+        f"a step may look at {MOST_FORMS:,} ways to go on, an answer meet {MOST_ROWS:,} states",
+        *_notes(kind, source),
+    ])  # fmt: skip
+
+
+def _notes(kind: str, source: str) -> list[str]:
+    """What a schema says that is ignored, or checked when the answer ends."""
+    from lmc.fsm.json_schema import compile_schema
+
+    said = str(compile_schema(source).notes) if kind == "json_schema" else ""
+    return [said] if said else []
 
 
 _MOST_STATES = 20_000  # that are drawn

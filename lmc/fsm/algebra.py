@@ -15,6 +15,8 @@ from lmc.fsm.minimise import Table, minimal
 from lmc.fsm.regex import NOTHING, Chars, Concat, Graph, Node
 
 S = TypeVar("S", bound=Hashable)
+_MOST_SETS = 100_000  # looked at while one language is determinised
+_MOST_MADE = 20_000  # states of a machine
 
 
 def both(a: Node, b: Node, work: Work | None = None) -> Node:
@@ -42,7 +44,7 @@ def automaton(start: S, step: Callable[[S, str], S | None], is_final: Callable[[
         for char in alphabet:
             target = step(state, char)
             if target is not None and target not in numbers:
-                if len(numbers) >= MAX_STATES:
+                if len(numbers) >= _MOST_MADE:
                     raise TooLarge
                 numbers[target] = len(order)
                 order.append(target)
@@ -53,7 +55,7 @@ def automaton(start: S, step: Callable[[S, str], S | None], is_final: Callable[[
 
 def _product(a: Node, b: Node, keep: Callable[[bool, bool], bool], work: Work) -> Node:
     alphabet = Alphabet.of(Concat((a, b)))
-    (rows_a, final_a), (rows_b, final_b) = determinised(a, alphabet), determinised(b, alphabet)
+    (rows_a, final_a), (rows_b, final_b) = determinised(a, alphabet, _MOST_SETS), determinised(b, alphabet, _MOST_SETS)
     work.spend((len(rows_a) + len(rows_b)) * alphabet.size)
     ends_a, ends_b = [*final_a, False], [*final_b, False]  # DEAD reads the last
     numbers, order = {(0, 0): 0}, [(0, 0)]

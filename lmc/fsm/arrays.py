@@ -1,6 +1,6 @@
 """Byte automata as arrays, for what looks at many states at once: token tables, tries, devices. Needs numpy, which the engine brings.
 
-A ByteDFA's memory is taken as it is; windows are found besides:
+The memory of a ByteDFA or a LazyDFA is taken as it is; of a ByteDFA windows are found besides:
 
     [a-z]{1,200}    of 201 states the first 184 go on alike for LONG characters: one window, so one row of allowed tokens
 """
@@ -11,10 +11,11 @@ from functools import cached_property
 
 import numpy as np
 
-from lmc.fsm.bytedfa import FAR, ByteDFA, Rows, Walk
+from lmc.fsm.bytedfa import FAR, LONG, ByteDFA, Rows, Walk
+from lmc.fsm.lazy import UNMADE, LazyDFA
 from lmc.fsm.minimise import DEAD
 
-LONG = 16  # characters, and bytes of a token, that windows look ahead
+_LARGE = 2000  # states from which on looking for the ends takes longer than a step may
 
 
 class ArrayDFA(Walk):
@@ -74,6 +75,40 @@ class ArrayDFA(Walk):
         """int [rows + 1]: how many bytes are legal."""
         return (self.deltas.reshape(-1, 256) != FAR).sum(axis=1)
 
+    def is_done(self, state: int) -> bool:
+        return self._done[state] != 0
+
+    @cached_property
+    def _done(self) -> bytes:
+        return (self.final & (self.ways[self.rows[:-1] >> 8] == 0)).tobytes()  # quicker to read one by one
+
+    def are_final(self, states: np.ndarray) -> np.ndarray:
+        return self.final[states]
+
+    def window_of(self, state: int) -> int:
+        return int(self.window[state])
+
+    def representative(self, state: int) -> int:
+        """A state of the same window."""
+        return state
+
+    def split(self, state: int) -> tuple[int, int] | None:
+        """There are no rules within rules."""
+        return None
+
+    def distances(self, states: np.ndarray) -> np.ndarray:
+        """Bytes from each state to the nearest end."""
+        return self._distances[states]
+
+    @cached_property
+    def _distances(self) -> np.ndarray:
+        return self.to_the_end()
+
+    def prepare(self) -> None:
+        """Finds what takes long of a large automaton now, and not in a step that others wait for."""
+        if self.states > _LARGE and self.forces_characters:
+            _ = self._distances
+
     @cached_property
     def singular(self) -> np.ndarray:
         """bool [states]: `is_singular` of each."""
@@ -119,6 +154,65 @@ class ArrayDFA(Walk):
         sources = np.repeat(np.arange(self.states), counts[rows])
         at = np.arange(len(sources)) - np.repeat(np.cumsum(counts[rows]) - counts[rows], counts[rows])
         return sources, sources + deltas[row, byte][begins[rows][sources] + at]
+
+
+class LazyArrays:
+    """An automaton that is made while it is used: `LazyDFA`, of which rows are looked at many at once. Thread-safe.
+
+    Its methods of one state are those of the LazyDFA.
+    """
+
+    def __init__(self, lazy: LazyDFA) -> None:
+        self.lazy = lazy
+        self.begin, self.step, self.accepts, self.forced, self.moves = lazy.begin, lazy.step, lazy.accepts, lazy.forced, lazy.moves
+        self.is_final, self.is_done, self.ways_at = lazy.is_final, lazy.is_done, lazy.ways_at
+        self.representative, self.split = lazy.representative, lazy.split
+        self.window_of = lazy.representative
+
+    @property
+    def states(self) -> int:
+        """So far."""
+        return self.lazy.states
+
+    @property
+    def nbytes(self) -> int:
+        return self.lazy.nbytes
+
+    @property
+    def is_worn(self) -> bool:
+        return self.lazy.is_worn
+
+    def following(self, states: np.ndarray, text: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """As of an ArrayDFA."""
+        slots = np.frombuffer(self.lazy.slots, np.int32).take(states + 1)
+        if (slots == UNMADE).any():
+            for state in np.flatnonzero(np.bincount(states[slots == UNMADE])).tolist():
+                self.lazy.place(state)
+            slots = np.frombuffer(self.lazy.slots, np.int32).take(states + 1)
+        found = np.frombuffer(self.lazy.rows, np.int32).take(slots.astype(np.int64) * 256 + text)  # rows behind slots: they only grow
+        if out is None:
+            return found.astype(np.int64)
+        out[...] = found
+        return out
+
+    def row(self, state: int) -> np.ndarray:
+        """[256]: the state behind each byte, DEAD where it is not legal."""
+        at = self.lazy.place(state)
+        return np.frombuffer(self.lazy.rows, np.int32)[at : at + 256]
+
+    def are_final(self, states: np.ndarray) -> np.ndarray:
+        return np.frombuffer(self.lazy.ends, bool)[states]
+
+    def distances(self, states: np.ndarray) -> np.ndarray:
+        """At least the bytes from each state to the nearest end; some byte leads to a state that is nearer."""
+        return np.array([self.lazy.distance(state) for state in states.tolist()], np.int64)
+
+    def prepare(self) -> None:
+        """Nothing of it is known before it is reached."""
+
+
+Arrays = ArrayDFA | LazyArrays
+"""What token tables are made of: a whole automaton, or one that is made while it is used."""
 
 
 def windows(table: np.ndarray) -> np.ndarray:

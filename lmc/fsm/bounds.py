@@ -10,8 +10,7 @@ from lmc.errors import ConstraintError
 from lmc.fsm.regex import shown
 
 MAX_SOURCE = 256_000  # characters of a source: what is linear in it takes ten seconds at most
-MAX_EBNF = 100_000  # characters of a grammar that xgrammar compiles, which nobody can interrupt
-MAX_WORK = 400_000  # transitions looked at while languages are combined: some seconds
+MAX_WORK = 150_000  # transitions looked at while languages are combined: about half a second
 
 
 class TooLarge(Exception):
@@ -36,15 +35,6 @@ def check_source(kind: str, source: str) -> None:
         raise ConstraintError(
             f"{kind} {shown(source)} has {len(source):,} characters, of which {MAX_SOURCE:,} may be used{_largest(kind, source)}; "
             f"shorten it, or let a `select` choose among long lists"
-        )
-
-
-def check_ebnf(kind: str, source: str, ebnf: str) -> None:
-    """Raises ConstraintError for a grammar that would take xgrammar too long."""
-    if len(ebnf) > MAX_EBNF:
-        raise ConstraintError(
-            f"{kind} {shown(source)} is not regular, or too large for an automaton, and as a grammar it has {len(ebnf):,} characters, of which "
-            f"{MAX_EBNF:,} may be used{_largest(kind, source)}; use fewer and smaller parts, or ask for them one after another"
         )
 
 

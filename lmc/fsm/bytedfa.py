@@ -19,6 +19,7 @@ from typing import Protocol
 
 from lmc.fsm.minimise import DEAD, Table
 
+LONG = 16  # characters, and bytes of a token, that windows look ahead (arrays.py)
 FAR = -(1 << 30)  # in a row: the byte is not legal
 NO_WAYS = array("i", [FAR]) * 256  # a row
 _HIGH = 3 if sys.byteorder == "little" else 0  # which byte of four tells FAR from any distance
@@ -53,14 +54,28 @@ class Walk:
         """The text so far is in the language."""
         return self._final[state] != 0
 
+    def is_done(self, state: int) -> bool:
+        """The text so far is in the language, and nothing may follow."""
+        return self._final[state] != 0 and not self.ways_at(state)
+
+    def ways_at(self, state: int) -> int:
+        """How many bytes are legal."""
+        return len(self._of_row(self._rows[state]))
+
+    def begin(self) -> None:
+        """A step begins; here it needs no budget."""
+
     def moves(self, state: int) -> list[tuple[int, int]]:
         """(byte, the state behind it), ascending, of the legal bytes."""
-        row = self._rows[state]
+        return [(byte, state + delta) for byte, delta in self._of_row(self._rows[state])]
+
+    def _of_row(self, row: int) -> list[tuple[int, int]]:
+        """(byte, delta), ascending, of the legal bytes."""
         moves = self._moves.get(row)
         if moves is None:
             deltas = self._deltas[row : row + 256].tolist()
             moves = self._moves[row] = [(byte, delta) for byte, delta in enumerate(deltas) if delta != FAR]
-        return [(byte, state + delta) for byte, delta in moves]
+        return moves
 
     def forced(self, state: int) -> tuple[bytes, int]:
         """What every legal text from `state` goes on with, and the state behind it; b"" where there is a choice."""

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Protocol
 
 from lmc.fsm.bytedfa import Walk
+
+
+class Followed(Protocol):
+    """What is looked at of an automaton, whole or made while it is used."""
+
+    def is_final(self, state: int) -> bool: ...
+
+    def moves(self, state: int) -> list[tuple[int, int]]: ...
+
+    def forced(self, state: int) -> tuple[bytes, int]: ...
 
 
 def completion(dfa: Walk, text: str) -> str | None:
@@ -28,7 +39,7 @@ def completion(dfa: Walk, text: str) -> str | None:
     raise AssertionError("an automaton has no dead states")
 
 
-def all_endings(dfa: Walk, state: int, limit: int) -> list[bytes] | None:
+def all_endings(dfa: Followed, state: int, limit: int) -> list[bytes] | None:
     """All texts that lead from a state to an end, or None if they are more than `limit`."""
     found = list[bytes]()
     todo: list[tuple[int, bytes]] = [(state, b"")]

@@ -16,11 +16,12 @@ from lmc.fsm.bounds import TooLarge
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.charset import Ranges, merged
 from lmc.fsm.minimise import DEAD, Table, minimal
-from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parse, shown
+from lmc.fsm.regex import Chars, Concat, Graph, Node, Repeat, Union, parse, parts_of, shown
 from lmc.fsm.spread import spread
 
 MAX_STATES = 50_000  # over characters
 MAX_WORK = 4_000_000  # states looked at while sets of states are made: a few seconds
+SOON = 12_000  # the same, where there is another way: some 20 ms
 
 
 def compile_regex(pattern: str) -> ByteDFA:
@@ -35,18 +36,18 @@ def compile_regex(pattern: str) -> ByteDFA:
         ) from None
 
 
-def build(tree: Node) -> ByteDFA:
-    """The minimal automaton of a tree; raises TooLarge."""
+def build(tree: Node, work: int = MAX_WORK) -> ByteDFA:
+    """The minimal automaton of a tree; raises TooLarge, also when it takes more than `work`."""
     alphabet = Alphabet.of(tree)
-    table, final = determinised(tree, alphabet)
+    table, final = determinised(tree, alphabet, work)
     if not any(final):
         raise ConstraintError("no text matches this constraint")
     return spread(*minimal(table, final), alphabet.segments)
 
 
-def determinised(tree: Node, alphabet: Alphabet) -> tuple[Table, list[bool]]:
+def determinised(tree: Node, alphabet: Alphabet, work: int = MAX_WORK) -> tuple[Table, list[bool]]:
     """A tree's automaton over classes of characters; raises TooLarge."""
-    return _determinised(_NFA.of(tree, alphabet))
+    return _determinised(_NFA.of(tree, alphabet, work))
 
 
 # -- classes of characters -----------------------------------------------------------------------------------------
@@ -74,7 +75,12 @@ class Alphabet:
 
     @staticmethod
     def of(tree: Node) -> Alphabet:
-        found = list(dict.fromkeys(sets(tree)))
+        return Alphabet.of_all((tree,))
+
+    @staticmethod
+    def of_all(trees: Iterable[Node]) -> Alphabet:
+        """Of several trees together, which may name rules."""
+        found = list(dict.fromkeys(sets(trees)))
         changes: dict[int, int] = defaultdict(int)  # at a character: the sets, as bits, that begin or have just ended
         for number, s in enumerate(found):
             for low, high in s.ranges:
@@ -95,20 +101,19 @@ class Alphabet:
         return Alphabet(tuple(segments), len(names), dict(zip(found, map(tuple, members))))
 
 
-def sets(tree: Node) -> Iterable[Chars]:
-    """The sets of characters in a tree, as often as they are there."""
-    if isinstance(tree, Chars):
-        yield tree
-    elif isinstance(tree, Repeat):
-        yield from sets(tree.body)
-    elif isinstance(tree, Graph):
-        for _, body, _ in tree.edges:
-            yield from sets(body)
-    elif isinstance(tree, Ref):
-        raise TypeError(f"a rule ({tree.rule}) in what should be a regular expression")
-    else:
-        for part in tree.parts if isinstance(tree, Concat) else tree.arms:
-            yield from sets(part)
+def sets(trees: Iterable[Node]) -> Iterable[Chars]:
+    """The sets of characters in trees; those of a part that is shared once. The trees live on meanwhile."""
+    seen: set[int] = set()
+    todo = list(trees)
+    while todo:
+        tree = todo.pop()
+        if id(tree) in seen:
+            continue
+        seen.add(id(tree))
+        if isinstance(tree, Chars):
+            yield tree
+        else:
+            todo.extend(reversed(parts_of(tree)))
 
 
 # -- tree to NFA ---------------------------------------------------------------------------------------------------
@@ -142,7 +147,8 @@ def _nonempty(tree: Node) -> Node:
 class _NFA:
     """Thompson's automaton: a state reads one set of characters, or goes on for free."""
 
-    def __init__(self, alphabet: Alphabet) -> None:
+    def __init__(self, alphabet: Alphabet, work: int) -> None:
+        self.work = work
         self.members = alphabet.members
         self.alphabet_size = alphabet.size
         self.free: list[list[int]] = []  # free moves of each state
@@ -151,14 +157,14 @@ class _NFA:
         self.turns: dict[int, tuple[Node, bool]] = {}  # by id of a repeat: what one turn reads, and whether it must be
 
     @staticmethod
-    def of(tree: Node, alphabet: Alphabet) -> _NFA:
-        nfa = _NFA(alphabet)
+    def of(tree: Node, alphabet: Alphabet, work: int) -> _NFA:
+        nfa = _NFA(alphabet, work)
         nfa.start = nfa.state()
         nfa.end = nfa.add(tree, nfa.start)
         return nfa
 
     def state(self) -> int:
-        if len(self.free) > 8 * MAX_STATES:
+        if len(self.free) > min(8 * MAX_STATES, self.work):
             raise TooLarge
         self.free.append([])
         self.reads.append(None)
@@ -235,7 +241,7 @@ class _NFA:
                         seen.add(to)
                         todo.append(to)
             work += len(seen)
-            if work > MAX_WORK:
+            if work > self.work:
                 raise TooLarge
             found.append(frozenset(s for s in seen if s == self.end or self.reads[s] is not None))
         return found
@@ -250,7 +256,7 @@ def _determinised(nfa: _NFA) -> tuple[Table, list[bool]]:
     work = 0
     for subset in order:
         work += len(subset)
-        if work > MAX_WORK:
+        if work > nfa.work:
             raise TooLarge
         ways: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for state in subset:
@@ -261,7 +267,7 @@ def _determinised(nfa: _NFA) -> tuple[Table, list[bool]]:
         for classes, target in _per_class(ways, closures):
             number = numbers.get(target)
             if number is None:
-                if len(numbers) >= MAX_STATES:
+                if len(numbers) >= min(MAX_STATES, nfa.work // 4):
                     raise TooLarge
                 number = numbers[target] = len(order)
                 order.append(target)

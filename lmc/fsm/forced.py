@@ -26,11 +26,11 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from lmc.fsm.arrays import LONG, ArrayDFA
+from lmc.fsm.arrays import Arrays
+from lmc.fsm.bytedfa import LONG
 from lmc.fsm.completion import all_endings
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.tokens import TokenAutomaton
@@ -40,7 +40,6 @@ Encode = Callable[[str], Sequence[int]]
 
 _FEW = 32  # legal texts that are all encoded
 _TRIED = 64  # tokens tried at a boundary before it is taken for unstable
-_LARGE = 2000  # states from which on looking for the ends takes longer than a step may
 _TAIL = 8  # tokens that are looked back at
 _BEHIND = 2 * LONG  # bytes of an ending that are encoded to see where sampled and forced text meet
 _OBJECT = 256  # bytes of a run or a text's objects, and its place in a dict
@@ -79,6 +78,7 @@ class ForcedTokens:
         and inside a character."""
         run = self._runs.get(state)
         if run is None:
+            self.automaton.dfa.begin()
             tokens, path = self._certain(state), [state]
             for token in tokens:
                 path.append(self.automaton.next(path[-1], token))
@@ -249,24 +249,18 @@ def _whole_characters(text: bytes) -> bytes:
 class _Endings:
     """Texts that complete the answer from a state."""
 
-    def __init__(self, dfa: ArrayDFA) -> None:
+    def __init__(self, dfa: Arrays) -> None:
         self.dfa = dfa
         self._steps: dict[int, tuple[int, int]] = {}
         self._known: dict[int, bytes] = {}  # shortest endings
-        if dfa.states > _LARGE and dfa.forces_characters:
-            _ = self._distance  # now, and not in a step that others wait for
-
-    @cached_property
-    def _distance(self) -> np.ndarray:
-        """Bytes from each state to the nearest end."""
-        return self.dfa.to_the_end()
+        dfa.prepare()
 
     def of_each_kind(self, state: int) -> list[bytes]:
         """A shortest ending through each kind of next character: letters, digits, spaces, marks, others."""
         row = self.dfa.row(state)
         kinds = {_kind(byte): byte for byte in np.flatnonzero(row >= 0).tolist()}
         endings = [bytes([byte]) + self._shortest(int(row[byte])) for byte in kinds.values()]
-        return [b"", *endings] if self.dfa.final[state] else endings
+        return [b"", *endings] if self.dfa.is_final(state) else endings
 
     def beyond_ascii(self, state: int) -> list[bytes]:
         """A shortest ending through characters of each kind that tokenizers tell apart, spaces among them."""
@@ -279,10 +273,10 @@ class _Endings:
         if (known := self._known.get(state)) is not None:
             return known
         out, at = bytearray(), state
-        while not self.dfa.final[at]:
+        while not self.dfa.is_final(at):
             forced, at = self.dfa.forced(at)
             out += forced
-            if not self.dfa.final[at]:
+            if not self.dfa.is_final(at):
                 byte, at = self._step(at)
                 out.append(byte)
         if len(self._known) >= _KEPT:
@@ -295,7 +289,7 @@ class _Endings:
         if state not in self._steps:
             row = self.dfa.row(state)
             ways = np.flatnonzero(row >= 0)
-            byte = int(ways[(self._distance[row[ways]] << 8 | _ODDITY[ways]).argmin()])
+            byte = int(ways[(self.dfa.distances(row[ways]) << 8 | _ODDITY[ways]).argmin()])
             self._steps[state] = byte, int(row[byte])
         return self._steps[state]
 

@@ -1,7 +1,7 @@
-"""Grammars: named rules over trees that may name rules. Without recursion, or cut at a depth, one tree; else EBNF.
+"""Grammars: named rules over trees that may name rules. Without recursion, or cut at a depth, one tree; as EBNF for servers.
 
     rules ─► Grammar.tree() ─► dfa.build           the language is regular: an automaton, with forced tokens
-                  └ None ─► Grammar.ebnf()         it is not: text for a matcher with a stack (xgrammar's)
+                  └ None ─► sources.lazily          it is not: an automaton that is made while it is used
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lmc.errors import ConstraintError
-from lmc.fsm.json_text import one_of, parts_of, refers, repeat, seq
-from lmc.fsm.regex import NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union
+from lmc.fsm.json_text import one_of, refers, repeat, seq
+from lmc.fsm.regex import NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union, parts_of
+from lmc.fsm.terms import NEVER, least_of_rules
 
 MAX_NODES = 400_000  # of a tree that rules are written into
 
@@ -41,14 +42,15 @@ class Grammar:
 
         return frozenset(name for name in self.rules if name in reached(name))
 
-    def tree(self, depth: int | None = None) -> Node | None:
+    def tree(self, depth: int | None = None, most: int | None = None) -> Node | None:
         """The grammar without references: None if it is recursive and no depth is given, or by far too large.
 
+        most   nodes that it may have, MAX_NODES if it is not given
         depth  how often recursive rules may be entered within each other; what lies deeper is not in the language
         """
         if self.recursive and depth is None:
             return None
-        if self._size(depth or 0) > MAX_NODES:
+        if self._size(depth or 0) > (most or MAX_NODES):
             return None
         made: dict[tuple[str, int], Node] = {}
 
@@ -85,6 +87,7 @@ class Grammar:
     def _size(self, depth: int) -> int:
         """Nodes of the tree, what is shared counted each time; of one that has by far too many, more than MAX_NODES."""
         made: dict[tuple[str, int], int] = {}
+        known: dict[tuple[int, int], int] = {}  # by id
 
         def size(node: Node, left: int) -> int:
             if isinstance(node, Ref):
@@ -97,7 +100,9 @@ class Grammar:
                 return size(node.body, left) * max(1, node.high or node.low)
             if isinstance(node, Chars):
                 return 1
-            return 1 + sum(size(part, left) for part in parts_of(node))
+            if (id(node), left) not in known:
+                known[id(node), left] = 1 + sum(size(part, left) for part in parts_of(node))
+            return known[id(node), left]
 
         for ref, left in self._inner(depth):
             if (n := size(ref, left)) > MAX_NODES:
@@ -106,43 +111,63 @@ class Grammar:
 
     def ebnf(self) -> str:
         """The grammar in xgrammar's EBNF; its start is `root`. Raises ConstraintError if it derives no text."""
+        return _Writer(self.productive()).text()
+
+    def productive(self) -> Grammar:
+        """Without what derives no text. Raises ConstraintError if all of it derives none."""
         productive = self._productive
-        rules = {name: _within(body, productive) for name, body in self.rules.items() if name in productive}
-        start = _within(self.start, productive)
+        known: dict[int, Node] = {}
+        rules = {name: _within(body, productive, known) for name, body in self.rules.items() if name in productive}
+        start = _within(self.start, productive, known)
         if start == NOTHING:
             raise ConstraintError("the grammar derives no text at all")
-        return _Writer(Grammar(start, rules)).text()
+        return Grammar(start, rules)
 
     @cached_property
     def _productive(self) -> frozenset[str]:
         """Rules that derive some text."""
-        found: frozenset[str] = frozenset()
-        while True:
-            more = frozenset(name for name, body in self.rules.items() if _within(body, found) != NOTHING)
-            if more == found:
-                return found
-            found = more
+        return frozenset(name for name, least in least_of_rules(self.rules).items() if least < NEVER)
 
 
-def _within(node: Node, rules: frozenset[str]) -> Node:
-    """The texts of a tree that only use these rules."""
+def _within(node: Node, rules: frozenset[str], known: dict[int, Node]) -> Node:
+    """The texts of a tree that only use these rules: the same object where nothing changes. `known`: by id, of nodes that live on."""
+    if isinstance(node, Chars):
+        return node
     if isinstance(node, Ref):
         return node if node.rule in rules else NOTHING
-    if isinstance(node, Concat):
-        return seq(*(_within(p, rules) for p in node.parts))
-    if isinstance(node, Union):
-        return one_of([_within(a, rules) for a in node.arms])
-    if isinstance(node, Repeat):
-        return repeat(_within(node.body, rules), node.low, node.high)
+    if id(node) in known:
+        return known[id(node)]
     if isinstance(node, Graph):
-        edges = [(a, body, b) for a, n, b in node.edges if (body := _within(n, rules)) != NOTHING]
-        alive = set(node.final)
-        while more := {a for a, _, b in edges if b in alive} - alive:
-            alive |= more
-        if 0 not in alive:
-            return NOTHING
-        return Graph(tuple((a, n, b) for a, n, b in edges if a in alive and b in alive), node.final)
-    return node
+        found = _graph_within(node, rules, known)
+    else:
+        parts = [_within(part, rules, known) for part in parts_of(node)]
+        if all(a is b for a, b in zip(parts, parts_of(node))):
+            found = node
+        elif isinstance(node, Repeat):
+            found = repeat(parts[0], node.low, node.high)
+        else:
+            found = seq(*parts) if isinstance(node, Concat) else one_of(parts)
+    known[id(node)] = found
+    return found
+
+
+def _graph_within(node: Graph, rules: frozenset[str], known: dict[int, Node]) -> Node:
+    edges = [(a, body, b) for a, n, b in node.edges if (body := _within(n, rules, known)) != NOTHING]
+    before: dict[int, list[int]] = {}
+    for a, _, b in edges:
+        before.setdefault(b, []).append(a)
+    alive, todo = set(node.final), list(node.final)
+    for state in todo:
+        for a in before.get(state, ()):
+            if a not in alive:
+                alive.add(a)
+                todo.append(a)
+    if 0 not in alive:
+        return NOTHING
+    kept = tuple((a, n, b) for a, n, b in edges if a in alive and b in alive)
+    if len(kept) == len(node.edges) and all(x[1] is y[1] for x, y in zip(kept, node.edges)):
+        return node
+    return Graph(kept, node.final)
 
 
 class _Writer:

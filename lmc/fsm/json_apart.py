@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from lmc.fsm.json_shapes import (
     rules_of,
     same,
     type_of,
-    wrong,
 )
 from lmc.fsm.json_text import ANY_TEXT, lengths, one_of, repeat, text
 from lmc.fsm.regex import ANY, EMPTY, NOTHING, Node
@@ -30,13 +30,19 @@ if TYPE_CHECKING:
     from lmc.fsm.json_ways import Ways
 
 
-def check_apart(ways: Ways, place: Place, base: Sequence[Shape], arms: Sequence[Sequence[Shape]]) -> None:
-    """Refuses arms of oneOf that might hold together: what is written of one must surely not be of another."""
+_MOST_PAIRS = 20_000  # of shapes that are compared
+
+
+def not_apart(ways: Ways, place: Place, base: Sequence[Shape], arms: Sequence[Sequence[Shape]]) -> tuple[int, int] | None:
+    """The first two arms of oneOf that might hold together; None if what is written of one is surely not of another."""
+    if math.prod((len(base), sum(map(len, arms)) ** 2)) > _MOST_PAIRS:
+        return 0, 1
     within = [[s for a, b in itertools.product(base, arm) if (s := a.with_(b)) is not None] for arm in arms]
     wide = [ways.widely.of_place(place.at("oneOf", i), ()) for i in range(len(arms))]
     for i, j in itertools.permutations(range(len(arms)), 2):
         if not all(_apart(ways, a, b, 3) for a, b in itertools.product(within[i], wide[j])):
-            raise wrong(f"{place.pointer}/oneOf", f"{min(i, j)} and {max(i, j)} may hold together; make them exclusive (a type and a const in each), or use anyOf")
+            return min(i, j), max(i, j)
+    return None
 
 
 def _apart(ways: Ways, a: Shape, b: Shape, depth: int) -> bool:

@@ -29,12 +29,17 @@ _IPV6 = "|".join(
         rf"{_H}(:{_H}){{6}}::",
     ]
 )
-_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
+_LABEL = r"[A-Za-z0-9](-?[A-Za-z0-9]){0,15}"  # at most 31 characters; two hyphens stand in encoded names only
 _HOST = rf"{_LABEL}(\.{_LABEL}){{0,4}}"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _PATH = r"([A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*"
 _NUMBER = r"(0|[1-9][0-9]{0,5})"  # longer ones are more days than a datetime.timedelta has
-_DAY_TIME = rf"(T({_NUMBER}H({_NUMBER}M)?({_NUMBER}S)?|{_NUMBER}M({_NUMBER}S)?|{_NUMBER}S))"
+_DAY_TIME = rf"(T({_NUMBER}H({_NUMBER}M({_NUMBER}S)?)?|{_NUMBER}M({_NUMBER}S)?|{_NUMBER}S))"
+
+_URI = rf"[A-Za-z][A-Za-z0-9+.-]*://{_HOST}(:[0-9]{{1,4}})?(/{_PATH})?(\?{_PATH})?(#{_PATH})?"
+_VARIABLE = r"[A-Za-z0-9_]+(:[1-9][0-9]{0,3}|\*)?"
+_SEGMENTS = r"([A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*/?)?"
+_REGEX_ATOM = r"([A-Za-z0-9 _/:,@%&=~!;'\"<>-]|\\[dDwWsS.\\/*+?()\[\]{}|^$]|\.|\[\^?([A-Za-z0-9_ ]|a-z|A-Z|0-9|\\[dws])+\])"
 
 _PATTERNS: Mapping[str, str] = {
     "date": _DATE,
@@ -46,9 +51,17 @@ _PATTERNS: Mapping[str, str] = {
     "ipv4": _IPV4,
     "ipv6": _IPV6,
     "uuid": r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
-    "uri": rf"[A-Za-z][A-Za-z0-9+.-]*://{_HOST}(:[0-9]{{1,4}})?(/{_PATH})?(\?{_PATH})?(#{_PATH})?",
+    "uri": _URI,
     "byte": r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)?",
     "json-pointer": r"(/([^/~]|~[01])*)*",
+    "relative-json-pointer": r"(0|[1-9][0-9]{0,5})(#|(/([^/~]|~[01])*)*)",
+    "uri-reference": rf"({_URI}|/?{_SEGMENTS}(\?{_PATH})?(#{_PATH})?)",
+    "uri-template": rf"({_PATH}|\{{[+#./;?&]?{_VARIABLE}(,{_VARIABLE})*\}})*",
+    "iri": _URI,
+    "iri-reference": rf"({_URI}|/?{_SEGMENTS}(\?{_PATH})?(#{_PATH})?)",
+    "idn-email": rf"{_ATOM}(\.{_ATOM})*@{_HOST}",
+    "idn-hostname": _HOST,
+    "regex": rf"\^?({_REGEX_ATOM}[*+?]?)*\$?",
 }
 FORMATS = tuple(_PATTERNS)
 ANY_STRING = ("binary", "password")  # OpenAPI's, and what pydantic makes of bytes: they say nothing of the text

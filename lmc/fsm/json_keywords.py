@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
-from urllib.parse import unquote
 
 from lmc.errors import ConstraintError
 from lmc.fsm import json_formats
 from lmc.fsm.json_layout import OPTIONS
+from lmc.fsm.json_references import References
 from lmc.fsm.json_shapes import JSON_NUMBER, TYPES, ArrayRule, ObjectRule, Place, Shape, same, wrong
 from lmc.fsm.json_text import Bounds
 from lmc.fsm.regex import Node, parse
 
 NOTES = frozenset(
-    "title description default examples example $schema $id $comment $defs definitions deprecated readOnly writeOnly "
-    "discriminator contentEncoding contentMediaType externalDocs xml".split()
+    "title description default examples example $schema $id id $comment $defs definitions deprecated readOnly writeOnly $anchor $dynamicAnchor "
+    "$recursiveAnchor $vocabulary discriminator contentEncoding contentMediaType contentSchema externalDocs xml".split()
 )
 _OF_TYPE: Mapping[str, str] = {
     **dict.fromkeys("properties required additionalProperties patternProperties propertyNames minProperties "
@@ -28,8 +29,41 @@ _OF_TYPE: Mapping[str, str] = {
     **dict.fromkeys("minLength maxLength pattern format".split(), "string"),
     **dict.fromkeys("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split(), "number"),
 }  # fmt: skip
-_OTHERS = frozenset("type enum const anyOf oneOf allOf not if then else $ref nullable".split())
+_OTHERS = frozenset("type enum const anyOf oneOf allOf not if then else $ref $dynamicRef $recursiveRef nullable".split())
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 KEYWORDS = frozenset({*NOTES, *_OF_TYPE, *_OTHERS, OPTIONS})
+_REAL = sorted({*_OF_TYPE, *_OTHERS})
+_MOST_ADJUSTED = 30  # digits before or behind the point of a bound
+
+
+@dataclass
+class Notes:
+    """What compiling a schema came upon that users should know.
+
+    strict    all of it is refused
+    ignored   keywords and formats that say nothing, and where the first of each is
+    later     by place, what an automaton does not hold answers to: it is checked when they end
+    """
+
+    strict: bool = False
+    ignored: dict[str, str] = field(default_factory=dict)
+    later: dict[str, str] = field(default_factory=dict)
+
+    def ignore(self, what: str, pointer: str, likely: str = "") -> None:
+        if self.strict:
+            raise wrong(pointer, f"has {what}, which says nothing{likely}; leave it out, or compile without strict")
+        self.ignored.setdefault(f"{what}{likely}", pointer)
+
+    def check_later(self, pointer: str, why: str) -> None:
+        if self.strict:
+            raise wrong(pointer, f"{why}, so that it could only be checked when the answer ends, which strict refuses")
+        self.later.setdefault(pointer, why)
+
+    def __str__(self) -> str:
+        parts = [f"{what} at {pointer or '/'}" for what, pointer in self.ignored.items()]
+        found = [f"ignored: {', '.join(parts)}"] if parts else []
+        found += [f"{pointer or '/'} {why}: checked when the answer ends" for pointer, why in self.later.items()]
+        return "; ".join(found)
 
 
 class Keywords:
@@ -39,12 +73,24 @@ class Keywords:
            less where it would write what nobody means: other types than the keywords speak of, other properties
     """
 
-    def __init__(self, root: Any, wide: bool) -> None:
-        self.root, self.wide = root, wide
+    def __init__(self, root: Any, wide: bool, notes: Notes) -> None:
+        self.root, self.wide, self.notes = root, wide, notes
+        self.references = References(root)
 
-    def check_keyword(self, place: Place, keyword: str) -> None:
-        if keyword not in KEYWORDS or (keyword == OPTIONS and place.pointer):
-            raise wrong(place.pointer, f"has the keyword {keyword!r}, which cannot be enforced; leave it out and check the answer")
+    def check_later(self, pointer: str, why: str) -> None:
+        """A keyword is left out, so that more is allowed than the schema says, and said to be."""
+        self.notes.check_later(pointer, why)
+
+    def spoken(self, place: Place) -> frozenset[str]:
+        """Keywords of a schema that say something; those that are unknown are noted."""
+        for keyword in place.schema:
+            if keyword == OPTIONS and place.pointer:
+                raise wrong(place.pointer, f"has {OPTIONS}, which stands at the root of a schema only")
+            if keyword not in KEYWORDS:
+                near = difflib.get_close_matches(keyword, _REAL, 1, 0.85)
+                self.notes.ignore(f"the keyword {keyword!r}", place.pointer, f" (did you mean {near[0]!r}?)" if near else "")
+        found = frozenset(place.schema) & KEYWORDS - NOTES - {OPTIONS}
+        return frozenset(("$ref",)) if "$ref" in found and self.references.overrides else found
 
     def list_of(self, place: Place, keyword: str) -> list[Any]:
         found = place.schema.get(keyword, [])
@@ -52,18 +98,8 @@ class Keywords:
             raise wrong(f"{place.pointer}/{keyword}", "must be a list that is not empty")
         return found
 
-    def target(self, place: Place) -> Place:
-        ref = place.schema["$ref"]
-        if not isinstance(ref, str) or (ref != "#" and not ref.startswith("#/")):
-            raise wrong(f"{place.pointer}/$ref", f"is {ref!r}; only references within the schema, like '#/$defs/x', can be followed")
-        found = Place(self.root, "")
-        for step in ref[2:].split("/") if ref != "#" else ():
-            step = unquote(step).replace("~1", "/").replace("~0", "~")
-            try:
-                found = found.at(int(step) if isinstance(found.schema, list) else step)
-            except (KeyError, IndexError, TypeError, ValueError):
-                raise wrong(f"{place.pointer}/$ref", f"is {ref!r}, which leads nowhere") from None
-        return found
+    def target(self, place: Place, keyword: str = "$ref") -> Place:
+        return self.references.target(place, keyword)
 
     def plain(self, place: Place) -> Shape | None:
         """The keywords that combine nothing; None if they contradict each other."""
@@ -72,15 +108,14 @@ class Keywords:
         values = self.values(place)
         if values is not None:
             shape = replace(shape, values=values)
-        lows = [(self.bound(place, k), k != "minimum") for k in ("minimum", "exclusiveMinimum") if k in schema]
-        highs = [(self.bound(place, k), k != "maximum") for k in ("maximum", "exclusiveMaximum") if k in schema]
+        lows, highs = self.limits(place, "minimum", "exclusiveMinimum"), self.limits(place, "maximum", "exclusiveMaximum")
         bounds = Bounds(step=self.bound(place, "multipleOf") if "multipleOf" in schema else None)
         if bounds.step is not None and bounds.step <= 0:
             raise wrong(f"{place.pointer}/multipleOf", "must be greater than 0")
         for extra in [Bounds(low=x, open_low=o) for x, o in lows] + [Bounds(high=x, open_high=o) for x, o in highs]:
-            bounds = bounds.both(extra) or bounds
+            bounds = bounds.both(extra)
         if not self.wide and (ends := json_formats.NUMBERS.get(schema.get("format", "") if isinstance(schema.get("format"), str) else "")):
-            bounds = bounds.both(Bounds(low=ends[0], high=ends[1])) or bounds
+            bounds = bounds.both(Bounds(low=ends[0], high=ends[1]))
         return replace(
             shape,
             bounds=bounds,
@@ -95,6 +130,19 @@ class Keywords:
             unique=self.flag(place, "uniqueItems"),
             contains=self.contained(place),
         )
+
+    def limits(self, place: Place, plain: str, exclusive: str) -> list[tuple[Decimal, bool]]:
+        """Bounds on one side, and whether each is open. In draft 4 the exclusive one says of the other whether it is."""
+        given, found = place.schema, list[tuple[Decimal, bool]]()
+        for keyword in (plain, exclusive):
+            if keyword not in given or (keyword == exclusive and isinstance(given[keyword], bool)):
+                continue
+            limit = self.bound(place, keyword)
+            if limit and abs(limit.adjusted()) > _MOST_ADJUSTED:
+                self.check_later(f"{place.pointer}/{keyword}", f"has more than {_MOST_ADJUSTED} digits")
+            else:
+                found.append((limit, keyword == exclusive or given.get(exclusive) is True))
+        return found
 
     def contained(self, place: Place) -> tuple[tuple[Place, int, int | None], ...]:
         least, most = self.counts(place, "minContains", "maxContains")
@@ -129,8 +177,6 @@ class Keywords:
         found = place.schema[keyword]
         if isinstance(found, bool) or not isinstance(found, JSON_NUMBER):
             raise wrong(f"{place.pointer}/{keyword}", f"must be a number, not {json.dumps(found, default=str)}")
-        if abs(Decimal(found).adjusted()) > 30:
-            raise wrong(f"{place.pointer}/{keyword}", f"is {found}: bounds have at most 30 digits")
         return Decimal(found)
 
     def counts(self, place: Place, low: str, high: str) -> tuple[int, int | None]:
@@ -156,7 +202,9 @@ class Keywords:
             if name in json_formats.ANY_STRING or (name in json_formats.NUMBERS and not {"integer", "number"}.isdisjoint(self.types(place))):
                 return tuple(found)
             if name not in json_formats.FORMATS:
-                raise wrong(f"{place.pointer}/format", f"is {name!r}, which cannot be enforced; there are {', '.join((*json_formats.FORMATS, *json_formats.ANY_STRING))} and, of numbers, {', '.join(json_formats.NUMBERS)}")
+                near = difflib.get_close_matches(str(name), json_formats.FORMATS, 1, 0.85)
+                self.notes.ignore(f"the format {name!r}", place.pointer, f" (did you mean {near[0]!r}?)" if near else "")
+                return tuple(found)
             longest = place.schema.get("maxLength")
             found.append(json_formats.language(name, longest if isinstance(longest, int) else None))
         return tuple(found)
@@ -171,8 +219,6 @@ class Keywords:
 
     def object_rules(self, place: Place) -> tuple[ObjectRule, ...]:
         schema = place.schema
-        if schema.get("unevaluatedProperties", False) is not False:
-            raise wrong(f"{place.pointer}/unevaluatedProperties", "cannot be enforced unless it is false")
         if not {"properties", "patternProperties", "additionalProperties"} & set(schema):
             return ()
         for keyword in ("properties", "patternProperties"):
@@ -197,14 +243,10 @@ class Keywords:
 
     def array_rules(self, place: Place) -> tuple[ArrayRule, ...]:
         schema = place.schema
-        if schema.get("unevaluatedItems", False) is not False:
-            raise wrong(f"{place.pointer}/unevaluatedItems", "cannot be enforced unless it is false")
-        if not {"items", "prefixItems", "additionalItems"} & set(schema):
-            return ()
+        if not {"items", "prefixItems"} & set(schema):
+            return ()  # additionalItems say something beside a list of items only
         old = isinstance(schema.get("items"), list)  # as before 2020-12
         first, rest = ("items", "additionalItems") if old else ("prefixItems", "items")
-        if "additionalItems" in schema and not old:
-            raise wrong(f"{place.pointer}/additionalItems", "has a meaning beside a list of items only")
         if old and "prefixItems" in schema:
             raise wrong(f"{place.pointer}/prefixItems", "and a list of items exclude each other")
         count = len(self.list_of(place, first)) if first in schema else 0

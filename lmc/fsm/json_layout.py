@@ -26,13 +26,14 @@ class Layout:
     key: Node
     gap: Node
     depth: int | None
+    strict: bool = False
 
     @staticmethod
     def of(root: Any) -> Layout:
         given = root.get(OPTIONS, {}) if isinstance(root, dict) else {}
         at = f"/{OPTIONS}"
-        if not isinstance(given, dict) or set(given) - {"whitespace", "separators", "depth"}:
-            raise wrong(at, f"takes whitespace, separators and depth, not {json.dumps(given, default=str)}")
+        if not isinstance(given, dict) or set(given) - {"whitespace", "separators", "depth", "strict"}:
+            raise wrong(at, f"takes whitespace, separators, depth and strict, not {json.dumps(given, default=str)}")
         separators = given.get("separators", [", ", ": "])
         if (
             not isinstance(separators, list)
@@ -45,12 +46,15 @@ class Layout:
             raise wrong(f"{at}/whitespace", '"fixed" or "flexible"')
         if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
             raise wrong(f"{at}/depth", "takes a whole number from 1 up")
+        strict = given.get("strict", False)
+        if not isinstance(strict, bool):
+            raise wrong(f"{at}/strict", "must be true or false")
         if kind == "fixed":
-            return Layout(text(separators[0]), text(separators[1]), EMPTY, depth)
+            return Layout(text(separators[0]), text(separators[1]), EMPTY, depth, strict)
         if "separators" in given:
             raise wrong(f"{at}/separators", 'goes with "whitespace": "fixed"')
         gap = parse(r"[ \n\t]*")
-        return Layout(seq(gap, text(","), gap), seq(gap, text(":"), gap), gap, depth)
+        return Layout(seq(gap, text(","), gap), seq(gap, text(":"), gap), gap, depth, strict)
 
     def value(self, value: Any) -> Node:
         """The one text of a value."""

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lmc.fsm.algebra import without
-from lmc.fsm.json_keywords import NOTES
-from lmc.fsm.json_shapes import TYPES, ObjectRule, Place, Shape, opposite, wrong
+from lmc.fsm.json_keywords import REFERENCES
+from lmc.fsm.json_shapes import TYPES, ObjectRule, Place, Shape, opposite, unannotated, wrong
 from lmc.fsm.json_text import ANY_TEXT, Bounds
 from lmc.fsm.regex import NOTHING
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from lmc.fsm.json_ways import Ways
 
 _MOST_WAYS = 256
+_BESIDE = frozenset(("then", "else", "minContains", "maxContains"))  # they say something of another keyword
+_Negation = Callable[["Ways", Place, tuple[str, ...]], Iterable[Shape]]
 
 
 def negated(ways: Ways, place: Place, refs: tuple[str, ...]) -> tuple[Shape, ...]:
@@ -29,19 +31,21 @@ def negated(ways: Ways, place: Place, refs: tuple[str, ...]) -> tuple[Shape, ...
         raise wrong(place.pointer, f"must be a schema, not {json.dumps(schema, default=str)}")
     ways.look(place, refs)
     found: list[Shape] = []
+    spoken = ways.spoken(place)
     for keyword in schema:
-        ways.check_keyword(place, keyword)
-        if keyword in NOTES:
+        if keyword not in spoken or keyword in _BESIDE:
             continue
-        if keyword not in _NEGATED or (keyword == "contains" and {"minContains", "maxContains"} & set(schema)):
-            raise wrong(place.pointer, f"has the keyword {keyword!r}, of which the opposite cannot be enforced (in not, if, maxContains); leave it out")
+        if keyword not in _NEGATED or (keyword == "contains" and {"minContains", "maxContains"} & spoken):
+            if not ways.wide:
+                ways.check_later(f"{place.pointer}/{keyword}", "has no opposite that can be written (in not, if, oneOf, maxContains)")
+            return (Shape(place.pointer),)
         found += _NEGATED[keyword](ways, place, (*refs, place.pointer))
     return tuple(found)
 
 
 def _not_types(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
     said = ways.types(place)
-    rest = frozenset(TYPES) - said - ({"number"} if "integer" in said else set())  # no way to write fractions only
+    rest = frozenset(TYPES) - said
     return [Shape(place.pointer, types=rest)] if rest else []
 
 
@@ -50,9 +54,9 @@ def _not_values(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Sha
 
 
 def _not_bounds(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
-    numbers, schema = frozenset(("number", "integer")), place.schema
-    sides = [Bounds(high=ways.bound(place, k), open_high=k == "minimum") for k in ("minimum", "exclusiveMinimum") if k in schema]
-    sides += [Bounds(low=ways.bound(place, k), open_low=k == "maximum") for k in ("maximum", "exclusiveMaximum") if k in schema]
+    numbers = frozenset(("number", "integer"))
+    sides = [Bounds(high=x, open_high=not is_open) for x, is_open in ways.limits(place, "minimum", "exclusiveMinimum")]
+    sides += [Bounds(low=x, open_low=not is_open) for x, is_open in ways.limits(place, "maximum", "exclusiveMaximum")]
     return [Shape(place.pointer, types=numbers, bounds=side) for side in sides]
 
 
@@ -97,7 +101,8 @@ def _not_any(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]
         arms = negated(ways, place.at("anyOf", i), refs)
         found = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
         if len(found) > _MOST_WAYS:
-            raise wrong(place.pointer, f"has more than {_MOST_WAYS} ways not to hold; use fewer")
+            ways.check_later(place.pointer, f"has more than {_MOST_WAYS} ways not to hold")
+            return [Shape(place.pointer)]
     return found
 
 
@@ -106,11 +111,19 @@ def _not_all(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]
 
 
 def _not_not(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
-    return ways.of_place(place.at("not"), refs)
+    return map(unannotated, ways.of_place(place.at("not"), refs))
 
 
-def _not_ref(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
-    return negated(ways, ways.target(place), refs)
+def _not_one(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
+    """Of one arm alone: where there are several, two of them may hold."""
+    if len(ways.list_of(place, "oneOf")) > 1:
+        ways.check_later(f"{place.pointer}/oneOf", "has no opposite that can be written")
+        return [Shape(place.pointer)]
+    return negated(ways, place.at("oneOf", 0), refs)
+
+
+def _not_ref(keyword: str) -> _Negation:
+    return lambda ways, place, refs: negated(ways, ways.target(place, keyword), refs)
 
 
 _COUNTED = (
@@ -118,7 +131,6 @@ _COUNTED = (
     ("array", "items", "minItems", "maxItems"),
     ("object", "size", "minProperties", "maxProperties"),
 )
-_Negation = Callable[["Ways", Place, tuple[str, ...]], Iterable[Shape]]
 
 
 def _one_by_one(keyword: str, negation: _Negation) -> _Negation:
@@ -135,9 +147,13 @@ _NEGATED: Mapping[str, _Negation] = {
     "anyOf": _not_any,
     "allOf": _not_all,
     "not": _not_not,
-    "$ref": _not_ref,
+    "oneOf": _not_one,
+    **{k: _not_ref(k) for k in REFERENCES},
     **{k: _one_by_one(k, _not_values) for k in ("enum", "const")},
     **{k: _one_by_one(k, _not_properties) for k in ("properties",)},
-    **{k: _one_by_one(k, _not_bounds) for k in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")},
+    "minimum": _not_bounds,
+    "maximum": _not_bounds,
+    "exclusiveMinimum": _not_bounds,
+    "exclusiveMaximum": _not_bounds,
     **{k: _one_by_one(k, _not_counts) for _, _, low, high in _COUNTED for k in (low, high)},
 }  # what makes each keyword fail; of the others (formats, of which ours are parts; items; …) that cannot be written

@@ -4,29 +4,32 @@ json_ways, how values are written in json_text and json_layout.
     schema ─► shapes (conjunctions of plain keywords, one for each way through anyOf and $ref) ─► trees ─► Grammar
 
 The texts are what json.dumps(value, ensure_ascii=False) writes, properties in the order of the schema. Objects have the
-properties that the schema names and no others unless it says `additionalProperties`. Every keyword is enforced or refused
-by name and place; nothing is ignored but annotations.
+properties that the schema names and no others unless it says `additionalProperties`. Every keyword is enforced; what an automaton
+cannot hold an answer to is checked when the answer ends (json_check.py), and said. Unknown keywords are annotations.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from lmc.errors import ConstraintError
+from lmc.errors import ConstraintError, SchemaWarning
 from lmc.fsm.algebra import both, without
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.completion import all_endings
-from lmc.fsm.dfa import build
-from lmc.fsm.grammar import MAX_NODES, Grammar
+from lmc.fsm.dfa import SOON, build
+from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_apart import admit, admits, characters, less
-from lmc.fsm.json_keywords import NOTES, OPTIONS
+from lmc.fsm.json_check import Checker
+from lmc.fsm.json_keywords import REFERENCES, Notes
 from lmc.fsm.json_layout import Layout
+from lmc.fsm.json_references import References
 from lmc.fsm.json_sequences import counted_items, members, unique_items
 from lmc.fsm.json_shapes import TYPES, All, Place, Shape, is_possible, items_of, rules_of, same, type_of, wrong
 from lmc.fsm.json_text import (
@@ -36,7 +39,6 @@ from lmc.fsm.json_text import (
     number,
     one_of,
     optional,
-    parts_of,
     repeat,
     seq,
     string,
@@ -44,18 +46,36 @@ from lmc.fsm.json_text import (
     text,
 )
 from lmc.fsm.json_ways import Ways
-from lmc.fsm.regex import EMPTY, NOTHING, Node, Ref, parse
+from lmc.fsm.lazy import LazyDFA
+from lmc.fsm.regex import ANY, EMPTY, NOTHING, Node, Ref, parse, parts_of
 
-_MOST_NODES = 2 * MAX_NODES  # of a tree, what is shared counted each time
+_LARGE = 500  # nodes of a tree, from which on it is a rule
+_REFERENCES = frozenset(REFERENCES) | {""}
+_MOST_COUNTED = 8192  # states of an object whose properties are counted
 _MOST_UNIQUE = 8  # values of an array of unique items: one state for each set of them
 _MOST_PARTS = 64  # of the names that patternProperties speak of, by which of the patterns match
 _MOST_DIGITS = 300  # of a number; doubles have no more
+_FRACTION = parse(r"-?(0|[1-9][0-9]*)\.[0-9]*[1-9][0-9]*")  # of no integer
 _DECIMALS = parse(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,6})?")  # where some numbers are excluded: doubles tell these apart
 
 
-@lru_cache(1)  # an automaton that turns out too large is written as EBNF next
-def compile_schema(source: str) -> tuple[Grammar, int | None]:
-    """The grammar of a schema given as JSON text, and the depth that it asks recursion to be cut at.
+class Compiled(NamedTuple):
+    """A schema as a grammar.
+
+    depth   at which it asks recursion to be cut
+    notes   what is ignored, and what is checked when an answer ends
+    check   says why an answer is not valid, None if it is; None where the grammar says all
+    """
+
+    grammar: Grammar
+    depth: int | None
+    notes: Notes
+    check: Callable[[str], str | None] | None
+
+
+@lru_cache(8)  # who looks at its grammar wants its notes next
+def compile_schema(source: str) -> Compiled:
+    """Compiles a schema given as JSON text.
 
     Raises ConstraintError, with the JSON pointer, for what is not a schema, what cannot be enforced, and what allows nothing.
     """
@@ -67,13 +87,23 @@ def compile_schema(source: str) -> tuple[Grammar, int | None]:
         raise ConstraintError("json_schema is nested too deep") from None
     if not isinstance(root, dict | bool):
         raise ConstraintError(f"json_schema must be a JSON object, not {type(root).__name__}")
-    compiler = _Compiler(Ways(root), Layout.of(root))
+    layout = Layout.of(root)
+    notes = Notes(strict=layout.strict)
+    compiler = _Compiler(Ways(root, notes=notes), layout)
     try:
-        return compiler.grammar(), compiler.layout.depth
+        grammar = compiler.grammar()
     except RecursionError:
         raise ConstraintError("json_schema is nested too deep") from None
     except TooLarge:
         raise ConstraintError("json_schema needs too large an automaton; use smaller lengths and simpler patterns") from None
+    if said := str(notes):
+        warnings.warn(f"json_schema: {said}", SchemaWarning, stacklevel=2)
+    return Compiled(grammar, layout.depth, notes, Checker(References(root), _pattern).wrong if notes.later else None)
+
+
+def _pattern(pattern: str) -> LazyDFA:
+    """What has a match in it."""
+    return LazyDFA(parse(pattern, search=True), {}, frozenset())
 
 
 def _decimal(digits: str) -> Decimal:
@@ -85,11 +115,6 @@ def _decimal(digits: str) -> Decimal:
 
 def _no_constant(name: str) -> None:
     raise ConstraintError(f"json_schema: {name} is not JSON")
-
-
-def _says_nothing(place: Place) -> bool:
-    schema = place.schema
-    return schema is True or (isinstance(schema, dict) and not set(schema) - NOTES - ({OPTIONS} if not place.pointer else set()))
 
 
 class _Compiler:
@@ -110,7 +135,7 @@ class _Compiler:
 
     def node(self, places: All) -> Node:
         """The texts of the values for which all of `places` hold; a Ref where that leads back to itself."""
-        places = tuple({p.pointer: p for p in map(self.followed, places) if not _says_nothing(p)}.values())
+        places = tuple({p.pointer: p for p in map(self.followed, places) if not self.says_nothing(p)}.values())
         key = tuple(p.pointer for p in places)
         name = repr(key)
         if key in self.open:
@@ -119,13 +144,14 @@ class _Compiler:
         if key not in self.made:
             self.open[key] = False
             node = one_of([self.of_shape(shape) for shape in self.ways.shapes(places)])
-            if self.size(node) > _MOST_NODES:  # parts that are shared, and shared again: all that looks at trees would take too long
-                raise wrong(places[0].pointer if places else "", "becomes too large when its references are written out; use fewer")
-            if self.open.pop(key):
+            if self.open.pop(key) or self.size(node) > _LARGE:  # parts that are shared, and shared again, are written once
                 self.rules[name] = node
                 node = Ref(name)
             self.made[key] = node
         return self.made[key]
+
+    def says_nothing(self, place: Place) -> bool:
+        return place.schema is True or (isinstance(place.schema, dict) and not self.ways.spoken(place))
 
     def size(self, node: Node) -> int:
         """Nodes of a tree as it is written, what is shared counted each time."""
@@ -136,11 +162,11 @@ class _Compiler:
     def followed(self, place: Place) -> Place:
         """Behind references that stand alone."""
         seen: set[str] = set()
-        while isinstance(place.schema, dict) and "$ref" in place.schema and not set(place.schema) - {"$ref"} - NOTES:
+        while isinstance(place.schema, dict) and len(spoken := self.ways.spoken(place)) == 1 and spoken < _REFERENCES:
             if place.pointer in seen:
                 raise wrong(place.pointer, "refers to itself with nothing between")
             seen.add(place.pointer)
-            place = self.ways.target(place)
+            place = self.ways.target(place, next(iter(spoken)))
         return place
 
     def of_shape(self, shape: Shape) -> Node:
@@ -150,17 +176,27 @@ class _Compiler:
         kinds = [k for k in TYPES if k in shape.types and not (k == "integer" and "number" in shape.types)]
         for v in shape.excluded:
             if (kind := type_of(v)) in shape.types and kind in ("array", "object"):
-                raise wrong(shape.pointer, f"excludes an {kind}, which cannot be enforced; say of what other type the value is")
+                self.ways.check_later(shape.pointer, f"excludes an {kind}")
         try:
-            return one_of([_OF_TYPES[kind](self, shape) for kind in kinds])
+            return one_of([self.of_type(kind, shape) for kind in kinds])
         except TooLarge:
             raise wrong(shape.pointer, "needs too large an automaton; use smaller lengths and simpler patterns") from None
 
+    def of_type(self, kind: str, shape: Shape) -> Node:
+        try:
+            return _OF_TYPES[kind](self, shape)
+        except TooLarge:
+            if kind not in ("integer", "number") or shape.bounds.step is None:
+                raise
+            self.ways.check_later(f"{shape.pointer}/multipleOf", "needs too large an automaton")
+            return _OF_TYPES[kind](self, replace(shape, bounds=replace(shape.bounds, step=None)))
+
     def number(self, shape: Shape) -> Node:
         excluded = [v for v in shape.excluded if type_of(v) in ("integer", "number")]
-        if not excluded:
-            return number(shape.bounds)
-        return less(self.work, _DECIMALS if shape.bounds.free else number(shape.bounds), [_decimals(v) for v in excluded])
+        found = number(shape.bounds) if not excluded else _DECIMALS if shape.bounds.free else number(shape.bounds)
+        if "integer" not in shape.types:
+            found = _FRACTION if shape.bounds.free and not excluded else both(found, _FRACTION, self.work)
+        return less(self.work, found, [_decimals(v) for v in excluded])
 
     def integer(self, shape: Shape) -> Node:
         return less(self.work, integer(shape.bounds), [text(str(int(v))) for v in shape.excluded if type_of(v) == "integer"])
@@ -171,7 +207,11 @@ class _Compiler:
     def string(self, shape: Shape) -> Node:
         if not shape.texts and shape.length == (0, None) and not any(isinstance(v, str) for v in shape.excluded):
             return free_string()
-        return string_of(characters(self.work, shape))
+        try:
+            return string_of(characters(self.work, shape))
+        except TooLarge:  # one of several languages, or a count beside one
+            self.ways.check_later(shape.pointer, "has a pattern beside a length or another pattern that needs too large an automaton")
+            return string_of(shape.texts[0] if shape.texts else repeat(ANY, *shape.length))
 
     def object(self, shape: Shape) -> Node:
         names = list(dict.fromkeys([*(n for rule in shape.objects for n in rule.properties), *shape.required]))
@@ -186,6 +226,13 @@ class _Compiler:
         if not is_possible(shape.size):
             return NOTHING
         known = self.known_keys([keys for keys, _ in others])
+        low, high = shape.size
+        if known is None and others and low > len(fixed) + 1 and (high is None or high >= low):  # others may be equal, so that one counts
+            self.ways.check_later(f"{shape.pointer}/minProperties", f"needs {low} properties, of which {len(fixed)} are named")
+            shape = replace(shape, size=(len(fixed) + 1, high))
+        if max(low, high or 0) * (len(fixed) + 1) > _MOST_COUNTED:
+            self.ways.check_later(f"{shape.pointer}/maxProperties", "counts too many properties")
+            shape = replace(shape, size=(min(low, len(fixed)), None))
         if known is None:
             spelled = [(free_string() if keys == ANY_TEXT else string_of(keys), value) for keys, value in others]
             return members(self.layout, fixed, [one_of([self.layout.member(key, value) for key, value in spelled])] if others else [], shape)
@@ -195,7 +242,7 @@ class _Compiler:
         """The texts of each language, where they are few in all."""
         found: list[list[str]] = []
         for language in languages:
-            texts = all_endings(build(language), 0, _MOST_UNIQUE) if language != ANY_TEXT else None
+            texts = _few_texts(language)
             if texts is None or sum(map(len, found)) + len(texts) > _MOST_UNIQUE:
                 return None
             found.append(sorted(text.decode() for text in texts))
@@ -222,7 +269,8 @@ class _Compiler:
             ]
             parts = [(keys, said) for keys, said in split if keys != NOTHING]
             if len(parts) > _MOST_PARTS:
-                raise wrong(f"{shape.pointer}/patternProperties", f"overlap in more than {_MOST_PARTS} ways; make them exclude each other")
+                self.ways.check_later(f"{shape.pointer}/patternProperties", f"overlap in more than {_MOST_PARTS} ways")
+                return ()
         out: list[tuple[Node, Node]] = []
         for keys, matched in parts:
             if not matched and not open_ and shape.objects:
@@ -247,10 +295,18 @@ class _Compiler:
         low, high = shape.items
         if not is_possible(shape.items):
             return NOTHING
-        if shape.contains:
-            return counted_items(self.layout, shape, lambda i, found: self.node((*items_of(shape, i), *found)))
-        if shape.unique and (high is None or high > 1):
-            return unique_items(self.layout, [self.layout.value(v) for v in self.few_values(shape)], shape.items)
+        unique = shape.unique and (high is None or high > 1)
+        if shape.contains and not unique:
+            try:
+                return counted_items(self.layout, shape, lambda i, found: self.node((*items_of(shape, i), *found)))
+            except TooLarge:
+                self.ways.check_later(f"{shape.pointer}/contains", "counts too many items")
+        elif shape.contains:
+            self.ways.check_later(f"{shape.pointer}/contains", "stands beside uniqueItems")
+        if unique and (values := self.few_values(shape)) is not None:
+            return unique_items(self.layout, [self.layout.value(v) for v in values], shape.items)
+        if unique:
+            self.ways.check_later(f"{shape.pointer}/uniqueItems", f"is about items of more than {_MOST_UNIQUE} values")
         known = max((len(r.first) for r in shape.arrays), default=0)
         first = [self.node(items_of(shape, i)) for i in range(known if high is None else min(known, high))]
         bare = bool(shape.arrays) and all(r.rest is None for r in shape.arrays)
@@ -267,8 +323,8 @@ class _Compiler:
             self.layout.bracketed("[]", inner) if inner != NOTHING else NOTHING,
         ])  # fmt: skip
 
-    def few_values(self, shape: Shape) -> Sequence[Any]:
-        """Those of the items of an array, each once; raises ConstraintError where they are many."""
+    def few_values(self, shape: Shape) -> Sequence[Any] | None:
+        """Those of the items of an array, each once; None where they are many."""
         places = items_of(shape, 0)
         shapes = self.ways.shapes(places) if shape.arrays and not any(r.first for r in shape.arrays) else ()
         values: list[Any] = []
@@ -276,10 +332,8 @@ class _Compiler:
             given = s.values if s.values is not None else _values(s)
             values += [v for v in given or () if admits(self.ways, s, v) and not any(same(v, w) for w in values)]
             if given is None or len(values) > _MOST_UNIQUE:
-                raise _unique(shape)
-        if not values:
-            raise _unique(shape)
-        return values
+                return None
+        return values or None
 
 
 _OF_TYPES: Mapping[str, Callable[[_Compiler, Shape], Node]] = {
@@ -291,6 +345,14 @@ _OF_TYPES: Mapping[str, Callable[[_Compiler, Shape], Node]] = {
     "boolean": lambda self, shape: self.one_among(shape, (True, False)),
     "null": lambda self, shape: self.one_among(shape, (None,)),
 }
+
+
+def _few_texts(language: Node) -> list[bytes] | None:
+    """All of them, where they are few and soon found."""
+    try:
+        return all_endings(build(language, SOON), 0, _MOST_UNIQUE) if language != ANY_TEXT else None
+    except TooLarge:
+        return None
 
 
 def _decimals(value: int | float | Decimal) -> Node:
@@ -311,11 +373,3 @@ def _values(shape: Shape) -> tuple[Any, ...] | None:
     if shape.types != {"integer"} or low is None or high is None or high - low > _MOST_UNIQUE:
         return None
     return tuple(n for n in range(math.ceil(low), math.floor(high) + 1) if shape.bounds.contains(Decimal(n)))
-
-
-def _unique(shape: Shape) -> ConstraintError:
-    return wrong(
-        f"{shape.pointer}/uniqueItems",
-        f"can only be enforced for items of at most {_MOST_UNIQUE} values (an enum, or integers between bounds); "
-        f"leave it out (a list instead of a set) and remove what comes twice",
-    )

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from lmc.fsm.bounds import TooLarge
 from lmc.fsm.json_layout import Layout
-from lmc.fsm.json_shapes import All, Shape, counts_behind, wrong
+from lmc.fsm.json_shapes import All, Shape, counts_behind
 from lmc.fsm.json_text import one_of, seq
 from lmc.fsm.regex import EMPTY, NOTHING, Graph, Node
 
-_MOST_COUNTED = 4096  # states of an array whose items are counted
+_MOST_COUNTED = 1024  # states of an array whose items are counted
 
 
 def members(layout: Layout, fixed: Sequence[tuple[Node, bool]], others: Sequence[Node], shape: Shape, *, each_once: bool = False) -> Node:
@@ -20,8 +21,6 @@ def members(layout: Layout, fixed: Sequence[tuple[Node, bool]], others: Sequence
     which of `others` there are, if each may come once. Otherwise one alone counts for the minimum, for their names may be equal.
     """
     low, high = shape.size
-    if others and not each_once and low > len(fixed) + 1 and (high is None or high >= low):
-        raise wrong(shape.pointer, f"needs {low} properties, of which only {len(fixed)} are named: others may be equal, so that one counts; name them in properties")
     numbers: dict[tuple[int, bool | None, int, int, int], int] = {}
     edges: list[tuple[int, Node, int]] = []
     order: list[tuple[int, bool | None, int, int, int]] = []
@@ -37,7 +36,7 @@ def members(layout: Layout, fixed: Sequence[tuple[Node, bool]], others: Sequence
     empty, final = False, set[int]()
     for at, due, count, sure, used in order:
         if len(order) > _MOST_COUNTED * 8:
-            raise wrong(shape.pointer, "counts too many properties; use a smaller maxProperties")
+            raise TooLarge
         here = numbers[at, due, count, sure, used]
         room = high is None or count < high
         if due is None:  # the comma is written, if there is one
@@ -65,8 +64,6 @@ def counted_items(layout: Layout, shape: Shape, item_of: Callable[[int, All], No
 
     item_of   what an item at a place is, if it is also of some schemas
     """
-    if shape.unique:
-        raise wrong(shape.pointer, "has contains beside uniqueItems; use one of them")
     low, high = shape.items
     known = max((len(r.first) for r in shape.arrays), default=0)
     if shape.arrays and all(r.rest is None for r in shape.arrays):
@@ -89,7 +86,7 @@ def counted_items(layout: Layout, shape: Shape, item_of: Callable[[int, All], No
                 order.append(to)
             edges.append((numbers[items, counts], seq(layout.item, item) if items else item, numbers[to]))
         if len(order) > _MOST_COUNTED:
-            raise wrong(shape.pointer, "counts too many items; use a smaller maxItems, minContains or maxContains")
+            raise TooLarge
     enough = {state for state in order if all(n >= least for n, (_, least, _) in zip(state[1], shape.contains))}
     final = frozenset(numbers[state] for state in enough if state[0] >= max(low, 1))
     empty = layout.bracketed("[]", EMPTY) if low == 0 and start in enough else NOTHING

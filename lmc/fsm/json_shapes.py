@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from lmc.errors import ConstraintError
-from lmc.fsm.dfa import build
 from lmc.fsm.json_text import FREE, Bounds
+from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.regex import Node
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
@@ -66,6 +66,7 @@ class ArrayRule:
 
     first: tuple[Place, ...]
     rest: Place | None
+    evaluates: bool = True
 
     def of(self, index: int) -> All:
         if index < len(self.first):
@@ -75,7 +76,11 @@ class ArrayRule:
 
 @dataclass(frozen=True)
 class Shape:
-    """Keywords without those that combine: every one must hold. `values`: enum and const, None if there is neither."""
+    """Keywords without those that combine: every one must hold.
+
+    types    "number" without "integer": what is no integer
+    values   enum and const, None if there is neither
+    """
 
     pointer: str
     types: frozenset[str] = frozenset(TYPES)
@@ -109,8 +114,6 @@ class Shape:
         if not types or values == () or not absent.isdisjoint(required):
             return None
         bounds = self.bounds.both(other.bounds)
-        if bounds is None:
-            raise wrong(self.pointer, f"and {other.pointer or '/'}: two steps multipleOf of which neither divides the other cannot be combined")
         return Shape(
             self.pointer, types, values, bounds, _range(self.length, other.length), self.texts + other.texts,
             self.objects + other.objects, required, self.names + other.names,
@@ -119,21 +122,29 @@ class Shape:
         )  # fmt: skip
 
 
+def unannotated(shape: Shape) -> Shape:
+    """As under a `not`: what it speaks of is no "evaluated" property or item."""
+    return replace(
+        shape,
+        objects=tuple([replace(rule, evaluates=False) for rule in shape.objects]),
+        arrays=tuple([replace(rule, evaluates=False) for rule in shape.arrays]),
+    )
+
+
 def without_unevaluated(shape: Shape, place: Place) -> Shape:
-    """As `unevaluatedProperties` and `unevaluatedItems` of a schema say, if they are false: nothing but what the schema itself speaks
-    of, by any way that leads through it. Schemas beside it may say more of that, and not of anything else."""
-    anything, nothing = Place(True, f"{place.pointer}/(evaluated)"), Place(False, f"{place.pointer}/(unevaluated)")
-    if place.schema.get("unevaluatedProperties") is False:
+    """As `unevaluatedProperties` and `unevaluatedItems` of a schema say: what the schema itself does not speak of, by any way that leads
+    through it, is as they say. Schemas beside it may say more of that, and not of anything else."""
+    anything = Place(True, f"{place.pointer}/(evaluated)")
+    if place.schema.get("unevaluatedProperties", True) is not True:
         rules = [rule for rule in shape.objects if rule.evaluates]
         if all(rule.others is None for rule in rules):
             names = {name: anything for rule in rules for name in rule.properties}
             patterns = tuple((language, anything) for rule in rules for language, _ in rule.patterns)
-            shape = replace(shape, objects=(*shape.objects, ObjectRule(names, patterns, nothing)))
-    if place.schema.get("unevaluatedItems") is False and all(rule.rest is None for rule in shape.arrays):
-        if shape.contains:
-            raise wrong(f"{place.pointer}/unevaluatedItems", "cannot be enforced beside contains without items; say in items what the others are")
-        known = max((len(rule.first) for rule in shape.arrays), default=0)
-        shape = replace(shape, arrays=(*shape.arrays, ArrayRule((anything,) * known, nothing)))
+            shape = replace(shape, objects=(*shape.objects, ObjectRule(names, patterns, place.at("unevaluatedProperties"))))
+    rules = [rule for rule in shape.arrays if rule.evaluates]
+    if place.schema.get("unevaluatedItems", True) is not True and all(rule.rest is None for rule in rules):
+        known = max((len(rule.first) for rule in rules), default=0)
+        shape = replace(shape, arrays=(*shape.arrays, ArrayRule((anything,) * known, place.at("unevaluatedItems"))))
     return shape
 
 
@@ -167,7 +178,9 @@ def has_text(language: Node, value: str) -> bool:
     return _built(language).accepts(value.encode("utf-8", "surrogatepass"))
 
 
-_built = lru_cache(maxsize=256)(build)
+@lru_cache(maxsize=256)
+def _built(language: Node) -> LazyDFA:
+    return LazyDFA(language, {}, frozenset())
 
 
 def opposite(place: Place) -> Place:

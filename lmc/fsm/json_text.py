@@ -7,22 +7,28 @@ strings and free numbers are the exception: any spelling of them that RFC 8259 a
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
 
 from lmc.fsm.algebra import automaton
 from lmc.fsm.charset import MAX_CHAR, Ranges, without_surrogates
-from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union, parse
+from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union, parse, parts_of
 
 # -- building trees ------------------------------------------------------------------------------------------------
 
 
 def text(literal: str) -> Node:
-    return seq(*(Chars(((ord(c), ord(c)),)) for c in literal))
+    return seq(*map(_literal, literal))
+
+
+@lru_cache(4096)
+def _literal(char: str) -> Chars:
+    return Chars(((ord(char), ord(char)),))
 
 
 def seq(*parts: Node) -> Node:
@@ -33,7 +39,8 @@ def seq(*parts: Node) -> Node:
 
 
 def one_of(arms: Sequence[Node]) -> Node:
-    kept = tuple(dict.fromkeys(a for a in arms if a != NOTHING))
+    named = {a if isinstance(a, Chars | Ref) else id(a): a for a in arms if a != NOTHING}  # trees by id: to hash one takes long
+    kept = tuple(named.values())
     return kept[0] if len(kept) == 1 else Union(kept)
 
 
@@ -128,14 +135,12 @@ class Bounds:
     def free(self) -> bool:
         return self == FREE
 
-    def both(self, other: Bounds) -> Bounds | None:
-        """Within both; None where the two steps have no common multiple that this knows."""
+    def both(self, other: Bounds) -> Bounds:
+        """Within both."""
         low, open_low = _tighter((self.low, self.open_low), (other.low, other.open_low), 1)
         high, open_high = _tighter((self.high, self.open_high), (other.high, other.open_high), -1)
         steps = [s for s in (self.step, other.step) if s is not None]
-        step = max(steps, default=None)
-        if step is not None and Fraction(step) % Fraction(min(steps)):
-            return None
+        step = _common_multiple(*steps) if len(steps) == 2 else max(steps, default=None)
         return Bounds(low, high, open_low, open_high, step)
 
     def contains(self, x: Decimal) -> bool:
@@ -156,6 +161,15 @@ class Bounds:
 
 
 FREE = Bounds()
+
+
+def _common_multiple(a: Decimal, b: Decimal) -> Decimal:
+    """The least, exactly: steps are decimals."""
+    x, y = Fraction(a), Fraction(b)
+    found = Fraction(math.lcm(x.numerator, y.numerator), math.gcd(x.denominator, y.denominator))
+    with localcontext() as context:
+        context.prec = 1000
+        return Decimal(found.numerator) / Decimal(found.denominator)
 
 
 def _tighter(
@@ -323,18 +337,14 @@ def lengths(tree: Node) -> tuple[int, int | None]:
 
 def refers(tree: Node) -> frozenset[str]:
     """The rules that a tree names."""
-    if isinstance(tree, Ref):
-        return frozenset((tree.rule,))
-    return frozenset().union(*map(refers, parts_of(tree)))
-
-
-def parts_of(tree: Node) -> tuple[Node, ...]:
-    """The trees right below."""
-    if isinstance(tree, Chars | Ref):
-        return ()
-    return (
-        (tree.body,) if isinstance(tree, Repeat)
-        else tuple(body for _, body, _ in tree.edges) if isinstance(tree, Graph)
-        else tree.parts if isinstance(tree, Concat)
-        else tree.arms
-    )  # fmt: skip
+    found: set[str] = set()
+    seen: set[int] = set()
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Ref):
+            found.add(node.rule)
+        elif not isinstance(node, Chars) and id(node) not in seen:
+            seen.add(id(node))
+            todo.extend(parts_of(node))
+    return frozenset(found)

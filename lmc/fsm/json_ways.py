@@ -9,17 +9,19 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from lmc.errors import ConstraintError
-from lmc.fsm.bounds import Work
-from lmc.fsm.json_apart import check_apart
-from lmc.fsm.json_keywords import Keywords
+from lmc.fsm.bounds import TooLarge, Work
+from lmc.fsm.json_apart import not_apart
+from lmc.fsm.json_keywords import REFERENCES, Keywords, Notes
 from lmc.fsm.json_negation import negated
-from lmc.fsm.json_shapes import All, Place, Shape, rules_of, without_unevaluated, wrong
+from lmc.fsm.json_shapes import All, Place, Shape, rules_of, unannotated, without_unevaluated, wrong
 
 MOST_SHAPES = 256
+_MOST_PRODUCT = 5_000  # combinations that are looked at
 _FEW_SHAPES = 8  # of more it is worth while to see which are possible
 _MOST_LOOKS = 30_000  # at schemas: a second or two
 
@@ -32,8 +34,8 @@ class Ways(Keywords):
     work   what combining languages may still take
     """
 
-    def __init__(self, root: Any, wide: bool = False) -> None:
-        super().__init__(root, wide)
+    def __init__(self, root: Any, wide: bool = False, notes: Notes | None = None) -> None:
+        super().__init__(root, wide, notes or Notes())
         self.work = Work()
         self._known: dict[tuple[str, ...], tuple[Shape, ...]] = {}
         self._looked = 0  # at schemas
@@ -41,7 +43,7 @@ class Ways(Keywords):
 
     @cached_property
     def widely(self) -> Ways:
-        return self if self.wide else Ways(self.root, wide=True)
+        return self if self.wide else Ways(self.root, wide=True, notes=Notes())
 
     def shapes(self, places: All, refs: tuple[str, ...] = ()) -> tuple[Shape, ...]:
         """The ways in which all of `places` can hold."""
@@ -51,9 +53,14 @@ class Ways(Keywords):
         found: list[Shape] = [Shape(places[0].pointer if places else "")]
         for place in places:
             arms = self.of_place(place, refs)
-            found = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
-            if len(found) > MOST_SHAPES:
-                raise _too_many(place)
+            if len(found) * len(arms) > _MOST_PRODUCT:
+                self._too_many(place)
+                continue
+            combined = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
+            if len(combined) > MOST_SHAPES:
+                self._too_many(place)
+                continue
+            found = combined
         if not refs:
             self._known[key] = tuple(found)
         return tuple(found)
@@ -75,35 +82,72 @@ class Ways(Keywords):
             raise wrong(place.pointer, f"must be a schema, not {json.dumps(schema, default=str)}")
         self.look(place, refs)
         refs = (*refs, place.pointer)
-        for keyword in schema:
-            self.check_keyword(place, keyword)
+        spoken = self.spoken(place)
+        if self.references.overrides and "$ref" in spoken:
+            return self.of_place(self.target(place), refs)
         found: list[Shape] = [shape] if (shape := self.plain(place)) is not None else []
 
         def and_(arms: Sequence[Shape]) -> None:
-            found[:] = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
-            if len(found) > _FEW_SHAPES:
-                found[:] = self.possible(found)
-            if len(found) > MOST_SHAPES:
-                raise _too_many(place)
+            if len(found) * len(arms) > _MOST_PRODUCT:
+                return self._too_many(place)
+            combined: Sequence[Shape] = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
+            if len(combined) > _FEW_SHAPES:
+                combined = self.possible(combined)
+            if len(combined) > MOST_SHAPES:
+                return self._too_many(place)
+            found[:] = combined
 
-        if "$ref" in schema:
-            and_(self.of_place(self.target(place), refs))
+        for keyword in REFERENCES:
+            if keyword in schema:
+                and_(self.of_place(self.target(place, keyword), refs))
         for i in range(len(self.list_of(place, "allOf"))):
             and_(self.of_place(place.at("allOf", i), refs))
         for keyword in ("anyOf", "oneOf"):
             if keyword not in schema:
                 continue
             arms = [self.of_place(place.at(keyword, i), refs) for i in range(len(self.list_of(place, keyword)))]
-            if keyword == "oneOf" and not self.wide:
-                check_apart(self, place, found, arms)
+            if keyword == "oneOf" and not self.wide and (together := self._together(place, found, arms)) is not None:
+                arms = self._exactly_one(place, arms, together, refs)
             and_([s for arm in arms for s in arm])
         if not self.wide:
             for arms in self.conditions(place, refs):
                 and_(arms)
-            found = [without_unevaluated(shape, place) for shape in found]
+            found = [self._evaluated(shape, place) for shape in found]
         if schema.get("nullable") is True:
             found.append(Shape(place.pointer, types=frozenset(("null",))))
         return tuple(found)
+
+    def _together(self, place: Place, found: Sequence[Shape], arms: Sequence[Sequence[Shape]]) -> tuple[int, int] | None:
+        try:
+            return not_apart(self, place, found, arms)
+        except TooLarge:
+            return 0, 1
+
+    def _evaluated(self, shape: Shape, place: Place) -> Shape:
+        if place.schema.get("unevaluatedItems", True) is not True and shape.contains and self.references.draft >= 2020:
+            self.check_later(f"{place.pointer}/unevaluatedItems", "stands beside contains")
+            place = replace(place, schema={k: v for k, v in place.schema.items() if k != "unevaluatedItems"})
+        return without_unevaluated(shape, place)
+
+    def _exactly_one(self, place: Place, arms: Sequence[Sequence[Shape]], together: tuple[int, int], refs: tuple[str, ...]) -> Sequence[Sequence[Shape]]:
+        """Arms of a oneOf that may hold together, each without the others; as they are, and checked later, where that cannot be written."""
+        trial = Ways(self.root, notes=Notes(strict=True))
+        trial.work = self.work
+        try:
+            others = [negated(trial, place.at("oneOf", i), refs) for i in range(len(arms))]
+            alone: list[Sequence[Shape]] = []
+            for i, arm in enumerate(arms):
+                found = list(arm)
+                for j, other in enumerate(others):
+                    if i != j:
+                        found = [s for a, b in itertools.product(found, other) if (s := a.with_(unannotated(b))) is not None]
+                    if len(found) > _FEW_SHAPES * 2:
+                        raise TooLarge
+                alone.append(found)
+            return alone
+        except (ConstraintError, TooLarge):
+            self.check_later(f"{place.pointer}/oneOf", f"has arms, {together[0]} and {together[1]}, that may hold together")
+            return arms
 
     def possible(self, found: Sequence[Shape]) -> Sequence[Shape]:
         """Without those that need a property which cannot be: `kind` is not "a" and "b" at once."""
@@ -138,6 +182,9 @@ class Ways(Keywords):
                 with_it = [s for m in more if (s := there.with_(m)) is not None]
                 yield [Shape(place.pointer, absent=frozenset((name,))), *with_it]
 
+    def _too_many(self, place: Place) -> None:
+        self.check_later(place.pointer, f"has more than {MOST_SHAPES} ways through anyOf, oneOf and allOf")
+
     def dependent(self, place: Place, keyword: str) -> Mapping[str, Any]:
         found = place.schema.get(keyword, {})
         if not isinstance(found, dict):
@@ -147,7 +194,3 @@ class Ways(Keywords):
                 what = "a list of names" if keyword == "dependentRequired" else "a schema"
                 raise wrong(f"{place.pointer}/{keyword}/{name}", f"must be {what}")
         return found
-
-
-def _too_many(place: Place) -> ConstraintError:
-    return wrong(place.pointer, f"has more than {MOST_SHAPES} ways through anyOf, oneOf and allOf; use fewer")

@@ -76,6 +76,18 @@ NOTHING = Union(())  # no text at all
 ANY = Chars(((0, charset.SURROGATES[0] - 1), (charset.SURROGATES[1] + 1, charset.MAX_CHAR)))
 
 
+def parts_of(tree: Node) -> tuple[Node, ...]:
+    """The trees right below."""
+    if isinstance(tree, Chars | Ref):
+        return ()
+    return (
+        (tree.body,) if isinstance(tree, Repeat)
+        else tuple(body for _, body, _ in tree.edges) if isinstance(tree, Graph)
+        else tree.parts if isinstance(tree, Concat)
+        else tree.arms
+    )  # fmt: skip
+
+
 def parse(pattern: str, *, search: bool = False) -> Node:
     """The tree of a pattern: of the texts that it matches as a whole or, with `search`, of those that contain a match.
 
@@ -151,6 +163,7 @@ class _Reader:
 
     def __init__(self, pattern: str, flags: int) -> None:
         self.pattern, self.flags = pattern, flags
+        self.literals: dict[int, Node] = {}
 
     def whole(self, items: list[tuple[Any, Any]], search: bool) -> Node:
         """The pattern; when searching, with any text before and behind it where no anchor says otherwise."""
@@ -161,6 +174,10 @@ class _Reader:
         if len(items) == 1 and items[0][0] is _sre.SUBPATTERN:
             _, add, remove, body = items[0][1]
             return self.under(add, remove).whole(list(body), search)
+        for end in (0, -1):  # what is at an end and holds anchors is taken apart: `^a|^ab$` is read as `^a(?:|b$)`
+            if len(items) > 1 and _holds_anchors(items[end]):
+                before, behind = ([], items[1:]) if end == 0 else (items[:-1], [])
+                return Union(tuple([self.whole([*before, *arm, *behind], search) for arm in _arms(items[end])]))
         at_start = any(op is _sre.AT and arg in _STARTS for op, arg in items[:1])
         at_end = any(op is _sre.AT and arg in _ENDS for op, arg in items[-1:])
         rest = items[1 if at_start else 0 : len(items) - 1 if at_end else len(items)]
@@ -183,7 +200,9 @@ class _Reader:
 
     def item(self, op: Any, arg: Any, *, at_start: bool, at_end: bool) -> Node:
         if op is _sre.LITERAL:
-            return self.chars(self.folded([(arg, arg)]))
+            if arg not in self.literals:
+                self.literals[arg] = self.chars(self.folded([(arg, arg)]))
+            return self.literals[arg]
         if op is _sre.NOT_LITERAL:
             return self.chars(charset.complement(self.folded([(arg, arg)])))
         if op is _sre.ANY:
@@ -254,6 +273,18 @@ class _Reader:
         if not kept:
             raise _refused(self.pattern, _NO_CHARACTER)
         return Chars(kept)
+
+
+def _arms(item: tuple[Any, Any]) -> list[list[tuple[Any, Any]]]:
+    """Of alternatives, or of a group that changes no flags: what it is one of; nothing for others."""
+    op, arg = item
+    if op is _sre.BRANCH:
+        return [list(arm) for arm in arg[1]]
+    return [list(arg[3])] if op is _sre.SUBPATTERN and not (arg[1] or arg[2]) else []
+
+
+def _holds_anchors(item: tuple[Any, Any]) -> bool:
+    return any(inner[0] is _sre.AT or _holds_anchors(inner) for arm in _arms(item) for inner in arm)
 
 
 # -- places: Python's tree has none, so the construct that was refused is looked up in the text --------------------

@@ -1,74 +1,128 @@
-"""What users write, to what follows an answer: an automaton where the language is regular, else EBNF for a matcher with a stack.
+"""What users write, to what follows an answer: a whole automaton where that is small, else one that is made while it is used.
 
-    regex ───────────────► tree ─► automaton          json_schema ─► Grammar ─┬► tree ─► automaton
-                                                      lark ────────► Grammar ─┴► EBNF
+    regex ─► tree ─┬► ByteDFA        schema, Lark, EBNF, tag ─► Grammar ─┬► tree ─► ByteDFA
+                   └► LazyDFA                                            └► LazyDFA
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from lmc.errors import ConstraintError
-from lmc.fsm.bounds import TooLarge, check_ebnf, check_source
+from lmc.fsm.bounds import TooLarge, check_source
 from lmc.fsm.bytedfa import ByteDFA
-from lmc.fsm.dfa import build
+from lmc.fsm.dfa import SOON, build
+from lmc.fsm.ebnf_grammar import compile_ebnf
 from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lark_grammar import compile_lark
+from lmc.fsm.lazy import LazyDFA, Machine
+from lmc.fsm.left_recursion import without_left_recursion
 from lmc.fsm.regex import Node, parse, shown
+from lmc.fsm.structural_tag import compile_structural_tag
 
-MAX_BYTES = 40 << 20  # of the automaton of a schema or grammar; xgrammar has the larger ones
+Check = Callable[[str], str | None]
+MAX_BYTES = 40 << 20  # of the whole automaton of a schema or grammar
 
 
-def automaton_of(kind: str, source: str) -> ByteDFA | None:
-    """The automaton of a constraint; None if it has none, or one that is too large.
+def machine_of(kind: str, source: str) -> Machine:
+    """What follows the texts of a constraint: its minimal automaton where that is small and soon found, else one that is made
+    while answers are followed.
 
     Raises ConstraintError for what is invalid, cannot be enforced, or matches nothing.
     """
+    grammar = grammar_of(kind, source)
+    try:
+        tree = grammar.tree(most=SOON)
+        if tree is not None:
+            dfa = build(tree, SOON)
+            if dfa.nbytes <= MAX_BYTES:
+                return dfa
+    except TooLarge:
+        pass  # what follows takes no time beforehand
+    except RecursionError:
+        raise _nested(kind, source) from None
+    return lazily(grammar)
+
+
+def check_of(kind: str, source: str) -> Check | None:
+    """What says why a complete answer is not valid, None if it is; None where the machine allows nothing that is not."""
+    return compile_schema(source).check if kind == "json_schema" else None
+
+
+def automaton_of(kind: str, source: str) -> ByteDFA | None:
+    """The whole automaton of a constraint, however long that takes within the bounds; None if it has none, or one that is too
+    large. Raises ConstraintError as `machine_of`."""
     tree = tree_of(kind, source)
     if tree is None:
         return None
     try:
         dfa = build(tree)
     except TooLarge:
-        dfa = None
-    if kind == "regex" or (dfa is not None and dfa.nbytes <= MAX_BYTES):
-        return dfa
-    if kind == "json_schema" and compile_schema(source)[1] is not None:
-        raise _too_deep()
-    return None
+        return None
+    except RecursionError:
+        raise _nested(kind, source) from None
+    return dfa if kind == "regex" or dfa.nbytes <= MAX_BYTES else None
 
 
 def tree_of(kind: str, source: str) -> Node | None:
-    """The regular expression of a constraint, as a tree; None if its language is not regular. Raises ConstraintError as `automaton_of`."""
+    """The regular expression of a constraint, as a tree; None if it recurs, or is by far too large. Raises ConstraintError as `machine_of`."""
     check_source(kind, source)
     if kind == "regex":
         return parse(source)
     try:
         if kind == "json_schema":
-            grammar, depth = compile_schema(source)
+            grammar, depth, *_ = compile_schema(source)
             tree = grammar.tree(depth)
             if tree is None and depth is not None:
                 raise _too_deep()
             return tree
-        return compile_lark(source).tree() if kind == "lark" else None
+        return _READERS[kind](source).tree()
     except RecursionError:
-        raise ConstraintError(f"{kind} {shown(source)} is nested too deep") from None
+        raise _nested(kind, source) from None
+
+
+def _nested(kind: str, source: str) -> ConstraintError:
+    return ConstraintError(f"{kind} {shown(source)} is nested too deep")
 
 
 def _too_deep() -> ConstraintError:
     return ConstraintError("json_schema: /x-lmc/depth needs too large an automaton; use a smaller depth")
 
 
+_READERS: Mapping[str, Callable[[str], Grammar]] = {
+    "json_schema": lambda source: compile_schema(source)[0],
+    "lark": compile_lark,
+    "ebnf": compile_ebnf,
+    "structural_tag": compile_structural_tag,
+}
+
+
 def grammar_of(kind: str, source: str) -> Grammar:
-    """A regex, a schema or a Lark grammar as rules; recursion that a schema cuts at a depth is written out."""
-    tree = tree_of(kind, source)
-    if tree is not None:
+    """A constraint as rules; recursion that a schema cuts at a depth is written out."""
+    check_source(kind, source)
+    if kind == "regex":
+        return Grammar(parse(source), {})
+    if kind == "json_schema" and compile_schema(source).depth is not None:
+        tree = tree_of(kind, source)
+        assert tree is not None
         return Grammar(tree, {})
-    return compile_schema(source)[0] if kind == "json_schema" else compile_lark(source)
+    try:
+        return _READERS[kind](source)
+    except RecursionError:
+        raise _nested(kind, source) from None
 
 
 def ebnf_of(kind: str, source: str) -> str:
-    """A schema or a Lark grammar as EBNF. Raises ConstraintError also for one that xgrammar would take too long for."""
-    grammar: Grammar = compile_schema(source)[0] if kind == "json_schema" else compile_lark(source)
-    ebnf = grammar.ebnf()
-    check_ebnf(kind, source, ebnf)
-    return ebnf
+    """A schema or a grammar as EBNF, for servers that take it."""
+    return grammar_of(kind, source).ebnf()
+
+
+def lazily(grammar: Grammar) -> LazyDFA:
+    """The automaton of a grammar that is made while it is used. Raises ConstraintError if the grammar derives no text."""
+    try:
+        grammar = grammar.productive()
+        rules = without_left_recursion(grammar.rules) if grammar.recursive else grammar.rules
+        return LazyDFA(grammar.start, rules, Grammar(grammar.start, rules).recursive)
+    except RecursionError:
+        raise ConstraintError("the grammar is nested too deep") from None

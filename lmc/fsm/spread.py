@@ -27,7 +27,7 @@ MAX_SPREAD = 1_000_000  # states over bytes; some 17 bytes each
 _Leaf = int  # a number of a shape's leaves
 _Inner = tuple[int, tuple[_Leaf, ...]]  # a node's content, and what its leaves are here
 _Ref = _Leaf | _Inner
-_Runs = tuple[tuple[int, int, _Ref], ...]  # (first, last, where to), ascending, neighbours with one target joined
+Runs = tuple[tuple[int, int, _Ref], ...]  # (first, last, where to), ascending, neighbours with one target joined
 Segments = tuple[tuple[int, int, _Leaf], ...]  # of characters: (first, last, leaf)
 
 
@@ -36,7 +36,7 @@ def spread(table: Table, final: Sequence[bool], segments: Sequence[tuple[int, in
 
     segments   (first, last, class), ascending, of all characters of any class; classes are numbered as they appear
     """
-    states = _in_order(table, _Shapes(segments))
+    states = _in_order(table, Shapes(segments))
     numbers = _Numbers(states)
     rows, ends = array("i", bytes(4 * numbers.total)), bytearray(numbers.total)
     known: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[int]] = {}
@@ -71,7 +71,7 @@ class _State:
     targets: tuple[int, ...]
 
 
-def _in_order(table: Table, shapes: _Shapes) -> list[_State]:
+def _in_order(table: Table, shapes: Shapes) -> list[_State]:
     """Breadth-first, by characters."""
     numbers, order, out = {0: 0}, [0], list[_State]()
     for old in order:
@@ -172,8 +172,8 @@ class _Group:
 class _Shape:
     """The trie of a state's characters: the row of the state itself, and its nodes group by group."""
 
-    def __init__(self, row: _Runs, contents: Sequence[_Runs]) -> None:
-        found: dict[_Inner, _Runs] = {}
+    def __init__(self, row: Runs, contents: Sequence[Runs]) -> None:
+        found: dict[_Inner, Runs] = {}
         todo = [row]
         for runs in todo:
             for *_, ref in runs:
@@ -208,7 +208,7 @@ class _Shape:
             yield row.tobytes()
 
 
-def _renamed(runs: _Runs, leaves: Sequence[_Leaf] | dict[_Leaf, _Leaf]) -> _Runs:
+def _renamed(runs: Runs, leaves: Sequence[_Leaf] | dict[_Leaf, _Leaf]) -> Runs:
     return tuple(
         [
             (a, b, leaves[ref] if isinstance(ref, int) else (ref[0], tuple([leaves[i] for i in ref[1]])))
@@ -217,7 +217,7 @@ def _renamed(runs: _Runs, leaves: Sequence[_Leaf] | dict[_Leaf, _Leaf]) -> _Runs
     )
 
 
-class _Shapes:
+class Shapes:
     """Makes the shape of each way to divide the classes, once; inner nodes of all shapes have one numbering of contents."""
 
     _LENGTHS = ((0x80, 0x7FF, 0xC0, 1), (0x800, 0xFFFF, 0xE0, 2), (0x10000, 0x10FFFF, 0xF0, 3))
@@ -225,18 +225,33 @@ class _Shapes:
     def __init__(self, segments: Sequence[tuple[int, int, int]]) -> None:
         self.segments = segments
         self._shapes: dict[tuple[int, ...], _Shape] = {}
-        self._held: list[_Runs] = []  # contents of inner nodes, with leaves in the order in which they come
-        self._contents: dict[_Runs, int] = {}
+        self._runs: dict[tuple[int, ...], Runs] = {}
+        self._held: list[Runs] = []  # contents of inner nodes, with leaves in the order in which they come
+        self._depths: list[int] = []
+        self._contents: dict[Runs, int] = {}
         self._made: dict[tuple[int, Segments], _Inner] = {}
 
     def of(self, pattern: tuple[int, ...]) -> _Shape:
         """pattern   of each class its leaf, or FAR"""
         if pattern not in self._shapes:
-            row = self._row(_characters(self.segments, pattern))
-            self._shapes[pattern] = _Shape(row, self._held)
+            self._shapes[pattern] = _Shape(self.runs(pattern), self._held)
         return self._shapes[pattern]
 
-    def _row(self, segments: Segments) -> _Runs:
+    def runs(self, pattern: tuple[int, ...]) -> Runs:
+        """The row of a state: what each byte leads to."""
+        if pattern not in self._runs:
+            self._runs[pattern] = self._row(_characters(self.segments, pattern))
+        return self._runs[pattern]
+
+    def inside(self, content: int) -> Runs:
+        """The row of an inner node."""
+        return self._held[content]
+
+    def depth(self, content: int) -> int:
+        """How many bytes of a character an inner node waits for."""
+        return self._depths[content]
+
+    def _row(self, segments: Segments) -> Runs:
         row: list[tuple[int, int, _Ref]] = [(low, min(high, 0x7F), t) for low, high, t in segments if low < 0x80]
         for low, high, lead, more in self._LENGTHS:
             part = [(max(a, low), min(b, high), t) for a, b, t in segments if a <= high and b >= low]
@@ -277,6 +292,7 @@ class _Shapes:
             if held not in self._contents:
                 self._contents[held] = len(self._held)
                 self._held.append(held)
+                self._depths.append(more)
             self._made[key] = self._contents[held], tuple(leaves)
         return self._made[key]
 
@@ -286,7 +302,7 @@ def _characters(segments: Iterable[tuple[int, int, int]], pattern: tuple[int, ..
     return _joined((low, high, pattern[c]) for low, high, c in segments if pattern[c] != FAR)  # type: ignore[return-value]
 
 
-def _joined(runs: Iterable[tuple[int, int, _Ref]]) -> _Runs:
+def _joined(runs: Iterable[tuple[int, int, _Ref]]) -> Runs:
     out: list[tuple[int, int, _Ref]] = []
     for first, last, target in sorted(runs, key=lambda run: run[0]):
         if out and out[-1][2] == target and out[-1][1] + 1 == first:

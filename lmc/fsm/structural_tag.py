@@ -1,18 +1,23 @@
-"""Structural tags: free text in which some tags open constrained parts, such as tool calls. Ours in, xgrammar's out.
+"""Structural tags, in xgrammar's notation: free text in which some tags open constrained parts, such as tool calls. As grammars of ours.
 
-Schemas and regular expressions within become EBNF of ours first, so that they mean what they mean everywhere in lmc.
+Schemas and regular expressions within mean what they mean everywhere in lmc.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmc.errors import ConstraintError
+from lmc.fsm import charset
+from lmc.fsm.algebra import both
+from lmc.fsm.bounds import TooLarge
+from lmc.fsm.ebnf_grammar import compile_ebnf
 from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_schema import compile_schema
-from lmc.fsm.regex import parse
+from lmc.fsm.json_text import ANY_TEXT, one_of, repeat, seq, text
+from lmc.fsm.regex import ANY, EMPTY, MAX_REPEAT, Chars, Concat, Graph, Node, Ref, Repeat, Union, parse
 
 _FIELDS: Mapping[str, frozenset[str]] = {
     kind: frozenset(fields.split())
@@ -35,8 +40,8 @@ _FIELDS: Mapping[str, frozenset[str]] = {
 }
 
 
-def normalised(source: str) -> dict[str, Any]:
-    """The tag for xgrammar. Raises ConstraintError, with the JSON pointer, for what is invalid or cannot be enforced.
+def compile_structural_tag(source: str) -> Grammar:
+    """The grammar of a tag. Raises ConstraintError, with the JSON pointer, for what is invalid or cannot be enforced.
 
     Takes `{"type": "structural_tag", "format": …}`, and the older `{"structures": […], "triggers": […]}`.
     """
@@ -46,11 +51,19 @@ def normalised(source: str) -> dict[str, Any]:
         raise ConstraintError(f"structural_tag is not JSON: {e.msg} at line {e.lineno}, column {e.colno}") from None
     except RecursionError:
         raise ConstraintError("structural_tag is nested too deep") from None
+    reader = _Reader()
+    try:
+        return Grammar(reader.format(*_format_of(tag), ()), reader.rules)
+    except RecursionError:
+        raise ConstraintError("structural_tag is nested too deep") from None
+
+
+def _format_of(tag: Any) -> tuple[Any, str]:
     if isinstance(tag, dict) and set(tag) - {"type"} == {"structures", "triggers"} and isinstance(tag["structures"], list):
-        return {"type": "structural_tag", "format": _format(_modern(tag), "")}
+        return _modern(tag), ""
     if not isinstance(tag, dict) or tag.get("type") != "structural_tag" or set(tag) != {"type", "format"}:
         raise _wrong("", 'must be {"type": "structural_tag", "format": …}, or {"structures": […], "triggers": […]}')
-    return {"type": "structural_tag", "format": _format(tag["format"], "/format")}
+    return tag["format"], "/format"
 
 
 def _modern(tag: dict[str, Any]) -> dict[str, Any]:
@@ -63,39 +76,209 @@ def _modern(tag: dict[str, Any]) -> dict[str, Any]:
     return {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
 
 
-def _format(given: Any, at: str) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise _wrong(at, "must be a format, an object with a type")
-    kind = given.get("type", "tag" if "begin" in given else None)
-    if kind not in _FIELDS:
-        raise _wrong(at, f"has the type {kind!r}, which cannot be enforced; there are {', '.join(_FIELDS)}")
-    if unknown := set(given) - _FIELDS[kind] - {"type"}:
-        raise _wrong(at, f"has {min(unknown)!r}, which cannot be enforced in a {kind}")
-    if kind == "json_schema":
+class _Reader:
+    """Reads formats; `rules` are those of the schemas and grammars within. `ends`: free text stops at the first of these, for an
+    enclosing tag ends there."""
+
+    def __init__(self) -> None:
+        self.rules: dict[str, Node] = {}
+        self._embedded = 0
+
+    def format(self, given: Any, at: str, ends: Sequence[str]) -> Node:
+        if not isinstance(given, dict):
+            raise _wrong(at, "must be a format, an object with a type")
+        kind = given.get("type", "tag" if "begin" in given else None)
+        if not isinstance(kind, str) or kind not in _FIELDS:
+            raise _wrong(at, f"has the type {kind!r}, which cannot be enforced; there are {', '.join(_FIELDS)}")
+        if unknown := set(given) - _FIELDS[kind] - {"type"}:
+            raise _wrong(at, f"has {min(unknown)!r}, which cannot be enforced in a {kind}")
+        return _READERS[kind](self, given, at, ends)
+
+    def formats(self, given: Mapping[str, Any], field: str, at: str, ends: Sequence[str]) -> list[Node]:
+        parts = given.get(field)
+        if not isinstance(parts, list) or not parts:
+            raise _wrong(f"{at}/{field}", "must be a list that is not empty")
+        return [self.format(part, f"{at}/{field}/{i}", ends) for i, part in enumerate(parts)]
+
+    def content(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        return self.format(given.get("content"), f"{at}/content", ends)
+
+    def embedded(self, grammar: Grammar) -> Node:
+        """The start of a grammar whose rules become ours, under names of their own."""
+        self._embedded += 1
+        prefix = f"{self._embedded}:"
+        self.rules.update({prefix + name: _renamed(body, prefix) for name, body in grammar.rules.items()})
+        return _renamed(grammar.start, prefix)
+
+    def const_string(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        return _literal(given.get("value"), f"{at}/value")
+
+    def any_text(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        excluded = _strings(given.get("excludes", []), f"{at}/excludes")
+        most = given.get("max_chars")
+        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
+            raise _wrong(f"{at}/max_chars", "must be a whole number")
+        words = [*excluded, *ends]
+        if most is None:
+            return free_text(words)
+        short = repeat(ANY, 0, most)
+        try:
+            return both(free_text(words), short) if words else short
+        except TooLarge:
+            raise _wrong(f"{at}/max_chars", "beside excludes needs too large an automaton; use a smaller number") from None
+
+    def json_schema(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
         if given.get("style", "json") != "json":
             raise _wrong(f"{at}/style", f"is {given['style']!r}; only json can be enforced")
-        return {"type": "grammar", "grammar": _schema(given.get("json_schema"), f"{at}/json_schema")}
-    if kind == "regex":
+        return self._within(f"{at}/json_schema", lambda: compile_schema(json.dumps(given.get("json_schema")))[0])
+
+    def regex(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        return self._within(f"{at}/pattern", lambda: Grammar(parse(given.get("pattern", "")), {}))
+
+    def grammar(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        source = given.get("grammar")
+        if not isinstance(source, str):
+            raise _wrong(f"{at}/grammar", "must be a grammar in EBNF")
+        return self._within(f"{at}/grammar", lambda: compile_ebnf(source))
+
+    def _within(self, at: str, read: Callable[[], Grammar]) -> Node:
         try:
-            return {"type": "grammar", "grammar": Grammar(parse(given.get("pattern", "")), {}).ebnf()}
+            return self.embedded(read())
         except ConstraintError as error:
-            raise _wrong(f"{at}/pattern", f"cannot be enforced: {error.message}") from None
-    out = {**given, "type": kind}
-    for field in ("elements", "tags"):
-        if field in given:
-            if not isinstance(given[field], list):
-                raise _wrong(f"{at}/{field}", "must be a list")
-            out[field] = [_format(part, f"{at}/{field}/{i}") for i, part in enumerate(given[field])]
-    if "content" in _FIELDS[kind]:
-        out["content"] = _format(given.get("content"), f"{at}/content")
-    return out
+            raise _wrong(at, f"cannot be enforced: {error.message}") from None
+
+    def sequence(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        return seq(*self.formats(given, "elements", at, ends))
+
+    def or_(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        return one_of(self.formats(given, "elements", at, ends))
+
+    def optional(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        return repeat(self.content(given, at, ends), 0, 1)
+
+    def plus(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        return repeat(self.content(given, at, ends), 1, None)
+
+    def star(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        return repeat(self.content(given, at, ends), 0, None)
+
+    def repeat(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        low, high = given.get("min", 0), given.get("max")
+        if not isinstance(low, int) or not 0 <= low <= MAX_REPEAT or not (high is None or high == -1 or (isinstance(high, int) and low <= high <= MAX_REPEAT)):
+            raise _wrong(at, f"takes min and max, whole numbers up to {MAX_REPEAT}; max may be -1")
+        return repeat(self.content(given, at, ends), low, None if high == -1 else high)
+
+    def tag(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        return seq(_literal(given.get("begin"), f"{at}/begin"), self.behind(given, at, ends))
+
+    def behind(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        """A tag without its beginning."""
+        own = given.get("end", "")
+        own = _strings(own if isinstance(own, list) else [own], f"{at}/end")
+        last = one_of([text(end) if end else EMPTY for end in own])
+        return seq(self.content(given, at, [*ends, *filter(None, own)]), last)
+
+    def tags_of(self, given: Mapping[str, Any], at: str) -> list[tuple[str, Mapping[str, Any], str]]:
+        tags = given.get("tags")
+        if not isinstance(tags, list) or not tags:
+            raise _wrong(f"{at}/tags", "must be a list that is not empty")
+        found: list[tuple[str, Mapping[str, Any], str]] = []
+        for i, tag in enumerate(tags):
+            place = f"{at}/tags/{i}"
+            if not isinstance(tag, dict) or tag.get("type", "tag") != "tag":
+                raise _wrong(place, "must be a tag")
+            if unknown := set(tag) - _FIELDS["tag"] - {"type"}:
+                raise _wrong(place, f"has {min(unknown)!r}, which cannot be enforced in a tag")
+            if not isinstance(tag.get("begin"), str) or not tag["begin"]:
+                raise _wrong(f"{place}/begin", "must be a string that is not empty")
+            found.append((tag["begin"], tag, place))
+        return found
+
+    def triggered_tags(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        triggers = _strings(given.get("triggers"), f"{at}/triggers")
+        tags = self.tags_of(given, at)
+        opened: dict[str, list[Node]] = {trigger: [] for trigger in triggers}
+        for begin, tag, place in tags:
+            fitting = [trigger for trigger in triggers if begin.startswith(trigger)]
+            if not fitting:
+                raise _wrong(f"{place}/begin", f"is {begin!r}, which begins with none of the triggers")
+            first = min(fitting, key=len)  # the one that is met first
+            rest = begin[len(first) :]
+            opened[first].append(seq(text(rest) if rest else EMPTY, self.behind(tag, place, ends)))
+        whole = one_of([seq(text(begin), self.behind(tag, place, ends)) for begin, tag, place in tags])
+        once = given.get("stop_after_first", False) is True
+        if once and given.get("at_least_one", False) is True:
+            return whole
+        excluded = [*_strings(given.get("excludes", []), f"{at}/excludes"), *ends]
+        free = free_text(excluded, {trigger: one_of(bodies) for trigger, bodies in opened.items()}, once=once)
+        return seq(whole, free) if given.get("at_least_one", False) is True else free
+
+    def tags_with_separator(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
+        tag = one_of([seq(text(begin), self.behind(tag, place, ends)) for begin, tag, place in self.tags_of(given, at)])
+        separator = _literal(given.get("separator", ""), f"{at}/separator")
+        more = EMPTY if given.get("stop_after_first", False) is True else repeat(seq(separator, tag), 0, None)
+        some = seq(tag, more)
+        return some if given.get("at_least_one", False) is True else repeat(some, 0, 1)
 
 
-def _schema(schema: Any, at: str) -> str:
-    try:
-        return compile_schema(json.dumps(schema))[0].ebnf()
-    except ConstraintError as error:
-        raise _wrong(at, f"cannot be enforced: {error.message}") from None
+_READERS: Mapping[str, Callable[[_Reader, Mapping[str, Any], str, Sequence[str]], Node]] = {
+    kind: getattr(_Reader, "or_" if kind == "or" else kind) for kind in _FIELDS
+}
+
+
+def free_text(excluded: Sequence[str], opened: Mapping[str, Node] | None = None, *, once: bool = False) -> Node:
+    """Any text without the excluded ones in it. Behind the first of `opened` that it meets stands what that opens, and then free
+    text again unless it is to be `once`. (An automaton after Aho and Corasick: its states are how much of a word was read.)"""
+    opened = opened or {}
+    words = [*excluded, *opened]
+    if not words:
+        return ANY_TEXT
+    states = list(dict.fromkeys([""] + [word[:n] for word in words for n in range(1, len(word))]))
+    numbers = {state: i for i, state in enumerate(states)}
+    letters = sorted({c for word in words for c in word})
+    others = Chars(charset.without_surrogates(charset.complement([(ord(c), ord(c)) for c in letters])))
+    end = len(states)
+    edges: list[tuple[int, Node, int]] = []
+    for state, number in numbers.items():
+        edges.append((number, others, 0))
+        for c in letters:
+            read = state + c
+            if any(read.endswith(word) for word in excluded):
+                continue
+            met = [word for word in opened if read.endswith(word)]
+            if met:
+                edges.append((number, seq(text(c), opened[max(met, key=len)]), end if once else 0))
+            else:
+                longest = next(read[i:] for i in range(len(read) + 1) if read[i:] in numbers)
+                edges.append((number, text(c), numbers[longest]))
+    return Graph(tuple(edges), frozenset(range(end + once)))
+
+
+def _renamed(node: Node, prefix: str) -> Node:
+    """With other names of the rules."""
+    if isinstance(node, Ref):
+        return Ref(prefix + node.rule)
+    if isinstance(node, Concat):
+        return Concat(tuple([_renamed(part, prefix) for part in node.parts]))
+    if isinstance(node, Union):
+        return Union(tuple([_renamed(arm, prefix) for arm in node.arms]))
+    if isinstance(node, Repeat):
+        return Repeat(_renamed(node.body, prefix), node.low, node.high)
+    if isinstance(node, Graph):
+        return Graph(tuple([(a, _renamed(body, prefix), b) for a, body, b in node.edges]), node.final)
+    return node
+
+
+def _literal(value: Any, at: str) -> Node:
+    if not isinstance(value, str):
+        raise _wrong(at, "must be a string")
+    return text(value) if value else EMPTY
+
+
+def _strings(value: Any, at: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise _wrong(at, "must be a list of strings")
+    return value
 
 
 def _wrong(pointer: str, what: str) -> ConstraintError:

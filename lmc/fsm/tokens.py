@@ -10,12 +10,14 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from lmc.errors import ConstraintError
-from lmc.fsm.arrays import ArrayDFA
-from lmc.fsm.bytedfa import FAR, ByteDFA
+from lmc.fsm.arrays import ArrayDFA, Arrays, LazyArrays
+from lmc.fsm.bytedfa import FAR
+from lmc.fsm.lazy import LazyDFA, Machine
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.vocabulary import Vocabulary
 
@@ -77,24 +79,24 @@ class TokenAutomaton:
 
     start = 0
 
-    def __init__(self, dfa: ByteDFA, vocabulary: Vocabulary) -> None:
-        self._begin(Tables(_spellable(ArrayDFA.of(dfa), vocabulary), {}), vocabulary)
+    def __init__(self, machine: Machine, vocabulary: Vocabulary) -> None:
+        lazy = isinstance(machine, LazyDFA)
+        self._begin(LazyArrays(machine) if lazy else _spellable(ArrayDFA.of(machine), vocabulary), {}, vocabulary)
 
     @classmethod
     def restored(cls, tables: Tables, vocabulary: Vocabulary) -> TokenAutomaton:
         """From the tables of an automaton over the same vocabulary."""
         made = cls.__new__(cls)
-        made._begin(tables, vocabulary)
+        made._begin(tables.dfa, tables.rows, vocabulary)
         return made
 
-    def _begin(self, tables: Tables, vocabulary: Vocabulary) -> None:
-        self.dfa, self.vocabulary = tables.dfa, vocabulary
-        self._done = (self.dfa.final & (self.dfa.ways[self.dfa.rows[:-1] >> 8] == 0)).tobytes()  # quicker to read one by one
-        self._final = self.dfa.final.tobytes()
+    def _begin(self, dfa: Arrays, rows: Mapping[int, np.ndarray], vocabulary: Vocabulary) -> None:
+        self.dfa, self.vocabulary = dfa, vocabulary
         self._lock = threading.Lock()
         self.known: dict[int, Row] = {}
-        self._short: dict[int, np.ndarray] = dict(tables.rows)  # by window: the tokens of up to LONG bytes
-        self._restored = len(tables.rows)
+        self._short: dict[int, np.ndarray] = dict(rows)  # by window: the tokens of up to LONG bytes
+        self._restored = len(rows)
+        self._rules: dict[int, _InRule] = {}  # by window of the state of a rule by itself
         self._rows: dict[tuple[int, tuple[int, ...]], Row] = {}  # by window and other ids: all tokens
         self._walking: dict[int, Future[np.ndarray]] = {}  # by window: rows of `_short` that a thread is at
 
@@ -102,21 +104,22 @@ class TokenAutomaton:
         """The state behind a token, DEAD if it is not allowed. EOS stays where it is."""
         tokens = self.vocabulary.tokens
         if token < len(tokens) and (text := tokens[token]):
+            self.dfa.begin()
             return self.dfa.step(state, text)
         return state if token in self.vocabulary.eos and self.is_final(state) else DEAD
 
     def is_final(self, state: int) -> bool:
         """The text so far is in the language."""
-        return self._final[state] != 0
+        return self.dfa.is_final(state)
 
     def is_done(self, state: int) -> bool:
         """The text so far is in the language, and nothing may follow."""
-        return self._done[state] != 0
+        return self.dfa.is_done(state)
 
     def row(self, state: int) -> Row:
         """The allowed tokens, EOS where the text may end. Raises ConstraintError if no token of the vocabulary goes on from here."""
         row = self.known.get(state)
-        return self._made(state, lambda: self.vocabulary.trie.walk(self.dfa, state)) if row is None else row
+        return self._made(state, lambda: self._legal(self.dfa.representative(state))) if row is None else row
 
     def mask(self, state: int) -> np.ndarray:
         """The bits of `row`."""
@@ -126,7 +129,7 @@ class TokenAutomaton:
         """Makes the row of a state before somebody asks for it; int64: the states that beginnings of its tokens lead to, those
         that most of them lead to first. Raises ConstraintError as `row` does."""
         walked = self.vocabulary.trie.walk(self.dfa, state)
-        self._made(state, lambda: walked)
+        self._made(state, lambda: self.vocabulary.flags(walked))
         often = np.bincount(walked + 1, minlength=1)[1:]  # without DEAD
         reached = np.flatnonzero(often)
         return reached[np.argsort(-often[reached], kind="stable")]
@@ -140,8 +143,10 @@ class TokenAutomaton:
             row[list(self.vocabulary.eos)] = state
         return row
 
-    def tables(self) -> Tables:
-        """What there is now."""
+    def tables(self) -> Tables | None:
+        """What there is now; None of what is made while it is used."""
+        if isinstance(self.dfa, LazyArrays):
+            return None
         with self._lock:
             return Tables(self.dfa, dict(self._short))
 
@@ -156,12 +161,39 @@ class TokenAutomaton:
         with self._lock:
             bits = {id(bits): bits.nbytes for bits in [*self._short.values(), *(row.bits for row in self._rows.values())]}
             lists = sum(row.nbytes - row.bits.nbytes for row in self._rows.values())
+            lists += sum(rule.flags.nbytes + rule.ends.nbytes for rule in list(self._rules.values()))
         return self.dfa.nbytes + sum(bits.values()) + lists
 
+    def _legal(self, state: int) -> np.ndarray:
+        """bool [words * 32]: the tokens of up to LONG bytes that are legal from `state`."""
+        split = self.dfa.split(state)
+        if split is None:
+            return self.vocabulary.allowed(self.dfa, state)
+        rule, behind = split
+        inside = self._in_rule(self.dfa.representative(rule))
+        if not len(inside.ends):
+            return inside.flags
+        found = inside.flags.copy()
+        nodes, states = self.vocabulary.trie.below_all(self.dfa, inside.ends, behind)
+        found[self.vocabulary.held(nodes, states)[0]] = True
+        return found
+
+    def _in_rule(self, state: int) -> _InRule:
+        if (found := self._rules.get(state)) is None:
+            trie = self.vocabulary.trie
+            behind = trie.walk(self.dfa, state)
+            nodes = np.flatnonzero((behind >= 0) & (trie.count > 0))
+            ends = nodes[self.dfa.are_final(behind[nodes])] if len(nodes) else nodes
+            if self.dfa.is_final(state):
+                ends = np.append(0, ends)
+            found = self._rules[state] = _InRule(self.vocabulary.flags(behind), ends)
+        return found
+
     def _made(self, state: int, walk: Callable[[], np.ndarray]) -> Row:
-        """The row of a state that has none yet; `walk` is asked for the states behind the trie's nodes if its window has no
+        """The row of a state that has none yet; `walk` is asked for the legal tokens of up to LONG bytes if its window has no
         row. No lock is held meanwhile: who needs another row does not wait for this one."""
-        vocabulary, window = self.vocabulary, int(self.dfa.window[state])
+        self.dfa.begin()
+        vocabulary, window = self.vocabulary, self.dfa.window_of(state)
         others = tuple(vocabulary.long_allowed(self.dfa, state))
         if self.is_final(state):
             others += vocabulary.eos
@@ -191,7 +223,7 @@ class TokenAutomaton:
         if not mine:
             return making.result()
         try:
-            row = np.packbits(self.vocabulary.flags(walk()), bitorder="little").view("<u4")
+            row = np.packbits(walk(), bitorder="little").view("<u4")
         except BaseException as error:  # whoever waits for it has it too
             with self._lock:
                 del self._walking[window]
@@ -204,13 +236,20 @@ class TokenAutomaton:
         return row
 
 
+class _InRule(NamedTuple):
+    """The state of a rule by itself: legal tokens of up to LONG bytes (bool [words * 32]), and nodes of the trie at which the rule may end."""
+
+    flags: np.ndarray
+    ends: np.ndarray
+
+
 def _bits(ids: np.ndarray, words: int) -> np.ndarray:
     flags = np.zeros(words * 32, np.uint8)
     flags[ids] = 1
     return np.packbits(flags, bitorder="little").view("<u4")
 
 
-def _bytes_of(dfa: ArrayDFA, state: int) -> str:
+def _bytes_of(dfa: Arrays, state: int) -> str:
     ways = np.flatnonzero(dfa.row(state) >= 0)
     return "byte " + ", ".join(f"0x{byte:02x}" for byte in ways[:8]) + (", …" if len(ways) > 8 else "")
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from lmc.fsm.arrays import ArrayDFA
+from lmc.fsm.arrays import Arrays
 from lmc.fsm.minimise import DEAD
 
 
@@ -86,14 +86,18 @@ class Trie:
         """Where the children of each node begin: those of a node end where those of the next one begin."""
         return np.append(self.first, len(self.byte)).data
 
-    def below(self, dfa: ArrayDFA, node: int, state: int) -> tuple[np.ndarray, np.ndarray]:
+    def below(self, dfa: Arrays, node: int, state: int) -> tuple[np.ndarray, np.ndarray]:
         """The legal nodes below `node`, where that has `state`, and the states behind them."""
-        levels = list(self._follow(dfa, np.array([node]), np.array([state])))
+        return self.below_all(dfa, np.array([node]), state)
+
+    def below_all(self, dfa: Arrays, nodes: np.ndarray, state: int) -> tuple[np.ndarray, np.ndarray]:
+        """`below`, of several nodes."""
+        levels = list(self._follow(dfa, nodes, np.full(len(nodes), state)))
         if not levels:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         return np.concatenate([nodes for nodes, _ in levels]), np.concatenate([states for _, states in levels])
 
-    def walk(self, dfa: ArrayDFA, state: int) -> np.ndarray:
+    def walk(self, dfa: Arrays, state: int) -> np.ndarray:
         """int64 [nodes]: the state behind each node but the root, which has `state`, DEAD where it is not legal: whole levels
         at once as long as much of them is legal."""
         behind = np.full(len(self.byte), DEAD, np.int64)
@@ -111,7 +115,7 @@ class Trie:
         return behind
 
     def _follow(
-        self, dfa: ArrayDFA, nodes: np.ndarray, states: np.ndarray
+        self, dfa: Arrays, nodes: np.ndarray, states: np.ndarray
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Level by level the legal nodes below `nodes`, and the states behind them: looks at children of legal nodes only."""
         while total := int((counts := self.count[nodes]).sum()):

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmc.fsm.arrays import LONG, ArrayDFA
+from lmc.fsm.arrays import Arrays
+from lmc.fsm.bytedfa import LONG
 from lmc.fsm.trie import Trie
 
 _byte = np.arange(256)
@@ -119,7 +120,7 @@ class Vocabulary:
         nodes[self._ids] = self._node_of_id
         return nodes
 
-    def allowed(self, dfa: ArrayDFA, state: int) -> np.ndarray:
+    def allowed(self, dfa: Arrays, state: int) -> np.ndarray:
         """bool [words * 32]: the tokens of up to LONG bytes that are legal from `state`."""
         return self.flags(self.trie.walk(dfa, state))
 
@@ -127,7 +128,7 @@ class Vocabulary:
         """bool [words * 32]: the tokens of up to LONG bytes whose node in `behind`, of the trie, is legal."""
         return (behind >= 0)[self._nodes]
 
-    def long_allowed(self, dfa: ArrayDFA, state: int) -> list[int]:
+    def long_allowed(self, dfa: Arrays, state: int) -> list[int]:
         """The tokens above LONG bytes that are legal from `state`."""
         found: list[int] = []
         todo = [(state, edge) for edge in self._long]
@@ -138,7 +139,7 @@ class Vocabulary:
                 todo += [(end, edge) for edge in edges]
         return sorted(found)
 
-    def reach(self, dfa: ArrayDFA, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
+    def reach(self, dfa: Arrays, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
         """Tokens that begin with `after` and whose rest, not empty, is legal from `state`: (ids, states behind them)."""
         short = self.reach_short(dfa, state, after)
         if after not in self._long_heads:
@@ -153,7 +154,7 @@ class Vocabulary:
         ids, ends = np.array(long).T
         return np.concatenate([short[0], ids]), np.concatenate([short[1], ends.astype(np.int32)])
 
-    def reach_short(self, dfa: ArrayDFA, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
+    def reach_short(self, dfa: Arrays, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
         """`reach`, of the tokens up to LONG bytes."""
         node = self.trie.find(after)
         if node is None:
@@ -162,7 +163,10 @@ class Vocabulary:
             of_token = self.trie.walk(dfa, state)[self._node_of_id]
             legal = np.flatnonzero(of_token >= 0)
             return self._ids[legal], of_token[legal]
-        nodes, states = self.trie.below(dfa, node, state)
+        return self.held(*self.trie.below(dfa, node, state))
+
+    def held(self, nodes: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of nodes of the trie, and of each the state of its node."""
         begins, ends = self._held.take(nodes), self._held.take(nodes + 1)  # tokens of equal bytes share a node
         counts = ends - begins
         at = np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts)

@@ -92,11 +92,11 @@ def _constant(kind: str, source: str) -> Op | None:
     if kind != "regex":
         return Op("matcher", (kind, source))
     from lmc.fsm.bounds import TooLarge
-    from lmc.fsm.dfa import build
+    from lmc.fsm.dfa import SOON, build
     from lmc.fsm.regex import parse
 
     try:
-        dfa = build(parse(source))
+        dfa = build(parse(source), SOON)
     except TooLarge:
         return Op("matcher", (kind, source))
     except ConstraintError:

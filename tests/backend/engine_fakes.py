@@ -316,6 +316,8 @@ class FakeMatcher:
     def complete(self) -> bool:
         return self.count > 0
 
+    def check(self, text: str) -> None: ...
+
     @property
     def done(self) -> bool:
         return self.count == 3
@@ -404,12 +406,11 @@ def reference_ids(prompt: Sequence[int], n: int) -> list[int]:
 
 
 def automata(words: Vocabulary, *, forced: bool = True) -> ConstraintCompiler:
-    """A compiler of regexes over a vocabulary; no grammars."""
+    """A compiler over a vocabulary."""
     return ConstraintCompiler(
         [words.token_bytes(i) for i in range(words.vocab_size)],
         words.special_ids,
         words.eos_token_ids[0],
         words.vocab_size,
-        grammar=FakeCompiler,
         encode=(lambda text: words.encode((text,), at_start=False)) if forced else None,
     )

@@ -381,7 +381,7 @@ def test_others_go_on_while_a_hostile_constraint_is_compiled(monkeypatch):
     from lmc.backend.engine import automaton
 
     began, go_on = threading.Event(), threading.Event()
-    real = automaton.automaton_of
+    real = automaton.machine_of
 
     def slow(kind: str, source: str):
         if source == "a{3}":
@@ -389,7 +389,7 @@ def test_others_go_on_while_a_hostile_constraint_is_compiled(monkeypatch):
             assert go_on.wait(60)
         return real(kind, source)
 
-    monkeypatch.setattr(automaton, "automaton_of", slow)
+    monkeypatch.setattr(automaton, "machine_of", slow)
     engine, _ = backend(compiler=automata(WORDS))
     with engine, ThreadPoolExecutor(1) as pool:
         running = ask(engine, "free", gen(300, ignore_eos=True))

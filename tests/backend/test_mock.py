@@ -23,7 +23,17 @@ from lmc.backend.mock_answers import Ask
 from lmc.backend.mock_prompt import encode, special_id
 from lmc.backend.mock_samples import member_of, sample_regex
 from lmc.chat import RoleTemplate
-from lmc.errors import ArgumentError, BackendError, CancelledError, ConstraintError, LmcError, Loc, UnsupportedOpError
+from lmc.errors import (
+    ArgumentError,
+    BackendError,
+    CancelledError,
+    ConstraintError,
+    LmcError,
+    Loc,
+    SchemaWarning,
+    UnsupportedOpError,
+)
+from lmc.fsm.recognise import allows
 from lmc.fsm.regex import parse
 from lmc.prompt import (
     ChoicesMethod,
@@ -32,7 +42,6 @@ from lmc.prompt import (
     Image,
     Mark,
     SamplingParams,
-    Segment,
     Select,
     Special,
     Text,
@@ -328,7 +337,7 @@ def test_schema_answers_have_the_parts_asked_for() -> None:
 
 
 def test_what_a_schema_cannot_enforce_is_refused_by_name() -> None:
-    constraint = Constraint("json_schema", '{"type": "string", "maxLen": 3}')
+    constraint = Constraint("json_schema", '{"type": "string", "maxLen": 3, "x-lmc": {"strict": true}}')
     with pytest.raises(ConstraintError, match=r"prog.py:3: .*keyword 'maxLen'"):
         Mock().submit(None, (gen(constraint=constraint),))
 
@@ -350,6 +359,29 @@ def test_answers_of_lark_grammars_are_derived_and_end() -> None:
     for text in found:
         grammar.parse(text)
     assert len(found) > 4 and any("(" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [("ebnf", 'root ::= [a-c]+ | "(" root ")"'),
+     ("structural_tag", json.dumps({"type": "structural_tag", "format": {
+         "type": "tag", "begin": "<f>", "content": {"type": "json_schema", "json_schema": {"type": "array"}}, "end": "</f>"}}))],
+)  # fmt: skip
+def test_answers_of_ebnf_and_structural_tags_are_of_their_languages(kind: str, source: str) -> None:
+    found = {answer(Mock(), prompt, gen(constraint=Constraint(kind, source))) for prompt in "abcdefgh"}
+    assert len(found) > 2 and all(allows(kind, source, text) for text in found)
+
+
+def test_answers_pass_what_is_checked_when_they_end() -> None:
+    def unique(count: int) -> str:  # of ten values: more than automata count
+        return json.dumps({"type": "array", "items": {"enum": [*range(10)]}, "minItems": count, "maxItems": count, "uniqueItems": True})
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SchemaWarning)
+        for seed in range(30):
+            assert len(set(json.loads(member_of("json_schema", unique(3), b"%d" % seed)))) == 3
+        with pytest.raises(ConstraintError, match="none of 100 drawn texts passes what can only be checked"):
+            member_of("json_schema", unique(11), b"0")
 
 
 def test_a_grammar_without_any_text_is_refused() -> None:
@@ -412,11 +444,14 @@ def test_a_scripted_choice_must_be_a_choice() -> None:
 
 REGEX = Constraint("regex", "yes|no|yes, please")
 RECURS = Constraint("lark", 'start: "a" | "(" start ")"')
+EBNF = Constraint("ebnf", 'root ::= "a" root? "b"')
+WIDE = Constraint("regex", "(a|b)*a(a|b){20}")
+ANY = Constraint("json_schema", '{"type": "object"}')
 
 
 @pytest.mark.parametrize(
     ("scripted", "constraint", "params"),
-    [("maybe", REGEX, {}), ("yes,", REGEX, {}), ("((a)", RECURS, {}), ([["yes", "yo"]], REGEX, {"n": 2, "temperature": 1.0}), ("yes.", REGEX, {"max_new_tokens": 4})],
+    [("maybe", REGEX, {}), ("yes,", REGEX, {}), ("((a)", RECURS, {}), ("aab", EBNF, {}), ("b" * 9, WIDE, {}), ('{"a": [}', ANY, {}), ([["yes", "yo"]], REGEX, {"n": 2, "temperature": 1.0}), ("yes.", REGEX, {"max_new_tokens": 4})],
 )
 def test_a_scripted_answer_is_one_that_its_constraint_allows(scripted: Any, constraint: Constraint, params: Any) -> None:
     with pytest.raises(BackendError, match=rf"prog.py:3: the scripted answer for 'x' is '.*', which its {constraint.kind} .* does not allow"):
@@ -560,17 +595,9 @@ def test_many_threads_may_submit() -> None:
 # -- capabilities
 
 
-UNSUPPORTED: list[Segment] = [
-    Image("x.mp4", num_frames=4),
-    Gen(constraint=Constraint("ebnf", "root ::= 'a'")),
-    Gen(constraint=Constraint("structural_tag", "{}")),
-]
-
-
-@pytest.mark.parametrize("segment", UNSUPPORTED)
-def test_what_it_cannot_do_is_refused(segment: Segment) -> None:
+def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="mock does not support"):
-        Mock().submit(None, (segment,))
+        Mock().submit(None, (Image("x.mp4", num_frames=4),))
 
 
 # -- log-probabilities

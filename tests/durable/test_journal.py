@@ -503,15 +503,20 @@ def test_runs_of_a_batch_wait_for_the_disk_together(way: int, tmp_path: Path, mo
 
 
 def test_a_run_that_is_cancelled_before_its_tool_begins_is_not_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    callers: list[Any] = []
+
     async def interrupted(self: Any) -> None:
-        (caller,) = asyncio.all_tasks() - {asyncio.current_task()}
-        caller.cancel()
+        callers[0].cancel()
         await asyncio.Event().wait()
+
+    async def main() -> None:
+        callers.append(asyncio.current_task())
+        await program.abatch(items, backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
 
     program, items = lmc.compile(fetches), [{"q": "q"}]
     with monkeypatch.context() as patched, pytest.raises(asyncio.CancelledError):
         patched.setattr(journal.Journal, "synced", interrupted)
-        asyncio.run(program.abatch(items, backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
+        asyncio.run(main())
     assert not CALLS
     (state,) = asyncio.run(program.abatch(items, backend=(mock := lmc.Mock()), seed=1, journal=tmp_path / "j"))
     assert state.ret_value == CALLS[0][1] + "!" and len(CALLS) == 1 and not mock.call_log

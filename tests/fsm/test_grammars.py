@@ -3,17 +3,16 @@ import json
 
 import pytest
 
-from lmc.errors import ConstraintError
-from lmc.fsm import bounds, grammar, json_ways
+from lmc.errors import ConstraintError, SchemaWarning
+from lmc.fsm import grammar, json_ways
 from lmc.fsm.algebra import automaton, both, is_empty, without
 from lmc.fsm.bounds import TooLarge, Work
 from lmc.fsm.dfa import build
 from lmc.fsm.forced import ForcedTokens
-from lmc.fsm.jumps import Jumps
+from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lark_grammar import compile_lark
 from lmc.fsm.regex import ANY, NOTHING, Repeat, parse
 from lmc.fsm.sources import automaton_of, ebnf_of
-from lmc.fsm.structural_tag import normalised
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 
@@ -154,40 +153,6 @@ def test_rules_are_named_once():
     assert set(compile_lark(JSON).rules) >= {"start", "value", "array", "object", "pair"}
 
 
-# -- structural tags -----------------------------------------------------------------------------------------------
-
-
-def test_schemas_and_patterns_in_structural_tags_are_ours():
-    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [
-        {"type": "const_string", "value": "x"}, {"type": "regex", "pattern": r"\d{2}"},
-        {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": {"type": "null"}}, "end": "</a>"}]}}  # fmt: skip
-    elements = normalised(json.dumps(tag))["format"]["elements"]
-    assert elements[0] == {"type": "const_string", "value": "x"}
-    assert elements[1]["type"] == elements[2]["content"]["type"] == "grammar"
-    assert '"null"' in elements[2]["content"]["grammar"]
-
-
-def test_the_older_form_of_structural_tags():
-    old = {"structures": [{"begin": "<f>", "schema": {"type": "null"}, "end": "</f>"}], "triggers": ["<f"]}
-    made = normalised(json.dumps(old))["format"]
-    assert made["type"] == "triggered_tags" and made["triggers"] == ["<f"] and made["tags"][0]["begin"] == "<f>"
-
-
-@pytest.mark.parametrize(
-    ("form", "says"),
-    [
-        ({"type": "token", "token": 1}, "/format has the type 'token'"),
-        ({"type": "json_schema", "json_schema": {"type": "string", "maxLen": 1}}, "/format/json_schema cannot.*'maxLen'"),
-        ({"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}, "/format/style is 'qwen_xml'"),
-        ({"type": "json_schema", "json_schema": {}, "any_order": True}, "/format has 'any_order'"),
-        ({"type": "or", "elements": [{"type": "regex", "pattern": r"(a)\1"}]}, "/format/elements/0/pattern cannot"),
-    ],
-)
-def test_structural_tags_that_are_refused(form, says):
-    with pytest.raises(ConstraintError, match=says):
-        normalised(json.dumps({"type": "structural_tag", "format": form}))
-
-
 # -- forced tokens -------------------------------------------------------------------------------------------------
 
 WORDS = [*(bytes([i]) for i in range(256)), b'{"', b'":', b'": ', b"order", b"orderId", b"Id", b'"}', b"<eos>"]
@@ -232,21 +197,6 @@ def test_a_quote_that_may_open_a_longer_token_is_not_forced():
     assert forced(name, state) == [b'"']
 
 
-def test_jumps_know_nothing_of_what_follows():
-    jumps = Jumps(Vocabulary(WORDS, [len(WORDS) - 1]), encode)
-    assert [WORDS[i] for i in jumps.certain('{"order')] == [b'{"']  # orderId may follow
-    assert [WORDS[i] for i in jumps.certain('{"order": x')] == [b'{"', b"order", b'": ', b"x"]
-    assert [WORDS[i] for i in jumps.certain('x"')] == [b"x"]
-    assert jumps.certain("") == ()
-
-
-def test_jumps_look_at_the_beginning_of_a_long_text_only():
-    jumps = Jumps(Vocabulary(WORDS, [len(WORDS) - 1]), encode)
-    run = jumps.behind((), "x" * 100_000)
-    assert 1 < len(run) <= 1024
-    assert {WORDS[i] for i in run} == {b"x"}
-
-
 # -- what compiling may cost -----------------------------------------------------------------------------------------
 
 
@@ -258,11 +208,16 @@ def test_combining_languages_ends_when_the_work_is_used_up():
     assert functools.reduce(both, several) != NOTHING
 
 
-def test_a_schema_that_takes_too_much_work_is_refused_where_it_does(monkeypatch):
+def test_patterns_that_take_too_much_work_together_are_checked_later_or_refused(monkeypatch):
     monkeypatch.setattr(json_ways, "Work", lambda: Work(200))
     word = {"type": "string", "allOf": [{"pattern": c} for c in "abcdef"]}
-    with pytest.raises(ConstraintError, match="json_schema: /properties/word needs too large an automaton; use smaller"):
-        automaton_of("json_schema", json.dumps({"type": "object", "properties": {"id": {"type": "integer"}, "word": word}}))
+    schema = {"type": "object", "properties": {"id": {"type": "integer"}, "word": word}}
+    with pytest.warns(SchemaWarning, match="/properties/word has a pattern beside a length or another pattern"):
+        compiled = compile_schema(json.dumps(schema))
+    assert compiled.check is not None
+    assert compiled.check('{"word": "fedcba"}') is None and compiled.check('{"word": "fed"}') is not None
+    with pytest.raises(ConstraintError, match=r"json_schema: /properties/word has a pattern .* which strict refuses"):
+        compile_schema(json.dumps({**schema, "x-lmc": {"strict": True}}))
 
 
 DOUBLING = "\n".join(["start: a0", *(f"a{i}: a{i + 1} a{i + 1}" for i in range(60)), 'a60: "x"'])
@@ -298,11 +253,6 @@ def test_what_is_nested_too_deep_is_refused(kind, source):
         automaton_of(kind, source)
 
 
-def test_a_structural_tag_that_is_nested_too_deep_is_refused():
-    with pytest.raises(ConstraintError, match="nested too deep"):
-        normalised('{"type": "structural_tag", "format": ' + "[" * 5000 + "]" * 5000 + "}")
-
-
 def test_a_source_that_is_too_long_is_refused_with_its_largest_part():
     schema = {"type": "object", "properties": {"id": {"const": 1}, "a/b": {"enum": ["x" * 99 + str(i) for i in range(3000)]}}}
     with pytest.raises(ConstraintError, match=r"characters, of which 256,000 may be used; most of it is at /properties/a~1b/enum; shorten it"):
@@ -310,14 +260,6 @@ def test_a_source_that_is_too_long_is_refused_with_its_largest_part():
     for kind in ("regex", "lark"):
         with pytest.raises(ConstraintError, match="may be used"):
             automaton_of(kind, "a" * 256_001)
-
-
-def test_a_grammar_that_would_take_xgrammar_too_long_is_refused_with_its_largest_part(monkeypatch):
-    tree = {"type": "object", "properties": {"next": {"$ref": "#"}, "names": {"enum": [f"name {i}" for i in range(40)]}}}
-    assert ebnf_of("json_schema", json.dumps(tree))
-    monkeypatch.setattr(bounds, "MAX_EBNF", 500)
-    with pytest.raises(ConstraintError, match="may be used; most of it is at /properties/names/enum; use fewer and smaller parts"):
-        ebnf_of("json_schema", json.dumps(tree))
 
 
 def test_lark_reads_no_files(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from benchmarks.xgrammar_oracle import Oracle
 from lmc.errors import ConstraintError
 from lmc.fsm.arrays import LONG
 from lmc.fsm.dfa import DEAD, compile_regex
@@ -197,12 +198,10 @@ def test_many_threads_build_each_row_once(monkeypatch):
 
 def check_against_xgrammar(compiler, pattern: str, walks: int) -> None:
     """Masks are equal but for tokens that xgrammar's mask allows and its matcher then refuses (`at` in `a*\\Wa`)."""
-    from lmc.prompt import Constraint
-
     vocabulary, _ = smollm2()
     rng, a = random.Random(pattern), automaton(pattern, vocabulary)
     for _ in range(walks):
-        matcher, state = compiler.matcher(Constraint("regex", pattern)), a.start
+        matcher, state = compiler.regex(pattern), a.start
         for _ in range(12):
             mine, theirs = a.mask(state), matcher.bits
             extra = allowed(theirs & ~mine)
@@ -218,10 +217,8 @@ def check_against_xgrammar(compiler, pattern: str, walks: int) -> None:
 
 @pytest.fixture(scope="module")
 def xgrammar_compiler():
-    from lmc.backend.engine.constraint import XGrammarCompiler
-
     vocabulary, _ = smollm2()
-    return XGrammarCompiler(vocabulary.tokens, [], vocabulary.eos[0], vocabulary.size)
+    return Oracle(vocabulary.tokens, vocabulary.eos[0], vocabulary.size)
 
 
 @pytest.mark.model

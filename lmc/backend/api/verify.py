@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
-from lmc.errors import ConstraintError
-from lmc.fsm.sources import automaton_of
+from lmc.fsm.sources import check_of, machine_of
 from lmc.prompt import Constraint
 
 VERIFIABLE = frozenset({"regex", "json_schema"})
@@ -48,16 +47,14 @@ def _json(schema: str, text: str) -> str | None:
 
 @lru_cache(maxsize=256)
 def _allows(schema: str) -> Callable[[Any], bool]:
-    """Whether a schema allows a value: by the automaton that the engine runs it on, on JSON as lmc writes it."""
-    automaton = automaton_of("json_schema", schema)
-    if automaton is None:
-        raise ConstraintError("json_schema: not a regular language, so that answers cannot be verified; use a server that enforces it")
+    """Whether a schema allows a value: by the automaton that the engine runs it on, on JSON as lmc writes it, and by what is checked of whole answers."""
+    automaton, check = machine_of("json_schema", schema), check_of("json_schema", schema)
     parsed = json.loads(schema)
     comma, colon = parsed.get("x-lmc", {}).get("separators", (", ", ": ")) if isinstance(parsed, dict) else (", ", ": ")
 
     def allows(value: Any) -> bool:
         written = json.dumps(_ordered(parsed, value), ensure_ascii=False, separators=(comma, colon))
-        return automaton.accepts(written.encode("utf-8", "surrogatepass"))
+        return automaton.accepts(written.encode("utf-8", "surrogatepass")) and (check is None or check(written) is None)
 
     return allows
 

@@ -10,7 +10,7 @@ made by `speak`, which can wait until the device has its next pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lmc.errors import ConstraintError, Loc
@@ -189,12 +189,24 @@ class Answer:
     def _end(self, reason: dict[str, Any]) -> Ending:
         self._say()
         before = len(self.text)
-        self.text += self._detok.flush()
+        rest = self._detok.flush()
+        if reason["type"] == "length" and rest and not rest.strip("\ufffd"):  # half a character, which nobody can read
+            return replace(self._cut(before, ""), reason=reason)
+        self.text += rest
         found = self._find_stop(before) if len(self.text) > before else None
         if found is not None:
             return self._cut(*found)
+        if self.matcher is not None and reason["type"] == "stop" and self.matcher.complete:
+            self._check()
         self._feed(len(self.text))
         return Ending(self.text, tuple(self._ids), len(self._ids), reason)
+
+    def _check(self) -> None:
+        assert self.matcher is not None
+        try:
+            self.matcher.check(self.text)
+        except ConstraintError as error:
+            raise ConstraintError(error.message, loc=self._loc) from None
 
     def _safe(self) -> int:
         """Length of the text that no stop can cut any more."""

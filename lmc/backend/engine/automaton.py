@@ -1,8 +1,7 @@
-"""Constraints as token automata; what is not regular or too large for one, as xgrammar's matcher.
+"""Constraints as token automata: whole ones, or ones that are made while answers are followed (fsm/lazy.py).
 
-One compiler for the engine: it decides which kind of matcher follows an answer. An automaton's rows are built when a
-state is first reached and shared by all answers, and its mask and its step can never disagree: both walk one table.
-Tokens that it leaves no choice of are forced (fsm/forced.py).
+An automaton's rows are built when a state is first reached and shared by all answers, and its mask and its step can never
+disagree: both walk one table. Tokens that it leaves no choice of are forced (fsm/forced.py).
 """
 
 from __future__ import annotations
@@ -14,19 +13,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmc.backend.engine.constraint import Compiler, ConstraintInfo, Matcher
+from lmc.backend.engine.constraint import ConstraintInfo, Matcher
 from lmc.backend.engine.foresight import Ahead, Foresight
 from lmc.backend.engine.once import Once
-from lmc.errors import ConstraintError, Loc, MissingPackageError
+from lmc.errors import ConstraintError, Loc
+from lmc.fsm.arrays import ArrayDFA, LazyArrays
 from lmc.fsm.dfa import DEAD
 from lmc.fsm.forced import Encode, ForcedTokens, no_tokens
-from lmc.fsm.sources import automaton_of
+from lmc.fsm.json_schema import compile_schema
+from lmc.fsm.regex import shown
+from lmc.fsm.sources import Check, check_of, machine_of
 from lmc.fsm.store import Store
 from lmc.fsm.tokens import Row, TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
 
 _LIMIT = 512 << 20  # bytes of automata that are kept, rows not counted; the least recently used go
+_MOST_LAZY = 8 << 20  # bytes that one which is made while it is used is counted with: few become larger
 _MOST_ON_DEVICE = 16 << 20  # bytes of an automaton that a device follows
 
 
@@ -34,7 +37,6 @@ class ConstraintCompiler:
     """Compiles constraints over one vocabulary. Thread-safe.
 
     tokens   bytes of each token id; special ids and EOS stand for no text
-    grammar  makes the compiler of everything that is not an automaton, when it is first needed
     encode   ids of plain text in the middle of a sequence; None forces nothing: every token is sampled
     store    where compiled automata are kept between processes
     foresight   builds what answers will need next; without it all is built when it is first needed
@@ -46,64 +48,47 @@ class ConstraintCompiler:
         special_ids: Iterable[int],
         eos: int,
         vocab_size: int,
-        grammar: Callable[[], Compiler],
         encode: Encode | None = None,
         store: Store | None = None,
         foresight: Foresight | None = None,
     ) -> None:
         self._foresight = foresight
         self._vocabulary_parts = tokens, frozenset(special_ids), eos, vocab_size
-        self._make_grammar, self._encode, self._store = grammar, encode, store
-        self._grammar: Compiler | None = None
-        self._automata = Once(self._compiled, _weight, _LIMIT, self._drop)  # None: it has no automaton
+        self._encode, self._store = encode, store
+        self._automata = Once(self._compiled, _weight, _LIMIT, self._drop)
         self._stored: dict[Constraint, int] = {}  # rows in the store
         self._lock = threading.Lock()
 
     def check(self, constraint: Constraint, loc: Loc | None) -> None:
-        if self._automaton(constraint, loc) is not None:
-            return
         try:
-            other = self._other()
-        except MissingPackageError as error:
-            raise MissingPackageError(error.message, name=error.name or "", loc=loc) from None
-        other.check(constraint, loc)
-
-    def matcher(self, constraint: Constraint) -> Matcher:
-        compiled = self._automaton(constraint, None)
-        if compiled is None:
-            return self._other().matcher(constraint)
-        return AutomatonMatcher(compiled.automaton, compiled.forced, self._want(compiled), compiled.surprises)
-
-    def _other(self) -> Compiler:
-        with self._lock:
-            if self._grammar is None:
-                self._grammar = self._make_grammar()
-            return self._grammar
-
-    def _automaton(self, constraint: Constraint, loc: Loc | None) -> _Compiled | None:
-        """The automaton of a constraint; None for one that is not regular, or too large."""
-        if constraint.kind not in ("regex", "json_schema", "lark"):
-            return None
-        try:
-            return self._automata.get(constraint)
+            self._automata.get(constraint)
         except ConstraintError as error:
             raise ConstraintError(error.message, loc=loc) from None
 
-    def _compiled(self, constraint: Constraint) -> _Compiled | None:
+    def matcher(self, constraint: Constraint) -> Matcher:
+        compiled = self._automata.get(constraint)
+        if isinstance(compiled.automaton.dfa, LazyArrays) and compiled.automaton.dfa.is_worn:
+            self._automata.forget(constraint)  # those who follow it go on with it
+            compiled = self._automata.get(constraint)
+        return AutomatonMatcher(compiled.automaton, compiled.forced, self._want(compiled), compiled.surprises, compiled.check)
+
+    def _compiled(self, constraint: Constraint) -> _Compiled:
         automaton = self._restored(constraint) or self._built(constraint)
-        if automaton is None:
-            return None
         forced = ForcedTokens(automaton, self._encode) if self._encode is not None else None
         start = automaton.start if forced is None else forced.run(automaton.start).state
         if not automaton.is_done(start):
             automaton.mask(start)  # every answer begins there: now, and not in a step that others wait for
-        compiled = _Compiled(automaton, forced, Ahead(automaton, forced), Surprises())
+        check = None if constraint in self._stored else check_of(constraint.kind, constraint.source)
+        compiled = _Compiled(automaton, forced, Ahead(automaton, forced), Surprises(), check)
         if (want := self._want(compiled)) is not None:
             want(start)
         return compiled
 
     def _want(self, compiled: _Compiled) -> Callable[[int], None] | None:
-        return partial(self._foresight.want, compiled.ahead) if self._foresight is not None else None
+        """None, too, of what is made while it is used: to look ahead would make states that no answer comes to."""
+        if self._foresight is None or isinstance(compiled.automaton.dfa, LazyArrays):
+            return None
+        return partial(self._foresight.want, compiled.ahead)
 
     def _restored(self, constraint: Constraint) -> TokenAutomaton | None:
         tables = self._store.load(_key(constraint), self.vocabulary) if self._store is not None else None
@@ -112,13 +97,10 @@ class ConstraintCompiler:
         self._stored[constraint] = len(tables.rows)
         return TokenAutomaton.restored(tables, self.vocabulary)
 
-    def _built(self, constraint: Constraint) -> TokenAutomaton | None:
-        dfa = automaton_of(constraint.kind, constraint.source)
-        if dfa is None:
-            return None
-        automaton = TokenAutomaton(dfa, self.vocabulary)
-        if self._store is not None:
-            self._store.save(_key(constraint), self.vocabulary, automaton.tables())
+    def _built(self, constraint: Constraint) -> TokenAutomaton:
+        automaton = TokenAutomaton(machine_of(constraint.kind, constraint.source), self.vocabulary)
+        if self._store is not None and _is_whole(constraint) and (tables := automaton.tables()) is not None:
+            self._store.save(_key(constraint), self.vocabulary, tables)
             self._stored[constraint] = 0
         return automaton
 
@@ -134,31 +116,34 @@ class ConstraintCompiler:
         for constraint, compiled in self._automata.items():
             self._keep(constraint, compiled)
 
-    def _drop(self, constraint: Constraint, compiled: _Compiled | None) -> None:
+    def _drop(self, constraint: Constraint, compiled: _Compiled) -> None:
         self._keep(constraint, compiled)
         self._stored.pop(constraint, None)
 
-    def _keep(self, constraint: Constraint, compiled: _Compiled | None) -> None:
-        if self._store is None or compiled is None:
+    def _keep(self, constraint: Constraint, compiled: _Compiled) -> None:
+        if self._store is None or constraint not in self._stored or (tables := compiled.automaton.tables()) is None:
             return
-        tables = compiled.automaton.tables()
         with self._lock:
             before, self._stored[constraint] = self._stored.get(constraint, 0), len(tables.rows)
         if len(tables.rows) > before:
             self._store.save(_key(constraint), self.vocabulary, tables)
 
     def info(self) -> ConstraintInfo:
-        found = [compiled for _, compiled in self._automata.items() if compiled is not None]
+        found = [compiled for _, compiled in self._automata.items()]
         automata = [compiled.automaton for compiled in found]
         runs = sum(compiled.forced.nbytes for compiled in found if compiled.forced is not None)
         vocabulary = self.vocabulary.nbytes if automata else 0
-        others = self._grammar.info() if self._grammar is not None else ConstraintInfo()
         return ConstraintInfo(
             automata=len(automata),
             rows_built=sum(a.rows_built for a in automata),
-            grammars=others.grammars,
-            bytes=others.bytes + vocabulary + sum(a.nbytes for a in automata) + runs,
+            lazy=sum(isinstance(a.dfa, LazyArrays) for a in automata),
+            bytes=vocabulary + sum(a.nbytes for a in automata) + runs,
         )
+
+
+def _is_whole(constraint: Constraint) -> bool:
+    """Whether the automaton is all that there is to a constraint: no warnings and no checks."""
+    return constraint.kind != "json_schema" or not str(compile_schema(constraint.source).notes)
 
 
 def _key(constraint: Constraint) -> str:
@@ -173,10 +158,12 @@ class _Compiled(NamedTuple):
     forced: ForcedTokens | None
     ahead: Ahead
     surprises: Surprises
+    check: Check | None
 
 
-def _weight(compiled: _Compiled | None) -> int:
-    return 1024 if compiled is None else compiled.automaton.nbytes + 1024
+def _weight(compiled: _Compiled) -> int:
+    """Of what grows, about what it may come to."""
+    return compiled.automaton.nbytes + (_MOST_LAZY if isinstance(compiled.automaton.dfa, LazyArrays) else 1024)
 
 
 class Surprises:
@@ -206,6 +193,7 @@ class AutomatonMatcher:
 
     want        told of each state, behind all that is forced, in which the answer waits for a token
     surprises   of all answers to this constraint
+    check       of complete texts, where the automaton allows more than the constraint
     """
 
     def __init__(
@@ -214,10 +202,12 @@ class AutomatonMatcher:
         forced: ForcedTokens | None = None,
         want: Callable[[int], None] | None = None,
         surprises: Surprises | None = None,
+        check: Check | None = None,
     ) -> None:
+        self._check = check
         self._automaton, self._forced, self._want = automaton, forced, want
         self._surprises = surprises or Surprises()
-        self._is_small = automaton.dfa.nbytes <= _MOST_ON_DEVICE
+        self._is_small = isinstance(automaton.dfa, ArrayDFA) and automaton.dfa.nbytes <= _MOST_ON_DEVICE
         self.state = self._sampled_in = automaton.start
         self._recent, self.refused = no_tokens(), 0
         self._known = _NO_MOVE  # what is probably accepted next
@@ -239,7 +229,7 @@ class AutomatonMatcher:
         return self._surprises.expected(self._window(self.state)) if self._forced is not None else 0.0
 
     def _window(self, state: int) -> int:
-        return int(self._automaton.dfa.window[state])
+        return self._automaton.dfa.window_of(state)
 
     def allows(self, token: int) -> bool:
         following = self._automaton.next(self.state, token)
@@ -274,6 +264,10 @@ class AutomatonMatcher:
     @property
     def complete(self) -> bool:
         return self._automaton.is_final(self.state)
+
+    def check(self, text: str) -> None:
+        if self._check is not None and (why := self._check(text)) is not None:
+            raise ConstraintError(f"the answer {shown(text)} is not valid: {why}; ask again, or change what could not be enforced (a warning named it)")
 
     @property
     def done(self) -> bool:

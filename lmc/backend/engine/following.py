@@ -19,6 +19,7 @@ import torch
 from lmc.backend.engine.masking import is_constrained, legal_bits
 from lmc.backend.engine.request import Request
 from lmc.backend.engine.transfer import to_device
+from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 
@@ -158,6 +159,7 @@ def on_device(automaton: TokenAutomaton, like: torch.Tensor) -> Automaton:
     from lmc.backend.engine.kernels.automata import Automaton
 
     dfa = automaton.dfa
+    assert isinstance(dfa, ArrayDFA), "what is made while it is used is followed by the host"
     masks = torch.zeros(dfa.states, dtype=torch.int64, device=like.device)
     return Automaton(to_device(dfa.deltas.copy(), like), to_device(dfa.rows[:-1] + dfa.final, like), masks)
 

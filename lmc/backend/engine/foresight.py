@@ -20,6 +20,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from lmc.errors import ConstraintError
+from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.tokens import TokenAutomaton
 
@@ -125,6 +126,7 @@ class Foresight:
             behind = automaton.build(state)
         except ConstraintError:
             return  # who needs that row asks again, and reports it
+        assert isinstance(automaton.dfa, ArrayDFA), "to look ahead would make states that no answer comes to"
         forcing = automaton.dfa.singular[behind]
         for target in (*behind[forcing][:_RUNS].tolist(), *behind[~forcing][:_ROWS].tolist()):
             if ahead.forced is not None:

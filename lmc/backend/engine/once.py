@@ -49,6 +49,15 @@ class Once(Generic[K, V]):
             self._fill(key, making)
         return making.result()
 
+    def forget(self, key: K) -> None:
+        """It is made again when it is needed next."""
+        with self._lock:
+            found = self._made.pop(key, None)
+            if found is not None:
+                self._weight -= found[1]
+        if found is not None:
+            self._gone(key, found[0])
+
     def items(self) -> list[tuple[K, V]]:
         """What there is now."""
         with self._lock:

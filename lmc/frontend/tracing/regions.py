@@ -66,6 +66,10 @@ class Ended:
     turned: bool = False
 
 
+ARMS_COST = 200
+"""Steps of the budget that an undecided branch takes: each goes over all that was drawn before it."""
+
+
 class GraphDomain(Domain):
     """Makes regions of what is undecided."""
 
@@ -130,6 +134,7 @@ class GraphDomain(Domain):
 
     def _arms(self, evaluation: Evaluation, frame: Frame, test: Unknown, loc: Loc, arms: tuple[Arm, Arm], *, values: bool = False) -> Ended:
         """Evaluates both arms; goes on behind them."""
+        evaluation.count(ARMS_COST)
         evaluation.blocked(test.deps)
         emitter, b = self.emitter, self.builder
         on = emitter.operand(test)

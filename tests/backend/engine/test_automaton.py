@@ -10,7 +10,7 @@ import pytest
 
 from lmc.backend.engine import automaton
 from lmc.backend.engine.automaton import AutomatonMatcher, ConstraintCompiler
-from lmc.errors import ConstraintError, Loc
+from lmc.errors import ConstraintError, Loc, SchemaWarning
 from lmc.fsm.store import Store
 from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
@@ -19,25 +19,8 @@ EOS, SPECIAL = 256, 257
 TOKENS = [bytes([i]) for i in range(256)] + [b"</s>", b"<|im_start|>", b"at", b"ab", "é".encode()]
 
 
-class Grammar:
-    """Stands for xgrammar's compiler; remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def check(self, constraint: Constraint, loc: Loc | None) -> None:
-        self.asked.append(constraint.kind)
-
-    def matcher(self, constraint: Constraint) -> str:
-        return f"grammar for {constraint.kind}"
-
-
-def compiler(grammar: Grammar | None = None, store: Store | None = None) -> ConstraintCompiler:
-    def make() -> Grammar:
-        assert grammar is not None, "xgrammar was loaded for a regex"
-        return grammar
-
-    return ConstraintCompiler(TOKENS, {SPECIAL}, EOS, len(TOKENS), make, store=store)
+def compiler(store: Store | None = None) -> ConstraintCompiler:
+    return ConstraintCompiler(TOKENS, {SPECIAL}, EOS, len(TOKENS), store=store)
 
 
 def allowed(matcher: AutomatonMatcher) -> list[int]:
@@ -77,13 +60,49 @@ def test_a_token_outside_is_refused():
         matcher.accept(ord("x"))
 
 
-def test_grammars_and_what_is_too_large_go_to_xgrammar(monkeypatch: pytest.MonkeyPatch):
-    grammar = Grammar()
-    made = compiler(grammar)
-    made.check(Constraint("json_schema", "{}"), None)
-    monkeypatch.setattr("lmc.fsm.dfa.MAX_STATES", 10)
-    assert made.matcher(Constraint("regex", "[ab]{50}")) == "grammar for regex"
-    assert grammar.asked == ["json_schema"]
+def test_what_is_large_or_recurs_is_made_while_it_is_followed():
+    made = compiler()
+    for constraint in (Constraint("regex", "(a|b)*a(a|b){20}"), Constraint("lark", 'start: "a" start? "b"')):
+        assert made.matcher(constraint).place is None  # no device has all of it
+    assert made.info().automata == made.info().lazy == 2
+
+
+def test_a_new_automaton_takes_the_place_of_a_worn_one(monkeypatch: pytest.MonkeyPatch):
+    made, nested = compiler(), Constraint("lark", 'start: "a" start? "b"')
+    first = made.matcher(nested)
+    assert made.matcher(nested)._automaton is first._automaton
+    monkeypatch.setattr("lmc.fsm.lazy.WORN_ROWS", 3)
+    second = made.matcher(nested)
+    assert second._automaton is not first._automaton and made.info().automata == 1
+    first.accept(TOKENS.index(b"a"))  # who follows the old one goes on with it
+    assert allowed(first) == allowed_after(second, b"a")
+
+
+def allowed_after(matcher: AutomatonMatcher, text: bytes) -> list[int]:
+    matcher.accept(TOKENS.index(text))
+    return allowed(matcher)
+
+
+def test_what_takes_too_long_fails_the_answer_that_needs_it(monkeypatch: pytest.MonkeyPatch):
+    made, regex = compiler(), Constraint("regex", "(a|b)*a(a|b){20}")
+    matcher = made.matcher(regex)
+    monkeypatch.setattr("lmc.fsm.lazy.MOST_FORMS", 3)
+    with pytest.raises(ConstraintError, match="takes too long"):
+        for _ in range(30):
+            matcher.accept(TOKENS.index(b"a"))
+            _ = matcher.bits
+    monkeypatch.undo()
+    assert made.matcher(regex).bits.any()  # others go on
+
+
+def test_what_only_the_whole_answer_shows_is_checked_at_its_end():
+    made = compiler()
+    schema = Constraint("json_schema", '{"type": "array", "items": {"type": "string"}, "uniqueItems": true}')
+    with pytest.warns(SchemaWarning, match="/uniqueItems is about"):
+        matcher = made.matcher(schema)
+    matcher.check('["a", "b"]')
+    with pytest.raises(ConstraintError, match="is not valid: /: /uniqueItems does not hold"):
+        matcher.check('["a", "b", "a"]')
 
 
 def test_an_invalid_regex_names_the_place():
@@ -96,7 +115,7 @@ def test_compiled_automata_are_kept_for_other_processes(tmp_path, monkeypatch: p
     first = compiler(store=Store(tmp_path))
     masks = followed(first.matcher(regex))
     first.close()
-    monkeypatch.setattr("lmc.fsm.sources.build", lambda _: pytest.fail("built again"))
+    monkeypatch.setattr("lmc.fsm.sources.build", lambda *_: pytest.fail("built again"))
     second = compiler(store=Store(tmp_path))
     assert followed(second.matcher(regex)) == masks
     assert first.info().rows_built > 0 == second.info().rows_built
@@ -135,7 +154,7 @@ def test_while_a_constraint_is_compiled_others_are_at_hand(monkeypatch):
     """The engine's loop asks for matchers; it must not wait for what another thread compiles."""
     shared = compiler()
     began, go_on, made = threading.Event(), threading.Event(), []
-    real = automaton.automaton_of
+    real = automaton.machine_of
 
     def slow(kind: str, source: str):
         made.append(source)
@@ -144,7 +163,7 @@ def test_while_a_constraint_is_compiled_others_are_at_hand(monkeypatch):
             assert go_on.wait(30)
         return real(kind, source)
 
-    monkeypatch.setattr(automaton, "automaton_of", slow)
+    monkeypatch.setattr(automaton, "machine_of", slow)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(shared.matcher, Constraint("regex", "slow")) for _ in range(2)]
         assert began.wait(30)

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from lmc.backend.engine.constraint import normalise_regex
+from benchmarks.xgrammar_oracle import normalise_regex
+from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.errors import ConstraintError, Loc
 from lmc.prompt import Constraint
 
@@ -121,21 +122,16 @@ def test_an_invalid_regex_names_the_position(pattern, position):
         normalise_regex(pattern)
 
 
-# -- through xgrammar ----------------------------------------------------------------------------------------------
+# -- through the engine's compiler ---------------------------------------------------------------------------------
 
 EOS = 256
 SPECIAL = 257
+TABLE = [bytes([i]) for i in range(256)] + [b"</s>", b"<|im_start|>"]
 
 
-@pytest.fixture(scope="module", params=["xgrammar", "automaton"])
-def compiler(request):
-    pytest.importorskip("xgrammar")
-    from lmc.backend.engine.automaton import ConstraintCompiler
-    from lmc.backend.engine.constraint import XGrammarCompiler
-
-    table = [bytes([i]) for i in range(256)] + [b"</s>", b"<|im_start|>"]
-    of = table, {EOS, SPECIAL}, EOS, 260
-    return XGrammarCompiler(*of) if request.param == "xgrammar" else ConstraintCompiler(*of, lambda: XGrammarCompiler(*of))
+@pytest.fixture(scope="module")
+def compiler():
+    return ConstraintCompiler(TABLE, {EOS, SPECIAL}, EOS, 260)
 
 
 def allowed(matcher) -> set[int]:
@@ -154,14 +150,12 @@ def accepts(compiler, pattern: str, text: str) -> bool:
     return matcher.complete
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("pattern", REGEXES)
 def test_the_matcher_accepts_what_python_matches(compiler, pattern):
     for text in samples(pattern, 80):
         assert accepts(compiler, pattern, text) == bool(re.fullmatch(pattern, text, re.ASCII)), text
 
 
-@pytest.mark.model
 def test_done_only_when_nothing_may_follow(compiler):
     matcher = compiler.matcher(Constraint("regex", "ab?"))
     matcher.accept(ord("a"))
@@ -170,7 +164,6 @@ def test_done_only_when_nothing_may_follow(compiler):
     assert matcher.done
 
 
-@pytest.mark.model
 def test_special_tokens_are_never_allowed(compiler):
     schema = Constraint("json_schema", '{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}')
     matcher = compiler.matcher(schema)
@@ -180,22 +173,18 @@ def test_special_tokens_are_never_allowed(compiler):
     assert SPECIAL not in allowed(matcher) and ord('"') in allowed(matcher)
 
 
-@pytest.mark.model
 def test_grammars_are_compiled_once(compiler, monkeypatch):
     compiler.check(Constraint("regex", "once+"), None)
-    monkeypatch.setattr("lmc.backend.engine.constraint.normalise_regex", lambda _: pytest.fail("compiled again"))
-    monkeypatch.setattr("lmc.fsm.sources.build", lambda _: pytest.fail("compiled again"))
+    monkeypatch.setattr("lmc.fsm.sources.build", lambda *_: pytest.fail("compiled again"))
     compiler.matcher(Constraint("regex", "once+"))
 
 
-@pytest.mark.model
 def test_ebnf(compiler):
     matcher = compiler.matcher(Constraint("ebnf", 'root ::= "a" [0-9]'))
     matcher.accept(ord("a"))
     assert allowed(matcher) == set(b"0123456789")
 
 
-@pytest.mark.model
 @pytest.mark.parametrize(
     ("constraint", "says"),
     [
@@ -213,11 +202,7 @@ def test_errors_name_the_place(compiler, constraint, says):
     assert caught.value.loc == Loc("judge.py", 7, 4)
 
 
-@pytest.mark.model
-def test_a_grammar_of_no_text_is_refused_when_it_is_compiled():
-    from lmc.backend.engine.constraint import XGrammarCompiler
-
-    compiler = XGrammarCompiler([bytes([i]) for i in range(256)] + [b"</s>"], {256}, 256, 257)
-    with pytest.raises(ConstraintError, match="allows no text") as caught:
+def test_a_grammar_of_no_text_is_refused_when_it_is_compiled(compiler):
+    with pytest.raises(ConstraintError, match="derives no text") as caught:
         compiler.check(Constraint("ebnf", 'root ::= root "a"\n'), Loc("p.py", 9))
     assert caught.value.loc == Loc("p.py", 9)

@@ -77,8 +77,14 @@ def test_half_a_character_is_held_back_until_it_is_whole():
     assert ending is not None and ending.text == "世界" and fed == ["世", "界"]
 
 
-def test_half_a_character_at_the_end_reads_as_the_replacement_character():
-    ending, _ = run([97, 0xE4], max_new_tokens=2)
+def test_an_answer_that_a_length_cuts_does_not_end_in_half_a_character():
+    ending, _ = run([97, 0xE4, 0xB8], max_new_tokens=3)
+    assert ending is not None and (ending.text, ending.ids, ending.keep) == ("a", (97,), 1)
+    assert ending.reason == {"type": "length", "length": 3}
+
+
+def test_half_a_character_that_the_model_ends_with_reads_as_the_replacement_character():
+    ending, _ = run([97, 0xE4, EOS])
     assert ending is not None and ending.text == "a\ufffd"
 
 

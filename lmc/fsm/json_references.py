@@ -1,0 +1,160 @@
+"""References within one JSON schema: what `$ref`, `$dynamicRef`, `$id` and anchors lead to, and which draft's rules hold.
+
+    {"$id": "https://x.org/a", "$defs": {"b": {"$id": "b", "$anchor": "here"}}}
+
+    https://x.org/a ─► the root        https://x.org/b, https://x.org/b#here ─► /$defs/b
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from lmc.fsm.json_shapes import Place, wrong
+
+_DRAFT = re.compile(r"json-schema\.org/(?:draft-0?([34678])|draft/(20\d\d)-\d\d)/")
+NEWEST = 2020
+_VALUES = frozenset("enum const default examples example".split())  # what stands there is no schema
+_NAMED = frozenset("properties patternProperties $defs definitions dependentSchemas dependencies".split())  # schemas by names that are no keywords
+
+
+def draft_of(root: Any) -> int:
+    """3, 4, 6, 7, 2019 or 2020, as `$schema` says; the newest without it."""
+    said = root.get("$schema") if isinstance(root, dict) else None
+    found = _DRAFT.search(said) if isinstance(said, str) else None
+    return int(found[1] or found[2]) if found is not None else NEWEST
+
+
+class References:
+    """Of one root."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self.draft = draft_of(root)
+        self._dynamic: dict[str, list[str]] = {}  # of each dynamic anchor the resources that have it
+
+    @property
+    def overrides(self) -> bool:
+        """Whether $ref stands for all that is beside it."""
+        return self.draft <= 7
+
+    def target(self, place: Place, keyword: str) -> Place:
+        """What a reference leads to. Raises ConstraintError for what is not in the document."""
+        ref = place.schema[keyword]
+        if not isinstance(ref, str):
+            raise wrong(f"{place.pointer}/{keyword}", f"is {ref!r}; a reference is text")
+        if keyword == "$recursiveRef":
+            return self._recursive(place)
+        base, fragment = self._joined(self._base(place), ref)
+        resource = self._places.get(base)
+        if resource is None and ref.startswith("#"):
+            resource = Place(self.root, "")
+        if resource is None:
+            raise wrong(f"{place.pointer}/{keyword}", f"is {ref!r}, which is not in this document; put what it means under $defs")
+        if not fragment or fragment.startswith("/"):
+            return self._below(resource, fragment, place, ref)
+        found = self._places.get(f"{base}#{fragment}")
+        if found is None:
+            raise wrong(f"{place.pointer}/{keyword}", f"is {ref!r}, which leads nowhere")
+        if keyword == "$dynamicRef" and base in self._dynamic.get(fragment, ()):  # the outermost one: that of the root, if it has one
+            outer = self._base(Place(self.root, ""))
+            if outer in self._dynamic[fragment]:
+                return self._places[f"{outer}#{fragment}"]
+            if len(self._dynamic[fragment]) > 1:
+                raise wrong(f"{place.pointer}/{keyword}", f"is {ref!r}, which several parts define and the root does not: which of them is meant depends on the way to it")
+        return found
+
+    def _joined(self, base: str, ref: str) -> tuple[str, str]:
+        """Address and fragment of a reference."""
+        if ref.startswith("#"):
+            return base, ref[1:]
+        try:
+            return tuple(urldefrag(urljoin(base, ref)))  # pyright: ignore[reportReturnType]
+        except ValueError:
+            return ref, ""
+
+    def _recursive(self, place: Place) -> Place:
+        resource = self._places[self._base(place)]
+        if not isinstance(resource.schema, dict) or resource.schema.get("$recursiveAnchor") is not True:
+            return resource
+        if self.root.get("$recursiveAnchor") is True:
+            return Place(self.root, "")
+        raise wrong(f"{place.pointer}/$recursiveRef", "leads to what the way to it decides, for the root has no $recursiveAnchor; use $ref")
+
+    def _below(self, resource: Place, fragment: str, place: Place, ref: str) -> Place:
+        found = resource
+        for step in unquote(fragment)[1:].split("/") if fragment else ():
+            step = step.replace("~1", "/").replace("~0", "~")
+            try:
+                found = found.at(int(step) if isinstance(found.schema, list) else step)
+            except (KeyError, IndexError, TypeError, ValueError):
+                raise wrong(f"{place.pointer}/$ref", f"is {ref!r}, which leads nowhere") from None
+        return found
+
+    def _base(self, place: Place) -> str:
+        """The address that references at a place are relative to."""
+        pointer = place.pointer
+        while pointer not in self._bases:
+            pointer = pointer.rpartition("/")[0]
+        return self._bases[pointer]
+
+    @cached_property
+    def _bases(self) -> Mapping[str, str]:
+        """By pointer of each resource: its address."""
+        _ = self._places
+        return self._found_bases
+
+    @cached_property
+    def _places(self) -> Mapping[str, Place]:
+        """By address: resources and what has an anchor."""
+        places: dict[str, Place] = {}
+        self._found_bases: dict[str, str] = {"": ""}
+        for place, base in self._schemas(Place(self.root, ""), ""):
+            schema: Any = place.schema
+            identity = self._identity(schema)
+            if identity is not None:
+                address, anchor = self._joined(base, identity)
+                if anchor and self.draft <= 7:
+                    places.setdefault(f"{address}#{anchor}", place)
+                if address != base or not place.pointer:
+                    self._found_bases[place.pointer] = base = address
+                    places.setdefault(address, place)
+            elif not place.pointer:
+                places[""] = place
+            for keyword in ("$anchor", "$dynamicAnchor"):
+                if isinstance(name := schema.get(keyword), str):
+                    places.setdefault(f"{base}#{name}", place)
+                    if keyword == "$dynamicAnchor":
+                        self._dynamic.setdefault(name, []).append(base)
+        return places
+
+    def _identity(self, schema: Mapping[str, Any]) -> str | None:
+        if "$ref" in schema and self.overrides:
+            return None
+        found = schema.get("id" if self.draft <= 4 else "$id")
+        return found if isinstance(found, str) else None
+
+    def _schemas(self, place: Place, base: str) -> Iterator[tuple[Place, str]]:
+        """All schemas, each with the address of what it is in."""
+        todo: list[tuple[Place, str]] = [(place, base)]
+        while todo:
+            place, base = todo.pop()
+            if isinstance(place.schema, list):
+                todo += [(place.at(i), base) for i in range(len(place.schema))]
+                continue
+            if not isinstance(place.schema, dict):
+                continue
+            yield place, base
+            identity = self._identity(place.schema)
+            inner = self._joined(base, identity)[0] if identity is not None else base
+            for keyword, value in place.schema.items():
+                if keyword in _VALUES or not isinstance(value, dict | list):
+                    continue
+                below = place.at(keyword)
+                if keyword in _NAMED and isinstance(value, dict):
+                    todo += [(below.at(name), inner) for name in value]
+                else:
+                    todo.append((below, inner))

@@ -1,0 +1,257 @@
+"""Automata over bytes whose states are made when they are reached: for languages whose whole automaton is too large, or that recur.
+
+    set of terms (terms.py) ─ a character ─► set of terms          a state, known by its set
+                └ first byte of several ─► inside of a character ─► …
+
+Two budgets hold whatever the source: what one step may look at, and what all states together may take. Who exceeds them gets a
+ConstraintError, for the answer that needed it.
+
+What a stack has below the rule that is being read matters only where that rule can end: `split` tells the two apart, so that rows
+are found once for each rule's state (tokens.py), however deep it stands.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from lmc.errors import ConstraintError
+from lmc.fsm.bytedfa import FAR, ByteDFA
+from lmc.fsm.dfa import Alphabet
+from lmc.fsm.minimise import DEAD
+from lmc.fsm.regex import Node
+from lmc.fsm.spread import Shapes
+from lmc.fsm.terms import Classes, Term, Terms
+
+MOST_FORMS = 60_000  # looked at in one step: some 0.1 s
+MOST_ROWS = 48_000  # a KiB each, of one constraint
+WORN_ROWS = 12_000  # from which on new answers begin anew
+UNMADE = 1  # a slot
+_LONGEST_RUN = 4096  # bytes of forced text that are looked at at once
+
+_Set = frozenset[Term]
+_Inner = tuple[int, tuple[int, ...]]  # content of a node of a shape, and the states its leaves lead to
+
+
+class LazyDFA:
+    """States are numbers, as of a ByteDFA: 0 is the start, DEAD none. Thread-safe.
+
+    rules   of a grammar that is not left-recursive and of which each rule derives some text
+
+    slots   int32 [more than states]: of state - 1 the row; 0 is the dead one's (so that DEAD reads it), UNMADE one that is not made
+    rows    int32 [more than rows * 256]: by `slot * 256 + byte` the next state
+    ends    bool [more than states]: the text so far is in the language
+    These are replaced by longer ones when they are full, and never resized: arrays.py reads them as they are.
+    """
+
+    def __init__(self, start: Node, rules: Mapping[str, Node], recursive: frozenset[str]) -> None:
+        alphabet = Alphabet.of_all((start, *rules.values()))
+        self._classes = alphabet.size
+        self._shapes = Shapes(alphabet.segments)
+        self._terms = Terms(rules, recursive, alphabet.members)
+        self._lock = threading.RLock()
+        self._numbers: dict[_Set | _Inner, int] = {}
+        self._contents: list[_Set | _Inner] = []
+        self.slots, self.ends = array("i", bytes(4 * 256)), bytearray(256)
+        self.rows = array("i", (DEAD,)) * (64 * 256)
+        self._made = UNMADE + 1
+        self._representatives: dict[int, int] = {}
+        self._splits: dict[int, tuple[int, int] | None] = {}
+        self._number(frozenset((self._terms.of(start),)))
+
+    # -- what a ByteDFA has, too -----------------------------------------------------------------------------------
+
+    @property
+    def states(self) -> int:
+        """So far."""
+        return len(self._contents)
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * (len(self.rows) + len(self.slots)) + 400 * len(self._contents)
+
+    @property
+    def is_worn(self) -> bool:
+        """So much of it was made that new answers had better begin with a new one."""
+        return self._made > WORN_ROWS
+
+    def begin(self) -> None:
+        """A step begins: it has all of its budget."""
+        self._terms.limit = self._terms.spent + MOST_FORMS
+
+    def step(self, state: int, text: bytes) -> int:
+        """The state after `text`, DEAD if it leaves the language."""
+        for byte in text:
+            if state < 0:
+                return DEAD
+            at = self.place(state)
+            state = self.rows[at + byte]
+        return state
+
+    def accepts(self, text: bytes) -> bool:
+        """Each byte is a step of its own to the budget."""
+        state = 0
+        for at in range(len(text)):
+            self.begin()
+            state = self.step(state, text[at : at + 1])
+        return state >= 0 and self.is_final(state)
+
+    def is_final(self, state: int) -> bool:
+        return self.ends[state] != 0
+
+    def is_done(self, state: int) -> bool:
+        return self.is_final(state) and not self.ways_at(state)
+
+    def ways_at(self, state: int) -> int:
+        """How many bytes are legal."""
+        return 256 - self._row(state).count(DEAD)
+
+    def moves(self, state: int) -> list[tuple[int, int]]:
+        """(byte, the state behind it), ascending, of the legal bytes."""
+        return [(byte, to) for byte, to in enumerate(self._row(state)) if to >= 0]
+
+    def forced(self, state: int) -> tuple[bytes, int]:
+        """As of a ByteDFA; of a very long text, its beginning."""
+        out = bytearray()
+        while not self.is_final(state) and len(out) < _LONGEST_RUN:
+            if self.ways_at(state) != 1:
+                break
+            [(byte, state)] = self.moves(state)
+            out.append(byte)
+        return bytes(out), state
+
+    def place(self, state: int) -> int:
+        """Where in `rows` the row of a state begins; makes it if there is none."""
+        slot = self.slots[state + 1]
+        if slot == UNMADE:
+            with self._lock:
+                slot = self._make(state)
+        return slot << 8
+
+    def _row(self, state: int) -> array[int]:
+        at = self.place(state)
+        return self.rows[at : at + 256]
+
+    def distance(self, state: int) -> int:
+        """At least the bytes to the nearest end; some byte leads to a state that is nearer."""
+        content = self._contents[state]
+        if isinstance(content, frozenset):
+            return 4 * min(term.least for term in content)
+        return min(map(self.distance, content[1])) + self._shapes.depth(content[0])
+
+    def representative(self, state: int) -> int:
+        """A state that goes on with the same texts of up to LONG bytes; the same one for all that are alike."""
+        found = self._representatives.get(state)
+        if found is None:
+            with self._lock:
+                found = self._representatives[state] = self._capped(self._contents[state])
+        return found
+
+    def _capped(self, content: _Set | _Inner) -> int:
+        if isinstance(content, frozenset):
+            return self._number(self._terms.joined(map(self._terms.capped, content)))
+        return self._number((content[0], tuple([self.representative(leaf) for leaf in content[1]])))
+
+    def split(self, state: int) -> tuple[int, int] | None:
+        """The state of the rule that is being read by itself, and the one behind that rule; None where it is in no rule, or in
+        several at once. A text is legal from `state` if it is from the first, or goes on from the second where the first may end."""
+        if state not in self._splits:
+            with self._lock:
+                self._splits[state] = self._split(self._contents[state])
+        return self._splits[state]
+
+    def _split(self, content: _Set | _Inner) -> tuple[int, int] | None:
+        if not isinstance(content, frozenset):
+            return None
+        marks = {term.mark for term in content}
+        mark = marks.pop()
+        if marks or mark is None or any(term is mark for term in content):
+            return None
+        assert mark.rest is not None
+        above = self._number(self._terms.joined(map(self._terms.above, content)))
+        return above, self._number(frozenset((mark.rest,)))
+
+    # -- making states ---------------------------------------------------------------------------------------------
+
+    def _number(self, content: _Set | _Inner) -> int:
+        found = self._numbers.get(content)
+        if found is None:
+            final = isinstance(content, frozenset) and any(map(self._terms.is_final, content))  # before anything is changed: it may raise
+            found = self._numbers[content] = len(self._contents)
+            self._contents.append(content)
+            if found + 2 > len(self.slots):
+                self.slots = self.slots + array("i", bytes(4 * len(self.slots)))
+                self.ends = self.ends + bytes(len(self.ends))
+            self.ends[found] = final
+            self.slots[found + 1] = UNMADE
+        return found
+
+    def _make(self, state: int) -> int:
+        """Makes the row of a state if it has none."""
+        slot = self.slots[state + 1]
+        if slot != UNMADE:
+            return slot
+        if self._made >= MOST_ROWS:
+            raise ConstraintError(f"the answer has met {MOST_ROWS:,} states of its constraint, which are all that are kept; use smaller repeats or less nesting")
+        content = self._contents[state]
+        row = array("i", (DEAD,)) * 256
+        if isinstance(content, frozenset):
+            targets, pattern = self._ways(content)
+            runs = self._shapes.runs(pattern)
+        else:
+            targets, runs = content[1], self._shapes.inside(content[0])
+        for first, last, ref in runs:
+            to = targets[ref] if isinstance(ref, int) else self._inner(ref, targets)
+            row[first : last + 1] = array("i", (to,)) * (last - first + 1)
+        slot, at = self._made, self._made << 8
+        if at >= len(self.rows):
+            self.rows = self.rows + array("i", (DEAD,)) * len(self.rows)
+        self.rows[at : at + 256] = row
+        self._made += 1
+        self.slots[state + 1] = slot
+        return slot
+
+    def _inner(self, ref: tuple[int, tuple[int, ...]], targets: tuple[int, ...]) -> int:
+        return self._number((ref[0], tuple([targets[leaf] for leaf in ref[1]])))
+
+    def _ways(self, content: _Set) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The states that a set leads to, and of each class which of them, or FAR."""
+        by_classes: dict[Classes, list[Term]] = defaultdict(list)
+        forms = self._terms.forms
+        for term in content:
+            for classes, behind in forms(term):
+                by_classes[classes].append(behind)
+        self._terms.pay(len(content))
+        targets: dict[int, int] = {}  # by state, its leaf
+        pattern = [FAR] * self._classes
+        for classes, terms in _apart(by_classes):
+            state = self._number(self._terms.joined(terms))
+            leaf = targets.setdefault(state, len(targets))
+            for c in classes:
+                pattern[c] = leaf
+        names: dict[int, int] = {}  # leaves numbered as they appear: states whose ways are divided alike have one pattern
+        divided = tuple([FAR if leaf == FAR else names.setdefault(leaf, len(names)) for leaf in pattern])
+        states = list(targets)
+        return tuple([states[leaf] for leaf in names]), divided
+
+
+def _apart(by_classes: Mapping[Classes, list[Term]]) -> Iterable[tuple[Iterable[int], Iterable[Term]]]:
+    """(classes, where they lead): sets that overlap are taken apart."""
+    if len(by_classes) == 1:
+        yield from by_classes.items()
+        return
+    by_class: dict[int, list[Term]] = defaultdict(list)
+    for classes, terms in by_classes.items():
+        for c in classes:
+            by_class[c] += terms
+    same: dict[tuple[Term, ...], list[int]] = defaultdict(list)
+    for c, terms in by_class.items():
+        same[tuple(terms)].append(c)
+    for terms, classes in same.items():
+        yield classes, terms
+
+
+Machine = ByteDFA | LazyDFA
+"""What follows texts: a whole automaton, or one that is made while it is used."""

@@ -1,0 +1,514 @@
+"""Regular expressions and grammars as sets of terms: what may still follow, as a stack of frames that is read a character at a time.
+
+    (a|b){2,5}c      term   [(a|b){2,5}] [c]                  a frame is a tree, or what is left of one
+    after "a"        term   [(a|b){1,4}] [c]                  counters count down: no copy of a repeat for each turn
+    value of JSON    term   ["value"] [, ] …                  a rule pushes its body, so grammars are followed too
+
+After Antimirov (partial derivatives) and Brzozowski; unlike there, a repeat is one frame with two counters, and terms that differ in
+one counter only are joined where their ranges touch. So `.*[0-9].{60}.*` stands in at most two terms, and `(a{1,100}){1,100}` in two.
+Frames and terms are made once each: equal ones are the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lmc.errors import ConstraintError
+from lmc.fsm.bytedfa import LONG
+from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parts_of
+
+Classes = tuple[int, ...]
+_FAR = LONG + 1  # turns and frames that no token of up to LONG bytes reaches behind
+_MANY = 32  # terms of one kind from which on they are no longer compared with each other
+
+
+class Frame:
+    """What is left of a tree: which characters may come first, each with the frames behind it.
+
+    forms      (classes, frames that are left of this one), of each way to begin
+    nullable   it may be empty
+    low, high  of a repeat: turns that are left
+    family     equal for repeats of one body: they differ in their counters only
+    """
+
+    __slots__ = ("capped", "family", "forms", "high", "least", "low", "node", "nullable")
+
+    def __init__(self, node: Any, family: object, low: int, high: int | None) -> None:
+        self.node, self.low, self.high = node, low, high
+        self.family: object = self if family is None else family
+        self.forms: tuple[tuple[Classes, tuple[Frame, ...]], ...] | None = None
+        self.nullable = False
+        self.capped: Frame | None = None
+        self.least = 0
+
+
+class Term:
+    """A stack of frames: `frame` comes first, then `rest`. END has neither.
+
+    mark    the uppermost term of the stack that begins with a return from a rule, None if there is none
+    kind    equal for terms whose frames have the same families
+    """
+
+    __slots__ = ("above", "capped", "final", "forms", "frame", "kind", "least", "mark", "rest")
+
+    def __init__(self, frame: Frame | None, rest: Term | None) -> None:
+        self.frame, self.rest = frame, rest
+        self.forms: tuple[tuple[Classes, Term], ...] | None = None
+        self.final = frame is None
+        self.capped: Term | None = None
+        self.above: Term | None = None
+        self.mark: Term | None = None
+        self.kind: object = None
+        self.least = 0
+
+
+class Terms:
+    """Makes the frames and terms of one grammar. Its rules must not be left-recursive, and must each derive some text."""
+
+    def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], members: Mapping[Chars, Classes]) -> None:
+        self._rules, self._recursive, self._members = rules, recursive, members
+        self._least: dict[str, int] = least_of_rules(rules)
+        self._frames: dict[object, Frame] = {}
+        self._canon: dict[int, Node] = {}  # by id of a node, the one that stands for its equals
+        self._unique: dict[object, Node] = {}
+        self._alive: list[Node] = []  # nodes that are known by their ids
+        self._terms: dict[tuple[Frame, Term], Term] = {}
+        self._kinds: dict[tuple[object, object], object] = {}
+        self._lengths: dict[int, int] = {}
+        self.end = Term(None, None)
+        self._return = Frame(None, None, 0, 0)
+        self._return.forms, self._return.nullable = (), True
+        self.spent = 0  # forms looked at
+        self.limit: int | None = None  # of `spent`
+
+    def pay(self, forms: int) -> None:
+        self.spent += forms
+        if self.limit is not None and self.spent > self.limit:
+            raise ConstraintError(
+                "a step of this constraint takes too long: there are too many ways to read what was written; use smaller repeats, or "
+                "classes instead of nested alternatives"
+            )
+
+    def of(self, tree: Node) -> Term:
+        return self.push(self.frame(tree), self.end)
+
+    # -- frames ----------------------------------------------------------------------------------------------------
+
+    def frame(self, node: Node) -> Frame:
+        node = self._canonical(node)
+        if isinstance(node, Repeat):
+            return self._repeat(node.body, node.low, node.high)
+        found = self._frames.get(id(node))
+        return self._frame(id(node), node, self._length(node)) if found is None else found
+
+    def _canonical(self, node: Node) -> Node:
+        """The one node that stands for all equal ones, so that what is equal is known by its id."""
+        found = self._canon.get(id(node))
+        if found is None:
+            given = node
+            key: object
+            match node:
+                case Chars() | Ref():
+                    key = node
+                case Repeat(body, low, high):
+                    body = self._canonical(body)
+                    node, key = Repeat(body, low, high), (id(body), low, high)
+                case Graph(edges, final):
+                    edges = tuple([(a, self._canonical(body), b) for a, body, b in edges])
+                    node, key = Graph(edges, final), (tuple([(a, id(body), b) for a, body, b in edges]), final)
+                case _:
+                    parts = tuple([self._canonical(part) for part in parts_of(node)])
+                    node, key = type(node)(parts), (type(node), *map(id, parts))
+            found = self._unique.setdefault(key, node)
+            self._alive += given, found
+            self._canon[id(given)] = self._canon[id(found)] = found
+        return found
+
+    def _frame(self, key: object, node: Any, least: int) -> Frame:
+        found = self._frames.get(key)
+        if found is None:
+            found = self._frames[key] = Frame(node, None, 0, 0)
+            found.least = least
+        return found
+
+    def _repeat(self, body: Node, low: int, high: int | None) -> Frame:
+        key = ("r", id(body), low, high)
+        found = self._frames.get(key)
+        if found is None:
+            family = self._frame(("b", id(body)), body, 0)
+            found = self._frames[key] = Frame(body, family, low, high)
+            found.least = low * self._length(body)
+        return found
+
+    def _tail(self, node: Concat, index: int) -> Frame:
+        if index == len(node.parts) - 1:
+            return self.frame(node.parts[index])
+        if index == 0:
+            return self.frame(node)
+        found = self._frames.get((id(node), index))
+        if found is None:
+            least = 0
+            for at in range(len(node.parts) - 1, 0, -1):  # all tails at once
+                least += self._length(node.parts[at])
+                found = self._frame((id(node), at), _Tail(node, at), least)
+            found = self._frames[id(node), index]
+        return found
+
+    def _forms(self, frame: Frame) -> tuple[tuple[Classes, tuple[Frame, ...]], ...]:
+        if frame.forms is None:
+            found, frame.nullable = self._begin(frame)
+            frame.forms = tuple(dict.fromkeys(found))
+            self.pay(len(found))
+        return frame.forms
+
+    def _begin(self, frame: Frame) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
+        node = frame.node
+        if frame.family is not frame:
+            return self._begin_repeat(frame)
+        if isinstance(node, Chars):
+            return [(self._members[node], ())], False
+        if isinstance(node, Concat):
+            return self._begin_parts(node, 0)
+        if isinstance(node, _Tail):
+            return self._begin_parts(node.node, node.index)
+        if isinstance(node, _Words):
+            return self._begin_words(node), any(len(word.parts) == node.index for word in node.words)
+        if isinstance(node, Union) and (words := _words_of(node)) is not None:
+            self._alive += words
+            return self._begin_words(_Words(words, 0)), any(not word.parts for word in words)
+        if isinstance(node, Union):
+            arms = [self.frame(arm) for arm in node.arms]
+            forms = [form for arm in arms for form in self._forms(arm)]
+            return forms, any(arm.nullable for arm in arms)
+        if isinstance(node, Ref):
+            body = self.frame(self._rules[node.rule])
+            forms = self._forms(body)
+            marks = (self._return,) if node.rule in self._recursive else ()
+            return [(classes, frames + marks) for classes, frames in forms], body.nullable
+        assert isinstance(node, _At | Graph)
+        return self._begin_graph(node if isinstance(node, _At) else self._start_of(node))
+
+    def _begin_parts(self, node: Concat, index: int) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
+        found: list[tuple[Classes, tuple[Frame, ...]]] = []
+        for i in range(index, len(node.parts)):
+            part = self.frame(node.parts[i])
+            behind = (self._tail(node, i + 1),) if i + 1 < len(node.parts) else ()
+            found += [(classes, frames + behind) for classes, frames in self._forms(part)]
+            if not part.nullable:
+                return found, False
+        return found, True
+
+    def _begin_words(self, node: _Words) -> list[tuple[Classes, tuple[Frame, ...]]]:
+        by_first: dict[Node, list[Concat]] = {}
+        for word in node.words:
+            if len(word.parts) > node.index:
+                by_first.setdefault(word.parts[node.index], []).append(word)
+        found: list[tuple[Classes, tuple[Frame, ...]]] = []
+        for first, words in by_first.items():
+            assert isinstance(first, Chars)
+            found.append((self._members[first], self._words(words, node.index + 1)))
+        return found
+
+    def _words(self, words: list[Concat], index: int) -> tuple[Frame, ...]:
+        if len(words) == 1:
+            return (self._tail(words[0], index),) if len(words[0].parts) > index else ()
+        least = min(len(word.parts) for word in words) - index
+        return (self._frame((index, *map(id, words)), _Words(words, index), least),)
+
+    def _begin_repeat(self, frame: Frame) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
+        body = self.frame(frame.node)
+        forms = self._forms(body)
+        low = 0 if body.nullable else frame.low  # an empty turn is none
+        high = None if frame.high is None else frame.high - 1
+        behind = () if high == 0 else (self._repeat(frame.node, max(low - 1, 0), high),)
+        return [(classes, frames + behind) for classes, frames in forms], low == 0
+
+    def _begin_graph(self, at: _At) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
+        found: list[tuple[Classes, tuple[Frame, ...]]] = []
+        seen, todo = {at.state}, [at.state]
+        for state in todo:
+            for body, to in at.edges.get(state, ()):
+                frame = self.frame(body)
+                behind = (self._frame(("g", id(at.graph), to), _At(at.graph, at.edges, at.far, to), at.far.get(to, 0)),)
+                found += [(classes, frames + behind) for classes, frames in self._forms(frame)]
+                if frame.nullable and to not in seen:
+                    seen.add(to)
+                    todo.append(to)
+        return found, not seen.isdisjoint(at.graph.final)
+
+    def _start_of(self, graph: Graph) -> _At:
+        edges: dict[int, list[tuple[Node, int]]] = {}
+        for source, body, to in graph.edges:
+            edges.setdefault(source, []).append((body, to))
+        return _At(graph, edges, _to_the_end(graph, {id(body): self._length(body) for _, body, _ in graph.edges}), 0)
+
+    # -- terms -----------------------------------------------------------------------------------------------------
+
+    def push(self, frame: Frame, rest: Term) -> Term:
+        top = rest.frame
+        if frame is self._return and (top is None or top is frame):
+            return rest  # behind the last return there is nothing to come back to
+        if top is not None and frame.family is top.family and frame.family is not frame:  # x{a,b}x{c,d} is x{a+c,b+d}
+            high = None if frame.high is None or top.high is None else frame.high + top.high
+            frame, rest = self._repeat(frame.node, frame.low + top.low, high), rest.rest or self.end
+        key = frame, rest
+        found = self._terms.get(key)
+        if found is None:
+            found = self._terms[key] = Term(frame, rest)
+            found.mark = found if frame is self._return else rest.mark
+            found.least = frame.least + rest.least
+            kind = frame.family, rest.kind
+            found.kind = self._kinds.setdefault(kind, kind)
+        return found
+
+    def forms(self, term: Term) -> tuple[tuple[Classes, Term], ...]:
+        """(classes, what may follow behind one of them), of each way to go on. Sets `final` of the term."""
+        if term.forms is None:
+            found: list[tuple[Classes, Term]] = []
+            at = term
+            while at.frame is not None:
+                assert at.rest is not None
+                for classes, frames in self._forms(at.frame):
+                    behind = at.rest
+                    for frame in reversed(frames):
+                        behind = self.push(frame, behind)
+                    if behind.frame is self._return:  # nothing of that rule is left
+                        assert behind.rest is not None
+                        behind = behind.rest
+                    found.append((classes, behind))
+                if not at.frame.nullable:
+                    break
+                at = at.rest
+            self.pay(len(found))
+            term.forms, term.final = tuple(found), at.frame is None
+        return term.forms
+
+    def is_final(self, term: Term) -> bool:
+        self.forms(term)
+        return term.final
+
+    def capped(self, term: Term) -> Term:
+        """A term that goes on with the same texts of up to LONG bytes, and has few counters and frames."""
+        if term.capped is None:
+            kept: list[Frame] = []
+            at, solid = term, 0
+            while at.frame is not None and solid < _FAR:
+                assert at.rest is not None
+                self._forms(at.frame)
+                solid += not at.frame.nullable
+                kept.append(self._near(at.frame))
+                at = at.rest
+            found = self.end
+            for frame in reversed(kept):
+                found = self.push(frame, found)
+            term.capped = found
+        return term.capped
+
+    def _near(self, frame: Frame) -> Frame:
+        if frame.family is frame or (frame.low <= _FAR and (frame.high is None or frame.high <= _FAR)):
+            return frame
+        if frame.capped is None:
+            frame.capped = self._repeat(frame.node, min(frame.low, _FAR), None if frame.high is None else min(frame.high, _FAR))
+        return frame.capped
+
+    def above(self, term: Term) -> Term:
+        """The part of a term above its mark."""
+        if term.above is None:
+            kept: list[Frame] = []
+            at = term
+            while at is not term.mark:
+                assert at.frame is not None and at.rest is not None
+                kept.append(at.frame)
+                at = at.rest
+            found = self.end
+            for frame in reversed(kept):
+                found = self.push(frame, found)
+            term.above = found
+        return term.above
+
+    def joined(self, terms: Iterable[Term]) -> frozenset[Term]:
+        """The same texts in fewer terms: those within others are left out, and those that touch become one."""
+        found = frozenset(terms)
+        if len(found) == 1:
+            return found
+        by_kind: dict[object, list[Term]] = {}
+        for term in found:
+            by_kind.setdefault(term.kind, []).append(term)
+        if len(by_kind) == len(found):
+            return found
+        kept: list[Term] = []
+        for same in by_kind.values():
+            kept += same if len(same) == 1 or len(same) > _MANY else self._joined_kind(same)
+        return frozenset(kept)
+
+    def _joined_kind(self, terms: list[Term]) -> list[Term]:
+        spans = sorted(map(_spans, terms), key=repr)
+        by_spans = {_spans(term): term for term in terms}
+        changed = True
+        while changed:
+            changed = False
+            for i, a in enumerate(spans):
+                for b in spans[i + 1 :]:
+                    self.pay(1)
+                    if (both := _union(a, b)) is not None:
+                        spans.remove(a)
+                        spans.remove(b)
+                        if both not in spans:
+                            spans.append(both)
+                        changed = True
+                        break
+                if changed:
+                    break
+        return [by_spans.get(s) or self._with_spans(terms[0], s) for s in spans]
+
+    def _with_spans(self, like: Term, spans: Sequence[tuple[int, int | None] | None]) -> Term:
+        frames: list[Frame] = []
+        at = like
+        while at.frame is not None:
+            assert at.rest is not None
+            frames.append(at.frame)
+            at = at.rest
+        found = self.end
+        for frame, span in zip(reversed(frames), reversed(spans)):
+            found = self.push(frame if span is None else self._repeat(frame.node, *span), found)
+        return found
+
+    # -- lengths ---------------------------------------------------------------------------------------------------
+
+    def _length(self, node: Node) -> int:
+        """Characters of a shortest text."""
+        found = self._lengths.get(id(node))
+        if found is None:
+            found = self._lengths[id(node)] = _least(node, self._least, self._lengths)
+        return found
+
+
+class _Tail:
+    __slots__ = ("index", "node")
+
+    def __init__(self, node: Concat, index: int) -> None:
+        self.node, self.index = node, index
+
+
+class _Words:
+    """What is left of many literal words behind the first characters, which they share: read as a trie, made where it is read."""
+
+    __slots__ = ("index", "words")
+
+    def __init__(self, words: Sequence[Concat], index: int) -> None:
+        self.words, self.index = words, index
+
+
+_MANY_ARMS = 32  # from which on a union of literal words is read as one
+
+
+def _words_of(node: Union) -> list[Concat] | None:
+    """The arms of a union of many literal words; None for any other."""
+    if len(node.arms) < _MANY_ARMS or not all(isinstance(a, Chars) or (isinstance(a, Concat) and all(isinstance(p, Chars) for p in a.parts)) for a in node.arms):
+        return None
+    return [a if isinstance(a, Concat) else Concat((a,)) for a in node.arms]
+
+
+class _At:
+    """A graph, read as far as one of its states; `far`: characters from each state to an end."""
+
+    __slots__ = ("edges", "far", "graph", "state")
+
+    def __init__(self, graph: Graph, edges: Mapping[int, Sequence[tuple[Node, int]]], far: Mapping[int, int], state: int) -> None:
+        self.graph, self.edges, self.far, self.state = graph, edges, far, state
+
+
+_Spans = tuple["tuple[int, int | None] | None", ...]  # of each frame its counters, None where it has none
+
+
+def _spans(term: Term) -> _Spans:
+    out: list[tuple[int, int | None] | None] = []
+    at: Term | None = term
+    while at is not None and at.frame is not None:
+        out.append(None if at.frame.family is at.frame else (at.frame.low, at.frame.high))
+        at = at.rest
+    return tuple(out)
+
+
+def _union(a: _Spans, b: _Spans) -> _Spans | None:
+    """The counters of both together, if one is within the other or they touch in one place and are equal elsewhere."""
+    if _within(a, b):
+        return b
+    if _within(b, a):
+        return a
+    differ = [i for i, (x, y) in enumerate(zip(a, b)) if x != y]
+    if len(differ) != 1:
+        return None
+    x, y = a[differ[0]], b[differ[0]]
+    assert x is not None and y is not None
+    low, high = (x, y) if x[0] <= y[0] else (y, x)
+    if low[1] is not None and high[0] > low[1] + 1:
+        return None
+    most = None if low[1] is None or high[1] is None else max(low[1], high[1])
+    return (*a[: differ[0]], (low[0], most), *a[differ[0] + 1 :])
+
+
+def _within(a: _Spans, b: _Spans) -> bool:
+    return all(
+        x is None or y is None or (y[0] <= x[0] and (y[1] is None or (x[1] is not None and x[1] <= y[1]))) for x, y in zip(a, b)
+    )
+
+
+NEVER = 1 << 40  # longer than any text
+
+
+def _least(node: Node, rules: Mapping[str, int], known: dict[int, int] | None = None) -> int:
+    """Characters of a shortest text, if the rules have those of `rules`. `known`, by id, of nodes that live on."""
+    if isinstance(node, Chars):
+        return 1
+    if isinstance(node, Ref):
+        return rules[node.rule]
+    if known is not None and id(node) in known:
+        return known[id(node)]
+    if isinstance(node, Repeat):
+        found = node.low * _least(node.body, rules, known) if node.low else 0
+    elif isinstance(node, Concat):
+        found = sum(_least(part, rules, known) for part in node.parts)
+    elif isinstance(node, Union):
+        found = min((_least(arm, rules, known) for arm in node.arms), default=NEVER)
+    else:
+        found = _to_the_end(node, {id(body): _least(body, rules, known) for _, body, _ in node.edges}).get(0, NEVER)
+    if found >= NEVER and not _is_never(node, rules, known):
+        found = NEVER - 1  # some text, however long
+    found = min(found, NEVER)
+    if known is not None:
+        known[id(node)] = found
+    return found
+
+
+def _is_never(node: Node, rules: Mapping[str, int], known: dict[int, int] | None) -> bool:
+    """Whether a tree of a shortest text that is too long to be counted has none at all."""
+    if isinstance(node, Repeat):
+        return _least(node.body, rules, known) >= NEVER
+    if isinstance(node, Concat):
+        return any(_least(part, rules, known) >= NEVER for part in node.parts)
+    return True
+
+
+def _to_the_end(graph: Graph, lengths: Mapping[int, int]) -> dict[int, int]:
+    far = dict.fromkeys(graph.final, 0)
+    changed = True
+    while changed:
+        changed = False
+        for source, body, to in reversed(graph.edges):
+            if to in far and far[to] + lengths[id(body)] < far.get(source, NEVER):
+                far[source], changed = far[to] + lengths[id(body)], True
+    return far
+
+
+def least_of_rules(rules: Mapping[str, Node]) -> dict[str, int]:
+    found = dict.fromkeys(rules, NEVER)
+    changed = True
+    while changed:
+        changed = False
+        known: dict[int, int] = {}
+        for name, body in rules.items():
+            if (least := _least(body, found, known)) < found[name]:
+                found[name], changed = least, True
+    return found

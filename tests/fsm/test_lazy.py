@@ -1,0 +1,293 @@
+"""Automata that are made while they are used: the same languages and rows as whole ones, within budgets."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from lmc.errors import ConstraintError
+from lmc.fsm import lazy
+from lmc.fsm.bytedfa import ByteDFA
+from lmc.fsm.dfa import build
+from lmc.fsm.ebnf_grammar import compile_ebnf
+from lmc.fsm.forced import ForcedTokens
+from lmc.fsm.grammar import Grammar
+from lmc.fsm.lark_grammar import compile_lark
+from lmc.fsm.lazy import LazyDFA
+from lmc.fsm.regex import parse
+from lmc.fsm.sources import lazily, machine_of
+from lmc.fsm.tokens import TokenAutomaton
+from tests.fsm.patterns import regexes
+from tests.fsm.small_vocabulary import small
+from tests.searching import search
+
+
+def lazy_regex(pattern: str) -> LazyDFA:
+    return lazily(Grammar(parse(pattern), {}))
+
+
+def check_same_language(whole: ByteDFA, made: LazyDFA, most: int = 3000) -> int:
+    """Walks both side by side, wherever they lead; the number of pairs of states."""
+    pairs = {(0, 0)}
+    todo = [(0, 0)]
+    for a, b in todo:
+        made.begin()
+        assert whole.is_final(a) == made.is_final(b) and whole.is_done(a) == made.is_done(b)
+        (bytes_a, to_a), (bytes_b, to_b) = ([*zip(*dfa.moves(state))] or [(), ()] for dfa, state in ((whole, a), (made, b)))
+        assert bytes_a == bytes_b
+        for pair in set(zip(to_a, to_b)) - pairs:
+            if len(pairs) < most:
+                pairs.add(pair)
+                todo.append(pair)
+    return len(pairs)
+
+
+PATTERNS = [
+    "", "abc|abd", "(a|b)*a(a|b){3}", "[a-zé]{2,5}x?", "(x?){0,5}y", "(a{1,3}){2,4}b", "(ab|a)(c|bcd)(d*)", r"\w+@\w+\.(com|org)",
+    r"(?u)\w{1,3}é", "(a*b?){2,}c", "(a|ab)(bc|c)?", ".*[0-9].{6}.*", "(.{1,4}){2,3}END", "(a{2}|a{3})*", "((a|b?){2,4}c){1,3}",
+    "世界(和平|大战)+", "a{3,7}a{2}a*", "(a?){3}(b|a){2}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_language_is_that_of_the_whole_automaton(pattern):
+    check_same_language(build(parse(pattern)), lazy_regex(pattern))
+
+
+@search(60, 400)
+@given(regexes)
+def test_the_language_of_any_regex_is_that_of_the_whole_automaton(pattern):
+    check_same_language(build(parse(pattern)), lazy_regex(pattern), 400)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "most"),
+    [("[ -~]*[0-9][ -~]{60}[ -~]*", 140), ("(a{1,100}){1,100}", 130), ("[ab]{9999}", 70), (r"(\w{1,200} ){1,200}", 130)],
+)
+def test_counters_are_not_written_out(pattern, most):
+    """States that are met along a text of 60 characters."""
+    made = lazy_regex(pattern)
+    text = b"a1b2" * 15 if "0-9" in pattern else b"a" * 60
+    made.begin()
+    assert made.step(0, text) >= 0
+    assert made.states <= most
+
+
+def test_a_thousand_turns_within_a_thousand_are_followed_in_few_terms():
+    made = lazy_regex("(.{1,1000}){2,1000}END")
+    state = 0
+    for byte in b"what will be " * 60 + b"END":
+        made.begin()
+        state = made.step(state, bytes([byte]))
+        assert len(made._contents[state]) < 12
+    assert made.is_final(state)
+
+
+def test_a_step_that_takes_too_long_says_so(monkeypatch):
+    monkeypatch.setattr(lazy, "MOST_FORMS", 500)
+    made = lazy_regex("(?:" + "|".join(f"(?:a{{{n}}}b?)+" for n in range(2, 60)) + ")")
+    with pytest.raises(ConstraintError, match="a step of this constraint takes too long"):
+        for _ in range(200):
+            made.begin()
+            made.step(0, b"a" * 100)
+
+
+def test_states_are_bounded(monkeypatch):
+    monkeypatch.setattr(lazy, "MOST_ROWS", 20)
+    made = lazy_regex("(a|b)*a(a|b){9}")
+    with pytest.raises(ConstraintError, match="has met 20 states of its constraint"):
+        for text in itertools.product(b"ab", repeat=10):
+            made.begin()
+            made.step(0, bytes(text))
+    assert not made.is_worn
+    monkeypatch.setattr(lazy, "WORN_ROWS", 10)
+    assert made.is_worn
+
+
+# -- grammars --------------------------------------------------------------------------------------------------------
+
+LEFT_RECURSIVE = {
+    'start: sum\nsum: sum "+" product | product\nproduct: product "*" atom | atom\natom: "(" sum ")" | /[0-9]+/': (
+        ["1", "1+2*3", "(1+2)*(3)"], ["", "1+", "(1", "+1", "1**2"]),
+    'start: start start | "a"': (["a", "aaaa"], ["", "ab"]),
+    'start: x\nx: y "1" | "e"\ny: x "2" | z x "3"\nz: "q"?': (["e", "e21", "e31", "qe31", "qqe3131"], ["e2", "e1", "qe21"]),
+    'start: a\na: b? a "x" | "y"\nb: b "z" | "w"?': (["y", "yx", "wyx", "wzzyx", "zyx", "wwyxx"], ["wy", "x"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", LEFT_RECURSIVE)
+def test_left_recursion(source):
+    good, bad = LEFT_RECURSIVE[source]
+    made = lazily(compile_lark(source))
+    assert [t for t in good if not made.accepts(t.encode())] == []
+    assert [t for t in bad if made.accepts(t.encode())] == []
+
+
+JSON = r"""
+start: value
+value: object | array | STRING | NUMBER | "true" | "false" | "null"
+object: "{" [pair ("," pair)*] "}"
+array: "[" [value ("," value)*] "]"
+pair: STRING ":" value
+STRING: /"[^"\\\x00-\x1f]*"/
+NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?/
+"""
+
+
+def test_any_depth():
+    made = lazily(compile_lark(JSON))
+    deep = "[" * 300 + '{"a":[1,2.5,"é",null]}' + "]" * 300
+    assert made.accepts(deep.encode())
+    assert not made.accepts(deep[:-1].encode()) and not made.accepts((deep + "]").encode())
+
+
+def test_an_ambiguous_grammar_is_followed_in_time_that_grows_slowly():
+    made = lazily(compile_lark('start: e\ne: e e | "(" e ")" | "x"'))
+    assert made.accepts(b"(x(xx)x)" * 30)
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return small()[0]
+
+
+ROWS = [("lark", JSON), ("regex", r"(a|b)*a(a|b){12}"), ("regex", "[a-zé世]{1,200}"), ("regex", r'\{"order(Id|Name)": "\w+"\}'),
+        ("json_schema", '{"type": "object", "properties": {"name": {"type": "string"}, "next": {"$ref": "#"}}}'), ("json_schema", "{}")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "source"), ROWS, ids=[source[:20] for _, source in ROWS])
+def test_rows_are_the_tokens_that_can_be_stepped(kind, source, vocabulary):
+    """However rows are put together from those of rules (`LazyDFA.split`) and shared by states that are alike."""
+    from lmc.fsm.sources import grammar_of
+
+    made = lazily(grammar_of(kind, source))
+    automaton = TokenAutomaton(made, vocabulary)
+    rng = random.Random(source)
+    for _ in range(12):
+        state = 0
+        for _ in range(14):
+            legal = [t for t in range(len(vocabulary.tokens)) if automaton.next(state, t) >= 0]
+            flags = np.unpackbits(automaton.mask(state).view(np.uint8), bitorder="little")
+            assert np.flatnonzero(flags).tolist() == legal
+            if automaton.is_done(state):
+                break
+            state = automaton.next(state, rng.choice([t for t in legal if t not in vocabulary.eos]))
+
+
+def test_a_rule_at_another_depth_needs_no_new_walk(vocabulary):
+    automaton = TokenAutomaton(lazily(compile_lark(JSON)), vocabulary)
+    walks = []
+    real = vocabulary.trie.walk
+
+    def counted(dfa, state):
+        walks.append(state)
+        return real(dfa, state)
+
+    for text in (b'[["a', b'[["a"', b'[["a",'):
+        automaton.mask(automaton.dfa.step(0, text))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(vocabulary.trie), "walk", lambda self, dfa, state: counted(dfa, state))
+        for depth in (3, 5, 9):
+            for text in (b'"a', b'"a"', b'"a",'):
+                automaton.dfa.begin()
+                automaton.mask(automaton.dfa.step(0, b"[" * depth + text))
+    assert not walks
+
+
+def test_forced_runs_are_those_of_the_whole_automaton():
+    vocabulary, encode = small()
+    pattern = r'\{"order(Id|Name)": "[a-z]{2,4}", "yes": (yes|no)\}'
+    whole = ForcedTokens(TokenAutomaton(build(parse(pattern)), vocabulary), encode)
+    made = ForcedTokens(TokenAutomaton(lazy_regex(pattern), vocabulary), encode)
+    pairs, todo = {(0, 0)}, [(0, 0)]
+    for a, b in todo:
+        assert whole.run(a).tokens == made.run(b).tokens
+        for token in range(len(vocabulary.tokens)):
+            pair = whole.automaton.next(a, token), made.automaton.next(b, token)
+            if pair[0] >= 0 and pair not in pairs and token not in vocabulary.eos:
+                pairs.add(pair)
+                todo.append(pair)
+    assert len(pairs) > 30
+
+
+@pytest.mark.parametrize("pattern", ["^[a-c]{2}|^[a-c]{2}-[a-c]$", "^(a|b$)", "(^a|b)c", "x(y|z$)", "^(?:a(b|c$))", "a$|^b|c"])
+def test_anchors_within_alternatives_at_an_end_of_what_is_searched(pattern):
+    made = lazily(Grammar(parse(pattern, search=True), {}))
+    for text in map("".join, itertools.chain.from_iterable(itertools.product("abcxyz-", repeat=n) for n in range(4))):
+        assert made.accepts(text.encode()) == bool(re.search(pattern, text)), text
+
+
+# -- which of the two ------------------------------------------------------------------------------------------------
+
+
+def test_small_regular_languages_have_whole_automata():
+    for kind, source in (("regex", r"\w{1,60}"), ("json_schema", '{"type": "integer"}'), ("ebnf", 'root ::= "a" [0-9]'), ("lark", "start: /a+/")):
+        assert isinstance(machine_of(kind, source), ByteDFA)
+    for kind, source in (("regex", "(a|b)*a(a|b){20}"), ("json_schema", "{}"), ("ebnf", 'root ::= "a" root? "b"')):
+        assert isinstance(machine_of(kind, source), LazyDFA)
+
+
+# -- EBNF ------------------------------------------------------------------------------------------------------------
+
+EBNF = [
+    ('root ::= "a" | b c\nb ::= [a-c\\-x]{2,3} # note\nc ::= "\\u00e9" [^a-z\\n]*', ["a", "aaé", "a-xé5"], ["b", "aé", "aaéz"]),
+    ('root ::= ("a" "b")+ | "c"? \n\n', ["ab", "abab", "c", ""], ["a", "cc"]),
+    ('root ::= item ("," item)*\nitem ::= [0-9]+ | "[" root "]"', ["1", "1,[2,[3]],4"], ["[", "1,"]),
+    ('root ::= [\\x41-\\x43\\]]{2,} "\\"\\\\"', ['AB"\\', 'CC]"\\'], ["AB", 'A"\\']),
+    ("root ::= expr\nexpr ::= expr \"+\" expr | [0-9]", ["1", "1+2+3"], ["1+", "+1"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "good", "bad"), EBNF)
+def test_ebnf(source, good, bad):
+    made = lazily(compile_ebnf(source))
+    assert [t for t in good if not made.accepts(t.encode())] == []
+    assert [t for t in bad if made.accepts(t.encode())] == []
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("source", "good", "bad"), EBNF)
+def test_ebnf_is_what_xgrammar_reads(source, good, bad):
+    xgrammar = pytest.importorskip("xgrammar")
+    info = xgrammar.TokenizerInfo([bytes([i]) for i in range(256)], xgrammar.VocabType.RAW, vocab_size=257, stop_token_ids=[256])
+    compiled = xgrammar.GrammarCompiler(info, max_threads=1).compile_grammar(source)
+    for text in good + bad:
+        matcher = xgrammar.GrammarMatcher(compiled)
+        assert (all(map(matcher.accept_token, text.encode())) and matcher.is_completed()) == (text in good)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ('roo ::= "a"', "there is no rule `root`"),
+        ('root ::= "a" b', r"rule 'b' is not defined; it is named at line 1, column 14"),
+        ("root ::= 'a'", r'"\'" cannot stand here at line 1, column 10'),
+        ('root ::= ("a"\n', "the group of column 10 is not closed at line 2"),
+        ("root ::= ", "something should stand here"),
+        ('root ::= "a" | ', 'write "" for the empty text'),
+        ("root ::= *", r"\* has nothing in front of it"),
+        ('root ::= "a"{3,2}', "ends before it begins"),
+        ('root ::= TagDispatch(("a", root))', "is a macro of xgrammar"),
+        ('root ::= "a" (= "b")', "look-ahead"),
+        ('root ::= root "a"', "derives no text"),
+    ],
+)
+def test_ebnf_that_is_refused(source, says):
+    with pytest.raises(ConstraintError, match=says):
+        lazily(compile_ebnf(source))
+
+
+def test_the_language_of_python_is_that_of_the_machine():
+    """Of regexes that are too large for a whole automaton."""
+    rng = random.Random(4)
+    for pattern in ("(a|b)*a(a|b){20}", "(ab{1,50}){2,40}a?", "(?:a.{3,90}){1,80}b"):
+        made = machine_of("regex", pattern)
+        assert isinstance(made, LazyDFA)
+        for _ in range(150):
+            text = "".join(rng.choice("ab") for _ in range(rng.randint(1, 60)))
+            assert made.accepts(text.encode()) == bool(re.fullmatch(pattern, text)), text
