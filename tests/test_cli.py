@@ -283,7 +283,7 @@ def test_env_says_what_is_installed(lmc_cli, monkeypatch):
     monkeypatch.setattr("lmc.cli.environment._gpus", lambda: "none")  # asking takes torch
     code, out, _ = lmc_cli("env")
     assert code == 0
-    assert all(word in out for word in ("python", "torch", "xgrammar", "cache_dir", "LMC_VERIFY"))
+    assert all(word in out for word in ("python", "torch", "safetensors", "cache_dir", "LMC_VERIFY"))
 
 
 def test_version(lmc_cli):

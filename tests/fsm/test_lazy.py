@@ -12,6 +12,7 @@ from hypothesis import given
 
 from lmc.errors import ConstraintError
 from lmc.fsm import lazy
+from lmc.fsm.arrays import LazyArrays
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.dfa import build
 from lmc.fsm.ebnf_grammar import compile_ebnf
@@ -21,6 +22,7 @@ from lmc.fsm.lark_grammar import compile_lark
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.regex import parse
 from lmc.fsm.sources import lazily, machine_of
+from lmc.fsm.terms import Terms
 from lmc.fsm.tokens import TokenAutomaton
 from tests.fsm.patterns import regexes
 from tests.fsm.small_vocabulary import small
@@ -95,6 +97,34 @@ def test_a_step_that_takes_too_long_says_so(monkeypatch):
         for _ in range(200):
             made.begin()
             made.step(0, b"a" * 100)
+
+
+def test_a_step_that_failed_leaves_no_half_of_a_state(monkeypatch):
+    made = lazy_regex("a(b|c{2})")
+
+    def fails(terms, term):
+        raise ConstraintError("too long")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Terms, "is_final", fails)
+        with pytest.raises(ConstraintError):
+            made.step(0, b"a")
+    assert made.accepts(b"ab") and made.accepts(b"acc") and not made.accepts(b"a") and not made.accepts(b"ac")
+
+
+def test_arrays_read_the_memory_of_what_is_made():
+    """Also behind the growth of that memory."""
+    made = lazy_regex("[ab]{2,400}c")
+    arrays = LazyArrays(made)
+    state = 0
+    for length in range(399):
+        row = arrays.row(state)
+        behind = arrays.following(np.full(256, state), np.arange(256))
+        assert np.array_equal(row, behind) and {b: int(to) for b, to in enumerate(row) if to >= 0} == dict(made.moves(state))
+        assert arrays.are_final(behind[behind >= 0]).tolist() == [made.is_final(to) for _, to in made.moves(state)], length
+        state = made.step(state, b"a")
+    assert len(made.rows) > 64 * 256 and made.states > 256
+    assert arrays.following(np.array([-1]), np.array([97])).tolist() == [-1]
 
 
 def test_states_are_bounded(monkeypatch):
