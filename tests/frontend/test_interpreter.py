@@ -319,7 +319,7 @@ def test_07_an_append_that_raises_leaves_the_prompt_as_it_was() -> None:
     s = live()
     s += "before"
     with pytest.raises(UnsupportedOpError):
-        s += user("a" + gen("x", ebnf="root ::= 'a'"))
+        s += user("a" + gen("x", ebnf='root ::= "a"'))
     s += user("b")
     assert s.text() == "before<|im_start|>user\nb<|im_end|>\n"
 

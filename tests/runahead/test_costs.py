@@ -56,10 +56,11 @@ def test_the_first_run_on_a_slow_backend_is_not_held_up_by_a_plan(monkeypatch: p
     annotations = program.planner.annotations
     monkeypatch.setattr(program.planner, "annotations", lambda *given: planned.append(given) or annotations(*given))
     slow = Mock(latency=1e-3)
-    monkeypatch.setattr(program.profile, "affords", lambda *_: False)
-    program("x", backend=slow)
+    with monkeypatch.context() as poor:
+        poor.setattr(program.profile, "affords", lambda *_: False)
+        program("x", backend=slow)
     assert planned == []
-    monkeypatch.setattr(program.profile, "affords", lambda *_: True)  # from now on there is time for everything
+    program.profile.has_waited(0.0, 1e9)  # from now on there is time for everything
     program("x", backend=slow)
     assert len(planned) == 1
     program("x", backend=slow)
