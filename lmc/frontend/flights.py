@@ -166,8 +166,9 @@ class Flights(Generic[R]):
             worker.clock = time.pthread_getcpuclockid(threading.get_ident())
         with waiting_by(worker):
             while (index := self._next_item(worker)) is not None:
+                context = self._context.copy()  # by its name `lmc serve` finds whose threads these are
                 try:
-                    done = index, self._context.copy().run(self._work, index), None
+                    done = index, context.run(self._work, index), None
                 except BaseException as error:  # raised where the results are taken
                     done = index, None, error
                 self._done.append(done)

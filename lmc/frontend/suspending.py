@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Generator
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
@@ -90,7 +90,11 @@ class Suspendable(Coroutine[Any, Any, T]):
 
 
 def _fresh(run: Callable[..., Any]) -> _Step:
-    step = _Step(run)
+    def in_context(*args: Any) -> Any:
+        context = copy_context()  # by its name `lmc serve` finds whose step this is  # noqa: F841
+        return run(*args)
+
+    step = _Step(in_context)
     step.gr_context = getcurrent().gr_context  # the task's own, not a copy
     step.closing = False
     return step

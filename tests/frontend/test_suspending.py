@@ -128,7 +128,7 @@ def test_context_variables_task_and_frames_are_those_of_the_task():
             f += lmc.gen("x", max_tokens=2)
             f["x"]
             assert asyncio.current_task() is before
-            assert {frame.filename for frame in inspect.stack()} == {__file__}
+            assert {frame.filename for frame in inspect.stack()[:-1]} == {__file__}  # below is what drives the task, as in asyncio
             found = TENANT.get()
             TENANT.reset(token)
             return found

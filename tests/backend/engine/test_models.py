@@ -642,7 +642,7 @@ def test_gguf_with_pieces_of_sentencepiece(fresh_cache, tmp_path, sentence):
         with lmc.Engine(str(tmp_path / "m.gguf"), device="cpu", dtype="float32", max_tokens=512) as engine:
             free, bound = asked.run(backend=engine).ret_value
         stream = load(str(tmp_path / "m.gguf"), dtype="float32").tokenizer.detokenizer()
-        assert free == "".join(map(stream.push, expected)) + stream.flush()
+        assert free == ("".join(map(stream.push, expected)) + stream.flush()).rstrip("\ufffd")  # an answer that is cut ends with a whole character
         assert re.fullmatch(r" (the|hat) [0-9]{2}!", bound)
 
 
