@@ -221,7 +221,7 @@ BAD = {
     "bad schema": ({**HELLO, "guided_json": {"type": "nonsense"}}, None, "nonsense"),
     "two constraints": ({**HELLO, "regex": "a", "guided_choice": ["b"]}, "guided_choice", "exclude each other"),
     "empty choice": ({**HELLO, "guided_choice": []}, "guided_choice", "at least one"),
-    "grammar on the mock": ({**HELLO, "ebnf": 'root ::= "a"'}, None, "does not support"),
+    "bad grammar": ({**HELLO, "ebnf": "root ::= other"}, None, "other"),
     "penalty": ({**HELLO, "repetition_penalty": 1.1}, "repetition_penalty", ""),
     "usage without stream": ({**HELLO, "stream_options": {"include_usage": True}}, "stream_options", "stream"),
     "lonely top_logprobs": ({**HELLO, "top_logprobs": 3}, "top_logprobs", "logprobs"),

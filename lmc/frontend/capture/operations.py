@@ -581,7 +581,7 @@ def delete_item(ev: Evaluation, x: Any, at: Any) -> None:
 
 def formatted(ev: Evaluation, x: Any, conversion: str, how: Any) -> Any:
     """`f"{x!conversion:how}"`."""
-    if type(x) in PLAIN and not how and conversion in ("", "s"):
+    if type(x) in PLAIN and type(how) is str and not how and conversion in ("", "s"):
         return str(x)
     if conversion:
         x = text_of(ev, x, conversion)
