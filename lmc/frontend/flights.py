@@ -166,7 +166,7 @@ class Flights(Generic[R]):
             worker.clock = time.pthread_getcpuclockid(threading.get_ident())
         with waiting_by(worker):
             while (index := self._next_item(worker)) is not None:
-                context = self._context.copy()  # by its name `lmc serve` finds whose threads these are
+                context = self._context.copy()  # held here, `lmc serve` finds by it whose thread this is
                 try:
                     done = index, context.run(self._work, index), None
                 except BaseException as error:  # raised where the results are taken

@@ -91,7 +91,7 @@ class Suspendable(Coroutine[Any, Any, T]):
 
 def _fresh(run: Callable[..., Any]) -> _Step:
     def in_context(*args: Any) -> Any:
-        context = copy_context()  # by its name `lmc serve` finds whose step this is  # noqa: F841
+        _context = copy_context()  # held here, `lmc serve` finds by it whose step this is
         return run(*args)
 
     step = _Step(in_context)

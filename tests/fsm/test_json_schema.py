@@ -347,7 +347,7 @@ def test_what_follows_from_what_holds_for_exactly_the_values_that_it_should(kind
     assert [v for v in values if (dfa.accepts(json.dumps(v).encode()) and check(json.dumps(v)) is None) != valid.is_valid(v)] == []
 
 
-@search(60, 2000)
+@search(60, 500)
 @given(st.randoms(use_true_random=False), st.integers(1, 3))
 def test_every_text_of_a_random_schema_validates(rng, depth):
     """And of a few values, those that are accepted. What is refused, or needs a stack, is not looked at."""

@@ -187,7 +187,7 @@ def test_a_planted_bug_is_found_and_shrunk(bug: str) -> None:
         random=Random(bug),
     )
     smallest = shrunk(found, lambda graph: broken_by(bug, graph))
-    assert sum(1 for _ in smallest.ops()) <= 6, print_graph(smallest)
+    assert sum(1 for _ in smallest.ops()) <= 8, print_graph(smallest)  # a join of two arms is three of them
 
 
 def test_a_failing_pass_leaves_a_reproducer_of_the_shrunk_graph() -> None:
