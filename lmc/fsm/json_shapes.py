@@ -170,7 +170,8 @@ def type_of(value: Any) -> str:
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, JSON_NUMBER):
-        return "integer" if value == int(value) else "number"
+        whole = value.to_integral_value() if isinstance(value, Decimal) else int(value)  # int() of 1e999999999 takes for ever
+        return "integer" if value == whole else "number"
     return {str: "string", list: "array", dict: "object", type(None): "null"}[type(value)]
 
 

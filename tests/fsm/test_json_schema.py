@@ -21,6 +21,7 @@ from lmc.fsm.forced import _Endings
 from lmc.fsm.json_formats import FORMATS
 from lmc.fsm.json_keywords import KEYWORDS
 from lmc.fsm.json_schema import compile_schema
+from lmc.fsm.json_shapes import type_of
 from lmc.fsm.json_text import NOTHING, Bounds, integer, number
 from lmc.fsm.sources import automaton_of, ebnf_of, lazily, machine_of
 from tests.fsm.random_schemas import VALUES, random_schema
@@ -482,3 +483,9 @@ def test_masks_are_xgrammars(matchers, name):
             if byte < 256:
                 matcher.accept_token(byte)
                 state = int(dfa.table[state, byte])
+
+
+def test_the_type_of_a_number_with_a_large_exponent_is_known_at_once():
+    check = compile_schema('{"type": ["integer", "string"], "not": {"const": 3}}').check
+    assert check is None or check("1e999999999") is None
+    assert type_of(Decimal("1e999999999")) == "integer" and type_of(Decimal("1.5")) == "number"
