@@ -82,13 +82,6 @@ class Spent:
         return f"{self.tokens} tokens in {self.calls} calls{cost}"
 
 
-def decided(attempt: Callable[[], Prompt | Result]) -> Prompt:
-    """What `submit` or `count` gives, after waiting for the answers that it depends on."""
-    while not isinstance(sent := attempt(), Prompt):
-        sent.wait()
-    return sent
-
-
 class _Entry:
     """A request: its answer, and no more tokens than it can cost."""
 

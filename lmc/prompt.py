@@ -394,27 +394,6 @@ def fixed(name: str, value: Any) -> Any:
     return _tools(value) if name == "tools" else value
 
 
-def as_given(names: Sequence[str], values: Sequence[Any]) -> list[Any]:
-    """What the arguments of one `gen` are where it is written, or of one `select`: "choice" (each), "method", "temperature".
-
-    Raises as `gen` and `select` do for what no run could accept.
-    """
-    found: list[Any] = []
-    given: dict[str, Any] = {}
-    for name, value in zip(names, values, strict=True):
-        if name == "choice":
-            if not isinstance(value, str):
-                raise ArgumentError(f"select(choices=…): {value!r} is not text; write str(x)")
-            found.append(plain_text(value))
-        elif name == "method":
-            found.append(_method(value))
-        else:
-            given[name] = fixed(name, value)
-            found.append(given[name])
-    resolve(ANY_RUN, given)
-    return found
-
-
 def _method(value: Any, loc: Loc | None = None) -> ChoicesMethod:
     try:
         return ChoicesMethod(value)

@@ -12,8 +12,7 @@ import inspect
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Generator, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -24,9 +23,7 @@ from lmc.prompt import Excerpt, Prompt
 from lmc.waiting import Signal
 
 if TYPE_CHECKING:
-    from lmc.errors import Loc
     from lmc.frontend.state import State
-    from lmc.limits import Limits
 
 T = TypeVar("T")
 
@@ -112,72 +109,6 @@ def _answers_after(end: Prompt, since: Prompt | None) -> Iterator[Result]:
                 yield part.result
         if node.result is not None:
             yield node.result
-
-
-# -- tasks of a program's own ----------------------------------------------------------------------------------------------
-
-
-class Gathering:
-    """What `asyncio.gather` is asked to do, by a program that awaits it at once, with coroutines of its own that wait for nothing but answers.
-
-    Each runs to its end when its turn comes, so running them one after another, in their order, is what asyncio does.
-    """
-
-    def __init__(self, coroutines: tuple[Coroutine[Any, Any, Any], ...], return_exceptions: bool) -> None:
-        self.coroutines, self.return_exceptions = coroutines, return_exceptions
-
-    async def in_order(self, replayed: Callable[[], bool], beyond: Callable[[], AbstractContextManager[None]]) -> list[Any]:
-        """Their results. Each is a task. One begins when the one before it is over, or is behind the record of the run.
-
-        replayed  whether all of the record is; the tasks that follow begin together, `beyond`
-        """
-        tasks: list[asyncio.Task[Any]] = []
-        try:
-            for coroutine in self.coroutines:
-                if replayed():
-                    with beyond():
-                        tasks.append(asyncio.create_task(coroutine))
-                    continue
-                tasks.append(asyncio.create_task(coroutine))
-                await asyncio.sleep(0)  # in which it gets to the end of the record, if that is in it
-                if not replayed():
-                    await asyncio.wait(tasks[-1:])
-            return await asyncio.gather(*tasks, return_exceptions=self.return_exceptions)
-        except asyncio.CancelledError:
-            for task in tasks:
-                task.cancel()
-            raise
-        finally:
-            for coroutine in self.coroutines[len(tasks) :]:
-                coroutine.close()  # that has not begun
-
-
-def gathering(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_own: Callable[[Any], bool]) -> Gathering | None:
-    """What a call gathers, if that is all of the program's own and waits for nothing but answers."""
-    if fn is not asyncio.gather or not args or kwargs.keys() - {"return_exceptions"} or len(set(map(id, args))) < len(args):
-        return None
-    fails = kwargs.get("return_exceptions", False)
-    return Gathering(args, fails) if isinstance(fails, bool) and all(map(is_own, args)) else None
-
-
-# -- what has to end in time ---------------------------------------------------------------------------------------------
-
-
-def timed_items(items: object, limits: Limits, loc: Loc | None) -> Any:
-    """An async iterable of the host, each of whose steps has to end before the run's time is over."""
-    return _TimedItems(items, limits, loc) if isinstance(items, AsyncIterable) else items
-
-
-class _TimedItems:
-    def __init__(self, items: Any, limits: Limits, loc: Loc | None) -> None:
-        self._items, self._limits, self._loc = items, limits, loc
-
-    def __aiter__(self) -> _TimedItems:
-        self._items = aiter(self._items)
-        return self
-
-    def __anext__(self) -> Any:
-        return self._limits.wait(anext(self._items), self._loc)
 
 
 # -- loops -----------------------------------------------------------------------------------------------------------

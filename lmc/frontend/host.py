@@ -61,11 +61,6 @@ class HostFunction:
         self.fn, self.pure, self.ordered, self.idempotent, self.timeout = fn, pure, ordered, idempotent, timeout
         self.name: str = getattr(fn, "__name__", type(fn).__name__)
 
-    def marks_the_same(self, other: HostFunction) -> bool:
-        """Whether both mark one function alike; one that a program makes is another object in each run."""
-        same = self.fn is other.fn or getattr(self.fn, "__code__", None) is getattr(other.fn, "__code__", self)
-        return same and self.promises == other.promises
-
     @property
     def promises(self) -> tuple[bool, bool, bool, float | None]:
         """What tells two marks of one function apart."""

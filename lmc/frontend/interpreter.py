@@ -490,10 +490,6 @@ class Function:
             return lambda place: State(LiveEmitter(run._replace(item=numbers[place], journal=journals[place])), name=self.name)
         return lambda place: State(LiveEmitter(run._replace(item=numbers[place])), name=self.name)
 
-    def _batch_states(self, numbers: Sequence[int], options: Options) -> list[State]:
-        """The states of a batch's items of these numbers."""
-        return [*map(self._batch_maker(numbers, options), range(len(numbers)))] if numbers else []
-
     def __reduce__(self) -> str:
         """Pickled as Python's functions are, by its name: another process finds it in its module."""
         return vars(self)["__qualname__"]

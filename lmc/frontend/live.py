@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lmc.backend.base import Backend, Beyond, Hints, Output, Result, Usage, check_supported, seed_of
@@ -12,7 +12,6 @@ from lmc.backend.deferred import is_asked
 from lmc.config import settings
 from lmc.errors import CancelledError, LmcError
 from lmc.frontend.emitter import taken
-from lmc.frontend.options import Options
 from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.values import Symbolic
 from lmc.limits import Limits
@@ -89,13 +88,6 @@ class LiveEmitter:
         self._template = run.backend.chat_template
         self._asked: list[weakref.ref[Prompt]] = []  # weak, so that what nobody can read any more is freed
         self._cancelled = False
-
-    def sampling_as(self, given: Mapping[str, Any]) -> LiveEmitter:
-        """The same for a sub-program that is called with sampling defaults of its own."""
-        return LiveEmitter(self._run_as(given))
-
-    def _run_as(self, given: Mapping[str, Any]) -> Run:
-        return self.run._replace(defaults=Options.of(given).defaults(self.run.defaults))
 
     def cancel(self) -> None:
         """Stops what was asked and is not answered yet, and refuses to ask more: reading raises CancelledError."""
