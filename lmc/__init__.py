@@ -25,6 +25,15 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.frontend.host": (
         "host", "pure",
     ),
+    "lmc.frontend.attempts": (
+        "Done", "Retry",
+    ),
+    "lmc.frontend.interrupts": (
+        "interrupt",
+    ),
+    "lmc.journals": (
+        "Journal",
+    ),
     "lmc.frontend.tools": (
         "call_tool", "tool_result",
     ),
@@ -81,7 +90,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "lmc.errors": (
         "AnswerError", "ArgumentError", "BackendError", "BudgetExceeded", "CancelledError", "ConstraintError", "Filtered", "HostTimeout",
-        "IRError", "InDoubtEffect", "IncompleteAnswer", "JournalError", "JournalWarning", "Refused",
+        "IRError", "InDoubtEffect", "IncompleteAnswer", "Interrupted", "JournalError", "JournalWarning", "Refused",
         "LmcError", "MissingPackageError", "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "SchemaWarning",
         "ToolError", "UnsupportedOpError",
     ),
@@ -228,6 +237,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import IncompleteAnswer as IncompleteAnswer
     from lmc.errors import InDoubtEffect as InDoubtEffect
     from lmc.errors import IRError as IRError
+    from lmc.errors import Interrupted as Interrupted
     from lmc.errors import JournalError as JournalError
     from lmc.errors import JournalWarning as JournalWarning
     from lmc.errors import LmcError as LmcError
@@ -241,8 +251,12 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import SchemaWarning as SchemaWarning
     from lmc.errors import ToolError as ToolError
     from lmc.errors import UnsupportedOpError as UnsupportedOpError
+    from lmc.frontend.attempts import Done as Done
+    from lmc.frontend.attempts import Retry as Retry
     from lmc.frontend.host import host as host
     from lmc.frontend.host import pure as pure
+    from lmc.frontend.interrupts import interrupt as interrupt
+    from lmc.journals import Journal as Journal
     from lmc.frontend.interpreter import Function as Function
     from lmc.frontend.interpreter import State as ProgramState
     from lmc.frontend.interpreter import State as State

@@ -117,6 +117,19 @@ class InDoubtEffect(LmcError):
     """
 
 
+class Interrupted(LmcError):
+    """A journaled run has asked a person (`lmc.interrupt`), and ends until there is an answer; the same call with the same journal goes on then.
+
+    question  what is asked;  schema  the JSON schema of the answer, "" for a text
+    item      the run's number in its batch, else 0;  number  of the question, among the run's effects
+    """
+
+    def __init__(self, question: str, schema: str = "", item: int = 0, number: int = 0, *, journal: str = "", loc: Loc | None = None) -> None:
+        self.question, self.schema, self.item, self.number = question, schema, item, number
+        where = f" {journal}" + (f" --item {item}" if item else "")
+        super().__init__(f"the run waits for a person's answer to {question!r}: give it with lmc journal resolve{where} --answer …, then make the same call again", loc=loc)
+
+
 class UnsupportedOpError(LmcError, NotImplementedError):
     """An op that the chosen target cannot execute; never emulated silently."""
 

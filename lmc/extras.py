@@ -25,6 +25,7 @@ MODULES = {
     "remote": ("httpx", "orjson", "uvloop"),
     "serve": ("starlette", "uvicorn", "h11", "pydantic", "prometheus_client"),
     "dspy": ("dspy",),
+    "journals": ("cryptography",),
 }
 """What the parts of lmc that an extra is for import of it."""
 

@@ -11,6 +11,7 @@ import typer
 from lmc import userfiles
 from lmc.cli.console import say, write
 from lmc.cli.errors import RunFailed, as_usage
+from lmc.cli.journal import KeyFile, key_of
 from lmc.cli.models import open_backend
 from lmc.cli.options import BACKENDS
 from lmc.userfiles import UsageError
@@ -26,6 +27,7 @@ def replay(
     answer: Annotated[str | None, typer.Option("--answer", metavar="TEXT", show_default=False, help="What if: the answer of step --from.")] = None,
     backend: Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help="Who is asked anew: " + BACKENDS)] = "mock",
     effects: Annotated[bool, typer.Option("--run-effects", help="Make the calls behind --from; else the journal answers them.")] = False,
+    key_file: KeyFile = None,
 ) -> None:
     """Shows a journaled run step by step: source line, prompt, answer, tokens, decisions, effects. Never changes the journal.
 
@@ -44,11 +46,11 @@ def replay(
         raise UsageError("--answer and --run-effects belong to --from STEP")
     with as_usage():
         if target is None:
-            stories = steps.listed(path, item)
+            stories = steps.listed(path, item, key_of(key_file))
         else:
             program, change = userfiles.load_program(target), None if at is None else viewer.WhatIf(at, answer, effects)
             with closing(open_backend(backend)) as model:
-                stories = viewer.replayed(path, program, model, item, change)
+                stories = viewer.replayed(path, program, model, item, change, key_of(key_file))
     broken = [story.item for story in stories if not story.whole]
     if html is not None:
         write(steps.to_html(stories, f"{path}"), html)

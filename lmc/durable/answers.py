@@ -14,7 +14,7 @@ from lmc.durable.checks import of_ask, of_text, since_last
 from lmc.durable.groups import Ask, Record, output_of, record_of
 from lmc.durable.journal import MANY, Journal
 from lmc.durable.records import Known
-from lmc.errors import BudgetExceeded, CancelledError, JournalError, Loc, RunTimeout
+from lmc.errors import BudgetExceeded, CancelledError, Interrupted, JournalError, Loc, RunTimeout
 from lmc.prompt import Gen, Given, Prompt, Select
 
 
@@ -29,8 +29,10 @@ class Answers:
         self.journal, self.item = journal, item
         self.resumed = len(journal.contents.records.get(item, ())) > 1  # the first says that it begins
         self._known: Known | None = None
-        self.broken: JournalError | None = None
+        self.broken: JournalError | Interrupted | None = None
         self._asked: list[Result] = []
+        if self.resumed and journal.contents.records[item][0][0] == "x":
+            self.broken = JournalError(f"journal={str(journal.path)!r}: run {item} is over, and what it did was deleted from the journal (keep=)")
         self._late: dict[Result, Sequence[Ask]] = {}  # what was not there when the group was made to which it belongs
 
     @property

@@ -23,7 +23,8 @@ from lmc.durable.journal import Journal
 from lmc.durable.records import Effect, Place
 from lmc.durable.snapshots import Snapshot
 from lmc.durable.tasks import Coming, Tasks
-from lmc.errors import InDoubtEffect, JournalError, JournalWarning, Loc
+from lmc.errors import InDoubtEffect, Interrupted, JournalError, JournalWarning, Loc
+from lmc.frontend.attempts import NOTED, answer_of, check_failed
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import State
 
@@ -47,6 +48,23 @@ class Effects:
         self.coming: list[Coming] = []
         self.busy = 0
         self.lock = threading.Lock()
+
+
+class _Noted:
+    """The attempts at one effect, in the journal."""
+
+    def __init__(self, calls: Calls, number: int, failed: int) -> None:
+        self._calls, self._number, self.failed = calls, number, failed
+
+    def attempt_failed(self, error: Exception) -> None:
+        self.failed += 1
+        self._calls.journal.put(self._calls.item, ["t", self._number, type(error).__name__, str(error)])
+        self._calls.journal.hurry()
+
+    def attempt(self) -> None:
+        self._calls.go_on()
+        self._calls.journal.put(self._calls.item, ["g", self._number])
+        self._calls.sync()
 
 
 _making = threading.Lock()
@@ -82,11 +100,18 @@ class Calls(Answers):
                 if caller is not None and len(known.outcome) == 5:
                     caller.calls += known.outcome[4]
                 return outcome
-            if known.outcome is None and not is_idempotent(fn) and not self.may_begin_again((*args, *kwargs.values())):
-                return False, self.in_doubt(known, loc)
-        self.sync()
+            if known.doubtful and not is_idempotent(fn) and not self.may_begin_again((*args, *kwargs.values())):
+                try:
+                    happened = answer_of(self.asks(fn, args, kwargs, known, loc), name)
+                except Exception as error:
+                    return False, self._unchecked(known, error, loc)
+                if happened is not None:
+                    outcome = True, happened.result
+                    self.write_outcome(number, fn, name, args, reached, outcome, loc)
+                    return outcome
         before = 0 if caller is None else caller.calls
-        with self.working():
+        with self.attempts(fn, number, known), self.working():
+            self.sync()
             outcome = make()
         if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType):
             self.effects.made[id(made)] = made, made_by(name, number)
@@ -137,10 +162,39 @@ class Calls(Answers):
         self.journal.put(self.item, ["i", number, *place, shown, "" if loc is None else str(loc), int(ordered)])
         return number
 
+    # -- attempts
+
+    @contextmanager
+    def attempts(self, fn: Any, number: int, known: Effect | None) -> Generator[None]:
+        """While an effect is made, once or as often as it may be: what is known of its attempts, and will be."""
+        noted = _Noted(self, number, 0 if known is None else known.failed)
+        if known is not None and not known.begun:
+            self.journal.put(self.item, ["g", number])
+        token = NOTED.set(noted if isinstance(fn, HostFunction) and fn.retry is not None else None)
+        try:
+            yield
+        finally:
+            NOTED.reset(token)
+
+    def asks(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], known: Effect, loc: Loc | None) -> Any:
+        """What the check of an effect says, or what that is when it is awaited. Raises InDoubtEffect where it has none."""
+        if not isinstance(fn, HostFunction) or fn.check is None:
+            raise self.in_doubt(known, loc)
+        return fn.asked(args, kwargs)
+
+    def _unchecked(self, known: Effect, error: Exception, loc: Loc | None) -> InDoubtEffect:
+        """What the program gets where a check gave no answer."""
+        if isinstance(error, InDoubtEffect):
+            return error
+        doubt = check_failed(f"{known.name}({known.shown})", error)
+        doubt.loc, doubt.__cause__ = loc, error
+        return doubt
+
     def in_doubt(self, known: Effect, loc: Loc | None) -> InDoubtEffect:
         return InDoubtEffect(
-            f"{known.name}({known.shown}) was begun before the run was cut off, and nobody knows whether it was done. Mark it "
-            "@lmc.host(idempotent=True) if it may be called again, or handle lmc.InDoubtEffect where it is called", loc=loc)
+            f"{known.name}({known.shown}) was begun before the run was cut off, and nobody knows whether it was done. Say so with lmc journal "
+            f"resolve or retry {self.journal.path}, give it a check (@lmc.host(check=…)), mark it @lmc.host(idempotent=True) if it may be called again, or handle "
+            "lmc.InDoubtEffect where it is called", loc=loc)
 
     def may_begin_again(self, given: Iterable[Any]) -> bool:
         """Whether what awaits these does nothing but what is idempotent."""
@@ -229,7 +283,7 @@ class Calls(Answers):
         ok, value = outcome
         if not ok and not isinstance(value, Exception | asyncio.CancelledError):
             return  # Ctrl-C and the like: nobody knows what was done
-        if isinstance(value, JournalError | InDoubtEffect):
+        if isinstance(value, JournalError | InDoubtEffect | Interrupted):
             return
         record: Record
         index = next((i for i, a in enumerate(args) if a is value and (codec.can_change(a) or callable(a))), None)

@@ -10,6 +10,7 @@ that no line can be missing either.
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -18,17 +19,18 @@ from typing import Any, Protocol
 
 from lmc import codec
 from lmc.backend.base import Output, Result, Usage
+from lmc.durable.cipher import Cipher
 from lmc.durable.columns import packed_numbers, packed_rows, unpacked
 from lmc.errors import JournalError
 
-VERSION = 6
+VERSION = 7
 MAGIC = "lmc-journal"
 
 Record = list[Any]
 Ask = tuple[str, int]
 """The place of an answer: stream and ordinal."""
 WELL: Record = ["e", []]
-"""The record of a run that is over, and well."""
+"""The record of a run that is over, and well; the file has the time with it, in seconds since 1970."""
 
 
 class Writes(Protocol):
@@ -70,7 +72,7 @@ def group_of(entries: Iterable[Entry]) -> list[list[Any]]:
                 answers = _Answers()
             sections.append(["record", *entry])
     sections += answers.taken()
-    return [*sections, ["ended", ended]] if ended else sections
+    return [*sections, ["ended", ended, int(time.time())]] if ended else sections
 
 
 class _Answers:
@@ -171,18 +173,24 @@ def payload(found: bytes, before: int) -> tuple[bytes, int] | None:
     return (data, expected) if total == b"%08x" % expected else None
 
 
-def first_line(header: Mapping[str, Any]) -> tuple[bytes, int]:
+def first_line(header: Mapping[str, Any], cipher: Cipher | None = None) -> tuple[bytes, int]:
     """The first line of a journal, and its checksum."""
-    found, total = line(codec.to_bytes(header), 0)
+    found, total = line(codec.to_bytes(header) if cipher is None else cipher.first(codec.to_bytes(header)), 0)
     return b"%s %d %s" % (MAGIC.encode(), VERSION, found), total
 
 
 def journal_of(header: Mapping[str, Any], records: Iterable[tuple[int, Record]]) -> bytes:
     """The file of a journal with these records, a group for each."""
-    found, total = first_line(header)
+    return file_of(header, ([["record", item, record]] for item, record in records))
+
+
+def file_of(header: Mapping[str, Any], groups: Iterable[list[list[Any]]], cipher: Cipher | None = None) -> bytes:
+    """The file of a journal with these groups, as lists of sections."""
+    found, total = first_line(header, cipher)
     lines = [found]
-    for item, record in records:
-        found, total = line(codec.to_bytes([["record", item, record]]), total)
+    for number, group in enumerate(groups, 1):
+        data = codec.to_bytes(group)
+        found, total = line(data if cipher is None else cipher.seal(data, number), total)
         lines.append(found)
     return b"".join(lines)
 
@@ -208,7 +216,8 @@ def _read_answers(places: Any, items: Any, digests: Any, *columns: Any) -> Itera
 
 
 _READ: Mapping[str, Any] = {
-    "begun": _read_begun, "answers": _read_answers, "record": lambda item, record: ((item, record),), "ended": lambda items: [(item, WELL) for item in items],
+    "begun": _read_begun, "answers": _read_answers, "record": lambda item, record: ((item, record),),
+    "ended": lambda items, when: [(item, [*WELL, when]) for item in items],
 }  # fmt: skip
 
 

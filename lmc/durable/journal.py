@@ -9,20 +9,28 @@ lmc.durable.records says what is in them.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import re
+import secrets
 import stat
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO
 
 from lmc import codec
+from lmc.durable.cipher import Cipher, Key
 from lmc.durable.groups import Entry, Record, first_line, group_of, line
 from lmc.durable.records import Contents, parse
+from lmc.durable.room import Room
 from lmc.errors import JournalError
 from lmc.forking import REMEDY, belongs_here
+
+log = logging.getLogger("lmc.journal")
 
 GROUP = 0.05
 """Seconds that records wait for others to be written and synced with, unless somebody waits for them."""
@@ -51,7 +59,9 @@ class Journal:
         self._rung = False  # the writing thread will look at the entries
         self._closing = False
         self._error: Exception | None = None
-        self._sum = contents.sum  # of the last group
+        self._sum, self._groups = contents.sum, contents.groups  # of the last group
+        self._cipher, self._room, self._end = contents.cipher, Room(file.fileno()), contents.size
+        self._sidecar = Sidecar.open(path)
         self._thread = threading.Thread(target=self._work, name="lmc-journal", daemon=True)
         self._thread.start()
         belongs_here(self)
@@ -59,45 +69,35 @@ class Journal:
     def forked(self, parent: int) -> None:
         """The lock is on the open file, which a child would keep open for as long as it lives: it is the parent's alone."""
         self._file.close()
+        self._sidecar.close()
         self._gathering, self._some, self._urgent = threading.Lock(), threading.Event(), threading.Event()
         self._error = JournalError(f"it is written by the process {parent}, and this is a fork of it: {REMEDY}")
         self.entries.clear()
 
     @classmethod
-    def open(cls, path: Path, header: Mapping[str, Any], fresh: Callable[[], int]) -> Journal:
+    def open(cls, path: Path, header: Mapping[str, Any], fresh: Callable[[], int], key: Key | None = None) -> Journal:
         """A new journal with this header, or the one that is there, if it has the same. Raises JournalError.
 
         A seed of None in `header` means the journal's own, which of a new one is `fresh()`.
         """
+        file, contents = opened(path, key)
         try:
-            file: BinaryIO = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
-        except (OSError, ValueError) as error:
-            raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
-        try:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise JournalError(f"journal={str(path)!r} is no ordinary file; give the path of one, or of a file that is not there yet")
-            _lock(file, path)
-            data = file.read()
-            contents, new = parse(data, str(path)), False
-            if contents is None:
-                contents = Contents(str(path), {**header, "seed": fresh() if header["seed"] is None else header["seed"]})
-                first, contents.sum = first_line(contents.header)
-                file.truncate(0)
-                file.seek(0)
-                _write(file, first)
-                contents.size = len(first)
-                new = True
-            else:
-                check(contents.header, header, path)
-                file.truncate(contents.size)
-                file.seek(contents.size)
-        except OSError as error:
-            file.close()
-            raise JournalError(f"journal={str(path)!r}: {error.strerror or error}") from None
+            with as_journal_error(path):
+                new = contents is None
+                if contents is None:
+                    found = {**header, "seed": fresh() if header["seed"] is None else header["seed"], "id": secrets.token_hex(8)}
+                    contents = Contents(str(path), found, cipher=None if key is None else Cipher(key))
+                    first, contents.sum = first_line(contents.header, contents.cipher)
+                    file.truncate(0)
+                    write_all(file, first)
+                    contents.size, contents.first = len(first), contents.sum
+                else:
+                    check(contents.header, header, path)
+                    truncate(file, contents)
+                return cls(path, file, contents, new=new)
         except BaseException:
             file.close()
             raise
-        return cls(path, file, contents, new=new)
 
     @property
     def seed(self) -> int:
@@ -158,8 +158,10 @@ class Journal:
         self._closing = True
         self.hurry()
         self._thread.join()
+        self._trying(self._room.give_back, self._end)
         _unlock(self._file)
         self._file.close()
+        self._sidecar.close()
         self._check()
 
     def _check(self) -> None:
@@ -181,6 +183,8 @@ class Journal:
             waiting = _taken(self._waiting)
             self.gather()
             self._trying(self._write_groups)
+            if waiting:
+                self._trying(self._room.reserve, self._end)  # somebody may wait for this before an effect
             if waiting or closing or monotonic() >= due:
                 due = self._trying(self._sync)
             for notify in waiting:
@@ -200,13 +204,16 @@ class Journal:
         if not _is_at(self._file, self._place):
             raise JournalError("it was deleted, moved or replaced while a run wrote to it")
         if self._new:
-            _sync_directory(self.path.parent)
+            sync_directory(self.path.parent)
             self._new = False
+        self._sidecar.note(self._end, self.contents.first)
 
     def _write_groups(self) -> None:
         lines = _taken(self._lines)
         if lines:
-            _write(self._file, b"".join(lines))
+            data = b"".join(lines)
+            write_all(self._file, data)
+            self._end += len(data)
 
     # -- making groups
 
@@ -226,8 +233,93 @@ class Journal:
     def _make_group(self, entries: Sequence[Entry]) -> None:
         sections = group_of(entries)
         if sections:
-            found, self._sum = line(codec.encode_json(sections), self._sum)
+            data = codec.encode_json(sections)
+            self._groups += 1
+            found, self._sum = line(data if self._cipher is None else self._cipher.seal(data, self._groups), self._sum)
             self._lines.append(found)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def opened(path: Path, key: Key | None) -> tuple[BinaryIO, Contents | None]:
+    """A journal's file, locked, and what is in it; None if that is nothing yet. Raises JournalError, also where synced groups are missing."""
+    with as_journal_error(path):
+        there = os.path.exists(path)
+        file: BinaryIO = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
+        try:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise JournalError(f"journal={str(path)!r} is no ordinary file; give the path of one, or of a file that is not there yet")
+            _lock(file, path)
+            if not _is_at(file, os.path.abspath(path)):  # it was compacted just now
+                raise JournalError(f"journal={str(path)!r} is in use by another run; give each its own, or wait for it")
+            contents = parse(file.read(), str(path), key)
+            if there:
+                Sidecar.check(path, contents)
+            file.seek(0)
+            return file, contents
+        except BaseException:
+            file.close()
+            raise
+
+
+def truncate(file: BinaryIO, contents: Contents) -> None:
+    """Drops the end that was not written whole, and says so; the file goes on there."""
+    if contents.dropped:
+        log.warning("%s: the last %d bytes were not written whole when its process ended, and are dropped; no effect was begun behind them",
+                    contents.name, contents.dropped)  # fmt: skip
+    file.truncate(contents.size)
+    file.seek(contents.size)
+
+
+@contextmanager
+def as_journal_error(path: Path) -> Generator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
+
+
+class Sidecar:
+    """Beside a journal, how much of it the disk has for certain: `SIZE CHECKSUM`, the latter of the journal's first line.
+
+    It is written behind each sync, and never before it: a journal that is shorter has lost groups that runs relied on.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    @staticmethod
+    def path_of(journal: Path) -> Path:
+        return journal.with_name(journal.name + ".synced")
+
+    @classmethod
+    def open(cls, journal: Path) -> Sidecar:
+        with as_journal_error(cls.path_of(journal)):
+            return cls(os.fdopen(os.open(cls.path_of(journal), os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0))
+
+    def note(self, size: int, first: int) -> None:
+        self._file.seek(0)
+        write_all(self._file, b"%016d %08x\n" % (size, first))  # as long as what it replaces
+
+    def close(self) -> None:
+        self._file.close()
+
+    @classmethod
+    def check(cls, journal: Path, contents: Contents | None) -> None:
+        """Raises JournalError where groups are missing that the disk had."""
+        try:
+            said = cls.path_of(journal).read_bytes()
+        except FileNotFoundError:
+            return
+        found = re.fullmatch(rb"([0-9]{16}) ([0-9a-f]{8})\n", said)
+        if found is None or (contents is not None and int(found[2], 16) != contents.first):
+            return  # not written when its process ended; of another journal that was here
+        size, there = int(found[1]), 0 if contents is None else contents.size
+        if there < size:
+            raise JournalError(
+                f"{journal}: {size - there} bytes are missing at its end that were on the disk: {size} were, and {there} are whole. Effects that they know of would be "
+                f"called again. Restore the file, or delete {cls.path_of(journal).name} if that may be")
 
 
 def _taken(items: list[Any]) -> list[Any]:
@@ -245,7 +337,7 @@ def _is_at(file: BinaryIO, place: str) -> bool:
         return False
 
 
-def _write(file: BinaryIO, data: bytes) -> None:
+def write_all(file: BinaryIO, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]
@@ -257,10 +349,10 @@ def make_directory(path: Path) -> None:
         if path != path.parent:
             make_directory(path.parent)
         path.mkdir(exist_ok=True)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     """A new file's name is not its own."""
     if hasattr(os, "O_DIRECTORY"):  # not on every system
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

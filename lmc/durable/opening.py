@@ -21,6 +21,7 @@ from lmc.backend.base import Backend
 from lmc.durable.effects import data_or_class
 from lmc.durable.groups import Record
 from lmc.durable.journal import Journal, make_directory
+from lmc.durable.rewriting import delete_finished
 from lmc.errors import (
     JournalError,
     ParameterError,
@@ -72,7 +73,9 @@ def journaled(
         raise JournalError(f"journal={str(path)!r}: a run's journal is a file, and this is a directory", loc=caller_loc())
     wanted = header(function, options, backend, compiled, batch=batch)
     try:
-        journal = Journal.open(path, wanted, fresh)
+        if options.keep is not None:
+            delete_finished(path, options.key, options.keep)
+        journal = Journal.open(path, wanted, fresh, options.key)
     except JournalError as error:
         error.loc = caller_loc()
         raise
@@ -97,7 +100,7 @@ def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: S
         return
     for number, arguments in zip(numbers, bound, strict=True):
         known = records.get(number)
-        if known is not None and not _same(_beginning(_given(arguments)), known[0]):
+        if known is not None and known[0][0] != "x" and not _same(_beginning(_given(arguments)), known[0]):
             of = f"item {number}" if journal.contents.header["kind"] == "batch" else "the run"
             raise JournalError(
                 f"journal={str(journal.path)!r} is of other arguments: those of {of} are not what they were. Give the call what it was given "

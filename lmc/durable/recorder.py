@@ -224,6 +224,9 @@ class Recorder:
         enter, leave = [types.MethodType(self._twin(m), x) for m in methods]
         return type("Managed", (), dict(zip(names, (lambda _: enter(), lambda _, *error: leave(*error)), strict=True)))()
 
+    def asked(self, question: str, schema: str) -> Any:
+        return self.journal.asked(self.stream, question, schema, caller_loc())
+
     def decided(self, loc: str, test: str, answer: bool) -> None:
         self.journal.decided(loc, test, answer)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lmc import codec
+from lmc.durable.cipher import Cipher, Key, opened_first
 from lmc.durable.groups import MAGIC, VERSION, WELL, Ask, Record, in_group, payload
 from lmc.errors import JournalError
 from lmc.garbage import no_collection
@@ -27,11 +28,14 @@ Place = tuple[str, str, int, int]
 
 @dataclass(slots=True)
 class Effect:
-    """A call of host code. `outcome`: None while only its intent is known.
+    """A call of host code, or a question to a person. `outcome`: None while only its intent is known.
 
-    number   of the run's effects, in the order in which they began
-    shown    its arguments, for people;  line  where the program calls it
-    ordered  it is made where the program makes it, not ahead
+    number    of the run's effects, in the order in which they began
+    shown     its arguments, for people;  line  where the program calls it
+    ordered   it is made where the program makes it, not ahead
+    failed    how many attempts are known to have failed, behind which it may be called again
+    begun     whether an attempt began whose end is not known
+    question  what a person is asked, the JSON schema of the answer (or ""), and when, in seconds since 1970
     """
 
     number: int
@@ -40,10 +44,18 @@ class Effect:
     line: str
     ordered: bool
     outcome: Record | None = None
+    failed: int = 0
+    begun: bool = True
+    question: tuple[str, str, int] | None = None
 
     @property
     def name(self) -> str:
         return self.place[1]
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether nobody knows if it was done."""
+        return self.outcome is None and self.begun and self.question is None
 
 
 @dataclass(slots=True)
@@ -55,6 +67,8 @@ class Known:
     effects    by place, and `calls` by number
     order      of what became known: records of answers, and effects
     end        None while it runs; then the errors it ended with, from the last to its causes: (type, message)
+    ended      when that was, in seconds since 1970
+    deleted    its contents were: it is over, and cannot be resumed
     """
 
     arguments: Any = None
@@ -64,6 +78,13 @@ class Known:
     calls: dict[int, Effect] = field(default_factory=dict[int, Effect])
     order: list[Record | Effect] = field(default_factory=list[Record | Effect])
     end: list[tuple[str, str]] | None = None
+    ended: int = 0
+    deleted: bool = False
+
+    @property
+    def open(self) -> list[Effect]:
+        """What waits for a person: questions, and effects that are in doubt."""
+        return [effect for effect in self.calls.values() if effect.outcome is None and (effect.doubtful or effect.question is not None)]
 
 
 @dataclass(slots=True)
@@ -71,7 +92,8 @@ class Contents:
     """A journal that was read: its header, the records of its runs by number, and how many bytes are whole.
 
     records  the first of a run says how it begins
-    sum      the checksum of the last group, which that of the next goes on from
+    groups   how many there are;  sum  the checksum of the last one, which that of the next goes on from;  first  that of the first line
+    cipher   what opens and seals its lines, if it is encrypted
     """
 
     name: str
@@ -79,7 +101,10 @@ class Contents:
     records: dict[int, list[Record]] = field(default_factory=dict[int, list[Record]])
     size: int = 0
     dropped: int = 0
+    groups: int = 0
     sum: int = 0
+    first: int = 0
+    cipher: Cipher | None = None
 
     def known(self, item: int) -> Known:
         """What is known of a run. Raises JournalError."""
@@ -94,7 +119,7 @@ class Contents:
 
     def finished(self, items: Iterable[int]) -> bool:
         """Whether runs are over, and none with an error."""
-        return all(self.records.get(item, _NO_RECORDS)[-1] == WELL for item in items)
+        return all(self.records.get(item, _NO_RECORDS)[-1][:2] == WELL for item in items)
 
     @property
     def runs(self) -> dict[int, Known]:
@@ -112,7 +137,7 @@ def find(path: str | os.PathLike[str]) -> Path:
     return path / "journal" if path.is_dir() else path
 
 
-def read(path: str | os.PathLike[str]) -> Contents:
+def read(path: str | os.PathLike[str], key: Key | None = None) -> Contents:
     """A journal from its file, without the end that was not written whole. Raises JournalError."""
     file = find(path)
     try:
@@ -120,14 +145,14 @@ def read(path: str | os.PathLike[str]) -> Contents:
     except OSError as error:
         instead = f"{path} is a directory, and there is no batch's journal in it; " if file != Path(path) else ""
         raise JournalError(f"{instead}{file}: {error.strerror or error}") from None
-    found = parse(data, str(file))
+    found = parse(data, str(file), key)
     if found is None:
         raise JournalError(f"{file}: a journal that was cut off before anything was written; delete it")
     return found
 
 
-def parse(data: bytes, name: str) -> Contents | None:
-    """A journal from its bytes; None if they end before the first line does. Raises JournalError for what is no journal."""
+def parse(data: bytes, name: str, key: Key | None = None) -> Contents | None:
+    """A journal from its bytes; None if they end before the first line does. Raises JournalError for what is no journal, or not this key's."""
     head, newline, _ = data.partition(b"\n")
     magic = f"{MAGIC} ".encode()
     if not head.startswith(magic):
@@ -141,24 +166,29 @@ def parse(data: bytes, name: str) -> Contents | None:
         shown = version[:20].decode("utf-8", "replace")
         raise JournalError(
             f"{name} is a journal of format {shown}; this lmc reads format {VERSION}. Finish it with the lmc that wrote it, or start a new one")
-    header, total = _header(rest)
+    try:
+        header, total, cipher = _header(rest, key)
+    except JournalError as error:
+        raise JournalError(f"{name}: {error.message}") from None
     if header is None:
         raise JournalError(f"{name} is damaged in its first line; start a new journal")
-    contents = Contents(name, header, size=len(head) + 1, sum=total)
+    contents = Contents(name, header, size=len(head) + 1, sum=total, first=total, cipher=cipher)
     _groups(contents, data)
     contents.dropped = len(data) - contents.size
     _check_rest(contents, data)
     return contents
 
 
-def _header(first: bytes) -> tuple[dict[str, Any] | None, int]:
-    """What the first line says behind the format's number, None if it is damaged; and its checksum."""
+def _header(first: bytes, key: Key | None) -> tuple[dict[str, Any] | None, int, Cipher | None]:
+    """What the first line says behind the format's number, None if it is damaged; its checksum; and what opens the others."""
     found = payload(first, 0)
+    if found is None:
+        return None, 0, None
     try:
-        header = None if found is None else codec.from_bytes(found[0])
+        header, cipher = opened_first(codec.from_bytes(found[0]), key)
     except ValueError:
-        header = None
-    return (header, found[1]) if found is not None and isinstance(header, dict) and type(header.get("seed")) is int else (None, 0)
+        return None, 0, None
+    return (header, found[1], cipher) if isinstance(header, dict) and type(header.get("seed")) is int else (None, 0, None)
 
 
 _NO_RECORDS: Sequence[Record] = ([],)
@@ -170,15 +200,18 @@ def _groups(contents: Contents, data: bytes) -> None:
     with no_collection():
         while (end := data.find(b"\n", contents.size)) >= 0 and (found := payload(data[contents.size : end], contents.sum)) is not None:
             try:
-                for item, record in in_group(decode(found[0])):
+                data_of = found[0] if contents.cipher is None else contents.cipher.open(found[0], contents.groups + 1)
+                for item, record in in_group(decode(data_of)):
                     known = records.get(item)
                     if known is None:
                         records[_number(item)] = [record]
                     else:
                         known.append(record)
+            except JournalError as error:
+                raise JournalError(f"{contents.name}: {error.message}") from None
             except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
                 raise JournalError(f"{contents.name}: a group at byte {contents.size} that no lmc wrote: {type(error).__name__}: {error}") from None
-            contents.size, contents.sum = end + 1, found[1]
+            contents.size, contents.sum, contents.groups = end + 1, found[1], contents.groups + 1
 
 
 def _check_rest(contents: Contents, data: bytes) -> None:
@@ -218,6 +251,24 @@ def _result(known: Known, record: Record) -> None:
     known.calls[number].outcome = record[2:]
 
 
+def _attempt_failed(known: Known, record: Record) -> None:
+    effect = known.calls[_number(record[1])]
+    effect.failed, effect.begun = effect.failed + 1, False
+
+
+def _attempt(known: Known, record: Record) -> None:
+    known.calls[_number(record[1])].begun = True
+
+
+def _question(known: Known, record: Record) -> None:
+    _, number, question, schema, when = record
+    known.calls[_number(number)].question = str(question), str(schema), _number(when)
+
+
+def _deleted(known: Known, record: Record) -> None:
+    known.deleted = True
+
+
 def _undo(known: Known, record: Record) -> None:
     """A call that was not made after all."""
     effect = known.calls.pop(_number(record[1]))
@@ -226,7 +277,7 @@ def _undo(known: Known, record: Record) -> None:
 
 
 def _end(known: Known, record: Record) -> None:
-    known.end = [(str(kind), str(message)) for kind, message in record[1]]
+    known.end, known.ended = [(str(kind), str(message)) for kind, message in record[1]], _number(record[2])
 
 
 def _number(number: Any) -> int:
@@ -235,7 +286,10 @@ def _number(number: Any) -> int:
     return number
 
 
-_TAKE = {"b": _begin, "a": _answer, "A": _answer, "f": _answer, "i": _intent, "r": _result, "u": _undo, "e": _end}
+_TAKE = {
+    "b": _begin, "a": _answer, "A": _answer, "f": _answer, "i": _intent, "t": _attempt_failed, "g": _attempt, "q": _question, "r": _result, "u": _undo, "e": _end,
+    "x": _deleted,
+}  # fmt: skip
 
 
 def _forget_failures(known: Known) -> None:

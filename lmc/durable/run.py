@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +17,10 @@ from lmc.durable.effects import AWAITED_AGAIN, WAIT_FOR, arguments_digest, await
 from lmc.durable.groups import WELL
 from lmc.durable.records import Effect, Place
 from lmc.durable.tasks import Coming
-from lmc.errors import JournalError, Loc
+from lmc.errors import Interrupted, JournalError, Loc
 from lmc.frontend import aio
+from lmc.frontend.attempts import aanswer_of
+from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import caller_loc
 
 
@@ -68,17 +72,28 @@ class RunJournal(Calls):
         number, known = begun
         inner = inner_of(awaitable)
         idempotent = inner.idempotent if isinstance(inner, Deferred) else self.may_begin_again([inner]) or self.may_begin_again(given.values())
-        if known is not None and (known.outcome is not None or not idempotent):
+        host = inspect.getcoroutinelocals(inner)["self"] if getattr(inner, "cr_code", None) is _MARKED else None
+        if known is not None and known.outcome is not None:
             drop(awaitable)
-            ok, value = (False, self.in_doubt(known, loc)) if known.outcome is None else self.known_result(known.outcome, known.name, (), None)
+            ok, value = self.known_result(known.outcome, known.name, (), None)
             if not ok:
                 raise value
             return value
-        if not synced:
-            await self._synced(number, awaitable)
+        if known is not None and known.doubtful and not idempotent:
+            try:
+                happened = await aanswer_of(self.asks(host, call[1], given, known, loc), name)
+            except Exception as error:
+                drop(awaitable)
+                raise self._unchecked(known, error, loc) from None
+            if happened is not None:
+                drop(awaitable)
+                self.write_outcome(number, inner, name, (), None, (True, happened.result), loc)
+                return happened.result
         outcome: tuple[bool, Any]
         try:
-            with self.working():
+            with self.attempts(host, number, known), self.working():
+                if not synced:
+                    await self._synced(number, awaitable)
                 outcome = True, await awaitable
         except asyncio.CancelledError as error:
             if aio.being_cancelled():
@@ -150,7 +165,7 @@ class RunJournal(Calls):
 
     def _is_behind_doubts(self, place: Place) -> bool:
         """Whether an effect has not begun in an earlier time of the run, and another one has that is not known to be done."""
-        return self.resumed and place not in self.known.effects and any(effect.outcome is None for effect in self.known.effects.values())
+        return self.resumed and place not in self.known.effects and any(effect.doubtful for effect in self.known.effects.values())
 
     def _next_place(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Place:
         """That of an effect that the program is about to come to."""
@@ -189,12 +204,28 @@ class RunJournal(Calls):
         if self._effects is not None:
             self._intend_all()  # tasks that nobody has awaited may begin yet
         error = self.broken or error
-        if error is not None:
-            self.journal.put(self.item, ["e", [[type(e).__name__, str(e)] for e in _causes(error)]])
+        if isinstance(error, Interrupted):
+            self.journal.hurry()
+        elif error is not None:
+            self.journal.put(self.item, ["e", [[type(e).__name__, str(e)] for e in _causes(error)], int(time.time())])
         elif not self.resumed or self.known.end != []:  # what it ended with before is over
             self.journal.add((self.item, WELL))
         self._known = None  # read again if somebody goes on with the state
         return error
+
+    def asked(self, stream: str, question: str, schema: str, loc: Loc | None) -> Any:
+        """A person's answer to a question. Raises Interrupted while there is none: what the run has asked of the model is answered then, and it does nothing more."""
+        self.go_on()
+        number, known = self.begin(stream, QUESTION, (question,), {}, loc, ordered=False)
+        if known is not None and known.outcome is not None:
+            return self.known_result(known.outcome, QUESTION, (), None)[1]
+        if known is None or known.question is None:  # it ended just between the two
+            self.journal.put(self.item, ["q", number, question, schema, int(time.time())])
+            self.sync()
+        for result in self.unanswered():
+            result.wait()
+        self.broken = Interrupted(question, schema, self.item, number, journal=str(self.journal.path), loc=loc)
+        raise self.broken
 
     def refuse_batch(self) -> None:
         """A program of a journaled run starts a batch, or a run with a seed of its own, which are not at places of the run."""
@@ -211,5 +242,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+_MARKED = HostFunction.awaited.__code__
+QUESTION = "lmc.interrupt"
+"""The name of questions to people, among the effects of a run."""
 _TURNS = 16
 """Turns of the event loop within which a task of a group, and of groups in it, comes to what the journal knows of it."""

@@ -16,6 +16,7 @@ from typing import Any
 from lmc import codec
 from lmc.backend.base import Output
 from lmc.durable import effects, records
+from lmc.durable.cipher import Key
 from lmc.durable.groups import Record, output_of
 from lmc.durable.records import Contents, Effect
 from lmc.errors import JournalError
@@ -92,9 +93,13 @@ class Story:
                 f"{f'; prompts as {self.written} writes them' if self.written else ''}")  # fmt: skip
 
 
-def listed(path: str | Path, item: int | None = None) -> list[Story]:
+def listed(path: str | Path, item: int | None = None, key: Key | None = None) -> list[Story]:
     """The runs of a journal (or one of them) from the file alone: no prompts. Raises JournalError."""
-    contents = records.read(path)
+    return listed_in(records.read(path, key), item, path)
+
+
+def listed_in(contents: Contents, item: int | None, path: str | Path) -> list[Story]:
+    """As `listed`, of a journal that was read."""
     return [_listed(contents, number) for number in numbers_of(contents, item, path)]
 
 
@@ -144,6 +149,10 @@ def _answered(number: int, name: str, output: Output) -> Step:
 
 def outcome_of(effect: Effect) -> str:
     match effect.outcome:
+        case None if effect.question is not None:
+            return "waits for a person's answer"
+        case None if not effect.begun:
+            return f"failed {effect.failed} times, and not made again yet"
         case None:
             return "in doubt: begun, and not known to be done"
         case ["value", data, *_]:

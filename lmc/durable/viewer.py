@@ -18,6 +18,7 @@ from typing import Any, cast
 from lmc import codec
 from lmc.backend.base import Backend, Output, Result
 from lmc.durable import effects, records
+from lmc.durable.cipher import Key
 from lmc.durable.groups import Ask, Record
 from lmc.durable.journal import Journal
 from lmc.durable.records import Contents, Effect
@@ -41,12 +42,12 @@ class WhatIf:
     effects: bool = False
 
 
-def replayed(path: str | Path, program: Function, backend: Backend, item: int | None = None, change: WhatIf | None = None) -> list[Story]:
+def replayed(path: str | Path, program: Function, backend: Backend, item: int | None = None, change: WhatIf | None = None, key: Key | None = None) -> list[Story]:
     """The runs of a journal (or one of them) made again by the program, with prompts and lines; with `change`, on `backend` from there on.
 
     Raises JournalError if the journal is not the program's.
     """
-    contents = records.read(path)
+    contents = records.read(path, key)
     found = {"program": program.name, "source": program.digest}
     for name, ours in found.items():
         if contents.header.get(name) != ours:
@@ -165,7 +166,8 @@ class View(RunJournal):
         assert known is not None
         self.steps.append(Step(len(self.steps), "effect", name, _line(loc), shown, outcome_of(known)))
         if known.outcome is None:
-            raise self._end(f"{name}({shown}) was begun, and nobody knows whether it was done", loc)
+            waits = "waits for a person's answer" if known.question is not None else "was begun, and nobody knows whether it was done"
+            raise self._end(f"{name}({shown}) {waits}", loc)
         return number, known
 
     def write_outcome(

@@ -17,6 +17,7 @@ from typing import Any, Protocol, overload
 
 from lmc.errors import ArgumentError, HostTimeout, ParameterError
 from lmc.frontend.active import ACTIVE
+from lmc.frontend.attempts import Retry, aattempted, attempted
 from lmc.frontend.primitives import caller_loc
 
 
@@ -47,6 +48,10 @@ class Recorder(Protocol):
         """Note which way the program goes at a test."""
         ...
 
+    def asked(self, question: str, schema: str) -> Any:
+        """Return a person's answer to a question. Raises Interrupted while there is none."""
+        ...
+
 
 RECORDING: ContextVar[Recorder | None] = ContextVar("lmc_recording", default=None)
 """The journaled run whose program is running here. None: there is none, or host code is running that it called."""
@@ -55,16 +60,14 @@ RECORDING: ContextVar[Recorder | None] = ContextVar("lmc_recording", default=Non
 class HostFunction:
     """A function with what is promised of it. Calling it means the same everywhere: interpreter, compiled run, plain Python."""
 
-    def __init__(self, fn: Callable[..., Any], *, pure: bool, ordered: bool, idempotent: bool, timeout: float | None) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], *, pure: bool, ordered: bool, idempotent: bool, timeout: float | None, retry: Retry | None = None,
+        check: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
         functools.update_wrapper(self, fn, updated=())
         self.__module__ = getattr(fn, "__module__", None) or "builtins"  # it is the user's, not lmc's
-        self.fn, self.pure, self.ordered, self.idempotent, self.timeout = fn, pure, ordered, idempotent, timeout
+        self.fn, self.pure, self.ordered, self.idempotent, self.timeout, self.retry, self.check = fn, pure, ordered, idempotent, timeout, retry, check
         self.name: str = getattr(fn, "__name__", type(fn).__name__)
-
-    @property
-    def promises(self) -> tuple[bool, bool, bool, float | None]:
-        """What tells two marks of one function apart."""
-        return self.pure, self.ordered, self.idempotent, self.timeout
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.pure and (state := ACTIVE.get()) is not None and (ledger := state.emitter.run.ledger) is not None and ledger.calls is not None:
@@ -75,13 +78,21 @@ class HostFunction:
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
         """Make the call, whoever records it."""
-        if self.timeout is None:
+        if self.timeout is None and self.retry is None and self.check is None:
             return self.fn(*args, **kwargs)
         if inspect.iscoroutinefunction(self.fn):
             made = self.awaited(args, kwargs)
             made.__qualname__ = getattr(self.fn, "__qualname__", self.name)
             return made
-        return self._in_time(self.timeout, args, kwargs)
+        return attempted(lambda: self._once(args, kwargs), self.retry, self.check and (lambda: self.asked(args, kwargs)), self.name)
+
+    def asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What its check says of a call: `Done`, None, or an awaitable of that."""
+        assert self.check is not None
+        return self.check(*args, **kwargs)
+
+    def _once(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return self.fn(*args, **kwargs) if self.timeout is None else self._in_time(self.timeout, tuple(args), dict(kwargs))
 
     def _in_time(self, seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call on a thread of its own. Python cannot stop a thread: a late one runs on, and its result is dropped."""
@@ -101,7 +112,10 @@ class HostFunction:
         return future.result()
 
     async def awaited(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The call of an async function that has a time-out."""
+        """The call of an async function that has a time-out, or attempts."""
+        return await aattempted(lambda: self._aonce(args, kwargs), self.retry, self.check and (lambda: self.asked(args, kwargs)), self.name)
+
+    async def _aonce(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         within = asyncio.timeout(self.timeout)
         try:
             async with within:
@@ -120,6 +134,7 @@ class HostFunction:
     def __repr__(self) -> str:
         said = [n for n, yes in (("pure", self.pure), ("unordered", not self.ordered), ("idempotent", self.idempotent)) if yes]
         said += [] if self.timeout is None else [f"timeout={self.timeout:g}"]
+        said += [name for name, value in (("retried", self.retry), ("checked", self.check)) if value is not None]
         return f"<{' '.join(['host function', self.name, *said])}>"
 
 
@@ -133,22 +148,31 @@ def pure(fn: Callable[..., Any]) -> HostFunction:
 
 
 @overload
-def host(fn: Callable[..., Any], *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None) -> HostFunction: ...
+def host(
+    fn: Callable[..., Any], *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None, retry: Retry | int | None = None,
+    check: Callable[..., Any] | None = None,
+) -> HostFunction: ...  # fmt: skip
 @overload
 def host(
-    fn: None = None, *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None
-) -> Callable[[Callable[..., Any]], HostFunction]: ...
+    fn: None = None, *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None, retry: Retry | int | None = None,
+    check: Callable[..., Any] | None = None,
+) -> Callable[[Callable[..., Any]], HostFunction]: ...  # fmt: skip
 def host(
-    fn: Callable[..., Any] | None = None, *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None
-) -> HostFunction | Callable[[Callable[..., Any]], HostFunction]:
+    fn: Callable[..., Any] | None = None, *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None, retry: Retry | int | None = None,
+    check: Callable[..., Any] | None = None,
+) -> HostFunction | Callable[[Callable[..., Any]], HostFunction]:  # fmt: skip
     """Marks a function that does something outside of the program; also a decorator, bare or with arguments.
 
     It is called where the program calls it, and never ahead. In a journaled run it is one recorded call, wherever it is called.
 
     ordered     False: its calls need no order: a journaled run that is resumed finds their results in any
     idempotent  a run that is taken up again may call it again with the same arguments
-    timeout     seconds; a call that takes longer raises HostTimeout (a TimeoutError) in the program, and its thread is
+    timeout     seconds; a call (each attempt) that takes longer raises HostTimeout (a TimeoutError) in the program, and its thread is
                 left to itself
+    retry       an `lmc.Retry`, or how often a call that failed is made again: behind connection errors and time-outs, if it is idempotent or has a
+                `check`; else `lmc.Retry(on=…)` says behind which exceptions it may be
+    check       called with the arguments of a call of which nobody knows whether it happened (its process ended in it; it failed and would be retried):
+                asks the world, and returns `lmc.Done(result)` if it did, None if it did not and is to be made. What it raises leaves the call in doubt
     """
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(f"timeout={timeout!r}: a number of seconds", loc=caller_loc())
@@ -157,10 +181,18 @@ def host(
     for name, value in (("ordered", ordered), ("idempotent", idempotent)):
         if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"{name}={value!r}: True or False", loc=caller_loc())
+    if check is not None and not callable(check):
+        raise ArgumentError(f"check={check!r}: a function of the same arguments", loc=caller_loc())
+    again = Retry(retry) if type(retry) is int else retry
+    if again is not None and not isinstance(again, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(f"retry={retry!r}: an lmc.Retry, or a number of further attempts", loc=caller_loc())
+    if again is not None and again.on is None and check is None and not idempotent:
+        raise ParameterError("retry= of a call that may have happened although it failed: say idempotent=True, give a check=, or say behind which "
+                             "exceptions it may be made again, lmc.Retry(on=…)", loc=caller_loc())  # fmt: skip
 
     def mark(fn: Callable[..., Any]) -> HostFunction:
         seconds = None if timeout is None else float(timeout)
-        return HostFunction(_checked(fn, "host"), pure=False, ordered=ordered, idempotent=idempotent, timeout=seconds)
+        return HostFunction(_checked(fn, "host"), pure=False, ordered=ordered, idempotent=idempotent, timeout=seconds, retry=again, check=check)
 
     return mark if fn is None else mark(fn)
 

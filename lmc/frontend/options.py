@@ -42,7 +42,7 @@ class Options:
     stream    return at once; the state is watched while it grows
     budget    what one run may spend; of a batch, each item
     timeout   seconds that one run may take
-    journal   path of its journal, while it is open the journal
+    journal   path of its journal, while it is open the journal;  key, keep  of that (lmc.Journal)
     ahead     how far the run is asked ahead: "off", "certain", "likely"; None: as the program was compiled, "off" for `fn.run`
     begin     called with state and arguments when the run begins (lmc/runahead/program.py)
     """
@@ -56,6 +56,8 @@ class Options:
     journal: str | Journal | None = None
     ahead: str | None = None
     begin: Callable[..., None] | None = None
+    key: str | bytes | None = field(default=None, repr=False)
+    keep: float | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
@@ -74,7 +76,7 @@ class Options:
         timeout = check_timeout(given.get("timeout"), caller_loc())
         journal: Any = given.get("journal")
         if journal is not None and not (isinstance(journal, str | os.PathLike) and journal):
-            raise ArgumentError(f"journal={journal!r}: the path of a file; of a directory for a batch", loc=caller_loc())
+            raise ArgumentError(f"journal={journal!r}: the path of a file, of a directory for a batch; or an lmc.Journal", loc=caller_loc())
         speculate = given.get("speculate")
         if speculate not in (None, "branches"):
             raise ParameterError(f"speculate={speculate!r}: 'branches' or None", loc=caller_loc())
@@ -83,7 +85,7 @@ class Options:
             raise ParameterError(f"ahead={ahead!r}: 'off', 'certain' or 'likely'", loc=caller_loc())
         path = None if journal is None else os.fsdecode(given["journal"])
         sampled = {k: given[k] for k in RUN_SAMPLING if k in given}
-        options = cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, ahead)
+        options = cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, ahead, **getattr(journal, "options", {}))
         options.defaults(SamplingParams())  # a wrong value is said now, before a default backend loads its model
         return options
 

@@ -101,6 +101,12 @@ def compile_schema(source: str) -> Compiled:
     return Compiled(grammar, layout.depth, notes, Checker(References(root), _pattern).wrong if notes.later else None)
 
 
+def why_invalid(source: str, text: str) -> str | None:
+    """Why the value of a JSON text is not valid by a schema, whatever the order of its keys; None if it is. Raises ConstraintError for what is no schema."""
+    compile_schema(source)
+    return Checker(References(json.loads(source)), _pattern).wrong(text)
+
+
 def _pattern(pattern: str) -> LazyDFA:
     """What has a match in it."""
     return LazyDFA(parse(pattern, search=True), {}, frozenset())

@@ -10,6 +10,7 @@ from typing import Any
 import lmc
 from lmc.durable import records
 from lmc.durable.groups import journal_of
+from lmc.durable.journal import Sidecar
 
 CALLS: list[tuple[Any, ...]] = []
 """What was called: name of the function and what it was handed. Functions of the programs that are taken up note it here."""
@@ -17,6 +18,12 @@ CALLS: list[tuple[Any, ...]] = []
 
 def seen(state: lmc.State) -> Any:
     return state.text(), repr(state.ret_value), {n: state[n] for n in state.variables if n is not None}
+
+
+def lay(path: Path, data: bytes) -> None:
+    """A journal with these bytes, of which nobody knows how much the disk had."""
+    path.write_bytes(data)
+    Sidecar.path_of(path).unlink(missing_ok=True)
 
 
 def prefixes(path: Path) -> list[bytes]:
@@ -46,7 +53,7 @@ def resumes_anywhere(program: Any, arguments: Mapping[str, Any], directory: Path
         CALLS.clear()
         assert (seen(way(**arguments, backend=asked, seed=1, journal=whole)), Counter(CALLS)) == (expected, calls)
         for count, data in enumerate(prefixes(whole)):
-            path.write_bytes(data)
+            lay(path, data)
             known, before = records.read(path).runs[0], done(path)
             again, left = ways[count % 2], [e for e in known.effects.values() if e.outcome is None]
             CALLS.clear()

@@ -18,6 +18,7 @@ from lmc.durable.journal import Journal
 from lmc.durable.run import RunJournal
 from lmc.errors import CancelledError, JournalError
 from lmc.prompt import Gen, Prompt
+from tests.durable.resuming import lay
 
 
 @lmc.function
@@ -79,7 +80,7 @@ def test_answers_that_come_late_are_those_of_the_interpreter(tmp_path: Path) -> 
         path = directory / "journal"
         lines = path.read_bytes().splitlines(keepends=True)
         for whole in range(1, len(lines), 1 + len(lines) // 3):
-            path.write_bytes(b"".join(lines[:whole]))
+            lay(path, b"".join(lines[:whole]))
             asked = sum(len(found) for run in records.read(path).runs.values() for found in run.answers.values())
             backend = late(n)
             assert [s.text() for s in fast.batch(items, backend=backend, seed=1, journal=directory)] == texts
@@ -218,7 +219,7 @@ def test_numbers_of_any_length_are_read(tmp_path: Path, many: int, fast: bool, m
 
 @pytest.mark.parametrize("seed", [{}, {"seed": None}, {"seed": "1"}, {"seed": True}])
 def test_a_first_line_without_a_seed_is_refused(tmp_path: Path, seed: dict[str, Any]) -> None:
-    (tmp_path / "j").write_bytes(first_line({"kind": "run", **seed})[0])
+    lay(tmp_path / "j", first_line({"kind": "run", **seed})[0])
     with pytest.raises(JournalError, match="damaged in its first line"):
         records.read(tmp_path / "j")
 
@@ -244,7 +245,7 @@ def test_a_result_that_no_lmc_wrote_is_refused(tmp_path: Path, outcome: list[Any
     found = records.read(tmp_path / "j")
     changed = [["r", record[1], *outcome] if record[0] == "r" else record for record in found.records[0]]
     for way in (calls.run, lmc.compile(calls)):
-        (tmp_path / "k").write_bytes(journal_of(found.header, [(0, record) for record in changed]))
+        lay(tmp_path / "k", journal_of(found.header, [(0, record) for record in changed]))
         with pytest.raises(JournalError, match=r"that no lmc wrote|cannot be resumed"):
             way(backend=lmc.Mock(), journal=tmp_path / "k")
 
@@ -254,6 +255,6 @@ def test_an_answer_that_no_lmc_wrote_is_refused(tmp_path: Path, texts: Any, meta
     calls.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
     found = records.read(tmp_path / "j")
     changed = [[*record[:3], texts, metas, *record[5:]] if record[0] == "a" else record for record in found.records[0]]
-    (tmp_path / "k").write_bytes(journal_of(found.header, [(0, record) for record in changed]))
+    lay(tmp_path / "k", journal_of(found.header, [(0, record) for record in changed]))
     with pytest.raises(JournalError, match="an answer that no lmc wrote"):
         calls.run(backend=lmc.Mock(), journal=tmp_path / "k")

@@ -30,6 +30,7 @@ from lmc.durable.groups import first_line, journal_of, line
 from lmc.errors import InDoubtEffect, JournalError, ParameterError
 from tests import searching
 from tests.durable.killing import ASYNC, PROGRAM, survives
+from tests.durable.resuming import lay
 from tests.searching import TIMES, apart, search
 
 CALLS: list[Any] = []
@@ -84,7 +85,7 @@ def _fresh() -> None:
 
 
 def cut(path: Path, size: int, to: Path) -> Path:
-    to.write_bytes(path.read_bytes()[:size])
+    lay(to, path.read_bytes()[:size])
     return to
 
 
@@ -203,7 +204,7 @@ def _resumed_from(data: bytes, sizes: list[int], expected: Any, path: Path) -> N
     program = lmc.compile(cheap)
     ways = [program, cheap.run]
     for n, size in enumerate(sizes):
-        path.write_bytes(data[:size])
+        lay(path, data[:size])
         effects = list(records.read(path).runs[0].effects.values()) if data.count(b"\n", 0, size) > 1 else []
         CALLS.clear()
         try:
@@ -261,7 +262,7 @@ def test_cut_behind_any_record(tmp_path: Path) -> None:
         assert seen(way("e", backend=lmc.Mock(), seed=3, journal=path)) == expected
         whole = path.read_bytes().split(b"\n")
         for lines in range(1, len(whole)):
-            path.write_bytes(b"\n".join(whole[:lines]) + b"\n")
+            lay(path, b"\n".join(whole[:lines]) + b"\n")
             effects = records.read(path).runs[0].effects.values() if lines > 1 else []
             CALLS.clear()
             try:
@@ -377,7 +378,7 @@ def test_waiting_and_looking_at_the_clock_are_in_no_doubt(tmp_path: Path) -> Non
     expected = waits.run(backend=lmc.Mock(), seed=1, journal=path).ret_value
     lines = path.read_bytes().splitlines(keepends=True)
     for whole in range(1, len(lines)):
-        path.write_bytes(b"".join(lines[:whole]))
+        lay(path, b"".join(lines[:whole]))
         assert lmc.compile(waits)(backend=lmc.Mock(), seed=1, journal=path).ret_value == expected
 
 
@@ -458,7 +459,7 @@ def test_awaited_tools(tmp_path: Path) -> None:
             mock = lmc.Mock()
             assert seen(again(backend=mock, journal=path)) == seen(expected)
             assert not CALLS and not mock.call_log
-        path.write_bytes(whole)
+        lay(path, whole)
         _without_result(path)
         with pytest.raises(InDoubtEffect, match="fetch"):
             way(backend=lmc.Mock(), journal=path)
@@ -585,7 +586,7 @@ def test_what_waits_for_idempotent_calls_alone_is_in_no_doubt(tmp_path: Path) ->
     expected = program(backend=lmc.Mock(), seed=1, journal=path).ret_value
     lines = path.read_bytes().splitlines(keepends=True)
     for whole in range(1, len(lines)):
-        path.write_bytes(b"".join(lines[:whole]))
+        lay(path, b"".join(lines[:whole]))
         assert program(backend=lmc.Mock(), seed=1, journal=path).ret_value == expected
 
 
@@ -620,7 +621,7 @@ def test_managers_and_generators_of_the_program_that_are_moved_on_by_hand_run_ag
     assert expected == by_hand.run(backend=lmc.Mock(), seed=1).ret_value
     lines = path.read_bytes().splitlines(keepends=True)
     for whole in range(1, len(lines)):
-        path.write_bytes(b"".join(lines[:whole]))
+        lay(path, b"".join(lines[:whole]))
         assert way(backend=lmc.Mock(), seed=1, journal=path).ret_value == expected
 
 
@@ -720,7 +721,7 @@ def test_parts_of_what_a_call_was_handed_come_back_as_themselves(first: int, tmp
     header, found = records.read(path).header, [(n, r) for n, known in records.read(path).records.items() for r in known]
     drawn = max(k for k, (_, record) in enumerate(found) if record[0] == "r") + 1
     for k in range(1, len(found)):
-        path.write_bytes(journal_of(header, found[:k]))
+        lay(path, journal_of(header, found[:k]))
         result = runs[k % 2]("q", backend=lmc.Mock(), journal=path).ret_value
         assert sum(result[3]) == 1 and all(result[4:]) and sum("seen" in row for row in result[0]) == 3
         assert k < drawn or result == expected
@@ -769,7 +770,7 @@ def test_states_that_are_drawn(tmp_path: Path) -> None:
     header, found = records.read(path).header, [(n, r) for n, known in records.read(path).records.items() for r in known]
     drawn = max(k for k, (_, record) in enumerate(found) if record[0] == "r") + 1
     for k in range(1, len(found)):
-        path.write_bytes(journal_of(header, found[:k]))
+        lay(path, journal_of(header, found[:k]))
         result = seen(runs[k % 2]("q", backend=lmc.Mock(), journal=path))  # a draw of which nobody knows is made again
         assert k < drawn or result == expected
 
@@ -811,7 +812,7 @@ def test_a_full_disk(way: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return paid
 
     run, path = [program.run, lmc.compile(program), lambda **o: asyncio.run(lmc.compile(program).acall(**o))][way], tmp_path / "j"
-    expected, real = run(backend=lmc.Mock(), seed=1).ret_value, journal._write
+    expected, real = run(backend=lmc.Mock(), seed=1).ret_value, journal.write_all
 
     def write(file: Any, data: bytes) -> None:
         if b'"i",0,' in data:
@@ -820,11 +821,11 @@ def test_a_full_disk(way: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         real(file, data)
 
     CALLS.clear()
-    monkeypatch.setattr(journal, "_write", write)
+    monkeypatch.setattr(journal, "write_all", write)
     with pytest.raises(JournalError, match=r"No space left on device; the run cannot go on"):
         run(backend=lmc.Mock(), seed=1, journal=path)
     assert not CALLS
-    monkeypatch.setattr(journal, "_write", real)
+    monkeypatch.setattr(journal, "write_all", real)
     assert run(backend=lmc.Mock(), journal=path).ret_value == expected and len(CALLS) == 3
 
 
@@ -1019,7 +1020,7 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="not a journal of lmc"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "text")
     (tmp_path / "new").write_text("lmc-journal 5 0 {}\n")
-    with pytest.raises(JournalError, match="format 5; this lmc reads format 6"):
+    with pytest.raises(JournalError, match="format 5; this lmc reads format 7"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "new")
     with pytest.raises(JournalError, match="No such file"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "no" / "where")
@@ -1049,8 +1050,8 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_the_disk_has_the_names_of_new_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    real = journal._sync_directory  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(journal, "_sync_directory", lambda path: (synced.append(path), real(path)))
+    real = journal.sync_directory  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(journal, "sync_directory", lambda path: (synced.append(path), real(path)))
     for _ in range(2):
         small.run_batch([{"q": "q"}], backend=lmc.Mock(), journal=tmp_path / "a" / "b", seed=1)
         assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
@@ -1121,12 +1122,12 @@ def test_a_damaged_last_group_is_refused_too(tmp_path: Path) -> None:
     data = path.read_bytes()
     last = data.rindex(b"\n", 0, -1) + 1
     for at in (last, last + 4, last + 9, len(data) - 2, len(data) - 1):
-        path.write_bytes(data[:at] + b"\0" + data[at + 1 :])
+        lay(path, data[:at] + b"\0" + data[at + 1 :])
         mock = lmc.Mock()
         with pytest.raises(JournalError, match=rf"damaged at byte {last}, .*truncate -s {last}"):
             agent.run("d", backend=mock, seed=3, journal=path)
         assert not mock.call_log and path.stat().st_size == len(data)
-    path.write_bytes(data)
+    lay(path, data)
     os.truncate(path, last)  # as the error says
     assert records.read(path).size == last
 

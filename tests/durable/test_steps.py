@@ -17,6 +17,7 @@ from lmc.durable import steps, viewer
 from lmc.durable.viewer import WhatIf
 from lmc.errors import JournalError
 from lmc.userfiles import UsageError, load_program
+from tests.durable.resuming import lay
 
 CALLS: list[Any] = []
 
@@ -185,10 +186,10 @@ def test_what_cannot_be_replayed(path: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut"
     lines = path.read_bytes().splitlines(keepends=True)
     for count in range(2, len(lines)):  # what is in a line depends on time
-        cut.write_bytes(b"".join(lines[:count]))
+        lay(cut, b"".join(lines[:count]))
         (story,) = viewer.replayed(cut, agent, lmc.Mock())
         assert story.whole and re.search(r"stopped: .*(which is not in the journal|nobody knows whether it was done)|returned", story.end)
-    cut.write_bytes(b"".join(lines[:2]))
+    lay(cut, b"".join(lines[:2]))
     assert steps.listed(cut)[0].end == "cut off"
 
 

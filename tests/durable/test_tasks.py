@@ -13,7 +13,7 @@ import pytest
 
 import lmc
 from lmc.durable import journal, records, viewer
-from tests.durable.resuming import CALLS, prefixes, resumes_anywhere, seen
+from tests.durable.resuming import CALLS, lay, prefixes, resumes_anywhere, seen
 
 
 @lmc.host(idempotent=True)
@@ -224,7 +224,7 @@ def test_a_coroutine_that_a_tool_gave_is_not_awaited_again(way: int, tmp_path: P
         path.unlink(missing_ok=True)
         expected = ways[way](make, backend=lmc.Mock(), seed=1, journal=path).ret_value
         for data in prefixes(path):
-            path.write_bytes(data)
+            lay(path, data)
             effects = records.read(path).runs[0].effects.values()
             known, begun = [e for e in effects if e.outcome is not None and e.name.startswith("await")], [e for e in effects if e.outcome is None]
             CALLS.clear()
@@ -279,7 +279,7 @@ def test_a_task_of_a_group_that_was_begun_is_in_doubt(tmp_path: Path) -> None:
         path, doubts = tmp_path / str(n), 0
         way(backend=lmc.Mock(), seed=1, journal=path)
         for data in prefixes(path):
-            path.write_bytes(data)
+            lay(path, data)
             CALLS.clear()
             try:
                 assert seen(way(backend=lmc.Mock(), journal=path)) == expected
@@ -314,7 +314,7 @@ def test_a_doubt_puts_nothing_else_in_doubt(tmp_path: Path) -> None:
         path, doubts = tmp_path / str(n), 0
         way(backend=lmc.Mock(), seed=1, journal=path)
         for data in prefixes(path):
-            path.write_bytes(data)
+            lay(path, data)
             begun = [e for e in records.read(path).runs[0].effects.values() if e.outcome is None]
             for _ in range(2):
                 CALLS.clear()
@@ -356,7 +356,7 @@ def test_a_group_is_shown_as_far_as_its_journal_goes(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", RuntimeWarning)
         for data in prefixes(tmp_path / "j"):
-            (tmp_path / "cut").write_bytes(data)
+            lay(tmp_path / "cut", data)
             (story,) = viewer.replayed(tmp_path / "cut", group_of_helpers, lmc.Mock())
             assert story.whole and re.match(r"stopped: .* (which is not in the journal|nobody knows whether it was done)|returned", story.end)
             shown.append(len(story.steps))

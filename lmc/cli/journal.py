@@ -1,0 +1,248 @@
+"""`lmc journal`: what is in journals, what waits for a person in them, and their files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmc.cli.console import say, text_of, write
+from lmc.cli.errors import as_usage
+from lmc.cli.options import OutputFile
+from lmc.errors import ArgumentError, JournalError
+from lmc.userfiles import UsageError
+
+if TYPE_CHECKING:
+    from lmc.journals import Journal, RunStatus, Waiting
+
+journal = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="""Journals of durable runs: lists them, shows them, decides what waits for a person, exports and compacts them.
+
+    \b
+    Examples:
+      lmc journal list runs/                                   (every journal in a folder; what each waits for)
+      lmc journal show runs/mail
+      lmc journal resolve runs/mail --answer yes               (of lmc.interrupt; JSON where a schema was given)
+      lmc journal resolve runs/mail --result '"id 17"'         (a call in doubt happened, and gave this)
+      lmc journal retry runs/mail                              (it did not: the run makes it when it is resumed)
+      lmc journal compact runs/mail --older-than 30d
+
+    An encrypted journal takes --key-file, or LMC_JOURNAL_KEY. docs/durability.md says what is in a journal.
+    """,
+)  # fmt: skip
+
+Path_ = Annotated[Path, typer.Argument(metavar="JOURNAL", show_default=False, help="A run's journal, or a batch's directory.")]
+KeyFile = Annotated[Path | None, typer.Option("--key-file", metavar="FILE", envvar="LMC_JOURNAL_KEY_FILE", show_default=False,
+                                              help="The journal's key: 32 bytes, or a passphrase. Else what LMC_JOURNAL_KEY says.")]
+Item = Annotated[int | None, typer.Option("--item", show_default=False, help="One run of a batch, by its number.")]
+Effect = Annotated[int | None, typer.Option("--effect", metavar="N", show_default=False, help="Which call or question, where several wait.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a run.")]
+
+
+@journal.command("list")
+def list_(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", show_default=False, help="Journals, batches' directories, or folders with such.")],
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lists runs: how each stands, and what it waits for."""
+    found = [(each, *_runs(each, key_file)) for path in paths for each in _journals(path)]
+    if as_json:
+        for path, runs, wrong in found:
+            for run in runs:
+                typer.echo(json.dumps({"journal": str(path), **_as_json(run)}, ensure_ascii=False))
+            if wrong:
+                typer.echo(json.dumps({"journal": str(path), "error": wrong}, ensure_ascii=False))
+        return
+    if not found:
+        raise UsageError(f"no journals in {', '.join(map(str, paths))}")
+    for path, runs, wrong in found:
+        if wrong:
+            typer.echo(f"{path}: {wrong}")
+        for run in runs:
+            typer.echo(f"{path}{f' item {run.item}' if len(runs) > 1 else ''}: {_line(run)}")
+            for waiting in run.waiting:
+                typer.echo(f"    {_what(waiting)}")
+
+
+@journal.command()
+def show(path: Path_, item: Item = None, key_file: KeyFile = None, as_json: AsJson = False) -> None:
+    """Shows one journal: its file, and each run step by step. `lmc replay` shows prompts as well, with the program."""
+    from lmc.durable import steps
+
+    with as_usage():
+        opened = _open(path, key_file)
+        contents, runs = opened.read(), [run for run in opened.runs() if item in (None, run.item)]
+        stories = steps.listed_in(contents, item, path)
+    if as_json:
+        return typer.echo(steps.to_json(stories))
+    header = contents.header
+    typer.echo(f"{path}: a {header.get('kind')} of {header.get('program')} on {header.get('backend')}, seed {header['seed']}; {contents.size} bytes in {contents.groups + 1} lines"
+               f"{', encrypted' if contents.cipher is not None else ''}")  # fmt: skip
+    if contents.dropped:
+        typer.echo(f"  its last {contents.dropped} bytes were not written whole; they are dropped when the run goes on")
+    for story, run in zip(stories, runs, strict=True):
+        typer.echo(steps.to_text([story]))
+        typer.echo(f"  {_line(run)}")
+        for waiting in run.waiting:
+            typer.echo(f"    {_what(waiting)}")
+
+
+@journal.command()
+def resolve(
+    path: Path_,
+    answer: Annotated[str | None, typer.Option("--answer", metavar="TEXT", show_default=False, help="The answer to a question: text, or JSON if it has a schema.")] = None,
+    result: Annotated[str | None, typer.Option("--result", metavar="JSON", show_default=False, help="A call in doubt happened, and gave this.")] = None,
+    error: Annotated[str | None, typer.Option("--error", metavar="TEXT", show_default=False, help="It happened, and raised RuntimeError(TEXT).")] = None,
+    item: Item = None,
+    effect: Effect = None,
+    key_file: KeyFile = None,
+) -> None:
+    """Answers a question, or says what a call in doubt gave. The run goes on when it is called again with its journal."""
+    if sum(x is not None for x in (answer, result, error)) != 1:
+        raise UsageError("give one of --answer (to a question), --result and --error (of a call in doubt); lmc journal retry, if it did not happen")
+    with as_usage(), _as_usage():
+        opened = _open(path, key_file)
+        if answer is not None:
+            waiting = opened.answer(_parsed(opened, answer, item, effect), item, effect)
+        else:
+            waiting = opened.resolve(None if result is None else _json("--result", result), item, effect, error=None if error is None else RuntimeError(error))
+    say(f"item {waiting.item}, {waiting.call}: noted; the same call with this journal goes on from there")
+
+
+@journal.command()
+def retry(path: Path_, item: Item = None, effect: Effect = None, key_file: KeyFile = None) -> None:
+    """Says that a call in doubt did not happen, or that the one behind whose exception a run failed is to be made again."""
+    with as_usage():
+        waiting = _open(path, key_file).retry(item, effect)
+    say(f"item {waiting.item}, {waiting.call}: it will be called when the run is resumed")
+
+
+@journal.command()
+def export(path: Path_, output: OutputFile = None, item: Item = None, key_file: KeyFile = None) -> None:
+    """Writes runs as JSON lines: arguments, answers, effects, end."""
+    with as_usage():
+        lines = [json.dumps(run, ensure_ascii=False) for run in _open(path, key_file).export(item)]
+    write("\n".join(lines).encode("utf-8", "backslashreplace").decode(), output)
+
+
+@journal.command()
+def compact(
+    path: Path_,
+    older_than: Annotated[str | None, typer.Option("--older-than", metavar="AGE", show_default=False,
+                                                   help="Also delete what runs did that ended well so long ago: 90s, 12h, 30d.")] = None,
+    key_file: KeyFile = None,
+    new_key_file: Annotated[Path | None, typer.Option("--new-key-file", metavar="FILE", show_default=False, help="Encrypt it with this key from now on.")] = None,
+) -> None:
+    """Writes the file anew, without what no run needs any more. A run that was deleted cannot be resumed, and is not made again."""
+    with as_usage():
+        before, now, deleted = _open(path, key_file).compact(_seconds(older_than), new_key=None if new_key_file is None else _key(new_key_file))
+    say(f"{path}: {before} bytes before, {now} now" + (f"; {deleted} runs deleted" if older_than else ""))
+
+
+# -- what is given, and what is shown ----------------------------------------------------------------------------------
+
+
+class _as_usage:
+    """An answer that was typed is the command's fault."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
+        if isinstance(error, ArgumentError):
+            raise UsageError(error.message) from error
+
+
+def _open(path: Path, key_file: Path | None) -> Journal:
+    from lmc.journals import Journal
+
+    return Journal(path, key=key_of(key_file))
+
+
+def key_of(key_file: Path | None) -> str | bytes | None:
+    """The key of a file, or of the environment."""
+    return _key(key_file) if key_file is not None else os.environ.get("LMC_JOURNAL_KEY") or None
+
+
+def _key(file: Path) -> str | bytes:
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+    return data if len(data) == 32 else text_of(file).strip()
+
+
+def _journals(path: Path) -> list[Path]:
+    """The journals at a path: itself, or those in a folder, and the batches in it."""
+    if not path.is_dir() or (path / "journal").is_file():
+        return [path]
+    from lmc.durable.groups import MAGIC
+
+    found = [each for each in sorted(path.iterdir()) if (each / "journal" if each.is_dir() else each).is_file()]
+    return [each for each in found if each.is_dir() or _begins_with(each, MAGIC.encode())]
+
+
+def _begins_with(path: Path, magic: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(magic)) == magic
+
+
+def _runs(path: Path, key_file: Path | None) -> tuple[list[RunStatus], str]:
+    """Its runs, or why there are none."""
+    try:
+        return _open(path, key_file).runs(), ""
+    except JournalError as error:
+        return [], error.message.removeprefix(f"{path}: ")
+
+
+def _line(run: RunStatus) -> str:
+    ended = f", {time.strftime('%Y-%m-%d %H:%M', time.localtime(run.ended))}" if run.ended and run.status in ("finished", "failed", "deleted") else ""
+    error = f" ({run.error.splitlines()[0]:.100})" if run.error else ""
+    return f"{run.program}: {run.status}{ended}{error}; {run.answers} answers, {run.effects} effects"
+
+
+def _what(waiting: Waiting) -> str:
+    at = f"  ({waiting.line})" if waiting.line else ""
+    if waiting.question:
+        schema = f"  [{waiting.schema}]" if waiting.schema else ""
+        return f"effect {waiting.number} asks: {waiting.question}{schema}{at}"
+    return f"effect {waiting.number} is in doubt: {waiting.call}{at}"
+
+
+def _as_json(run: RunStatus) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(run)
+
+
+def _parsed(opened: Journal, answer: str, item: int | None, effect: int | None) -> Any:
+    """What an answer on the command line means: text, or JSON where the question has a schema."""
+    asked = [w for w in opened.waiting() if w.question and item in (None, w.item) and effect in (None, w.number)]
+    return _json("--answer", answer) if len(asked) == 1 and asked[0].schema else answer
+
+
+def _json(option: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r:.60} is no JSON: {error}") from None
+
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def _seconds(age: str | None) -> float | None:
+    if age is None:
+        return None
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw]?)", age)
+    if found is None:
+        raise UsageError(f"--older-than {age!r}: a number with a unit, such as 90s, 12h or 30d")
+    return float(found[1]) * _UNITS[found[2]]

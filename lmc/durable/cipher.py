@@ -1,0 +1,83 @@
+"""Journals that are encrypted at rest: each line is sealed with AES-256-GCM, under a key that the file's salt makes of the user's.
+
+A line is bound to its number, so that none can be moved or left out in the middle; what is missing at the end only the sidecar tells.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+from typing import Any
+
+from lmc import codec
+from lmc.errors import JournalError, ParameterError
+from lmc.extras import require
+
+Key = str | bytes
+_NONCE = 12
+
+
+class Cipher:
+    """Seals and opens the lines of one journal. A text as key is a passphrase; bytes are 32 random ones. Raises MissingPackageError."""
+
+    def __init__(self, key: Key, salt: bytes | None = None) -> None:
+        require("key= of a journal", "journals")
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        self.salt = os.urandom(16) if salt is None else salt
+        self._aead: Any = AESGCM(_derived(key, self.salt))
+
+    def first(self, header: bytes) -> bytes:
+        """What the first line holds: the salt, and the header sealed."""
+        return codec.to_bytes({"cipher": "aes-256-gcm", "salt": self.salt.hex(), "header": self.seal(header, 0).decode()})
+
+    def seal(self, data: bytes, number: int) -> bytes:
+        """Data of line `number` (the first is 0), as one line of text."""
+        nonce = os.urandom(_NONCE)
+        return base64.b64encode(nonce + self._aead.encrypt(nonce, data, number.to_bytes(8)))
+
+    def open(self, sealed: bytes, number: int) -> bytes:
+        """What `seal` was given. Raises JournalError: another key, or somebody has changed it."""
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            found = base64.b64decode(sealed, validate=True)
+            return self._aead.decrypt(found[:_NONCE], found[_NONCE:], number.to_bytes(8))
+        except (InvalidTag, ValueError, binascii.Error):
+            what = "its key is another one, or its first line was changed" if number == 0 else f"line {number + 1} was changed, or is of another place"
+            raise JournalError(f"it is encrypted, and cannot be opened: {what}") from None
+
+
+def check_key(key: object) -> Key:
+    """A key that was given. Raises ParameterError."""
+    if isinstance(key, str) and len(key) >= 8:
+        return key
+    if isinstance(key, bytes) and len(key) == 32:
+        return key
+    raise ParameterError("key= of a journal: 32 random bytes (os.urandom(32)), or a passphrase of 8 characters or more")  # never the key itself
+
+
+def opened_first(found: Any, key: Key | None) -> tuple[Any, Cipher | None]:
+    """The header that a first line holds, decoded; and what opens the other lines. Raises JournalError."""
+    if not isinstance(found, dict) or "cipher" not in found:
+        if key is not None:
+            raise JournalError("it is not encrypted, and a key= was given: leave it out, or start a new journal")
+        return found, None
+    if key is None:
+        raise JournalError("it is encrypted: give its key, with journal=lmc.Journal(path, key=…), or --key-file")
+    try:
+        cipher = Cipher(key, bytes.fromhex(found["salt"]))
+        return codec.from_bytes(cipher.open(found["header"].encode(), 0)), cipher
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise JournalError(f"it is encrypted in a way that this lmc does not know: {found.get('cipher')!s:.40}") from None
+
+
+def _derived(key: Key, salt: bytes) -> bytes:
+    """The key of one file."""
+    if isinstance(key, bytes):
+        return hashlib.blake2b(salt, key=key, digest_size=32).digest()
+    return hashlib.scrypt(key.encode(), salt=salt, n=1 << 15, r=8, p=1, maxmem=1 << 26, dklen=32)

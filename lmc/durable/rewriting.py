@@ -1,0 +1,149 @@
+"""Journals written anew: compacted, and without the contents of runs that are over for long; and what a person adds to one."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (records are data by nature)
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lmc import codec
+from lmc.backend.base import Result
+from lmc.durable.cipher import Cipher, Key
+from lmc.durable.groups import WELL, Ask, Entry, Record, file_of, group_of, line, output_of
+from lmc.durable.journal import MANY, Sidecar, as_journal_error, opened, sync_directory, truncate, write_all
+from lmc.durable.records import Contents, Known, find
+from lmc.errors import JournalError
+
+
+def append(path: Path, key: Key | None, make: Callable[[Contents], Iterable[tuple[int, Record]]]) -> None:
+    """Adds the records that `make` gives for what is in a journal, as one group that the disk has. Raises JournalError."""
+    file, contents = opened(find(path), key)
+    with as_journal_error(path), file:
+        if contents is None:
+            raise JournalError(f"{path} is empty")
+        records = [["record", item, record] for item, record in make(contents)]
+        truncate(file, contents)
+        data = codec.to_bytes(records)
+        found, _ = line(data if contents.cipher is None else contents.cipher.seal(data, contents.groups + 1), contents.sum)
+        write_all(file, found)
+        os.fsync(file.fileno())
+        _note(find(path), contents.size + len(found), contents.first)
+
+
+def compact(path: Path, key: Key | None, keep: float | None = None, *, new_key: Key | None = None) -> tuple[int, int, int]:
+    """Writes a journal anew, with what a run that is resumed needs; and without the contents of runs that ended well more than `keep` seconds ago.
+
+    Bytes before and now, and how many runs were deleted. `new_key`: another key from now on. Raises JournalError.
+    """
+    where = find(path)
+    with as_journal_error(where):
+        if not where.exists():
+            raise JournalError(f"{path}: there is no journal")
+    with _locked(where, key) as contents:
+        if contents is None:
+            return 0, 0, 0
+        until, deleted, kept = None if keep is None else time.time() - keep, 0, dict[int, list[Record]]()
+        for item, records in contents.records.items():
+            known = contents.known(item)
+            old = until is not None and is_over(known) and not known.deleted and known.ended < until
+            kept[item] = [["x"], ["e", [], known.ended]] if old else _needed(records)
+            deleted += old
+        size = _replace(where, contents, kept, key if new_key is None else new_key)
+        return contents.size + contents.dropped, size, deleted
+
+
+def delete_finished(path: Path, key: Key | None, keep: float) -> None:
+    """Deletes the contents of runs that ended well more than `keep` seconds ago, if there are any. Raises JournalError."""
+    if not path.exists():
+        return
+    with _locked(path, key) as contents:
+        old = contents is not None and any(known.ended < time.time() - keep for known in contents.runs.values() if is_over(known) and not known.deleted)
+    if old:
+        compact(path, key, keep)
+
+
+def is_over(known: Known) -> bool:
+    """Whether a run ended well."""
+    return known.end == [] and not known.open
+
+
+def _needed(records: list[Record]) -> list[Record]:
+    """The records of a run without those that later ones have made void."""
+    void, of, ends = set[int](), dict[int, list[int]](), [n for n, record in enumerate(records) if record[0] == "e"]
+    for n, record in enumerate(records):
+        if record[0] in _OF_EFFECTS:
+            of.setdefault(record[1], []).append(n)
+        elif record[0] == "u":
+            void.update(of.pop(record[1], ()), [n])
+    return [record for n, record in enumerate(records) if n not in void and n not in ends[:-1]]
+
+
+_OF_EFFECTS = frozenset("itgqr")
+
+
+def _groups(runs: Mapping[int, list[Record]]) -> Iterator[list[list[Any]]]:
+    """Groups of all records: answers that were asked at the same place in one section, as when they are written first."""
+    items = iter(runs)
+    while some := list(islice(items, MANY)):
+        ended = dict[int, list[int]]()
+        entries: list[Entry] = []
+        for item in some:
+            records = runs[item]
+            if records[-1][:2] == WELL:
+                *records, (_, _, when) = records
+                ended.setdefault(when, []).append(item)
+            run = _Run(item)
+            entries += [(tuple(map(tuple, record[1])), run, _answer(record)) if record[0] == "a" else (item, record) for record in records]
+        yield [*group_of(entries), *[["ended", items, when] for when, items in ended.items()]]
+
+
+@dataclass
+class _Run:
+    item: int
+
+    def record(self, places: Sequence[Ask], result: Result) -> None:
+        """All answers are there."""
+
+
+def _answer(record: Record) -> Result:
+    result = Result()
+    result.checked = None, record[2]  # type: ignore[assignment]
+    result.finish(output_of(record))
+    return result
+
+
+def _replace(where: Path, contents: Contents, runs: Mapping[int, list[Record]], key: Key | None) -> int:
+    """Puts another file in the place of a journal, at once; its size."""
+    header = {**contents.header, "id": secrets.token_hex(8)}  # so that the sidecar of the old one says nothing of it
+    data = file_of(header, _groups(runs), None if key is None else Cipher(key))
+    temporary = where.with_name(where.name + ".new")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, os.stat(where).st_mode & 0o777), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, where)
+    sync_directory(where.parent)
+    Sidecar.path_of(where).unlink(missing_ok=True)
+    return len(data)
+
+
+@contextmanager
+def _locked(where: Path, key: Key | None) -> Iterator[Contents | None]:
+    file, contents = opened(where, key)
+    with as_journal_error(where), file:
+        yield contents
+
+
+def _note(where: Path, size: int, first: int) -> None:
+    sidecar = Sidecar.open(where)
+    sidecar.note(size, first)
+    sidecar.close()

@@ -1,0 +1,160 @@
+"""Attempts at a call of host code: how often it is made again, and how the world is asked whether it happened."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (objects of the host are Any by nature)
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lmc.errors import ArgumentError, InDoubtEffect, ParameterError
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a `check` of `lmc.host` returns of a call that happened: the result that the call gave, or would have given."""
+
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often a call of `lmc.host(retry=…)` is made again, and when.
+
+    times   further attempts, behind the first
+    wait    seconds before the second attempt; before each further one `factor` times as many, and never more than `most`
+    on      exceptions behind which it may be made again; None: `ConnectionError` and `TimeoutError`, of a function that is idempotent or has a `check`
+
+    Raises ParameterError for numbers that cannot be.
+    """
+
+    times: int = 3
+    wait: float = 1.0
+    factor: float = 2.0
+    most: float = 60.0
+    on: type[Exception] | tuple[type[Exception], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not (type(self.times) is int and self.times >= 1 and self.wait >= 0 and self.factor >= 1 and self.most >= 0):
+            raise ParameterError(f"{self}: times is 1 or more, wait and most are seconds, factor is 1 or more")
+        if self.on is not None and not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in self.kinds):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ParameterError(f"{self}: on= takes classes of exceptions")
+
+    @property
+    def kinds(self) -> tuple[type[Exception], ...]:
+        return (ConnectionError, TimeoutError) if self.on is None else self.on if isinstance(self.on, tuple) else (self.on,)
+
+    def pause(self, failed: int) -> float:
+        """Seconds to wait behind so many failed attempts."""
+        try:
+            return min(self.most, self.wait * self.factor ** (failed - 1))
+        except OverflowError:
+            return self.most
+
+
+class Noted(Protocol):
+    """What a journal has of the attempts at a call. `failed`: how many are known to have."""
+
+    failed: int
+
+    def attempt_failed(self, error: Exception) -> None:
+        """An attempt has failed, and another one may be made."""
+        ...
+
+    def attempt(self) -> None:
+        """Another attempt begins. Raises JournalError if the disk cannot have that."""
+        ...
+
+
+class Unnoted:
+    """Where there is no journal."""
+
+    def __init__(self) -> None:
+        self.failed = 0
+
+    def attempt_failed(self, error: Exception) -> None:
+        self.failed += 1
+
+    def attempt(self) -> None:
+        pass
+
+
+NOTED: ContextVar[Noted | None] = ContextVar("lmc_attempts", default=None)
+"""The attempts at the recorded call that is made here."""
+
+
+def _noted() -> Noted:
+    """Where to note attempts; what is called in one is another call."""
+    noted = NOTED.get()
+    NOTED.set(None)
+    return noted or Unnoted()
+
+
+Check = Callable[[], Any]
+"""Asks whether a call happened: Done, or None; or an awaitable of that."""
+
+
+def attempted(call: Callable[[], Any], retry: Retry | None, check: Check | None, name: str) -> Any:
+    """What a call gives, made again as `retry` says."""
+    if retry is None:
+        return call()
+    noted = _noted()
+    while True:
+        try:
+            return call()
+        except retry.kinds as error:
+            if noted.failed >= retry.times:
+                raise
+            happened = None if check is None else answer_of(check(), name)
+            if happened is not None:
+                return happened.result
+            noted.attempt_failed(error)
+        time.sleep(retry.pause(noted.failed))
+        noted.attempt()
+
+
+async def aattempted(call: Callable[[], Awaitable[Any]], retry: Retry | None, check: Check | None, name: str) -> Any:
+    """The same for async functions."""
+    if retry is None:
+        return await call()
+    noted = _noted()
+    while True:
+        try:
+            return await call()
+        except retry.kinds as error:
+            if noted.failed >= retry.times:
+                raise
+            happened = None if check is None else await aanswer_of(check(), name)
+            if happened is not None:
+                return happened.result
+            noted.attempt_failed(error)
+        await asyncio.sleep(retry.pause(noted.failed))
+        noted.attempt()
+
+
+def answer_of(found: Any, name: str) -> Done | None:
+    """What a check says. Raises ArgumentError for what is neither."""
+    if inspect.isawaitable(found):
+        found = asyncio.run(_awaited(found))
+    if found is not None and not isinstance(found, Done):
+        raise ArgumentError(f"the check of {name}() returned {found!r:.80}: lmc.Done(result) if the call happened, None if it did not")
+    return found
+
+
+async def aanswer_of(found: Any, name: str) -> Done | None:
+    return answer_of(await found if inspect.isawaitable(found) else found, name)
+
+
+async def _awaited(found: Awaitable[Any]) -> Any:
+    return await found
+
+
+def check_failed(name: str, error: Exception) -> InDoubtEffect:
+    """What is raised where a check did not come to an answer."""
+    return InDoubtEffect(f"{name} was begun before the run was cut off, and its check could not tell whether it was done: {type(error).__name__}: {error}")

@@ -1,0 +1,60 @@
+"""`lmc.interrupt`: a question to a person, which ends the work of a journaled run until it is answered."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# (schemas and answers are Any by nature)
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from lmc.errors import ArgumentError, ProgramError
+from lmc.frontend.host import RECORDING
+from lmc.frontend.primitives import caller_loc
+from lmc.prompt import schema_of_type
+
+_JSON: Mapping[Any, str] = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+
+
+def interrupt(question: str, schema: Any = None) -> Any:
+    """Return a person's answer to a question, in a journaled run.
+
+    While there is none, the run ends with `lmc.Interrupted`: the question is in its journal, and its process may end. Once the question is answered
+    (`lmc journal resolve`, `lmc.Journal.answer`, `lmc serve`), the same call with the same journal goes on from here with the answer.
+
+    schema  what the answer must be: a JSON schema, or a type (bool, a Literal, a pydantic model, …), as which it is returned. None: a text
+
+    Raises Interrupted; ProgramError outside of a journaled run, and in a tool, whose call would be in doubt.
+    """
+    if not isinstance(question, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(f"lmc.interrupt({question!r:.60}): the question is a text", loc=caller_loc())
+    recorder = RECORDING.get()
+    if recorder is None:
+        raise ProgramError("lmc.interrupt() asks a person, which takes a journal to keep the question in: run the program with journal=path. In a tool it "
+                           "cannot be: ask in the program, and hand the tool the answer", loc=caller_loc())  # fmt: skip
+    return _as(schema, recorder.asked(question, schema_text(schema)))
+
+
+def schema_text(schema: Any) -> str:
+    """The JSON schema that is meant; of a text that may be anything "". Raises ArgumentError."""
+    if schema is None or schema is str:
+        return ""
+    if isinstance(schema, Mapping):
+        return json.dumps(schema)
+    if isinstance(schema, type) and schema in _JSON:
+        return json.dumps({"type": _JSON[schema]})
+    if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
+        return json.dumps(schema.model_json_schema())  # type: ignore[attr-defined]
+    if isinstance(schema, str):
+        raise ArgumentError("schema= of lmc.interrupt: a JSON schema as a dict, or a type", loc=caller_loc())
+    return json.dumps(schema_of_type(schema))
+
+
+def _as(schema: Any, answer: Any) -> Any:
+    """An answer as a value of the type that was asked for."""
+    if schema is None or isinstance(schema, Mapping) or (isinstance(schema, type) and schema in _JSON):
+        return float(answer) if schema is float else answer
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(schema).validate_python(answer)
