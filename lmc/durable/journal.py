@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO
+from zlib import crc32
 
 from lmc import codec
 from lmc.durable.cipher import Cipher, Key
@@ -281,7 +282,7 @@ def as_journal_error(path: Path) -> Generator[None]:
 
 
 class Sidecar:
-    """Beside a journal, how much of it the disk has for certain: `SIZE CHECKSUM`, the latter of the journal's first line.
+    """Beside a journal, how much of it the disk has for certain: `SIZE FIRST CHECKSUM`: bytes, the checksum of the journal's first line, and one of the two.
 
     It is written behind each sync, and never before it: a journal that is shorter has lost groups that runs relied on.
     """
@@ -300,7 +301,8 @@ class Sidecar:
 
     def note(self, size: int, first: int) -> None:
         self._file.seek(0)
-        write_all(self._file, b"%016d %08x\n" % (size, first))  # as long as what it replaces
+        said = b"%016d %08x " % (size, first)  # as long as what it replaces
+        write_all(self._file, b"%s%08x\n" % (said, crc32(said)))
 
     def close(self) -> None:
         self._file.close()
@@ -312,10 +314,10 @@ class Sidecar:
             said = cls.path_of(journal).read_bytes()
         except FileNotFoundError:
             return
-        found = re.fullmatch(rb"([0-9]{16}) ([0-9a-f]{8})\n", said)
-        if found is None or (contents is not None and int(found[2], 16) != contents.first):
-            return  # not written when its process ended; of another journal that was here
-        size, there = int(found[1]), 0 if contents is None else contents.size
+        found = re.fullmatch(rb"(([0-9]{16}) ([0-9a-f]{8}) )([0-9a-f]{8})\n", said)
+        if found is None or crc32(found[1]) != int(found[4], 16) or (contents is not None and int(found[3], 16) != contents.first):
+            return  # not written whole when its process ended; of another journal that was here
+        size, there = int(found[2]), 0 if contents is None else contents.size
         if there < size:
             raise JournalError(
                 f"{journal}: {size - there} bytes are missing at its end that were on the disk: {size} were, and {there} are whole. Effects that they know of would be "
