@@ -49,6 +49,8 @@ def serve(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds from a request to the end of its answer.")] = 600.0,
     drain: Annotated[float, typer.Option(min=1, help="Seconds that running requests get to finish at the end; then they end with a 503.")] = 60.0,
     lenient: Annotated[bool, typer.Option("--lenient", help="Leave out what nobody knows of a request's fields; else it is refused.")] = False,
+    journals: Annotated[Path | None, typer.Option("--journals", metavar="FOLDER", show_default=False,
+                                                  help="Keep runs that have an id (?run=ID) here: they ask people (lmc.interrupt) and go on later. A page: /runs.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Replace the process when its engine has ended or it was killed.")] = False,
 ) -> None:
     """Serves a model under OpenAI's API, and programs as endpoints. Ctrl-C or SIGTERM lets running requests finish.
@@ -86,7 +88,7 @@ def serve(
     names = tuple(name) if name else (model,)
     settings = Settings(
         names, keys, names_of_host or None, tuple(cors or ()), audit_log, max_requests=max_requests, max_body=max_body, max_tokens=max_tokens, timeout=timeout,
-        lenient=lenient,
+        lenient=lenient, journals=journals,
     )
     with closing(where), as_usage():
         broken = main.serve(

@@ -59,7 +59,7 @@ class _Noted:
     def attempt_failed(self, error: Exception) -> None:
         self.failed += 1
         self._calls.journal.put(self._calls.item, ["t", self._number, type(error).__name__, str(error)])
-        self._calls.journal.hurry()
+        self._calls.journal.flush()
 
     def attempt(self) -> None:
         self._calls.go_on()
@@ -304,7 +304,7 @@ class Calls(Answers):
                 _warn(f"{name}() gave a {type(value).__name__}, and a journal cannot hold {what}: a run that is cut off behind it cannot be resumed. Let it "
                       "give data, or mark it @lmc.host(idempotent=True) if it may be called again", loc)  # fmt: skip
         self.journal.put(self.item, ["r", number, *record])
-        self.journal.hurry()  # until it is written, nobody would know
+        self.journal.flush()  # until it is written, nobody would know
 
 
 def _in_loop() -> bool:

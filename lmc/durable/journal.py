@@ -53,7 +53,8 @@ class Journal:
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # that drive runs, one or several; not those that programs begin
         self._file = file
         self._new = new  # the disk may not have the file's name yet
-        self._lines: list[bytes] = []  # groups that are not written; only the writing thread takes from it
+        self._lines: list[bytes] = []  # groups that are not written
+        self._writing = threading.Lock()  # in their order
         self._waiting: list[Callable[[], object]] = []  # what to call when all that was there before it is written
         self._gathering = threading.Lock()  # groups are made one after another
         self._some, self._urgent = threading.Event(), threading.Event()
@@ -71,7 +72,7 @@ class Journal:
         """The lock is on the open file, which a child would keep open for as long as it lives: it is the parent's alone."""
         self._file.close()
         self._sidecar.close()
-        self._gathering, self._some, self._urgent = threading.Lock(), threading.Event(), threading.Event()
+        self._gathering, self._writing, self._some, self._urgent = threading.Lock(), threading.Lock(), threading.Event(), threading.Event()
         self._error = JournalError(f"it is written by the process {parent}, and this is a fork of it: {REMEDY}")
         self.entries.clear()
 
@@ -126,8 +127,12 @@ class Journal:
         self._rung = True
         self._some.set()
 
-    def hurry(self) -> None:
-        """What was put is written now, so that it is there if this process ends; the disk has it a moment later."""
+    def flush(self) -> None:
+        """Writes what was put, so that it is there if this process ends; the disk has it a moment later. Never raises for the file, as `put`."""
+        self.gather()
+        self._trying(self._write_groups)
+
+    def _hurry(self) -> None:
         self._urgent.set()
         self._ring()
 
@@ -135,7 +140,7 @@ class Journal:
         """Waits until all that was put is on the disk. Raises JournalError if it cannot be."""
         written = threading.Event()
         self._waiting.append(written.set)
-        self.hurry()
+        self._hurry()
         while not written.wait(1) and self._thread.is_alive():
             pass
         self._check()
@@ -150,14 +155,14 @@ class Journal:
                 loop.call_soon_threadsafe(lambda: written.done() or written.set_result(None))
 
         self._waiting.append(notify)
-        self.hurry()
+        self._hurry()
         await written
         self._check()
 
     def close(self) -> None:
         """Writes what was put and closes the file. Raises JournalError if it cannot be written."""
         self._closing = True
-        self.hurry()
+        self._hurry()
         self._thread.join()
         self._trying(self._room.give_back, self._end)
         _unlock(self._file)
@@ -210,11 +215,12 @@ class Journal:
         self._sidecar.note(self._end, self.contents.first)
 
     def _write_groups(self) -> None:
-        lines = _taken(self._lines)
-        if lines:
-            data = b"".join(lines)
-            write_all(self._file, data)
-            self._end += len(data)
+        with self._writing:
+            lines = _taken(self._lines)
+            if lines:
+                data = b"".join(lines)
+                write_all(self._file, data)
+                self._end += len(data)
 
     # -- making groups
 

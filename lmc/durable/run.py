@@ -204,11 +204,9 @@ class RunJournal(Calls):
         if self._effects is not None:
             self._intend_all()  # tasks that nobody has awaited may begin yet
         error = self.broken or error
-        if isinstance(error, Interrupted):
-            self.journal.hurry()
-        elif error is not None:
+        if error is not None and not isinstance(error, Interrupted):
             self.journal.put(self.item, ["e", [[type(e).__name__, str(e)] for e in _causes(error)], int(time.time())])
-        elif not self.resumed or self.known.end != []:  # what it ended with before is over
+        elif error is None and (not self.resumed or self.known.end != []):  # what it ended with before is over
             self.journal.add((self.item, WELL))
         self._known = None  # read again if somebody goes on with the state
         return error

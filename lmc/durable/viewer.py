@@ -74,7 +74,7 @@ class _Shelf:
     def add(self, entry: Any) -> None:
         """Nothing is written."""
 
-    def hurry(self) -> None:
+    def flush(self) -> None:
         """Nothing is written."""
 
     def sync(self) -> None:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 import lmc
 from lmc.backend.base import Backend, Health
 from lmc.frontend.interpreter import Function
-from lmc.serve import messages_api, openapi
+from lmc.serve import messages_api, openapi, runs
 from lmc.serve.audit import AuditLog
 from lmc.serve.errors import ApiError
 from lmc.serve.gate import Call, Endpoint, Entrance, Gate, Reply
@@ -53,7 +53,7 @@ def create_app(
     pool, compiling = (ThreadPoolExecutor(_THREADS, thread_name_prefix=f"lmc-{name}") for name in ("serve", "compile"))
     loop = ProgramLoop()
     ender = Ender(metrics)
-    published = [Published(program, backend, loop, pool, ender) for program in programs]
+    published = [Published(program, backend, loop, pool, ender, settings.journals) for program in programs]
     api = OpenAIApi(backend, settings, metrics, pool, compiling)
 
     async def measured(call: Call) -> Reply:
@@ -65,6 +65,9 @@ def create_app(
 
     async def front_page(call: Call) -> Reply:
         return Reply({"name": "lmc", "version": lmc.__version__, "models": list(settings.models), "description": "/openapi.json"})
+
+    async def with_runs(call: Call) -> Reply:
+        return Reply({"programs": [each.name for each in published if call.account.may(each.name)]})
 
     keys, audit = Keyring(settings.api_keys), AuditLog(settings.audit_log)
     document = openapi.document(published, with_keys=not keys.open)
@@ -95,6 +98,14 @@ def create_app(
             route("POST", f"{at}/stream", f"stream of {each.name}", each.stream, program=each.name),
             route("POST", f"{at}/batch", f"batch of {each.name}", each.batch, program=each.name),
         ]
+        if each.runs is not None:
+            routes += [
+                route("GET", f"{at}/runs", f"runs of {each.name}", each.runs.listed, program=each.name, **free),
+                route("GET", f"{at}/runs/{{run}}", f"a run of {each.name}", each.runs.status, program=each.name, **free),
+                route("POST", f"{at}/runs/{{run}}/answers", f"answers to {each.name}", each.resume, program=each.name),
+            ]
+    if settings.journals is not None:
+        routes += [route("GET", "/runs", "page of runs", runs.page, public=True, **free), route("GET", "/runs/programs", "programs with runs", with_runs, **free)]
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

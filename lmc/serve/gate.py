@@ -176,6 +176,7 @@ class Gate:
 
     async def _answer(self, scope: Scope, receive: Receive, sender: _Sender, entry: Entry, account: Account) -> None:
         if not self.counted:
+            account.check(self.program)
             return await sender.send(await self.endpoint(_call(scope, b"", entry, account)))
         _check_json(scope)
         with account.admitted(self.program), self.entrance.admitted():

@@ -125,12 +125,20 @@ class Account:
         self._tokens = None if limits.tokens is None else _Bucket(limits.tokens, clock)
         self._inside = 0
 
+    def may(self, program: str) -> bool:
+        """Whether the key allows a program."""
+        return self._limits.programs is None or program in self._limits.programs
+
+    def check(self, program: str | None) -> None:
+        """Raises ApiError for a program that the key does not allow."""
+        if program is not None and not self.may(program):
+            raise ApiError(403, f"this key may not run {program}", kind="permission_error", code="program_not_allowed")
+
     @contextmanager
     def admitted(self, program: str | None) -> Iterator[None]:
         """A request is inside. Raises ApiError for one that the key does not allow, or not now."""
         limits = self._limits
-        if program is not None and limits.programs is not None and program not in limits.programs:
-            raise ApiError(403, f"this key may not run {program}", kind="permission_error", code="program_not_allowed")
+        self.check(program)
         if limits.concurrency is not None and self._inside >= limits.concurrency:
             raise _too_many(f"this key has {self._inside} requests at once, and may have no more", 1.0)
         for bucket, wanted, what in ((self._requests, 1.0, "requests"), (self._tokens, 0.0, "tokens")):

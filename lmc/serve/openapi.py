@@ -13,6 +13,7 @@ import lmc
 from lmc.serve.messages_api import MessagesRequest
 from lmc.serve.openai_protocol import ChatRequest, CompletionRequest
 from lmc.serve.responses_api import ResponsesRequest
+from lmc.serve.runs import Answer
 
 if TYPE_CHECKING:
     from lmc.serve.programs import Published
@@ -91,7 +92,7 @@ def document(programs: Sequence[Published], *, with_keys: bool) -> Json:
     """The whole description. `with_keys`: requests need an API key."""
     bodies: list[type[BaseModel]] = [CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest]
     for program in programs:
-        bodies += [program.arguments, program.items]
+        bodies += [program.arguments, program.items, *([Answer] if program.runs is not None and Answer not in bodies else [])]
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFS)
     paths: Json = {
         "/health": {"get": _health("Whether requests are answered: 503 if not.")},
@@ -140,11 +141,24 @@ def _of_program(program: Published) -> Json:
         made = _operation(summary + what, result, body=body, parameters=_OPTIONS, **how)
         return {"post": {**made, "description": rest.strip()}}
 
-    return {
+    found: Json = {
         at: post("", _RECORD, program.arguments),
         f"{at}/stream": post(" (as a stream of its variables)", None, program.arguments, content_type="text/event-stream"),
         f"{at}/batch": post(" (for many items)", _BATCH, program.items),
     }
+    if program.runs is not None:
+        one = {"name": "run", "in": "path", "required": True, "schema": {"type": "string"}}
+        found[at]["post"]["parameters"] = [*_OPTIONS, {**one, "in": "query", "required": False, "description": "Keep the run under this id."}]
+        found[at]["post"]["responses"]["202"] = _RUN
+        answers = _operation("Answers a question of a run, which goes on.", _RECORD, body=Answer, parameters=[one])
+        answers["responses"]["202"] = _RUN
+        found[f"{at}/runs"] = {"get": _operation("The runs that were kept.", {"type": "object"})}
+        found[f"{at}/runs/{{run}}"] = {"get": _operation("How a run stands, and what it asks.", {"type": "object"}, parameters=[one])}
+        found[f"{at}/runs/{{run}}/answers"] = {"post": answers}
+    return found
+
+
+_RUN: Json = {"description": "The run waits for a person's answer.", "content": {"application/json": {"schema": {"type": "object", "required": ["run", "status", "questions"]}}}}
 
 
 def _operation(

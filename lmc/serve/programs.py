@@ -25,12 +25,13 @@ from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from lmc.backend.base import Backend, Result
-from lmc.errors import LmcError, ProgramError
+from lmc.errors import JournalError, LmcError, ProgramError
 from lmc.frontend.interpreter import Function
 from lmc.runahead.program import program_of
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, as_api_error, bad, of_validation, parsed
 from lmc.serve.gate import Call, Events, Reply
+from lmc.serve.runs import Runs
 from lmc.serve.spinning import RUN, Ender, RunEnded, Running
 from lmc.userfiles import parameters, record_of
 
@@ -48,6 +49,7 @@ class RunOptions(BaseModel):
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     temperature: float | None = Field(None, ge=0)
     max_new_tokens: int | None = Field(None, ge=1, le=1 << 31)
+    run: str | None = None
 
 
 class ProgramLoop:
@@ -85,9 +87,10 @@ class ProgramLoop:
 class Published:
     """One program with its three endpoints: a run, a run as a stream, a batch."""
 
-    def __init__(self, function: Function, backend: Backend, loop: ProgramLoop, pool: Executor, ender: Ender) -> None:
+    def __init__(self, function: Function, backend: Backend, loop: ProgramLoop, pool: Executor, ender: Ender, journals: Path | None = None) -> None:
         self.name, self.function, self._loop, self._pool, self._ender = function.name, function, loop, pool, ender
         self._program = program_of(function, backend)
+        self.runs = None if journals is None else Runs(journals / self.name, pool)
         self.arguments = arguments_model(function)
         several: Any = list.__class_getitem__(self.arguments)
         self.items: Any = create_model(f"{self.name}_items", __config__=_STRICT, items=(several, Field(min_length=1, max_length=_MOST_ITEMS)))
@@ -99,15 +102,30 @@ class Published:
 
     async def run(self, call: Call) -> Reply:
         options, item = self._options(call), _values(parsed(self.arguments, call.body))
+        run = options.pop("run", None)
+        if run is not None and self.runs is None:
+            raise bad("this server keeps no runs: start it with --journals FOLDER", "run")
+        return await self._one(call, item, options, run)
+
+    async def resume(self, call: Call) -> Reply:
+        """A person's answer, with which a run goes on."""
+        assert self.runs is not None
+        run, item = await self.runs.answered(call)
+        return await self._one(call, item, {}, run)
+
+    async def _one(self, call: Call, item: Mapping[str, Any], options: Json, run: str | None) -> Reply:
+        journal = {} if run is None or self.runs is None else {"journal": self.runs.journal(run)}
         with self._ended_with_the_request():
-            (record,) = await self._loop.run(self._records([item], options))
+            (record,) = await self._loop.run(self._records([item], {**options, **journal}))
         if "error" in record:
+            if run is not None and self.runs is not None and (waits := self.runs.waits(run, record["cause"])) is not None:
+                return waits
             raise record["error"]
         call.spend(record["usage"])
-        return Reply(record)
+        return Reply(record if run is None else {"run": run, **record})
 
     async def batch(self, call: Call) -> Reply:
-        options = self._options(call)
+        options = self._whole(call)
         items = [_values(item) for item in parsed(self.items, call.body).items]
         with self._ended_with_the_request():
             records = await self._loop.run(self._records(items, options))
@@ -117,7 +135,7 @@ class Published:
         return Reply({"results": [_with_error_told(record) for record in records]})
 
     async def stream(self, call: Call) -> Events:
-        options, item = self._options(call), _values(parsed(self.arguments, call.body))
+        options, item = self._whole(call), _values(parsed(self.arguments, call.body))
         clashing = sorted(set(options) & set(self.function.params))
         if clashing:
             raise bad(f"{clashing[0]} is an argument of {self.name}; give it in the body", clashing[0])
@@ -145,12 +163,14 @@ class Published:
             states = await self._program.abatch(items, errors="return", **options)
         except (SystemExit, KeyboardInterrupt, RunEnded) as error:  # would end whoever awaits this
             raise self._told(error) from None
+        except JournalError as error:  # of other arguments, or in use
+            return [{"index": i, "error": self._told(error), "cause": error} for i in range(len(items))]
         return [self._record(i, state) for i, state in enumerate(states)]
 
     def _record(self, index: int, state: Any) -> Json:
         error = state.error()
         if error is not None:
-            return {"index": index, "error": self._told(error)}
+            return {"index": index, "error": self._told(error), "cause": error}
         record = record_of(index, state, {})
         record["return_value"] = record.pop("return")
         try:
@@ -206,6 +226,13 @@ class Published:
         call.spend(record["usage"])
         yield _event("done", record)
 
+    def _whole(self, call: Call) -> Json:
+        """The options of what has no id."""
+        options = self._options(call)
+        if "run" in options:
+            raise bad("a batch, or a stream, is not kept under an id; leave run= out", "run")
+        return options
+
     def _options(self, call: Call) -> Json:
         try:
             options = RunOptions.model_validate(dict(call.query))
@@ -250,7 +277,7 @@ def _event(kind: str, payload: Any) -> bytes:
 
 
 def _with_error_told(record: Json) -> Json:
-    return {**record, **record["error"].body} if "error" in record else record
+    return {"index": record["index"], **record["error"].body} if "error" in record else record
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,114 @@
+"""Runs that people take part in: journaled under an id, they end at a question (`lmc.interrupt`), and go on with the answer, days and restarts later."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import asdict
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lmc import codec
+from lmc.errors import ArgumentError, InDoubtEffect, Interrupted, JournalError
+from lmc.journals import Journal, RunStatus
+from lmc.serve.answering import Json
+from lmc.serve.errors import ApiError, parsed
+from lmc.serve.gate import Call, Reply
+
+_NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}"
+
+
+class Answer(BaseModel):
+    """The body of an answer to a question. `number`: which, where several wait."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    answer: Any = Field(...)
+    number: int | None = Field(None, ge=0)
+
+
+class Runs:
+    """The journaled runs of one program, each in a folder of its own."""
+
+    def __init__(self, directory: Path, pool: Executor) -> None:
+        self._directory, self._pool = directory, pool
+
+    def journal(self, run: str) -> Journal:
+        """Of the run with an id. Raises ApiError for what is none."""
+        if re.fullmatch(_NAME, run) is None:
+            raise ApiError(400, f"run {run!r:.80}: letters, digits, '-', '_' and '.', at most 64", param="run")
+        return Journal(self._directory / run)
+
+    async def listed(self, call: Call) -> Reply:
+        return Reply({"runs": await self._on_pool(self._all)})
+
+    async def status(self, call: Call) -> Reply:
+        return Reply(await self._on_pool(partial(self._one, call.path["run"])))
+
+    async def answered(self, call: Call) -> tuple[str, Mapping[str, Any]]:
+        """Notes an answer; the run's id and its arguments. Raises ApiError."""
+        given, run = parsed(Answer, call.body), call.path["run"]
+        return run, await self._on_pool(partial(self._answer, run, given))
+
+    def waits(self, run: str, error: BaseException) -> Reply | None:
+        """What is said of a run that waits for a person; None of any other error."""
+        if isinstance(error, InDoubtEffect):
+            raise ApiError(409, f"run {run} waits: {error.message}", code="in_doubt")
+        if isinstance(error, JournalError):
+            raise ApiError(409, error.message, code="journal")
+        return Reply({"run": run, **self._one(run)}, status=202) if isinstance(error, Interrupted) else None
+
+    async def _on_pool(self, work: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _all(self) -> list[Json]:
+        there = sorted(path.name for path in self._directory.iterdir() if re.fullmatch(_NAME, path.name)) if self._directory.is_dir() else []
+        return [{"run": run, **_told(lambda run=run: self._status(run))} for run in there]
+
+    def _one(self, run: str) -> Json:
+        return {"run": run, **_shown(self._status(run))}
+
+    def _status(self, run: str) -> RunStatus:
+        journal = self.journal(run)
+        if not (journal.path / "journal").exists():
+            raise ApiError(404, f"there is no run {run!r}")
+        return journal.runs()[0]
+
+    def _answer(self, run: str, given: Answer) -> Mapping[str, Any]:
+        journal = self.journal(run)
+        self._status(run)
+        try:
+            known = journal.read().known(0)
+            if known.arguments is None:
+                raise ApiError(409, f"the arguments of run {run} are too large to be in its journal: call the program again with them")
+            arguments = {name: codec.decode(data) for name, data in known.arguments.items()}
+            journal.answer(given.answer, 0, given.number)
+        except ArgumentError as error:
+            raise ApiError(400, error.message, param="answer") from None
+        except (JournalError, codec.BadData) as error:
+            raise ApiError(409, str(error), code="journal") from None
+        return arguments
+
+
+def _told(read: Any) -> Json:
+    try:
+        return _shown(read())
+    except (JournalError, IndexError) as error:
+        return {"status": "unreadable", "error": str(error), "questions": []}
+
+
+def _shown(status: RunStatus) -> Json:
+    questions = [{key: value for key, value in asdict(w).items() if key in ("number", "question", "schema", "since")} for w in status.waiting if w.question]
+    doubts = [w.call for w in status.waiting if not w.question]
+    return {"status": status.status, "error": status.error, "ended": status.ended, "questions": questions, **({"in_doubt": doubts} if doubts else {})}
+
+
+async def page(call: Call) -> Reply:
+    """A page on which a person answers. It holds nothing of any run: what it shows it asks for, with the key that is typed into it."""
+    return Reply(resources.files("lmc.serve").joinpath("runs.html").read_bytes(), content_type="text/html; charset=utf-8")

@@ -1,0 +1,104 @@
+"""Runs that ask people, through the server: kept under an id, answered, resumed; also by a server that knows nothing but the folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.serve.keys import Key, Limits, digest_of
+from tests.serve.serving import post, talk
+
+pytestmark = pytest.mark.api
+
+SENT: list[str] = []
+
+
+def send(x: str) -> str:
+    SENT.append(x)
+    return f"sent {x}"
+
+
+@lmc.function
+def mail(s: Any, to: str) -> Any:
+    s += f"To {to}:" + lmc.gen("text", max_tokens=4)
+    if not lmc.interrupt(f"Send to {to}?", bool):
+        return "not sent"
+    return send(to), lmc.interrupt("A note?")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    SENT.clear()
+
+
+def test_a_run_asks_and_goes_on_with_the_answers_in_other_servers(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"programs": [mail], "journals": tmp_path}
+    first = post("/programs/mail?run=a1&seed=1", {"to": "Ann"}, **how)
+    asked = first.json()
+    assert first.status_code == 202 and asked["status"] == "waiting" and not SENT
+    assert [(q["question"], q["schema"]) for q in asked["questions"]] == [("Send to Ann?", '{"type": "boolean"}')]
+    again = post("/programs/mail?run=a1", {"to": "Ann"}, **how)  # asked again: the same question, and no model is
+    assert again.status_code == 202 and again.json()["questions"] == asked["questions"]
+
+    mock = lmc.Mock()
+    wrong = post("/programs/mail/runs/a1/answers", {"answer": "yes"}, **how)
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "answer" and not SENT
+    second = post("/programs/mail/runs/a1/answers", {"answer": True}, mock, **how)
+    assert second.status_code == 202 and second.json()["questions"][0]["question"] == "A note?" and SENT == ["Ann"]
+    third = post("/programs/mail/runs/a1/answers", {"answer": "thanks"}, mock, **how)
+    assert (third.status_code, third.json()["return_value"], third.json()["run"]) == (200, ["sent Ann", "thanks"], "a1") and SENT == ["Ann"]
+    assert not mock.call_log
+    assert talk(lambda client: client.get("/programs/mail/runs"), **how).json()["runs"][0]["status"] == "finished"
+    late = post("/programs/mail/runs/a1/answers", {"answer": "x"}, **how)
+    assert late.status_code == 409 and "no question" in late.json()["error"]["message"]
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"programs": [mail], "journals": tmp_path / "runs"}
+    assert post("/programs/mail?run=../x", {"to": "Ann"}, **how).status_code == 400
+    assert post("/programs/mail?run=x", {"to": "Ann"}, programs=[mail]).status_code == 400  # no --journals
+    assert post("/programs/mail/batch?run=x", {"items": [{"to": "Ann"}]}, **how).status_code == 400
+    assert post("/programs/mail/runs/none/answers", {"answer": True}, **how).status_code == 404
+    assert talk(lambda client: client.get("/programs/mail/runs"), **how).json() == {"runs": []}
+    assert not (tmp_path / "x").exists()
+    post("/programs/mail?run=b", {"to": "Ann"}, **how)
+    other = post("/programs/mail?run=b", {"to": "Bob"}, **how)
+    assert other.status_code == 409 and "other arguments" in other.json()["error"]["message"]
+
+
+def test_an_effect_in_doubt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(x: str) -> str:
+        SENT.append(x)
+        raise SystemExit
+
+    how: dict[str, Any] = {"programs": [mail], "journals": tmp_path}
+    post("/programs/mail?run=c", {"to": "Ann"}, **how)
+    monkeypatch.setitem(globals(), "send", ends)
+    ends.__qualname__ = "send"
+    post("/programs/mail/runs/c/answers", {"answer": True}, **how)
+    assert SENT == ["Ann"]
+    found = post("/programs/mail?run=c", {"to": "Ann"}, **how)
+    assert (found.status_code, found.json()["error"]["code"]) == (409, "in_doubt") and SENT == ["Ann"]
+    lmc.Journal(tmp_path / "mail" / "c").resolve("sent by hand")
+    assert post("/programs/mail?run=c", {"to": "Ann"}, **how).json()["questions"][0]["question"] == "A note?"
+
+
+def test_runs_belong_to_those_who_may_run_the_program_and_the_page_holds_nothing(tmp_path: Path) -> None:
+    keys = [Key("all", digest_of("all"), Limits()), Key("few", digest_of("few"), Limits(programs=frozenset({"other"})))]
+    how: dict[str, Any] = {"programs": [mail], "journals": tmp_path, "api_keys": keys}
+    post("/programs/mail?run=secret", {"to": "Ann"}, headers={"authorization": "Bearer all"}, **how)
+
+    async def look(client: Any) -> None:
+        for path in ("/programs/mail/runs", "/programs/mail/runs/secret"):
+            assert (await client.get(path)).status_code == 401
+            assert (await client.get(path, headers={"authorization": "Bearer few"})).status_code == 403
+            assert "Send to Ann?" in (await client.get(path, headers={"authorization": "Bearer all"})).text
+        assert (await client.get("/runs/programs", headers={"authorization": "Bearer few"})).json() == {"programs": []}
+        page = await client.get("/runs")
+        assert page.status_code == 200 and "text/html" in page.headers["content-type"]
+        assert "Ann" not in page.text and "secret" not in page.text and "mail" not in page.text
+
+    talk(look, **how)
