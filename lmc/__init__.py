@@ -236,8 +236,8 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import HostTimeout as HostTimeout
     from lmc.errors import IncompleteAnswer as IncompleteAnswer
     from lmc.errors import InDoubtEffect as InDoubtEffect
-    from lmc.errors import IRError as IRError
     from lmc.errors import Interrupted as Interrupted
+    from lmc.errors import IRError as IRError
     from lmc.errors import JournalError as JournalError
     from lmc.errors import JournalWarning as JournalWarning
     from lmc.errors import LmcError as LmcError
@@ -255,12 +255,11 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.frontend.attempts import Retry as Retry
     from lmc.frontend.host import host as host
     from lmc.frontend.host import pure as pure
-    from lmc.frontend.interrupts import interrupt as interrupt
-    from lmc.journals import Journal as Journal
     from lmc.frontend.interpreter import Function as Function
     from lmc.frontend.interpreter import State as ProgramState
     from lmc.frontend.interpreter import State as State
     from lmc.frontend.interpreter import function as function
+    from lmc.frontend.interrupts import interrupt as interrupt
     from lmc.frontend.primitives import REGEX_BOOL as REGEX_BOOL
     from lmc.frontend.primitives import REGEX_FLOAT as REGEX_FLOAT
     from lmc.frontend.primitives import REGEX_INT as REGEX_INT
@@ -287,6 +286,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.frontend.primitives import video as video
     from lmc.frontend.tools import call_tool as call_tool
     from lmc.frontend.tools import tool_result as tool_result
+    from lmc.journals import Journal as Journal
     from lmc.limits import Budget as Budget
     from lmc.prompt import ChoicesMethod as ChoicesMethod
     from lmc.prompt import SamplingParams as SamplingParams

@@ -24,7 +24,7 @@ from lmc.durable.records import Effect, Place
 from lmc.durable.snapshots import Snapshot
 from lmc.durable.tasks import Coming, Tasks
 from lmc.errors import InDoubtEffect, Interrupted, JournalError, JournalWarning, Loc
-from lmc.frontend.attempts import NOTED, answer_of, check_failed
+from lmc.frontend.attempts import NOTED, answer_of
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import State
 
@@ -101,10 +101,12 @@ class Calls(Answers):
                     caller.calls += known.outcome[4]
                 return outcome
             if known.doubtful and not is_idempotent(fn) and not self.may_begin_again((*args, *kwargs.values())):
+                if not isinstance(fn, HostFunction) or fn.check is None:
+                    return False, self.in_doubt(known, loc)
                 try:
-                    happened = answer_of(self.asks(fn, args, kwargs, known, loc), name)
+                    happened = answer_of(fn.asked(args, kwargs), name)
                 except Exception as error:
-                    return False, self._unchecked(known, error, loc)
+                    return False, self.unchecked(known, error, loc)
                 if happened is not None:
                     outcome = True, happened.result
                     self.write_outcome(number, fn, name, args, reached, outcome, loc)
@@ -176,18 +178,11 @@ class Calls(Answers):
         finally:
             NOTED.reset(token)
 
-    def asks(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], known: Effect, loc: Loc | None) -> Any:
-        """What the check of an effect says, or what that is when it is awaited. Raises InDoubtEffect where it has none."""
-        if not isinstance(fn, HostFunction) or fn.check is None:
-            raise self.in_doubt(known, loc)
-        return fn.asked(args, kwargs)
-
-    def _unchecked(self, known: Effect, error: Exception, loc: Loc | None) -> InDoubtEffect:
+    def unchecked(self, known: Effect, error: Exception, loc: Loc | None) -> InDoubtEffect:
         """What the program gets where a check gave no answer."""
-        if isinstance(error, InDoubtEffect):
-            return error
-        doubt = check_failed(f"{known.name}({known.shown})", error)
-        doubt.loc, doubt.__cause__ = loc, error
+        doubt = InDoubtEffect(f"{known.name}({known.shown}) was begun before the run was cut off, and its check could not tell whether it was done: "
+                              f"{type(error).__name__}: {error}", loc=loc)  # fmt: skip
+        doubt.__cause__ = error
         return doubt
 
     def in_doubt(self, known: Effect, loc: Loc | None) -> InDoubtEffect:

@@ -8,9 +8,9 @@ A line is bound to its number, so that none can be moved or left out in the midd
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import os
+from importlib import import_module
 from typing import Any
 
 from lmc import codec
@@ -26,10 +26,8 @@ class Cipher:
 
     def __init__(self, key: Key, salt: bytes | None = None) -> None:
         require("key= of a journal", "journals")
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
         self.salt = os.urandom(16) if salt is None else salt
-        self._aead: Any = AESGCM(_derived(key, self.salt))
+        self._aead: Any = import_module("cryptography.hazmat.primitives.ciphers.aead").AESGCM(_derived(key, self.salt))
 
     def first(self, header: bytes) -> bytes:
         """What the first line holds: the salt, and the header sealed."""
@@ -42,12 +40,10 @@ class Cipher:
 
     def open(self, sealed: bytes, number: int) -> bytes:
         """What `seal` was given. Raises JournalError: another key, or somebody has changed it."""
-        from cryptography.exceptions import InvalidTag
-
         try:
             found = base64.b64decode(sealed, validate=True)
             return self._aead.decrypt(found[:_NONCE], found[_NONCE:], number.to_bytes(8))
-        except (InvalidTag, ValueError, binascii.Error):
+        except (import_module("cryptography.exceptions").InvalidTag, ValueError):
             what = "its key is another one, or its first line was changed" if number == 0 else f"line {number + 1} was changed, or is of another place"
             raise JournalError(f"it is encrypted, and cannot be opened: {what}") from None
 

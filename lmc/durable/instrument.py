@@ -8,9 +8,13 @@ that no variable is added: names, lines, closures and frames are those of the so
 # (operands of the rewritten code are Any by nature)
 
 from __future__ import annotations
+import __future__
 
 import ast
+import functools
+import inspect
 import linecache
+import operator
 import sys
 import threading
 import types
@@ -212,10 +216,12 @@ class _Module:
     codes: dict[tuple[int, str], list[tuple[types.CodeType, types.CodeType]]]
 
 
-_modules: dict[tuple[str, bool], _Module] = {}
+_modules: dict[tuple[str, bool, int], _Module] = {}
 _instrumented: dict[int, types.CodeType] = {}
 _building = threading.RLock()  # CPython 3.11 raises SystemError where two threads parse or compile at once
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # cells of notebooks have it
+_FUTURES = functools.reduce(operator.or_, [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names]) & ~inspect.CO_NESTED
+"""What code has of `__future__`: a cell has it of earlier cells."""
 
 
 def is_instrumented(code: types.CodeType | None) -> bool:
@@ -239,7 +245,7 @@ def _code_of(fn: types.FunctionType, deciding: bool) -> types.CodeType:
     for fresh in (False, True):
         if fresh:
             linecache.checkcache(code.co_filename)
-        found = _module(code.co_filename, deciding)
+        found = _module(code.co_filename, deciding, code.co_flags & _FUTURES)
         if found is None:
             why = "has no source that can be read"
             continue
@@ -256,23 +262,23 @@ def _is_same(running: types.CodeType, compiled: types.CodeType) -> bool:
     return running == compiled or any(name.startswith("@py") for name in running.co_varnames + running.co_names)  # pytest rewrote its asserts
 
 
-def _module(file: str, deciding: bool) -> _Module | None:
-    """A file, kept while its text stays the same. None: it cannot be read, or is not Python."""
+def _module(file: str, deciding: bool, futures: int) -> _Module | None:
+    """A file compiled with these flags, kept while its text stays the same. None: it cannot be read, or is not Python."""
     lines = linecache.getlines(file)
     text = "".join(lines)
     if not text:
         return None
-    found = _modules.get((file, deciding))
+    found, flags = _modules.get((file, deciding, futures)), _FLAGS | futures
     if found is None or found.text != text:
         with _building:
             try:
-                plain = compile(text, file, "exec", _FLAGS, dont_inherit=True)
+                plain = compile(text, file, "exec", flags, dont_inherit=True)
                 rewrite = _Rewrite(file, lines, deciding)
                 tree = ast.fix_missing_locations(rewrite.visit(ast.parse(text, file)))
-                code = _with_hooks(compile(tree, file, "exec", _FLAGS, dont_inherit=True), rewrite.hooks)
+                code = _with_hooks(compile(tree, file, "exec", flags, dont_inherit=True), rewrite.hooks)
             except (SyntaxError, ValueError):
                 return None
-            found = _modules[file, deciding] = _Module(text, {})
+            found = _modules[file, deciding, futures] = _Module(text, {})
             for one, other in zip(_codes(plain), _codes(code), strict=True):
                 assert one.co_name == other.co_name and one.co_freevars == other.co_freevars, "a rewriting that changes what is defined"
                 found.codes.setdefault((one.co_firstlineno, one.co_name), []).append((one, other))

@@ -188,9 +188,9 @@ class Journal:
             closing = self._closing
             waiting = _taken(self._waiting)
             self.gather()
+            if waiting:  # somebody waits before an effect, whose intent is not written where there is no room for its result
+                self._trying(self._room.reserve, self._end + sum(map(len, self._lines)))
             self._trying(self._write_groups)
-            if waiting:
-                self._trying(self._room.reserve, self._end)  # somebody may wait for this before an effect
             if waiting or closing or monotonic() >= due:
                 due = self._trying(self._sync)
             for notify in waiting:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -91,19 +91,30 @@ _OF_EFFECTS = frozenset("itgqr")
 
 
 def _groups(runs: Mapping[int, list[Record]]) -> Iterator[list[list[Any]]]:
-    """Groups of all records: answers that were asked at the same place in one section, as when they are written first."""
+    """Groups of all records. Runs go in step, so that what they were told at the same place is in one section."""
     items = iter(runs)
     while some := list(islice(items, MANY)):
         ended = dict[int, list[int]]()
-        entries: list[Entry] = []
+        together = _begin_together([runs[item][0] for item in some])
+        left: list[list[tuple[_Run, Record]]] = []
         for item in some:
-            records = runs[item]
-            if records[-1][:2] == WELL:
+            records = runs[item][together is not None :]
+            if records and records[-1][:2] == WELL:
                 *records, (_, _, when) = records
                 ended.setdefault(when, []).append(item)
             run = _Run(item)
-            entries += [(tuple(map(tuple, record[1])), run, _answer(record)) if record[0] == "a" else (item, record) for record in records]
+            left.append([(run, record) for record in records])
+        steps = [each for step in zip_longest(*left) for each in step if each is not None]
+        entries: list[Entry] = [((some, *together),)] if together is not None else []
+        entries += [(tuple(map(tuple, record[1])), run, _answer(record)) if record[0] == "a" else (run.item, record) for run, record in steps]
         yield [*group_of(entries), *[["ended", items, when] for when, items in ended.items()]]
+
+
+def _begin_together(records: Sequence[Record]) -> tuple[Sequence[str], Sequence[Sequence[str]]] | None:
+    """Names and columns of arguments, where runs begin with nothing but text under the same names."""
+    shapes = {tuple(given) if record[0] == "b" and type(given := record[1]) is dict and set(map(type, given.values())) == {str} else None for record in records}
+    names = shapes.pop()
+    return None if shapes or names is None else (names, [[record[1][name] for record in records] for name in names])
 
 
 @dataclass
@@ -137,7 +148,7 @@ def _replace(where: Path, contents: Contents, runs: Mapping[int, list[Record]], 
 
 
 @contextmanager
-def _locked(where: Path, key: Key | None) -> Iterator[Contents | None]:
+def _locked(where: Path, key: Key | None) -> Generator[Contents | None]:
     file, contents = opened(where, key)
     with as_journal_error(where), file:
         yield contents

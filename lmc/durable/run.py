@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
+import types
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -72,7 +73,7 @@ class RunJournal(Calls):
         number, known = begun
         inner = inner_of(awaitable)
         idempotent = inner.idempotent if isinstance(inner, Deferred) else self.may_begin_again([inner]) or self.may_begin_again(given.values())
-        host = inspect.getcoroutinelocals(inner)["self"] if getattr(inner, "cr_code", None) is _MARKED else None
+        host: HostFunction | None = inspect.getcoroutinelocals(inner)["self"] if isinstance(inner, types.CoroutineType) and inner.cr_code is _MARKED else None
         if known is not None and known.outcome is not None:
             drop(awaitable)
             ok, value = self.known_result(known.outcome, known.name, (), None)
@@ -80,11 +81,14 @@ class RunJournal(Calls):
                 raise value
             return value
         if known is not None and known.doubtful and not idempotent:
+            if host is None or host.check is None:
+                drop(awaitable)
+                raise self.in_doubt(known, loc)
             try:
-                happened = await aanswer_of(self.asks(host, call[1], given, known, loc), name)
+                happened = await aanswer_of(host.asked(call[1], given), name)
             except Exception as error:
                 drop(awaitable)
-                raise self._unchecked(known, error, loc) from None
+                raise self.unchecked(known, error, loc) from error
             if happened is not None:
                 drop(awaitable)
                 self.write_outcome(number, inner, name, (), None, (True, happened.result), loc)

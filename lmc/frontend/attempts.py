@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lmc.errors import ArgumentError, InDoubtEffect, ParameterError
+from lmc.errors import ArgumentError, ParameterError
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,3 @@ async def aanswer_of(found: Any, name: str) -> Done | None:
 
 async def _awaited(found: Awaitable[Any]) -> Any:
     return await found
-
-
-def check_failed(name: str, error: Exception) -> InDoubtEffect:
-    """What is raised where a check did not come to an answer."""
-    return InDoubtEffect(f"{name} was begun before the run was cut off, and its check could not tell whether it was done: {type(error).__name__}: {error}")

@@ -85,7 +85,7 @@ class Options:
             raise ParameterError(f"ahead={ahead!r}: 'off', 'certain' or 'likely'", loc=caller_loc())
         path = None if journal is None else os.fsdecode(given["journal"])
         sampled = {k: given[k] for k in RUN_SAMPLING if k in given}
-        options = cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, ahead, **getattr(journal, "options", {}))
+        options = cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, ahead, **getattr(given.get("journal"), "options", {}))
         options.defaults(SamplingParams())  # a wrong value is said now, before a default backend loads its model
         return options
 

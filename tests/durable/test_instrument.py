@@ -1,7 +1,9 @@
 """Instrumented code is the user's: its names, lines, frames and closures. What cannot be instrumented is refused, or recorded by its mark."""
 
 from __future__ import annotations
+import __future__
 
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -10,6 +12,7 @@ import linecache
 import logging
 import subprocess
 import sys
+import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -476,3 +479,104 @@ def test_an_item_that_calls_something_else_than_before_is_refused(tmp_path: Path
     for state in calls_one_or_the_other.run_batch(items, backend=lmc.Mock(), journal=tmp_path / "j", num_threads=2, errors="return"):
         assert isinstance(state.failure, JournalError) and "calls two(" in str(state.failure) and "called one(" in str(state.failure)
     assert not CALLS
+
+
+# -- only code that is its source's is instrumented ------------------------------------------------------------------------
+
+DECORATED = '''
+import functools, lmc
+
+def logged(fn):
+    @functools.wraps(fn)
+    def around(*args, **kwargs):
+        NOTES.append(fn.__name__)
+        return fn(*args, **kwargs)
+    return around
+
+NOTES = []
+
+@logged
+def helper(s, x):
+    s += x
+    return TOOL(x)
+
+@lmc.function
+@logged
+def program(s):
+    s += "q" + lmc.gen("a", max_tokens=2)
+    return helper(s, s["a"]), helper(s, "b")
+'''
+
+
+def test_decorated_programs_and_helpers_are_recorded_call_by_call(tmp_path: Path) -> None:
+    module = loaded(tmp_path / "decorated.py", DECORATED)
+    assert runs_as_without(module.program, tmp_path / "j") == ["tool", "tool"]
+    assert module.NOTES == ["program", "helper", "helper"] * 3  # the decorator's own code runs each time
+
+
+def test_a_program_of_a_reloaded_module_goes_on_with_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "reloaded_module.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("reloaded_module")
+    module.TOOL = tool  # type: ignore[attr-defined]
+    old = module.program
+    expected = old.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value
+    (tmp_path / "reloaded_module.py").write_text("# one line further down\n" + SOURCE)
+    linecache.checkcache()
+    with pytest.raises(JournalError, match="is not what its source says now"):
+        old.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "k")  # it was not reloaded yet
+    importlib.invalidate_caches()
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for cached in (tmp_path / "__pycache__").glob("*.pyc"):
+        cached.unlink()
+    module = importlib.reload(module)
+    module.TOOL = tool  # type: ignore[attr-defined]
+    CALLS.clear()
+    mock = lmc.Mock()
+    assert module.program.run(backend=mock, seed=1, journal=tmp_path / "j").ret_value == expected  # the same source, elsewhere
+    assert not CALLS and not mock.call_log
+    with pytest.raises(JournalError, match="is not what its source says now"):
+        old.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "l")
+
+
+def cell(source: str, number: int, names: dict[str, Any]) -> None:
+    """Runs a cell as notebooks do: its source is in linecache, under a name of its own, and what earlier cells imported of `__future__` holds."""
+    name = f"<ipython-input-{number}>"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    futures = __future__.annotations.compiler_flag if number == 1 else 0
+    exec(compile(source, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | futures, dont_inherit=True), names)
+
+
+def test_cells_of_notebooks_and_their_redefinitions(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "__main__", "TOOL": tool}
+    cell(SOURCE, 1, names)
+    names["TOOL"] = tool
+    first = names["program"]
+    expected = first.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value
+    cell(SOURCE.replace('s += "q"', 's += "other"'), 2, names)
+    names["TOOL"] = tool
+    with pytest.raises(JournalError, match="with another source"):
+        names["program"].run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
+    CALLS.clear()
+    mock = lmc.Mock()
+    assert first.run(backend=mock, journal=tmp_path / "j").ret_value == expected and not CALLS and not mock.call_log  # of the first cell, which is still known
+    linecache.cache.pop("<ipython-input-1>")
+    with pytest.raises(JournalError, match=r"@lmc\.host"):
+        lmc.function(types.FunctionType(first.func.__code__.replace(co_filename="<ipython-input-gone>"), names)).run(backend=lmc.Mock(), journal=tmp_path / "k")
+
+
+def test_a_marked_function_needs_no_source(tmp_path: Path) -> None:
+    """The remedy that the error names."""
+    made: dict[str, Any] = {"lmc": lmc, "tool": tool}
+    exec("def helper(s_text):\n    return tool(s_text)", made)
+    marked = lmc.host(made["helper"])
+    CALLS.clear()
+    for _ in range(2):
+        assert calls_with_text.run(marked, backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value
+    assert len(CALLS) == 1
+
+
+@lmc.function
+def calls_with_text(s: Any, helper: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    return helper(s["a"])
