@@ -24,7 +24,8 @@ conformance: $(VENV)/.dev  ## 500 random programs in every execution, and the ot
 	$(PY) -m tests.conformance --programs 500
 	LMC_SEARCH=1 $(PYTEST) -q -n auto -m search
 
-nightly: $(VENV)/.dev  ## 20,000 random programs, going on where it was interrupted, and 2,000 wrong model files; SEED=n for others
+nightly: $(VENV)/.dev  ## 20,000 random programs, going on where it was interrupted, 2,000 wrong model files, every kill point of journals; SEED=n for others
+	$(PY) -m tests.durable.kill_points
 	$(PY) -m tests.fuzzing --files 2000 --seed $(or $(SEED),1000000)
 	$(PY) -m tests.conformance --programs 20000 --seed $(or $(SEED),1000000) --done build/nightly-$$(git rev-parse --short HEAD).txt
 

@@ -39,10 +39,14 @@ class Browser:
 
     def open(self, file: Path, scheme: Literal["light", "dark"] = "light") -> None:
         """Loads a page; returns when it is drawn."""
+        self.visit(file.as_uri(), scheme)
+
+    def visit(self, url: str, scheme: Literal["light", "dark"] = "light") -> None:
+        """As `open`, of any address."""
         self.requests.clear()
         self.complaints.clear()
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.call("Page.navigate", url=file.as_uri())
+        self.call("Page.navigate", url=url)
         while self._message().get("method") != "Page.loadEventFired":
             pass
         self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")

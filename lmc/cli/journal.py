@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from pathlib import Path
@@ -34,13 +33,13 @@ journal = typer.Typer(
       lmc journal retry runs/mail                              (it did not: the run makes it when it is resumed)
       lmc journal compact runs/mail --older-than 30d
 
-    An encrypted journal takes --key-file, or LMC_JOURNAL_KEY. docs/durability.md says what is in a journal.
+    An encrypted journal takes --key-file. docs/durability.md says what is in a journal.
     """,
 )  # fmt: skip
 
 Path_ = Annotated[Path, typer.Argument(metavar="JOURNAL", show_default=False, help="A run's journal, or a batch's directory.")]
-KeyFile = Annotated[Path | None, typer.Option("--key-file", metavar="FILE", envvar="LMC_JOURNAL_KEY_FILE", show_default=False,
-                                              help="The journal's key: 32 bytes, or a passphrase. Else what LMC_JOURNAL_KEY says.")]
+KeyFile = Annotated[Path | None, typer.Option("--key-file", metavar="FILE", show_default=False,
+                                              help="The key of an encrypted journal: a file of 32 bytes, or a passphrase.")]
 Item = Annotated[int | None, typer.Option("--item", show_default=False, help="One run of a batch, by its number.")]
 Effect = Annotated[int | None, typer.Option("--effect", metavar="N", show_default=False, help="Which call or question, where several wait.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a run.")]
@@ -168,8 +167,8 @@ def _open(path: Path, key_file: Path | None) -> Journal:
 
 
 def key_of(key_file: Path | None) -> str | bytes | None:
-    """The key of a file, or of the environment."""
-    return _key(key_file) if key_file is not None else os.environ.get("LMC_JOURNAL_KEY") or None
+    """The key that a file has."""
+    return None if key_file is None else _key(key_file)
 
 
 def _key(file: Path) -> str | bytes:

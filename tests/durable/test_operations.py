@@ -323,15 +323,15 @@ def test_lines_of_an_encrypted_journal_cannot_be_changed_moved_or_left_out(tmp_p
             run(journal)
 
 
-def test_a_journal_gets_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_gets_another_key(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     expected = run(tmp_path / "j")
     lmc.Journal(tmp_path / "j").compact(new_key="first passphrase")
     (tmp_path / "key").write_bytes(b"k" * 32)
-    monkeypatch.setenv("LMC_JOURNAL_KEY", "first passphrase")
-    assert "encrypted" in command("show", tmp_path / "j")
-    command("compact", tmp_path / "j", "--new-key-file", tmp_path / "key")
-    assert "its key is another one" in command("list", tmp_path / "j")
+    (tmp_path / "first").write_text("first passphrase\n")
+    assert "encrypted" in command("show", tmp_path / "j", "--key-file", tmp_path / "first")
+    command("compact", tmp_path / "j", "--key-file", tmp_path / "first", "--new-key-file", tmp_path / "key")
+    assert "its key is another one" in command("list", tmp_path / "j", "--key-file", tmp_path / "first")
     assert "finished" in command("list", tmp_path / "j", "--key-file", tmp_path / "key")
     assert run(lmc.Journal(tmp_path / "j", key=b"k" * 32)) == expected
     with pytest.raises(JournalError, match="it is not encrypted, and a key= was given"):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import lmc
 from lmc.serve.keys import Key, Limits, digest_of
-from tests.serve.serving import post, talk
+from tests.browser import CHROMIUM, MISSING, browser
+from tests.serve.serving import on_a_port, post, talk
 
 pytestmark = pytest.mark.api
 
@@ -102,3 +104,30 @@ def test_runs_belong_to_those_who_may_run_the_program_and_the_page_holds_nothing
         assert "Ann" not in page.text and "secret" not in page.text and "mail" not in page.text
 
     talk(look, **how)
+
+
+_WAIT = """new Promise(done => { const look = () => document.body.textContent.includes(WANTED) && done(true);
+  new MutationObserver(look).observe(document.body, {subtree: true, childList: true, characterData: true}); look(); })"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+def test_a_person_answers_on_the_page(tmp_path: Path) -> None:
+    keys = [Key("all", digest_of("the-key"), Limits())]
+    with on_a_port(programs=[mail], journals=tmp_path / "runs", api_keys=keys) as url, browser(tmp_path / "profile") as tab:
+        asked = httpx.post(f"{url}/programs/mail?run=p1", json={"to": "<b>Ann</b>"}, headers={"authorization": "Bearer the-key"})
+        assert asked.status_code == 202
+
+        def sees(text: str) -> None:
+            assert tab.value(_WAIT.replace("WANTED", repr(text)))
+
+        tab.visit(f"{url}/runs")
+        sees("no valid API key")
+        tab.value("document.getElementById('key').value = 'the-key'; document.getElementById('load').click()")
+        sees("Send to <b>Ann</b>?")  # as text
+        tab.value("[...document.querySelectorAll('section button')].find(b => b.textContent === 'Yes').click()")
+        sees("A note?")
+        assert SENT == ["<b>Ann</b>"]
+        tab.value("document.querySelector('textarea').value = 'thanks'; document.querySelector('section button').click()")
+        sees("It is over: [\"sent <b>Ann</b>\",\"thanks\"]")
+        assert all(request.startswith((url, "data:")) for request in tab.requests)
+    assert lmc.Journal(tmp_path / "runs" / "mail" / "p1").runs()[0].status == "finished"
