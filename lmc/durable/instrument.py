@@ -265,25 +265,32 @@ def _is_same(running: types.CodeType, compiled: types.CodeType) -> bool:
 def _module(file: str, deciding: bool, futures: int) -> _Module | None:
     """A file compiled with these flags, kept while its text stays the same. None: it cannot be read, or is not Python."""
     lines = linecache.getlines(file)
-    text = "".join(lines)
+    text, key = "".join(lines), (file, deciding, futures)
     if not text:
         return None
-    found, flags = _modules.get((file, deciding, futures)), _FLAGS | futures
-    if found is None or found.text != text:
+    if (found := _modules.get(key)) is None or found.text != text:
         with _building:
-            try:
-                plain = compile(text, file, "exec", flags, dont_inherit=True)
-                rewrite = _Rewrite(file, lines, deciding)
-                tree = ast.fix_missing_locations(rewrite.visit(ast.parse(text, file)))
-                code = _with_hooks(compile(tree, file, "exec", flags, dont_inherit=True), rewrite.hooks)
-            except (SyntaxError, ValueError):
-                return None
-            found = _modules[file, deciding, futures] = _Module(text, {})
-            for one, other in zip(_codes(plain), _codes(code), strict=True):
-                assert one.co_name == other.co_name and one.co_freevars == other.co_freevars, "a rewriting that changes what is defined"
-                found.codes.setdefault((one.co_firstlineno, one.co_name), []).append((one, other))
-                _instrumented[id(other)] = other
+            if (found := _modules.get(key)) is None or found.text != text:
+                found = _built(file, text, lines, deciding, _FLAGS | futures)
+                if found is not None:
+                    _modules[key] = found  # whole: other threads look here without the lock
     return found
+
+
+def _built(file: str, text: str, lines: Sequence[str], deciding: bool, flags: int) -> _Module | None:
+    try:
+        plain = compile(text, file, "exec", flags, dont_inherit=True)
+        rewrite = _Rewrite(file, lines, deciding)
+        tree = ast.fix_missing_locations(rewrite.visit(ast.parse(text, file)))
+        code = _with_hooks(compile(tree, file, "exec", flags, dont_inherit=True), rewrite.hooks)
+    except (SyntaxError, ValueError):
+        return None
+    made = _Module(text, {})
+    for one, other in zip(_codes(plain), _codes(code), strict=True):
+        assert one.co_name == other.co_name and one.co_freevars == other.co_freevars, "a rewriting that changes what is defined"
+        made.codes.setdefault((one.co_firstlineno, one.co_name), []).append((one, other))
+        _instrumented[id(other)] = other
+    return made
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

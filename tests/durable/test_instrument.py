@@ -12,6 +12,7 @@ import linecache
 import logging
 import subprocess
 import sys
+import threading
 import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc.durable import records
+from lmc.durable import instrument, records
 from lmc.durable.instrument import twin
 from lmc.errors import JournalError
 from tests.durable.resuming import CALLS, resumes_anywhere, seen
@@ -580,3 +581,28 @@ def test_a_marked_function_needs_no_source(tmp_path: Path) -> None:
 def calls_with_text(s: Any, helper: Any) -> Any:
     s += "q" + lmc.gen("a", max_tokens=2)
     return helper(s["a"])
+
+
+def test_threads_that_come_at_once_find_all_code_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that looks while another builds must not take what is there by then for the whole."""
+    module = loaded(tmp_path / "at_once.py", SOURCE)
+    building, looked = threading.Event(), threading.Event()
+    real = instrument._codes  # pyright: ignore[reportPrivateUsage]
+
+    def slow(code: Any) -> Any:
+        building.set()
+        looked.wait(0.2)  # the other thread has to wait for this one, or goes on at once
+        return real(code)
+
+    monkeypatch.setattr(instrument, "_codes", slow)
+
+    def other() -> Any:
+        building.wait()
+        try:
+            return twin(module.program.func)
+        finally:
+            looked.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(twin, module.program.func), pool.submit(other)]
+        assert all(f.result().__code__ is found[0].result().__code__ for f in found)
