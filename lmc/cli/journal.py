@@ -180,16 +180,17 @@ def _key(file: Path) -> str | bytes:
 
 
 def _journals(path: Path) -> list[Path]:
-    """The journals at a path: itself, or those in a folder, and the batches in it."""
+    """The journals at a path: itself, or those in a folder and the folders in it."""
     if not path.is_dir() or (path / "journal").is_file():
         return [path]
     from lmc.durable.groups import MAGIC
 
-    found = [each for each in sorted(path.iterdir()) if (each / "journal" if each.is_dir() else each).is_file()]
-    return [each for each in found if each.is_dir() or _begins_with(each, MAGIC.encode())]
+    return [found for each in sorted(path.iterdir()) if each.is_dir() or _begins_with(each, MAGIC.encode()) for found in _journals(each)]
 
 
 def _begins_with(path: Path, magic: bytes) -> bool:
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         return file.read(len(magic)) == magic
 
@@ -203,9 +204,11 @@ def _runs(path: Path, key_file: Path | None) -> tuple[list[RunStatus], str]:
 
 
 def _line(run: RunStatus) -> str:
+    from lmc.durable.steps import several
+
     ended = f", {time.strftime('%Y-%m-%d %H:%M', time.localtime(run.ended))}" if run.ended and run.status in ("finished", "failed", "deleted") else ""
     error = f" ({run.error.splitlines()[0]:.100})" if run.error else ""
-    return f"{run.program}: {run.status}{ended}{error}; {run.answers} answers, {run.effects} effects"
+    return f"{run.program}: {run.status}{ended}{error}; {several(run.answers, 'answer')}, {several(run.effects, 'effect')}"
 
 
 def _what(waiting: Waiting) -> str:

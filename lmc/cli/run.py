@@ -14,7 +14,8 @@ import typer
 
 from lmc import userfiles
 from lmc.cli.console import progress, say
-from lmc.cli.errors import RunFailed
+from lmc.cli.errors import RunFailed, as_usage
+from lmc.cli.journal import KeyFile, key_of
 from lmc.cli.models import open_backend
 from lmc.cli.options import Arguments, InputFile, MaxTokens, ModelName, OutputFile, Target, Temperature
 from lmc.config import config
@@ -32,6 +33,9 @@ def run(
     max_tokens: MaxTokens = None,
     seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable, for a whole run; a "
                                                                    "resumed one samples the rest anew.")] = None,
+    journal: Annotated[Path | None, typer.Option("--journal", metavar="FOLDER", show_default=False,
+                                                 help="Write down what becomes known: the same command goes on from there after a crash, or with a person's answer.")] = None,
+    key_file: KeyFile = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Run op by op, without compiling.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the results in --output and run the other items.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --output; with --resume only what "
@@ -51,6 +55,7 @@ def run(
       lmc run examples/classify.py:classify --input examples/data/reviews.jsonl --output labels.jsonl --resume
       lmc run my.py:program --backend path/to/model.gguf --arg text=hello
       lmc run my.py:program --backend openai:gpt-4.1-mini --input rows.csv
+      lmc run agent.py:mail --arg to=ann --journal runs/ann      (see lmc journal --help)
       head rows.jsonl | lmc run my.py:program --input - --backend vllm:http://127.0.0.1:8000
       lmc run judge.lmcp --arg essay=hello              (of program.save)
       lmc run examples/judge.py:judge --backend mock --arg essay=hello      (no model: shows the program's shape)
@@ -67,7 +72,7 @@ def run(
     if input_file is None:
         arguments = arguments_of(program, arg)
         results = userfiles.Results(output, overwrite=overwrite)
-        _run_one(program, arguments, options, name, results, interpret)
+        _run_one(program, arguments, options | _journaled(journal, key_file), name, results, interpret)
         return
     items = read_items(program, input_file)
     if items.extra_names:
@@ -76,7 +81,17 @@ def run(
     results = userfiles.Results(output, expected, resume=resume, overwrite=overwrite)
     if results.note:
         say(results.note)
-    _run_file(program, items, options, name, results, interpret)
+    _run_file(program, items, options | _journaled(journal, key_file), name, results, interpret)
+
+
+def _journaled(journal: Path | None, key_file: Path | None) -> dict[str, Any]:
+    """The option of a run with a journal."""
+    if journal is None:
+        return {}
+    from lmc.journals import Journal
+
+    with as_usage():
+        return {"journal": Journal(journal, key=key_of(key_file))}
 
 
 def one_source(arg: list[str] | None, input_file: Path | None) -> None:

@@ -88,8 +88,8 @@ class Story:
         tokens = [step.tokens for step in self.steps if step.tokens is not None]
         calls = sum(step.kind == "effect" for step in self.steps)
         now = sum(step.source == "now" for step in self.steps)
-        return (f"{_several(len(self.steps) - calls, 'answer')} ({sum(t[0] for t in tokens)} tokens of prompts, {sum(t[1] for t in tokens)} of answers), "
-                f"{_several(calls, 'call')} of host code{f'; {now} of these steps now' if now else ''}"
+        return (f"{several(len(self.steps) - calls, 'answer')} ({sum(t[0] for t in tokens)} tokens of prompts, {sum(t[1] for t in tokens)} of answers), "
+                f"{several(calls, 'call')} of host code{f'; {now} of these steps now' if now else ''}"
                 f"{f'; prompts as {self.written} writes them' if self.written else ''}")  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def _near(line: str) -> str:
         return line
 
 
-def _several(count: int, what: str) -> str:
+def several(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 

@@ -142,6 +142,19 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert "not a journal of lmc" in found.output
 
 
+def test_a_program_of_the_command_line_asks_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("agent.py").write_text("import lmc\n@lmc.function\ndef mail(s, to: str):\n    s += lmc.gen('a', max_tokens=2)\n    return lmc.interrupt(f'To {to}?', bool)\n")
+    words = ["run", "agent.py:mail", "-b", "mock", "--arg", "to=ann", "--journal", "runs/deep/ann"]
+    for _ in range(2):
+        assert isinstance(CliRunner().invoke(app, words).exception, lmc.Interrupted)
+    assert "effect 0 asks: To ann?" in command("list", ".")
+    assert "is no JSON" in str(CliRunner().invoke(app, ["journal", "resolve", "runs/deep/ann", "--answer", "yes"]).exception)
+    command("resolve", "runs/deep/ann", "--answer", "true")
+    found = CliRunner().invoke(app, words)
+    assert (found.exit_code, found.output.strip()) == (0, "true")
+
+
 # -- the file ------------------------------------------------------------------------------------------------------------
 
 
