@@ -74,7 +74,8 @@ def list_(
 @journal.command()
 def show(path: Path_, item: Item = None, key_file: KeyFile = None, as_json: AsJson = False) -> None:
     """Shows one journal: its file, and each run step by step. `lmc replay` shows prompts as well, with the program."""
-    from lmc.durable import steps
+    from lmc.durable import records, steps
+    from lmc.durable.files import Sidecar
 
     with as_usage():
         opened = _open(path, key_file)
@@ -87,6 +88,10 @@ def show(path: Path_, item: Item = None, key_file: KeyFile = None, as_json: AsJs
                f"{', encrypted' if contents.cipher is not None else ''}")  # fmt: skip
     if contents.dropped:
         typer.echo(f"  its last {contents.dropped} bytes were not written whole; they are dropped when the run goes on")
+    try:
+        Sidecar.check(records.find(path), contents)
+    except JournalError as error:
+        typer.echo(f"  {error.message}")
     for story, run in zip(stories, runs, strict=True):
         typer.echo(steps.to_text([story]))
         typer.echo(f"  {_line(run)}")

@@ -9,29 +9,23 @@ lmc.durable.records says what is in them.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import re
 import secrets
-import stat
 import threading
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO
-from zlib import crc32
 
 from lmc import codec
+from lmc.durable import files
 from lmc.durable.cipher import Cipher, Key
 from lmc.durable.groups import Entry, Record, first_line, group_of, line
-from lmc.durable.records import Contents, parse
+from lmc.durable.records import Contents
 from lmc.durable.room import Room
 from lmc.errors import JournalError
 from lmc.forking import REMEDY, belongs_here
-
-log = logging.getLogger("lmc.journal")
 
 GROUP = 0.05
 """Seconds that records wait for others to be written and synced with, unless somebody waits for them."""
@@ -63,7 +57,7 @@ class Journal:
         self._error: Exception | None = None
         self._sum, self._groups = contents.sum, contents.groups  # of the last group
         self._cipher, self._room, self._end = contents.cipher, Room(file.fileno()), contents.size
-        self._sidecar = Sidecar.open(path)
+        self._sidecar = files.Sidecar.open(path)
         self._thread = threading.Thread(target=self._work, name="lmc-journal", daemon=True)
         self._thread.start()
         belongs_here(self)
@@ -82,20 +76,20 @@ class Journal:
 
         A seed of None in `header` means the journal's own, which of a new one is `fresh()`.
         """
-        file, contents = opened(path, key)
+        file, contents = files.opened(path, key)
         try:
-            with as_journal_error(path):
+            with files.as_journal_error(path):
                 new = contents is None
                 if contents is None:
                     found = {**header, "seed": fresh() if header["seed"] is None else header["seed"], "id": secrets.token_hex(8)}
                     contents = Contents(str(path), found, cipher=None if key is None else Cipher(key))
                     first, contents.sum = first_line(contents.header, contents.cipher)
                     file.truncate(0)
-                    write_all(file, first)
+                    files.write_all(file, first)
                     contents.size, contents.first = len(first), contents.sum
                 else:
                     check(contents.header, header, path)
-                    truncate(file, contents)
+                    files.truncate(file, contents)
                 return cls(path, file, contents, new=new)
         except BaseException:
             file.close()
@@ -165,7 +159,7 @@ class Journal:
         self._hurry()
         self._thread.join()
         self._trying(self._room.give_back, self._end)
-        _unlock(self._file)
+        files.unlock(self._file)
         self._file.close()
         self._sidecar.close()
         self._check()
@@ -207,10 +201,10 @@ class Journal:
 
     def _sync(self) -> None:
         os.fsync(self._file.fileno())
-        if not _is_at(self._file, self._place):
+        if not files.is_at(self._file, self._place):
             raise JournalError("it was deleted, moved or replaced while a run wrote to it")
         if self._new:
-            sync_directory(self.path.parent)
+            files.sync_directory(self.path.parent)
             self._new = False
         self._sidecar.note(self._end, self.contents.first)
 
@@ -219,7 +213,7 @@ class Journal:
             lines = _taken(self._lines)
             if lines:
                 data = b"".join(lines)
-                write_all(self._file, data)
+                files.write_all(self._file, data)
                 self._end += len(data)
 
     # -- making groups
@@ -246,150 +240,11 @@ class Journal:
             self._lines.append(found)
 
 
-# -- files -----------------------------------------------------------------------------------------------------------
-
-
-def opened(path: Path, key: Key | None) -> tuple[BinaryIO, Contents | None]:
-    """A journal's file, locked, and what is in it; None if that is nothing yet. Raises JournalError, also where synced groups are missing."""
-    with as_journal_error(path):
-        there = os.path.exists(path)
-        file: BinaryIO = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
-        try:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise JournalError(f"journal={str(path)!r} is no ordinary file; give the path of one, or of a file that is not there yet")
-            _lock(file, path)
-            if not _is_at(file, os.path.abspath(path)):  # it was compacted just now
-                raise JournalError(f"journal={str(path)!r} is in use by another run; give each its own, or wait for it")
-            contents = parse(file.read(), str(path), key)
-            if there:
-                Sidecar.check(path, contents)
-            file.seek(0)
-            return file, contents
-        except BaseException:
-            file.close()
-            raise
-
-
-def truncate(file: BinaryIO, contents: Contents) -> None:
-    """Drops the end that was not written whole, and says so; the file goes on there."""
-    if contents.dropped:
-        log.warning("%s: the last %d bytes were not written whole when its process ended, and are dropped; no effect was begun behind them",
-                    contents.name, contents.dropped)  # fmt: skip
-    file.truncate(contents.size)
-    file.seek(contents.size)
-
-
-@contextmanager
-def as_journal_error(path: Path) -> Generator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
-
-
-class Sidecar:
-    """Beside a journal, how much of it the disk has for certain: `SIZE FIRST CHECKSUM`: bytes, the checksum of the journal's first line, and one of the two.
-
-    It is written behind each sync, and never before it: a journal that is shorter has lost groups that runs relied on.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    @staticmethod
-    def path_of(journal: Path) -> Path:
-        return journal.with_name(journal.name + ".synced")
-
-    @classmethod
-    def open(cls, journal: Path) -> Sidecar:
-        with as_journal_error(cls.path_of(journal)):
-            return cls(os.fdopen(os.open(cls.path_of(journal), os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0))
-
-    def note(self, size: int, first: int) -> None:
-        self._file.seek(0)
-        said = b"%016d %08x " % (size, first)  # as long as what it replaces
-        write_all(self._file, b"%s%08x\n" % (said, crc32(said)))
-
-    def close(self) -> None:
-        self._file.close()
-
-    @classmethod
-    def check(cls, journal: Path, contents: Contents | None) -> None:
-        """Raises JournalError where groups are missing that the disk had."""
-        try:
-            said = cls.path_of(journal).read_bytes()
-        except FileNotFoundError:
-            return
-        found = re.fullmatch(rb"(([0-9]{16}) ([0-9a-f]{8}) )([0-9a-f]{8})\n", said)
-        if found is None or crc32(found[1]) != int(found[4], 16) or (contents is not None and int(found[3], 16) != contents.first):
-            return  # not written whole when its process ended; of another journal that was here
-        size, there = int(found[2]), 0 if contents is None else contents.size
-        if there < size:
-            raise JournalError(
-                f"{journal}: {size - there} bytes are missing at its end that were on the disk: {size} were, and {there} are whole. Effects that they know of would be "
-                f"called again. Restore the file, or delete {cls.path_of(journal).name} if that may be")
-
-
 def _taken(items: list[Any]) -> list[Any]:
     """What a list has now, which then is no more in it; others may add to it meanwhile."""
     taken = items[:]
     del items[: len(taken)]
     return taken
-
-
-def _is_at(file: BinaryIO, place: str) -> bool:
-    """Whether an open file is what a path leads to."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(place))
-    except FileNotFoundError:
-        return False
-
-
-def write_all(file: BinaryIO, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
-
-
-def make_directory(path: Path) -> None:
-    """A directory, and those above it that are not there; the disk has their names. Raises OSError or ValueError."""
-    if not path.is_dir():
-        if path != path.parent:
-            make_directory(path.parent)
-        path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """A new file's name is not its own."""
-    if hasattr(os, "O_DIRECTORY"):  # not on every system
-        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    """Two processes must not write one journal."""
-    try:
-        import fcntl
-    except ImportError:  # not on this system
-        return
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise JournalError(f"journal={str(path)!r} is in use by another run; give each its own, or wait for it") from None
-
-
-def _unlock(file: BinaryIO) -> None:
-    """For a child of fork() as well, which may not have come to close its copy of the file."""
-    try:
-        import fcntl
-    except ImportError:
-        return
-    if not file.closed:
-        fcntl.flock(file.fileno(), fcntl.LOCK_UN)
 
 
 _FIELDS: Mapping[str, str] = {

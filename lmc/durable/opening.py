@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from lmc import codec
 from lmc.backend.base import Backend
 from lmc.durable.effects import data_or_class
+from lmc.durable.files import make_directory
 from lmc.durable.groups import Record
-from lmc.durable.journal import Journal, make_directory
+from lmc.durable.journal import Journal
 from lmc.durable.rewriting import delete_finished
 from lmc.errors import (
     JournalError,

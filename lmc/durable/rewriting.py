@@ -18,8 +18,9 @@ from typing import Any
 from lmc import codec
 from lmc.backend.base import Result
 from lmc.durable.cipher import Cipher, Key
+from lmc.durable.files import Sidecar, as_journal_error, opened, sync_directory, truncate, write_all
 from lmc.durable.groups import WELL, Ask, Entry, Record, file_of, group_of, line, output_of
-from lmc.durable.journal import MANY, Sidecar, as_journal_error, opened, sync_directory, truncate, write_all
+from lmc.durable.journal import MANY
 from lmc.durable.records import Contents, Known, find
 from lmc.errors import JournalError
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import lmc
-from lmc.durable import journal, room
+from lmc.durable import files, journal, room
 from tests.durable import kill_programs
 from tests.durable.kill_programs import PROGRAMS, Killed, happened
 
@@ -206,7 +206,7 @@ def _lose(path: Path, size: int) -> None:
 def _watch(point: Callable[[str], None], counts: Counter[str], synced: list[int]) -> None:
     """Makes the points of a journal: each entry is a group of its own, and each group written by itself, so that there are as many as can be."""
     kill_programs.point = point
-    write, sync, reserve, add = journal.write_all, os.fsync, room.Room.reserve, journal.Journal.add
+    write, sync, reserve, add = files.write_all, os.fsync, room.Room.reserve, journal.Journal.add
 
     def numbered(what: str) -> str:
         counts[what] += 1
@@ -236,7 +236,7 @@ def _watch(point: Callable[[str], None], counts: Counter[str], synced: list[int]
         add(self, entry)
         self.gather()
 
-    journal.write_all, journal.os.fsync, room.Room.reserve, journal.Journal.add = writes, syncs, reserves, adds  # type: ignore[assignment]
+    files.write_all, os.fsync, room.Room.reserve, journal.Journal.add = writes, syncs, reserves, adds  # type: ignore[assignment]
 
 
 def memory() -> str | None:

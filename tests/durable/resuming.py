@@ -9,8 +9,8 @@ from typing import Any
 
 import lmc
 from lmc.durable import records
+from lmc.durable.files import Sidecar
 from lmc.durable.groups import journal_of
-from lmc.durable.journal import Sidecar
 
 CALLS: list[tuple[Any, ...]] = []
 """What was called: name of the function and what it was handed. Functions of the programs that are taken up note it here."""

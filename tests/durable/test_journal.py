@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import lmc
 from lmc.backend.base import Result
 from lmc.codec import to_bytes
-from lmc.durable import journal, records
+from lmc.durable import files, journal, records
 from lmc.durable.groups import first_line, journal_of, line
 from lmc.errors import InDoubtEffect, JournalError, ParameterError
 from tests import searching
@@ -812,7 +812,7 @@ def test_a_full_disk(way: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return paid
 
     run, path = [program.run, lmc.compile(program), lambda **o: asyncio.run(lmc.compile(program).acall(**o))][way], tmp_path / "j"
-    expected, real = run(backend=lmc.Mock(), seed=1).ret_value, journal.write_all
+    expected, real = run(backend=lmc.Mock(), seed=1).ret_value, files.write_all
 
     def write(file: Any, data: bytes) -> None:
         if b'"i",0,' in data:
@@ -821,11 +821,11 @@ def test_a_full_disk(way: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         real(file, data)
 
     CALLS.clear()
-    monkeypatch.setattr(journal, "write_all", write)
+    monkeypatch.setattr(files, "write_all", write)
     with pytest.raises(JournalError, match=r"No space left on device; the run cannot go on"):
         run(backend=lmc.Mock(), seed=1, journal=path)
     assert not CALLS
-    monkeypatch.setattr(journal, "write_all", real)
+    monkeypatch.setattr(files, "write_all", real)
     assert run(backend=lmc.Mock(), journal=path).ret_value == expected and len(CALLS) == 3
 
 
@@ -1050,8 +1050,8 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_the_disk_has_the_names_of_new_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    real = journal.sync_directory  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(journal, "sync_directory", lambda path: (synced.append(path), real(path)))
+    real = files.sync_directory
+    monkeypatch.setattr(files, "sync_directory", lambda path: (synced.append(path), real(path)))
     for _ in range(2):
         small.run_batch([{"q": "q"}], backend=lmc.Mock(), journal=tmp_path / "a" / "b", seed=1)
         assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]

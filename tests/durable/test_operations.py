@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 import lmc
 from lmc.cli.command import app
-from lmc.durable import journal as journals
-from lmc.durable import records, room
-from lmc.durable.journal import Sidecar
+from lmc.durable import files, records, room
+from lmc.durable.files import Sidecar
 from lmc.errors import ArgumentError, JournalError, MissingPackageError, ParameterError
 from lmc.userfiles import UsageError
 from tests.durable.resuming import lay, prefixes
@@ -224,6 +223,7 @@ def test_a_journal_that_lost_synced_groups_is_refused(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match=r"bytes are missing at its end that were on the disk.*or delete j.synced"):
             run(path)
         assert not CALLS and path.read_bytes() == data[:size]
+    assert "bytes are missing at its end" in command("show", path)
     Sidecar.path_of(path).unlink()
     assert run(path)  # nobody knows that anything is missing
     for torn in (b"", said[:13], said[:5] + b"9" + said[6:], b"0" * 16 + said[16:]):  # it was being written
@@ -367,7 +367,7 @@ def test_without_the_package_it_says_which(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_journal_that_is_open_is_not_decided_about(tmp_path: Path) -> None:
     in_doubt(tmp_path / "j")
-    file, _ = journals.opened(tmp_path / "j", None)
+    file, _ = files.opened(tmp_path / "j", None)
     with file, pytest.raises(JournalError, match="is in use by another run"):
         lmc.Journal(tmp_path / "j").retry()
     lmc.Journal(tmp_path / "j").retry()

@@ -1,0 +1,155 @@
+"""Journals' files: opened and locked, synced, and beside each a sidecar that says how much of it the disk has for certain."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+from zlib import crc32
+
+from lmc.durable.cipher import Key
+from lmc.durable.records import Contents, parse
+from lmc.errors import JournalError
+
+log = logging.getLogger("lmc.journal")
+
+
+def opened(path: Path, key: Key | None) -> tuple[BinaryIO, Contents | None]:
+    """A journal's file, locked, and what is in it; None if that is nothing yet. Raises JournalError, also where synced groups are missing."""
+    with as_journal_error(path):
+        there = os.path.exists(path)
+        file: BinaryIO = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
+        try:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise JournalError(f"journal={str(path)!r} is no ordinary file; give the path of one, or of a file that is not there yet")
+            _lock(file, path)
+            if not is_at(file, os.path.abspath(path)):  # it was compacted just now
+                raise JournalError(f"journal={str(path)!r} is in use by another run; give each its own, or wait for it")
+            contents = parse(file.read(), str(path), key)
+            if there:
+                Sidecar.check(path, contents)
+            file.seek(0)
+            return file, contents
+        except BaseException:
+            file.close()
+            raise
+
+
+def truncate(file: BinaryIO, contents: Contents) -> None:
+    """Drops the end that was not written whole, and says so; the file goes on there."""
+    if contents.dropped:
+        log.warning("%s: the last %d bytes were not written whole when its process ended, and are dropped; no effect was begun behind them",
+                    contents.name, contents.dropped)  # fmt: skip
+    file.truncate(contents.size)
+    file.seek(contents.size)
+
+
+@contextmanager
+def as_journal_error(path: Path) -> Generator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
+
+
+class Sidecar:
+    """Beside a journal, how much of it the disk has for certain: `SIZE FIRST CHECKSUM`: bytes, the checksum of the journal's first line, and one of the two.
+
+    It is written behind each sync, and never before it: a journal that is shorter has lost groups that runs relied on.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    @staticmethod
+    def path_of(journal: Path) -> Path:
+        return journal.with_name(journal.name + ".synced")
+
+    @classmethod
+    def open(cls, journal: Path) -> Sidecar:
+        with as_journal_error(cls.path_of(journal)):
+            return cls(os.fdopen(os.open(cls.path_of(journal), os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0))
+
+    def note(self, size: int, first: int) -> None:
+        self._file.seek(0)
+        said = b"%016d %08x " % (size, first)  # as long as what it replaces
+        write_all(self._file, b"%s%08x\n" % (said, crc32(said)))
+
+    def close(self) -> None:
+        self._file.close()
+
+    @classmethod
+    def check(cls, journal: Path, contents: Contents | None) -> None:
+        """Raises JournalError where groups are missing that the disk had."""
+        try:
+            said = cls.path_of(journal).read_bytes()
+        except FileNotFoundError:
+            return
+        found = re.fullmatch(rb"(([0-9]{16}) ([0-9a-f]{8}) )([0-9a-f]{8})\n", said)
+        if found is None or crc32(found[1]) != int(found[4], 16) or (contents is not None and int(found[3], 16) != contents.first):
+            return  # not written whole when its process ended; of another journal that was here
+        size, there = int(found[2]), 0 if contents is None else contents.size
+        if there < size:
+            raise JournalError(
+                f"{journal}: {size - there} bytes are missing at its end that were on the disk: {size} were, and {there} are whole. Effects that they know of would be "
+                f"called again. Restore the file, or delete {cls.path_of(journal).name} if that may be")
+
+
+def is_at(file: BinaryIO, place: str) -> bool:
+    """Whether an open file is what a path leads to."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(place))
+    except FileNotFoundError:
+        return False
+
+
+def write_all(file: BinaryIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def make_directory(path: Path) -> None:
+    """A directory, and those above it that are not there; the disk has their names. Raises OSError or ValueError."""
+    if not path.is_dir():
+        if path != path.parent:
+            make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """A new file's name is not its own."""
+    if hasattr(os, "O_DIRECTORY"):  # not on every system
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    """Two processes must not write one journal."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        return
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise JournalError(f"journal={str(path)!r} is in use by another run; give each its own, or wait for it") from None
+
+
+def unlock(file: BinaryIO) -> None:
+    """For a child of fork() as well, which may not have come to close its copy of the file."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    if not file.closed:
+        fcntl.flock(file.fileno(), fcntl.LOCK_UN)
