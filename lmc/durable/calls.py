@@ -111,9 +111,10 @@ class Calls(Answers):
                     outcome = True, happened.result
                     self.write_outcome(number, fn, name, args, reached, outcome, loc)
                     return outcome
+        self.begins_again(known)
+        self.sync()
         before = 0 if caller is None else caller.calls
         with self.attempts(fn, number, known), self.working():
-            self.sync()
             outcome = make()
         if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType):
             self.effects.made[id(made)] = made, made_by(name, number)
@@ -166,12 +167,17 @@ class Calls(Answers):
 
     # -- attempts
 
+    def begins_again(self, known: Effect | None) -> bool:
+        """Whether an effect is made again whose last attempt is known to have failed; then it is in doubt from now on, which the disk has to have first."""
+        if known is None or known.begun:
+            return False
+        self.journal.put(self.item, ["g", known.number])
+        return True
+
     @contextmanager
     def attempts(self, fn: Any, number: int, known: Effect | None) -> Generator[None]:
-        """While an effect is made, once or as often as it may be: what is known of its attempts, and will be."""
+        """While an effect is made, as often as it may be: how many attempts have failed, and those that will."""
         noted = _Noted(self, number, 0 if known is None else known.failed)
-        if known is not None and not known.begun:
-            self.journal.put(self.item, ["g", number])
         token = NOTED.set(noted if isinstance(fn, HostFunction) and fn.retry is not None else None)
         try:
             yield

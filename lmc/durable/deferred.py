@@ -78,12 +78,17 @@ class DeferredMethod:
         return getattr(self.of.made(), self.name)(*args, **kwargs)
 
 
+WAIT_FOR = asyncio.wait_for.__code__
+
+
 def drop(awaitable: Any) -> None:
     """An awaitable that nobody awaits any more."""
     if isinstance(awaitable, types.CoroutineType):
         inner = inner_of(awaitable)
         if inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
+            held = inspect.getcoroutinelocals(awaitable) if awaitable.cr_code is WAIT_FOR else {}
             awaitable.close()
+            drop(held.get("fut"))
         if inner is not awaitable:
             drop(inner)
     elif isinstance(awaitable, asyncio.Future):

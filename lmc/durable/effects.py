@@ -188,7 +188,6 @@ _CHANGE_NOTHING = frozenset({
 """Functions of Python that only wait, look at the clock or draw lots: where nobody knows whether they were called, they are called again."""
 AWAITED_AGAIN = frozenset(fn.__code__ for fn in (asyncio.Lock.acquire, asyncio.Semaphore.acquire))
 """The code of coroutines that only wait for their turn."""
-WAIT_FOR = asyncio.wait_for.__code__
 _COMPUTING: Mapping[str, str] = {
     "ast": "literal_eval",
     "base64": "b64encode b64decode standard_b64encode standard_b64decode urlsafe_b64encode urlsafe_b64decode b32encode b32decode b16encode b16decode "

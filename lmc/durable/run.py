@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from lmc.durable.calls import Calls
-from lmc.durable.deferred import Deferred, drop, inner_of
-from lmc.durable.effects import AWAITED_AGAIN, WAIT_FOR, arguments_digest, awaited_call
+from lmc.durable.deferred import WAIT_FOR, Deferred, drop, inner_of
+from lmc.durable.effects import AWAITED_AGAIN, arguments_digest, awaited_call
 from lmc.durable.groups import WELL
 from lmc.durable.records import Effect, Place
 from lmc.durable.tasks import Coming
@@ -93,11 +93,11 @@ class RunJournal(Calls):
                 drop(awaitable)
                 self.write_outcome(number, inner, name, (), None, (True, happened.result), loc)
                 return happened.result
+        if self.begins_again(known) or not synced:
+            await self._synced(number, awaitable)
         outcome: tuple[bool, Any]
         try:
             with self.attempts(host, number, known), self.working():
-                if not synced:
-                    await self._synced(number, awaitable)
                 outcome = True, await awaitable
         except asyncio.CancelledError as error:
             if aio.being_cancelled():
@@ -116,7 +116,6 @@ class RunJournal(Calls):
         place, known = self.come_to(stream, f"await {what}", args, given)
         if known is not None and known.outcome is not None:
             drop(awaitable)
-            drop(given["fut"])
             raise self.known_result(known.outcome, known.name, (), None)[1]
         try:
             return await awaitable

@@ -72,6 +72,12 @@ async def _sends_later(x: str) -> str:
     return change(f"send {x}")
 
 
+async def _sends_later_at_times(x: str) -> str:
+    await asyncio.sleep(0)
+    return _sends_at_times(x)
+
+
+flaky_later = lmc.host(_sends_later_at_times, check=asked_world, retry=lmc.Retry(3, wait=0))
 later = lmc.host(_sends_later, check=asked_world)
 
 
@@ -164,7 +170,7 @@ async def gathers(s: Any, q: str) -> Any:
     one, two = await asyncio.gather(later("one"), later("two"))
     s += one + two + lmc.gen("a", max_tokens=2)
     async with asyncio.TaskGroup() as group:
-        three, four = group.create_task(later("three")), group.create_task(later("four"))
+        three, four = group.create_task(later("three")), group.create_task(flaky_later("four"))
     return s["a"], three.result(), four.result()
 
 
