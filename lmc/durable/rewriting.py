@@ -27,7 +27,7 @@ from lmc.errors import JournalError
 
 def append(path: Path, key: Key | None, make: Callable[[Contents], Iterable[tuple[int, Record]]]) -> None:
     """Adds the records that `make` gives for what is in a journal, as one group that the disk has. Raises JournalError."""
-    file, contents = opened(find(path), key)
+    file, contents = opened(_existing(path), key)
     with as_journal_error(path), file:
         if contents is None:
             raise JournalError(f"{path} is empty")
@@ -45,10 +45,7 @@ def compact(path: Path, key: Key | None, keep: float | None = None, *, new_key: 
 
     Bytes before and now, and how many runs were deleted. `new_key`: another key from now on. Raises JournalError.
     """
-    where = find(path)
-    with as_journal_error(where):
-        if not where.exists():
-            raise JournalError(f"{path}: there is no journal")
+    where = _existing(path)
     with _locked(where, key) as contents:
         if contents is None:
             return 0, 0, 0
@@ -146,6 +143,14 @@ def _replace(where: Path, contents: Contents, runs: Mapping[int, list[Record]], 
     sync_directory(where.parent)
     Sidecar.path_of(where).unlink(missing_ok=True)
     return len(data)
+
+
+def _existing(path: Path) -> Path:
+    """The file of a journal that is there."""
+    with as_journal_error(path):
+        if not (where := find(path)).is_file():
+            raise JournalError(f"{path}: there is no journal")
+    return where
 
 
 @contextmanager

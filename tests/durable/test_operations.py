@@ -133,12 +133,14 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(Path("out.jsonl").read_text())["status"] == "finished"
     assert "bytes before" in command("compact", "batch")
     for words, why in ((["resolve", "done", "--answer", "x"], "no question waits"), (["resolve", "done"], "give one of --answer"), (["show", "nowhere"], "No such file"),
-                       (["compact", "done", "--older-than", "soon"], "a number with a unit"), (["resolve", "done", "--result", "x"], "is no JSON"), (["list", "out.jsonl"], "")):  # fmt: skip
+                       (["compact", "done", "--older-than", "soon"], "a number with a unit"), (["resolve", "done", "--result", "x"], "is no JSON"), (["list", "out.jsonl"], ""),
+                       (["retry", "nowhere"], "there is no journal"), (["compact", "nowhere"], "there is no journal")):  # fmt: skip
         found = CliRunner().invoke(app, ["journal", *words])
         if why:
             assert isinstance(found.exception, UsageError) and why in str(found.exception), (words, found.exception)
         else:
             assert "not a journal of lmc" in found.output
+    assert not Path("nowhere").exists()
 
 
 def test_a_program_of_the_command_line_asks_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
