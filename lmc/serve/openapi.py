@@ -15,7 +15,7 @@ from lmc.serve.openai_protocol import ChatRequest, CompletionRequest
 from lmc.serve.responses_api import ResponsesRequest
 
 if TYPE_CHECKING:
-    from lmc.serve.programs import Published
+    from lmc.serve.programs import Described
 
 Json = dict[str, Any]
 _REFS = "#/components/schemas/{model}"
@@ -87,7 +87,7 @@ _OPTIONS: list[Json] = [
 ]  # fmt: skip
 
 
-def document(programs: Sequence[Published], *, with_keys: bool) -> Json:
+def document(programs: Sequence[Described], *, with_keys: bool) -> Json:
     """The whole description. `with_keys`: requests need an API key."""
     bodies: list[type[BaseModel]] = [CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest]
     for program in programs:
@@ -132,7 +132,7 @@ def _health(summary: str) -> Json:
 _MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
-def _of_program(program: Published) -> Json:
+def _of_program(program: Described) -> Json:
     summary, _, rest = (inspect.getdoc(program.function) or f"Runs {program.name}.").partition("\n")
     at = f"/programs/{program.name}"
 
