@@ -69,9 +69,20 @@ class PipeTemplate:
     """The chat template of the backend over there, which is asked once for each role and what came before."""
 
     def __init__(self, name: str, stop: tuple[str, ...], ask: Callable[..., Any]) -> None:
-        self.name, self.stop = name, stop
-        self.begin: Callable[[str, str | None], tuple[Part, ...]] = lru_cache(256)(lambda role, previous: wire.read_parts(ask("begin", role, previous)))
-        self.end: Callable[[str], tuple[Part, ...]] = lru_cache(256)(lambda role: wire.read_parts(ask("end", role)))
+        self.name, self.stop, self._ask = name, stop, ask
+        self._known: dict[tuple[str | None, ...], tuple[Part, ...]] = {}
+
+    def begin(self, role: str, previous: str | None) -> tuple[Part, ...]:
+        return self._once("begin", role, previous)
+
+    def end(self, role: str) -> tuple[Part, ...]:
+        return self._once("end", role)
+
+    def _once(self, *what: str | None) -> tuple[Part, ...]:
+        found = self._known.get(what)
+        if found is None:
+            found = self._known[what] = wire.read_parts(self._ask(*what))
+        return found
 
 
 class _Reply:
