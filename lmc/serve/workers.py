@@ -132,7 +132,7 @@ class Workers:
                     await worker.gone()
                     self._metrics.workers.dec()
                     self._metrics.ended_workers.labels(worker.why).inc()
-                    log.warning("a worker was replaced: %s", worker.described)
+                    log.warning("a worker was replaced: %s %s", worker.program, worker.described)
             finally:
                 if worker.has_gone:
                     self._living.discard(worker)
@@ -157,7 +157,7 @@ class Workers:
 
     async def answer(self, program: str, how: str, call: Call) -> Reply | Events:
         """What a worker answers. Raises ApiError; cancelling it ends the program."""
-        worker = await self._taken()
+        worker = await self._taken(program)
         worker.say({"run": how, "program": program, "query": dict(call.query), "id": call.id}, call.body)
         try:
             header, body = await self._told(worker, program, call)
@@ -171,13 +171,13 @@ class Workers:
             raise _error(header["error"])
         return Reply(body, header["reply"], header["content_type"])
 
-    async def _taken(self) -> _Worker:
+    async def _taken(self, program: str) -> _Worker:
         while True:
             if self._failing and self._free.empty() and not any(worker.busy for worker in self._living):
                 raise ApiError(503, f"no program can be run: {self._failing}", headers={"Retry-After": "1"})
             worker = await self._free.get()
             if not worker.has_ended:
-                worker.busy = True
+                worker.busy, worker.program = True, program
                 self._metrics.busy_workers.inc()
                 return worker
 
@@ -209,8 +209,8 @@ class Workers:
 
     async def _settle(self, worker: _Worker) -> None:
         """Makes a worker free again when its program has ended, or kills it."""
-        worker.say({"cancel": True})
         try:
+            worker.say({"cancel": True})
             async with asyncio.timeout(GRACE):
                 while (frame := await worker.hear()) is not None and "over" not in frame[0]:
                     pass
@@ -235,6 +235,7 @@ class _Worker:
         self._process, self._reader, self._writer, self._pipe = process, reader, writer, pipe
         self.busy = self.leaving = False
         self.why = ""
+        self.program = "it"  # what it ran last
         self._size = 0
         self._said: asyncio.Queue[frames.Frame | None] = asyncio.Queue()
         self._listening = asyncio.ensure_future(self._listen())
@@ -266,7 +267,8 @@ class _Worker:
         return self.described if frame is None else str(frame[0].get("failed"))
 
     def say(self, header: dict[str, Any], body: bytes = b"") -> None:
-        frames.write(self._writer, header, body)
+        if not self._writer.is_closing():  # else whoever listens is told
+            frames.write(self._writer, header, body)
 
     async def hear(self) -> frames.Frame | None:
         """What it says next; None when it has ended."""

@@ -24,6 +24,11 @@ from tests.backend import engine_fakes
 from tests.serve.serving import ByHand, events, settings, until
 from tests.serve.test_process import served
 
+try:
+    import uvloop
+except ImportError:
+    uvloop = None
+
 pytestmark = [pytest.mark.api, pytest.mark.skipif(not hasattr(os, "killpg"), reason="workers need process groups")]
 
 FILE = '''
@@ -116,6 +121,13 @@ def metric(app: Any, name: str) -> float:
     return next((float(line.split()[1]) for line in lines if line.startswith(name + " ")), 0.0)
 
 
+def go(work: Any) -> None:
+    """Runs it on the loop that the server would have."""
+    loop = uvloop.new_event_loop if uvloop is not None else None
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(work)
+
+
 def begun(marker: Path) -> int:
     """The process of a program that has begun; 0 if none has."""
     return int(marker.read_text()) if marker.exists() else 0
@@ -178,7 +190,7 @@ def test_programs_answer_as_in_the_servers_process(file):
         line = next(n for n, line in enumerate(FILE.splitlines(), 1) if "raise LookupError" in line)
         assert told(raised) == (500, f"programs_of_workers.py:{line}: LookupError: nothing there")
 
-    asyncio.run(work())
+    go(work())
 
 
 def _without_process(data: Any) -> Any:
@@ -194,7 +206,7 @@ def test_variables_stream_as_they_grow(file):
             kinds = [line.removeprefix("event: ") for line in call.text.splitlines() if line.startswith("event: ")]
             assert kinds.count("delta") > 2 and kinds.count("value") == 2 and kinds[-1] == "done"
 
-    asyncio.run(work())
+    go(work())
 
 
 @pytest.mark.parametrize(
@@ -222,7 +234,7 @@ def test_a_program_that_spins_is_killed_when_its_client_leaves(file, tmp_path, h
             await until(lambda: idle(engine) and engine.stats()["pinned"] == 0, 60)
             engine.check()
 
-    asyncio.run(work())
+    go(work())
 
 
 def test_a_program_that_waits_for_the_model_is_cancelled_and_its_worker_stays(file, tmp_path):
@@ -238,7 +250,7 @@ def test_a_program_that_waits_for_the_model_is_cancelled_and_its_worker_stays(fi
                 await until(lambda: not mock._pending and metric(app, "lmc_workers_busy") == 0, 60)
             assert begun(tmp_path / "begun0") == begun(tmp_path / "begun1")
 
-    asyncio.run(work())
+    go(work())
 
 
 def test_the_time_out_ends_a_program(file, tmp_path):
@@ -250,7 +262,7 @@ def test_the_time_out_ends_a_program(file, tmp_path):
             await until(lambda: not is_there(begun(marker)), 60)
             await until(lambda: metric(app, "lmc_workers") == 1, 60)
 
-    asyncio.run(work())
+    go(work())
 
 
 def test_drain_ends_a_program_with_a_503(file, tmp_path):
@@ -267,7 +279,7 @@ def test_drain_ends_a_program_with_a_503(file, tmp_path):
                 assert error["error"]["type"] == "overloaded_error"
                 await until(lambda m=marker: not is_there(begun(m)), 60)
 
-    asyncio.run(work())
+    go(work())
 
 
 ENDS = {
@@ -300,10 +312,11 @@ def test_a_program_that_ends_its_process_or_eats_memory_is_said(file, tmp_path, 
                 assert not is_there(begun(marker))
                 await until(lambda: idle(engine), 60)
                 returned(await ask(app, "/programs/fine", name="x"))
+                await until(lambda: metric(app, "lmc_workers_busy") == 0, 60)
             await until(lambda: engine.stats()["pinned"] == 0, 60)
             engine.check()
 
-    asyncio.run(work())
+    go(work())
 
 
 def test_far_too_much_memory_at_once_is_pythons_memory_error(file, tmp_path):
@@ -313,7 +326,7 @@ def test_far_too_much_memory_at_once_is_pythons_memory_error(file, tmp_path):
             assert call.status == 500 and "MemoryError" in told(call)[1]
             assert metric(app, "lmc_workers") == 1
 
-    asyncio.run(work())
+    go(work())
 
 
 def test_processor_time_is_limited_for_each_request(file, tmp_path):
@@ -323,7 +336,7 @@ def test_processor_time_is_limited_for_each_request(file, tmp_path):
             assert told(call) == (500, "wild used more processor time than this server allows (--worker-cpu), and was ended")
             returned(await ask(app, "/programs/fine", name="x"))
 
-    asyncio.run(work())
+    go(work())
 
 
 def test_requests_wait_for_a_worker(file):
@@ -332,7 +345,7 @@ def test_requests_wait_for_a_worker(file):
             found = await asyncio.gather(*[ask(app, "/programs/fine", name=str(i)) for i in range(12)])
             assert len({returned(each)["process"] for each in found}) == 2
 
-    asyncio.run(work())
+    go(work())
 
 
 @pytest.mark.parametrize("in_workers", (False, True))
@@ -348,7 +361,7 @@ def test_what_programs_ask_ahead_is_counted(file, in_workers):
             assert metric(app, "lmc_ahead_asked_total") >= metric(app, "lmc_ahead_used_total")
             assert metric(app, "lmc_ahead_wasted_total") == metric(app, "lmc_ahead_wasted_tokens_total") == 0
 
-    asyncio.run(work())
+    go(work())
 
 
 def test_a_worker_that_does_not_begin_is_said_when_the_server_starts(tmp_path):
@@ -365,7 +378,7 @@ def test_a_worker_that_does_not_begin_is_said_when_the_server_starts(tmp_path):
     os.environ["LMC_TEST_WORKER"] = "1"
     try:
         with pytest.raises(lmc.ProgramError, match="a worker does not begin: OSError: the index is not there"):
-            asyncio.run(work())
+            go(work())
     finally:
         del os.environ["LMC_TEST_WORKER"]
 
