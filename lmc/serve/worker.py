@@ -81,7 +81,8 @@ class Worker:
             made = Published(userfiles.load_program(target), backend, loop, pool, self._left.append)
             self._programs[made.name] = made
         self._cpu: int | None = told["cpu"]
-        if told["memory"] is not None:
+        _dump_no_core()
+        if told["memory"] is not None and sys.platform == "linux":
             _limit_address_space(told["memory"])
         self._answering: asyncio.Task[None] | None = None
         self._wanted = asyncio.Queue[None]()
@@ -146,9 +147,16 @@ def _data_of(error: ApiError) -> dict[str, Any]:
     return {"status": error.status, "message": error.message, "param": error.param, "code": error.code, "kind": error.kind, "headers": error.headers}
 
 
+def _dump_no_core() -> None:
+    """A worker that is ended leaves no file behind."""
+    import resource  # there are workers on POSIX only
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
 def _limit_cpu(seconds: int | None) -> None:
     """The system ends this process (SIGXCPU) after so much more processor time; None: it does not."""
-    import resource  # there are workers on POSIX only
+    import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = hard
@@ -163,7 +171,6 @@ def _limit_address_space(memory: int) -> None:
     """What asks for far more than its memory at once gets a MemoryError; the server looks at what is really used."""
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     times, more = _ROOM
     soft = _address_space() + times * memory + more
@@ -171,8 +178,5 @@ def _limit_address_space(memory: int) -> None:
 
 
 def _address_space() -> int:
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0  # where there is no /proc
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

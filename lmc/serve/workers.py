@@ -173,13 +173,15 @@ class Workers:
 
     async def _taken(self, program: str) -> _Worker:
         while True:
-            if self._failing and self._free.empty() and not any(worker.busy for worker in self._living):
-                raise ApiError(503, f"no program can be run: {self._failing}", headers={"Retry-After": "1"})
-            worker = await self._free.get()
-            if not worker.has_ended:
-                worker.busy, worker.program = True, program
-                self._metrics.busy_workers.inc()
-                return worker
+            if self._failing and not any(worker.runs for worker in self._living):
+                raise ApiError(503, f"{program} cannot be run now: {self._failing}", headers={"Retry-After": "1"})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GRACE):
+                    worker = await self._free.get()
+                if worker.runs:
+                    worker.busy, worker.program = True, program
+                    self._metrics.busy_workers.inc()
+                    return worker
 
     async def _told(self, worker: _Worker, program: str, call: Call) -> frames.Frame:
         """What a worker says next of its request. Raises ApiError if it has ended."""
@@ -233,7 +235,7 @@ class _Worker:
 
     def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pipe: PipeServer) -> None:
         self._process, self._reader, self._writer, self._pipe = process, reader, writer, pipe
-        self.busy = self.leaving = False
+        self.has_begun = self.busy = self.leaving = False
         self.why = ""
         self.program = "it"  # what it ran last
         self._size = 0
@@ -262,7 +264,7 @@ class _Worker:
         """None when it can answer; else why not."""
         frame = await self.hear()
         if frame is not None and "ready" in frame[0]:
-            self._size = _resident(self._process.pid)
+            self._size, self.has_begun = _resident(self._process.pid), True
             return None
         return self.described if frame is None else str(frame[0].get("failed"))
 
@@ -294,6 +296,11 @@ class _Worker:
     @property
     def has_ended(self) -> bool:
         return bool(self.why) or self._process.returncode is not None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has begun, and has not ended."""
+        return self.has_begun and not self.has_ended
 
     @property
     def has_gone(self) -> bool:

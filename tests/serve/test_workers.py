@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from lmc.serve.workers import WorkerOptions
 from lmc.userfiles import load_program
 from tests.backend import engine_fakes
 from tests.serve.serving import ByHand, events, settings, until
+from tests.serve.test_process import PROGRAM as SLOW
 from tests.serve.test_process import served
 
 try:
@@ -364,23 +366,68 @@ def test_what_programs_ask_ahead_is_counted(file, in_workers):
     go(work())
 
 
-def test_a_worker_that_does_not_begin_is_said_when_the_server_starts(tmp_path):
-    path = tmp_path / "only_once.py"
-    path.write_text("import os, lmc\n\nif os.environ.get('LMC_TEST_WORKER'):\n    raise OSError('the index is not there')\n\n"
-                    "@lmc.function\ndef f(s):\n    s += 'x'\n")  # fmt: skip
-    program = load_program(f"{path}:f")
+FRAGILE = """
+import os, lmc
+
+if os.environ.get("LMC_TEST_WORKER"):
+    raise OSError("the index is not there")
+
+@lmc.function
+def f(s, end: bool = False):
+    s += "x"
+    if end:
+        os._exit(1)
+    return "fine"
+"""
+
+
+@pytest.fixture
+def fragile(tmp_path):
+    path = tmp_path / "fragile_program.py"
+    path.write_text(FRAGILE)
+    return f"{path}:f"
+
+
+def test_a_worker_that_does_not_begin_is_said_when_the_server_starts(fragile, monkeypatch):
+    program = load_program(fragile)
+    monkeypatch.setenv("LMC_TEST_WORKER", "1")
 
     async def work():
-        app = create_app(lmc.Mock(), settings(), [program], workers=WorkerOptions([f"{path}:f"], 2))
+        app = create_app(lmc.Mock(), settings(), [program], workers=WorkerOptions([fragile], 2))
         async with app.router.lifespan_context(app):
             pass
 
-    os.environ["LMC_TEST_WORKER"] = "1"
-    try:
-        with pytest.raises(lmc.ProgramError, match="a worker does not begin: OSError: the index is not there"):
-            go(work())
-    finally:
-        del os.environ["LMC_TEST_WORKER"]
+    with pytest.raises(lmc.ProgramError, match="a worker does not begin: OSError: the index is not there"):
+        go(work())
+
+
+def test_workers_that_do_not_begin_any_more_are_503s_until_they_do(fragile, monkeypatch):
+    async def work():
+        app = create_app(lmc.Mock(), settings(), [load_program(fragile)], workers=WorkerOptions([fragile], 1))
+        async with app.router.lifespan_context(app):
+            monkeypatch.setenv("LMC_TEST_WORKER", "1")
+            assert (await ask(app, "/programs/f", end=True)).status == 500
+            assert told(await ask(app, "/programs/f")) == (503, "f cannot be run now: OSError: the index is not there")
+            assert (await ask(app, "/v1/completions", prompt="x")).status == 200
+            monkeypatch.delenv("LMC_TEST_WORKER")
+            await until(lambda: metric(app, "lmc_workers") == 1, 60)
+            assert returned(await ask(app, "/programs/f")) == "fine"
+
+    go(work())
+
+
+def test_running_programs_finish_when_the_server_is_told_to_stop(file, tmp_path):
+    (tmp_path / "program.py").write_text(SLOW)
+    marker = tmp_path / "begun"
+    with served("--workers", "1", f"{tmp_path}/program.py:slow") as (url, process):
+        found: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: found.append(httpx.post(f"{url}/programs/slow", json={"marker": str(marker)}, timeout=60)))
+        asking.start()
+        _wait(marker.exists)
+        process.send_signal(signal.SIGTERM)
+        asking.join(60)
+        assert found[0].status_code == 200 and found[0].json()["return_value"]
+        assert process.wait(30) == 0
 
 
 def test_workers_end_with_their_server(file, tmp_path):
