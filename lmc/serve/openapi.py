@@ -36,6 +36,14 @@ _ERROR: Json = {
         }
     },
 }
+_ERROR_OF_MESSAGES: Json = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {"type": "object", "required": ["type", "message"], "properties": {"type": {"type": "string"}, "message": {"type": "string"}}},
+    },
+}
 _COMPLETION: Json = {
     "type": "object",
     "required": ["id", "object", "created", "model", "choices", "usage"],
@@ -105,7 +113,7 @@ def document(programs: Sequence[Described], *, with_keys: bool) -> Json:
         "/v1/completions": {"post": _operation("Continues a prompt.", _COMPLETION, body=CompletionRequest, streams=True)},
         "/v1/chat/completions": {"post": _operation("Answers a conversation.", _COMPLETION, body=ChatRequest, streams=True)},
         "/v1/responses": {"post": _operation("Answers a conversation, as the Responses API does.", {"type": "object"}, body=ResponsesRequest, streams=True)},
-        "/v1/messages": {"post": _operation("Answers a conversation, as Anthropic's API does.", {"type": "object"}, body=MessagesRequest, streams=True)},
+        "/v1/messages": {"post": _operation("Answers a conversation, as Anthropic's API does.", {"type": "object"}, body=MessagesRequest, streams=True, error=_ERROR_OF_MESSAGES)},
     }
     for program in programs:
         paths |= _of_program(program)
@@ -155,13 +163,14 @@ def _operation(
     parameters: list[Json] | None = None,
     content_type: str = "application/json",
     streams: bool = False,
+    error: Json = _ERROR,
 ) -> Json:
     content: Json = {content_type: {} if result is None else {"schema": result}}
     if streams:
         content["text/event-stream"] = {}
     made: Json = {"summary": summary, "responses": {"200": {"description": "The answer.", "content": content}}}
     for status, description in _REFUSALS.items():
-        made["responses"][status] = {"description": description, "content": {"application/json": {"schema": _ERROR}}}
+        made["responses"][status] = {"description": description, "content": {"application/json": {"schema": error}}}
     if body is not None:
         schema = {"$ref": _REFS.format(model=body.__name__)}
         made["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
