@@ -116,35 +116,45 @@ class Workers:
     # -- processes
 
     async def _keep(self, first: asyncio.Future[None]) -> None:
-        """One worker after another."""
+        """One worker after another. `first` is told whether the first begins."""
         failed = 0
         while True:
+            problem = await self._life(first)
+            failed = 0 if problem is None else failed + 1
+            if problem is None:
+                continue
+            if not first.done():
+                return first.set_exception(ProgramError(f"a worker does not begin: {problem}"))
+            self._failing = problem
+            log.error("a worker does not begin: %s", problem)
+            await asyncio.sleep(min(_LATEST, 0.1 * 2 ** min(failed, 10)))
+
+    async def _life(self, first: asyncio.Future[None]) -> str | None:
+        """A worker from its beginning to its end. Why it did not begin, if it did not."""
+        try:
             worker = await _Worker.start(self._backend, self._options)
-            self._living.add(worker)
-            try:
-                problem = await worker.ready()
-                if problem is None:
-                    failed, self._failing = 0, ""
-                    self._metrics.workers.inc()
-                    self._free.put_nowait(worker)
-                    if not first.done():
-                        first.set_result(None)
-                    await worker.gone()
-                    self._metrics.workers.dec()
-                    self._metrics.ended_workers.labels(worker.why).inc()
-                    log.warning("a worker was replaced: %s %s", worker.program, worker.described)
-            finally:
-                if worker.has_gone:
-                    self._living.discard(worker)
+        except OSError as error:
+            return f"no process can be started: {error.strerror or error}"
+        self._living.add(worker)
+        try:
+            problem = await worker.ready()
             if problem is not None:
                 worker.end("failed")
                 await worker.gone()
+                return problem
+            self._failing = ""
+            self._metrics.workers.inc()
+            self._free.put_nowait(worker)
+            if not first.done():
+                first.set_result(None)
+            await worker.gone()
+            self._metrics.workers.dec()
+            self._metrics.ended_workers.labels(worker.why).inc()
+            log.warning("a worker was replaced: %s %s", worker.program, worker.described)
+            return None
+        finally:
+            if worker.has_gone:
                 self._living.discard(worker)
-                if not first.done():
-                    return first.set_exception(ProgramError(f"a worker does not begin: {problem}"))
-                failed, self._failing = failed + 1, problem
-                log.error("a worker does not begin: %s", problem)
-                await asyncio.sleep(min(_LATEST, 0.1 * 2**failed))
 
     async def _watch_memory(self, most: int) -> None:
         while True:
@@ -245,18 +255,22 @@ class _Worker:
 
     @classmethod
     async def start(cls, backend: Backend, options: WorkerOptions) -> _Worker:
-        control, its_control = socket.socketpair()
-        connection, its_connection = Pipe()
+        (control, its_control), (connection, its_connection) = socket.socketpair(), Pipe()
         told = {
             "server": os.getpid(), "control": its_control.fileno(), "pipe": its_connection.fileno(),
             "targets": list(options.targets), "memory": options.memory, "cpu": options.cpu,
         }  # fmt: skip
         with its_control, its_connection:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", _CODE, json.dumps(sys.path), json.dumps(told),
-                stdin=asyncio.subprocess.DEVNULL, pass_fds=(its_control.fileno(), its_connection.fileno()), start_new_session=True,
-                env={name: value for name, value in os.environ.items() if name != SOCKET},
-            )  # fmt: skip
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-c", _CODE, json.dumps(sys.path), json.dumps(told),
+                    stdin=asyncio.subprocess.DEVNULL, pass_fds=(its_control.fileno(), its_connection.fileno()), start_new_session=True,
+                    env={name: value for name, value in os.environ.items() if name != SOCKET},
+                )  # fmt: skip
+            except BaseException:  # a process that began nevertheless ends with its line
+                control.close()
+                connection.close()
+                raise
         reader, writer = await asyncio.open_connection(sock=control)
         return cls(process, reader, writer, PipeServer(backend, connection))
 

@@ -13,6 +13,7 @@ import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -463,3 +464,24 @@ def test_a_command_whose_workers_have_nothing_to_do_is_refused(capsys, monkeypat
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2 and "none is named" in capsys.readouterr().err
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(fragile, monkeypatch):
+    async def work():
+        app = create_app(lmc.Mock(), settings(), [load_program(fragile)], workers=WorkerOptions([fragile], 1))
+        async with app.router.lifespan_context(app):
+            real = asyncio.create_subprocess_exec
+            failing = AsyncMock(side_effect=OSError(12, "Cannot allocate memory"))
+            monkeypatch.setattr(asyncio, "create_subprocess_exec", failing)
+            assert (await ask(app, "/programs/f", end=True)).status == 500
+            assert told(await ask(app, "/programs/f")) == (503, "f cannot be run now: no process can be started: Cannot allocate memory")
+            monkeypatch.setattr(asyncio, "create_subprocess_exec", real)
+            assert returned(await asyncio.wait_for(_answered(app), 60)) == "fine"
+
+    go(work())
+
+
+async def _answered(app: Any) -> ByHand:
+    while (call := await ask(app, "/programs/f")).status == 503:
+        await asyncio.sleep(0.01)
+    return call
