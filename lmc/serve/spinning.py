@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 import lmc
+from lmc.frontend.fibers import Fibers
 from lmc.serve.metrics import Metrics
 
 log = logging.getLogger("lmc.serve")
@@ -103,7 +104,7 @@ def _carries(frame: FrameType, run: Running) -> bool:
     for value in frame.f_locals.values():
         if isinstance(value, threading.Thread):
             value = getattr(getattr(value, "_target", None), "__self__", None)
-        elif isinstance(value, asyncio.Handle):
+        elif isinstance(value, asyncio.Handle | Fibers):
             value = getattr(value, "_context", None)
         if isinstance(value, Context) and value.get(RUN) is run:
             return True

@@ -93,6 +93,13 @@ def wild(s, how: str, marker: str):
         raise LookupError("nothing there")
 
 @lmc.function
+def closed(s, forever: bool):
+    s += "x" + lmc.gen("a", max_tokens=3)
+    s["a"]
+    while forever:
+        pass
+
+@lmc.function
 def ahead(s, name: str):
     """The second answer is asked while the first is waited for."""
     s += name + lmc.gen("a", max_tokens=6)
@@ -100,7 +107,7 @@ def ahead(s, name: str):
     s += " and " + lmc.gen("b", max_tokens=6)
     return first + s["b"]
 '''
-NAMES = ("fine", "wild", "ahead")
+NAMES = ("fine", "wild", "ahead", "closed")
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +245,30 @@ def test_a_program_that_spins_is_killed_when_its_client_leaves(file, tmp_path, h
             engine.check()
 
     go(work())
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")
+@pytest.mark.parametrize("how", ("", "/batch"))
+def test_a_program_that_calls_nothing_unknown_is_killed_as_well(file, how):
+    async def work():
+        mock = lmc.Mock()
+        async with running(file, mock) as app:
+            process = returned(await ask(app, "/programs/fine", name="x"))["process"]
+            asked, used = len(mock.call_log), ticks(process)
+            body = {"items": [{"forever": True}, {"forever": False}]} if how else {"forever": True}
+            call = ByHand(app, f"/programs/closed{how}", json.dumps(body).encode())
+            await until(lambda: len(mock.call_log) > asked and ticks(process) > used + 50, 90)  # half a second: it spins
+            call.leave()
+            await call.task
+            await until(lambda: metric(app, 'lmc_workers_ended_total{why="abandoned"}') == 1, 60)
+            assert not is_there(process)
+
+    go(work())
+
+
+def ticks(process: int) -> int:
+    """Hundredths of a second that a process has computed."""
+    return sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]))
 
 
 def test_a_program_that_waits_for_the_model_is_cancelled_and_its_worker_stays(file, tmp_path):
