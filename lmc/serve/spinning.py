@@ -87,11 +87,11 @@ def threads_of(run: Running) -> Iterator[tuple[int, FrameType]]:
     """The threads that execute code of the run, with the frames in which they are."""
     own = threading.get_ident()
     for thread, frame in sys._current_frames().items():
-        if thread != own and any(_carries(outer, run) for outer in _stack(frame)):
+        if thread != own and any(_carries(outer, run) for outer in stack(frame)):
             yield thread, frame
 
 
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+def stack(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back

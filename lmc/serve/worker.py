@@ -15,12 +15,16 @@ import os
 import signal
 import socket
 import sys
+import sysconfig
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+import lmc
 from lmc import userfiles
 from lmc.backend.base import Usage
 from lmc.backend.pipe.client import PipeBackend
@@ -30,9 +34,10 @@ from lmc.serve.errors import ApiError, as_api_error
 from lmc.serve.gate import Call, Reply
 from lmc.serve.metrics import AHEAD
 from lmc.serve.programs import ProgramLoop, Published
-from lmc.serve.spinning import Running, threads_of
+from lmc.serve.spinning import Running, stack, threads_of
 
 _THREADS = 8
+_LIBRARIES = ("<", str(Path(lmc.__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 _EVERY = 0.01  # seconds between looks at a program that is to end
 _ROOM = 4, 4 << 30  # address space of a request: so many times its memory, and so many bytes: threads and libraries reserve what they never use
 
@@ -85,18 +90,20 @@ class Worker:
         if told["memory"] is not None and sys.platform == "linux":
             _limit_address_space(told["memory"])
         self._answering: asyncio.Task[None] | None = None
+        self._cancelled = False
+        self._before = set(sys._current_frames())  # threads that programs' files have started are no request's
         self._wanted = asyncio.Queue[None]()
         self._told = Usage()
 
     def take(self, header: Mapping[str, Any], body: bytes) -> None:
         if "run" in header:
-            self._wanted = asyncio.Queue()
+            self._wanted, self._cancelled = asyncio.Queue(), False
             self._answering = asyncio.ensure_future(self._answer(header, body))
             self._answering.add_done_callback(self._answered)
         elif "next" in header:
             self._wanted.put_nowait(None)
         elif "cancel" in header and self._answering is not None:
-            self._answering.cancel()
+            self._cancelled = self._answering.cancel()
 
     def _say(self, header: dict[str, Any], body: bytes = b"") -> None:
         frames.write(self._writer, header, body)
@@ -128,13 +135,18 @@ class Worker:
 
     async def _until_it_ends(self) -> None:
         """Says that the request is over when no thread executes code of a run that was cancelled. The server does not wait for ever."""
-        for run in self._left:
-            while list(threads_of(run)):
-                await asyncio.sleep(_EVERY)
+        while any(list(threads_of(run)) for run in self._left) or (self._cancelled and self._executes_programs()):
+            await asyncio.sleep(_EVERY)
         self._left.clear()
         self._answering = None
         _limit_cpu(None)
         self._say({"over": self._news()})
+
+    def _executes_programs(self) -> bool:
+        """Whether a thread that requests have started is in code which is neither lmc's nor a library's: a program may have started it."""
+        own = threading.get_ident()
+        threads = [frame for thread, frame in sys._current_frames().items() if thread != own and thread not in self._before]
+        return any(not outer.f_code.co_filename.startswith(_LIBRARIES) for frame in threads for outer in stack(frame))
 
     def _news(self) -> list[int]:
         """What was asked ahead since the last time."""

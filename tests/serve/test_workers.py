@@ -35,7 +35,7 @@ except ImportError:
 pytestmark = [pytest.mark.api, pytest.mark.skipif(not hasattr(os, "killpg"), reason="workers need process groups")]
 
 FILE = '''
-import ctypes, os, re, subprocess, sys, threading, time
+import asyncio, ctypes, os, re, subprocess, sys, threading, time
 import lmc
 
 def touch(marker):
@@ -100,6 +100,15 @@ def closed(s, forever: bool):
         pass
 
 @lmc.function
+async def elsewhere(s, marker: str):
+    s += "x" + lmc.gen("a", max_tokens=3)
+    def spin():
+        touch(marker)
+        while True:
+            pass
+    await asyncio.to_thread(spin)
+
+@lmc.function
 def ahead(s, name: str):
     """The second answer is asked while the first is waited for."""
     s += name + lmc.gen("a", max_tokens=6)
@@ -107,7 +116,7 @@ def ahead(s, name: str):
     s += " and " + lmc.gen("b", max_tokens=6)
     return first + s["b"]
 '''
-NAMES = ("fine", "wild", "ahead", "closed")
+NAMES = ("fine", "wild", "ahead", "closed", "elsewhere")
 
 
 @pytest.fixture(scope="module")
@@ -262,6 +271,20 @@ def test_a_program_that_calls_nothing_unknown_is_killed_as_well(file, how):
             await call.task
             await until(lambda: metric(app, 'lmc_workers_ended_total{why="abandoned"}') == 1, 60)
             assert not is_there(process)
+
+    go(work())
+
+
+def test_a_thread_that_a_program_has_started_is_killed_as_well(file, tmp_path):
+    async def work():
+        async with running(file, lmc.Mock()) as app:
+            marker = tmp_path / "begun"
+            call = ByHand(app, "/programs/elsewhere", json.dumps({"marker": str(marker)}).encode())
+            await until(lambda: begun(marker), 60)
+            call.leave()
+            await call.task
+            await until(lambda: metric(app, 'lmc_workers_ended_total{why="abandoned"}') == 1, 60)
+            assert not is_there(begun(marker))
 
     go(work())
 
