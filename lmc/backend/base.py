@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from lmc import forking
 from lmc.chat import ChatTemplate
-from lmc.errors import Loc, UnsupportedOpError
+from lmc.errors import UnsupportedOpError
 from lmc.prompt import Gen, Image, Segment, Select, Text
 from lmc.waiting import Signal
 
@@ -199,12 +199,6 @@ class SaysHealth(Protocol):
     def health(self) -> Health: ...
 
 
-class TakeOver(Exception):
-    """Raised by a step of a compiled run: the interpreter has to go on with the run from here. The message says why."""
-
-    loc: Loc | None = None  # where the program is
-
-
 _lock = threading.Lock()  # guards the callback lists of all results; held for a few instructions only
 
 
@@ -350,13 +344,6 @@ class Result:
                 return
             changed.wait()
             changed.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class Meta:
-    """The meta info of an answer on its way."""
-
-    result: Result
 
 
 @dataclass(frozen=True, slots=True)
