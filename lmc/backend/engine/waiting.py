@@ -89,14 +89,18 @@ class Waiting:
     def is_starved(self, req: Request) -> bool:
         return self.age(req) > _PATIENCE
 
-    def rank(self, req: Request) -> tuple[bool, bool, int, tuple[int, ...], int]:
-        """Preempted first, then starved, then longest cached prefix, then the plan's order, then arrival; last what may not
-        be needed."""
+    def rank(self, req: Request) -> tuple[bool, bool, bool, int, tuple[int, ...], int]:
+        """Preempted first, then starved, then longest cached prefix, then the plan's order, then arrival; then what may not
+        be needed; last guesses, however long they wait."""
         if req.preempted:
-            return (False, False, -1, *req.seniority)
+            return (req.guess, False, False, -1, req.priority, req.order)
         if self.is_starved(req):
-            return (False, req.spare, 0, (), req.order)
-        return (True, req.spare, -self.cached(req).end, req.priority, req.order)
+            return (req.guess, False, req.spare, 0, (), req.order)
+        return (req.guess, True, req.spare, -self.cached(req).end, req.priority, req.order)
+
+    def first_needed(self) -> Request | None:
+        """One of the first that wait, and is no guess."""
+        return next((req for req in islice(self._requests, _LOOKED_AT) if not (req.guess or req.spare)), None)
 
     def cached(self, req: Request) -> Node:
         """Where the longest cached prefix of a waiting request's head ends."""

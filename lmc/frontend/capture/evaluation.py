@@ -158,8 +158,9 @@ class Evaluation(Calls, Objects, Havoc):
         passes: Callable[[Loc], int] = lambda _: 0,
         frames: Mapping[types.CodeType, tuple[int, Mapping[str, Any]]] | None = None,
         stream: str = "",
+        explores: bool = False,
     ) -> None:
-        """`frames`: the line and locals of the frames of Python's that run functions of the program now."""
+        """`explores`: it looks into arms of undecided branches, too. `frames`: the line and locals of the frames of Python's that run functions of the program now."""
         self.function, self.snapshot, self.emitter = function, arguments, emitter
         self.domain = domain or Domain()
         self.paused, self.passes, self.frames, self.stream = paused, passes, frames or {}, stream
@@ -178,6 +179,7 @@ class Evaluation(Calls, Objects, Havoc):
         """What unknown operations that may have raised depend on."""
         self.handled: list[Any] = []
         self.tries = 0
+        self.explores, self.exploring = explores, 0  # how many arms deep it is
         self.depth = self.steps = self.resumed = 0
         self.over = False
         self.states: list[State] = []
@@ -269,6 +271,11 @@ class Evaluation(Calls, Objects, Havoc):
             self.handled.pop()
             if name is not None:
                 frame.vars.pop(name, None)
+
+    @property
+    def stops(self) -> bool:
+        """Whether the whole evaluation has to end: it was asked to, or its budget is spent."""
+        return self.outcome.paused or self.steps > self._budget
 
     # -- what is lost
 

@@ -165,24 +165,35 @@ def _asks(x: Any) -> bool:
 
 
 class Saved:
-    """What an arm may change, as it was before: `restore()` puts it back, so that another arm begins where this one began."""
+    """What an arm may change, as it was before: `restore()` puts it back, so that another arm begins where this one began.
+
+    What it changes through functions that it calls is not put back: that is unknown behind the arm.
+    """
 
     def __init__(self, ev: Evaluation, frame: Frame, effects: Effects) -> None:
         self.ev, self.frame = ev, frame
-        self.vars = dict(frame.vars)
-        self.flags = ev.certain, ev.shifted, dict(ev.lost)
-        self.states = [(s, [copy.copy(getattr(s, n)) for n in _OF_STATE]) for s in ev.states]
+        self.of_frame = dict(frame.vars), frame.result, frame.undecided
+        self.flags = ev.certain, ev.shifted, ev.outcome.entire, len(ev.states), [*ev.tasks]
+        self.lost, self.globals, self.changed = dict(ev.lost), dict(ev._globals), set(ev.snapshot.changed)
+        self.states: list[tuple[State, list[Any]]] = []
         self.held: list[tuple[Any, Any]] = []
         seen = set[int]()
-        for name in effects.touched | effects.appends | effects.loads:
-            self._hold(frame.peek(name), seen, 0)
+        for x in (ev.current, *(frame.peek(name) for name in effects.touched | effects.appends | effects.loads)):
+            self._hold(x, seen, 0)
 
     def _hold(self, x: Any, seen: set[int], depth: int) -> None:
         kind = type(x)
         if id(x) in seen or depth > _DEEPEST:
             return
-        if kind is Object:
-            parts: Any = x.attributes
+        if kind is State:
+            seen.add(id(x))
+            self.states.append((x, [copy.copy(getattr(x, name)) for name in _OF_STATE]))
+            return
+        if kind is StateGroup:
+            parts: Any = x.states
+            kind = tuple
+        elif kind is Object:
+            parts = x.attributes
         elif kind in op.SEQUENCES or kind in op.MAPPINGS:
             parts = x
         else:
@@ -194,25 +205,26 @@ class Saved:
             self._hold(item, seen, depth + 1)
 
     def restore(self) -> None:
-        ev = self.ev
-        self.frame.vars.clear()
-        self.frame.vars.update(self.vars)
-        ev.certain, ev.shifted, lost = self.flags
-        ev.lost.clear()
-        ev.lost.update(lost)
+        ev, frame = self.ev, self.frame
+        variables, frame.result, frame.undecided = self.of_frame
+        for into, before in ((frame.vars, variables), (ev.lost, self.lost), (ev._globals, self.globals), (ev.snapshot.changed, self.changed)):
+            into.clear()
+            into.update(before)  # type: ignore[arg-type]
+        ev.certain, ev.shifted, ev.outcome.entire, states, ev.tasks = self.flags
+        del ev.states[states:]
         for state, fields in self.states:
             for name, value in zip(_OF_STATE, fields, strict=True):
-                setattr(state, name, copy.copy(value))
-        for x, before in self.held:
+                setattr(state, name, value)
+        for x, held in self.held:
             if type(x) is Object:
                 x.attributes.clear()
-                x.attributes.update(before)
+                x.attributes.update(held)
             elif type(x) in op.MAPPINGS or type(x) is set:
                 x.clear()
-                x.update(before)
+                x.update(held)
             else:
                 x.clear()
-                x.extend(before)
+                x.extend(held)
 
 
 _OF_STATE = ("ctx", "variables", "ordinal", "forks", "calls", "role", "previous", "scopes", "asked")
