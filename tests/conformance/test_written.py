@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import bisect
 import collections
 import contextlib
 import dataclasses
@@ -14,15 +13,11 @@ import itertools
 import json
 import operator
 import re
-import string
-import textwrap
-import types
-import typing
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -30,7 +25,7 @@ import lmc
 from lmc import assistant, gen, select, system, user
 from lmc.backend.mock import Mock
 
-from .harness import EFFECTS, Case, Seen, case, cases, differences, eager, effect, observe, opaque
+from .harness import EFFECTS, Case, Seen, case, cases, differences, eager, effect, observe
 
 CHOICES = ["yes", "no", "maybe"]
 
@@ -241,32 +236,6 @@ def panel(s, q):
 
 
 @case()
-def panel_in_forks(s, q):
-    s += user(q)
-    dims = ["clarity", "style", "evidence"]
-    forks = s.fork(len(dims))
-    for f, dim in zip(forks, dims, strict=True):
-        f += assistant(f"{dim}: " + gen("score", max_tokens=1))
-    scores = {d: int(f["score"]) for d, f in zip(dims, forks, strict=True)}
-    forks.join()
-    s += f"{scores}" + gen("end", max_tokens=4)
-    return scores
-
-
-@case()
-def evaluation(s, q):
-    rows = [(f"{q}{i}", str(i)) for i in range(6)]
-    right, wrong = 0, collections.defaultdict(list)
-    for question, gold in rows:
-        got = child(question, "n")["n"]
-        if got == gold:
-            right += 1
-        else:
-            wrong[got].append(question)
-    return right / len(rows), dict(wrong)
-
-
-@case()
 def comparing_pairs(s, q):
     wins = collections.Counter()
     for a, b in itertools.combinations(["ann", "bob", "cy"], 2):
@@ -274,36 +243,6 @@ def comparing_pairs(s, q):
         f += f"{q}: {a} or {b}?" + select("w", [a, b])
         wins[f["w"]] += 1
     return wins.most_common(), wins.total()
-
-
-@case()
-def early_stop(s, q):
-    votes = collections.Counter()
-    for i in range(7):
-        votes[child(f"{q} try {i}", "vote")["vote"]] += 1
-        if votes and votes.most_common(1)[0][1] >= 3:
-            break
-    return votes
-
-
-@case()
-def confusion(s, q):
-    table: dict[tuple[str, str], int] = {}
-    for gold in ("positive", "mixed"):
-        for i in range(2):
-            key = gold, ask(s.fork(1)[0], f"{q}{gold}{i}", "label")
-            table[key] = table.get(key, 0) + 1
-    return {f"{a}/{b}": n for (a, b), n in sorted(table.items())}
-
-
-@case()
-def scored_by_rules(s, q):
-    checks: list[tuple[str, Callable[[str], bool]]] = [
-        ("digit", lambda t: any(map(str.isdigit, t))), ("short", lambda t: len(t) < 6), ("start", operator.methodcaller("startswith", "a"))]
-    text = ask(s, q)
-    passed = {name: check(text) for name, check in checks}
-    s += f" {sum(passed.values())}/{len(passed)}" + gen("b", max_tokens=3)
-    return passed
 
 
 # -- extractors
@@ -322,11 +261,6 @@ class Kind(enum.Enum):
 class Level(enum.IntEnum):
     LOW = 1
     HIGH = 5
-
-
-class Row(NamedTuple):
-    name: str
-    n: int = 0
 
 
 @case()
@@ -355,17 +289,6 @@ def json_with_repair(s, q):
 
 
 @case()
-def typed_rows(s, q):
-    rows = []
-    for name in ask(s, q, "names").split(", "):
-        rows.append(Row(name, int(child(name, "n").ret_value)))
-    total = sum(r.n for r in rows)
-    first, *others = rows
-    s += f"{first.name}={first.n} {first._replace(n=0)} {total}" + gen("z", max_tokens=2)
-    return rows, others, Row._fields
-
-
-@case()
 def enums(s, q):
     kind = Kind(ask(s, q, "label"))
     level = Level.HIGH if kind is Kind.PERSON else Level.LOW
@@ -391,35 +314,6 @@ def nested_json(s, q):
     del data["name"]
     s += json.dumps(data, sort_keys=True) + gen("w", max_tokens=3)
     return data
-
-
-@case()
-def regex_groups(s, q):
-    pattern = re.compile(r"(?P<word>[a-z]+)\s*(?P<num>\d+)?")
-    found = [m.groupdict() for m in pattern.finditer(ask(s, q) + ask(s, q + q, "b"))]
-    s += " ".join(f"{m['word']}:{m['num'] or '-'}" for m in found if m["word"]) + gen("r", max_tokens=2)
-    return found, pattern.sub(lambda m: m["word"].upper(), s["r"])
-
-
-@case()
-def sections(s, q):
-    text = textwrap.dedent(f"""\
-        # {q}
-        one
-          two
-        # b
-        three""")
-    parts: dict[str, list[str]] = {}
-    head = None
-    for line in text.splitlines():
-        if line.startswith("#"):
-            head = line.lstrip("# ")
-            parts[head] = []
-        elif head is not None:
-            parts[head].append(line.strip())
-    done = {h: child(" ".join(lines)).ret_value for h, lines in parts.items() if lines}
-    s += string.Template("$n parts of $q").substitute(n=len(done), q=q) + gen("all", max_tokens=3)
-    return done
 
 
 # -- retrieval
@@ -828,51 +722,11 @@ def asserts(s, q):
 
 
 @case()
-def recursive_summary(s, q):
-    def tree(parts):
-        if len(parts) == 1:
-            return parts[0]
-        middle = len(parts) // 2
-        return child(f"{tree(parts[:middle])} + {tree(parts[middle:])}").ret_value
-
-    s += tree([f"{q}{i}" for i in range(4)]) + gen("x", max_tokens=2)
-    return s["x"]
-
-
-@lmc.function
-def refine(s, text, depth=0):
-    s += user(text) + assistant(gen("draft", max_tokens=4))
-    if depth < 2 and s["draft"] < "draft 6":
-        return refine(s["draft"], depth=depth + 1).ret_value
-    return s["draft"], depth
-
-
-@case()
-def nested_programs(s, q):
-    found = [refine(text=q + x) for x in "uv"]
-    s += f"{[f.ret_value for f in found]}" + gen("x", max_tokens=2)
-    return found[0]["draft"], [f.ret_value[1] for f in found]
-
-
-@case()
 def programs_with_options(s, q):
     warm = child(q, temperature=0.9, name="b")
     seeded = [child.run(text=q, seed=i) for i in range(2)]
     s += warm.ret_value + "".join(x["a"] for x in seeded) + gen("x", max_tokens=2, temperature=0.5)
     return s["x"]
-
-
-@case()
-def beam_search(s, q):
-    beam = [(0, (q,))]
-    for _depth in range(2):
-        grown = []
-        for score, path in beam:
-            for k in range(2):
-                n = child(f"{path}{k}", "n").ret_value
-                grown.append((score - int(n), (*path, n)))
-        beam = heapq.nsmallest(2, grown)
-    return beam
 
 
 @case()
@@ -882,18 +736,6 @@ def debate(s, q):
         said = {who: child(f"{who} {turn} {q} " + " / ".join(v for k, v in said.items() if k != who)).ret_value for who in said}
     s += "\n".join(f"{k}: {v}" for k, v in said.items()) + select("winner", list(said))
     return s["winner"]
-
-
-@case()
-def forks_of_forks(s, q):
-    s += q
-    found = []
-    for i, f in enumerate(s.fork(2)):
-        f += f"{i}" + gen("n", max_tokens=2)
-        for j, g in enumerate(f.fork(2)):
-            g += f"{j}{f['n']}" + gen("m", max_tokens=2)
-            found.append((i, j, g["m"]))
-    return sorted(found, key=operator.itemgetter(2, 0))
 
 
 @case()
@@ -907,37 +749,6 @@ def best_of(s, q):
 
 
 @case()
-def self_critique(s, q):
-    draft = ask(s, q, "draft")
-    history = [draft]
-    for i in range(3):
-        verdict = child(f"Critique {draft}", "label").ret_value
-        if verdict == "positive":
-            break
-        draft = child(f"Improve {draft}: {verdict} {i}", "draft").ret_value
-        if draft in history:
-            return "loop", history
-        history.append(draft)
-    return draft, history
-
-
-@case()
-def code_repair(s, q):
-    def test(code):
-        effect("test", code)
-        scope: dict[str, Any] = {}
-        exec(code, scope)
-        return scope["f"](1)
-
-    code = ask(s, q, "code")
-    for _ in range(3):
-        if (got := test(code)) == 3:
-            return "fixed"
-        code = ask(s, f"f(1) is {got}, wanted 3", "code")
-    return code
-
-
-@case()
 def var_scopes(s, q):
     with s.var_scope("whole"):
         s += q + gen("x", max_tokens=2)
@@ -946,27 +757,6 @@ def var_scopes(s, q):
     s["own"] = s["inner"].upper()
     s += f"{'x' in s}{'zz' in s}{s['own']}" + gen("z", max_tokens=2)
     return s["whole"], s.get_meta_info("x")["completion_tokens"]
-
-
-@case()
-def table_of_functions(s, q):
-    kinds = types.SimpleNamespace(up=str.upper, rev=lambda t: t[::-1])
-    todo = [("up", q), ("rev", q + "z"), ("len", q)]
-    out = []
-    for name, text in todo:
-        fn = getattr(kinds, name, None) or (lambda t: str(len(t)))
-        out.append(ask(s, fn(text), "n"))
-    order = bisect.bisect(sorted(out), "5")
-    return out, order, typing.cast("Any", out)[0]
-
-
-@case()
-def tool_in_between(s, q):
-    first = child(q).ret_value
-    n = opaque(first) * 0
-    second = child(f"{first}{n}").ret_value
-    s += second + gen("x", max_tokens=2)
-    return s["x"]
 
 
 # -- coroutines
