@@ -37,7 +37,7 @@ class Frame:
     undecided  an answer may decide that it has returned already (False: not so)
     """
 
-    __slots__ = ("annotations", "cells", "code", "ev", "first", "is_class", "is_program", "live", "loops", "module", "outer", "owner", "result", "undecided", "vars")
+    __slots__ = ("annotations", "cells", "code", "ev", "first", "generator", "is_class", "is_program", "live", "loops", "module", "outer", "owner", "result", "undecided", "vars")
 
     def __init__(self, ev: Evaluation, vars: dict[str, Any], outer: Any, code: Code | None, module: dict[str, Any]) -> None:
         self.ev, self.vars, self.outer, self.code, self.module = ev, vars, outer, code, module
@@ -50,6 +50,7 @@ class Frame:
         self.first: Any = None
         self.cells: Mapping[str, Any] | None = None  # of a frame that stands for the cells of a function of the outside
         self.annotations: list[str] = []
+        self.generator: Any = None  # of a generator function, its running body
 
     def inner(self) -> Frame:
         """The frame of a comprehension or class body in this one."""
@@ -181,10 +182,10 @@ class Evaluation(Calls, Objects, Havoc):
         self.tries = 0
         self.explores, self.exploring = explores, 0  # how many arms deep it is
         self.depth = self.steps = self.resumed = 0
-        self.over = False
         self.states: list[State] = []
         self.current: State | None = None
         self.tasks: list[Any] = []
+        self.generators: list[Any] = []
         self._budget, self._check_at = budget, 64
         self._kept: list[Any] = []
         self._globals: dict[tuple[int, str], Any] = {}
@@ -211,8 +212,9 @@ class Evaluation(Calls, Objects, Havoc):
         except RecursionError:
             outcome.reason, outcome.stopped_at = "recursion", self.loc
         finally:
+            for generator in self.generators:
+                generator.kill()
             place.reset(token)
-            self.over = True
             self.locals.forget()
         outcome.steps = self.steps
         return outcome
