@@ -1,8 +1,8 @@
 """What an evaluation does where it meets something unknown, and whom it asks: the protocol of run-ahead and of the graph.
 
 `Domain` is run-ahead's: an undecided arm is skipped and what it binds is unknown. The graph builder overrides the hooks: it evaluates
-both arms, and the body of an unknown loop, once, as regions, and makes an op of each pure operation on unknown values. Between two arms it
-puts things back with `evaluation.save(frame, effects)` and `Saved.restore()`.
+both arms, and the body of an unknown loop, once, as regions, and makes an op of each pure operation on unknown values. Between two arms a
+`Heap` puts things back.
 
 A hook that gives a `Signal` gives how control goes on behind the statement: None (the next statement), BREAK, CONTINUE, or RETURN
 (`frame.result` is the value).
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lmc.errors import Loc
+from lmc.frontend.capture.heap import Heap
 from lmc.frontend.capture.values import Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.emitter import Ctx, Emitter
 from lmc.frontend.options import Options
@@ -125,7 +126,7 @@ class Domain:
         """Where likely requests are wanted, ask what an arm would ask, and forget all else that it does."""
         if not evaluation.explores or evaluation.exploring >= DEEPEST_ARM or not evaluation.may_ask(frame, arm.effects):
             return
-        before = evaluation.save(frame, arm.effects)
+        before, flags, changed = Heap(evaluation, frame), evaluation.flags(frame), set(evaluation.snapshot.changed)
         evaluation.exploring += 1
         evaluation.uncertain()
         try:
@@ -138,6 +139,8 @@ class Domain:
         finally:
             evaluation.exploring -= 1
             before.restore()
+            evaluation.put_back(frame, flags)
+            evaluation.snapshot.changed.intersection_update(changed)
 
     def _both_leave(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Signal:
         then, orelse = site.then.effects, site.orelse.effects

@@ -274,6 +274,13 @@ class Evaluation(Calls, Objects, Havoc):
             if name is not None:
                 frame.vars.pop(name, None)
 
+    def flags(self, frame: Frame) -> tuple[Any, ...]:
+        """What says how an evaluation stands, beside what its objects hold."""
+        return self.certain, self.shifted, self.outcome.entire, [*self.tasks], dict(self._globals), frame.result, frame.undecided
+
+    def put_back(self, frame: Frame, flags: tuple[Any, ...]) -> None:
+        self.certain, self.shifted, self.outcome.entire, self.tasks, self._globals, frame.result, frame.undecided = flags
+
     @property
     def stops(self) -> bool:
         """Whether the whole evaluation has to end: it was asked to, or its budget is spent."""

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import types
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from lmc.frontend.capture.code import Code, NotUnderstood
 from lmc.frontend.capture.containers import METHODS
 from lmc.frontend.capture.scan import Effects, root
 from lmc.frontend.capture.table import ASKS, CHANGING, PURE_METHODS, is_known
-from lmc.frontend.capture.values import NOTHING, Closure, Deps, Method, Object, Unknown
+from lmc.frontend.capture.values import Closure, Deps, Method, Object, Unknown
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.state import State, StateGroup
@@ -79,10 +78,6 @@ class Havoc:
                 for name in code.writes_globals:
                     inner.store(name, Unknown(deps), "global")
                 self._touch(inner, code.free_effects, deps, depth + 1)
-
-    def save(self: Evaluation, frame: Frame, effects: Effects) -> Saved:
-        """What code with these effects may change, to be put back."""
-        return Saved(self, frame, effects)
 
     def lose_own(self: Evaluation, x: Any, deps: Deps) -> None:
         if isinstance(x, (list, dict, set, State, StateGroup, Object)) or type(x) in op.SEQUENCES:
@@ -164,68 +159,4 @@ def _asks(x: Any) -> bool:
     return isinstance(x, (GenExpr, SelectExpr, ReasoningExpr)) or (isinstance(x, Unknown) and x.deps is None and isinstance(x, Expr))
 
 
-class Saved:
-    """What an arm may change, as it was before: `restore()` puts it back, so that another arm begins where this one began.
-
-    What it changes through functions that it calls is not put back: that is unknown behind the arm.
-    """
-
-    def __init__(self, ev: Evaluation, frame: Frame, effects: Effects) -> None:
-        self.ev, self.frame = ev, frame
-        self.of_frame = dict(frame.vars), frame.result, frame.undecided
-        self.flags = ev.certain, ev.shifted, ev.outcome.entire, len(ev.states), [*ev.tasks]
-        self.lost, self.globals, self.changed = dict(ev.lost), dict(ev._globals), set(ev.snapshot.changed)
-        self.states: list[tuple[State, list[Any]]] = []
-        self.held: list[tuple[Any, Any]] = []
-        seen = set[int]()
-        for x in (ev.current, *(frame.peek(name) for name in effects.touched | effects.appends | effects.loads)):
-            self._hold(x, seen, 0)
-
-    def _hold(self, x: Any, seen: set[int], depth: int) -> None:
-        kind = type(x)
-        if id(x) in seen or depth > _DEEPEST:
-            return
-        if kind is State:
-            seen.add(id(x))
-            self.states.append((x, [copy.copy(getattr(x, name)) for name in _OF_STATE]))
-            return
-        if kind is StateGroup:
-            parts: Any = x.states
-            kind = tuple
-        elif kind is Object:
-            parts = x.attributes
-        elif kind in op.SEQUENCES or kind in op.MAPPINGS:
-            parts = x
-        else:
-            return
-        seen.add(id(x))
-        if kind not in (tuple, frozenset):
-            self.held.append((x, dict(parts) if kind is Object else x.copy()))
-        for item in parts.values() if kind is Object or kind in op.MAPPINGS else parts:
-            self._hold(item, seen, depth + 1)
-
-    def restore(self) -> None:
-        ev, frame = self.ev, self.frame
-        variables, frame.result, frame.undecided = self.of_frame
-        for into, before in ((frame.vars, variables), (ev.lost, self.lost), (ev._globals, self.globals), (ev.snapshot.changed, self.changed)):
-            into.clear()
-            into.update(before)  # type: ignore[arg-type]
-        ev.certain, ev.shifted, ev.outcome.entire, states, ev.tasks = self.flags
-        del ev.states[states:]
-        for state, fields in self.states:
-            for name, value in zip(_OF_STATE, fields, strict=True):
-                setattr(state, name, value)
-        for x, held in self.held:
-            if type(x) is Object:
-                x.attributes.clear()
-                x.attributes.update(held)
-            elif type(x) in op.MAPPINGS or type(x) is set:
-                x.clear()
-                x.update(held)
-            else:
-                x.clear()
-                x.extend(held)
-
-
-_OF_STATE = ("ctx", "variables", "ordinal", "forks", "calls", "role", "previous", "scopes", "asked")
-__all__ = ["NOTHING", "Havoc", "Saved"]
+__all__ = ["Havoc"]
