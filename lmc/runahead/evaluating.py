@@ -143,7 +143,7 @@ class AheadEmitter:
         sampled = (ask.params.temperature if isinstance(ask, Gen) else ask.temperature) > 0
         if evaluation.shifted and sampled:
             return Hole(here), Pending(address, None)
-        after = self.ledger.guess(address, ctx, ask, run, certain=evaluation.certain)
+        after = self.ledger.guess(address, ctx, ask, run, certain=evaluation.certain, in_arm=evaluation.exploring > 0)
         return (Hole(here), Pending(address, None)) if after is None else (after, self._pending(address, after))
 
     def _pending(self, address: Address, after: Prompt) -> Pending:

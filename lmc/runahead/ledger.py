@@ -54,7 +54,7 @@ class Source(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Guess:
-    """A request made ahead of Python. `reached` is the latest evaluation that made it."""
+    """A request made ahead of Python. `reached` is the latest evaluation that made it; `in_arm`: in an arm of an undecided branch."""
 
     address: Address
     before: Prompt
@@ -62,6 +62,7 @@ class Guess:
     after: Prompt
     certain: bool
     reached: int
+    in_arm: bool = False
     used: bool = False
     dropped: bool = False
 
@@ -154,9 +155,10 @@ class Ledger:
         with self._lock:
             there = self._at(address)
             found = next((g for g in there if self._answers(g, before, ask)), None)
-            if found is None and not _repeatable(ask):
-                for guess in there:
-                    self._drop(guess)
+            for guess in [g for g in there if g is not found and (g.in_arm or not _repeatable(ask))]:
+                self._drop(guess)
+                if guess.in_arm:
+                    self.profile.wrong(guess.ask.loc)
             if found is None and _repeatable(ask):  # an address may have moved, behind a retry that nobody foresaw: the content counts
                 equal = self._by_content.get(content(before), ())
                 found = next((g for g in equal if not g.used and not g.dropped and self._answers(g, before, ask)), None)
@@ -164,13 +166,11 @@ class Ledger:
                 self._drop(found)
                 found = None
             if found is None:
-                if there:
+                if any(not guess.in_arm for guess in there):
                     self.profile.wrong(ask.loc)
                 return None
             found.used = True
             self._remove(found)
-            for rival in [g for g in self._at(address) if not _repeatable(ask)]:
-                self._drop(rival)
             if (needed := getattr(found.after.handle, "needed", None)) is not None:
                 needed()
             self._count(ahead_used=1)
@@ -182,7 +182,7 @@ class Ledger:
 
     # -- asking ahead
 
-    def guess(self, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, certain: bool) -> Prompt | None:
+    def guess(self, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, certain: bool, in_arm: bool = False) -> Prompt | None:
         """Ask ahead; return the prompt with the answer to come, or None where that is not allowed or was refused.
 
         What was asked at the address before is kept if it is equal, and dropped if not.
@@ -214,7 +214,7 @@ class Ledger:
                 if logs("ahead"):
                     log("ahead", f"refused at {address}: {error}")
                 return None
-            guess = Guess(address, before, ask, after, certain, self.evaluations)
+            guess = Guess(address, before, ask, after, certain, self.evaluations, in_arm)
             self._put(guess)
             self._by_content.setdefault(content(before), []).append(guess)
             self._count(ahead_asked=1)
@@ -297,7 +297,8 @@ class Ledger:
         entry = self.asked.get(address)
         if entry is not None:
             return entry[2].result is not None and entry[2].result.done
-        return any(g.result.done for g in self._at(address)) or (self.calls is not None and self.calls.done(address))
+        there = self._at(address)  # of several arms all: each would be evaluated again without end until its own is there
+        return all(g.result.done for g in there) if there else self.calls is not None and self.calls.done(address)
 
     # -- waiting: the one place where a run waits for answers
 

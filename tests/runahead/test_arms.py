@@ -114,3 +114,13 @@ def test_both_arms_are_likely(body: Callable[..., Any], asked: int, one: int, ot
         likely, same = run(body, "likely", kind, 1 + asked, temperature)
         assert same == value and likely.calls == expected.calls
         assert (likely.ahead_asked, likely.ahead_used, likely.ahead_wasted) == (asked, used, asked - used)
+
+
+def test_an_arm_that_is_never_taken_is_turned_off():
+    """Of a site that is always asked ahead in vain nothing more is asked."""
+    fast = eager(lmc.compile(lmc.function(on_one_stream), ahead="likely"))
+    for i in range(5):
+        off = i >= 3
+        backend = Gated(2 if off else 3, lambda _, ask: "b" if ask.name == "kind" else "x")
+        usage = fast(q="q", backend=backend, seed=i).usage
+        assert (usage.ahead_asked, usage.ahead_used) == ((1, 1) if off else (2, 1))

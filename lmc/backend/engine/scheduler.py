@@ -109,6 +109,7 @@ class Scheduler:
     def schedule(self) -> Pass | None:
         """Rows for the next pass, with their slots; None if there is nothing to compute."""
         self.waiting.clock += 1
+        self.waiting.promote()
         self._turn()
         self._secure()
         self._make_room()
