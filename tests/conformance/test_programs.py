@@ -7,6 +7,7 @@ import functools
 import heapq
 import json
 import statistics
+import string
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -351,6 +352,14 @@ def state_by_its_repr(s, q):
     word, other = s["g"], s.fork(2)
     return word, repr(s), str(s), "%s" % s, "{}".format(s), repr([s]), repr(other)  # noqa: UP031, UP032
 
+
+
+@case(backend=scripted(x="$name is $$5"))
+def keyword_arguments_of_any_name(s, q):
+    s += q + gen("x")
+    s += string.Template(s["x"]).safe_substitute(name=q, fn="f", owner="o")
+    s += "{name} {fn} {owner} {error}".format(name=s["x"], fn=q, owner=1, error=2)
+    s += str(dict(name=s["x"], fn=q, owner=len(s["x"])))
 
 
 # -- programs within programs
