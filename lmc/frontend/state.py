@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import index
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, cast, overload
 
 from lmc.backend.base import Usage
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, ProgramError
@@ -38,6 +38,7 @@ from lmc.frontend.primitives import (
     caller_loc,
 )
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_name
+from lmc.frontend.typed import R
 from lmc.frontend.values import Symbolic
 from lmc.prompt import Special
 from lmc.tracebacks import hide, users_frames
@@ -56,7 +57,7 @@ class Submitted(Expr):
     def __exit__(self, *_: object) -> None: ...
 
 
-class State:
+class State(Generic[R]):
     """A prompt that grows, the variables in it, and the open role. Appending never waits; reading does."""
 
     __slots__ = (
@@ -96,7 +97,7 @@ class State:
 
     # -- appending
 
-    def __iadd__(self, other: Any) -> State:
+    def __iadd__(self, other: Any) -> Self:
         """Appends text or an expression. If it raises, prompt and open role are what they were before."""
         if other.__class__ is str:
             if other:
@@ -324,7 +325,7 @@ class State:
 
     @property
     @users_frames
-    def ret_value(self) -> Any:
+    def ret_value(self) -> R:
         """What the program returned; of a streaming run, waits for it and raises what the program raised."""
         self._finish()
         if self.progress is not None and self.progress.error is not None:

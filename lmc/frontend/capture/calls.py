@@ -258,7 +258,8 @@ class Calls:
         try:
             func: Any = fn.func
             if type(func) is types.MethodType:
-                args, func = [self.adopt(func.__self__), state, *args], func.__func__
+                receiver: Any = func.__self__  # of a method of an object that is evaluated already, that
+                args, func = [receiver if isinstance(receiver, Object) else self.adopt(receiver), state, *args], func.__func__
             else:
                 args = [state, *args]
             if type(func) is not types.FunctionType:
