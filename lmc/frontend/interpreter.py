@@ -67,6 +67,7 @@ _NO_DEFAULTS = SamplingParams()
 def watch(own: State) -> tuple[State, Mirror]:
     """A state that shows what `own` has while its program runs on another thread, and what keeps it up to date."""
     state = State(own.emitter, own.ctx, stream=own.stream, asked=own.asked, name=own.name)
+    state.types = own.types
     state.progress = Progress()
     mirror = own.progress = Mirror(own, weakref.ref(state))
     return state, mirror

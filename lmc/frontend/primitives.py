@@ -330,6 +330,12 @@ def gen(
     return _gen("gen", name, given)
 
 
+def typed(given: Mapping[str, Any]) -> Any:
+    """The type or schema that a gen's arguments give its answer; None if none."""
+    dtype = given.get("dtype")
+    return given.get("json_schema") if dtype is None else dtype
+
+
 _NOT_PARAMETERS = frozenset({"name", "unknown"})
 
 

@@ -215,5 +215,5 @@ class Saved:
                 x.extend(before)
 
 
-_OF_STATE = ("ctx", "variables", "ordinal", "forks", "calls", "role", "previous", "scopes", "asked")
+_OF_STATE = ("ctx", "variables", "ordinal", "forks", "calls", "role", "previous", "scopes", "asked", "types")
 __all__ = ["NOTHING", "Havoc", "Saved"]
