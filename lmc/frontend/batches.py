@@ -208,6 +208,6 @@ def in_flight(wanted: Any) -> int:
 
 
 def _progress_bar(total: int) -> Any:
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     return tqdm(total=total)

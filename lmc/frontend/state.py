@@ -384,6 +384,18 @@ class State(Generic[R]):
         names = ", ".join(repr(n) for n in self.variables if n is not None)
         return f"<{' '.join(parts)}: {streaming.so_far(self.ctx)!r}; variables: {names or 'none'}>"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the conversation so far, without waiting for it."""
+        from lmc.frontend.notebook import state_html
+
+        return state_html(self)
+
+    def _ipython_display_(self) -> None:
+        """What a notebook calls to show it: of a stream, the text as it grows."""
+        from lmc.frontend.notebook import display
+
+        display(self)
+
 
 def _parsed(asked: Any, value: Any, meta: Any) -> Any:
     """Of one text, or of each in nested lists; `meta` has the same form, or is None where the program made the text."""

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self
@@ -330,10 +331,11 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         return _named(formats, format)(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page of `explain(format="html")` without its script."""
-        from lmc.explain import to_fragment
+        """What a notebook shows: the program in a line, which opens to the page of `explain(format="html")` without its script."""
+        from lmc.explain import to_fragment, to_line
+        from lmc.frontend.notebook import never_raising
 
-        return to_fragment(self)
+        return never_raising(self, lambda: f"<details><summary><b>{escape(self.function.name)}</b>: {escape(to_line(self))}</summary>{to_fragment(self)}</details>")
 
     def close(self) -> None:
         """End the pins of what all runs begin with, in every backend it ran on. A later call pins them anew."""
