@@ -8,7 +8,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Literal, cast, get_args, get_origin
 
-from lmc.errors import AnswerError, IncompleteAnswer, Loc, ParameterError
+from lmc.errors import AnswerError, IncompleteAnswer, Loc
 
 CUT_LIKE_SGLANG = (int, float, str, "int", "float", "str")
 """Types of which `s["x"]` keeps what SGLang's limit leaves of an answer; `s.parsed` does not."""
@@ -132,7 +132,9 @@ def _validated(asked: Any, text: str) -> Any:
     try:
         from pydantic import TypeAdapter
     except ImportError:
-        raise ParameterError(f"an object of {asked!r} is made by pydantic, which is not installed: pip install pydantic") from None
+        from lmc.extras import missing
+
+        raise missing(f"an object of {asked!r}", ["pydantic"], "serve") from None
     return _adapter(TypeAdapter, asked).validate_json(text)
 
 
