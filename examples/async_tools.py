@@ -24,7 +24,7 @@ async def look_up(place: str, topic: str) -> str:
 
 
 @lmc.function
-async def guide(s, place):
+async def guide(s: lmc.State, place: str) -> dict[str, str | int]:
     country, river = await asyncio.gather(look_up(place, "country"), look_up(place, "river"))  # both at once
     s += lmc.system("You are a travel guide. Answer in one short sentence.")
     s += lmc.user(f"{place} is in {country}, on {river}. Is it worth a visit?")

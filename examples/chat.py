@@ -10,9 +10,9 @@ import lmc
 
 
 @lmc.function
-def chat(s, questions: list):
+def chat(s: lmc.State, questions: list[str]) -> list[str]:
     s += lmc.system("You are a helpful assistant. You answer in one short sentence.")
-    answers = []
+    answers: list[str] = []
     for question in questions:
         s += lmc.user(question)
         s += lmc.assistant(lmc.gen("answer", max_tokens=48, stop="\n"))

@@ -22,7 +22,7 @@ SHOTS = [
 
 
 @lmc.function
-def classify(s, text):
+def classify(s: lmc.State, text: str) -> str:
     s += "Is the review positive or negative?\n\n"
     for shot, label in SHOTS:
         s += f"Review: {shot}\nLabel: {label}\n\n"

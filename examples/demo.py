@@ -7,6 +7,7 @@ from pathlib import Path
 
 import lmc
 from examples.judge import judge
+from lmc.backend.base import Counters
 
 PAGE = Path("out/demo.html")
 ESSAYS = Path(__file__).parent / "data" / "essays.jsonl"
@@ -38,7 +39,7 @@ def main() -> None:
     engine.close()
 
 
-def show(essay: str, state) -> None:
+def show(essay: str, state: lmc.State) -> None:
     print(f'\n"{essay[:72]} …"')
     print(f"  Is it an essay? {state['is_essay']}")
     for line in judgements(state):
@@ -46,13 +47,13 @@ def show(essay: str, state) -> None:
     print(f"  Answer: {state.ret_value}")
 
 
-def judgements(state) -> list[str]:
+def judgements(state: lmc.State) -> list[str]:
     """The three judgements, as the last question of the conversation repeats them."""
     question = next((m["content"] for m in state.messages() if m["content"].startswith("Judgements:")), "")
     return question.splitlines()[1:-1]
 
 
-def print_savings(spent) -> None:
+def print_savings(spent: Counters) -> None:
     asked, computed = spent.prompt_tokens, spent.prefilled_tokens
     print("\nWhat the plan saved")
     print(f"  calls to the model       {spent.calls}")

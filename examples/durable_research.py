@@ -38,7 +38,7 @@ look_up = lmc.host(read_page, idempotent=True)  # reading a page again does no h
 
 
 @lmc.function
-def research(s, question):
+def research(s: lmc.State, question: str) -> str:
     s += lmc.user(question)
     for step in range(6):
         s += lmc.user(f"Step {step + 1}: what should be looked up?")

@@ -7,6 +7,7 @@ matter; the quotes, keys and commas between them are forced.
 """
 
 import json
+from typing import Any
 
 import lmc
 
@@ -14,7 +15,7 @@ RECORD = r'\{"name": "[A-Z][A-Za-z ]{1,30}", "age": [0-9]{1,3}, "city": "[A-Z][A
 
 
 @lmc.function
-def extract(s, text):
+def extract(s: lmc.State, text: str) -> dict[str, Any]:
     s += lmc.user("Write the person's name, age and city as JSON.\nText: Bob Stone is 52 years old. He is a cook in Paris.")
     s += lmc.assistant('{"name": "Bob Stone", "age": 52, "city": "Paris"}')
     s += lmc.user("Text: " + text)

@@ -14,7 +14,7 @@ GRADE = r'\{"grade": "[ABCD][+-]?", "why": "The essay is (clear|vague), (origina
 
 
 @lmc.function
-def judge(s, essay):
+def judge(s: lmc.State, essay: str) -> str:
     s += lmc.system("You are a teacher who grades essays.")
     s += lmc.user("Text: " + essay + "\n\nIs this text an essay? Answer yes or no.")
     s += lmc.assistant(lmc.select("is_essay", choices=["yes", "no"]))

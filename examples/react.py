@@ -7,16 +7,15 @@ exactly once per run, in order, compiled or not.
 """
 
 import ast
-import operator
+from collections.abc import Callable
 
 import lmc
 
-_OPERATORS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.USub: operator.neg,
+_OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: float.__add__,
+    ast.Sub: float.__sub__,
+    ast.Mult: float.__mul__,
+    ast.Div: float.__truediv__,
 }
 
 
@@ -36,7 +35,8 @@ def _evaluate(node: ast.expr) -> float:
             return _OPERATORS[type(op)](_evaluate(left), _evaluate(right))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_evaluate(operand)
-    raise ValueError(f"only numbers and + - * / ( ) are allowed, not {ast.unparse(node)}")
+        case _:
+            raise ValueError(f"only numbers and + - * / ( ) are allowed, not {ast.unparse(node)}")
 
 
 SHOTS = """Question: What is 3 + 4?
@@ -53,7 +53,7 @@ Action: Finish[30]
 
 
 @lmc.function
-def react(s, question, max_steps=4):
+def react(s: lmc.State, question: str, max_steps: int = 4) -> str | None:
     s += SHOTS + "Question: " + question + "\n"
     for _ in range(max_steps):
         s += "Action: " + lmc.select("action", choices=["Calculate", "Finish"]) + "["

@@ -12,7 +12,7 @@ import lmc
 
 
 @lmc.function
-def vote(s, question, samples=5):
+def vote(s: lmc.State, question: str, samples: int = 5) -> dict[str, str]:
     s += lmc.user("Pam has 2 boxes with 6 eggs each. How many eggs? Think, then give the number.")
     s += lmc.assistant("There are 2 boxes and each has 6 eggs, so there are 2 * 6 = 12 eggs. Answer: 12")
     s += lmc.user(question + " Think, then give the number.")

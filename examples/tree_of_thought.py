@@ -10,9 +10,9 @@ import lmc
 
 
 @lmc.function
-def solve(s, question, width=2):
+def solve(s: lmc.State, question: str, width: int = 2) -> dict[str, str | int]:
     s += lmc.user(question + " Give one idea.")
-    plans = []
+    plans: list[lmc.State] = []
     for idea in s.fork(width):
         idea += lmc.assistant(lmc.gen("idea", max_tokens=32, stop="\n", temperature=0.8))
         idea += lmc.user("What is the first step?")

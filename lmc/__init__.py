@@ -8,16 +8,16 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from lmc import config
+from lmc import config as _config
 from lmc.errors import ParameterError
 
 __version__ = "0.1.0.dev0"
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.frontend.primitives": (
-        "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR", "assistant", "assistant_begin", "assistant_end",
+        "Expr", "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR", "assistant", "assistant_begin", "assistant_end",
         "gen", "gen_int", "gen_string", "greedy_token_selection", "image", "select", "separate_reasoning",
         "special", "system", "system_begin", "system_end", "token_length_normalized",
         "unconditional_likelihood_normalized", "user", "user_begin", "user_end", "video",
@@ -154,7 +154,7 @@ def get_server_info(backend: Any = None) -> dict[str, Any] | None:
 
 def _given_or_default(backend: Any) -> Any:
     """Never makes the default backend: asking about a cache must not load a model."""
-    return config.default_backend() if backend is None and config.has_default_backend() else backend
+    return _config.default_backend() if backend is None and _config.has_default_backend() else backend
 
 
 def _compiled(fn: Any) -> Any:
@@ -170,7 +170,7 @@ def _opened(name: str) -> Any:
 
 
 def _small_model() -> Any:
-    return _opened(config.settings().model or "smollm2")
+    return _opened(_config.settings().model or "smollm2")
 
 
 def _engine(model: str) -> Any:
@@ -180,7 +180,7 @@ def _engine(model: str) -> Any:
     require(f"the model {model}", "engine")
     from lmc.backend.local import Engine
 
-    device = config.settings().device
+    device = _config.settings().device
     if device:
         _check_device(device)
     return Engine(model, device=device or "auto")
@@ -202,16 +202,17 @@ def _check_device(device: str) -> None:
 class _CallableModule(ModuleType):
     """`lmc.config` is the module of the settings and, called, changes them."""
 
-    def __call__(self, **changes: Any) -> config.Settings:
-        return config.config(**changes)
+    def __call__(self, **changes: Unpack[_config.Changes]) -> _config.Settings:
+        return _config.config(**changes)
 
 
 sys.modules["lmc.config"].__class__ = _CallableModule
-config.set_default_factory(_small_model)
-config.set_compiler(_compiled)
-config.set_opener(_opened)
+_config.set_default_factory(_small_model)
+_config.set_compiler(_compiled)
+_config.set_opener(_opened)
 
 if TYPE_CHECKING:  # the same table for type checkers and editors
+    config: _CallableModule
     from lmc.backend.api.anthropic import Anthropic as Anthropic
     from lmc.backend.api.litellm import LiteLLM as LiteLLM
     from lmc.backend.api.openai import OpenAI as OpenAI
@@ -264,6 +265,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.frontend.primitives import REGEX_FLOAT as REGEX_FLOAT
     from lmc.frontend.primitives import REGEX_INT as REGEX_INT
     from lmc.frontend.primitives import REGEX_STR as REGEX_STR
+    from lmc.frontend.primitives import Expr as Expr
     from lmc.frontend.primitives import assistant as assistant
     from lmc.frontend.primitives import assistant_begin as assistant_begin
     from lmc.frontend.primitives import assistant_end as assistant_end

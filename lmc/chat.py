@@ -64,6 +64,8 @@ class RoleTemplate:
         return self._role(role)[1]
 
     def _role(self, role: str) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+        if role == "tool" and role not in self.roles:
+            role = "user"  # a tool's result, which the model's whole template writes where there is one
         try:
             return self.roles[role]
         except KeyError:

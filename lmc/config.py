@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from lmc.errors import ArgumentError, ParameterError, ProgramError
 
@@ -45,6 +45,21 @@ class Settings:
     model: str = ""
     device: str = ""
     host_threads: int | None = None
+
+
+class Changes(TypedDict, total=False):
+    """What `lmc.config(…)` takes: each setting, or its text as it stands in the environment."""
+
+    debug: int | str
+    log: str | Iterable[str]
+    print_ir: str
+    verify: int | str
+    skip_passes: str | Iterable[str]
+    seed: int | str | None
+    cache_dir: str | Path
+    model: str
+    device: str
+    host_threads: int | str | None
 
 
 def _whole(low: int, high: int | None) -> Callable[[str, Any], int]:
@@ -123,7 +138,7 @@ def settings() -> Settings:
     return _settings
 
 
-def config(**changes: Any) -> Settings:
+def config(**changes: Unpack[Changes]) -> Settings:
     """Changes settings for the process and returns those in force; without arguments only returns them."""
     global _settings
     for name, value in changes.items():

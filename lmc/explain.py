@@ -137,6 +137,12 @@ def _plain(x: Expected | Seen) -> dict[str, Any]:
     return {name: getattr(x, name) for name in x.__dataclass_fields__}
 
 
+def to_line(program: Program) -> str:
+    """The graph in a line."""
+    kinds = [op.kind for op in program.graph().ops()]
+    return f"{kinds.count('gen')} gens, {kinds.count('select')} selects, {kinds.count('switch')} undecided branches; {program.stats.runs} runs so far"
+
+
 # -- as text -------------------------------------------------------------------------------------------------------
 
 

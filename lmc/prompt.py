@@ -371,10 +371,18 @@ def _resolve(defaults: SamplingParams, items: tuple[tuple[str, Any], ...]) -> tu
         raise ParameterError(f"gen({'=…, '.join(constraints)}=…): an answer has one constraint; leave one out")
     if stops:
         changes["stop"] = changes.get("stop", defaults.stop) + stops
+    constraint = next(iter(constraints.values()), None)
+    if constraint is not None and constraint.kind == "json_schema" and "max_new_tokens" not in changes and defaults.max_new_tokens == _NO_LIMIT_SAID:
+        from lmc.answers import limit_of
+
+        changes["max_new_tokens"] = limit_of(constraint.source)
     params = replace(defaults, **changes) if changes else defaults
     if params.min_new_tokens > params.max_new_tokens:
         raise ParameterError(f"min_tokens={params.min_new_tokens} is more than max_tokens={params.max_new_tokens}")
-    return params, next(iter(constraints.values()), None)
+    return params, constraint
+
+
+_NO_LIMIT_SAID = SamplingParams().max_new_tokens
 
 
 ANY_RUN = SamplingParams(max_new_tokens=sys.maxsize)

@@ -36,7 +36,7 @@ def load_program(target: str) -> Any:
     if target.endswith(".lmcp"):
         return _saved(Path(target))
     path, _, name = target.partition(":") if not target.endswith(".py") else (target, "", "")
-    programs = _programs(import_file(Path(path)))
+    programs = programs_of(import_file(Path(path)))
     if not programs:
         raise UsageError(f"{path} has no program: decorate a function with @lmc.function")
     if not name and len(programs) == 1:
@@ -81,7 +81,8 @@ def import_file(path: Path) -> ModuleType:
     return module
 
 
-def _programs(module: ModuleType) -> dict[str, Any]:
+def programs_of(module: ModuleType) -> dict[str, Any]:
+    """The programs of a module by name."""
     from lmc.frontend.interpreter import Function
 
     return {name: value for name, value in vars(module).items() if isinstance(value, Function)}

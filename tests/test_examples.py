@@ -21,6 +21,7 @@ PROGRAMS = {
     "chat": ("chat", {"questions": ["What is the capital of France?", "And of Italy?"]}),
     "async_tools": ("guide", {"place": "Lisbon"}),
     "durable_research": ("research", {"question": "Which animals sleep the longest?"}),
+    "tools": ("helper", {"question": "How warm is it in Rome?"}),
     "classify": ("classify", {"text": "The shoes fit perfectly and look beautiful."}),
 }
 EXAMPLES = list(PROGRAMS)

@@ -148,3 +148,11 @@ def test_backends_go_by_name():
         assert fails.run(x=1).text() == one
     finally:
         lmc.set_default_backend(before)
+
+
+@pytest.mark.parametrize("wrong", ['lmc.gen("x", regex="[")', 'lmc.gen("x", temprature=1)', 'lmc.select("x", choices=[])', "lmc.user(3)", 'lmc.gen_int(3)'])
+def test_expressions_that_are_wrong_outside_of_programs_show_no_frame_of_lmc(wrong: str) -> None:
+    with pytest.raises(lmc.LmcError) as raised:
+        exec(compile(wrong, "users.py", "exec"))
+    files = [frame.filename for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert files[-1] == "users.py" and not any(file.startswith(HERE) for file in files)

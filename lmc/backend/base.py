@@ -431,6 +431,8 @@ class Handle(Protocol):
 class Backend(Protocol):
     """What the interpreter and the executor need of a target. All methods are thread-safe and none waits for a model.
 
+    A backend gets handles of its own alone, so each may name their class.
+
     Errors that belong to the request (an invalid regex, a prompt too long) are raised by `submit` itself where they
     can be known, and otherwise fail the result.
     """
@@ -441,19 +443,19 @@ class Backend(Protocol):
     @property
     def chat_template(self) -> ChatTemplate: ...
 
-    def submit(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> Handle:
+    def submit(self, parent: Any, segments: Sequence[Segment], hints: Hints | None = None) -> Handle:
         """Extends `parent` (None: the empty prompt) by a chain of segments, in order."""
         ...
 
-    def prefill(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> Handle:
+    def prefill(self, parent: Any, segments: Sequence[Segment], hints: Hints | None = None) -> Handle:
         """As `submit` with literal segments only: computes their KV where the target has one. May do nothing."""
         ...
 
-    def release(self, handle: Handle) -> None:
+    def release(self, handle: Any) -> None:
         """Ends a pin. The KV stays cached until room is needed."""
         ...
 
-    def holds(self, handle: Handle) -> bool:
+    def holds(self, handle: Any) -> bool:
         """Whether a pin is there or on its way; a flush or a full pool may have ended it."""
         ...
 

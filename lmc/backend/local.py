@@ -22,6 +22,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmc.backend.base import Capabilities, Counters, Handle, Health, Hints, Output, Result, Scored, check_supported
+from lmc.backend.conversing import Trail, spoken
 from lmc.backend.engine.asks import ROOT, Asker, Finished, Place
 from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.encoding import Vocabulary
@@ -73,6 +74,7 @@ class _Step:
         "requests",
         "result",
         "state",
+        "trail",
         "wants_prefill",
     )
 
@@ -90,6 +92,7 @@ class _Step:
         self.state = _State.WAITING
         self.wants_prefill = False
         self.after = ROOT
+        self.trail: Trail | None = None  # once it begins
         self.error: BaseException | None = None
         self.pending: list[weakref.ref[_Step]] = []  # children that wait for us
         self.requests: tuple[Request, ...] = ()
@@ -214,6 +217,7 @@ class LocalBackend:
             logprobs=True,
             n=True,
             streams=True,
+            tools=self._asker.compiler is not None,
             local=True,
             max_context=self._asker.max_context,
         )
@@ -382,6 +386,7 @@ class LocalBackend:
             return self._fail(step, parent.error)
         before = parent.after if parent is not None else ROOT
         try:
+            step.trail = Trail(parent.trail if parent is not None else None, step.parts)
             cached = before.cached if parent is not None and parent.namespace == step.namespace else None
             self._ask(step, Place(before.closed, (*before.run, *step.parts), cached))
         except Exception as error:
@@ -390,7 +395,9 @@ class LocalBackend:
 
     def _ask(self, step: _Step, place: Place) -> None:
         ref, order = weakref.ref(step), step.hints.order
-        if isinstance(step.ask, Gen):
+        if isinstance(step.ask, Gen) and step.trail is not None and (step.ask.tools or step.trail.has_results):
+            requests = self._with_tools(step, step.ask, place)
+        elif isinstance(step.ask, Gen):
             ask = _bounded(step.ask, step.hints.reserve)
             requests = self._asker.gen(ask, place, order, _feeder(ref), lambda done: self._answered(ref, done))
         elif isinstance(step.ask, Select):
@@ -413,6 +420,22 @@ class LocalBackend:
         self._send(requests)
         self.leave(step)
 
+    def _with_tools(self, step: _Step, ask: Gen, place: Place) -> list[Request]:
+        """Requests over the conversation as the model's whole template writes it. The step's own prompt goes on with the text of the answer."""
+        assert step.trail is not None
+        prompt = spoken(step.trail, ask, self.whole_template, self._template, self.capabilities.name)
+        ref = weakref.ref(step)
+
+        def answered(done: Finished | BaseException) -> None:
+            if isinstance(done, Finished):
+                output = prompt.heard(done.output)
+                done = Finished(output, Place(place.closed, (*place.run, output.text)))
+            self._answered(ref, done)
+
+        constrained = prompt.constrained(ask)
+        self._asker.validate(constrained)
+        return self._asker.gen(constrained, Place(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(_feeder(ref)), answered)
+
     def _send(self, requests: Sequence[Request]) -> None:
         for req in requests:
             if self._core.on_thread:
@@ -434,6 +457,9 @@ class LocalBackend:
             if step.state is _State.FAILED:
                 return
             step.after, step.state = after, _State.DONE
+            if step.trail is not None:
+                said = output.text if output is not None else step.ask.text if isinstance(step.ask, Given) else ""
+                step.trail = step.trail._replace(answer=said)
             if not step.wants_prefill:
                 step.requests = ()
             pending, step.pending = step.pending, []

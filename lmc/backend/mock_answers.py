@@ -72,7 +72,28 @@ def _hash_answer(prompt: Any, ask: Gen, sample: int) -> str:
     if constraint is None:
         wanted = min(params.max_new_tokens, _BUDGET) if params.ignore_eos else params.min_new_tokens
         return _words(digest, wanted)
-    return member_of(constraint.kind, constraint.source, digest)
+    found = member_of(constraint.kind, constraint.source, digest)
+    limit = params.max_new_tokens
+    return found if constraint.kind != "json_schema" or len(tokens_of(found)) <= limit else _steered(constraint, found, limit)
+
+
+def _steered(constraint: Constraint, text: str, limit: int) -> str:
+    """The text, ended in the shortest way as its limit nears; as it is, if no end fits."""
+    from lmc.fsm.completion import completion
+
+    machine = _machine(constraint)
+    for cut in range(limit, -1, -1):
+        rest = completion(machine, text[:cut])
+        if rest is not None and len(tokens_of(text[:cut] + rest)) <= limit:
+            return text[:cut] + rest
+    return text
+
+
+@lru_cache(maxsize=64)
+def _machine(constraint: Constraint) -> Any:
+    from lmc.fsm.sources import machine_of
+
+    return machine_of(constraint.kind, constraint.source)
 
 
 class _Answer(NamedTuple):

@@ -14,6 +14,8 @@ import typer
 
 import lmc
 from lmc.cli.automata import dump_fsm
+from lmc.cli.chat import chat
+from lmc.cli.check import check
 from lmc.cli.console import say
 from lmc.cli.environment import env
 from lmc.cli.errors import as_usage, explain
@@ -32,7 +34,6 @@ app = typer.Typer(
     name="lmc",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     help="""Compiles and runs language-model programs: Python functions that call a model many times.
@@ -47,7 +48,7 @@ app = typer.Typer(
     """,
 )
 
-for command in (run, trace, replay, dump_ir, opt, dump_fsm, serve, new_key, warmup, env):
+for command in (run, chat, check, trace, replay, dump_ir, opt, dump_fsm, serve, new_key, warmup, env):
     app.command(command.__name__.replace("_", "-"))(command)
 app.add_typer(journal, name="journal")
 

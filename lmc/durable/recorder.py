@@ -269,9 +269,12 @@ def recording(fn: Callable[..., Any], described: str, journal: RunJournal, state
     recorder = Recorder(journal, state, limits)
     if not state.stream:
         journal.thread = threading.get_ident()
-    if not isinstance(fn, types.FunctionType):
+    function = fn.__func__ if isinstance(fn, types.MethodType) else fn
+    if not isinstance(function, types.FunctionType):
         raise JournalError(f"{described} cannot be journaled: it is no function with a source, but a {type(fn).__name__}")
-    found = recorder.own(fn)
+    found = recorder.own(function)
+    if isinstance(fn, types.MethodType):
+        found = types.MethodType(found, fn.__self__)
     try:
         with recorder.going_on():
             yield found

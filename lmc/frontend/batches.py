@@ -217,6 +217,6 @@ def in_flight(wanted: Any, fibers: bool) -> int:
 
 
 def _progress_bar(total: int) -> Any:
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     return tqdm(total=total)

@@ -12,11 +12,12 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, overload
 
 from lmc.backend.base import Backend
 from lmc.config import compiler, default_backend
@@ -41,6 +42,7 @@ from lmc.frontend.state import (
     UnknownVariable,
 )
 from lmc.frontend.streaming import Mirror, Progress, on_abandoned
+from lmc.frontend.typed import Call, Decorator, Method, P, R, S, awaits_state, gives_state
 from lmc.prompt import (
     Prompt,
     SamplingParams,
@@ -65,6 +67,7 @@ _NO_DEFAULTS = SamplingParams()
 def watch(own: State) -> tuple[State, Mirror]:
     """A state that shows what `own` has while its program runs on another thread, and what keeps it up to date."""
     state = State(own.emitter, own.ctx, stream=own.stream, asked=own.asked, name=own.name)
+    state.types = own.types
     state.progress = Progress()
     mirror = own.progress = Mirror(own, weakref.ref(state))
     return state, mirror
@@ -72,8 +75,12 @@ def watch(own: State) -> tuple[State, Mirror]:
 
 # -- programs --------------------------------------------------------------------------------------------------------
 
-class Function:
-    """A language-model program: a Python function whose first parameter is the state."""
+class Function(Call[P, "State[R]"], Generic[P, R]):
+    """A language-model program: a Python function whose first parameter is the state; of a method, the one behind `self`.
+
+    P  its parameters behind the state
+    R  what it returns
+    """
 
     def __init__(
         self,
@@ -85,6 +92,7 @@ class Function:
         self.func = func
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bound: Mapping[str, Any] = dict(bound or {})
+        self.is_method = False
         self._prefix: Prompt | None = None  # what `cache` computed; its handle keeps it
         functools.update_wrapper(self, func)
         self.name: str = getattr(func, "__name__", type(func).__name__)
@@ -105,7 +113,7 @@ class Function:
 
     def _takes(self, signature: inspect.Signature) -> None:
         """Sets what follows from the parameters, the state's included."""
-        self.signature = signature
+        self.signature = self.__signature__ = signature
         parameters = list(signature.parameters.values())
         self.params: tuple[str, ...] = tuple(p.name for p in parameters[1:])
         self.defaults: Mapping[str, Any] = {p.name: p.default for p in parameters[1:] if p.default is not p.empty}
@@ -174,13 +182,29 @@ class Function:
             (options if name in known and name not in self._named else arguments)[name] = value
         return arguments, options
 
-    def bind(self, **kwargs: Any) -> Function:
+    # -- as a method
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """It stands in a class: what is defined there is a method. A program from elsewhere is only held by the class."""
+        self.is_method = getattr(self.func, "__qualname__", "") == f"{owner.__qualname__}.{self.name}"
+
+    if not TYPE_CHECKING:  # type checkers have it from `Method`
+
+        def __get__(self, obj: Any, owner: Any = None) -> Function:
+            return self.bound_to(obj) if self.is_method and obj is not None else self
+
+    def bound_to(self, obj: Any) -> Function[P, R]:
+        """The program of a method, of the object `obj`."""
+        return Function(MethodType(self.func, obj), self.num_api_spec_tokens, self.bound)
+
+    def bind(self, **kwargs: Any) -> Function[..., R]:
         """This program with some arguments fixed; a call may still give others."""
         self.check_names(kwargs)
         return Function(self.func, self.num_api_spec_tokens, {**self.bound, **kwargs})
 
     # -- running
 
+    @gives_state
     @users_frames
     def run(self, *args: Any, **kwargs: Any) -> State:
         """Runs the program and returns its state when the function returns; reading the state waits for answers.
@@ -254,6 +278,7 @@ class Function:
         journal = _run_of(state).journal
         return error if journal is None or state.stream else journal.ended(error)
 
+    @awaits_state
     @users_frames
     async def arun(self, *args: Any, **kwargs: Any) -> State:
         """As `run`, for async code: an async program runs on the loop of the caller, any other on a thread.
@@ -287,9 +312,11 @@ class Function:
         self._ends(state, None)
         return state
 
-    @users_frames
-    def __call__(self, *args: Any, **kwargs: Any) -> State:
-        return self.run(*args, **kwargs)
+    if not TYPE_CHECKING:  # type checkers have it from `Call`
+
+        @users_frames
+        def __call__(self, *args: Any, **kwargs: Any) -> State:
+            return self.run(*args, **kwargs)
 
     def _state(self, options: Options, item: int = 0) -> State:
         """A new state for a run with these options; a sub-program's when a program is running here."""
@@ -394,11 +421,11 @@ class Function:
     # -- batches
 
     @overload
-    def run_batch(self, batch: Iterable[Any], *, generator_style: Literal[True], **options: Any) -> Iterator[State]: ...
+    def run_batch(self, batch: Iterable[Any], *, generator_style: Literal[True], **options: Any) -> Iterator[State[R]]: ...
     @overload
     def run_batch(
         self, batch: Iterable[Any], *, generator_style: Literal[False] = False, **options: Any
-    ) -> list[State]: ...
+    ) -> list[State[R]]: ...
     @users_frames
     def run_batch(
         self, batch: Iterable[Any], *, generator_style: bool = False, **options: Any
@@ -568,13 +595,20 @@ def _raising(states: Iterator[State], items: Sequence[inspect.BoundArguments]) -
 
 
 @overload
-def function(func: Callable[..., Any], num_api_spec_tokens: int | None = None) -> Function: ...
+def function(func: Callable[Concatenate[State[Any], P], Coroutine[Any, Any, R]], num_api_spec_tokens: int | None = None) -> Function[P, R]: ...
 @overload
-def function(func: None = None, num_api_spec_tokens: int | None = None) -> Callable[[Callable[..., Any]], Function]: ...
-def function(
-    func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
-) -> Function | Callable[[Callable[..., Any]], Function]:
-    """Decorator, bare or with arguments: makes a Python function a language-model program. Its first parameter is the state."""
+def function(func: Callable[Concatenate[State[Any], P], R], num_api_spec_tokens: int | None = None) -> Function[P, R]: ...
+@overload
+def function(func: Callable[Concatenate[S, State[Any], P], Coroutine[Any, Any, R]], num_api_spec_tokens: int | None = None) -> Method[S, P, R]: ...
+@overload
+def function(func: Callable[Concatenate[S, State[Any], P], R], num_api_spec_tokens: int | None = None) -> Method[S, P, R]: ...
+@overload
+def function(func: None = None, num_api_spec_tokens: int | None = None) -> Decorator: ...
+def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
+    """Decorator, bare or with arguments: makes a Python function a language-model program. Its first parameter is the state.
+
+    A method's is the one behind `self`: `obj.method.run(…)`, `lmc.compile(obj.method)`.
+    """
     if func is not None:
         return Function(func, num_api_spec_tokens)
-    return lambda f: Function(f, num_api_spec_tokens)
+    return functools.partial(Function, num_api_spec_tokens=num_api_spec_tokens)

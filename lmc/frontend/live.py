@@ -7,12 +7,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from lmc.answers import CUT_LIKE_SGLANG, check_whole
 from lmc.backend.base import Backend, Beyond, Hints, Output, Result, Usage, check_supported, seed_of
 from lmc.backend.deferred import is_asked
 from lmc.config import settings
-from lmc.errors import CancelledError, LmcError
+from lmc.errors import CancelledError, LmcError, Loc
 from lmc.frontend.emitter import taken
-from lmc.frontend.primitives import GenExpr, SelectExpr
+from lmc.frontend.primitives import GenExpr, SelectExpr, typed
 from lmc.frontend.values import Symbolic
 from lmc.limits import Limits
 from lmc.prompt import Excerpt, Gen, Image, Mark, Origin, Prompt, SamplingParams, Select, Special, make_gen, make_select
@@ -81,13 +82,14 @@ def fresh_seed(backend: Backend, seed: int | None = None) -> int:
 class LiveEmitter:
     """Hands every ask to the backend as soon as the program makes it."""
 
-    __slots__ = ("_asked", "_cancelled", "_template", "run")
+    __slots__ = ("_asked", "_cancelled", "_template", "_typed", "run")
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self._template = run.backend.chat_template
         self._asked: list[weakref.ref[Prompt]] = []  # weak, so that what nobody can read any more is freed
         self._cancelled = False
+        self._typed: dict[Result, tuple[Any, Loc | None]] = {}  # what was asked for, of answers that no limit may cut, and where
 
     def cancel(self) -> None:
         """Stops what was asked and is not answered yet, and refuses to ask more: reading raises CancelledError."""
@@ -118,7 +120,10 @@ class LiveEmitter:
     def gen(self, ctx: Prompt, expr: GenExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
         run = self.run
         ask = make_gen(run.defaults, expr.given, Origin(run.seed, run.item, stream, ordinal), expr.name, expr.loc)
-        return self._submit(ctx, ask, (stream, ordinal))
+        after, result = self._submit(ctx, ask, (stream, ordinal))
+        if ask.constraint is not None and (asked := typed(expr.given)) is not None and asked not in CUT_LIKE_SGLANG:
+            self._typed[result] = asked, expr.loc
+        return after, result
 
     def select(self, ctx: Prompt, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
         run = self.run
@@ -188,7 +193,12 @@ class LiveEmitter:
         return before.append(Excerpt(after, take))
 
     def read(self, answer: Result) -> str | list[str]:
-        return self._output(answer).value
+        output = self._output(answer)
+        if answer in self._typed:
+            asked, loc = self._typed[answer]
+            for text, meta in zip(output.texts, output.metas, strict=True):
+                check_whole(asked, text, meta, loc)
+        return output.value
 
     def read_part(self, answer: Result, take: Callable[[str], str]) -> str | list[str]:
         return taken(self._output(answer).value, take)

@@ -7,6 +7,7 @@ program may put a symbolic `Symbolic` wherever a str or a number is allowed; tho
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +33,7 @@ from lmc.prompt import (
     resolve,
     suggestion,
 )
+from lmc.tracebacks import users_frames
 
 __all__ = [
     "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR", "Expr", "GenExpr", "ImageExpr", "Lit", "ReasoningExpr",
@@ -271,6 +273,7 @@ def an(name: str) -> str:
 # -- gen and select --------------------------------------------------------------------------------------------------
 
 
+@users_frames
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -319,6 +322,12 @@ def gen(
     return _gen("gen", name, given)
 
 
+def typed(given: Mapping[str, Any]) -> Any:
+    """The type or schema that a gen's arguments give its answer; None if none."""
+    dtype = given.get("dtype")
+    return given.get("json_schema") if dtype is None else dtype
+
+
 _NOT_PARAMETERS = frozenset({"name", "unknown"})
 
 
@@ -361,6 +370,7 @@ def _gen_choices(name: str | None, given: dict[str, Any]) -> SelectExpr:
     return _select("gen", name, given["choices"], given.get("temperature", 0.0), given.get("choices_method"))
 
 
+@users_frames
 def gen_int(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -388,6 +398,7 @@ def gen_int(
     return _gen("gen_int", name, given | {"dtype": int})
 
 
+@users_frames
 def gen_string(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -415,6 +426,7 @@ def gen_string(
     return _gen("gen_string", name, given | {"dtype": str})
 
 
+@users_frames
 def select(
     name: str | None = None,
     choices: list[str] | tuple[str, ...] | None = None,
@@ -464,7 +476,7 @@ def _check_name(what: str, name: object, loc: Loc | None) -> None:
 
 def _refuse_unknown(what: str, unknown: Mapping[str, Any]) -> NoReturn:
     name = next(iter(unknown))
-    code = _TAKES[what].__code__
+    code = inspect.unwrap(_TAKES[what]).__code__
     known = code.co_varnames[: code.co_argcount]
     raise ArgumentError(f"{what}() has no parameter {name!r}{suggestion(name, known)}", loc=caller_loc())
 
@@ -481,16 +493,19 @@ def _role(role: str, expr: Expr | str | Symbolic | None) -> Seq:
     return Seq((RoleBegin(role, loc), *inside, RoleEnd(role, loc)))
 
 
+@users_frames
 def system(expr: Expr | str | None = None) -> Seq:
     """A system message."""
     return _role("system", expr)
 
 
+@users_frames
 def user(expr: Expr | str | None = None) -> Seq:
     """A user message."""
     return _role("user", expr)
 
 
+@users_frames
 def assistant(expr: Expr | str | None = None) -> Seq:
     """An assistant message."""
     return _role("assistant", expr)
@@ -526,6 +541,7 @@ def assistant_end() -> RoleEnd:
     return RoleEnd("assistant", caller_loc())
 
 
+@users_frames
 def special(text: str) -> SpecialExpr:
     """A special token of the model by its spelling, such as `"<|im_start|>"`. Plain text never becomes one."""
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -543,6 +559,7 @@ def video(path: Any, num_frames: int) -> VideoExpr:
     return VideoExpr(path, num_frames, caller_loc())
 
 
+@users_frames
 def separate_reasoning(expr: Expr | None = None, model_type: str | None = None) -> ReasoningExpr:
     """`expr` with its answers split into reasoning and content, as models of the family `model_type` write them.
 

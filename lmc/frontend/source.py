@@ -47,6 +47,14 @@ parsing = threading.RLock()
 
 def find(fn: types.FunctionType) -> Found:
     """The source of a function. Raises NoSource if it is not there, not the one that was imported, or one of several."""
+    try:
+        return _found(fn)
+    except NoSource:
+        linecache.checkcache(fn.__code__.co_filename)  # the file may have been edited, and its module loaded again
+        return _found(fn)
+
+
+def _found(fn: types.FunctionType) -> Found:
     code = fn.__code__
     where = Loc(code.co_filename, code.co_firstlineno)
     module = _module(code.co_filename)

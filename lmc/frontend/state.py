@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import index
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 
 from lmc.backend.base import Usage
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, ProgramError
@@ -36,11 +36,15 @@ from lmc.frontend.primitives import (
     an,
     as_expr,
     caller_loc,
+    typed,
 )
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_name
+from lmc.frontend.typed import R
 from lmc.frontend.values import Symbolic
 from lmc.prompt import Special
 from lmc.tracebacks import hide, users_frames
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,12 +60,12 @@ class Submitted(Expr):
     def __exit__(self, *_: object) -> None: ...
 
 
-class State:
+class State(Generic[R]):
     """A prompt that grows, the variables in it, and the open role. Appending never waits; reading does."""
 
     __slots__ = (
         "__weakref__", "_value", "asked", "calls", "ctx", "emitter", "failure", "forks", "name", "ordinal",
-        "previous", "progress", "role", "scopes", "stream", "variables",
+        "previous", "progress", "role", "scopes", "stream", "types", "variables",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +92,7 @@ class State:
         self.role: str | None = role
         self.previous: str | None = previous
         self.asked: list[Any] = [] if asked is None else asked
+        self.types: dict[str | None, Any] = {}  # what typed answers were asked as, by name
         self.scopes: dict[str, list[Scoped]] = {}  # open ones of each name, innermost last
         self.progress: streaming.Progress | None = None  # of a run with stream=True
         self.failure: BaseException | None = None  # of a batch item whose program raised
@@ -96,7 +101,7 @@ class State:
 
     # -- appending
 
-    def __iadd__(self, other: Any) -> State:
+    def __iadd__(self, other: Any) -> Self:
         """Appends text or an expression. If it raises, prompt and open role are what they were before."""
         if other.__class__ is str:
             if other:
@@ -190,6 +195,7 @@ class State:
             previous=self.previous,
             name=self.name,
         )
+        child.types = dict(self.types)
         child.scopes = {name: [Scoped(scope.since) for scope in open_] for name, open_ in self.scopes.items()}
         self.asked.append(child.asked)
         return child
@@ -253,6 +259,7 @@ class State:
     def __setitem__(self, name: str, value: Any) -> None:
         held: Any = self.variables.get(name)
         self.variables[name] = Stored(value, held.source if held.__class__ is Stored else held)
+        self.types.pop(name, None)
 
     def __delitem__(self, name: str | None) -> None:
         raise ArgumentError(f"a variable of a state stays; to say that it holds nothing write s[{name!r}] = None", loc=caller_loc())
@@ -286,6 +293,26 @@ class State:
         if held.__class__ is Taken:
             held = held.answer
         return self.emitter.meta(held)
+
+    @overload
+    def parsed(self, name: str | None) -> Any: ...
+    @overload
+    def parsed(self, name: str | None, dtype: type[V]) -> V: ...
+    @users_frames
+    def parsed(self, name: str | None, dtype: Any = None) -> Any:
+        """The object that a typed answer is the text of: a validated instance of the `dtype` it was asked with, of a `json_schema` what JSON says.
+
+        dtype  the type, for type checkers and for answers that were asked without one
+
+        Waits for the answer; of `n > 1` and of joined forks a list. Raises IncompleteAnswer, with the text so far, if the limit has cut the answer,
+        AnswerError if it is the text of no such object, and what a model's own validators raise.
+        """
+        held = self.variables[name] if name in self.variables else self._await(name)
+        asked = self.types.get(name) if dtype is None else dtype
+        if asked is None:
+            raise ArgumentError(f"{name!r} was asked without a type; give it one by gen({name!r}, dtype=…), or write s.parsed({name!r}, int)", loc=caller_loc())
+        value, metas = self[name], None if held.__class__ is Scoped or (held.__class__ is Stored and held.source is None) else self._meta(name, held)
+        return _parsed(asked, value, metas)
 
     # -- reading
 
@@ -324,7 +351,7 @@ class State:
 
     @property
     @users_frames
-    def ret_value(self) -> Any:
+    def ret_value(self) -> R:
         """What the program returned; of a streaming run, waits for it and raises what the program raised."""
         self._finish()
         if self.progress is not None and self.progress.error is not None:
@@ -356,6 +383,34 @@ class State:
             parts.append(f"open {self.role}")
         names = ", ".join(repr(n) for n in self.variables if n is not None)
         return f"<{' '.join(parts)}: {streaming.so_far(self.ctx)!r}; variables: {names or 'none'}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the conversation so far, without waiting for it."""
+        from lmc.frontend.notebook import state_html
+
+        return state_html(self)
+
+    def _ipython_display_(self) -> None:
+        """What a notebook calls to show it: of a stream, the text as it grows."""
+        from lmc.frontend.notebook import display
+
+        display(self)
+
+
+def _parsed(asked: Any, value: Any, meta: Any) -> Any:
+    """Of one text, or of each in nested lists; `meta` has the same form, or is None where the program made the text."""
+    from lmc import answers  # which only typed answers need
+
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return [_parsed(asked, *pair) for pair in zip(items, [None] * len(items) if meta is None else meta, strict=True)]
+    try:
+        if meta is not None:
+            answers.check_whole(asked, value, meta, caller_loc())
+        return answers.parse(asked, value)
+    except LmcError as error:
+        error.loc = error.loc or caller_loc()
+        raise
 
 
 class UnknownVariable(KeyError):
@@ -398,7 +453,7 @@ def _gen(s: State, expr: GenExpr) -> None:
     if limit.__class__ is int and limit == 0 and expr.given.get("top_logprobs_num") is not None:
         return _candidates(s, expr)
     s.ctx, answer = s.emitter.gen(s.ctx, expr, s.stream, s.ordinal)
-    _hold(s, expr.name, answer)
+    _hold(s, expr.name, answer, asked=typed(expr.given))
 
 
 def _candidates(s: State, expr: GenExpr) -> None:
@@ -416,10 +471,14 @@ def _select(s: State, expr: SelectExpr) -> None:
     _hold(s, expr.name, answer)
 
 
-def _hold(s: State, name: str | None, answer: Answer, held: Taken | None = None) -> None:
+def _hold(s: State, name: str | None, answer: Answer, held: Taken | None = None, asked: Any = None) -> None:
     s.ordinal += 1
     s.asked.append(answer)
     s.variables[name] = answer if held is None else held
+    if asked is not None:
+        s.types[name] = asked
+    elif s.types:
+        s.types.pop(name, None)
 
 
 def _image(s: State, expr: ImageExpr) -> None:
@@ -605,6 +664,8 @@ class StateGroup:
             for name, held in child.variables.items():
                 if name not in self.parent.variables:
                     found.setdefault(name, []).append(held)
+                    if name in child.types:
+                        self.parent.types[name] = child.types[name]
         for name, items in found.items():
             self.parent.variables[name] = Gathered(tuple(items))
 

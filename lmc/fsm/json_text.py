@@ -184,7 +184,7 @@ def _tighter(
 
 DIGITS = 15  # of a double: decimals of so many are told apart, so that bounds hold for what a reader makes of the text
 _FREE_INTEGER = parse(r"0|-?[1-9][0-9]*")
-_FREE_NUMBER = parse(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_FREE_NUMBER = parse(r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?")  # a double tells no more apart, and models would go on
 
 
 def integer(bounds: Bounds) -> Node:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from html import escape
 from pathlib import Path
 from time import perf_counter, thread_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 from lmc.backend import recording
 from lmc.backend.base import Backend, Counters
@@ -21,6 +22,7 @@ from lmc.frontend.live import LiveEmitter
 from lmc.frontend.options import PROGRAM_OPTIONS, Options, backend_of
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import State
+from lmc.frontend.typed import Call, P, R, awaits_state, gives_state
 from lmc.ir.core import Graph
 from lmc.passes.manager import Target, run_pipeline
 from lmc.runahead.ledger import Ahead, Ledger, Source
@@ -35,9 +37,9 @@ if TYPE_CHECKING:
 
 @users_frames
 def compile(  # the name of the field: torch.compile, re.compile
-    fn: Function, *, backend: Backend | str | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False,
-    ahead: str = "certain",
-) -> Program:  # fmt: skip
+    fn: Function[P, R], *, backend: Backend | str | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False,
+    ahead: Literal["off", "certain", "likely"] = "certain",
+) -> Program[P, R]:  # fmt: skip
     """Return a program that means what `fn` means: Python runs `fn`, and while it waits, what it asks next is asked already.
 
     backend  where it runs when a call names none (default: `set_default_backend`'s); a backend or the name of one, such as "mock"
@@ -94,14 +96,15 @@ class Stats:
     counters: Counters = field(default_factory=Counters)
 
 
-class Program:
+class Program(Call[P, "State[R]"], Generic[P, R]):
     """A compiled program. Calls are thread-safe; `program(**kw)` runs one binding, `program.batch(items)` many."""
 
     def __init__(
-        self, fn: Function, *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False,
+        self, fn: Function[P, R], *, backend: Backend | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False,
         ahead: str = "certain",
     ) -> None:  # fmt: skip
         self.function, self.backend, self.opt, self.aggressive = fn, backend, opt, aggressive
+        functools.update_wrapper(self, fn, updated=())  # a signature, a name and a docstring, as the function's
         self.outputs = None if outputs is None else tuple(outputs)
         self.ahead = checked_ahead(ahead)
         self.stats = Stats()
@@ -111,17 +114,20 @@ class Program:
 
     # -- running
 
-    @users_frames
-    def __call__(self, *args: Any, **kwargs: Any) -> State:
-        """Run the program and return its state, as `fn.run` does. Sampling defaults, `backend` and `seed` as there."""
-        arguments, options = self.function.split(kwargs, PROGRAM_OPTIONS)
-        return self._call(self.function.arguments(args, arguments), self._options(options))
+    if not TYPE_CHECKING:  # type checkers have it from `Call`
+
+        @users_frames
+        def __call__(self, *args: Any, **kwargs: Any) -> State:
+            """Run the program and return its state, as `fn.run` does. Sampling defaults, `backend` and `seed` as there."""
+            arguments, options = self.function.split(kwargs, PROGRAM_OPTIONS)
+            return self._call(self.function.arguments(args, arguments), self._options(options))
 
     @users_frames
-    def call(self, args: Mapping[str, Any], **options: Any) -> State:
+    def call(self, args: Mapping[str, Any], **options: Any) -> State[R]:
         """As calling it, with the program's arguments apart from the options."""
         return self._call(self.function.arguments((), args), self._options(options))
 
+    @gives_state
     @users_frames
     def stream(self, *args: Any, **kwargs: Any) -> State:
         """As calling it, but returns at once: a state whose `text_iter` and `text_async_iter` follow the run.
@@ -135,6 +141,7 @@ class Program:
             raise ParameterError("journal= of a stream: a stream is not journaled; leave journal= out, or call the program", loc=caller_loc())
         return self._call(bound, replace(options, stream=True))
 
+    @awaits_state
     @users_frames
     async def acall(self, *args: Any, **kwargs: Any) -> State:
         """As calling it, for async code: an async program runs on the loop of the caller, any other on a thread.
@@ -149,7 +156,7 @@ class Program:
     @users_frames
     async def abatch(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
-    ) -> list[State]:
+    ) -> list[State[R]]:
         """As `batch`, for async code: see `acall`."""
         given = self._options(options, "abatch()")
         bound = self._items(items, errors)
@@ -164,7 +171,7 @@ class Program:
     @users_frames
     def batch(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
-    ) -> list[State]:
+    ) -> list[State[R]]:
         """Run the program for each item (a dict, or a tuple of positional arguments); states in input order.
 
         errors="raise": every item runs, then the first exception is raised; "return": it is the item's `state.error()`.
@@ -176,7 +183,7 @@ class Program:
     def as_completed(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return",
         numbers: Sequence[int] | None = None, **given: Any,
-    ) -> Iterator[tuple[int, State]]:  # fmt: skip
+    ) -> Iterator[tuple[int, State[R]]]:  # fmt: skip
         """As `batch`, giving (index, state) of each item as soon as it is done, answers included; failures are in the states.
 
         numbers  of the items in the batch that they belong to (default: 0, 1, …). An item's seeds derive from the batch's
@@ -208,7 +215,7 @@ class Program:
 
     def beginning(self, ahead: str | None) -> Callable[..., None]:
         """What is called when a run begins that is asked ahead as far as `ahead` (None: as the program was compiled)."""
-        return partial(self._begin, self.ahead if ahead is None else Ahead(ahead))
+        return functools.partial(self._begin, self.ahead if ahead is None else Ahead(ahead))
 
     def _begin(self, policy: Ahead, state: State, bound: inspect.BoundArguments) -> None:
         """A run of this state begins: give it its ledger."""
@@ -220,7 +227,7 @@ class Program:
         greedy = run.defaults.temperature == 0
         annotations = self.planner.known(run.backend, greedy)
         plan = RunPlan(annotations, self.planner.pins, run.backend, state.stream) if annotations else None
-        prepare = partial(self._prepare, run.backend, greedy) if annotations is None else None
+        prepare = functools.partial(self._prepare, run.backend, greedy) if annotations is None else None
         ledger = Ledger(run, policy, source, self.profile, stream=state.stream, plan=plan, prepare=prepare)
         emitter.run = run._replace(ledger=ledger)
         if recording.recorder is not None:
@@ -279,7 +286,7 @@ class Program:
 
     # -- looking at it
 
-    def lower(self, **example: Any) -> Program:
+    def lower(self, **example: Any) -> Self:
         """Draw the graph for these arguments, without a model. Those that are left out are their defaults, or unknown."""
         self.function.check_names(example)
         self.planner.lower(example)
@@ -324,16 +331,17 @@ class Program:
         return _named(formats, format)(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page of `explain(format="html")` without its script."""
-        from lmc.explain import to_fragment
+        """What a notebook shows: the program in a line, which opens to the page of `explain(format="html")` without its script."""
+        from lmc.explain import to_fragment, to_line
+        from lmc.frontend.notebook import never_raising
 
-        return to_fragment(self)
+        return never_raising(self, lambda: f"<details><summary><b>{escape(self.function.name)}</b>: {escape(to_line(self))}</summary>{to_fragment(self)}</details>")
 
     def close(self) -> None:
         """End the pins of what all runs begin with, in every backend it ran on. A later call pins them anew."""
         self.planner.pins.close()
 
-    def __enter__(self) -> Program:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -388,7 +396,7 @@ def checked_ahead(ahead: str) -> Ahead:
         raise ParameterError(f"ahead={ahead!r}: {', '.join(map(repr, map(str, Ahead)))}", loc=caller_loc()) from None
 
 
-def _in_order(states: Mapping[int, State], items: Sequence[inspect.BoundArguments], errors: str) -> list[State]:
+def _in_order(states: Mapping[int, State[R]], items: Sequence[inspect.BoundArguments], errors: str) -> list[State[R]]:
     """The states of a batch; raises the first exception unless `errors` says that it is returned."""
     in_order = [states[i] for i in range(len(states))]
     if errors == "raise":

@@ -11,8 +11,8 @@ from itertools import accumulate
 from typing import Any
 
 from lmc.backend.base import UNSCORED, Output, Scored
+from lmc.backend.families import Call, Family
 from lmc.serve.asking import Grown
-from lmc.serve.tools import Call, Family
 
 Json = dict[str, Any]
 TokenBytes = Callable[[int, str], list[int]]

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from lmc.backend.base import Backend
+from lmc.backend.families import Family, family_of
 from lmc.chat import conversation
 from lmc.prompt import Part
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.openai_protocol import ChatRequest, Message, ToolChoice
-from lmc.serve.tools import Family, family_of
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lmc.backend.base import Backend
+from lmc.backend.families import Family
 from lmc.prompt import Constraint, Part, SamplingParams, Special, plain
 from lmc.serve import messages_api, responses_api
 from lmc.serve.answering import (
@@ -33,7 +34,6 @@ from lmc.serve.gate import Call, Events, Reply
 from lmc.serve.metrics import Metrics
 from lmc.serve.openai_protocol import ChatRequest, CompletionRequest, Sampled
 from lmc.serve.settings import Settings
-from lmc.serve.tools import Family
 
 _COMPLETION_TOKENS = 16  # OpenAI's default of `max_tokens` for completions
 

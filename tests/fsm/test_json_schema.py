@@ -453,9 +453,10 @@ def test_ebnf_is_the_same_language(matchers, name):
     assert [t for t in bad if accepts(make, t)] == []
 
 
-SAME = ["null", "boolean", "integer", "number", "types of all scalars", "enum", "const", "all optional", "some optional",
+SAME = ["null", "boolean", "integer", "enum", "const",  # numbers have fewer digits with us
+        "all optional", "some optional",
         "array", "minItems", "items between", "a tuple", "anyOf", "nested", "keys with one beginning", "person",
-        "as pydantic writes it", "sentiment", "a rating", "chain of thought", "a matrix"]  # fmt: skip
+        "as pydantic writes it", "sentiment", "a rating", "chain of thought"]  # fmt: skip
 
 
 @pytest.mark.model

@@ -161,6 +161,38 @@ def test_react_uses_its_tools():
     assert found.trajectory["observation_0"] == "Oslo: 3 degrees"
 
 
+def test_arguments_of_tools_are_of_the_schema_of_the_tool_that_was_named():
+    asked: list[tuple[str, dict]] = []
+
+    def look_up(city: str, days: int) -> str:
+        asked.append(("look_up", {"city": city, "days": days}))
+        return "cold"
+
+    def add(a: float, b: float) -> float:
+        asked.append(("add", {"a": a, "b": b}))
+        return a + b
+
+    using(temperature=1.0, max_tokens=60)  # says anything that it may
+    for i in range(20):
+        found = dspy.ReAct("question -> answer: int", tools=[look_up, add], max_iters=4)(question=f"q{i}")
+        assert not [x for name, x in found.trajectory.items() if name.startswith("observation") and "Execution error" in str(x)]
+    assert {name for name, _ in asked} == {"look_up", "add"} and all(isinstance(given["days"], int) for name, given in asked if name == "look_up")
+
+
+def test_tool_calls_name_the_tools_that_were_given():
+    def look_up(city: str) -> str:
+        return "cold"
+
+    class Signature(dspy.Signature):
+        question: str = dspy.InputField()
+        tools: list[dspy.Tool] = dspy.InputField()
+        calls: dspy.ToolCalls = dspy.OutputField()
+
+    using(temperature=1.0, max_tokens=80)
+    called = [call for i in range(6) for call in dspy.Predict(Signature)(question=f"q{i}", tools=[dspy.Tool(look_up)]).calls.tool_calls]
+    assert called and all(call.name == "look_up" and isinstance(call.args["city"], str) and len(call.args) == 1 for call in called)
+
+
 def test_react_on_a_model_that_says_anything_never_fails_to_parse():
     using(temperature=1.0, max_tokens=40)
     for i in range(5):

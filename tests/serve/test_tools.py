@@ -9,9 +9,9 @@ import pytest
 
 import lmc
 from lmc.backend.engine.chat_template import WholeTemplate, whole
+from lmc.backend.families import HERMES, LLAMA3, MISTRAL, Call, family_of
 from lmc.errors import ProgramError
 from lmc.prompt import Special, plain
-from lmc.serve.tools import HERMES, LLAMA3, MISTRAL, Call, family_of
 from tests.serve.serving import chat, events
 
 pytestmark = pytest.mark.api

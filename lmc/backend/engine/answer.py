@@ -89,6 +89,28 @@ class Answer:
         self._scores = scores
         self.late = not (self._stops or self._regexes or scores is not None)  # text may come behind its tokens
         self._said = 0  # tokens whose text is known
+        self._end_tokens: Sequence[int] | None = None  # of the shortest end, once the answer is steered to it
+        self._horizon = 0 if matcher is None else matcher.horizon
+
+    @property
+    def is_near(self) -> bool:
+        """So near its limit that what is sampled may have to be replaced: only the host knows by what."""
+        return self._horizon > 0 and self._params.max_new_tokens - self.sampled <= self._horizon
+
+    @property
+    def is_steered(self) -> bool:
+        return self._end_tokens is not None
+
+    def steered(self, token: int) -> int:
+        """The sampled token, or the first of the shortest end, which `follow` goes on with: behind the sample the limit would cut the answer."""
+        if not self.is_near or self.is_steered or token in self.stop_ids:
+            return token
+        assert self.matcher is not None
+        end = self.matcher.end_before(token, self._params.max_new_tokens - self.sampled)
+        if end is None:
+            return token
+        first, *self._end_tokens = (*end, min(self.stop_ids))
+        return first
 
     def push(self, token: int) -> Ending | None:
         """One more token; the ending if it was the last."""
@@ -103,6 +125,8 @@ class Answer:
     def follow(self) -> tuple[Sequence[int], Ending | None]:
         """Takes the tokens that come next whatever the model says: those that were taken, and the ending if it is over with the
         last of them. Once after a sample."""
+        if self._end_tokens is not None:
+            return self._ended_by(self._end_tokens)
         if self.matcher is None or not (tokens := self.matcher.forced()):
             return (), None
         whole = self.sampled + len(tokens) <= self._params.max_new_tokens and self.stop_ids.isdisjoint(tokens)
@@ -115,6 +139,13 @@ class Answer:
         self._ids += tokens
         self.matcher.accept_forced(tokens)
         return tokens, self._over()
+
+    def _ended_by(self, tokens: Sequence[int]) -> tuple[Sequence[int], Ending | None]:
+        """Takes the tokens of the shortest end; the stop token behind them ends the answer where it could go on."""
+        for i, token in enumerate(tokens):
+            if (ending := self.push(token)) is not None:
+                return tokens[: i + (token not in self.stop_ids)], ending
+        raise AssertionError("an end that does not end")
 
     def _heard(self) -> Ending | None:
         """The ending, if it is over with the last token, whose text is looked at."""
@@ -199,6 +230,8 @@ class Answer:
         if self.matcher is not None and reason["type"] == "stop" and self.matcher.complete:
             self._check()
         self._feed(len(self.text))
+        if self.is_steered:
+            reason = {"type": "length", "length": self.sampled}
         return Ending(self.text, tuple(self._ids), len(self._ids), reason)
 
     def _check(self) -> None:

@@ -16,6 +16,8 @@ import numpy as np
 from lmc.backend.engine.constraint import ConstraintInfo, Matcher
 from lmc.backend.engine.foresight import Ahead, Foresight
 from lmc.backend.engine.once import Once
+from lmc.backend.engine.steering import KINDS as STEERED
+from lmc.backend.engine.steering import Steering
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.arrays import ArrayDFA, LazyArrays
 from lmc.fsm.dfa import DEAD
@@ -70,7 +72,7 @@ class ConstraintCompiler:
         if isinstance(compiled.automaton.dfa, LazyArrays) and compiled.automaton.dfa.is_worn:
             self._automata.forget(constraint)  # those who follow it go on with it
             compiled = self._automata.get(constraint)
-        return AutomatonMatcher(compiled.automaton, compiled.forced, self._want(compiled), compiled.surprises, compiled.check)
+        return AutomatonMatcher(compiled.automaton, compiled.forced, self._want(compiled), compiled.surprises, compiled.check, compiled.steering)
 
     def _compiled(self, constraint: Constraint) -> _Compiled:
         automaton = self._restored(constraint) or self._built(constraint)
@@ -79,7 +81,8 @@ class ConstraintCompiler:
         if not automaton.is_done(start):
             automaton.mask(start)  # every answer begins there: now, and not in a step that others wait for
         check = None if constraint in self._stored else check_of(constraint.kind, constraint.source)
-        compiled = _Compiled(automaton, forced, Ahead(automaton, forced), Surprises(), check)
+        steering = Steering(automaton, self._encode, self._ids) if constraint.kind in STEERED else None
+        compiled = _Compiled(automaton, forced, Ahead(automaton, forced), Surprises(), check, steering)
         if (want := self._want(compiled)) is not None:
             want(start)
         return compiled
@@ -108,6 +111,12 @@ class ConstraintCompiler:
     def vocabulary(self) -> Vocabulary:
         tokens, special, eos, size = self._vocabulary_parts
         return Vocabulary(tokens, (eos,), special, size)
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        """The token of each text, special ones aside."""
+        tokens, special, eos, _ = self._vocabulary_parts
+        return {text: token for token, text in enumerate(tokens) if text and token not in special and token != eos}
 
     def close(self) -> None:
         """Stores the rows that were built since their automata were stored; the compiler can still be used."""
@@ -159,6 +168,7 @@ class _Compiled(NamedTuple):
     ahead: Ahead
     surprises: Surprises
     check: Check | None
+    steering: Steering | None
 
 
 def _weight(compiled: _Compiled) -> int:
@@ -194,6 +204,7 @@ class AutomatonMatcher:
     want        told of each state, behind all that is forced, in which the answer waits for a token
     surprises   of all answers to this constraint
     check       of complete texts, where the automaton allows more than the constraint
+    steering    shortest ends, where answers are steered to one as their limit nears
     """
 
     def __init__(
@@ -203,8 +214,9 @@ class AutomatonMatcher:
         want: Callable[[int], None] | None = None,
         surprises: Surprises | None = None,
         check: Check | None = None,
+        steering: Steering | None = None,
     ) -> None:
-        self._check = check
+        self._check, self._steering = check, steering
         self._automaton, self._forced, self._want = automaton, forced, want
         self._surprises = surprises or Surprises()
         self._is_small = isinstance(automaton.dfa, ArrayDFA) and automaton.dfa.nbytes <= _MOST_ON_DEVICE
@@ -244,6 +256,16 @@ class AutomatonMatcher:
             raise RuntimeError(f"token {token} is outside the constraint although its mask allowed it")
         self._sampled_in, self.state = self.state, following
         self._recent.append(token)
+
+    @property
+    def horizon(self) -> int:
+        return 0 if self._steering is None else self._steering.horizon
+
+    def end_before(self, token: int, left: int) -> Sequence[int] | None:
+        if self._steering is None or self._steering.fits(self._automaton.next(self.state, token), left - 1):
+            return None
+        end = self._steering.end(self.state)
+        return end if end is not None and len(end) <= left else None
 
     def forced(self) -> Sequence[int]:
         state, tokens = self.state, ()

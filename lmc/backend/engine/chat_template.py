@@ -56,6 +56,7 @@ class CutTemplate:
 
     def begin(self, role: str, previous: str | None) -> tuple[Part, ...]:
         """Before the content of `role`. A role or order that the model's template refuses raises ProgramError."""
+        role, previous = self._known(role), self._known(previous)
         found = self.first.get(role) if previous is None else self.prefixes.get((role, previous))
         if found is not None:
             return found
@@ -73,7 +74,11 @@ class CutTemplate:
         raise ProgramError(f"the chat template of {self.name} does not allow a {role} message after {previous}")
 
     def end(self, role: str) -> tuple[Part, ...]:
-        return self.suffixes.get(role, ())
+        return self.suffixes.get(self._known(role), ())
+
+    def _known(self, role: Any) -> Any:
+        """A tool's result is a user's message to constants; the whole template writes what a model sees of it."""
+        return "user" if role == "tool" and role not in self.suffixes else role
 
 
 @dataclass(frozen=True)

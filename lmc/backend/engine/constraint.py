@@ -50,6 +50,15 @@ class Matcher(Protocol):
         """Moves on by a token that the mask allowed."""
         ...
 
+    @property
+    def horizon(self) -> int:
+        """With fewer tokens left, `end_before` is to be asked about each; 0: never."""
+        ...
+
+    def end_before(self, token: int, left: int) -> Sequence[int] | None:
+        """The shortest end from here, if with `token` the answer might not end in `left` tokens; None: go on by `token`."""
+        ...
+
     def forced(self) -> Sequence[int]:
         """Tokens that come next whatever is sampled (fsm/forced.py); does not move. None behind a forced run."""
         ...

@@ -66,6 +66,7 @@ _COLLECTIONS = 100
 _T = TypeVar("_T")
 
 
+_UNLIKELY = -9999.0  # the log-probability of a token that took the place of the sampled one: nobody looked at it (OpenAI's number for these)
 _BROKEN = (
     "the model gave no numbers (NaN or infinity) for this prompt: its weights are damaged, or overflow in this dtype; "
     'try Engine(dtype="bfloat16") or Engine(dtype="float32")'
@@ -529,6 +530,10 @@ class EngineCore:
         if token == BROKEN:
             raise BackendError(_BROKEN)
         req.passes += 1
+        if place == req.length - 1:  # nothing that is in flight goes on from it
+            sampled, token = token, answer.steered(token)
+            if logprob is not None and token != sampled:
+                logprob = TokenLogprob(token, _UNLIKELY)
         req.learn(place, token)
         if logprob is not None:
             req.logprobs.append(logprob)
@@ -545,7 +550,7 @@ class EngineCore:
     def _force(self, req: Request) -> Ending | None:
         """Goes on by the tokens that the constraint leaves no choice of; the ending, if one of them ends the answer."""
         assert req.answer is not None
-        if req.params.logit_bias:
+        if req.params.logit_bias and not req.answer.is_steered:
             return None  # who weighs single tokens cares how a text is cut into them
         tokens, ending = req.answer.follow()
         if tokens:

@@ -112,10 +112,10 @@ class Request:
     forced: int = 0  # tokens of the answer that were not sampled
 
     is_scored: bool = field(init=False)  # log-probabilities of tokens that are known before their rows are run are wanted
-    runs_free: bool = field(init=False)
+    _free: bool = field(init=False)
     """Its next sample needs nothing that the host learns from the last one, so it may be planned before that is known: it has no
     constraint, or one that a device follows by itself (following.py). Tokens that are forced behind the last one are a surprise:
-    they take the place of that sample, which nobody takes."""
+    they take the place of that sample, which nobody takes. Not where the answer is steered (`runs_free`)."""
 
     # progress
     ids: np.ndarray = field(init=False)
@@ -152,8 +152,13 @@ class Request:
         p, matcher = self.params, self.answer.matcher if self.answer is not None else None
         self.is_scored = self.score_from is not None or (self.kind is Kind.GENERATE and p.return_logprob)
         changes = p.frequency_penalty or p.presence_penalty or p.min_new_tokens  # by what is sampled, or by how much was
-        self.runs_free = matcher is None or (matcher.place is not None and not self.is_scored and not changes)
+        self._free = matcher is None or (matcher.place is not None and not self.is_scored and not changes)
         self.node_logprobs = [0.0] * self.trie.nodes
+
+    @property
+    def runs_free(self) -> bool:
+        """Whether its next sample needs nothing that the host learns from the last one."""
+        return self._free and (self.answer is None or not self.answer.is_near)
 
     @property
     def prompt_len(self) -> int:

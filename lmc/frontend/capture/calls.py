@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
+from lmc.answers import parse as parse_answer
 from lmc.errors import LmcError
 from lmc.frontend import primitives
 from lmc.frontend.capture import operations as op
@@ -261,7 +262,8 @@ class Calls:
         try:
             func: Any = fn.func
             if type(func) is types.MethodType:
-                args, func = [self.adopt(func.__self__), state, *args], func.__func__
+                receiver: Any = func.__self__  # of a method of an object that is evaluated already, that
+                args, func = [receiver if isinstance(receiver, Object) else self.adopt(receiver), state, *args], func.__func__
             else:
                 args = [state, *args]
             if type(func) is not types.FunctionType:
@@ -346,6 +348,14 @@ class Calls:
                 args[1] = (args[1],)
         return op.native(fn, *args, **kwargs)
 
+    def _parsed(self: Evaluation, x: Any, name: Any, dtype: Any = None) -> Any:
+        """The object of a typed answer, once its text is known."""
+        value = op.item(self, x, name)
+        asked = x.types.get(name) if dtype is None and not isinstance(name, Unknown) else dtype
+        if isinstance(value, Unknown) or not isinstance(value, str) or asked is None or isinstance(asked, (Unknown, Object)):
+            return Unknown(value.deps if isinstance(value, Unknown) else None)
+        return self.adopt(op.native(parse_answer, asked, value))
+
     def _state_method(self: Evaluation, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name == "each" and type(x) is StateGroup:
             body, *items = args or kwargs.values()
@@ -358,6 +368,8 @@ class Calls:
             return op.item(self, x, args[0])
         if name in ("__setitem__", "set_var"):
             return op.set_item(self, x, args[0], args[1])
+        if name == "parsed":
+            return self._parsed(x, *args, **kwargs)
         if self.is_lost(x) and name in ("text", "messages", "get_meta_info", "error"):
             return Unknown(self.lost[id(x)])
         unknown = [a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)]

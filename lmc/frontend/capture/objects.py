@@ -115,6 +115,8 @@ class Objects:
             raise Raised(AttributeError(f"{self.type_name(x)!r} object has no attribute {name!r}"))
         if type(found) is Object and found.cls in _DESCRIPTORS:
             return self._bound(found, x, x.cls)
+        if isinstance(found, Function) and found.is_method:
+            return found.bound_to(x)
         return Method(found, x) if type(found) is Closure or type(found) is types.FunctionType else found
 
     def _bound(self: Evaluation, found: Object, x: Any, cls: Any) -> Any:

@@ -20,6 +20,8 @@ class ChatAdapter(dspy.ChatAdapter):  # DSPy's stream listeners know a format by
     text of a language whose members all are values of the field's type. `max_tokens` bounds each field; a value that is cut
     off is completed in the shortest way. So there is nothing to parse that could fail, and nothing to ask again.
 
+    Arguments of tools (dspy.ReAct's `next_tool_args`, dspy.ToolCalls) are of the schema of the tool that is called.
+
     A type without a JSON schema, or with one that cannot be enforced, raises ConstraintError before the model is asked.
     Validators of pydantic models that a JSON schema does not express may still refuse a value.
     """
@@ -53,7 +55,7 @@ class ChatAdapter(dspy.ChatAdapter):  # DSPy's stream listeners know a format by
         n, rollout, cache = given.pop("n", None) or 1, given.pop("rollout_id", None), given.pop("cache", None)
         body = {name: value for name, value in given.items() if value is not None and name != "prompt_cache"}
         try:
-            fields = [field.as_json() for field in fields_of(processed)]
+            fields = [field.as_json() for field in fields_of(processed, _tools(inputs))]
         except ConstraintError as error:
             raise ConstraintError(f"{signature.__name__}: {error.message}") from None
         request = lm15.request_from_openai_chat({"model": lm.model, "messages": self.format(processed, demos, inputs), **body})
@@ -62,6 +64,18 @@ class ChatAdapter(dspy.ChatAdapter):  # DSPy's stream listeners know a format by
         options = {} if cache is None else {"cache": cache}
         ids = [rollout] if n == 1 else [f"{rollout or 0}.{i}" for i in range(n)]  # n answers are n entries of DSPy's cache
         return processed, request, [{**options, **({} if each is None else {"rollout_id": each})} for each in ids]
+
+
+def _tools(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The tools that the answer may call: of the inputs, or of the module that asks (dspy.ReAct)."""
+    given = [tool for value in inputs.values() for tool in (value if isinstance(value, list) else [value]) if isinstance(tool, dspy.Tool)]
+    if given:
+        return {tool.name: tool for tool in given}
+    for module in reversed(dspy.settings.caller_modules or []):
+        tools = getattr(module, "tools", None)
+        if isinstance(tools, dict) and tools and all(isinstance(tool, dspy.Tool) for tool in tools.values()):
+            return tools
+    return {}
 
 
 def _output(response: Any, request: Any) -> Any:

@@ -81,12 +81,15 @@ class _Run:
         self._constraint = None if self._fields is not None else _constraint_of(request)
         self.text = ""  # of the fields that are complete, headers included
         self.outputs: list[Output] = []
+        self._texts: dict[str, str] = {}  # of the fields that are complete
+        self._first = 0  # the field whose answer is the first of the handle
         self.cut = False
         self._handle: Handle | None = None
         self._submit()
 
     def _submit(self) -> None:
-        """Asks for what is not complete yet; again after a field was cut off and completed."""
+        """Asks for what is not complete yet, up to a field that another one decides; again after a field was cut off and completed."""
+        self._first = len(self.outputs)
         self._handle = self._backend.submit(None, tuple(self._segments()), self._hints)
 
     def _segments(self) -> Iterator[Segment]:
@@ -96,6 +99,9 @@ class _Run:
             return
         before: tuple[Part, ...] = (*self._prompt, self.text) if self.text else self._prompt
         for i, each in enumerate(self._fields[len(self.outputs) :]):
+            if each.by and each.by not in self._texts:
+                return  # asked once that is there
+            each = each.decided(self._texts)
             yield Text((*before, self._header(each, first=not self.text and i == 0)))
             before = ()
             if each.kind == "text":
@@ -124,8 +130,7 @@ class _Run:
         """The answer to wait for next; None when all are there."""
         if self._fields is None:
             return None if self.outputs else self.results[0]
-        left = len(self._fields) - len(self.outputs)
-        return self.results[-left] if left else None
+        return self.results[len(self.outputs) - self._first] if len(self.outputs) < len(self._fields) else None
 
     def opening(self) -> str:
         """The text before the pending answer that belongs to the response: a header."""
@@ -145,12 +150,14 @@ class _Run:
             self.outputs.append(output)
             self.text = text
             return text
-        each = self._fields[len(self.outputs)]
+        each = self._fields[len(self.outputs)].decided(self._texts)
         opening = self.opening()
         whole = each.complete(text) if cut else text
         self.outputs.append(output)
+        self._texts[each.name] = whole
         self.text += opening + whole
-        if whole != text and self.pending is not None:  # what follows saw a text that was cut off: ask for it again
+        asked = len(self.outputs) - self._first < len(self.results)
+        if len(self.outputs) < len(self._fields) and (whole != text or not asked):  # what follows saw a text that was cut off, or waited for this one
             self.cancel()
             self._submit()
         return whole

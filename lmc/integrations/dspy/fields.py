@@ -18,7 +18,7 @@ import json
 import re
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -38,11 +38,20 @@ _DEPTHS = (3, 2, 1)  # of what recurs, or may be any JSON: the largest whose aut
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One hole of the template. `source` is a regex or a schema; "" for text."""
+    """One hole of the template. `source` is a regex or a schema; "" for text.
+
+    by, sources  the field that decides which schema it has, and that for each of its texts
+    """
 
     name: str
     kind: Literal["text", "regex", "json_schema"]
     source: str = ""
+    by: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def decided(self, texts: Mapping[str, str]) -> Field:
+        """As it is once the texts of the fields before it are known."""
+        return replace(self, source=self.sources.get(texts[self.by], self.source), by="", sources={}) if self.by else self
 
     def complete(self, text: str) -> str:
         """The text of an answer that was cut off, completed in the shortest way."""
@@ -58,9 +67,31 @@ class Field:
         return asdict(self)
 
 
-def fields_of(signature: Any) -> list[Field]:
-    """The output fields of a signature in order. Raises ConstraintError for a type that no constraint can promise."""
-    return [_field(name, info.annotation) for name, info in signature.output_fields.items()]
+def fields_of(signature: Any, tools: Mapping[str, Any] = {}) -> list[Field]:
+    """The output fields of a signature in order; what calls one of `tools` has arguments of its schema. Raises ConstraintError for a type
+    that no constraint can promise."""
+    found = [_calls(name, tools) if info.annotation is dspy.ToolCalls and tools else _field(name, info.annotation) for name, info in signature.output_fields.items()]
+    if tools and {"next_tool_name", "next_tool_args"} <= signature.output_fields.keys():  # of dspy.ReAct
+        sources = {name: _bounded(json.dumps(_arguments(tool))) for name, tool in tools.items()}
+        found = [replace(each, by="next_tool_name", sources=sources) if each.name == "next_tool_args" else each for each in found]
+    return found
+
+
+def _arguments(tool: Any) -> dict[str, Any]:
+    """The schema of a tool's arguments, all of which are written."""
+    args: dict[str, Any] = tool.args or {}
+    return {"type": "object", "properties": args, "required": list(args), "additionalProperties": bool(tool.has_kwargs)}
+
+
+def _calls(name: str, tools: Mapping[str, Any]) -> Field:
+    each = [
+        {"type": "object", "properties": {"name": {"const": tool}, "args": _arguments(of)}, "required": ["name", "args"], "additionalProperties": False}
+        for tool, of in tools.items()
+    ]
+    schema = {
+        "type": "object", "properties": {"tool_calls": {"type": "array", "items": {"anyOf": each}}}, "required": ["tool_calls"], "additionalProperties": False,
+    }  # fmt: skip
+    return Field(name, "json_schema", _bounded(json.dumps(schema, ensure_ascii=False)))
 
 
 def _field(name: str, annotation: Any) -> Field:

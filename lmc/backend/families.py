@@ -63,13 +63,19 @@ class Family:
             return text, []
         return "", [c for c in calls if c is not None]
 
+    @property
+    def trigger(self) -> str:
+        """What free text becomes a call behind."""
+        return {"hermes": "<tool_call>", "llama3": '{"name": ', "mistral": '[{"name": '}[self.name]
+
     def required(self, tools: Sequence[tuple[str, dict[str, Any] | None]]) -> Constraint:
         """What an answer that must be a call of one of `tools` (name, schema of its arguments) has to match."""
-        tags = [self._tag(name, schema if schema is not None else {"type": "object"}) for name, schema in tools]
+        tags = [self.tag(name, schema if schema is not None else {"type": "object"}) for name, schema in tools]
         form = tags[0] if len(tags) == 1 else {"type": "or", "elements": tags}
         return make_constraint("structural_tag", {"type": "structural_tag", "format": form})
 
-    def _tag(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    def tag(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+        """A call of a tool, with arguments of its schema."""
         head = f'{{"name": {json.dumps(name)}, "{self.key}": '
         begin, end = {"hermes": ("<tool_call>\n", "\n</tool_call>"), "llama3": ("", ""), "mistral": ("[", "]")}[self.name]
         content = {"type": "json_schema", "json_schema": schema}

@@ -1,0 +1,160 @@
+"""Typed answers: how long one may need to be, whether it is whole, and the object that it is the text of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import Enum
+from functools import lru_cache
+from typing import Any, Literal, cast, get_args, get_origin
+
+from lmc.errors import AnswerError, IncompleteAnswer, Loc
+
+CUT_LIKE_SGLANG = (int, float, str, "int", "float", "str")
+"""Types of which `s["x"]` keeps what SGLang's limit leaves of an answer; `s.parsed` does not."""
+
+_LEAST, _MOST = 128, 4096  # tokens: SGLang's limit, and a long page
+_STRING, _NUMBER, _ITEMS, _DEEPEST = 64, 12, 8, 3  # guesses: tokens of a text and of a number, items of a list, levels of what recurs
+_JSON = (int, float, str, bool, None, type(None), dict, list, Any)
+_NAMED: Mapping[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+# -- limits ----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def limit_of(schema: str) -> int:
+    """Tokens that an answer to a JSON schema may have where nobody said how many: by the size of the schema, at least SGLang's 128."""
+    root = json.loads(schema)
+    return max(_LEAST, min(2 * _tokens(root, root, 0), _MOST))
+
+
+def _tokens(schema: Any, root: Any, depth: int) -> int:
+    if not isinstance(schema, dict) or depth > 4 * _DEEPEST:
+        return _STRING
+    found = cast("dict[str, Any]", schema)
+    if "$ref" in found:
+        return _tokens(_pointed(root, str(found["$ref"])), root, depth + 4) if depth <= 4 * (_DEEPEST - 1) else _STRING
+    if "const" in found or "enum" in found:
+        return max(len(json.dumps(value)) // 2 + 1 for value in found.get("enum") or [found.get("const")])
+    for several in ("anyOf", "oneOf"):
+        if found.get(several):
+            return max(_tokens(arm, root, depth + 1) for arm in found[several])
+    if found.get("allOf"):
+        return sum(_tokens(arm, root, depth + 1) for arm in found["allOf"])
+    if "properties" in found:
+        return 2 + sum(len(name) // 3 + 4 + _tokens(value, root, depth + 1) for name, value in found["properties"].items())
+    if found.get("type") == "array":
+        first = sum(_tokens(item, root, depth + 1) for item in found.get("prefixItems", ()))
+        return min(2 + first + (0 if first and "items" not in found else min(found.get("maxItems", _ITEMS), 64) * (1 + _tokens(found.get("items"), root, depth + 1))), _MOST)
+    if found.get("type") in ("integer", "number", "boolean", "null"):
+        return _NUMBER
+    if found.get("type") == "string":
+        return min(found["maxLength"], _MOST) + 2 if "maxLength" in found else _STRING
+    return 4 * _STRING
+
+
+def _pointed(root: Any, pointer: str) -> Any:
+    for part in pointer.removeprefix("#").strip("/").split("/"):
+        root = root.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(root, dict) else None
+    return root
+
+
+# -- whole answers ---------------------------------------------------------------------------------------------------
+
+
+def check_whole(asked: Any, text: str, meta: Mapping[str, Any], loc: Loc | None) -> None:
+    """Raises IncompleteAnswer for an answer that its limit has cut. `asked` is its type, or its schema."""
+    if meta.get("finish_reason", {}).get("type") != "length" or _is_whole(asked, text):
+        return
+    error = IncompleteAnswer(f"the answer was cut at {meta.get('completion_tokens', 'its limit of')} tokens, before it was whole: {_shown(text)}; raise max_tokens", loc=loc)
+    error.text = text
+    raise error
+
+
+def _is_whole(asked: Any, text: str) -> bool:
+    """Whether a text that a limit ended needs nothing more. Of numbers nobody knows."""
+    texts = _texts_of(asked)
+    if texts is not None:
+        return text in texts
+    if asked in CUT_LIKE_SGLANG:
+        return asked in (str, "str") and len(text) > 1 and text.endswith('"')
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _texts_of(asked: Any) -> Mapping[str, Any] | None:
+    """The value of each text, where an answer is one of a few that are not JSON."""
+    if asked in (bool, "bool"):
+        return {"True": True, "False": False}
+    if get_origin(asked) is Literal:
+        return {str(value): value for value in get_args(asked)}
+    if isinstance(asked, type) and issubclass(asked, Enum):
+        return {str(member.value): member for member in asked}
+    return None
+
+
+# -- objects ---------------------------------------------------------------------------------------------------------
+
+
+def parse(asked: Any, text: str) -> Any:
+    """The object that an answer is the text of: of a type, as pydantic validates it; of a schema, what JSON says.
+
+    Raises AnswerError for a text that is none, and what pydantic raises for one that its own validators refuse.
+    """
+    asked = _NAMED.get(asked, asked) if isinstance(asked, str) else asked
+    texts = _texts_of(asked)
+    try:
+        if texts is not None:
+            return texts[text.strip()]
+        if asked in (int, float):
+            return asked(text)
+        if asked is str:
+            return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
+        if isinstance(asked, (str, Mapping)) or asked in _JSON or not _needs_pydantic(asked):
+            return json.loads(text)
+    except (ValueError, KeyError, RecursionError) as error:
+        raise _unreadable(asked, text) from error
+    return _validated(asked, text)
+
+
+def _needs_pydantic(asked: Any) -> bool:
+    """Whether a type is more than what JSON knows: lists, texts, numbers."""
+    if get_origin(asked) in (list, dict):
+        return any(map(_needs_pydantic, get_args(asked)))
+    return asked not in _JSON
+
+
+def _validated(asked: Any, text: str) -> Any:
+    try:
+        from pydantic import TypeAdapter
+    except ImportError:
+        from lmc.extras import missing
+
+        raise missing(f"an object of {asked!r}", ["pydantic"], "serve") from None
+    return _adapter(TypeAdapter, asked).validate_json(text)
+
+
+def _adapter(kind: Any, asked: Any) -> Any:
+    try:
+        return _cached_adapter(kind, asked)
+    except TypeError:  # a type that has no hash
+        return kind(asked)
+
+
+@lru_cache(maxsize=256)
+def _cached_adapter(kind: Any, asked: Any) -> Any:
+    return kind(asked)
+
+
+def _unreadable(asked: Any, text: str) -> AnswerError:
+    error = AnswerError(f"the answer {_shown(text)} is not the text of {getattr(asked, '__name__', asked)!s}")
+    error.text = text
+    return error
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:30]} … {text[-45:]}")

@@ -1,0 +1,95 @@
+"""Steering: an answer that nears its limit goes the shortest way to a legal end, so that a limit never cuts it.
+
+    limit 12   {"name": "Ada Lovelace, who was …       sampled, while what it needs to end still fits behind it
+               {"name": "Ada Love", "age": 0}           the sample that would not leave room is replaced by that end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lmc.fsm.arrays import ArrayDFA
+from lmc.fsm.dfa import DEAD
+from lmc.fsm.forced import Encode
+from lmc.fsm.tokens import TokenAutomaton
+
+KINDS = frozenset({"json_schema", "structural_tag"})
+"""Constraints whose answers are steered. Those of regexes and grammars end where SGLang ends them, and say so."""
+
+_SLACK = 2  # tokens by which an end may become longer when text is forced in front of it
+_IN_FLIGHT = 8  # tokens before the horizon at which the host takes over from a device that samples ahead of it
+_HORIZON = 256  # bytes of a shortest end of what is made while it is used, which has no longest one
+_KEPT = 4096  # ends that are remembered
+
+
+class Steering:
+    """The shortest ends of one token automaton, for all answers to a constraint. For the scheduler's thread.
+
+    horizon  tokens within which an end always fits: before there are as few left there is nothing to look at
+    """
+
+    def __init__(self, automaton: TokenAutomaton, encode: Encode | None, ids: Mapping[bytes, int]) -> None:
+        """`ids` has the token of each text, for what `encode` would cut as the automaton does not allow."""
+        self._automaton, self._dfa, self._encode, self._ids = automaton, automaton.dfa, encode, ids
+        whole = isinstance(self._dfa, ArrayDFA)
+        self._bytes = self._dfa.to_the_end() if isinstance(self._dfa, ArrayDFA) else None
+        self.horizon = (int(self._bytes.max()) if whole and self._bytes is not None else _HORIZON) + _SLACK + _IN_FLIGHT
+        self._ends: dict[int, tuple[int, ...] | None] = {}
+
+    def fits(self, state: int, left: int) -> bool:
+        """Whether an end surely fits into `left` tokens behind a state."""
+        left -= _SLACK
+        if left >= 0 and self._bytes is not None and self._bytes[state] <= left:
+            return True
+        end = self.end(state)
+        return end is not None and len(end) <= left
+
+    def end(self, state: int) -> tuple[int, ...] | None:
+        """Tokens of a shortest end behind a state; None if the vocabulary cannot spell it."""
+        if state not in self._ends:
+            if len(self._ends) >= _KEPT:
+                self._ends.clear()
+            self._ends[state] = self._spelled(state, self._shortest(state))
+        return self._ends[state]
+
+    def _shortest(self, state: int) -> bytes:
+        out, at = bytearray(), state
+        while not self._automaton.is_final(at):
+            row = self._dfa.row(at)
+            ways = np.flatnonzero(row >= 0)
+            byte = int(ways[self._dfa.distances(row[ways]).argmin()])
+            out.append(byte)
+            at = int(row[byte])
+        return bytes(out)
+
+    def _spelled(self, state: int, text: bytes) -> tuple[int, ...] | None:
+        canonical = self._canonical(text)
+        if canonical is not None and self._leads_to_an_end(state, canonical):
+            return canonical
+        found: list[int] = []
+        at = 0
+        while at < len(text):
+            for until in range(min(len(text), at + 16), at, -1):
+                token = self._ids.get(text[at:until])
+                if token is not None and (behind := self._automaton.next(state, token)) != DEAD:
+                    found.append(token)
+                    state, at = behind, until
+                    break
+            else:
+                return None
+        return tuple(found)
+
+    def _canonical(self, text: bytes) -> tuple[int, ...] | None:
+        try:
+            return None if self._encode is None else tuple(self._encode(text.decode()))
+        except UnicodeDecodeError:  # it begins inside a character
+            return None
+
+    def _leads_to_an_end(self, state: int, tokens: tuple[int, ...]) -> bool:
+        for token in tokens:
+            state = self._automaton.next(state, token)
+            if state == DEAD:
+                return False
+        return self._automaton.is_final(state)

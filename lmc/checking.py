@@ -1,0 +1,188 @@
+"""What a program's graph shows before any run: mistakes that a run would not say, and what a run will cost about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+from lmc import explain
+from lmc.backend.base import Prices, Usage
+from lmc.errors import LmcError, Loc
+from lmc.fsm.sources import automaton_of
+from lmc.ir.core import Graph, Op, Value
+from lmc.prompt import CONSTRAINT_KINDS, dtype_constraint
+from lmc.runahead.program import Program
+
+_CHARACTERS = 4  # of a token, about, where nobody can count them
+_NEAR = 0.8  # of the context
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something to look at, and where it stands."""
+
+    what: str
+    loc: Loc | None
+
+    def __str__(self) -> str:
+        return f"{self.loc}: {self.what}" if self.loc is not None else self.what
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What one run will cost about: calls on every way and on all ways together (turns of loops count once), tokens of all.
+
+    unknown  pieces of text whose length was guessed
+    """
+
+    calls: tuple[int, int]
+    loops: int
+    prompt: int
+    answer: int
+    cost: float | None
+
+    def __str__(self) -> str:
+        low, high = self.calls
+        calls = f"{low}" if low == high else f"{low} to {high}"
+        turns = f" (each turn of {self.loops} loop{'s'[: self.loops != 1]} counted once)" if self.loops else ""
+        cost = f", about ${self.cost:.6f}" if self.cost is not None else ""
+        return f"{calls} calls{turns}, about {self.prompt} prompt tokens and at most {self.answer} of answers{cost}"
+
+
+def check(program: Program, context: int | None, prices: Prices | None) -> tuple[list[Finding], Estimate]:
+    """What there is to say of a program, by its lines, and what a run costs. `context`: tokens that the model can see."""
+    graph = program.graph()
+    section = explain.section(program, program.planner.planned(graph, program.target))
+    found = [*_not_followed(graph), *_unread(section.graph), *_too_long(section, context), *_stops(graph), *_choices(graph), *_data_of_users(graph)]
+    return sorted(dict.fromkeys(found), key=_place), _estimate(section, prices)
+
+
+def _place(finding: Finding) -> tuple[str, int, int]:
+    loc = finding.loc
+    return (loc.file, loc.line, loc.col or 0) if loc is not None else ("", 0, 0)
+
+
+def _not_followed(graph: Graph) -> Iterator[Finding]:
+    for op in graph.ops():
+        if op.kind == "unknown" and str(op.attr("reason")).startswith("the evaluation stopped"):
+            yield Finding(f"what follows is not known: {op.attr('reason')}", op.loc)
+
+
+def _unread(planned: Graph) -> Iterator[Finding]:
+    for op in planned.ops():
+        if op.attr("lazy"):
+            yield Finding(f"nobody reads {_named(op)}: it is asked, unless the program is compiled, and changes nothing", op.loc)
+
+
+def _named(op: Op) -> str:
+    return f"the {op.kind} {op.attr('name')!r}" if op.attr("name") else f"this {op.kind}"
+
+
+def _prompts(section: Any) -> Iterator[tuple[Op, int]]:
+    """Each ask, and about how many tokens its prompt has."""
+    per_token = 1 if section.unit == "tokens" else _CHARACTERS
+    for i, op in enumerate(section.graph.ops()):
+        if op.kind in ("gen", "select") and i in section.expected:
+            e = section.expected[i]
+            yield op, -(-(e.shared + e.computed) // per_token)
+
+
+def _most(op: Op) -> int:
+    limit = op.attr("max_tokens")
+    return 0 if op.kind == "select" else limit if isinstance(limit, int) else 128
+
+
+def _too_long(section: Any, context: int | None) -> Iterator[Finding]:
+    for op, prompt in _prompts(section):
+        if context is not None and prompt + _most(op) > _NEAR * context:
+            yield Finding(f"the prompt of {_named(op)} has about {prompt} tokens and its answer up to {_most(op)}; the context has {context}", op.loc)
+
+
+def _stops(graph: Graph) -> Iterator[Finding]:
+    for op in graph.ops():
+        stop = op.attr("stop")
+        for text in (stop,) if isinstance(stop, str) else stop or ():
+            if isinstance(text, str) and (source := _constraint(op)) is not None and not _occurs(text, *source):
+                yield Finding(f"stop={text!r} of {_named(op)} cannot occur: its {source[0]} never writes it", op.loc)
+
+
+def _constraint(op: Op) -> tuple[str, str] | None:
+    if isinstance(dtype := op.attr("dtype"), str):
+        try:
+            found, _ = dtype_constraint(dtype)
+        except LmcError:  # refused where it is asked
+            return None
+        return found.kind, found.source
+    return next(((kind, source) for kind in CONSTRAINT_KINDS if isinstance(source := op.attr(kind), str)), None)
+
+
+def _occurs(text: str, kind: str, source: str) -> bool:
+    """Whether some text of the language contains `text`; taken for granted where the language has no whole automaton."""
+    try:
+        dfa = automaton_of(kind, source)
+    except LmcError:  # refused where it is asked
+        return True
+    return dfa is None or any(dfa.step(state, text.encode()) >= 0 for state in range(dfa.states))
+
+
+def _choices(graph: Graph) -> Iterator[Finding]:
+    for op in graph.ops():
+        if op.kind == "select":
+            choices = [choice for choice in op.operands[1:] if isinstance(choice, str)]
+            for short, long in permutations(choices, 2):
+                if short != long and long.startswith(short):
+                    yield Finding(f"{_named(op)}: {short!r} is how {long!r} begins; a model that wants the longer may be read as wanting the shorter", op.loc)
+
+
+def _data_of_users(graph: Graph) -> Iterator[Finding]:
+    """Arguments and answers in a system message, whose instructions a model follows."""
+    role: dict[Value, str | None] = {}
+    for op in graph.ops():
+        ctx = op.operands[0] if op.operands and isinstance(op.operands[0], Value) else None
+        here = role.get(ctx) if ctx is not None else None
+        if op.kind == "append" and here == "system":
+            names = sorted({name for x in op.uses[1:] for name in _sources(graph, x)})
+            if names:
+                yield Finding(f"a system message contains {', '.join(names)}: whoever writes that can give the model instructions; put it into a user message", op.loc)
+        if op.kind == "role.begin":
+            here = str(op.attr("role"))
+        elif op.kind == "role.end":
+            here = None
+        for value in op.results:
+            if value.type == "ctx":
+                role[value] = here
+
+
+def _sources(graph: Graph, value: Value) -> set[str]:
+    """The arguments and answers that a text is made of."""
+    found: set[str] = set()
+    seen: set[Value] = set()
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        op = graph.producer.get(one)
+        if one in graph.params:
+            found.add(f"the argument {one.name!r}")
+        elif op is not None and op.kind in ("gen", "select"):
+            found.add(f"the answer {op.attr('name')!r}" if op.attr("name") else "an answer")
+        elif op is not None:
+            todo += op.uses
+        else:
+            todo += [x for x in graph.feeds.get(one, ()) if isinstance(x, Value)]
+    return found
+
+
+def _estimate(section: Any, prices: Prices | None) -> Estimate:
+    graph: Graph = section.graph
+    asks = list(_prompts(section))
+    everywhere = {id(op) for block in graph.blocks if graph.region[block.label] == "" for op in block.ops}
+    sure = sum(id(op) in everywhere for op, _ in asks)
+    prompt, answer = sum(tokens for _, tokens in asks), sum(_most(op) for op, _ in asks)
+    loops = sum(op.kind == "loop" for op in graph.ops())
+    cost = prices.of(Usage(prompt_tokens=prompt, completion_tokens=answer)) if prices is not None else None
+    return Estimate((sure, len(asks)), loops, prompt, answer, cost)

@@ -1,0 +1,159 @@
+"""What type checkers know of programs: parameters and result of the function, and the options that every call takes.
+
+Python's types cannot add keywords to a function's own (PEP 612). So a call with the program's arguments alone is checked in full; in one that gives
+options, too, the option is checked, and the program's arguments are when it runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Protocol, overload
+
+if TYPE_CHECKING:
+    from typing_extensions import (  # type checkers bring it; defaults of type variables are Python 3.13's
+        ParamSpec,
+        TypeVar,
+    )
+
+    from lmc.backend.base import Backend
+    from lmc.frontend.interpreter import Function
+    from lmc.frontend.state import State
+    from lmc.limits import Budget
+
+    P = ParamSpec("P", default=...)
+    R = TypeVar("R", default=Any, covariant=True)
+    T = TypeVar("T", default=Any, covariant=True)
+else:
+    from typing import ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    R = TypeVar("R", covariant=True)
+    T = TypeVar("T", covariant=True)
+
+S = TypeVar("S", contravariant=True)
+
+if TYPE_CHECKING:
+    Texts = str | Sequence[str] | None
+
+    class Call(Generic[P, T]):
+        """A call of a program: its own arguments, and options (`Function.run` lists them)."""
+
+        @overload
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T: ...
+        @overload
+        def __call__(self, *args: Any, backend: Backend | str | None, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, temperature: float, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, seed: int | None, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, max_new_tokens: int, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, stop: Texts, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, stream: bool, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, budget: Budget | None, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, timeout: float | None, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, journal: str | os.PathLike[str] | None, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, ahead: Literal["off", "certain", "likely"] | None, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, n: int, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, top_p: float, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, top_k: int, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, min_p: float, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, min_new_tokens: int, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, stop_token_ids: Sequence[int] | None, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, stop_regex: Texts, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, frequency_penalty: float, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, presence_penalty: float, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, ignore_eos: bool, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, logit_bias: Mapping[int, float] | None, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, return_logprob: bool | None, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, logprob_start_len: int | None, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, top_logprobs_num: int | None, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, return_text_in_logprobs: bool | None, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, use_thread: bool, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, speculate: Literal["branches"] | None, **more: Any) -> T: ...
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+else:
+
+    class Call(Generic[P, T]):
+        """A call of a program."""
+
+        __slots__ = ()
+
+
+class GivesState(Protocol):
+    """A method that takes what a program takes and gives its state."""
+
+    @overload
+    def __get__(self, obj: None, owner: Any, /) -> Any: ...
+    @overload
+    def __get__(self, obj: Call[P, T], owner: Any, /) -> Call[P, T]: ...
+    def __get__(self, obj: Any, owner: Any, /) -> Any: ...
+
+
+class AwaitsState(Protocol):
+    """As `GivesState`, of a coroutine function."""
+
+    @overload
+    def __get__(self, obj: None, owner: Any, /) -> Any: ...
+    @overload
+    def __get__(self, obj: Call[P, T], owner: Any, /) -> Call[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, obj: Any, owner: Any, /) -> Any: ...
+
+
+def gives_state(method: Callable[..., Any]) -> GivesState:
+    """Decorator: `method` takes the program's parameters and options, and returns the state."""
+    return method  # pyright: ignore[reportReturnType]
+
+
+def awaits_state(method: Callable[..., Any]) -> AwaitsState:
+    """Decorator: as `gives_state`, of a coroutine function."""
+    return method  # pyright: ignore[reportReturnType]
+
+
+class Method(Protocol[S, P, R]):
+    """A program that is a method: of an object it is a `Function` without `self`."""
+
+    @overload
+    def __get__(self, obj: None, owner: Any, /) -> Any: ...
+    @overload
+    def __get__(self, obj: S, owner: Any, /) -> Function[P, R]: ...
+    def __get__(self, obj: Any, owner: Any, /) -> Any: ...
+
+
+class Decorator(Protocol):
+    """What `lmc.function(num_api_spec_tokens=…)` returns."""
+
+    @overload
+    def __call__(self, func: Callable[Concatenate[State[Any], P], Coroutine[Any, Any, R]], /) -> Function[P, R]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[State[Any], P], R], /) -> Function[P, R]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[S, State[Any], P], Coroutine[Any, Any, R]], /) -> Method[S, P, R]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[S, State[Any], P], R], /) -> Method[S, P, R]: ...
+    def __call__(self, func: Any, /) -> Any: ...

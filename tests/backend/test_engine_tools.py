@@ -1,0 +1,92 @@
+"""Tools on the engine: written by the model's template, calls forced to the tools, results in the next prompt."""
+
+import pytest
+
+import lmc
+from lmc.backend.engine.chat_template import whole
+from tests.serve.test_tools import HERMES_TEMPLATE
+
+pytestmark = pytest.mark.model
+
+
+def temperature(city: str, unit: str = "C") -> str:
+    """The temperature in a city."""
+    return f"21 degrees in {city}"
+
+
+SHOWN = {"id": "call_0", "name": "temprature", "arguments": {"town": "Oslo"}}  # misspelt, twice
+
+
+@lmc.function
+def helper(s, question, tools=(temperature,)):
+    s += lmc.user("How warm is it in Oslo?") + lmc.assistant("")
+    s += lmc.tool_result(SHOWN, "7 degrees") + lmc.assistant("It is 7 degrees in Oslo.")
+    s += lmc.user(question) + lmc.assistant(lmc.gen("call", tools=list(tools), max_tokens=48))
+    calls = s.get_meta_info("call")["tool_calls"]
+    for call in calls:
+        s += lmc.tool_result(call, lmc.call_tool(call, tools))
+    s += lmc.assistant(lmc.gen("answer", max_tokens=24))
+    return calls
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with lmc.Engine("smollm2", device="cpu") as engine:
+        yield engine
+        engine.check()
+
+
+def test_calls_are_forced_to_the_names_and_arguments_of_the_tools(engine):
+    state = helper.run("How warm is it in Rome?", backend=engine, temperature=0)
+    (call,) = state.ret_value
+    assert call["name"] == "temperature" and "town" not in call["arguments"] and isinstance(call["arguments"]["city"], str)
+    assert state["call"] == "" and state.get_meta_info("call")["finish_reason"]["type"] == "tool_calls"
+    assert "21" in state["answer"]
+    assert state.messages()[-2]["role"] == "tool" and state.messages()[-3]["tool_calls"][0]["function"]["name"] == "temperature"
+
+
+def test_every_execution_gives_the_same(engine):
+    plain = helper.run("How warm is it in Rome?", backend=engine, temperature=0)
+    program = lmc.compile(helper, backend=engine)
+    for state in (program("How warm is it in Rome?", temperature=0), *program.batch([{"question": "How warm is it in Rome?"}] * 2, temperature=0)):
+        assert (state.ret_value, state["answer"], state.text()) == (plain.ret_value, plain["answer"], plain.text())
+
+
+def test_a_stream_shows_no_call(engine):
+    state = helper.run("How warm is it in Rome?", backend=engine, temperature=0, stream=True)
+    assert "".join(state.text_iter("call")) == "" and state.ret_value
+
+
+def test_text_that_calls_nothing_is_an_answer(engine):
+    @lmc.function
+    def program(s):
+        s += lmc.user("What is the capital of France?") + lmc.assistant(lmc.gen("x", tools=[temperature], max_tokens=24, stop="."))
+        return s["x"]
+
+    state = program.run(backend=engine, temperature=0)
+    assert "Paris" in state.ret_value and state.get_meta_info("x")["tool_calls"] == []
+
+
+def test_the_models_own_template_writes_tools_where_it_has_them(engine, monkeypatch):
+    monkeypatch.setattr(engine, "whole_template", whole(HERMES_TEMPLATE, engine.tokenizer, name="hermes"))
+    seen = []
+    ids = engine._asker.ids
+    monkeypatch.setattr(engine._asker, "ids", lambda place: seen.append(place) or ids(place))
+    (call,) = helper.run("How warm is it in Rome?", backend=engine, temperature=0).ret_value
+    assert call["name"] == "temperature"
+    written = "".join(part for part in seen[0].run if isinstance(part, str))
+    assert '"name": "temperature"' in written.partition("</tools>")[0] and '{"name": "temprature"' in written.partition("</tools>")[2]
+
+
+def test_what_cannot_be_asked_is_refused_with_its_place(engine):
+    @lmc.function
+    def outside(s):
+        s += "x" + lmc.gen("x", tools=[temperature])
+
+    @lmc.function
+    def twice(s):
+        s += lmc.user("x") + lmc.assistant(lmc.gen("x", tools=[temperature], regex="[a-z]+"))
+
+    for program, why in ((outside, r"test_engine_tools.py:\d+.*outside of an assistant's message"), (twice, r"test_engine_tools.py:\d+.*with a constraint")):
+        with pytest.raises(lmc.UnsupportedOpError, match=why):
+            program.run(backend=engine)["x"]

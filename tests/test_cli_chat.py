@@ -1,0 +1,151 @@
+"""`lmc chat` and `lmc check` as a user meets them."""
+
+import io
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tests.test_cli import COMMAND
+
+CHECKED = '''
+import lmc
+
+
+@lmc.function
+def suspicious(s, persona, question):
+    s += lmc.system("You are " + persona) + lmc.user(question)
+    f = s.fork(1)[0]
+    f += lmc.assistant(lmc.gen("unread", max_tokens=20))
+    s += lmc.assistant(lmc.gen("n", regex="[0-9]+", stop="END", max_tokens=5) + lmc.select("c", choices=["yes", "yes please", "no"]))
+    if s["c"] == "no":
+        s += lmc.user("x") + lmc.assistant(lmc.gen("y", max_tokens=900))
+    return s["n"]
+
+
+@lmc.function
+def fine(s, question):
+    s += lmc.system("You are brief.") + lmc.user(question)
+    s += lmc.assistant(lmc.gen("n", regex="[0-9]+E?", stop="E", max_tokens=5) + lmc.select("c", choices=["yes", "no"]))
+    return s["n"]
+'''
+TOOLS = '''
+from os.path import join
+
+
+def temperature(city: str) -> str:
+    """The temperature in a city."""
+    return f"21 in {city}"
+
+
+def _own(): ...
+'''
+
+
+@pytest.fixture
+def lmc_cli(tmp_path, monkeypatch, capsys):
+    """Runs a command with an input; gives exit code, output and what was said beside it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checked.py").write_text(CHECKED)
+    (tmp_path / "tools.py").write_text(TOOLS)
+
+    def call(*args, said=""):
+        monkeypatch.setattr("sys.stdin", io.StringIO(said))
+        try:
+            code = COMMAND.main(list(args), standalone_mode=False)
+        except Exception as error:
+            return error, *capsys.readouterr()
+        return code or 0, *capsys.readouterr()
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield call
+    for name in ("checked", "tools"):
+        sys.modules.pop(name, None)
+
+
+# -- chat
+
+
+def test_a_conversation_has_a_history(lmc_cli, tmp_path):
+    said = 'Hello,\\\nyou\n"""\nsecond\n\nmessage\n"""\n/save talk.json\n/history\n'
+    code, out, err = lmc_cli("chat", "-b", "mock", "--system", "Be brief.", "--max-tokens", "12", said=said)
+    talk = json.loads((tmp_path / "talk.json").read_text())
+    assert code == 0 and err == ""
+    assert [(m["role"], m["content"]) for m in talk if m["role"] != "assistant"] == [("system", "Be brief."), ("user", "Hello,\nyou"), ("user", "second\n\nmessage")]
+    answers = [m["content"] for m in talk if m["role"] == "assistant"]
+    assert len(answers) == 2 and all(answer.strip() in out for answer in answers)
+    assert "user: Hello,\nyou\n" in out
+
+
+def test_commands_change_the_conversation(lmc_cli, tmp_path):
+    _, _, err = lmc_cli("chat", "-b", "mock", "--max-tokens", "8", said="one\n/reset\n/system New.\ntwo\n/retry\n/save talk.json\n/what\n/save\n/quit\nnever")
+    talk = json.loads((tmp_path / "talk.json").read_text())
+    assert [m["content"] for m in talk[:2]] == ["New.", "two"] and len(talk) == 3
+    assert "/what: there is no such command" in err and err.count("/help lists them") == 2
+
+
+def test_tools_of_a_file_are_called(lmc_cli, tmp_path, monkeypatch):
+    import lmc
+
+    wants = lambda prompt, ask: "Warm." if "21 in" in prompt else '{"name": "temperature", "arguments": {"city": "Rome"}}'
+    monkeypatch.setattr("lmc.cli.chat.open_backend", lambda name: lmc.Mock(answers=wants))
+    code, out, err = lmc_cli("chat", "-b", "mock", "--tools", "tools.py", said="How warm is it?\n/save talk.json\n")
+    assert (code, out) == (0, "Warm.\n") and "[temperature(city='Rome')]" in err
+    assert [m["role"] for m in json.loads((tmp_path / "talk.json").read_text())] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_a_failed_tool_is_told_to_the_model_and_a_failed_request_to_the_user(lmc_cli, monkeypatch):
+    import lmc
+
+    wants = lambda prompt, ask: "Sorry." if "error: ToolError" in prompt else '{"name": "temprature", "arguments": {}}'
+    monkeypatch.setattr("lmc.cli.chat.open_backend", lambda name: lmc.Mock(answers=wants))
+    assert lmc_cli("chat", "-b", "mock", "--tools", "tools.py", said="How warm is it?\n")[1] == "Sorry.\n"
+    monkeypatch.setattr("lmc.cli.chat.open_backend", lambda name: lmc.Mock(answers=["one"]))
+    _, out, err = lmc_cli("chat", "-b", "mock", said="a\nb\n")
+    assert out == "one\n" and "error: " in err and "used up" in err
+
+
+def test_a_file_without_functions_is_refused(lmc_cli):
+    error, *_ = lmc_cli("chat", "-b", "mock", "--tools", "checked.py")
+    assert "checked.py: it defines no function" in str(error)
+
+
+# -- check
+
+
+def test_check_names_what_is_likely_wrong(lmc_cli):
+    code, out, _ = lmc_cli("check", "checked.py", "--context", "1000")
+    lines = out.splitlines()
+    assert code == 1
+    assert [line.split(":")[1] for line in lines[:5]] == ["7", "9", "10", "10", "12"]
+    for line, what in zip(lines, ("system message contains the argument 'persona'", "nobody reads the gen 'unread'", "stop='END' of the gen 'n' cannot occur",
+                                  "'yes' is how 'yes please' begins", "its answer up to 900; the context has 1000")):  # fmt: skip
+        assert what in line and line.startswith("checked.py:")
+    assert lines[5].startswith("suspicious: 5 to look at; a run: 3 to 4 calls, about ")
+    assert lines[6].startswith("fine: nothing to look at; a run: 2 calls, about ")
+
+
+def test_check_of_one_program_that_is_fine(lmc_cli):
+    code, out, _ = lmc_cli("check", "checked.py:fine")
+    assert code == 0 and out.count("\n") == 1
+
+
+def test_check_says_what_a_run_costs(lmc_cli, monkeypatch):
+    import lmc
+
+    mock = lmc.Mock()
+    monkeypatch.setattr(mock, "capabilities", replace(mock.capabilities, prices=lmc.Prices(1.0, 2.0)))
+    monkeypatch.setattr("lmc.cli.check.open_backend", lambda name: mock)
+    assert ", about $0.000" in lmc_cli("check", "checked.py:fine")[1]
+
+
+def test_the_examples_have_nothing_to_look_at(lmc_cli):
+    from tests.test_cli import ROOT
+
+    for name in ("judge", "react", "extraction", "tools", "chat"):
+        assert lmc_cli("check", str(ROOT / "examples" / f"{name}.py"))[0] == 0
+
+
+def test_shells_can_complete_commands():
+    assert {"install_completion", "show_completion"} <= {p.name for p in COMMAND.params}

@@ -1,0 +1,142 @@
+"""What type checkers say of users' code, on the package as it is installed: a wheel, without the folder that it was built in."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs import ROOT, blocks
+
+pytestmark = pytest.mark.api
+
+WRONG = '''
+import lmc
+from typing import Any, assert_type
+
+
+@lmc.function
+def judge(s: lmc.State, essay: str, n: int = 1) -> str:
+    s += part(essay) + lmc.assistant(lmc.gen("grade"))
+    return s["grade"]
+
+
+@lmc.function
+def unannotated(s, essay):
+    s += lmc.user(essay)
+    return 3
+
+
+@lmc.function
+async def later(s: lmc.State, essay: str) -> float:
+    return 1.0
+
+
+class Grader:
+    @lmc.function
+    def grade(self, s: lmc.State, essay: str) -> int:
+        return len(essay)
+
+    @lmc.function(num_api_spec_tokens=3)
+    async def later(self, s: lmc.State, essay: str) -> float:
+        return 1.0
+
+
+def part(text: str) -> lmc.Expr:
+    return lmc.user(text)
+
+
+program = lmc.compile(judge, backend=lmc.Mock())
+lmc.set_default_backend(lmc.Mock())
+lmc.config(debug=0, seed=3)
+lmc.config.settings()
+
+assert_type(judge.run(essay="x").ret_value, str)
+assert_type(judge("x", 2).ret_value, str)
+assert_type(judge.run(essay="x", temperature=0, backend=lmc.Mock()).ret_value, str)
+assert_type(judge.run_batch([{"essay": "x"}])[0].ret_value, str)
+assert_type(program(essay="x").ret_value, str)
+assert_type(program.stream(essay="x", seed=1).ret_value, str)
+assert_type(program.batch([{"essay": "x"}])[0].ret_value, str)
+unannotated.run(essay="x").ret_value.real
+assert_type(later.run(essay="x").ret_value, float)
+assert_type(Grader().grade.run(essay="x").ret_value, int)
+assert_type(Grader().later.run(essay="x").ret_value, float)
+assert_type(lmc.compile(Grader().grade)("x").ret_value, int)
+
+
+async def main() -> None:
+    assert_type((await judge.arun(essay="x")).ret_value, str)
+    assert_type((await later.arun("x", seed=1)).ret_value, float)
+    assert_type((await program.acall("x")).ret_value, str)
+    await judge.arun(esay="x")  # wrong
+
+
+judge.run(esay="x")  # wrong
+judge.run(essay=1)  # wrong
+judge.run()  # wrong
+judge("x", 2, 3)  # wrong
+judge("x", temperature="hot")  # wrong
+program(esay="x")  # wrong
+program.stream(essay=2)  # wrong
+Grader().grade.run(essay=1)  # wrong
+lmc.config(debugg=1)  # wrong
+number: int = judge.run(essay="x").ret_value  # wrong
+lmc.set_default_backend(3)  # wrong
+'''
+LINES = [number for number, line in enumerate(WRONG.splitlines(), 1) if line.endswith("# wrong")]
+PAGES = [ROOT / "README.md", *[ROOT / "docs" / f"{name}.md" for name in ("tutorial", "migration", "constraints")]]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with the package of the wheel."""
+    pytest.importorskip("hatchling", reason="builds the wheel")
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
+    return folder / "site"
+
+
+def pyright(folder: Path, installed: Path, mode: str) -> list[tuple[str, int, str]]:
+    """(file, line, message) of each error in a folder."""
+    config = {"include": ["."], "extraPaths": [str(installed), str(folder)], "typeCheckingMode": mode, "pythonVersion": "3.11"}
+    (folder / "pyrightconfig.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(folder)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert found["summary"]["filesAnalyzed"] > 0, done.stderr
+    return [(Path(e["file"]).name, e["range"]["start"]["line"] + 1, e["message"]) for e in found["generalDiagnostics"] if e["severity"] == "error"]
+
+
+def test_code_of_the_pages_has_no_errors(tmp_path, installed):
+    for page in PAGES:
+        (tmp_path / f"{page.stem}.py").write_text(blocks(page))
+    assert pyright(tmp_path, installed, "standard") == []
+
+
+def test_the_examples_are_annotated(tmp_path, installed):
+    examples = tmp_path / "examples"
+    examples.mkdir()
+    for path in (ROOT / "examples").glob("*.py"):
+        (examples / path.name).write_text(path.read_text())
+    assert pyright(tmp_path, installed, "strict") == []
+
+
+def test_wrong_calls_are_errors_of_pyright(tmp_path, installed):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    assert sorted({line for _, line, _ in pyright(tmp_path, installed, "standard")}) == LINES
+
+
+def test_wrong_calls_are_errors_of_mypy(tmp_path, installed):
+    api = pytest.importorskip("mypy.api")
+    (tmp_path / "wrong.py").write_text(WRONG)
+    config = tmp_path / "mypy.ini"
+    config.write_text(f"[mypy]\nmypy_path = {installed}\nfollow_imports = silent\nignore_missing_imports = True\ncheck_untyped_defs = True\n")
+    said, failed, _ = api.run([str(tmp_path / "wrong.py"), "--config-file", str(config), "--cache-dir", str(tmp_path / "cache"), "--no-site-packages"])
+    assert failed == "", failed
+    lines = [line.split(":", 3) for line in said.splitlines() if ": error: " in line]
+    assert sorted({int(at[1]) for at in lines if at[0].endswith("wrong.py")}) == LINES, lines
