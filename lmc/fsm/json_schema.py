@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from lmc.errors import ConstraintError, SchemaWarning
-from lmc.fsm.algebra import both, without
+from lmc.fsm.algebra import both, other_than, without
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.completion import all_endings
 from lmc.fsm.dfa import SOON, build
@@ -259,7 +259,8 @@ class _Compiler:
             found = one_of([self.name_language(s, place) for s in self.ways.shapes((place,))])
             allowed = both(allowed, found, self.work) if found != NOTHING else NOTHING
         if names and allowed != NOTHING:
-            allowed = without(allowed, one_of([seq(text(n)) for n in names]), self.work)
+            left_out = one_of([text(n) if n else EMPTY for n in names])
+            allowed = other_than(names) if allowed == ANY_TEXT else without(allowed, left_out, self.work)
         parts: list[tuple[Node, All]] = [(allowed, ())] if allowed != NOTHING else []
         for language, place in patterns:
             split = [
