@@ -446,12 +446,15 @@ def make_constraint(kind: str, value: Any) -> Constraint:
     return Constraint(kind, value)
 
 
+_PROPERTY = re.compile(r"\\(?:([pP](?:\{[^}]*\}|[A-Z]))|.)", re.DOTALL)  # of Unicode, which `re` does not know
+
+
 def check_regex(pattern: Any, name: str = "regex") -> str:
-    """The pattern, if Python's `re` accepts it."""
+    """The pattern, if Python's `re` accepts it, Unicode's properties apart."""
     if not isinstance(pattern, str):
         raise _wrong_type(name, pattern, "the text of a regular expression")
     try:
-        re.compile(pattern)
+        re.compile(_PROPERTY.sub(lambda token: r"\w" if token[1] else token[0], pattern))
     except re.error as error:
         at = f" at position {error.pos}" if error.pos is not None else ""
         raise ConstraintError(f"{name}={pattern!r} is not a valid regular expression: {error.msg}{at}") from None

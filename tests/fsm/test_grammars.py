@@ -134,7 +134,7 @@ def test_the_ebnf_of_a_lark_grammar(source, good, bad):
     ("source", "says"),
     [
         ("start: A\nA.2: /a/", "terminal A has a priority"),
-        ("start: A\nA: /a(?=b)/", "A: .*look-ahead"),
+        ("start: A\nA: /a(?=b)/", "A: .*look-around"),
         ("start: b", "b"),
         ("a: /x/", "no rule `start`"),
         ("start: A\n%declare A", "A is only declared"),
