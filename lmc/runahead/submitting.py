@@ -97,7 +97,7 @@ class RunPlan:
         if cut is None or not cut[0]:
             return before
         head, rest = cut
-        prefill = lambda: backend.prefill(parent, (Text(head),), Hints(pin=True, order=hints.order))
+        prefill = lambda: backend.prefill(parent, (Text(head),), Hints(pin=True, order=hints.order, more=True))
         if known is not None:
             handle = known.handle
         elif pin.shared and parent is None:
