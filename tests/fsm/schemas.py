@@ -299,6 +299,8 @@ SCHEMAS: dict[str, tuple[Any, list[str], list[str]]] = {
     "object without type": ({"properties": {"a": _INT}, "required": ["a"]}, ['{"a": 1}'], ["{}", "1"]),
     # -- how it is written
     "no white space": ({**_PERSON, "x-lmc": {"whitespace": "compact"}}, ['{"name":"Ada","age":36}'], ['{"name": "Ada", "age": 36}', '{"name":"Ada", "age":36}']),
+    "items of several types": ({"type": "array", "items": {"uniqueItems": True, "oneOf": [{"type": "string"}, {"type": "boolean"}]}}, ['["a", true]'], ["[1]"]),
+    "a pattern with look-ahead": ({"type": "string", "pattern": r"^(?=.*\d)(?!.*--)[a-z\d-]{3,8}$"}, ['"ab1"', '"a-b-1"'], ['"abc"', '"a--1"', '"a1"']),
     "as models write": ({"type": "array", "items": {**_PERSON}, "maxItems": 2}, ['[{"name": "Ada", "age": 36}, {"name": "Al", "age": 1}]', '[{"name":"Ada","age":36},{"name":"Al","age":1}]',
                         '[\n  {\n    "name": "Ada",\n    "age": 36\n  }\n]', '[\n    {\n        "name": "Ada",\n        "age": 36\n    }\n]', "[]"],
                         ['[{"name": "Ada","age": 36}]', '[{"name":"Ada","age":36}, {"name":"Al","age":1}]', '[\n  {\n   "name": "Ada",\n    "age": 36\n  }\n]', '[\n]', '[ ]']),
@@ -339,7 +341,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a reference to itself": ({"$ref": "#"}, "refers to itself"),
     "a reference to itself in anyOf": ({"anyOf": [{"$ref": "#"}, _INT]}, "refers to itself"),
     "a loop without an end": (_object(["a"], a={"$ref": "#"}), "no text"),
-    "look-ahead": ({"type": "string", "pattern": "^(?=a)b"}, "/pattern cannot be enforced: .*position 1"),
+    "back-reference": ({"type": "string", "pattern": "^(a)\\1"}, "/pattern cannot be enforced: .*position 4"),
+    "look-ahead that excludes all": ({"type": "string", "pattern": "^(?=a)b"}, "/pattern cannot be enforced: .*matches nothing"),
     "an invalid pattern": ({"type": "string", "pattern": "["}, "/pattern cannot be enforced: invalid regex"),
     "nothing": (False, "allows no value"),
     "a contradiction": ({"type": "integer", "minimum": 5, "maximum": 3}, "allows no value"),
