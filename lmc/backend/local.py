@@ -138,6 +138,13 @@ class LocalHandle:
     def last(self) -> _Step:
         return self.steps[-1]
 
+    def needed(self) -> None:
+        """It was a guess, and is none any more."""
+        for step in self.steps:
+            step.hints = step.hints._replace(guess=False)
+            for req in step.requests:
+                req.guess = False
+
     def cancel(self) -> None:
         """Stops what is unfinished; its results, and those of everything that depends on them, fail."""
         error = CancelledError("the request was cancelled before its answer was complete")
@@ -402,7 +409,7 @@ class LocalBackend:
                 return  # cancelled meanwhile
             step.state, step.requests = _State.RUNNING, tuple(requests)
         for req in requests:
-            req.group, req.namespace = step.group, step.namespace
+            req.group, req.namespace, req.guess = step.group, step.namespace, step.hints.guess
         self._send(requests)
         self.leave(step)
 
@@ -632,6 +639,13 @@ class Engine(LocalBackend):
             seam=seam,
         )
         self.whole_template = loaded.whole_template
+
+    def warm_up(self) -> None:
+        """Wait until all is compiled that later passes would use: on a GPU FlashInfer's kernels, once on a machine some two minutes.
+
+        Without it the engine works on kernels of its own meanwhile, and takes those when nothing runs.
+        """
+        self._core.warm_up()
 
 
 def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int) -> Runner:

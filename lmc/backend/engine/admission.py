@@ -97,6 +97,7 @@ class Admission:
             if req.is_twin_of(leader) and filling.begins(leader):
                 return self._join(req, leader)
             leader.spare &= req.spare  # somebody needs it
+            leader.guess &= req.guess
             planned = filling.planned(leader)
             if start.at == planned < min(leader.head_len, req.head_len) and leader.ids[start.at] == req.ids[start.at]:
                 return _Verdict.LATER  # it goes on with that in the next pass

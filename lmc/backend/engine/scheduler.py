@@ -109,8 +109,10 @@ class Scheduler:
     def schedule(self) -> Pass | None:
         """Rows for the next pass, with their slots; None if there is nothing to compute."""
         self.waiting.clock += 1
+        self.waiting.promote()
         self._turn()
         self._secure()
+        self._make_room()
         filling = Filling(self._held, self.waiting, self.chunk)
         decoding, others = list[Request](), list[Request]()
         for req in self.running:
@@ -169,7 +171,7 @@ class Scheduler:
     @property
     def may_preempt(self) -> bool:
         """Whether the next pass may preempt somebody, unless something ends before."""
-        return self.promises.is_short or bool(self._outgrown())
+        return self.promises.is_short or bool(self._outgrown()) or self._in_the_way() is not None
 
     @property
     def expects_more(self) -> bool:
@@ -190,6 +192,20 @@ class Scheduler:
                     self._preempt(max(promises.open, key=lambda r: r.seniority))
             if req in promises.open:
                 promises.extend(req, ahead)
+
+    def _make_room(self) -> None:
+        """Guesses leave where others wait."""
+        while (req := self._in_the_way()) is not None:
+            self._preempt(req)
+
+    def _in_the_way(self) -> Request | None:
+        """The last of the guesses that run, if one that is needed waits and there is no room for both."""
+        guesses = [req for req in self.running if req.guess and req.kind is Kind.GENERATE]
+        needed = self.waiting.first_needed() if guesses else None
+        if needed is None:
+            return None
+        slots = self.promises.at_first(needed) - self.waiting.cached(needed).end
+        return max(guesses, key=lambda r: r.seniority) if len(self.running) >= self.max_batch or self.promises.spare < slots else None
 
     def _outgrown(self) -> list[Request]:
         return [req for req in self.running if req.is_outgrown] if self._turns else []
@@ -219,7 +235,7 @@ class Scheduler:
     def check(self) -> None:
         """Raises AssertionError if a slot leaks, is owned twice, or a lock or promise has no owner."""
         self._held.check()
-        often = [r for r in (*self.running, *self.waiting) if r.preempted > most_preemptions(r) + r.is_far]
+        often = [r for r in (*self.running, *self.waiting) if not r.guess and r.preempted > most_preemptions(r) + r.is_far]
         assert not often, "preempted too often"
         assert all(r in self.running or not r.reserved for r in self.waiting), "a promise to one that waits"
         if self.idle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 
 from lmc.backend.engine.holdings import Holdings
 from lmc.backend.engine.radix_cache import Node
@@ -24,46 +24,59 @@ class Waiting:
     def __init__(self, held: Holdings) -> None:
         self._held = held
         self._requests: OrderedDict[Request, None] = OrderedDict()
+        self._guesses: OrderedDict[Request, None] = OrderedDict()  # looked at when all others have been
         self._stuck_at = -1  # the changes of the holdings when nothing fitted; -1: something new may fit
         self._kept_in = 0  # the last pass in which something was evicted
         self.clock = 0
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._requests) + len(self._guesses)
 
     def __iter__(self) -> Iterator[Request]:
         """Over a copy, made at once: other threads ask for figures while the loop goes on."""
-        return iter(list(self._requests))
+        return iter([*self._requests, *self._guesses])
 
     def __contains__(self, req: object) -> bool:
-        return req in self._requests
+        return req in self._requests or req in self._guesses
 
     # -- in and out --------------------------------------------------------------------------------------------
 
     def add(self, req: Request) -> None:
         req.since = self.clock
-        self._requests[req] = None
+        self._queue(req)[req] = None
         if req.group is not None:
             req.group.waiting.append(req)
         self._stuck_at = -1
 
     def remove(self, req: Request) -> None:
         """It was cancelled."""
-        del self._requests[req]
+        del (self._requests if req in self._requests else self._guesses)[req]
         if req.group is not None:
             req.group.waiting.remove(req)
             self._stuck_at = -1  # the others of the group may fit now
 
     def put_back(self, req: Request) -> None:
         """Before all that waits."""
-        self._requests[req] = None
-        self._requests.move_to_end(req, last=False)
+        queue = self._queue(req)
+        queue[req] = None
+        queue.move_to_end(req, last=False)
 
     def take(self) -> list[Request]:
         """Those that are looked at now, in the order in which they may be admitted; who is not is put back."""
         taken = [self._requests.popitem(last=False)[0] for _ in range(min(_WINDOW, len(self._requests)))]
+        taken += [self._guesses.popitem(last=False)[0] for _ in range(min(_WINDOW - len(taken), len(self._guesses)))]
         taken.sort(key=self.rank)
         return taken
+
+    def _queue(self, req: Request) -> OrderedDict[Request, None]:
+        return self._guesses if req.guess else self._requests
+
+    def promote(self) -> None:
+        """What was a guess and is needed now takes its place among the others."""
+        for req in [req for req in self._guesses if not req.guess]:
+            del self._guesses[req]
+            self._requests[req] = None
+            self._stuck_at = -1
 
     # -- what fits ---------------------------------------------------------------------------------------------
 
@@ -78,7 +91,7 @@ class Waiting:
     @property
     def expects_more(self) -> bool:
         """Whether all that waits does so for the rest of its group."""
-        return all(req.group is not None and req.group.missing > 0 for req in self._requests)
+        return all(req.group is not None and req.group.missing > 0 for req in chain(self._requests, self._guesses))
 
     # -- order -------------------------------------------------------------------------------------------------
 
@@ -89,14 +102,18 @@ class Waiting:
     def is_starved(self, req: Request) -> bool:
         return self.age(req) > _PATIENCE
 
-    def rank(self, req: Request) -> tuple[bool, bool, int, tuple[int, ...], int]:
-        """Preempted first, then starved, then longest cached prefix, then the plan's order, then arrival; last what may not
-        be needed."""
+    def rank(self, req: Request) -> tuple[bool, bool, bool, int, tuple[int, ...], int]:
+        """Preempted first, then starved, then longest cached prefix, then the plan's order, then arrival; then what may not
+        be needed; last guesses, however long they wait."""
         if req.preempted:
-            return (False, False, -1, *req.seniority)
+            return (req.guess, False, False, -1, req.priority, req.order)
         if self.is_starved(req):
-            return (False, req.spare, 0, (), req.order)
-        return (True, req.spare, -self.cached(req).end, req.priority, req.order)
+            return (req.guess, False, req.spare, 0, (), req.order)
+        return (req.guess, True, req.spare, -self.cached(req).end, req.priority, req.order)
+
+    def first_needed(self) -> Request | None:
+        """One of the first that wait, and is no guess."""
+        return next((req for req in islice(self._requests, _LOOKED_AT) if not req.spare), None)
 
     def cached(self, req: Request) -> Node:
         """Where the longest cached prefix of a waiting request's head ends."""
@@ -110,7 +127,7 @@ class Waiting:
     def uncached(self, most: int, rows: int) -> int:
         """Tokens of the first `most` heads that are not cached, as far as it takes to find `rows`."""
         found = 0
-        for req in islice(self._requests, min(_LOOKED_AT, most)):
+        for req in islice(chain(self._requests, self._guesses), min(_LOOKED_AT, most)):
             if found >= rows:
                 break
             found += req.head_len - self.cached(req).end
@@ -121,5 +138,5 @@ class Waiting:
         if self._kept_in == self.clock:
             return
         self._kept_in = self.clock
-        for req in sorted(islice(self._requests, _LOOKED_AT), key=self.rank, reverse=True):
+        for req in sorted(islice(chain(self._requests, self._guesses), _LOOKED_AT), key=self.rank, reverse=True):
             self._held.tree.touch(self.cached(req))
