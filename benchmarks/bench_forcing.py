@@ -2,6 +2,7 @@
 
     python -m benchmarks.bench_forcing                       # 300 answers in six forms on the small model, minutes
     python -m benchmarks.bench_forcing --n 24 --json out.json
+    python -m benchmarks.bench_forcing --canonical           # answers held to canonical tokens beside answers held to legal ones
 
 A forced token is one that the canonical encoding of every legal text has at its place, so texts should agree but where
 the model alone would have cut a fixed text into other tokens. NLL: how unlikely the model finds its own answer, in nat
@@ -18,9 +19,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import lmc
 from benchmarks.bench_programs import where
-from lmc.backend.local import Engine
+from lmc.backend.local import Engine, LocalBackend
 from lmc.prompt import Constraint, Gen, SamplingParams, Text
 
 CHARACTER = (
@@ -170,7 +170,7 @@ def questions(n: int, shots: int, *, untold: bool = False) -> list[Ask]:
 LONGEST = 160  # tokens: no answer is longer
 
 
-def answers(engine: Engine, asked: Sequence[Ask], longest: int = LONGEST) -> list[Answer]:
+def answers(engine: LocalBackend, asked: Sequence[Ask], longest: int = LONGEST) -> list[Answer]:
     """The engine's greedy answers, each complete or cut at `longest` tokens."""
     handles = []
     for ask in asked:
@@ -209,7 +209,7 @@ def bench(n: int, model: str = "smollm2", *, shots: int = 3, untold: bool = Fals
     asked = questions(n, shots, untold=untold)
     both: list[list[Answer]] = []
     for forced in (True, False):
-        with lmc.Engine(model, forced=forced) as engine:
+        with Engine(model, forced=forced) as engine:
             both.append(answers(engine, asked, longest))
     if show:
         for ask, a, b in zip(asked, *both, strict=True):
@@ -221,6 +221,64 @@ def bench(n: int, model: str = "smollm2", *, shots: int = 3, untold: bool = Fals
         if at:
             rows.append(compare(form, *([answered[i] for i in at] for answered in both)))
     return rows
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """Answers with or without `Engine(canonical=…)`: over the forms, and over tasks that have one right answer."""
+
+    canonical: bool
+    shots: int
+    answers: int
+    canonical_share: float  # of the answers, those that are the tokenizer's own encoding of their text
+    nll: float  # nat a token
+    nll_character: float  # nat a character
+    forced_share: float
+    right: float  # of the tasks
+
+
+CAPITALS = "France Paris, Japan Tokyo, Italy Rome, Spain Madrid, Egypt Cairo, Russia Moscow, Germany Berlin, Austria Vienna, Norway Oslo, Cuba Havana, Kenya Nairobi, Greece Athens"
+NAMES = "Christopher Abernathy Montgomery Wilhelmina Bartholomew Konstantin Oyelaran Szymborska Featherstone Guadalupe Hieronymus Marguerite"
+
+
+def tasks(shots: int) -> list[tuple[Ask, str]]:
+    """Questions with the answer that is right."""
+    pairs = [tuple(pair.split()) for pair in CAPITALS.split(", ")]
+    towns = "|".join(town for _, town in pairs)
+    found: list[tuple[Ask, str]] = []
+    for i, (land, town) in enumerate(pairs):
+        shown = "".join(f'Capital of {a}:\n{{"capital": "{b}"}}\n\n' for a, b in (pairs[(i + n + 1) % len(pairs)] for n in range(shots)))
+        found.append((Ask("capital", f"{shown}Capital of {land}:\n", rf'\{{"capital": "({towns})"\}}'), f'{{"capital": "{town}"}}'))
+    names = NAMES.split()
+    for i, name in enumerate(names):
+        shown = "".join(f'The guest is {a}, room {n}.\n{{"guest": "{a}"}}\n\n' for n, a in ((n, names[(i + n) % len(names)]) for n in range(1, shots + 1)))
+        found.append((Ask("guest", f"{shown}The guest is {name}, room 7.\n", r'\{"guest": "\w{2,16}"\}'), f'{{"guest": "{name}"}}'))
+    return found
+
+
+def bench_canonical(n: int, model: str, shots: int) -> list[Canonical]:
+    asked, known = questions(n, shots, untold=not shots), tasks(shots)
+    rows: list[Canonical] = []
+    for canonical in (True, False):
+        with Engine(model, canonical=canonical) as engine:
+            words = engine._words
+            found = answers(engine, asked)
+            tokens, characters = sum(len(a.tokens) for a in found), sum(len(a.text) for a in found)
+            own = sum(tuple(words.encode((a.text,), at_start=False)) == a.tokens for a in found)
+            nll = sum(a.nll for a in found)
+            right = sum(a.text == text for a, (_, text) in zip(answers(engine, [ask for ask, _ in known]), known, strict=True))
+            forced = sum(a.forced for a in found) / tokens
+            rows.append(Canonical(canonical, shots, n, own / n, nll / tokens, nll / characters, forced, right / len(known)))
+    return rows
+
+
+def canonical_table(rows: Sequence[Canonical]) -> str:
+    lines = [f"{'examples':>8} {'canonical':>10} {'own encoding':>13} {'nat/token':>10} {'nat/char':>9} {'forced':>7} {'tasks right':>12}"]
+    lines += [
+        f"{r.shots:8} {'on' if r.canonical else 'off':>10} {r.canonical_share:13.0%} {r.nll:10.4f} {r.nll_character:9.4f} {r.forced_share:7.1%} {r.right:12.0%}"
+        for r in rows
+    ]
+    return "\n".join(lines)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -238,12 +296,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--n", type=int, default=300, help="answers")
     parser.add_argument("--model", default="smollm2", help="smollm2, or a model's path")
     parser.add_argument("--shots", type=int, default=3, help="worked examples in each prompt, 0 to 3")
+    parser.add_argument("--canonical", action="store_true", help="compare Engine(canonical=True) and False, after 0, 1 and 3 examples")
     parser.add_argument("--untold", action="store_true", help="prompts do not name the words that a form allows")
     parser.add_argument("--show", action="store_true", help="print the answers that differ")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args(argv)
     about = where() | {"model": options.model, "shots": str(options.shots), "untold": str(options.untold)}
     print("  ".join(f"{k}: {v}" for k, v in about.items()))
+    if options.canonical:
+        print(canonical_table([row for shots in (0, 1, 3) for row in bench_canonical(options.n, options.model, shots)]))
+        return 0
     rows = bench(options.n, options.model, shots=options.shots, untold=options.untold, show=options.show)
     print(table(rows))
     if options.json:

@@ -10,7 +10,7 @@ import numpy as np
 from lmc.errors import ConstraintError
 from lmc.fsm.charset import Ranges
 from lmc.fsm.dfa import sets
-from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, parse
+from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, parse_part
 
 _MOST_RANGES = 300  # of a class; those under (?u) have up to 700, for which xgrammar would take minutes
 
@@ -57,9 +57,9 @@ class OracleMatcher:
 def normalise_regex(pattern: str) -> str:
     """The same language (that of `re.fullmatch(pattern, text, re.ASCII)`) in the syntax that xgrammar reads rightly.
 
-    Raises ConstraintError for what `lmc.fsm.regex.parse` refuses, and for Unicode classes.
+    Raises ConstraintError for what `lmc.fsm.regex.parse_part` refuses, and for Unicode classes.
     """
-    tree = parse(pattern)
+    tree = parse_part(pattern)
     if any(len(s.ranges) > _MOST_RANGES for s in sets((tree,))):
         raise ConstraintError(
             f"regex {pattern!r} has Unicode classes (?u) and needs too large an automaton: "

@@ -351,6 +351,7 @@ def _resolve(defaults: SamplingParams, items: tuple[tuple[str, Any], ...]) -> tu
     changes: dict[str, Any] = {}
     constraints: dict[str, Constraint] = {}
     stops: tuple[str, ...] = ()
+    layout: dict[str, Any] = {}
     for name, value in items:
         if value is None:
             continue
@@ -361,6 +362,9 @@ def _resolve(defaults: SamplingParams, items: tuple[tuple[str, Any], ...]) -> tu
             constraints[name], stops = dtype_constraint(value)
         elif name in CONSTRAINT_KINDS:
             constraints[name] = make_constraint(name, value)
+        elif name in _LAYOUT:
+            option, check = _LAYOUT[name]
+            layout[option] = check(name, value)
         elif name == "seed":
             _integer(0)(name, value)
         elif name == "tools":
@@ -369,6 +373,10 @@ def _resolve(defaults: SamplingParams, items: tuple[tuple[str, Any], ...]) -> tu
             raise ArgumentError(f"gen() has no parameter {name!r}{suggestion(name, list(_PARAMETERS))}")
     if len(constraints) > 1:
         raise ParameterError(f"gen({'=…, '.join(constraints)}=…): an answer has one constraint; leave one out")
+    if layout:
+        constraints = {name: _laid_out(constraint, layout) for name, constraint in constraints.items()}
+    if layout and not constraints:
+        raise ParameterError("json_whitespace= and strict= say how a json_schema= or dtype= is read; give one, or leave them out")
     if stops:
         changes["stop"] = changes.get("stop", defaults.stop) + stops
     constraint = next(iter(constraints.values()), None)
@@ -383,6 +391,30 @@ def _resolve(defaults: SamplingParams, items: tuple[tuple[str, Any], ...]) -> tu
 
 
 _NO_LIMIT_SAID = SamplingParams().max_new_tokens
+
+
+def _whitespace(name: str, value: Any) -> str:
+    if value not in ("model", "compact", "any"):
+        raise ParameterError(f'{name}={value!r}: one of "model", "compact", "any"')
+    return value
+
+
+_LAYOUT: Mapping[str, tuple[str, _Check]] = {
+    "json_whitespace": ("whitespace", _whitespace),
+    "strict": ("strict", _flag),
+}
+
+
+def _laid_out(constraint: Constraint, layout: Mapping[str, Any]) -> Constraint:
+    """A schema with options of ours, which stand at its root."""
+    if constraint.kind != "json_schema":
+        raise ParameterError(f"json_whitespace= and strict= say how a schema is read, and the answer's constraint is a {constraint.kind}; leave them out")
+    schema = json.loads(constraint.source)
+    if not isinstance(schema, dict):
+        schema = {"allOf": [schema]}
+    options = schema.get("x-lmc", {})
+    found = {**schema, "x-lmc": {**options, **layout} if isinstance(options, dict) else options}
+    return Constraint("json_schema", json.dumps(found, ensure_ascii=False))
 
 
 ANY_RUN = SamplingParams(max_new_tokens=sys.maxsize)
@@ -422,12 +454,15 @@ def make_constraint(kind: str, value: Any) -> Constraint:
     return Constraint(kind, value)
 
 
+_PROPERTY = re.compile(r"\\(?:([pP](?:\{[^}]*\}|[A-Z]))|.)", re.DOTALL)  # of Unicode, which `re` does not know
+
+
 def check_regex(pattern: Any, name: str = "regex") -> str:
-    """The pattern, if Python's `re` accepts it."""
+    """The pattern, if Python's `re` accepts it, Unicode's properties apart."""
     if not isinstance(pattern, str):
         raise _wrong_type(name, pattern, "the text of a regular expression")
     try:
-        re.compile(pattern)
+        re.compile(_PROPERTY.sub(lambda token: r"\w" if token[1] else token[0], pattern))
     except re.error as error:
         at = f" at position {error.pos}" if error.pos is not None else ""
         raise ConstraintError(f"{name}={pattern!r} is not a valid regular expression: {error.msg}{at}") from None

@@ -598,6 +598,8 @@ class Engine(LocalBackend):
     parse_special  encode a special token's spelling in plain text as that token (unsafe with foreign text)
     seam         "token", or "text" to encode answers again with what follows them
     forced       False samples every token of a constrained answer, also those that its regex leaves no choice of
+    canonical    of the legal tokens of a constrained answer, sample those that the tokenizer itself may put behind the last one: True,
+                 False, or None for wherever answers are followed on the CPU. A GPU does not follow such answers by itself
     model_path   SGLang's name for `model`
     load_format  "auto", or "dummy" for random weights with a directory's config and tokenizer, to measure with
 
@@ -618,6 +620,7 @@ class Engine(LocalBackend):
         parse_special: bool = False,
         seam: Literal["token", "text"] = "token",
         forced: bool = True,
+        canonical: bool | None = None,
         model_path: str | None = None,
         load_format: Literal["auto", "dummy"] = "auto",
     ) -> None:
@@ -637,6 +640,7 @@ class Engine(LocalBackend):
         pool = KVPool.of(loaded.layers, slots, loaded.dtype, str(loaded.device))
         of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
         encode = (lambda text: words.encode((text,), at_start=False)) if forced else None
+        host_follows = loaded.device.type == "cpu" if canonical is None else canonical
         batch, rows = _default_batch(loaded.device)
         super().__init__(
             name=loaded.name,
@@ -649,6 +653,7 @@ class Engine(LocalBackend):
                 store=default_store(),
                 # beside a GPU its turns at the interpreter might hold launches up, which nobody has measured yet
                 foresight=Foresight() if loaded.device.type == "cpu" else None,
+                canonical=lambda: words.canonical(config.vocab_size) if host_follows else None,
             ),
             max_tokens=slots,
             max_context=config.max_context,

@@ -102,9 +102,10 @@ KINDS = frozenset(("regex", "json_schema", "ebnf", "lark", "structural_tag"))
 
 @lru_cache(maxsize=256)
 def _drawer(kind: str, source: str) -> _Drawer:
+    from lmc.fsm.json_layout import one_line
     from lmc.fsm.sources import grammar_of
 
-    return _Drawer(grammar_of(kind, source))
+    return _Drawer(grammar_of(kind, one_line(source) if kind == "json_schema" else source))
 
 
 class _Drawer:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+import warnings
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +14,7 @@ import typer
 from lmc.cli.console import text_of, write
 from lmc.cli.errors import as_usage
 from lmc.cli.options import OutputFile
-from lmc.errors import ConstraintError
+from lmc.errors import ConstraintError, SchemaWarning
 from lmc.userfiles import UsageError
 
 
@@ -50,7 +53,7 @@ def dump_fsm(
     if len(given) != 1:
         raise UsageError("give a REGEX, --schema FILE or --lark FILE")
     [(kind, source)] = given
-    with as_usage():
+    with _said_below(), as_usage():
         text = source if isinstance(source, str) else text_of(source)
         dfa = automaton_of(kind, text)
         if dfa is None and format is Drawing.text:
@@ -66,7 +69,7 @@ def dump_fsm(
     elif format is Drawing.dot:
         write(draw.to_dot(fsm), output)
     else:
-        write("\n".join([draw.to_text(fsm), *_notes(kind, text)]), output)
+        write("\n".join([draw.to_text(fsm), _cost(kind, text), *_notes(kind, text)]), output)
 
 
 def made_while_used(kind: str, source: str) -> str:
@@ -83,9 +86,30 @@ def made_while_used(kind: str, source: str) -> str:
     return "\n".join([
         f"made while it is used: {why}",
         f"{machine.states} states for its beginning: {chain_label(forced)} is forced, then {machine.ways_at(state)} bytes are legal",
+        _cost(kind, source),
         f"a step may look at {MOST_FORMS:,} ways to go on, an answer meet {MOST_ROWS:,} states",
         *_notes(kind, source),
     ])  # fmt: skip
+
+
+def _said_below() -> AbstractContextManager[None]:
+    return warnings.catch_warnings(action="ignore", category=SchemaWarning)
+
+
+def _cost(kind: str, source: str) -> str:
+    """What an engine makes of a constraint, and how long that takes here."""
+    from lmc.fsm.json_schema import compile_schema
+    from lmc.fsm.lazy import LazyDFA
+    from lmc.fsm.sources import machine_of
+
+    compile_schema.cache_clear()
+    begin = time.process_time()
+    with _said_below():
+        machine = machine_of(kind, source)
+    took = f"{1e3 * (time.process_time() - begin):.1f} ms of CPU"
+    if isinstance(machine, LazyDFA):
+        return f"an engine makes it while it is used: {took} to begin"
+    return f"an engine compiles all of it: {took}, {machine.states:,} states over bytes, {machine.nbytes / 1024:,.0f} KiB, {machine.forced_share:.0%} of the states forced"
 
 
 def _notes(kind: str, source: str) -> list[str]:

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Never, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, cast
 
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_format
@@ -298,6 +298,8 @@ def gen(
     choices_method: ChoicesMethod | str | None = None,
     regex: str | None = None,
     json_schema: Any = None,
+    json_whitespace: Literal["model", "compact", "any"] | None = None,
+    strict: bool | None = None,
     ebnf: str | None = None,
     lark: str | None = None,
     structural_tag: Any = None,
@@ -309,7 +311,9 @@ def gen(
     """An answer of the model, stored under `name`.
 
     What is not given comes from the run (`fn.run(temperature=…)`). `dtype`, `regex`, `json_schema`, `ebnf`, `lark` and
-    `structural_tag` constrain the answer, at most one of them; `choices` makes it a `select`. `tools` are functions that the
+    `structural_tag` constrain the answer, at most one of them. JSON may be written on one line, compact or indented, as the model begins;
+    `json_whitespace="compact"` leaves out all white space, "any" allows it wherever JSON does. `strict=True` refuses schemas with keywords that
+    would be ignored or could only be checked when the answer ends. `choices` makes it a `select`. `tools` are functions that the
     model may ask to have called: `get_meta_info(name)["tool_calls"]`, answered with `tool_result`.
     """
     given = {k: v for k, v in locals().items() if v is not None and k not in _NOT_PARAMETERS}

@@ -5,14 +5,15 @@ Both are determinised over one division of characters into classes; the answer i
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
 from lmc.fsm.bounds import TooLarge, Work
-from lmc.fsm.charset import Ranges, merged
+from lmc.fsm.charset import Ranges, complement, merged, without_surrogates
 from lmc.fsm.dfa import DEAD, MAX_STATES, Alphabet, determinised
 from lmc.fsm.minimise import Table, minimal
-from lmc.fsm.regex import NOTHING, Chars, Concat, Graph, Node
+from lmc.fsm.regex import ANY, NOTHING, Chars, Concat, Graph, Node
 
 S = TypeVar("S", bound=Hashable)
 _MOST_SETS = 100_000  # looked at while one language is determinised
@@ -27,6 +28,27 @@ def both(a: Node, b: Node, work: Work | None = None) -> Node:
 def without(a: Node, b: Node, work: Work | None = None) -> Node:
     """The texts of `a` that are not in `b`; NOTHING if there is none. Raises TooLarge, also when `work` is used up."""
     return _product(a, b, lambda in_a, in_b: in_a and not in_b, work or Work())
+
+
+def other_than(words: Iterable[str]) -> Node:
+    """All texts but these words."""
+    children: list[dict[str, int]] = [{}]
+    ends: set[int] = set()
+    for word in words:
+        at = 0
+        for char in word:
+            if char not in children[at]:
+                children[at][char] = len(children)
+                children.append({})
+            at = children[at][char]
+        ends.add(at)
+    anything = len(children)
+    edges: list[tuple[int, Node, int]] = [(anything, ANY, anything)]
+    for state, ways in enumerate(children):
+        edges += [(state, Chars(((ord(char), ord(char)),)), to) for char, to in ways.items()]
+        others = without_surrogates(complement(merged((ord(char), ord(char)) for char in ways)))
+        edges.append((state, Chars(others) if ways else ANY, anything))
+    return Graph(tuple(edges), frozenset(range(anything + 1)) - ends)
 
 
 def is_empty(a: Node) -> bool:
@@ -83,9 +105,16 @@ def _graph(table: Table, final: list[bool], symbols: list[Ranges]) -> Node:
         return NOTHING
     table, final = minimal(table, final)
     edges: list[tuple[int, Node, int]] = []
+    made: dict[tuple[int, ...], Chars] = {}  # by symbols: most states divide them alike
     for state, row in enumerate(table):
-        for target in dict.fromkeys(t for t in row if t >= 0):
-            edges.append((state, Chars(_sum(symbols[i] for i, t in enumerate(row) if t == target)), target))
+        by_target: dict[int, list[int]] = defaultdict(list)
+        for symbol, target in enumerate(row):
+            if target >= 0:
+                by_target[target].append(symbol)
+        for target, some in by_target.items():
+            if (chars := made.get(key := tuple(some))) is None:
+                chars = made[key] = Chars(_sum(symbols[i] for i in some))
+            edges.append((state, chars, target))
     return Graph(tuple(edges), frozenset(state for state, end in enumerate(final) if end))
 
 

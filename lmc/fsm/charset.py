@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -126,3 +128,34 @@ def _cased() -> str:
     blocks = [every[at : at + 256] for at in range(0, len(every), 256)]
     touched = [block for block in blocks if block.lower() != block or block.upper() != block]
     return "".join(c for c in "".join(touched) if c.lower() != c or c.upper() != c)
+
+
+# -- categories ----------------------------------------------------------------------------------------------------
+
+_NAMES = {
+    "letter": "L", "uppercaseletter": "Lu", "lowercaseletter": "Ll", "titlecaseletter": "Lt", "modifierletter": "Lm", "otherletter": "Lo",
+    "casedletter": "LC", "mark": "M", "nonspacingmark": "Mn", "spacingmark": "Mc", "enclosingmark": "Me", "number": "N", "decimalnumber": "Nd", "digit": "Nd",
+    "letternumber": "Nl", "othernumber": "No", "punctuation": "P", "punct": "P", "symbol": "S", "mathsymbol": "Sm", "currencysymbol": "Sc",
+    "modifiersymbol": "Sk", "othersymbol": "So", "separator": "Z", "spaceseparator": "Zs", "lineseparator": "Zl", "paragraphseparator": "Zp", "other": "C",
+    "control": "Cc", "format": "Cf", "unassigned": "Cn", "privateuse": "Co", "connectorpunctuation": "Pc", "dashpunctuation": "Pd", "openpunctuation": "Ps",
+    "closepunctuation": "Pe", "initialpunctuation": "Pi", "finalpunctuation": "Pf", "otherpunctuation": "Po",
+}  # fmt: skip
+
+
+def category(name: str) -> Ranges | None:
+    """The characters of a general category of Unicode, by its short or long name; None if there is none of that name."""
+    wanted = _NAMES.get(name.replace("_", "").replace(" ", "").lower(), name)
+    if wanted == "LC":
+        wanted = ("Lu", "Ll", "Lt")
+    found = merged(r for short, ranges in _categories().items() if short.startswith(wanted) for r in ranges)
+    return found or None
+
+
+@lru_cache(1)
+def _categories() -> dict[str, list[tuple[int, int]]]:
+    """A tenth of a second."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for short, group in itertools.groupby(range(MAX_CHAR + 1), lambda code: unicodedata.category(chr(code))):
+        codes = list(group)
+        found.setdefault(short, []).append((codes[0], codes[-1]))
+    return found

@@ -155,6 +155,8 @@ class Keywords:
     def types(self, place: Place) -> frozenset[str]:
         """Those that `type` says or, without it, those that the other keywords speak of."""
         given = place.schema.get("type")
+        if given is None and self.says_types(place.schema):
+            return frozenset(TYPES)
         if given is None:
             spoken = {_OF_TYPE[k] for k in place.schema if k in _OF_TYPE}
             given = [*spoken, "integer"] if "number" in spoken else list(spoken)
@@ -164,6 +166,11 @@ class Keywords:
             if not isinstance(name, str) or name not in TYPES:
                 raise wrong(f"{place.pointer}/type", f"is {name!r}; there are {', '.join(TYPES)}")
         return frozenset([*names, "integer"] if "number" in names else names)
+
+    def says_types(self, schema: Mapping[str, Any]) -> bool:
+        """Whether the values themselves or the arms of a schema say of which types it is."""
+        arms = [arm for keyword in ("anyOf", "oneOf") if isinstance(schema.get(keyword), list) for arm in schema[keyword]]
+        return "enum" in schema or "const" in schema or any(isinstance(arm, dict) and "type" in arm for arm in arms)
 
     def values(self, place: Place) -> tuple[Any, ...] | None:
         schema = place.schema

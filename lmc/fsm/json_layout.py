@@ -1,6 +1,6 @@
 """How JSON instances are written: what stands between values, and the one text of a value.
 
-What `json.dumps(value, ensure_ascii=False)` writes, unless the schema's root says otherwise under `x-lmc`.
+What `json.dumps(value, ensure_ascii=False)` writes: on one line, compact or indented, unless the schema's root says otherwise under `x-lmc`.
 """
 
 from __future__ import annotations
@@ -12,21 +12,30 @@ from decimal import Decimal
 from typing import Any
 
 from lmc.fsm.json_shapes import wrong
+from lmc.fsm.json_styles import CLOSE, ITEM, KEY, MODEL, OPEN, Style
 from lmc.fsm.json_text import seq, string, text
 from lmc.fsm.regex import EMPTY, Node, parse
 
+WHITESPACE = ("model", "compact", "any")
 OPTIONS = "x-lmc"  # a keyword at the root: how instances are written
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What stands between values. `gap`: what may stand at every place where JSON allows white space."""
+    """What stands between values.
+
+    open, close  what stands inside of brackets; gap: in empty ones
+    styles       in which the tree is written, where item, key, open and close are marks (json_styles.py)
+    """
 
     item: Node
     key: Node
+    open: Node
+    close: Node
     gap: Node
     depth: int | None
     strict: bool = False
+    styles: tuple[Style, ...] = ()
 
     @staticmethod
     def of(root: Any) -> Layout:
@@ -34,27 +43,24 @@ class Layout:
         at = f"/{OPTIONS}"
         if not isinstance(given, dict) or set(given) - {"whitespace", "separators", "depth", "strict"}:
             raise wrong(at, f"takes whitespace, separators, depth and strict, not {json.dumps(given, default=str)}")
-        separators = given.get("separators", [", ", ": "])
-        if (
-            not isinstance(separators, list)
-            or len(separators) != 2
-            or not all(isinstance(s, str) and s.strip(" \n\t\r") == mark for s, mark in zip(separators, ",:"))
-        ):
-            raise wrong(f"{at}/separators", 'is like [", ", ": "]: the comma and the colon, with white space around them')
-        kind, depth = given.get("whitespace", "fixed"), given.get("depth")
-        if kind not in ("fixed", "flexible"):
-            raise wrong(f"{at}/whitespace", '"fixed" or "flexible"')
+        kind, depth, strict = given.get("whitespace", "model"), given.get("depth"), given.get("strict", False)
+        if kind not in WHITESPACE:
+            raise wrong(f"{at}/whitespace", f"is one of {', '.join(map(json.dumps, WHITESPACE))}")
         if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
             raise wrong(f"{at}/depth", "takes a whole number from 1 up")
-        strict = given.get("strict", False)
         if not isinstance(strict, bool):
             raise wrong(f"{at}/strict", "must be true or false")
-        if kind == "fixed":
-            return Layout(text(separators[0]), text(separators[1]), EMPTY, depth, strict)
         if "separators" in given:
-            raise wrong(f"{at}/separators", 'goes with "whitespace": "fixed"')
-        gap = parse(r"[ \n\t]*")
-        return Layout(seq(gap, text(","), gap), seq(gap, text(":"), gap), gap, depth, strict)
+            if "whitespace" in given:
+                raise wrong(f"{at}/separators", "and whitespace say the same; give one of them")
+            comma, colon = _separators(given["separators"], f"{at}/separators")
+            return Layout(text(comma), text(colon), EMPTY, EMPTY, EMPTY, depth, strict)
+        if kind == "compact":
+            return Layout(text(","), text(":"), EMPTY, EMPTY, EMPTY, depth, strict)
+        if kind == "any":
+            gap = parse(r"[ \n\t]*")
+            return Layout(seq(gap, text(","), gap), seq(gap, text(":"), gap), gap, gap, gap, depth, strict)
+        return Layout(ITEM, KEY, OPEN, CLOSE, EMPTY, depth, strict, MODEL if depth is None else MODEL[:1])
 
     def value(self, value: Any) -> Node:
         """The one text of a value."""
@@ -70,8 +76,27 @@ class Layout:
         return seq(*(p if i == 0 else seq(self.item, p) for i, p in enumerate(parts)))
 
     def bracketed(self, marks: str, inner: Node) -> Node:
-        gap = self.gap
-        return seq(text(marks[0]), gap, text(marks[1])) if inner == EMPTY else seq(text(marks[0]), gap, inner, gap, text(marks[1]))
+        if inner == EMPTY:
+            return seq(text(marks[0]), self.gap, text(marks[1]))
+        return seq(text(marks[0]), self.open, inner, self.close, text(marks[1]))
 
     def member(self, key: Node, value: Node) -> Node:
         return seq(key, self.key, value)
+
+
+def _separators(given: Any, at: str) -> tuple[str, str]:
+    if not isinstance(given, list) or len(given) != 2 or not all(isinstance(s, str) and s.strip(" \n\t\r") == mark for s, mark in zip(given, ",:")):
+        raise wrong(at, 'is like [", ", ": "]: the comma and the colon, with white space around them')
+    return given[0], given[1]
+
+
+def one_line(source: str) -> str:
+    """A schema whose instances are written on one line, unless it says itself how they are."""
+    schema = json.loads(source)
+    if not isinstance(schema, dict):
+        schema = {"allOf": [schema]}
+    given = schema.get(OPTIONS, {})
+    if not isinstance(given, dict) or "separators" in given or given.get("whitespace", "model") != "model":
+        return source
+    options = {k: v for k, v in given.items() if k != "whitespace"}
+    return json.dumps({**schema, OPTIONS: {**options, "separators": [", ", ": "]}}, ensure_ascii=False)

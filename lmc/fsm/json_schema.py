@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from lmc.errors import ConstraintError, SchemaWarning
-from lmc.fsm.algebra import both, without
+from lmc.fsm.algebra import both, other_than, without
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.completion import all_endings
 from lmc.fsm.dfa import SOON, build
@@ -32,6 +32,7 @@ from lmc.fsm.json_layout import Layout
 from lmc.fsm.json_references import References
 from lmc.fsm.json_sequences import counted_items, members, unique_items
 from lmc.fsm.json_shapes import TYPES, All, Place, Shape, is_possible, items_of, rules_of, same, type_of, wrong
+from lmc.fsm.json_styles import written
 from lmc.fsm.json_text import (
     ANY_TEXT,
     free_string,
@@ -137,7 +138,7 @@ class _Compiler:
         start = self.node((Place(self.ways.root, ""),))
         if start == NOTHING:
             raise wrong("", "allows no value at all")
-        return Grammar(start, self.rules)
+        return written(Grammar(start, self.rules), self.layout.styles)
 
     def node(self, places: All) -> Node:
         """The texts of the values for which all of `places` hold; a Ref where that leads back to itself."""
@@ -265,7 +266,8 @@ class _Compiler:
             found = one_of([self.name_language(s, place) for s in self.ways.shapes((place,))])
             allowed = both(allowed, found, self.work) if found != NOTHING else NOTHING
         if names and allowed != NOTHING:
-            allowed = without(allowed, one_of([seq(text(n)) for n in names]), self.work)
+            left_out = one_of([text(n) if n else EMPTY for n in names])
+            allowed = other_than(names) if allowed == ANY_TEXT else without(allowed, left_out, self.work)
         parts: list[tuple[Node, All]] = [(allowed, ())] if allowed != NOTHING else []
         for language, place in patterns:
             split = [

@@ -14,7 +14,7 @@ from typing import Any
 from lmc.errors import ConstraintError
 from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_text import one_of, repeat, seq, text
-from lmc.fsm.regex import EMPTY, Node, Ref, parse
+from lmc.fsm.regex import EMPTY, Node, Ref, parse_part
 
 _ESCAPED_STRING = r'"([^"\\\n]|\\.)*"'  # what common.ESCAPED_STRING means; it is written there with a look-behind
 
@@ -135,7 +135,7 @@ class _Reader:
             if name in self.open:
                 raise ConstraintError(f"lark: terminal {name} refers to itself; make it a rule")
             self.open.add(name)
-            self.made[name] = parse(_ESCAPED_STRING) if tree == _escaped_string() else self.in_term(tree, name)
+            self.made[name] = parse_part(_ESCAPED_STRING) if tree == _escaped_string() else self.in_term(tree, name)
             self.open.remove(name)
         return self.made[name]
 
@@ -145,7 +145,7 @@ class _Reader:
         if isinstance(tree, Terminal):
             return self.term(str(tree.name))
         if tree == _escaped_string():
-            return parse(_ESCAPED_STRING)
+            return parse_part(_ESCAPED_STRING)
         if tree.data in ("literal", "range"):
             return self.pattern(tree, name)
         return self.combined(tree, name, lambda part: self.in_term(part, name))
@@ -177,7 +177,7 @@ class _Reader:
             return text(found.value)
         value = re.escape(found.value) if isinstance(found, PatternStr) else found.value
         try:
-            return parse(f"(?{flags}:{value})" if flags else value)
+            return parse_part(f"(?{flags}:{value})" if flags else value)
         except ConstraintError as error:
             raise ConstraintError(f"lark: {name}: {error.message}") from None
 

@@ -7,13 +7,16 @@ Unicode classes and Unicode case. Groups capture nothing here, and laziness does
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmc.errors import ConstraintError
 from lmc.fsm import charset
 from lmc.fsm.charset import Ranges
+
+if TYPE_CHECKING:
+    from lmc.fsm.assertions import Assertion
 
 MAX_REPEAT = 10_000
 
@@ -91,10 +94,16 @@ def parts_of(tree: Node) -> tuple[Node, ...]:
 def parse(pattern: str, *, search: bool = False) -> Node:
     """The tree of a pattern: of the texts that it matches as a whole or, with `search`, of those that contain a match.
 
-    Raises ConstraintError, with the position in the pattern, for what is invalid, for what is not regular (look-around,
-    back-references, conditions, atomic groups, possessive repeats), and for what needs its surroundings (word
-    boundaries, anchors that are not at an end, multi-line mode).
+    Raises ConstraintError, with the position in the pattern, for what is invalid, for what is not regular (back-references,
+    conditions, atomic groups, possessive repeats), for anchors that are not at an end (but under (?m)), and for look-around within
+    look-around or that needs too large an automaton.
     """
+    tree, assertions = _read(pattern, search)
+    return _resolved(pattern, tree, assertions) if assertions else tree
+
+
+def _read(pattern: str, search: bool) -> tuple[Node, list[Assertion]]:
+    pattern, properties = _with_properties(pattern)
     try:
         tree = _parser.parse(pattern, 0)
     except re.error as e:
@@ -102,12 +111,55 @@ def parse(pattern: str, *, search: bool = False) -> Node:
     except (OverflowError, RecursionError) as e:
         raise ConstraintError(f"invalid regex {shown(pattern)}: {e}") from None
     flags = int(tree.state.flags) & ~re.UNICODE | (re.UNICODE if asks_for_unicode(pattern) else 0)
-    if flags & re.MULTILINE:
-        raise _refused(pattern, _MULTILINE)
+    assertions: list[Assertion] = []
     try:
-        return _Reader(pattern, flags).whole(list(tree), search)
+        return _Reader(pattern, flags, assertions, properties).whole(list(tree), search), assertions
     except RecursionError:
         raise ConstraintError(f"regex {shown(pattern)} is nested too deep for a constraint") from None
+
+
+def parse_part(pattern: str) -> Node:
+    """The tree of a pattern for a part of a text, whose surroundings are not known: what says something of these is refused."""
+    tree, found = _read(pattern, search=False)
+    if found:
+        raise _refused(pattern, _AROUND)
+    return tree
+
+
+def _resolved(pattern: str, tree: Node, assertions: Sequence[Assertion]) -> Node:
+    from lmc.fsm.assertions import resolved  # which is made of automata
+    from lmc.fsm.bounds import TooLarge
+
+    try:
+        found = resolved(tree, assertions)
+    except TooLarge:
+        raise ConstraintError(f"regex {shown(pattern)}: its look-around, word boundaries or line ends need too large an automaton; use smaller repeats beside them") from None
+    if found == NOTHING:
+        raise ConstraintError(f"regex {shown(pattern)} matches nothing: its look-around, word boundaries or line ends exclude each other")
+    return found
+
+
+_PROPERTY = re.compile(r"\\(?:([pP])(?:\{(\^?)([\w ]+)\}|([A-Z]))|.)", re.DOTALL)
+
+
+def _with_properties(pattern: str) -> tuple[str, Mapping[int, Ranges]]:
+    r"""The pattern with a character of its own in the place of each `\p{…}`, and what each of them means."""
+    found: dict[int, Ranges] = {}
+
+    def replaced(token: re.Match[str]) -> str:
+        if token[1] is None:
+            return token[0]
+        name = token[3] or token[4]
+        ranges = charset.category(name)
+        if ranges is None:
+            raise ConstraintError(f"regex {shown(pattern)}: \\p{{{name}}} is no general category of Unicode, such as L, Lu, Nd or Punctuation; scripts and others are not known")
+        if (token[1] == "P") != (token[2] == "^"):
+            ranges = charset.complement(ranges)
+        code = next(code for code in range(charset.MAX_CHAR, 0, -1) if code not in found and chr(code) not in pattern)
+        found[code] = ranges
+        return chr(code)
+
+    return (_PROPERTY.sub(replaced, pattern) if "\\p" in pattern.lower() else pattern), found
 
 
 def shown(pattern: str) -> str:
@@ -131,24 +183,21 @@ _CATEGORIES = {
     _sre.CATEGORY_NOT_WORD: ("w", True),
 }
 
-_LOOK, _BACK, _ANCHOR, _BOUNDARY = (
-    "look-ahead and look-behind",
+_AROUND, _LOOK, _BACK, _ANCHOR = (
+    "look-around, a word boundary or the end of a line in a part of a text",
+    "look-around within look-around",
     "back-references",
     "an anchor that is not at an end",
-    "word boundaries",
 )
-_CONDITION, _ATOMIC, _POSSESSIVE, _MULTILINE = (
+_CONDITION, _ATOMIC, _POSSESSIVE = (
     "conditional groups",
     "atomic groups",
     "possessive repeats",
-    "the flag (?m)",
 )
+_TOO_MANY = "so much look-around"
 _TOO_OFTEN = f"a repeat of more than {MAX_REPEAT}"
 _NO_CHARACTER = "a character class without characters"  # or a lone surrogate
 _WHY_NOT = {
-    "ASSERT": _LOOK,
-    "ASSERT_NOT": _LOOK,
-    "FAILURE": _LOOK,  # how later Pythons read (?!)
     "GROUPREF": _BACK,
     "GROUPREF_EXISTS": _CONDITION,
     "ATOMIC_GROUP": _ATOMIC,
@@ -161,8 +210,8 @@ _ENDS = (_sre.AT_END, _sre.AT_END_STRING)
 class _Reader:
     """Reads one syntax tree of `re._parser` under the flags that hold there."""
 
-    def __init__(self, pattern: str, flags: int) -> None:
-        self.pattern, self.flags = pattern, flags
+    def __init__(self, pattern: str, flags: int, assertions: list[Assertion], properties: Mapping[int, Ranges]) -> None:
+        self.pattern, self.flags, self.assertions, self.properties = pattern, flags, assertions, properties
         self.literals: dict[int, Node] = {}
 
     def whole(self, items: list[tuple[Any, Any]], search: bool) -> Node:
@@ -178,8 +227,9 @@ class _Reader:
             if len(items) > 1 and _holds_anchors(items[end]):
                 before, behind = ([], items[1:]) if end == 0 else (items[:-1], [])
                 return Union(tuple([self.whole([*before, *arm, *behind], search) for arm in _arms(items[end])]))
-        at_start = any(op is _sre.AT and arg in _STARTS for op, arg in items[:1])
-        at_end = any(op is _sre.AT and arg in _ENDS for op, arg in items[-1:])
+        starts, ends = (_STARTS[1:], _ENDS[1:]) if self.flags & re.MULTILINE else (_STARTS, _ENDS)
+        at_start = any(op is _sre.AT and arg in starts for op, arg in items[:1])
+        at_end = any(op is _sre.AT and arg in ends for op, arg in items[-1:])
         rest = items[1 if at_start else 0 : len(items) - 1 if at_end else len(items)]
         middle = self.sequence(rest, at_start=False, at_end=False)  # an anchor in there is refused
         some = Repeat(ANY, 0, None)
@@ -199,10 +249,14 @@ class _Reader:
         return parts[0] if len(parts) == 1 else Concat(tuple(parts))
 
     def item(self, op: Any, arg: Any, *, at_start: bool, at_end: bool) -> Node:
+        if op is _sre.LITERAL and arg in self.properties:
+            return self.chars(self.properties[arg])
         if op is _sre.LITERAL:
             if arg not in self.literals:
                 self.literals[arg] = self.chars(self.folded([(arg, arg)]))
             return self.literals[arg]
+        if op is _sre.NOT_LITERAL and arg in self.properties:
+            return self.chars(charset.complement(self.properties[arg]))
         if op is _sre.NOT_LITERAL:
             return self.chars(charset.complement(self.folded([(arg, arg)])))
         if op is _sre.ANY:
@@ -217,15 +271,46 @@ class _Reader:
         if op in (_sre.MAX_REPEAT, _sre.MIN_REPEAT):
             return self.repeat(*arg)
         if op is _sre.AT:
-            raise _refused(self.pattern, _ANCHOR if arg in (*_STARTS, *_ENDS) else _BOUNDARY)
+            return self.place(arg)
+        if op in (_sre.ASSERT, _sre.ASSERT_NOT):
+            return self.look(*arg, negated=op is _sre.ASSERT_NOT)
+        if str(op) == "FAILURE":  # how later Pythons read (?!)
+            return NOTHING
         raise _refused(self.pattern, _WHY_NOT.get(str(op), str(op)))
+
+    def asserted(self, assertion: Assertion) -> Node:
+        from lmc.fsm.assertions import MOST, mark
+
+        if len(self.assertions) >= MOST:
+            raise _refused(self.pattern, _TOO_MANY)
+        self.assertions.append(assertion)
+        return mark(len(self.assertions) - 1)
+
+    def place(self, at: Any) -> Node:
+        from lmc.fsm.assertions import Assertion
+
+        if at in (_sre.AT_BOUNDARY, _sre.AT_NON_BOUNDARY):
+            return self.asserted(Assertion("boundary" if at is _sre.AT_BOUNDARY else "inside", self.chars(self.category("w", False))))
+        if not self.flags & re.MULTILINE or at in (_STARTS[1], _ENDS[1]):
+            raise _refused(self.pattern, _ANCHOR)
+        return self.asserted(Assertion("line_start" if at in _STARTS else "line_end"))
+
+    def look(self, direction: int, body: Any, *, negated: bool) -> Node:
+        from lmc.fsm.assertions import Assertion
+
+        items, known = list(body), len(self.assertions)
+        to_the_end = direction > 0 and bool(items) and items[-1][0] is _sre.AT and items[-1][1] in _ENDS and not self.flags & re.MULTILINE
+        looked = self.sequence(items[:-1] if to_the_end else items, at_start=False, at_end=False)
+        if len(self.assertions) > known:
+            raise _refused(self.pattern, _LOOK)
+        if direction > 0:
+            return self.asserted(Assertion("not_ahead" if negated else "ahead", looked, to_the_end))
+        return self.asserted(Assertion("not_behind" if negated else "behind", looked))
 
     def under(self, add: int, remove: int) -> _Reader:
         """A reader for the inside of `(?flags:…)`."""
-        if (add | remove) & re.MULTILINE:
-            raise _refused(self.pattern, _MULTILINE)
         flags = self.flags & ~(re.ASCII | re.UNICODE) if add & (re.ASCII | re.UNICODE) else self.flags
-        return _Reader(self.pattern, (flags | add) & ~remove)
+        return _Reader(self.pattern, (flags | add) & ~remove, self.assertions, self.properties)
 
     def repeat(self, low: int, high: int, body: Any) -> Node:
         unbounded = high is _sre.MAXREPEAT
@@ -239,10 +324,13 @@ class _Reader:
     def char_class(self, items: list[tuple[Any, Any]]) -> Ranges:
         spelled: list[tuple[int, int]] = []
         named: list[tuple[str, bool]] = []
+        properties: list[tuple[int, int]] = []
         negate = False
         for op, arg in items:
             if op is _sre.NEGATE:
                 negate = True
+            elif op is _sre.LITERAL and arg in self.properties:
+                properties += self.properties[arg]
             elif op is _sre.LITERAL:
                 spelled.append((arg, arg))
             elif op is _sre.RANGE:
@@ -252,6 +340,8 @@ class _Reader:
             else:
                 raise _refused(self.pattern, str(op))
         found = self.folded(spelled, named)
+        if properties:
+            found = charset.merged([*found, *properties])
         return charset.complement(found) if negate else found
 
     def category(self, letter: str, negated: bool) -> Ranges:
@@ -290,15 +380,14 @@ def _holds_anchors(item: tuple[Any, Any]) -> bool:
 # -- places: Python's tree has none, so the construct that was refused is looked up in the text --------------------
 
 _SPELLED = {
+    _AROUND: r"\(\?<?[=!]|\\[bB]|[\^$]",
     _LOOK: r"\(\?<?[=!]",
     _BACK: r"\(\?P=|\\[1-9]",
     _CONDITION: r"\(\?\(",
     _ATOMIC: r"\(\?>",
     _POSSESSIVE: r"(?<=[*+?}])\+",
-    _BOUNDARY: r"\\[bB]",
     _ANCHOR: r"[\^$]|\\[AZz]",
     _TOO_OFTEN: r"\{\d*,?\d{5,}",
-    _MULTILINE: r"\(\?[aiLsux]*m|\(\?[a-zL]*-[a-z]*m",
 }
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)|.", re.DOTALL)
 _CHARACTER = re.compile(rf"\\u[0-9a-fA-F]{{4}}|{_TOKEN.pattern}", re.DOTALL)
@@ -340,7 +429,7 @@ def _is_empty(token: str, flags: int) -> bool:
     except (re.error, ValueError):
         return False  # neither of them
     if op is _sre.IN:
-        return not charset.without_surrogates(_Reader(token, flags).char_class(arg))
+        return not charset.without_surrogates(_Reader(token, flags, [], {}).char_class(arg))
     return op is _sre.LITERAL and not charset.without_surrogates(((arg, arg),))
 
 
@@ -360,7 +449,7 @@ def _is_inner_anchor(pattern: str, places: list[tuple[int, int]], at: int) -> bo
             out = f"{out[:start]}(?:){out[end:]}"
     flags = int(_parser.parse(out, 0).state.flags)
     try:
-        _Reader(out, flags).sequence(list(_parser.parse(out, 0)), at_start=True, at_end=True)
+        _Reader(out, flags, [], {}).sequence(list(_parser.parse(out, 0)), at_start=True, at_end=True)
     except ConstraintError:
         return True
     return False

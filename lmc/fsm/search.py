@@ -17,7 +17,7 @@ from lmc.errors import ConstraintError
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.dfa import build, is_nullable
-from lmc.fsm.regex import ANY, Concat, Node, Repeat, Union, parse, shown
+from lmc.fsm.regex import ANY, Concat, Node, Repeat, Union, parse_part, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ def searcher(pattern: str) -> Searcher:
     """Of a pattern in Python's dialect, Unicode classes included. Raises ConstraintError for what is not regular, for anchors,
     for what matches the empty text, and for what needs too large an automaton."""
     flags, body = _split(pattern)
-    parse(pattern)  # by itself: nothing that only brackets would make right
-    tree = parse(f"{flags}(?:{body})")
+    parse_part(pattern)  # by itself: nothing that only brackets would make right
+    tree = parse_part(f"{flags}(?:{body})")
     if is_nullable(tree):
         raise ConstraintError(f"regex {shown(pattern)} matches the empty text, which is everywhere")
-    within = parse(f"{flags}(?s:.*)(?:{body})(?s:.*)")  # refuses anchors, which are not at an end here
+    within = parse_part(f"{flags}(?s:.*)(?:{body})(?s:.*)")  # refuses anchors, which are not at an end here
     try:
         return Searcher(build(within), build(Concat((Repeat(ANY, 0, None), _reversed(tree)))))
     except TooLarge:

@@ -20,8 +20,10 @@ from lmc.fsm.lazy import LazyDFA, Machine
 from lmc.fsm.left_recursion import without_left_recursion
 from lmc.fsm.regex import Node, parse, shown
 from lmc.fsm.structural_tag import compile_structural_tag
+from lmc.garbage import few_full_collections
 
 Check = Callable[[str], str | None]
+_FULL_COLLECTIONS = 1000
 MAX_BYTES = 40 << 20  # of the whole automaton of a schema or grammar
 
 
@@ -31,6 +33,11 @@ def machine_of(kind: str, source: str) -> Machine:
 
     Raises ConstraintError for what is invalid, cannot be enforced, or matches nothing.
     """
+    with few_full_collections(_FULL_COLLECTIONS):  # of which one holds all threads up for longer than a step may take
+        return _machine_of(kind, source)
+
+
+def _machine_of(kind: str, source: str) -> Machine:
     grammar = grammar_of(kind, source)
     try:
         tree = grammar.tree(most=SOON)

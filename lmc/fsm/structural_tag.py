@@ -15,6 +15,7 @@ from lmc.fsm.algebra import both
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.ebnf_grammar import compile_ebnf
 from lmc.fsm.grammar import Grammar
+from lmc.fsm.json_layout import one_line
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.json_text import ANY_TEXT, one_of, repeat, seq, text
 from lmc.fsm.regex import ANY, EMPTY, MAX_REPEAT, Chars, Concat, Graph, Node, Ref, Repeat, Union, parse
@@ -130,7 +131,7 @@ class _Reader:
     def json_schema(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
         if given.get("style", "json") != "json":
             raise _wrong(f"{at}/style", f"is {given['style']!r}; only json can be enforced")
-        return self._within(f"{at}/json_schema", lambda: compile_schema(json.dumps(given.get("json_schema")))[0])
+        return self._within(f"{at}/json_schema", lambda: compile_schema(one_line(json.dumps(given.get("json_schema"))))[0])
 
     def regex(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
         return self._within(f"{at}/pattern", lambda: Grammar(parse(given.get("pattern", "")), {}))

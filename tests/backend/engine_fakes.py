@@ -328,7 +328,7 @@ class FakeCompiler:
         if constraint.source != "[0-9]{1,3}":
             raise ConstraintError(f"invalid regex {constraint.source!r}", loc=loc)
 
-    def matcher(self, constraint) -> FakeMatcher:
+    def matcher(self, constraint, *, longer=False) -> FakeMatcher:
         return FakeMatcher()
 
     def info(self) -> ConstraintInfo:

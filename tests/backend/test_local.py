@@ -355,7 +355,7 @@ class StuckMatcher(FakeMatcher):
 
 
 class StuckCompiler(FakeCompiler):
-    def matcher(self, constraint) -> FakeMatcher:
+    def matcher(self, constraint, *, longer=False) -> FakeMatcher:
         return StuckMatcher() if constraint.source == "stuck" else FakeMatcher()
 
     def check(self, constraint, loc) -> None: ...

@@ -1,6 +1,7 @@
 """Schemas, grammars and dtypes on the small model: what is answered is what was asked for."""
 
 import json
+import re
 from enum import Enum
 from typing import Literal
 
@@ -63,7 +64,7 @@ def test_a_recursive_schema_is_forced_too(engine):
     state = program.run(backend=engine)
     if state.get_meta_info("x")["finish_reason"]["type"] == "stop":
         assert is_valid(validator(schema), state["x"])
-    assert state["x"].startswith('{"value": ') and state.usage.forced_tokens >= 2, state.usage
+    assert re.match(r'\{\s*"value": ?[1-9]', state["x"]) and state.usage.forced_tokens >= 2, state.usage
 
 
 

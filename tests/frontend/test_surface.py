@@ -33,7 +33,7 @@ GEN = (
 )
 WHAT_IS_THERE: dict[Any, str] = {
     lmc.function: "func=None, num_api_spec_tokens=None",
-    lmc.gen: GEN.format(min_tokens="min_tokens=None, ") + ", dtype=None, choices=None, choices_method=None, regex=None, json_schema=None, "
+    lmc.gen: GEN.format(min_tokens="min_tokens=None, ") + ", dtype=None, choices=None, choices_method=None, regex=None, json_schema=None, json_whitespace=None, strict=None, "
     "ebnf=None, lark=None, structural_tag=None, seed=None, logit_bias=None, tools=None",
     lmc.gen_int: GEN.format(min_tokens=""),
     lmc.gen_string: GEN.format(min_tokens=""),
@@ -649,3 +649,14 @@ def test_a_batch_may_be_what_only_has_places():
     states = program.run_batch(Rows(), backend=lmc.Mock(), seed=1)
     assert [s["answer"] for s in states] == [s["answer"] for s in program.run_batch([("a",), ("b",)], backend=lmc.Mock(), seed=1)]
     assert len(lmc.compile(program).batch(Rows(), backend=lmc.Mock())) == 2
+
+
+def test_how_a_schema_is_read_goes_with_it():
+    _, call = answered(json_schema=City, json_whitespace="compact", strict=True)
+    assert json.loads(call.constraint.source) == {**City.model_json_schema(), "x-lmc": {"whitespace": "compact", "strict": True}}
+    with pytest.raises(lmc.ParameterError, match='one of "model", "compact", "any"'):
+        lmc.gen("a", json_schema=City, json_whitespace="tight")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(lmc.ParameterError, match="constraint is a regex"):
+        lmc.gen("a", regex="a", strict=True)
+    with pytest.raises(lmc.ParameterError, match="say how a json_schema= or dtype= is read"):
+        lmc.gen("a", strict=True)

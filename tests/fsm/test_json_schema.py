@@ -468,7 +468,7 @@ def test_masks_are_xgrammars(matchers, name):
     schema = SCHEMAS[name][0]
     if name in ("person", "sentiment"):  # bounds of numbers are others': xgrammar has no exponents to bound, nor we
         schema = json.loads(json.dumps(schema).replace('"minimum": 0, "maximum": 120', '"minimum": 0').replace(', "minimum": 0, "maximum": 1', ""))
-    dfa, make = automaton(schema), matchers(schema=schema)
+    dfa, make = automaton({**schema, "x-lmc": {"separators": [", ", ": "]}}), matchers(schema=schema)
     row = xgrammar.allocate_token_bitmask(1, 257)
     for text in samples(dfa, 8):
         if "\\u" in text:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
+from lmc.fsm.json_layout import one_line
 from lmc.fsm.sources import check_of, machine_of
 from lmc.prompt import Constraint
 
@@ -48,9 +49,10 @@ def _json(schema: str, text: str) -> str | None:
 @lru_cache(maxsize=256)
 def _allows(schema: str) -> Callable[[Any], bool]:
     """Whether a schema allows a value: by the automaton that the engine runs it on, on JSON as lmc writes it, and by what is checked of whole answers."""
-    automaton, check = machine_of("json_schema", schema), check_of("json_schema", schema)
+    automaton, check = machine_of("json_schema", one_line(schema)), check_of("json_schema", schema)
     parsed = json.loads(schema)
-    comma, colon = parsed.get("x-lmc", {}).get("separators", (", ", ": ")) if isinstance(parsed, dict) else (", ", ": ")
+    options = parsed.get("x-lmc", {}) if isinstance(parsed, dict) else {}
+    comma, colon = options.get("separators", (",", ":") if options.get("whitespace") == "compact" else (", ", ": "))
 
     def allows(value: Any) -> bool:
         written = json.dumps(_ordered(parsed, value), ensure_ascii=False, separators=(comma, colon))

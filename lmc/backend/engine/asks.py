@@ -142,7 +142,7 @@ class Asker:
             stops |= self.stop_ids
         matcher = None
         if ask.constraint is not None and self.compiler is not None:
-            matcher = self.compiler.matcher(ask.constraint)
+            matcher = self.compiler.matcher(ask.constraint, longer=params.min_new_tokens > 0)
             stops |= {self.words.eos_token_ids[0]}  # what the mask allows when the answer may end
         return Answer(
             self.words,
@@ -163,6 +163,8 @@ class Asker:
             "id": f"{self.name}-{req.order}",
             "prompt_tokens": req.prompt_len,
             "completion_tokens": req.answer.sampled,
+            "forced_tokens": req.forced,
+            "free_tokens": req.answer.sampled - req.forced,
             "cached_tokens": req.hit_len,
             "finish_reason": req.ending.reason,
         }

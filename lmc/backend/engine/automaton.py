@@ -20,6 +20,8 @@ from lmc.backend.engine.steering import KINDS as STEERED
 from lmc.backend.engine.steering import Steering
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.arrays import ArrayDFA, LazyArrays
+from lmc.fsm.canonical import Canonical
+from lmc.fsm.canonical_rows import CanonicalRows
 from lmc.fsm.dfa import DEAD
 from lmc.fsm.forced import Encode, ForcedTokens, no_tokens
 from lmc.fsm.json_schema import compile_schema
@@ -42,6 +44,7 @@ class ConstraintCompiler:
     encode   ids of plain text in the middle of a sequence; None forces nothing: every token is sampled
     store    where compiled automata are kept between processes
     foresight   builds what answers will need next; without it all is built when it is first needed
+    canonical   gives what tells which tokens the tokenizer never puts behind another, None if it cannot be told; called once
     """
 
     def __init__(
@@ -53,8 +56,9 @@ class ConstraintCompiler:
         encode: Encode | None = None,
         store: Store | None = None,
         foresight: Foresight | None = None,
+        canonical: Callable[[], Canonical | None] = lambda: None,
     ) -> None:
-        self._foresight = foresight
+        self._foresight, self._canonical_of = foresight, canonical
         self._vocabulary_parts = tokens, frozenset(special_ids), eos, vocab_size
         self._encode, self._store = encode, store
         self._automata = Once(self._compiled, _weight, _LIMIT, self._drop)
@@ -67,12 +71,15 @@ class ConstraintCompiler:
         except ConstraintError as error:
             raise ConstraintError(error.message, loc=loc) from None
 
-    def matcher(self, constraint: Constraint) -> Matcher:
+    def matcher(self, constraint: Constraint, *, longer: bool = False) -> Matcher:
         compiled = self._automata.get(constraint)
         if isinstance(compiled.automaton.dfa, LazyArrays) and compiled.automaton.dfa.is_worn:
             self._automata.forget(constraint)  # those who follow it go on with it
             compiled = self._automata.get(constraint)
-        return AutomatonMatcher(compiled.automaton, compiled.forced, self._want(compiled), compiled.surprises, compiled.check, compiled.steering)
+        canonical = None if longer else compiled.canonical
+        return AutomatonMatcher(
+            compiled.automaton, compiled.forced, self._want(compiled), compiled.surprises, compiled.check, compiled.steering, canonical
+        )
 
     def _compiled(self, constraint: Constraint) -> _Compiled:
         automaton = self._restored(constraint) or self._built(constraint)
@@ -80,9 +87,10 @@ class ConstraintCompiler:
         start = automaton.start if forced is None else forced.run(automaton.start).state
         if not automaton.is_done(start):
             automaton.mask(start)  # every answer begins there: now, and not in a step that others wait for
+        canonical = None if self._canonical is None else CanonicalRows(automaton, self._canonical)
         check = None if constraint in self._stored else check_of(constraint.kind, constraint.source)
         steering = Steering(automaton, self._encode, self._ids) if constraint.kind in STEERED else None
-        compiled = _Compiled(automaton, forced, Ahead(automaton, forced), Surprises(), check, steering)
+        compiled = _Compiled(automaton, forced, canonical, Ahead(automaton, forced, canonical), Surprises(), check, steering)
         if (want := self._want(compiled)) is not None:
             want(start)
         return compiled
@@ -118,6 +126,10 @@ class ConstraintCompiler:
         tokens, special, eos, _ = self._vocabulary_parts
         return {text: token for token, text in enumerate(tokens) if text and token not in special and token != eos}
 
+    @cached_property
+    def _canonical(self) -> Canonical | None:
+        return self._canonical_of()
+
     def close(self) -> None:
         """Stores the rows that were built since their automata were stored; the compiler can still be used."""
         if self._foresight is not None:
@@ -141,7 +153,10 @@ class ConstraintCompiler:
         found = [compiled for _, compiled in self._automata.items()]
         automata = [compiled.automaton for compiled in found]
         runs = sum(compiled.forced.nbytes for compiled in found if compiled.forced is not None)
+        runs += sum(compiled.canonical.nbytes for compiled in found if compiled.canonical is not None)
         vocabulary = self.vocabulary.nbytes if automata else 0
+        if automata and self._canonical is not None:
+            vocabulary += self._canonical.nbytes
         return ConstraintInfo(
             automata=len(automata),
             rows_built=sum(a.rows_built for a in automata),
@@ -165,6 +180,7 @@ class _Compiled(NamedTuple):
 
     automaton: TokenAutomaton
     forced: ForcedTokens | None
+    canonical: CanonicalRows | None
     ahead: Ahead
     surprises: Surprises
     check: Check | None
@@ -205,6 +221,7 @@ class AutomatonMatcher:
     surprises   of all answers to this constraint
     check       of complete texts, where the automaton allows more than the constraint
     steering    shortest ends, where answers are steered to one as their limit nears
+    canonical   leaves of the legal tokens those that a canonical answer may have
     """
 
     def __init__(
@@ -215,8 +232,10 @@ class AutomatonMatcher:
         surprises: Surprises | None = None,
         check: Check | None = None,
         steering: Steering | None = None,
+        canonical: CanonicalRows | None = None,
     ) -> None:
-        self._check, self._steering = check, steering
+        self._check, self._steering, self._canonical = check, steering, canonical
+        self._narrowed: tuple[tuple[int, int | None], Row] | None = None
         self._automaton, self._forced, self._want = automaton, forced, want
         self._surprises = surprises or Surprises()
         self._is_small = isinstance(automaton.dfa, ArrayDFA) and automaton.dfa.nbytes <= _MOST_ON_DEVICE
@@ -226,15 +245,25 @@ class AutomatonMatcher:
 
     @property
     def bits(self) -> np.ndarray:
-        return self._automaton.mask(self.state)
+        return self._narrow(self._automaton.row(self.state)).bits
 
     @property
     def row(self) -> Row | None:
-        return self._automaton.known.get(self.state)
+        row = self._automaton.known.get(self.state)
+        return None if row is None else self._narrow(row)
+
+    def _narrow(self, row: Row) -> Row:
+        """The row without what is not canonical behind the last token."""
+        if self._canonical is None:
+            return row
+        place = self.state, self._recent[-1] if self._recent else None
+        if self._narrowed is None or self._narrowed[0] != place:
+            self._narrowed = place, self._canonical.narrowed(row, *place)
+        return self._narrowed[1]
 
     @property
     def place(self) -> tuple[TokenAutomaton, int] | None:
-        return (self._automaton, self.state) if self._is_small else None
+        return (self._automaton, self.state) if self._is_small and self._canonical is None else None
 
     @property
     def surprise(self) -> float:
@@ -246,7 +275,10 @@ class AutomatonMatcher:
     def allows(self, token: int) -> bool:
         following = self._automaton.next(self.state, token)
         self._known = self.state, token, following  # who asks whether it may come accepts it next
-        return following != DEAD
+        before = self._recent[-1] if self._recent else None
+        if following == DEAD or self._canonical is None or not self._canonical.may_narrow(self.state, before, token, following):
+            return following != DEAD
+        return bool(self.bits[token >> 5] >> (token & 31) & 1)
 
     def accept(self, token: int) -> None:
         before, known, following = self._known

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from lmc.errors import ConstraintError
 from lmc.fsm.arrays import ArrayDFA
+from lmc.fsm.canonical_rows import CanonicalRows
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.tokens import TokenAutomaton
 
@@ -37,6 +38,7 @@ class Ahead:
 
     automaton: TokenAutomaton
     forced: ForcedTokens | None
+    canonical: CanonicalRows | None = None
     urgent: set[int] = field(default_factory=set)
     later: set[int] = field(default_factory=set)
 
@@ -124,6 +126,8 @@ class Foresight:
             return
         try:
             behind = automaton.build(state)
+            if ahead.canonical is not None:
+                ahead.canonical.prepare(state)
         except ConstraintError:
             return  # who needs that row asks again, and reports it
         assert isinstance(automaton.dfa, ArrayDFA), "to look ahead would make states that no answer comes to"

@@ -17,6 +17,7 @@ from tokenizers.decoders import DecodeStream
 from lmc.backend.engine import sentencepiece
 from lmc.backend.engine.models.claims import Claims
 from lmc.errors import ModelLoadError, ProgramError
+from lmc.fsm.canonical import Canonical, Cuts, merges_of
 from lmc.prompt import Part, Special
 
 _REPLACEMENT = "\ufffd"
@@ -244,6 +245,19 @@ class Tokenizer:
         """`token_bytes` of every id, special tokens as b""."""
         return tuple(b"" if i in self.special_ids else self.token_bytes(i) for i in range(self.vocab_size))
 
+    def canonical(self, size: int) -> Canonical | None:
+        """Which tokens never follow each other in an encoding, of a model with `size` logits; None where that is not known of this kind
+        of tokenizer. Takes some tenths of a second."""
+        raw = self.raw
+        cuts = _cuts(raw)
+        if cuts is None or not isinstance(raw.model, models.BPE):
+            return None
+        model = json.loads(raw.model.__getstate__())
+        if model.get("dropout") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+            return None
+        merges = merges_of(model["vocab"], model["merges"])
+        return Canonical(self.byte_table, merges, cuts, frozenset(raw.get_added_tokens_decoder()), size)
+
     @cached_property
     def spoken(self) -> _Spoken:
         return _Spoken(self)
@@ -417,6 +431,25 @@ def from_json(text: str, where: str, **options: Any) -> Tokenizer:
 
 _LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def _cuts(raw: RawTokenizer) -> Cuts | None:
+    """How a tokenizer cuts texts into words; None if it is none of the usual ways, or changes texts otherwise than by spaces."""
+    if any(rule["type"] not in ("Prepend", "Replace", "NFC") or rule.get("pattern", {"String": " "}) != {"String": " "} for rule in _parts(raw.normalizer, "normalizers")):
+        return None
+    match _parts(raw.pre_tokenizer, "pretokenizers"):
+        case []:
+            return "none"
+        case [{"type": "Metaspace"} as last]:
+            return "spaces" if last.get("split", True) else "none"
+        case [{"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}]:
+            return "gpt2"
+        case [{"type": "Digits"}, {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}]:
+            return "gpt2-digits"
+        case [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"} as split, {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False}]:
+            return "llama3" if pattern in (_LLAMA3_SPLIT, _QWEN2_SPLIT) and not split.get("invert") else None
+        case _:
+            return None
 
 
 def _split(pattern: str) -> list[Any]:

@@ -55,13 +55,12 @@ REGEXES = [
     r"/#&~'\"",
 ]
 REFUSED = {
-    r"a(?=b)": "look-ahead",
-    r"(?<!a)b": "look-behind",
+    r"a(?=b)": "look-around",
+    r"(?<!a)b": "look-around",
     r"(a)\1": "back-references",
-    r"\bword\b": "word boundaries",
+    r"\bword\b": "a word boundary",
     r"a$b": "anchor",
     r"a^b": "anchor",
-    r"(?m)^a$": "(?m)",
     r"(?u)\w": "leave (?u) out",
     r"(?iu)\w": "leave (?u) out",
     r"a(?iu:\w)": "leave (?u) out",

@@ -344,7 +344,7 @@ def outcome(wished: list[Wish], *, forced: bool, **options: Any):
     seen = []
     for handle in handles:
         out = result(handle)
-        metas = [{k: v for k, v in m.items() if k not in ("id", "cached_tokens")} for m in out.metas]
+        metas = [{k: v for k, v in m.items() if k not in ("id", "cached_tokens", "forced_tokens", "free_tokens")} for m in out.metas]
         assert "".join(handle.results[0].stream()) == out.text  # the end comes with the answer where scores are waited for
         seen.append((out.texts, metas, engine.prompt_ids(handle), out.usage.completion_tokens))
     assert sum(result(h).usage.forced_tokens for h in handles) == counted.forced_tokens
@@ -462,3 +462,11 @@ def test_passes_of_the_models_own_answers_are_those_of_the_definition():
         f = forced_tokens(ask.regex, smollm2)
         needed = needed_by_definition(f, list(answer.tokens), rng)
         assert len(answer.tokens) - answer.forced == needed, answer.text
+
+
+def test_meta_info_counts_forced_and_free_tokens():
+    engine, core, _ = engine_of()
+    out = result(said(engine, core, "Q", gen(r"the end(!|\?)"), "the end!"))
+    meta = out.metas[0]
+    assert meta["forced_tokens"] == out.usage.forced_tokens > 0
+    assert meta["forced_tokens"] + meta["free_tokens"] == meta["completion_tokens"]

@@ -1,0 +1,112 @@
+"""What a regex says of a place without reading a character: look-around, word boundaries, lines' ends.
+
+    \\b\\w+\\b(?!x)…      tree    ⟨b⟩ \\w+ ⟨b⟩ ⟨!x⟩ …          a mark stands where each is, as a character of its own
+    ⟨b⟩ is broken by     \\w ⟨b⟩ \\w …                       a language of texts with marks
+    what is meant        the tree without what breaks a mark, and without the marks
+
+So whatever is regular may be looked for, in front or behind, anywhere in a pattern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lmc.fsm.algebra import both, without
+from lmc.fsm.charset import MAX_CHAR, Ranges, complement, without_surrogates
+from lmc.fsm.regex import EMPTY, NOTHING, Chars, Concat, Graph, Node, Repeat, Union
+
+MOST = 64  # marks of one pattern
+
+
+@dataclass(frozen=True)
+class Assertion:
+    """kind: `ahead` and `behind` look for `of`, `not_…` for its absence; `boundary` and `inside` have a character of `of`, which is Chars, on
+    one side only, or on both or none; `line_start` and `line_end`"""
+
+    kind: Literal["ahead", "not_ahead", "behind", "not_behind", "boundary", "inside", "line_start", "line_end"]
+    of: Node = EMPTY
+    to_the_end: bool = False  # what is looked for in front has all of the rest
+
+
+def mark(index: int) -> Chars:
+    """What stands in a tree for the assertion of that number."""
+    code = MAX_CHAR + 1 + index
+    return Chars(((code, code),))
+
+
+def resolved(tree: Node, assertions: Sequence[Assertion]) -> Node:
+    """The texts of a tree where all assertions hold; NOTHING if there is none. Raises TooLarge."""
+    marks = Chars(((MAX_CHAR + 1, MAX_CHAR + len(assertions)),))
+    whole = Chars((*without_surrogates(((0, MAX_CHAR),)), marks.ranges[0]))
+    broken = _Broken(whole, Repeat(marks, 0, None))
+    anything = Repeat(whole, 0, None)
+    for index, assertion in enumerate(assertions):
+        tree = both(tree, without(anything, broken.of(assertion, mark(index))))
+        if tree == NOTHING:
+            return NOTHING
+    assert isinstance(tree, Graph)
+    return _unmarked(tree)
+
+
+class _Broken:
+    """The texts in which an assertion does not hold at one of its marks."""
+
+    def __init__(self, whole: Chars, marks: Node) -> None:
+        self._anything, self._marks = Repeat(whole, 0, None), marks
+        self._known: dict[tuple[int, bool], Node] = {}
+
+    def of(self, assertion: Assertion, at: Chars) -> Node:
+        kind, looked, anything, marks = assertion.kind, assertion.of, self._anything, self._marks
+        if kind in ("ahead", "not_ahead"):
+            found = Concat((self._spread(looked, before=True), marks if assertion.to_the_end else anything))
+            return Concat((anything, at, found if kind == "not_ahead" else without(anything, found)))
+        if kind in ("behind", "not_behind"):
+            found = Concat((anything, self._spread(looked, before=False)))
+            return Concat((found if kind == "not_behind" else without(anything, found), at, anything))
+        if kind == "line_start":
+            return Concat((anything, _others(((10, 10),)), marks, at, anything))
+        if kind == "line_end":
+            return Concat((anything, at, marks, _others(((10, 10),)), anything))
+        assert isinstance(looked, Chars)
+        others = _others(looked.ranges)
+        word_before, word_behind = Concat((anything, looked, marks)), Concat((marks, looked, anything))
+        none_before = Union((marks, Concat((anything, others, marks))))
+        none_behind = Union((marks, Concat((marks, others, anything))))
+        pairs = ((word_before, word_behind), (none_before, none_behind)) if kind == "boundary" else ((word_before, none_behind), (none_before, word_behind))
+        return Union(tuple([Concat((before, at, behind)) for before, behind in pairs]))
+
+    def _spread(self, node: Node, *, before: bool) -> Node:
+        """A tree with any marks before, or behind, each of its characters."""
+        if isinstance(node, Chars):
+            return Concat((self._marks, node) if before else (node, self._marks))
+        key = id(node), before
+        if key not in self._known:
+            if isinstance(node, Concat):
+                found: Node = Concat(tuple([self._spread(part, before=before) for part in node.parts]))
+            elif isinstance(node, Union):
+                found = Union(tuple([self._spread(arm, before=before) for arm in node.arms]))
+            elif isinstance(node, Repeat):
+                found = Repeat(self._spread(node.body, before=before), node.low, node.high)
+            else:
+                assert isinstance(node, Graph)
+                found = Graph(tuple([(a, self._spread(body, before=before), b) for a, body, b in node.edges]), node.final)
+            self._known[key] = found
+        return self._known[key]
+
+
+def _others(ranges: Ranges) -> Chars:
+    return Chars(without_surrogates(complement(ranges)))
+
+
+def _unmarked(tree: Graph) -> Graph:
+    edges: list[tuple[int, Node, int]] = []
+    for source, body, target in tree.edges:
+        assert isinstance(body, Chars)
+        kept = tuple((low, min(high, MAX_CHAR)) for low, high in body.ranges if low <= MAX_CHAR)
+        if kept:
+            edges.append((source, Chars(kept), target))
+        if body.ranges[-1][1] > MAX_CHAR:
+            edges.append((source, EMPTY, target))
+    return Graph(tuple(edges), tree.final)
