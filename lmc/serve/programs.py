@@ -100,7 +100,7 @@ class Published:
     async def run(self, call: Call) -> Reply:
         options, item = self._options(call), _values(parsed(self.arguments, call.body))
         with self._ended_with_the_request():
-            (record,) = await self._loop.run(self._records([item], options))
+            (record,) = await self._loop.run(self._records([item], {**options, **call.account.share}))
         if "error" in record:
             raise record["error"]
         call.spend(record["usage"])
@@ -110,7 +110,7 @@ class Published:
         options = self._options(call)
         items = [_values(item) for item in parsed(self.items, call.body).items]
         with self._ended_with_the_request():
-            records = await self._loop.run(self._records(items, options))
+            records = await self._loop.run(self._records(items, {**options, **call.account.share}))
         for record in records:
             if "error" not in record:
                 call.spend(record["usage"])
@@ -122,7 +122,8 @@ class Published:
         if clashing:
             raise bad(f"{clashing[0]} is an argument of {self.name}; give it in the body", clashing[0])
         with self._ended_with_the_request() as run:
-            begin = partial(copy_context().run, self._program.stream, **item, **options)
+            share = {name: value for name, value in call.account.share.items() if name not in item}
+            begin = partial(copy_context().run, self._program.stream, **item, **options, **share)
             state = await asyncio.get_running_loop().run_in_executor(self._pool, begin)
         return Events(self._events([state], call), partial(self._ender.end, run))
 
